@@ -20,7 +20,6 @@ from vitlab.explain import pictures
 from vitlab.explain.capture import capture
 from vitlab.explain.measures import (
     attention_distance,
-    filter_components,
     patch_distances,
     position_similarity,
     rollout,
@@ -113,18 +112,6 @@ def test_rollout_covers_tokens_of_model() -> None:
     mean = to_patches(rolled, g, ("class",))
     assert list(mean) == ["mean"]
     torch.testing.assert_close(mean["mean"].flatten(1), rolled.mean(1))
-
-
-def test_filter_components_are_orthonormal_and_equal_scikit_learn() -> None:
-    from sklearn.decomposition import PCA
-
-    weight = torch.randn(40, 3, 4, 4, generator=torch.Generator().manual_seed(1))
-    components = filter_components(weight, 10)
-    flat = components.filters_KCHW.flatten(1)
-    torch.testing.assert_close(flat @ flat.T, torch.eye(10, dtype=torch.float64))
-    reference = PCA(10, svd_solver="full").fit(weight.double().flatten(1).numpy())
-    np.testing.assert_allclose(components.share_K.numpy(), reference.explained_variance_ratio_, rtol=1e-9)
-    np.testing.assert_allclose(np.abs(np.sum(flat.numpy() * reference.components_, axis=1)), 1, rtol=1e-9)
 
 
 def test_position_similarity_is_cosine() -> None:
@@ -296,12 +283,6 @@ def test_axis_labels_stay_inside_picture() -> None:
         assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1 and figure.bbox.x0 <= box.x0
 
 
-@pytest.mark.usefixtures("unpainted")
-def test_stem_features_are_not_drawn_as_colours(tmp_path: Path) -> None:
-    resnet = {"type": "resnet", "layers": [1], "width_factor": 0.25}
-    assert "filters" not in explained(tiny(image=(16, 16), patch=resnet, patch_size=2), tmp_path)
-
-
 def test_every_picture_names_model_image_and_true_label(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     captions: list[str] = []
     monkeypatch.setattr("vitlab.explain.pictures.add_caption", lambda figure, text: captions.append(text))
@@ -368,9 +349,7 @@ def test_unfinished_trial_of_arm_is_named(tmp_path: Path) -> None:
     outcome = Outcome({"val/accuracy": 0.5}, (), "", 1, 8)
     folder.finish(TrialResult("k", "c", "done", outcome, Circumstances(1.0, 1.0, "here", 1, 1, 1, 1, {}, {}, 2.0)))
     trial = SimpleNamespace(key="k", code="c")
-    plan: Any = SimpleNamespace(
-        trials=[SimpleNamespace(arm="plain", trial=trial)], arms=[SimpleNamespace(name="plain")]
-    )
+    plan: Any = SimpleNamespace(first_trials={"plain": SimpleNamespace(trial=trial)})
     with folder.lease():
         [sentence] = draw_arms(plan, store, [0])
     assert sentence.startswith("plain is not explained: another process is writing its trial")

@@ -11,14 +11,12 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from job_helpers import run_trial
-from PIL import Image
 from torch import Tensor, nn
 
 from vitlab.cli import cli
 from vitlab.data.prepare import data_info
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import VitlabError, WeightsError
-from vitlab.geometry import DataInfo
 from vitlab.identity.code import code_of_modules, modules_of_spec
 from vitlab.plan.resolve import Resolver
 from vitlab.plan.values import Trial
@@ -26,7 +24,6 @@ from vitlab.runner.job import Settings
 from vitlab.runner.models import load_model
 from vitlab.spec import STREAMS, TrialSpec
 from vitlab.store.folders import TrialFolder
-from vitlab.training.artifacts import InputSpec, Transform
 from vitlab.weights import ModelFacts, convert, open_model
 
 torchvision("torchvision.models")
@@ -116,24 +113,6 @@ def test_mistakes_are_one_sentence_with_exit_code_2(tmp_path: Path) -> None:
     (tmp_path / "noise.npz").write_bytes(np.random.default_rng(0).bytes(2000))
     assert "noise.npz" in refused("weights", "inspect", tmp_path / "noise.npz")
     assert not target.exists()
-
-
-def test_explain_weight_file(tmp_path: Path) -> None:
-    file = saved(vit(), tmp_path / "a.pth")
-    Image.effect_noise((20, 20), 60).convert("RGB").save(tmp_path / "image.png")
-    out = ("--image", tmp_path / "image.png", "--to", tmp_path / "explained")
-    assert "--heads" in refused("explain", file, *out)
-    done = vitlab("explain", file, *out, "--heads", 2, "--normalize", "imagenet")
-    (folder,) = (tmp_path / "explained").glob("image-*/a")
-    assert done.exit_code == 0 and folder / "rollout_class.png" in map(Path, done.stdout.split())
-    assert "assumed: the head reads the class token" in done.stderr
-    assert "normalised" not in done.stderr
-    rows = np.genfromtxt(folder / "predictions.csv", delimiter=",", names=True)
-    sight = InputSpec(DataInfo(image=(16, 16), channels=3, classes=5), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    with torch.no_grad():
-        expected = vit()(Transform(sight)(Image.open(tmp_path / "image.png"))).softmax(1)
-    np.testing.assert_allclose(rows["probability"], expected.sort(descending=True).values[0].numpy(), atol=1e-5)
-    assert "normalised by mean 0.5 0.5 0.5" in str(open_model(file, facts=ModelFacts(heads=2)).notes)
 
 
 # -- trials that start from a file ------------------------------------------------------------------------------------

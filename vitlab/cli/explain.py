@@ -12,9 +12,7 @@ import click
 from vitlab.cli import say
 from vitlab.cli.completion import complete_arm, complete_study
 from vitlab.cli.options import FOLDER, PATH, out_option
-from vitlab.cli.weights import parse_size
 from vitlab.errors import UserError, VitlabError
-from vitlab.plan.packaged import study_name
 from vitlab.store.files import folder_name
 
 if TYPE_CHECKING:
@@ -24,17 +22,15 @@ if TYPE_CHECKING:
     from vitlab.store.folders import Store
     from vitlab.training.artifacts import Transform
 
-FIRST = "test:0"  #: image that is explained by default
-
 
 @click.command()
-@click.argument("checkpoint", type=PATH, shell_complete=complete_study)
+@click.argument("study", metavar="STUDY|TRIAL", type=PATH, shell_complete=complete_study)
 @click.option(
     "--image",
     "images",
     multiple=True,
-    help="A picture, or test:17 for an image of the trial's own test split. May be given several times.  "
-    f"[default: {FIRST}; needed for a file of weights]",
+    default=["test:0"],
+    help="A picture, or test:17 for an image of the trial's own test split. May be given several times.",
 )
 @click.option(
     "--to",
@@ -51,48 +47,28 @@ FIRST = "test:0"  #: image that is explained by default
     help="Arm of the study. May be given several times.  [default: all]",
 )
 @click.option("--seed", type=int, default=0, help="Seed of the study.")
-@click.option("--heads", type=click.IntRange(min=1), help="Heads of a file of weights that does not state them.")
-@click.option("--grid", metavar="HxW", help="Grid of patches that the positions in a file of weights are for.")
-@click.option(
-    "--normalize",
-    type=click.Choice(["half", "imagenet", "unit"]),
-    help="Normalisation of a file of weights, if it differs from its library's default.",
-)
 @out_option
 def explain_command(
-    checkpoint: Path,
-    images: tuple[str, ...],
-    target: Path,
-    arms: tuple[str, ...],
-    seed: int,
-    heads: int | None,
-    grid: str | None,
-    normalize: str | None,
-    out: Path,
+    study: Path, images: tuple[str, ...], target: Path, arms: tuple[str, ...], seed: int, out: Path
 ) -> list[str]:
-    """Write pictures of what the models of CHECKPOINT attend to in an image, and the numbers behind them.
+    """Write pictures of what the models of a study attend to in an image, and the numbers behind them.
 
-    CHECKPOINT is a study that has been run (its file, name or folder; see --arm and --seed), the folder of a trial, or
-    a file of weights in any format that 'vitlab weights inspect' knows. Of a study, all arms are drawn beside each
-    other as well. index.html shows all pictures of the folder.
+    STUDY is a study that has been run (its file, name or folder; see --arm and --seed), and TRIAL the folder of a
+    trial. Of a study, all arms are drawn beside each other as well. index.html shows all pictures of the folder.
     """
-    is_study = _is_study(checkpoint, out)
-    if not images and checkpoint.is_file() and not is_study:
-        raise UserError(f"{checkpoint} has no test split to take an image from; name a picture with --image FILE")
-    images = images or (FIRST,)
-    say(f"reading {checkpoint}")  # importing PyTorch takes seconds
-    study = ""
-    if is_study:
+    say(f"reading {study}")  # importing PyTorch takes seconds
+    heading, is_trial = study.name, (study / "spec.json").is_file()
+    if is_trial:
+        models = iter([_open_trial(study)])
+    elif study.is_file() and study.suffix not in (".yaml", ".yml"):
+        raise UserError(f"{study}: name a study, such as one whose init_from is a file of weights, or a trial's folder")
+    else:
         from vitlab.report.api import open_study
 
-        plan, store = open_study(checkpoint, out=out)
-        study = plan.study
-        target /= folder_name(study)
+        plan, store = open_study(study, out=out)
+        heading = plan.study
+        target /= folder_name(heading)
         models = _open_arms(plan, store, arms, seed)
-    elif checkpoint.is_dir():
-        models = iter([_open_trial(checkpoint)])
-    else:
-        models = iter([_open_file(checkpoint, heads, grid, normalize)])
 
     from vitlab.driver.explanations import draw_image, objective_without_labels
     from vitlab.explain.one_image import Explanation, Subject, compare, write_index
@@ -110,7 +86,7 @@ def explain_command(
             try:
                 explanation = draw_image(model, transform, trial, picture, subject, folder)
             except UserError as error:
-                if arms or not is_study:
+                if arms or is_trial:
                     raise
                 say(f"{name} is not explained: {error}")
                 break
@@ -118,21 +94,11 @@ def explain_command(
             lines += map(str, explanation.files)
     for image, explanations in explained.items():
         if not explanations:
-            raise UserError(f"{checkpoint} has no arm with attention to explain; choose a study of a ViT")
+            raise UserError(f"{study} has no arm with attention to explain; choose a study of a ViT")
         if len(explanations) > 1:
             say(f"drawing all models beside each other, {image}")
-        lines += map(str, compare(explanations, study, folders[image]))
-    return [*lines, str(write_index(target, study or checkpoint.name))]
-
-
-def _is_study(checkpoint: Path, out: Path) -> bool:
-    """Return whether a path is a study's file or folder, or can only be the name of a study."""
-    if checkpoint.suffix in (".yaml", ".yml") or (checkpoint / "plan.json").exists():
-        return True
-    if checkpoint.is_file() or (checkpoint / "spec.json").exists():  # weights, or the folder of a trial
-        return False
-    is_name = len(checkpoint.parts) == 1 and not checkpoint.suffix
-    return is_name or (out / "studies" / study_name(str(checkpoint).partition("@")[0]) / "plan.json").exists()
+        lines += map(str, compare(explanations, heading, folders[image]))
+    return [*lines, str(write_index(target, heading))]
 
 
 def _folder_of(image: str) -> str:
@@ -142,7 +108,7 @@ def _folder_of(image: str) -> str:
     return f"{folder_name(Path(image).stem)}-{hashlib.blake2b(image.encode(), digest_size=4).hexdigest()}"
 
 
-OpenedModel = tuple[str, str, str, "ViT", "Transform", dict[str, Any] | None]
+OpenedModel = tuple[str, str, str, "ViT", "Transform", dict[str, Any]]
 """Name, title, folder, model, transform from images to its input, and the content of the trial's spec.json."""
 
 
@@ -175,27 +141,10 @@ def _open_trial(path: Path) -> OpenedModel:
     return name, name, folder_name(name), *load_vit(folder), read_json(folder.spec)
 
 
-def _open_file(file: Path, heads: int | None, grid: str | None, normalize: str | None) -> OpenedModel:
-    """Return the model in a file of weights; what was assumed about it goes to stderr."""
-    from vitlab.data.datasets.base import NORMALIZATIONS
-    from vitlab.runner.models import as_vit
-    from vitlab.training.artifacts import InputSpec, Transform
-    from vitlab.weights import ModelFacts, open_model
-
-    mean, std = NORMALIZATIONS[normalize] if normalize else (None, None)
-    loaded = open_model(file, facts=ModelFacts(heads=heads, grid=parse_size("--grid", grid), mean=mean, std=std))
-    for note in loaded.notes:
-        say(note)
-    transform = Transform(InputSpec(loaded.info, loaded.mean, loaded.std))
-    return file.stem, file.name, folder_name(file.stem), as_vit(loaded.model), transform, None
-
-
-def _image(image: str, trial: dict[str, Any] | None) -> tuple[Any, str, Label]:
+def _image(image: str, trial: dict[str, Any]) -> tuple[Any, str, Label]:
     """Return an image, how pictures name it, and its true label where that is known."""
     split, _, index = image.partition(":")
     if split == "test" and index.isdecimal():
-        if trial is None:
-            raise UserError("--image test:N needs a trial or a study; for a file of weights, give a picture file")
         from vitlab.driver.explanations import test_examples
 
         [(pixels_CHW, label)] = test_examples(trial, [int(index)])

@@ -95,7 +95,7 @@ def draw_images(folder: TrialFolder, images: Sequence[int]) -> None:
 def draw_image(
     model: ViT,
     transform: Transform,
-    trial: Mapping[str, Any] | None,
+    trial: Mapping[str, Any],
     picture: Any,
     subject: Subject,
     out: Path,
@@ -105,7 +105,7 @@ def draw_image(
     Args:
         model: a trained ViT.
         transform: from images to its input.
-        trial: the content of the trial's ``spec.json``; None for a file of weights.
+        trial: the content of the trial's ``spec.json``.
         picture: an image, as the transform takes it.
         subject: the model and the image, as its pictures name them.
         out: a folder; created if it does not exist.
@@ -118,14 +118,12 @@ def draw_image(
     return explain(model, x_BCHW, image_HWC, info.labels, out, subject, head=head)
 
 
-def objective_without_labels(trial: Mapping[str, Any] | None) -> str | None:
+def objective_without_labels(trial: Mapping[str, Any]) -> str | None:
     """Return the name of a trial's objective if it does not train predictions on labels; None if it does.
 
     Args:
-        trial: the content of the trial's ``spec.json``; None for a file of weights.
+        trial: the content of the trial's ``spec.json``.
     """
-    if trial is None:
-        return None
     choice = Choice.of(trial["spec"]["train"]["objective"])
     component: Any = slot("objective").find(choice.type)[0]
     return None if component.labels else choice.type

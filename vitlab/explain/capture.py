@@ -9,8 +9,7 @@ B images, L blocks, H heads, T tokens, D width.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -45,22 +44,30 @@ def capture(model: ViT, x_BCHW: Tensor) -> Captured:
     """
     calls: list[list[tuple[Attention, tuple[Any, ...]]]] = []  # of the attentions of each block
     received: list[Any] = []  # by each block from earlier ones
+    tokens: list[Tensor] = []  # before the first block, then after each
 
     def before_attention(module: nn.Module, arguments: tuple[Any, ...]) -> None:
         assert isinstance(module, Attention)
         calls[-1].append((module, arguments[:3]))  # without a function of the values, which no map depends on
 
     def before_block(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        tokens.extend([] if tokens else arguments[:1])
         calls.append([])
         received.append(arguments[3] if cast(Block, module).passes == "merged" else None)
 
+    def after_block(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        passes = cast(Block, module).passes
+        x_BTD, passed = output if passes else (output, None)
+        # Tokens that were merged are recorded as often as before.
+        tokens.append(passed.restore(x_BTD) if passes == "merged" and passed is not None else x_BTD)
+
     hooks = []
     for block in cast("Iterable[Block]", model.blocks):
-        hooks.append(block.register_forward_pre_hook(before_block))
+        hooks += [block.register_forward_pre_hook(before_block), block.register_forward_hook(after_block)]
         attentions = [module for module in block.modules() if isinstance(module, Attention)]
         hooks += [attention.register_forward_pre_hook(before_attention) for attention in attentions]
     try:
-        with evaluating(model), torch.no_grad(), _recorded_tokens(model) as tokens:
+        with evaluating(model), torch.no_grad():
             logits_by_head = model.logits_by_head(model(x_BCHW))
             maps = [[_maps(*call) for call in of_block] for of_block in calls]
     finally:
@@ -72,32 +79,6 @@ def capture(model: ViT, x_BCHW: Tensor) -> Captured:
     by_block = [torch.cat(of_block, 1) for of_block in maps]  # several attentions of a block are more heads
     spread = [each if merged is None else merged.spread(each) for each, merged in zip(by_block, received, strict=True)]
     return Captured(tuple(spread), tuple(tokens), logits_by_head, model.geometry)
-
-
-@contextmanager
-def _recorded_tokens(model: ViT) -> Iterator[list[Tensor]]:
-    """Yield a list to which a forward pass adds the tokens before the first block, then after each.
-
-    Tokens that were merged are there as often as before.
-    """
-    recorded: list[Tensor] = []
-
-    def before_block(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        recorded.append(arguments[0])
-
-    def after_block(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
-        passes = cast(Block, module).passes
-        x_BTD, passed = output if passes else (output, None)
-        recorded.append(passed.restore(x_BTD) if passes == "merged" and passed is not None else x_BTD)
-
-    blocks = list(cast("Iterable[Block]", model.blocks))
-    hooks = [blocks[0].register_forward_pre_hook(before_block)]
-    hooks += [block.register_forward_hook(after_block) for block in blocks]
-    try:
-        yield recorded
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _maps(module: Attention, arguments: tuple[Any, ...]) -> Tensor:

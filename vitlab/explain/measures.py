@@ -7,7 +7,7 @@ and the rollout is A'_L ... A'_2 A'_1.
 The distance between two patches is the distance between their origins; each query patch averages it with its attention
 weights, and the queries are averaged (arXiv:2010.11929, Figure 7 (right) and appendix D.7).
 
-B images, L blocks, H heads, T tokens of which P stand before the patches, N patches, D width, C channels, K components.
+B images, L blocks, H heads, T tokens of which P stand before the patches, N patches, D width.
 """
 
 from __future__ import annotations
@@ -80,31 +80,6 @@ def attention_distance(maps_BHTT: Tensor, geometry: Geometry) -> Tensor:
 
 
 # -- parameters and tokens --------------------------------------------------------------------------------------------
-
-
-class Components(NamedTuple):
-    """Principal components of patch filters."""
-
-    filters_KCHW: Tensor  #: float64, orthonormal when flattened, strongest first
-    share_K: Tensor  #: share of the variance each explains
-
-
-def filter_components(weight_DCHW: Tensor, count: int = 28) -> Components:
-    """Return the first principal components of the patch embedding's filters.
-
-    Reference: arXiv:2010.11929, Figure 7 (left), which shows the first 28 of ViT-L/32.
-
-    Args:
-        weight_DCHW: the kernel of the patch embedding.
-        count: number of components; at most the number of filters or pixels.
-    """
-    flat_DX = weight_DCHW.detach().double().flatten(1)
-    centred_DX = flat_DX - flat_DX.mean(0)
-    _, singular, basis = torch.linalg.svd(centred_DX, full_matrices=False)
-    count = min(count, basis.shape[0])
-    # A model whose filters are all equal has no variance to share.
-    share = singular.square() / singular.square().sum().clamp_min(1e-300)
-    return Components(basis[:count].unflatten(1, weight_DCHW.shape[1:]), share[:count])
 
 
 def position_similarity(table_ND: Tensor, geometry: Geometry) -> Tensor:

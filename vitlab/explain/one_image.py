@@ -131,7 +131,7 @@ def explain(
     figures["norms"] = pictures.curve(
         np.array(tables["norms"]["ratio"]), ylabel="norm of patch tokens, largest over median"
     )
-    _add_parameters(model, figures, tables)
+    _add_positions(model, figures, tables)
     predicted_HW = None
     if head == "trained" and logits_BC.ndim == 4:
         predicted_HW = logits_BC[0].argmax(0).numpy()
@@ -197,16 +197,9 @@ def _token(name: str) -> str:
     return "mean over patches" if name == "mean" else f"{name} token"
 
 
-def _add_parameters(model: ViT, figures: dict[str, Figure], tables: dict[str, Table]) -> None:
-    """Add the figures and tables of patch filters and positions, if the model has them."""
+def _add_positions(model: ViT, figures: dict[str, Figure], tables: dict[str, Table]) -> None:
+    """Add the figure and the table of positions, if the model has some that are added to the tokens."""
     geometry = model.geometry
-    kernel = model.to_canonical(model.state_dict()).get("patch_embed.proj.weight")
-    # Filters after a convolutional stem are not shown, because their inputs are features, not pixels.
-    if kernel is not None and kernel.ndim == 4 and kernel.shape[1] == geometry.channels and kernel[0, 0].numel() > 1:
-        components = measures.filter_components(kernel)
-        share_K = components.share_K.numpy()
-        figures["filters"] = pictures.filters(components.filters_KCHW.numpy(), share_K)
-        tables["filters"] = {"component": range(1, len(share_K) + 1), "share": share_K}
     rows = [part.rows(0) for part in encodings(model.position).values() if isinstance(part, Additive)]
     if rows:
         rows_ND = torch.stack([rows_TD[-geometry.patches :] for rows_TD in rows]).sum(0)

@@ -2,7 +2,7 @@
 
 Every function takes numbers and returns a matplotlib Figure; the numbers are computed elsewhere.
 
-C channels, K components, N patches.
+C channels, N patches.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def side_by_side(
         title: of the figure.
         truth: the true label; a wrong prediction is named in red.
     """
-    figure, (first, *others) = _panels(len(models) + 1, COLUMNS, 2.3, 2.8)
+    figure, (first, *others) = _panels(len(models) + 1)
     _show(first, next(iter(models.values()))[0], "image" if truth is None else f"image: {truth}")
     for axis, (name, (image_HWC, heat_YX, predictions)) in zip(others, models.items(), strict=True):
         _show(axis, image_HWC, name)
@@ -112,7 +112,7 @@ def label_maps(
     # Of 20 colours every second is dark: these come first, so that few classes are easy to tell apart.
     colours = [colormaps["tab20"](index)[:3] for index in (*range(0, 20, 2), *range(1, 20, 2))]
     colour_of = {label: colours[index % len(colours)] for index, label in enumerate(classes)}
-    figure, (first, *others) = _panels(len(maps) + 1, COLUMNS, 2.3, 2.8)
+    figure, (first, *others) = _panels(len(maps) + 1)
     _show(first, image_HWC, "image")
     for axis, (name, map_HW) in zip(others, maps.items(), strict=True):
         picture_HWC = np.ones((*map_HW.shape, 3))  # pixels without a label stay white
@@ -158,18 +158,6 @@ def distances(distance_LH: Array, *, largest: float) -> Figure:
     return figure
 
 
-def filters(filters_KCHW: Array, share_K: Array) -> Figure:
-    """Draw the principal components of the patch filters, as RGB for three channels; each on its own scale."""
-    figure, axes = _panels(len(filters_KCHW), 7, 1.1, 1.25)
-    for axis, filter_CHW, share in zip(axes, filters_KCHW, share_K, strict=True):
-        image = _colours(filter_CHW.transpose(1, 2, 0))
-        low, high = image.min(), image.max()
-        axis.imshow((image - low) / max(high - low, 1e-12), cmap="gray", vmin=0, vmax=1)
-        axis.set_title(f"{share:.1%}", fontsize=7)
-    figure.suptitle("principal components of the patch filters", fontsize=10)
-    return figure
-
-
 def position_grids(similarity_YXYX: Array) -> Figure:
     """Draw, for each patch, the cosine similarity of its position with all others."""
     rows, columns = similarity_YXYX.shape[:2]
@@ -207,10 +195,10 @@ def _tiles(rows: int, columns: int, width: float, height: float) -> tuple[Figure
     return figure, figure.subplots(rows, columns, squeeze=False, subplot_kw={"xticks": [], "yticks": []})
 
 
-def _panels(count: int, most: int, width: float, height: float) -> tuple[Figure, list[Any]]:
-    """Return a figure of some pictures in the fewest rows of at most ``most``, as even as possible, and their axes."""
-    rows = -(-count // most)
-    figure, axes = _tiles(rows, -(-count // rows), width, height)
+def _panels(count: int) -> tuple[Figure, list[Any]]:
+    """Return a figure of some pictures in the fewest rows, as even as possible, and their axes."""
+    rows = -(-count // COLUMNS)
+    figure, axes = _tiles(rows, -(-count // rows), 2.3, 2.8)
     for axis in axes.flat[count:]:
         axis.set_visible(False)
     return figure, list(axes.flat[:count])

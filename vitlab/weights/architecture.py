@@ -158,7 +158,7 @@ class Architecture:
             return ViT(self.info, **self.options)
 
 
-_GRID_HINT = "give it as --source-grid HxW (--grid HxW in vitlab explain)"
+_GRID_HINT = "give it as --source-grid HxW"
 GELUS = {"none": "computed exactly", "tanh": "approximated by tanh", "sigmoid": "approximated by a sigmoid"}
 _STAGE = re.compile(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.\d+\.conv1\.weight")
 _CANONICAL = re.compile(
@@ -352,7 +352,7 @@ class Inference:
             raise WeightsError(
                 f"pos_embed has {rows} rows; a grid of {plain(requested)} patches has {requested[0] * requested[1]}, "
                 f"plus {prefix} if the tokens before the patches have rows. Correct the grid or the image size that is "
-                "given for these weights (--source-grid, --grid of vitlab explain, or config.json)."
+                "given for these weights (--source-grid, or config.json)."
             )
         said = f"the {rows} rows of pos_embed, with {prefix} token{'' if prefix == 1 else 's'} before the patches,"
         square = {kind: math.isqrt(count) for kind, count in patches.items() if count > 0}
