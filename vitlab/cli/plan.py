@@ -12,14 +12,13 @@ import click
 
 from vitlab.cli import print_json, wants_json
 from vitlab.cli.options import parse_changes, study_file, study_options
-from vitlab.errors import UserError, count
+from vitlab.errors import count
 from vitlab.executors.machine import device_of
 from vitlab.report.formats import fitted_table
 from vitlab.report.phrasing import Column, Columns, compact
 
 if TYPE_CHECKING:
     from vitlab.plan.values import Arm, Plan, Tuning
-    from vitlab.report.power import Forecast
     from vitlab.store.folders import Store
 
 MAX_ROWS = 60  #: largest number of arms in the table; JSON has all of them
@@ -43,11 +42,6 @@ MAX_ROWS = 60  #: largest number of arms in the table; JSON has all of them
     is_flag=True,
     help="Say what the study will be able to detect, by the spread of earlier trainings in the output folder.",
 )
-@click.option(
-    "--width",
-    metavar="AMOUNT",
-    help="With --power, add the seeds for intervals of this half-width, such as '1 point' or 0.01.",
-)
 def plan_command(
     file: Path,
     out: Path,
@@ -56,20 +50,21 @@ def plan_command(
     cost: bool,
     device_tflops: float,
     power: bool,
-    width: str | None,
 ) -> None:
     """Show the arms and trials of FILE: what runs, what is skipped and why, what has been trained already."""
     from vitlab.driver.planning import plan_study
     from vitlab.store.folders import Store
 
-    if width is not None and not power:
-        raise click.UsageError("--width needs --power")
     study, plan = plan_study(study_file(file), changes=parse_changes(changes), plugins=plugins, out=out)
     store = Store(out.resolve())
     trials = (*plan.trials, *plan.rival_trials)
     cached = {(planned.arm, planned.seed) for planned in trials if store.folder(planned.trial).done()}
     costs = _costs(plan, device_tflops) if cost else {}
-    forecast = _forecast(plan, store, width) if power else None
+    forecast = None
+    if power:
+        from vitlab.report.power import forecast as forecast_of
+
+        forecast = forecast_of(plan, store)
     if wants_json():
         data = plan.to_json()
         if forecast is not None:
@@ -95,35 +90,6 @@ def plan_command(
     if forecast is not None:
         for sentence in forecast.sentences(plan):
             click.echo(sentence)
-
-
-def _forecast(plan: Plan, store: Store, width: str | None) -> Forecast:
-    """Return what the study will be able to detect, and the seeds for intervals of a half-width, if one is given.
-
-    Raises:
-        UserError: for a width that no interval of the metric has.
-    """
-    from pydantic import TypeAdapter, ValidationError
-
-    from vitlab.report.phrasing import Scale
-    from vitlab.report.power import forecast
-    from vitlab.spec.choice import Amount
-    from vitlab.spec.yaml import read_value
-
-    if width is None:
-        return forecast(plan, store)
-    metric = plan.analysis.metric
-    facts, is_share = plan.facts(metric), Scale.of(metric, plan.units).is_share
-    low, high = (None, None) if facts is None else facts.bounds
-    try:
-        half_width = TypeAdapter(Amount).validate_python(read_value(width))
-    except (ValidationError, ValueError):
-        half_width = 0.0
-    too_wide = low is not None and high is not None and half_width >= high - low
-    if half_width <= 0 or too_wide or ("point" in width and not is_share):
-        allowed = "0.01 or '1 point'" if is_share else "2.5"
-        raise UserError(f"--width {width}: write a number above 0 in units of {metric}, such as {allowed}")
-    return forecast(plan, store, half_width)
 
 
 @dataclass(frozen=True)

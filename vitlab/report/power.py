@@ -6,10 +6,9 @@ The spread is the standard deviation of differences between two arms at one seed
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -33,17 +32,6 @@ CHANCE = 0.8  #: power at which a difference counts as detectable
 STUDIES = 1000  #: simulated
 MAX_VALUES = 300_000  #: of all simulated studies together; of more, fewer studies are simulated
 MAX_SIMULATED = 30  #: comparisons of a simulated study; more are corrected for, and behave alike
-MAX_SEEDS = 1000  #: the search for a number of seeds ends here
-
-
-@dataclass(frozen=True)
-class Width:
-    """Seeds for intervals of a given width; None for more than ``MAX_SEEDS``."""
-
-    half_width: float  #: in units of the metric
-    seeds: int | None
-    seeds_low: int | None  #: if seeds scatter by the lower end of what is known
-    seeds_high: int | None
 
 
 @dataclass(frozen=True)
@@ -59,7 +47,6 @@ class Forecast:
     family: int  #: comparisons of the planned study
     detectable: tuple[tuple[int, float], ...]
     """Number of seeds, and the difference that is found four times in five."""
-    width: Width | None = None  #: if one was asked for
 
     def sentences(self, plan: Plan) -> list[str]:
         """Return the forecast in words."""
@@ -71,7 +58,7 @@ class Forecast:
         interval = f"{phrasing.percent(1 - plan.analysis.alpha)} interval"
         others = [] if plan.looks else [pair for pair in self.detectable if pair[0] != planned]
         listed = ", ".join(f"{scale.number(value, decimals)} with {seeds}" for seeds, value in others)
-        lines = [
+        return [
             f"{count(self.comparisons, 'earlier comparison')} {self.kind} ({', '.join(self.studies)}): differences "
             f"scatter between seeds by {scale.amount(self.sd, decimals)} ({interval} "
             f"{scale.end(self.sd_low, decimals)} to {scale.end(self.sd_high, decimals)}).",
@@ -79,22 +66,14 @@ class Forecast:
             f"({scale.end(at * low, decimals)} to {scale.end(at * high, decimals)}) is found four times in five, after "
             f"correction for {count(self.family, 'comparison')}{'; ' * bool(listed)}{listed}.",
         ]
-        if self.width is not None:
-            ends = [f"more than {MAX_SEEDS:,}" if n is None else f"{n:,}" for n in astuple(self.width)[1:]]
-            width = scale.amount(self.width.half_width, scale.decimals([self.width.half_width]))
-            lines.append(
-                f"For intervals that reach {width} to either side, {ends[0]} seeds are needed ({ends[1]} to {ends[2]}, "
-                "by how far the spread is known)."
-            )
-        return lines
 
     def to_json(self) -> dict[str, Any]:
         """Return the forecast as plain data."""
         return asdict(self)
 
 
-def forecast(plan: Plan, store: Store, half_width: float | None = None) -> Forecast:
-    """Return what a plan will be able to detect, and the seeds for intervals of a half-width, if one is given.
+def forecast(plan: Plan, store: Store) -> Forecast:
+    """Return what a plan will be able to detect.
 
     Spread is taken from trials of the plan itself if enough have ended; otherwise from studies on the same data with
     the same type of model and a similar length of training, or else from all on the same data.
@@ -121,7 +100,7 @@ def forecast(plan: Plan, store: Store, half_width: float | None = None) -> Forec
                 distinct.append(item)
         df = sum(item.df for item in distinct)
         if df >= MIN_DF:
-            return _forecast(plan, kind, distinct, family, half_width)
+            return _forecast(plan, kind, distinct, family)
     raise UserError(
         "too few earlier trainings on this data tell how seeds scatter: two arms with 5 seeds are enough, or three "
         "with 3; train these first, such as by 'vitlab run' with --set seeds=5"
@@ -142,7 +121,7 @@ class _Spread:
     overlap: float  #: see :class:`vitlab.comparison.arrays.Design`
 
 
-def _forecast(plan: Plan, kind: str, spreads: Sequence[_Spread], family: int, half_width: float | None) -> Forecast:
+def _forecast(plan: Plan, kind: str, spreads: Sequence[_Spread], family: int) -> Forecast:
     df = np.array([item.df for item in spreads], dtype=float)
     variances = np.array([item.variance for item in spreads])
     sd = math.sqrt(float((df * variances).sum() / df.sum()))
@@ -165,26 +144,19 @@ def _forecast(plan: Plan, kind: str, spreads: Sequence[_Spread], family: int, ha
     alpha = plan.analysis.alpha * plan.alpha_shares[-1]
     rules = family, alpha, plan.analysis.correction, variance, max(item.overlap for item in spreads)
     counts = sorted({*SEED_COUNTS, _planned_seeds(plan)})
-    detectable = tuple((n, sd * simulate(n, *rules)[0]) for n in counts)
-    width = None
-    if half_width is not None:
-        width = Width(half_width, *(_seeds_for(half_width / end, rules) for end in (sd, sd / reach, sd * reach)))
+    detectable = tuple((n, sd * simulate(n, *rules)) for n in counts)
     studies = tuple(dict.fromkeys(item.study for item in spreads))
     comparisons = sum(len(item.variances) for item in spreads)
-    return Forecast(kind, studies, comparisons, sd, sd / reach, sd * reach, family, detectable, width)
-
-
-Rules = tuple[int, float, Correction, Variance, float]
-"""Comparisons of the family, its level, correction and variance, and the overlap of splits, see :func:`simulate`."""
+    return Forecast(kind, studies, comparisons, sd, sd / reach, sd * reach, family, detectable)
 
 
 @lru_cache
 def simulate(
     n: int, family: int, alpha: float, correction: Correction, variance: Variance, overlap: float = 0.0
-) -> tuple[float, float]:
-    """Return the difference that is found four times in five, and the half-width of the median interval.
+) -> float:
+    """Return the difference that is found four times in five, in standard deviations of a difference at one seed.
 
-    Both are of simulated studies with ``n`` seeds, in standard deviations of a difference at one seed.
+    It is of simulated studies with ``n`` seeds, for a family of comparisons at a level.
     """
     comparisons = min(family, MAX_SIMULATED)
     # Few studies suffice for many seeds and arms, whose intervals hardly differ from one study to the next.
@@ -201,15 +173,7 @@ def simulate(
     half_widths = (contrasts.high - contrasts.low) / 2
     half_widths[np.isnan(half_widths)] = np.inf  # by chance a seed looks collapsed: the exact test finds nothing
     found = np.quantile(half_widths - contrasts.difference, CHANCE)
-    # Seeds whose splits overlap are fewer independent ones.
-    return tuple(float(value) * math.sqrt(1 + n * overlap) for value in (found, np.median(half_widths)))  # type: ignore[return-value]
-
-
-def _seeds_for(half_width: float, rules: Rules) -> int | None:
-    """Return the fewest seeds whose median interval is no wider, in standard deviations; None for too many."""
-    counts = range(MIN_SEEDS, MAX_SEEDS + 1)
-    place = bisect_left(counts, True, key=lambda n: simulate(n, *rules)[1] <= half_width)
-    return counts[place] if place < len(counts) else None
+    return float(found) * math.sqrt(1 + n * overlap)  # seeds whose splits overlap are fewer independent ones
 
 
 def _plans(plan: Plan, store: Store) -> Iterator[Plan]:
