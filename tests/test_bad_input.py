@@ -767,7 +767,7 @@ def test_arm_label_is_shown_consistently(here: Path) -> None:
         ("study: small", "study: small\nrun: {tracker: {uri: 'http://evil.example\\@127.0.0.1:5000'}}", ["holds no password"]),
         ("study: small", "study: small\nrun: {tracker: {uri: 'http://127.0.0.1.evil.example'}}", ["only to servers that you name"]),
         ("study: small", "study: small\nrun: {tracker: {uri: 'http://me:hush@127.0.0.1:9'}}", ["a study file holds no password"]),
-        ("study: small", "study: small\nrun: {tracker: {uri: 'postgresql://127.0.0.1/db'}}", ["only to servers that you name"]),
+        ("study: small", "study: small\nrun: {tracker: {uri: 'postgresql://127.0.0.1/db'}}", ["through its MLflow server"]),
         ("study: small", "study: small\nrun: {tracker: {uri: 'databricks://profile'}}", ["only to servers that you name"]),
         ("study: small", "study: small\nrun: {tracker: {type: mlflow, uri: 'http://evil.example:5000'}}", ["only to servers that you name", "--tracking-uri"]),
         ("study: small", "study: small\nrun: {tracker: {uri: 'http://evil.example:5000'}}", ["only to servers that you name"]),

@@ -408,7 +408,7 @@ def test_store_that_cannot_be_read_is_refused_with_sentence(tmp_path: Path, fold
         (f"sqlite:///{text}#x", "is not an MLflow database: file is not a database"),
         (f"file://{tmp_path}/none#x", f"file://{tmp_path}/none is no folder; write file:///FOLDER#NAME"),
         ("file://mlruns#x", "file://mlruns is no folder; write file:///FOLDER#NAME"),
-        ("postgresql://me:hush@host/db#x", "postgresql://host/db: vitlab reads this database through its MLflow"),
+        ("postgresql://me:hush@host/db#x", "postgresql://host/db begins with 'postgresql'."),
         ("ftp://host/db#x", "begins with 'ftp'. Allowed: sqlite, file, http, https, databricks; or a table."),
         ("htp://me:hush@host#x", "htp://host begins with 'htp'. Did you mean 'http'?"),
         ("s3://bucket/results.csv", "begins with 's3'"),

@@ -23,7 +23,7 @@ from vitlab.errors import UserError, count, nearest
 from vitlab.judging.files import Columns, Remarks, Table, names_of, shortlist
 from vitlab.spec.changes import MASK, public
 from vitlab.trackers import service
-from vitlab.trackers.service import PORTS, PROBE_S, SERVERS, Address, locate
+from vitlab.trackers.service import PROBE_S, SERVERS, Address, locate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,11 +101,10 @@ def _open(address: str, label: str) -> Iterator[MlflowClient]:
 
 def _locate(address: str, label: str) -> Address:
     scheme = address.partition(":")[0].partition("+")[0]
-    if scheme in PORTS:  # MLflow's client would refuse or upgrade the tables of a database that a server uses
-        raise UserError(f"{label}: vitlab reads this database through its MLflow server; give the server's address")
     if scheme not in SCHEMES:
         raise UserError(
-            f"{label} begins with '{scheme}'.{nearest(scheme, SCHEMES)} Allowed: {', '.join(SCHEMES)}; or a table."
+            f"{label} begins with '{scheme}'.{nearest(scheme, SCHEMES)} Allowed: {', '.join(SCHEMES)}; or a table. "
+            "Another database is read through its MLflow server; give the server's address."
         )
     if scheme == "file":
         folder = address.removeprefix("file://")

@@ -232,3 +232,10 @@ class Untracked(Tracker):
     def deliver(self, *, final: bool, report: Sequence[Path]) -> str | None:
         """Do nothing."""
         return None
+
+    def update(self) -> None:
+        """Do nothing."""
+
+    def close(self, report: Sequence[Path] = ()) -> str | None:
+        """Do nothing."""
+        return None

@@ -1,7 +1,7 @@
 """Deliveries per arm: a run with mean, standard deviation and interval over seeds, and a trained model.
 
-The summaries have their own experiment, because MLflow would average them with the trials.  The values of the study's
-metric are read from ``report.json``; of all other final metrics, there are means and standard deviations.
+The summaries have their own experiment, because MLflow would average them with the trials.  They are of the study's
+metric, and read from ``report.json``; means of all other metrics are on the page of the trials, grouped by arm.
 
 The models, enabled by ``models: arms`` in ``run.tracker``, are MLflow's logged models.  A model consists of the trial's
 spec and its weights as safetensors, which suffice to predict and hold no code.  ``vitlab.load`` reads the folder that
@@ -14,10 +14,8 @@ from __future__ import annotations
 import math
 import re
 import shutil
-import statistics
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +23,7 @@ from typing import TYPE_CHECKING
 from vitlab.plan.values import Arm, Plan
 from vitlab.spec import Analysis
 from vitlab.store.files import mapping, read_json
-from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.folders import TrialFolder
 from vitlab.store.result import Ending
 from vitlab.trackers import dashboard, records, service
 from vitlab.trackers.replay import TrackedTrial
@@ -42,19 +40,18 @@ COMPARED = ("difference", "difference_low", "difference_high", "p", "p_corrected
 Points = dict[str, float]  #: metric to value
 
 
-def summaries(plan: Plan, store: Store, trials: Iterable[TrackedTrial], report: Sequence[Path]) -> dict[str, Points]:
+def summaries(plan: Plan, report: Sequence[Path]) -> dict[str, Points]:
     """Return the values over the seeds of each arm, by arm; empty if there is no report."""
     file = next((path for path in report if path.name == "report.json"), None)
-    content = read_json(file, mapping) if file is not None else None
-    if content is None:
-        return {}
-    points = _other_metrics(plan, store, trials)
-    headline = plan.analysis.metric
+    content = (file and read_json(file, mapping)) or {"arms": ()}
+    points: dict[str, Points] = {}
     for row in content["arms"]:
-        own = points[str(row["arm"])]
-        for column in (*OWN, *COMPARED):
-            if row.get(column) is not None and math.isfinite(row[column]):
-                own[records.key(f"{column}/{headline}")] = float(row[column])
+        values = {column: row.get(column) for column in (*OWN, *COMPARED)}
+        points[str(row["arm"])] = {
+            records.key(f"{column}/{plan.analysis.metric}"): float(value)
+            for column, value in values.items()
+            if value is not None and math.isfinite(value)
+        }
     return {arm.name: points[arm.name] for arm in plan.arms if arm.name in points}
 
 
@@ -95,9 +92,7 @@ def deliver_summaries(
     view = dashboard.View(
         "Arms with their intervals",
         "arm",
-        dashboard.sections(
-            set().union(*points.values()), headline, [f"{name}/{headline}" for name in OWN], [("Means", ("mean/",))]
-        ),
+        dashboard.sections(set().union(*points.values()), headline, [f"{name}/{headline}" for name in OWN]),
         columns=[f"metrics.`{column}/{headline}`" for column in (*OWN, "difference", "p_corrected")],
         axes=(varied, [f"mean/{headline}", f"sd/{headline}"]),
     )
@@ -108,29 +103,9 @@ def deliver_summaries(
 def note(plan: Plan) -> str:
     """Return the description of the experiment."""
     return (
-        f"**Arms of {plan.study} over their seeds**\n\nMean and standard deviation (sd) over n seeds. Values of "
-        f"{plan.analysis.metric}, with intervals (low, high), differences and corrected p values, are those of the "
-        "report."
+        f"**Arms of {plan.study} over their seeds**\n\nMean, standard deviation (sd) and interval (low, high) of "
+        f"{plan.analysis.metric} over n seeds, differences and corrected p values, as in the report."
     )
-
-
-def _other_metrics(plan: Plan, store: Store, trials: Iterable[TrackedTrial]) -> defaultdict[str, Points]:
-    """Return mean and standard deviation of the final metrics but the study's, by arm."""
-    values: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for item in trials:
-        trial = item.planned.trial
-        result = store.folder(trial).result() if item.kind == "trial" else None
-        if result is not None and result.status == Ending.DONE:
-            for metric, value in result.outcome.metrics.items():
-                if metric != plan.analysis.metric and math.isfinite(value):
-                    values[item.planned.arm, metric].append(value)
-    points: defaultdict[str, Points] = defaultdict(dict)
-    for (arm, metric), seeds in values.items():
-        summary = {"mean": statistics.fmean(seeds), "n": float(len(seeds))}
-        if len(seeds) > 1:
-            summary["sd"] = statistics.stdev(seeds)
-        points[arm] |= {records.key(f"{statistic}/{metric}"): value for statistic, value in summary.items()}
-    return points
 
 
 def _write_run(client: MlflowClient, experiment: str, arm: Arm, points: Points, tags: Mapping[str, str]) -> None:

@@ -80,21 +80,18 @@ def save(client: MlflowClient, experiment_id: str, views: Mapping[str, View]) ->
     )
 
 
-def sections(
-    metrics: Iterable[str], headline: str, first: Sequence[str], groups: Sequence[tuple[str, tuple[str, ...]]] = GROUPS
-) -> list[Section]:
+def sections(metrics: Iterable[str], headline: str, first: Sequence[str]) -> list[Section]:
     """Sort metric names into sections: the first one is about the study's metric, the last one is closed.
 
     Args:
         metrics: the names.
         headline: the study's metric.
         first: metrics of the first section, in order.
-        groups: titles and prefixes of the next sections.
     """
     names = set(metrics)
     found = [Section(headline, [name for name in first if name in names])]
     rest = sorted(names - set(first), key=lambda name: ("/test/" in name, "/train/" in name, name))
-    for title, prefixes in groups:
+    for title, prefixes in GROUPS:
         found.append(Section(title, [name for name in rest if name.startswith(prefixes)]))
         rest = [name for name in rest if not name.startswith(prefixes)]
     return [section for section in (*found, Section("Other", rest, is_open=False)) if section.metrics]

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 DELIVERED = "delivered.json"
 """File in a study's folder that is there while the tracker lacks nothing: the tracker's place, and the address."""
-SILENCE_S, MAX_SILENCE_S = 1.0, 60.0  #: to the first sentence on a delivery, and at most between two of them
+SILENCE_S = 1.0  #: time after which a sentence says what is left to deliver
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class BackgroundDelivery:
             self._thread.start()
 
     def close(self, report: Sequence[Path], say: Callable[[str], None] = lambda sentence: None) -> str | None:
-        """Deliver all that the tracker lacks, and say now and then how much that is.
+        """Deliver all that the tracker lacks, and say how much that is if it takes a while.
 
         Args:
             report: files of the study's report.
@@ -163,9 +163,9 @@ class BackgroundDelivery:
         tracker = self._tracker
         if not tracker.title:
             return None
-        delivered = threading.Event()
-        thread = threading.Thread(target=self._report_progress, args=(delivered, say), daemon=True)
-        thread.start()
+        remark = threading.Timer(SILENCE_S, self._say_what_is_left, [say])
+        remark.daemon = True
+        remark.start()
         try:
             if self._thread is not None:
                 self._thread.join()
@@ -179,17 +179,14 @@ class BackgroundDelivery:
                 f"{tracker.title} lacks"
             ) from None
         finally:
-            delivered.set()
-            thread.join()
+            remark.cancel()
+            remark.join()
 
-    def _report_progress(self, delivered: threading.Event, say: Callable[[str], None]) -> None:
-        pause_s = SILENCE_S
-        while not delivered.wait(pause_s):
-            missing: int | None = None
-            with suppress(Exception):  # the delivery reports its own errors
-                missing = self._tracker.undelivered()
-            say(f"delivering to {self._tracker.title}" + (f"; {count(missing, 'trial')} to go" if missing else ""))
-            pause_s = min(2 * pause_s, MAX_SILENCE_S)
+    def _say_what_is_left(self, say: Callable[[str], None]) -> None:
+        missing: int | None = None
+        with suppress(Exception):  # the delivery reports its own errors
+            missing = self._tracker.undelivered()
+        say(f"delivering to {self._tracker.title}" + (f"; {count(missing, 'trial')} to go" if missing else ""))
 
     def _deliver(self) -> None:
         while self._due:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from vitlab.errors import UserError
-from vitlab.plan.study_folder import commit_of, rev_parse
+from vitlab.plan.study_folder import commit_of
 from vitlab.plan.values import Plan
 from vitlab.spec import RunSpec
 from vitlab.spec.changes import public
@@ -259,7 +259,7 @@ class MlflowTracker(Replay):
             dashboard.link("arms", experiment, view=dashboard.ARMS),
             dashboard.link("every trial", experiment, view=dashboard.TRIALS),
         ]
-        if points := arms.summaries(self.plan, self.store, self.trials, report):
+        if points := arms.summaries(self.plan, report):
             tags = {"vitlab.study": self.plan.study, dashboard.NOTE: arms.note(self.plan)}
             name = f"{self.plan.study}/arms"
             summary = service.experiment(client, name, self.address, name, tags).experiment_id
@@ -351,11 +351,10 @@ class MlflowTracker(Replay):
 
 
 def _source_tags(study_file: Path, folder: Path) -> dict[str, str]:
-    """Return MLflow's tags for the user, the study file and the git repository of ``folder``, if any."""
+    """Return MLflow's tags for the user, the study file and the git commit of ``folder``, if any."""
     tags = {"mlflow.source.name": str(study_file), "mlflow.source.type": "LOCAL"}
     with suppress(OSError, KeyError):  # a container may run under an id that has no name
         tags["mlflow.user"] = getpass.getuser()
     if commit := commit_of(folder):
-        branch = rev_parse(folder, "--abbrev-ref", "HEAD")
-        tags |= {"mlflow.source.git.commit": commit} | ({"mlflow.source.git.branch": branch} if branch else {})
+        tags["mlflow.source.git.commit"] = commit
     return tags

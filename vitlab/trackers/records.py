@@ -6,8 +6,6 @@ nothing.  Final values are stored under ``final/`` at step 0, for which MLflow d
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import re
@@ -154,18 +152,6 @@ def result_tags(result: TrialResult) -> dict[str, str]:
 
 
 # -- files and descriptions -------------------------------------------------------------------------------------------
-
-
-def history_csv(result: TrialResult) -> str:
-    """Format the measurements as CSV with the columns ``step, epoch, images`` and one column per metric."""
-    history = result.outcome.history
-    names = list(dict.fromkeys(name for moment in history for name in moment.metrics))
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["step", "epoch", "images", *names])
-    for moment in history:
-        writer.writerow([moment.step, moment.epoch, moment.images, *(moment.metrics.get(name, "") for name in names)])
-    return out.getvalue()
 
 
 def confusion(predictions: Path) -> dict[str, pd.DataFrame]:

@@ -1,7 +1,7 @@
 """MLflow as a service: its address, and its client.
 
-The address is a database under the output folder, a database elsewhere, or a server.  The client is opened with few log
-messages and retries, and never on a database under construction.
+The address is a database under the output folder, a database file elsewhere, or a server.  The client is opened with
+few log messages and retries, and never on a database under construction.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import hashlib
 import http.client
 import logging
 import os
-import socket
 import sqlite3
 import ssl
 import urllib.error
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
-DATABASES = ("sqlite", *PORTS)
 SERVERS = ("http", "https", "databricks")
 UI = "http://127.0.0.1:5000"
 """Default address of ``vitlab ui`` for a database."""
@@ -64,11 +61,6 @@ class Address:
     def is_reachable(self) -> bool:
         """Return True if the server answers within `PROBE_S` seconds; a database file is always reachable."""
         parts = urlsplit(self.uri)
-        port = PORTS.get(parts.scheme.partition("+")[0])
-        if port is not None and parts.hostname:  # MLflow itself would retry for minutes
-            with suppress(OSError), socket.create_connection((parts.hostname, parts.port or port), PROBE_S):
-                return True
-            return False
         if parts.scheme not in ("http", "https"):
             return True
         try:
@@ -151,21 +143,19 @@ def locate(uri: str | None, root: Path) -> Address:
         if not parts.hostname:
             raise UserError(f"{where} '{public(address)}' names no host; write it as http://HOST:PORT.")
         return Address(address, _name(address), None, None, without_user(address), embedded=False)
-    if scheme.partition("+")[0] not in DATABASES:
-        allowed = [*DATABASES, *SERVERS]
+    if scheme.partition("+")[0] != "sqlite":
+        allowed = ["sqlite", *SERVERS]
         raise UserError(
-            f"{where} '{public(address)}' begins with '{scheme}'.{nearest(scheme, allowed)} "
-            f"Allowed: {', '.join(allowed)}."
+            f"{where} '{public(address)}' begins with '{scheme}'.{nearest(scheme, allowed)} Allowed: "
+            f"{', '.join(allowed)}. Deliver to another database through its MLflow server."
         )
-    if scheme.partition("+")[0] == "sqlite":
-        driver, _, rest = address.partition(":///")
-        path, mark, options = rest.partition("?")
-        if not path or path == ":memory:":
-            raise UserError(f"{where} '{address}' names no file; write it as sqlite:///FILE.")
-        file = Path(path).resolve()
-        uri = f"{driver}:///{file}{mark}{options}"
-        return Address(uri, _name(uri), file, artifact_folder(file.parent), UI, embedded=False)
-    return Address(address, _name(address), None, artifact_folder(root), UI, embedded=False)
+    driver, _, rest = address.partition(":///")
+    path, mark, options = rest.partition("?")
+    if not path or path == ":memory:":
+        raise UserError(f"{where} '{address}' names no file; write it as sqlite:///FILE.")
+    file = Path(path).resolve()
+    uri = f"{driver}:///{file}{mark}{options}"
+    return Address(uri, _name(uri), file, artifact_folder(file.parent), UI, embedded=False)
 
 
 def unconfirmed(uri: str, root: Path) -> str:

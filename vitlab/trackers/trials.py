@@ -228,7 +228,6 @@ class TrialRuns:
             if (folder.path / "log.txt").exists():
                 shutil.copyfile(folder.path / "log.txt", place / "log.txt")
             return
-        (place / "history.csv").write_text(records.history_csv(result), encoding="utf-8")
         if (folder.path / "explain").is_dir():
             shutil.copytree(folder.path / "explain", place / "explain")
         pictures = list(explanations(folder.path))
