@@ -1475,7 +1475,8 @@ def test_values_are_rounded_to_images_of_stored_predictions(tmp_path):
     values = {"baseline": [float(np.float32(n / images)) for n in hits], "b": [300 / images] * 3}
     plan, store = study(tmp_path, values)
     folder = store.trial(plan.trials[0].trial.key, plan.trials[0].trial.code)
-    pd.DataFrame({"split": ["val"] * images + ["test"] * 5}).to_parquet(folder.predictions)
+    ids = [*range(images), *range(5)]
+    pd.DataFrame({"split": ["val"] * images + ["test"] * 5, "id": ids}).to_parquet(folder.predictions)
     results = StudyResults.read(plan, store)
     assert results.quantum == 1 / images
     assert list(results.values["baseline"].values()) == [n / images for n in hits]

@@ -56,10 +56,10 @@ def trial_columns(rows: Sequence[Row], units: Mapping[str, str]) -> list[Column]
     """Return the table of trials: a selection of the columns of results.csv."""
     column = Columns(rows)
     table = [
-        column("arm", lambda row: row["arm"], right=False),
+        column.text("arm"),
         column("seed", lambda row: str(row["seed"])),
-        column("status", lambda row: row["status"], right=False),
-        column("failure", lambda row: row["failure_kind"] or "", right=False),
+        column.text("status"),
+        column.text("failure", "failure_kind"),
     ]
     for metric in (name for name in (rows[0] if rows else ()) if name.startswith(("val/", "test/"))):
         scale = Scale.of(metric, units)

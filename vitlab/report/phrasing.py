@@ -45,6 +45,12 @@ class Columns(Generic[RowT]):
         """Return the column of the texts that ``cell`` makes of the rows."""
         return Column(title, tuple(map(cell, self.rows)), rank, right)
 
+    def text(self, title: str, name: str = "", rank: int = 0) -> Column:
+        """Return the column of a text of the rows, called as the title says or by ``name``; empty where missing."""
+        name = name or title
+        texts = [row[name] if isinstance(row, Mapping) else getattr(row, name) for row in self.rows]
+        return Column(title, tuple(text or "" for text in texts), rank, right=False)
+
 
 @dataclass(frozen=True)
 class Scale:

@@ -121,9 +121,9 @@ class Comparisons(Section[Row]):
         _, apart = decimals_of_means_and_differences(report.arms, scale)
         column = Columns(compared)
         table = [
-            column("arm", lambda row: row["arm"], right=False),
-            column("compared with", lambda row: row["baseline"], right=False),
-            column("test", lambda row: row["test"], right=False),
+            column.text("arm"),
+            column.text("compared with", "baseline"),
+            column.text("test"),
             column("pairs", lambda row: str(row["pairs"])),
             column("p", lambda row: p_value(row["p"], alpha)),
             column(
@@ -151,7 +151,7 @@ def columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -
         return column(title, lambda row: "" if row["baseline"] is None else cell(row), rank)
 
     table = [
-        column("arm", lambda row: row["arm"], right=False),
+        column.text("arm"),
         column("n", lambda row: f"{row['n']}" if row["n"] == row["planned"] else f"{row['n']}/{row['planned']}"),
         column(scale.title + " at best" * (analysis.at == "best"), lambda row: scale.number(row["mean"], own)),
         column(f"{percent(1 - analysis.alpha)} interval", lambda row: scale.interval(*mean_interval(row), own), rank=3),
@@ -166,7 +166,7 @@ def columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -
         table.append(column("collapsed", collapsed))
     compared = compared_rows(rows)
     if len({row["baseline"] for row in compared}) > 1:
-        table.append(column("compared with", lambda row: row["baseline"] or "", rank=2, right=False))
+        table.append(column.text("compared with", "baseline", rank=2))
     if compared:
         families = sorted({row["family"] for row in compared})  # comparisons added later belong to a larger one
         widest = {"family": families[-1]}

@@ -94,7 +94,7 @@ class Blocks(Section[ArmOverBlocks]):
         scale = scale_of(analysis, report.units)
         decimals = decimals_of(rows, scale)
         columns = [
-            column("arm", lambda row: row.arm, right=False),
+            column.text("arm"),
             column("blocks", lambda row: str(row.pairs), rank=3),
             column("ahead / behind", lambda row: f"{row.ahead} / {row.behind}", rank=2),
             column(f"difference ({scale.points})", lambda row: scale.number(row.difference, decimals, sign=True)),
@@ -109,7 +109,7 @@ class Blocks(Section[ArmOverBlocks]):
                 rank=2,
             ),
             column("p (adjusted)", lambda row: p_value(row.p_corrected, analysis.alpha)),
-            column("verdict", lambda row: row.verdict, right=False),
+            column.text("verdict"),
         ]
         what = "Mean difference from the baseline over blocks"
         if analysis.over_blocks == "relative":

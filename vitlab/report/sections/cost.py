@@ -84,7 +84,7 @@ class Cost(Section[MeasuredCost]):
         """Return the table; its caption has the conditions of the measurement."""
         column = Columns(rows)
         table = [
-            column("arm", lambda row: row.arm, right=False),
+            column.text("arm"),
             column(SPEEDS["train_images_per_s"], lambda row: f"{row.train_images_per_s:,.0f}"),
             column("quartiles", lambda row: f"{row.train_images_per_s_q1:,.0f} to {row.train_images_per_s_q3:,.0f}", 1),
             column(SPEEDS["infer_images_per_s"], lambda row: f"{row.infer_images_per_s:,.0f}"),

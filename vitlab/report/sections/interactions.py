@@ -56,9 +56,9 @@ class Interactions(Section[Interaction]):
         title = "interaction" + (f" ({scale.points})" if scale.points else "")
         interval = interval_name({"family": rows[0].family}, analysis)
         columns = [
-            column("change", lambda row: row.first, right=False),
-            column("with", lambda row: row.second, right=False),
-            column("beside", lambda row: row.against, rank=2, right=False),
+            column.text("change", "first"),
+            column.text("with", "second"),
+            column.text("beside", "against", rank=2),
             column("n", lambda row: str(row.pairs), rank=1),
             column(title, lambda row: scale.number(row.difference, decimals, sign=True)),
             column(interval, lambda row: scale.interval(row.low, row.high, decimals), rank=1),

@@ -111,7 +111,7 @@ class ScalingLaws(Section[Scaling]):
         scale, column = Scale.of(report.analysis.metric, report.units), Columns(rows)
         interval = f"{percent(1 - report.analysis.alpha)} interval"
         table = [
-            column("arms with", lambda row: row.series, right=False),
+            column.text("arms with", "series"),
             column("sizes", lambda row: str(len(row.arms)), rank=2),
             column("seeds", lambda row: str(row.seeds), rank=2),
             column("slope of the logarithms", lambda row: _number(row.slope)),

@@ -55,12 +55,12 @@ class Tuning(Section[Candidate]):
         scale, column = Scale.of(rows[0].metric, report.units), Columns(rows)
         decimals = scale.decimals_of([row.score for row in rows], 2, 4)
         columns = [
-            column("tuned for", lambda row: row.arm, right=False),
-            column("candidate", lambda row: row.rival, right=False),
+            column.text("tuned for", "arm"),
+            column.text("candidate", "rival"),
             column(scale.title, lambda row: scale.number(row.score, decimals)),
             column("trainings", lambda row: str(row.trials), rank=2),
             column("time", lambda row: duration(row.wall_s) if row.wall_s else DASH, rank=1),
-            column("outcome", lambda row: row.outcome, right=False),
+            column.text("outcome"),
         ]
         return Table(
             columns,
