@@ -35,7 +35,7 @@ from vitlab.store.files import mapping, read_json
 from vitlab.store.folders import TrialFolder
 from vitlab.weights.architecture import IMAGENET, Architecture, Inference, ModelFacts, Values, normalisation
 from vitlab.weights.files import WeightFile, read_file
-from vitlab.weights.formats import Format, GoogleFormat, TimmFormat, TorchvisionFormat
+from vitlab.weights.formats import Format, GoogleFormat, TimmFormat, TorchvisionFormat, columns
 from vitlab.weights.from_timm import build_timm, from_timm, names_timm
 from vitlab.weights.hub import read_config
 from vitlab.weights.hugging_face import HuggingFaceFormat, family_of
@@ -232,8 +232,8 @@ def open_model(
     """Build the model that a file of weights belongs to, and load them.
 
     Args:
-        file: in any of :data:`FORMATS`; or the weights of a trial, or of a convolutional network of torchvision
-            (:func:`_open_convnet`), which are not converted.
+        file: in any of :data:`FORMATS`; or the weights of a trial, or of a convolutional network of torchvision or
+            DeiT (:func:`_open_convnet`), which are not converted.
         form: the format; by default it is recognised.
         facts: facts that the file may not state, such as the number of heads.
         head: the head in the file, or a new one, of zeros.
@@ -332,28 +332,52 @@ def _header_facts(contents: WeightFile) -> ModelFacts:
         raise WeightsError(f"its header is damaged under the key {HEADER}; convert the file again") from None
 
 
-# -- convolutional networks of torchvision ----------------------------------------------------------------------------
+# -- convolutional networks of torchvision, and DeiT's teacher, timm's RegNet -----------------------------------------
 
 RESNETS = (ResNet8, ResNet18, ResNet50)
 
 SIZE = 224
 """Default image side, in pixels, of networks with the stem of ImageNet."""
 
-STEMS = ({"conv1.weight", "layer1.0.conv1.weight"}, {"stem.0.weight"})
-"""Names that only ResNets and RegNets have."""
+STEMS = (
+    {"conv1.weight", "layer1.0.conv1.weight"},
+    {"stem.0.weight"},
+    {"stem.conv.weight", "s1.b1.conv1.conv.weight"},
+)
+"""Names that only ResNets, torchvision's RegNets and timm's RegNets have."""
+
+_TIMM_NAMES = dict(
+    columns("""
+stem.conv       stem.0
+stem.bn         stem.1
+head.fc         fc
+conv1.conv      f.a.0
+conv1.bn        f.a.1
+conv2.conv      f.b.0
+conv2.bn        f.b.1
+se.fc1          f.se.fc1
+se.fc2          f.se.fc2
+conv3.conv      f.c.0
+conv3.bn        f.c.1
+downsample.conv proj.0
+downsample.bn   proj.1
+""")
+)
+"""Modules of timm's RegNet and of its blocks, and torchvision's names of them."""
 
 
 def _open_convnet(tensors: Mapping[str, Tensor], known: ModelFacts) -> OpenedModel:
     """Return the network, and its data.
 
     Args:
-        tensors: under the names of torchvision.
+        tensors: under the names of torchvision or of timm's RegNet.
         known: size and normalisation of its images, and names of its classes.
 
     Raises:
         WeightsError: without the name of the file.
     """
-    state, regnet = dict(tensors), "stem.0.weight" in tensors
+    state = _from_timm(tensors) if "s1.b1.conv1.conv.weight" in tensors else dict(tensors)
+    regnet = "stem.0.weight" in state
     stem_weight = "stem.0.weight" if regnet else "conv1.weight"
     if "fc.weight" not in state:
         raise WeightsError("this network has no classifier (fc.weight); use weights that have one")
@@ -394,6 +418,19 @@ def _open_convnet(tensors: Mapping[str, Tensor], known: ModelFacts) -> OpenedMod
         )
     model.load_state_dict(state)
     return OpenedModel(model.eval(), info, mean, std, tuple(f"assumed: {each}" for each in (*assumed, *of_pixels)))
+
+
+def _from_timm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename the tensors of timm's RegNet to torchvision's names."""
+    state = {}
+    for name, value in tensors.items():
+        block = re.match(r"s(\d)\.b(\d+)\.", name)
+        part, _, last = name.removeprefix(block[0] if block else "").rpartition(".")
+        if part not in _TIMM_NAMES:
+            raise WeightsError(f"{name} is not a tensor of timm's RegNets; use unchanged weights")
+        where = f"trunk_output.block{block[1]}.block{block[1]}-{int(block[2]) - 1}." if block else ""
+        state[f"{where}{_TIMM_NAMES[part]}.{last}"] = value
+    return state
 
 
 def _resnet(state: Mapping[str, Tensor]) -> type[ResNet8 | ResNet18 | ResNet50]:
