@@ -67,15 +67,15 @@ def attribute(module: str, name: str) -> Any:
     home = _homes(module).get(name)
     if home is None:
         raise AttributeError(f"module '{module}' has no attribute '{name}'")
-    return imported(home, name)
+    return import_object(home, name)
 
 
-def imported(module: str, name: str = "") -> Any:
-    """Import a module and return what has a name in it, such as a class or a module below it; itself without a name."""
+def import_object(module: str, name: str = "") -> Any:
+    """Import a module, and return its attribute or submodule of this name; without a name, the module."""
     home = importlib.import_module(module)
     if not name:
         return home
-    return getattr(home, name) if hasattr(home, name) else imported(f"{module}.{name}")
+    return getattr(home, name) if hasattr(home, name) else import_object(f"{module}.{name}")
 
 
 @cache

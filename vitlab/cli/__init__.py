@@ -21,7 +21,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from vitlab.errors import Interrupted, nearest
-from vitlab.imports import imported
+from vitlab.imports import import_object
 
 COMMANDS = {
     "run": "train what is missing, track it, and answer the question",
@@ -128,7 +128,7 @@ class _Commands(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        command: click.Command = imported(f"vitlab.cli.{MODULES.get(name, name)}", f"{name}_command")
+        command: click.Command = import_object(f"vitlab.cli.{MODULES.get(name, name)}", f"{name}_command")
         for each in command.commands.values() if isinstance(command, click.Group) else [command]:
             if JSON not in each.params:
                 each.params.append(JSON)

@@ -43,7 +43,7 @@ from typing import Any, NoReturn
 
 from vitlab.errors import OutOfMemory, ProcessLost, Refused
 from vitlab.executors.base import JobEnd, Stage, one_sentence
-from vitlab.imports import imported
+from vitlab.imports import import_object
 from vitlab.runner.job import NODE_VARIABLE, Job, JobTrial
 from vitlab.spec.tree import parsed
 from vitlab.store.files import load_json, mapping, open_in_place, read_json, write_json
@@ -130,7 +130,7 @@ def run_job(
     """
     results: dict[Path, Any] = {}  #: of ended trials: results and errors
     try:
-        execute = imported(runner, "execute")
+        execute = import_object(runner, "execute")
         while remaining := _remaining(job, results):
             clock = _Clock(stop, job.timeout_s, report)
             locked: list[Path] = []

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from vitlab._version import __version__
 from vitlab.errors import UnknownComponent, nearest
-from vitlab.imports import imported
+from vitlab.imports import import_object
 
 SLOT_MODULES = {
     "model": "vitlab.models",
@@ -117,9 +117,9 @@ def built_ins(slot: str) -> Mapping[str, BuiltIn]:
 
 def slot_package(name: str) -> Any:
     """Import and return the module that defines a slot.  Raises as :func:`slot_module`."""
-    return imported(slot_module(name))
+    return import_object(slot_module(name))
 
 
 def optional_module(name: str) -> Any:
     """Import and return the module of an optional feature; see :data:`OPTIONAL_MODULES`."""
-    return imported(OPTIONAL_MODULES[name])
+    return import_object(OPTIONAL_MODULES[name])

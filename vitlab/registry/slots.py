@@ -18,7 +18,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent, nearest
-from vitlab.imports import imported
+from vitlab.imports import import_object
 from vitlab.registry import plugins
 from vitlab.registry.options import Options, ResolvedChoice, option_names, options_of
 from vitlab.registry.plugins import import_failure
@@ -129,7 +129,7 @@ class Slot(Generic[T]):
             if where == BUILT_IN:
                 # Taken from the module rather than from what its import registers, which happens once per process.
                 place = built_ins(self.name)[bare]
-                self.add(bare, imported(place.module, place.cls), BUILTIN_ORIGIN)
+                self.add(bare, import_object(place.module, place.cls), BUILTIN_ORIGIN)
             else:
                 self._load(points[where])
         component, origin = self.components[where, bare]
