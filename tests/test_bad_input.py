@@ -743,9 +743,8 @@ def test_arm_label_is_shown_consistently(here: Path) -> None:
     assert code == 0, err
     page = (here / "in" / "out" / "studies" / "small" / "report" / "report.html").read_text()
     assert "<script>alert" not in page and "{{7*7}}" in page
-    code, table, err = call("report", "in/s.yaml", "--out", "in/out", "--format", "latex")
-    lines = table.splitlines()
-    assert code == 0 and not any("\\input" in line for line in lines if not line.startswith("%")), err
+    lines = (here / "in" / "out" / "studies" / "small" / "report" / "report.tex").read_text().splitlines()
+    assert lines and not any("\\input" in line for line in lines if not line.startswith("%"))
     assert sorted(str(path.relative_to(here)) for path in here.glob("*/*")) == ["in/out", "in/s.yaml"]
     assert not list(here.rglob("pwned")) and not list(here.rglob("up"))
 

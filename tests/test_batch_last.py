@@ -91,7 +91,7 @@ def built(**options: Any) -> Any:
     [
         ({"attention": {"type": "auto", "drop": 0.1}}, "blocks.0.attn drops weights"),
         ({"attention": {"type": "split", "qk_norm": "layernorm"}}, "blocks.0.attn normalises queries and keys"),
-        ({"attention": {"type": "split", "norm": "layernorm"}}, "blocks.0.attn normalises queries and keys, or what"),
+        ({"attention": {"type": "split", "norm": "layernorm"}}, "blocks.0.attn.norm is a LayerNorm"),
         ({"blocks": {"1": {"attention": "linear"}}}, "blocks.1.attn is a Linear"),
     ],
 )

@@ -131,7 +131,8 @@ class TensorBoard(Replay):
         """Write the study's run, which has texts only, from the beginning."""
         from tensorboard.compat.proto.event_pb2 import Event
 
-        texts = {"question": self.plan.question or self.plan.study, "arms": records.note(self.plan)}
+        arms = [arm.name + (f", compared with {arm.baseline}" if arm.baseline else "") for arm in self.plan.arms]
+        texts = {"question": self.plan.question or self.plan.study, "arms": _block("\n".join(arms))}
         file = self.folder / "study.yaml"
         if file.exists():
             texts["study file"] = _block(public(file.read_text(encoding="utf-8")))

@@ -337,8 +337,10 @@ def incompatibility(model: Model, precision: str, device: torch.device) -> str |
 def _attention_incompatibility(path: str, attend: Attention) -> str | None:
     if type(attend) not in softmax.SOFTMAX:
         return f"{path} is a {type(attend).__name__}, which is not supported by engine batch_last"
-    if not all(type(part) is norm.NoNorm for part in (attend.q_norm, attend.k_norm, attend.norm)):
-        return f"{path} normalises queries and keys, or what it mixes, which is not supported by engine batch_last"
+    if not all(type(part) is norm.NoNorm for part in (attend.q_norm, attend.k_norm)):
+        return f"{path} normalises queries and keys, which is not supported by engine batch_last"
+    if type(attend.norm) is not norm.NoNorm:
+        return f"{path}.norm is a {type(attend.norm).__name__}, which is not supported by engine batch_last"
     if cast(Dropout, attend.attn_drop).p > 0:
         return f"{path} drops weights, which is not supported by engine batch_last"
     return None
