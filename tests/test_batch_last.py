@@ -127,6 +127,13 @@ def test_a_block_of_somebody_else_is_not_known() -> None:
     assert incompatibility(model) == "blocks.1 is a Mine, which is not supported by engine batch_last"
 
 
+def test_a_part_of_somebody_else_in_an_attention_is_not_known() -> None:
+    model = built()
+    part = model.blocks[1].attn.qkv
+    part.__class__ = type("Mine", (type(part),), {})
+    assert incompatibility(model) == "blocks.1.attn.qkv is a Mine, which is not supported by engine batch_last"
+
+
 def test_a_hook_is_not_passed_over() -> None:
     """An objective may read what a part returns, and this engine calls no part."""
     model = built()

@@ -57,7 +57,7 @@ def explain_command(
     trial. Of a study, all arms are drawn beside each other as well. index.html shows all pictures of the folder.
     """
     say(f"reading {study}")  # importing PyTorch takes seconds
-    heading, is_trial = study.name, (study / "spec.json").is_file()
+    heading, is_trial = study.name, any((study / name).is_file() for name in ("spec.json", "result.json"))
     if is_trial:
         models = iter([_open_trial(study)])
     elif study.is_file() and study.suffix not in (".yaml", ".yml"):

@@ -51,6 +51,9 @@ from vitlab.training.objective.supervised import Supervised
 Rows = Mapping[str, Tensor]
 """Parameters and buffers by name, each with the trials on axis 0."""
 
+ATTENTION_PARTS = (nn.Linear, nn.ModuleList, softmax.OneHead, norm.NoNorm, Dropout)
+"""Classes of the supported attentions' submodules; derived classes are not supported."""
+
 TOKENWISE = (mlp.GeluMLP, norm.LayerNorm, norm.NoNorm, Dropout, DropPath, nn.Linear, nn.GELU, nn.Identity)
 """Parts that compute every token by itself; derived classes may not."""
 
@@ -339,8 +342,9 @@ def _attention_incompatibility(path: str, attend: Attention) -> str | None:
         return f"{path} is a {type(attend).__name__}, which is not supported by engine batch_last"
     if not all(type(part) is norm.NoNorm for part in (attend.q_norm, attend.k_norm)):
         return f"{path} normalises queries and keys, which is not supported by engine batch_last"
-    if type(attend.norm) is not norm.NoNorm:
-        return f"{path}.norm is a {type(attend.norm).__name__}, which is not supported by engine batch_last"
+    for name, part in attend.named_modules():
+        if name and type(part) not in ATTENTION_PARTS:
+            return f"{path}.{name} is a {type(part).__name__}, which is not supported by engine batch_last"
     if cast(Dropout, attend.attn_drop).p > 0:
         return f"{path} drops weights, which is not supported by engine batch_last"
     return None

@@ -311,7 +311,7 @@ class Slurm(PollingExecutor):
                 for needs, group in groupby(packs, self._needs):
                     self._send(list(group), needs)
             except UserError as error:
-                if not UNANSWERED.search(str(error)):
+                if not UNANSWERED.search(f"{error} {error.__cause__}"):
                     raise
                 log.warning("Slurm's controller does not answer; trials are submitted when it does.")
                 self._again_at = time.monotonic() + AGAIN_S

@@ -407,6 +407,7 @@ def _check_features(choice: ResolvedChoice) -> None:
 
 def _check_bounds(cls: Any, value: float, where: str) -> None:
     low, high = cls.bounds
+    assert math.isfinite(value), f"is {value} where {where}"
     assert low - 1e-6 <= value <= high + 1e-6, f"is {value:g} where {where}, and its bounds are {low:g} and {high:g}"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from vitlab.report.frame import metric_column
 from vitlab.report.phrasing import PLUS_MINUS, Column, Scale
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
 from vitlab.store.result import Ending
@@ -74,7 +75,12 @@ class Heads(FurtherMetrics):
         """Return accuracies and cosine of heads; with ``train.metrics``, all metrics but the usual and the judged."""
         split, _, judged = findings.plan.analysis.metric.partition("/")
         if any(planned.trial.spec.train.metrics for planned in findings.plan.trials):
-            return done.filter(regex=f"^{split}/(?!(loss|ece|top5|{judged})$)")
+            usual = {
+                metric_column(findings.plan.analysis),
+                *(f"{split}/{name}" for name in ("loss", "ece", "top5", judged)),
+            }
+            own = [name for name in done.columns if name.startswith(f"{split}/") and name not in usual]
+            return done[[name for name in own if not name.startswith(ERROR)]]
         accuracies = [name for name in done.columns if name.startswith(f"{split}/accuracy_")]
         return done.reindex(columns=[*accuracies, f"{split}/token_cosine"] if accuracies else [])
 
