@@ -25,7 +25,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitlab.plan.packaged import header, packaged_studies
+from vitlab.planning.packaged import header, packaged_studies
 from vitlab.report.comparison import MEANINGS
 from vitlab.report.document import Report
 from vitlab.report.formats import markdown, markdown_table

@@ -189,6 +189,7 @@ def _python() -> Iterator[str]:
     for field in dataclasses.fields(Answer):
         yield f"| `{field.name}` | {ANSWER[field.name]} |"
     yield ""
+    yield from _function("plan")
     yield from _function("results")
     yield "Also `results.parquet` and `results.csv` of a report. One row per trial, failed trials included.\n"
     between = {
@@ -217,7 +218,6 @@ def _python() -> Iterator[str]:
         call = "" if isinstance(member, property) else "()"
         yield f"| `{name}{call}` | {_inline(_split_sections(inspect.getdoc(member) or '')[0])} |"
     yield ""
-    yield from _function("trials")
     yield from _function("history")
     yield "Also `history.parquet` of a report. One row per measurement.\n"
     yield from _meanings_of(frame.HISTORY)

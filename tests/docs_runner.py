@@ -218,7 +218,7 @@ def _install(words: list[str], reader: Reader) -> None:
 def _vitlab(words: list[str], reader: Reader) -> None:
     if words[0].startswith("-"):
         return _apart(lambda: _main(words), reader)
-    from vitlab.plan.packaged import packaged_studies
+    from vitlab.planning.packaged import packaged_studies
 
     reader.template = reader.template or words[0] == "new"
     # The training of these is tested elsewhere.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vitlab.errors import OutOfMemory, Refused
 from vitlab.executors import worker
-from vitlab.plan.values import Trial
+from vitlab.planning.values import Trial
 from vitlab.runner.job import Job, Settings
 from vitlab.store.files import write_json
 from vitlab.store.folders import TrialFolder

@@ -9,7 +9,7 @@ import torch
 from executor_runner import result
 
 from vitlab.errors import OutOfMemory
-from vitlab.plan.values import Trial
+from vitlab.planning.values import Trial
 from vitlab.runner.job import Job
 from vitlab.store.folders import TrialFolder
 from vitlab.store.result import TrialResult

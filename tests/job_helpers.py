@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.executors import Executor, Job, JobEnd, JobTrial, Settings
-from vitlab.plan.values import Trial
+from vitlab.planning.values import Trial
 from vitlab.spec import Choice, TrainSpec, TrialSpec
 from vitlab.store.folders import Keep, Store, TrialFolder
 from vitlab.store.locks import Busy

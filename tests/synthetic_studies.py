@@ -14,7 +14,7 @@ import pytest
 
 from vitlab import report
 from vitlab.comparison.study import Sample, judge_study
-from vitlab.plan.values import Arm, MetricFacts, Plan, Planned, Trial
+from vitlab.planning.values import Arm, MetricFacts, Plan, Planned, Trial
 from vitlab.report import comparison, phrasing
 from vitlab.report.frame import StudyResults
 from vitlab.spec import STREAMS, Analysis, TrialSpec

@@ -20,7 +20,7 @@ from vitlab.driver import benchmark
 from vitlab.driver.session import Session, Watch
 from vitlab.engines.vmap import Vmap
 from vitlab.lab import plan_study
-from vitlab.plan.values import EngineBenchmark
+from vitlab.planning.values import EngineBenchmark
 from vitlab.spec.tree import parsed
 from vitlab.store.folders import Store
 

@@ -19,7 +19,7 @@ from vitlab.comparison import Verdict
 from vitlab.comparison.arrays import VERDICTS, Design
 from vitlab.comparison.blocks import judge_blocks
 from vitlab.errors import UserError
-from vitlab.plan.values import Plan
+from vitlab.planning.values import Plan
 from vitlab.report.document import Report
 
 # Trials of a vaccine (Colditz et al. 1994): ill and healthy with it, ill and healthy without.
@@ -227,8 +227,8 @@ def test_arms_and_blocks_dropped_after_the_first_run_still_count(tmp_path: Path)
     """Without arm b, the verdict on arm a is corrected for both; without a data set, it is exploratory."""
     from synthetic_studies import study
 
-    from vitlab.plan.registration import registration
-    from vitlab.plan.values import Arm
+    from vitlab.planning.registration import registration
+    from vitlab.planning.values import Arm
     from vitlab.report.comparison import summary
     from vitlab.report.frame import StudyResults
     from vitlab.report.sections.blocks import over_blocks
@@ -258,7 +258,7 @@ def test_control_changes_no_other_verdict(tmp_path: Path) -> None:
     values = {arm: draws.normal(0.9, 0.01, 5) for arm in ("baseline", "a", "b", "control")}
     from synthetic_studies import arms_table, study
 
-    from vitlab.plan.values import Arm
+    from vitlab.planning.values import Arm
     from vitlab.report.frame import StudyResults
 
     rows = {}

@@ -33,7 +33,7 @@ from vitlab.data.augment.geometric import Crop
 from vitlab.driver.planning import with_decisions
 from vitlab.driver.session import Session
 from vitlab.errors import Refused, TrialFailed, UserError
-from vitlab.plan.study_folder import write_plan
+from vitlab.planning.study_folder import write_plan
 from vitlab.regression import check
 from vitlab.regression.baseline import read_baseline
 from vitlab.regression.facts import trace

@@ -12,7 +12,7 @@ import synthetic_studies
 from scipy import stats
 
 from vitlab.comparison.arrays import Choices, Contrast, Design, judge
-from vitlab.plan.values import Rival, Tuning
+from vitlab.planning.values import Rival, Tuning
 from vitlab.report.frame import StudyResults
 from vitlab.spec import Analysis
 from vitlab.statistics import choice_variance

@@ -33,7 +33,7 @@ from vitlab.components.position import PRESETS
 from vitlab.data.prepare import DataSource
 from vitlab.driver import explanations
 from vitlab.errors import Interrupted, UserError
-from vitlab.plan.packaged import packaged_studies
+from vitlab.planning.packaged import packaged_studies
 from vitlab.store.files import write_json
 from vitlab.weights import FORMATS
 

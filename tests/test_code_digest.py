@@ -25,7 +25,7 @@ from vitlab.errors import OptionError, Refused
 from vitlab.identity import source
 from vitlab.identity.code import closure, code_digest, modules_of, refresh
 from vitlab.lab import Answer
-from vitlab.plan.values import Trial
+from vitlab.planning.values import Trial
 from vitlab.spec import STREAMS
 
 STUDY: dict[str, Any] = {

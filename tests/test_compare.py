@@ -18,7 +18,7 @@ from scipy import stats
 import vitlab
 from vitlab.cli import cli
 from vitlab.errors import UserError
-from vitlab.plan.values import Plan, Planned
+from vitlab.planning.values import Plan, Planned
 from vitlab.report import frame
 from vitlab.report.comparison import MEANINGS
 from vitlab.spec import Choice

@@ -21,7 +21,7 @@ from vitlab import statistics
 from vitlab.comparison import Verdict
 from vitlab.comparison.arrays import VERDICTS, Contrast, Contrasts, Design, collapsed_pairs, judge
 from vitlab.comparison.study import Sample, judge_study
-from vitlab.plan.values import Arm, MetricFacts, Plan
+from vitlab.planning.values import Arm, MetricFacts, Plan
 from vitlab.report import phrasing
 from vitlab.report.comparison import summary
 from vitlab.report.frame import StudyResults

@@ -17,8 +17,8 @@ from torch import Tensor
 from vitlab.engines import supported_engine
 from vitlab.engines.base import Loop, train
 from vitlab.engines.compiled import Compiled, CompiledVmap
-from vitlab.plan.engine_choice import engine_of, group_trials
-from vitlab.plan.values import Planned
+from vitlab.planning.engine_choice import engine_of, group_trials
+from vitlab.planning.values import Planned
 from vitlab.registry import slot
 
 HERE = Path(__file__).parent

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from vitlab.cli import COMMANDS, cli
 from vitlab.cli.completion import VARIABLE
-from vitlab.plan.packaged import packaged_studies
+from vitlab.planning.packaged import packaged_studies
 from vitlab.registry import SLOT_MODULES
 from vitlab.store.files import write_json
 

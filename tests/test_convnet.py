@@ -19,7 +19,7 @@ from vitlab.geometry import DataInfo
 from vitlab.models import model
 from vitlab.models.convnet import ConvNet, RegNetY16GF
 from vitlab.models.cost import cost_of
-from vitlab.plan.values import Trial
+from vitlab.planning.values import Trial
 from vitlab.runner.job import Settings
 from vitlab.runner.models import load_model
 from vitlab.spec import STREAMS, TrialSpec

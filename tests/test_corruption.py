@@ -26,7 +26,7 @@ from vitlab.data.prepare import Feed, Normalize, data_info, prepare
 from vitlab.engines import base
 from vitlab.errors import SpecError, UserError
 from vitlab.geometry import DataInfo
-from vitlab.plan.resolve import Resolver
+from vitlab.planning.resolve import Resolver
 from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.spec.trial import Distill

@@ -34,8 +34,8 @@ from vitlab.errors import SpecError, WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.identity.code import code_of_modules, modules_of_spec
 from vitlab.lab import Answer, plan_study
-from vitlab.plan import sources
-from vitlab.plan.values import Plan
+from vitlab.planning import sources
+from vitlab.planning.values import Plan
 from vitlab.registry import OPTIONAL_MODULES, slot
 from vitlab.runner.job import Settings
 from vitlab.spec import Choice, Seeds

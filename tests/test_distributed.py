@@ -20,7 +20,7 @@ from vitlab.executors import Job, JobEnd, JobTrial, machine
 from vitlab.executors.local import Local
 from vitlab.executors.machine import GpuRequest, Placement
 from vitlab.executors.worker import WorkerCommand
-from vitlab.plan.values import Trial
+from vitlab.planning.values import Trial
 from vitlab.runner.job import NODE_VARIABLE, Settings
 from vitlab.runner.models import load_model
 from vitlab.runner.ranks import RankResult

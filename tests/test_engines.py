@@ -31,7 +31,7 @@ from vitlab.engines.base import train
 from vitlab.engines.batch_last import incompatibility
 from vitlab.errors import SpecError
 from vitlab.geometry import Work
-from vitlab.plan.engine_choice import (
+from vitlab.planning.engine_choice import (
     MAX_GPU_VALUES,
     MAX_PRODUCTS,
     MAX_TOGETHER,
@@ -42,7 +42,7 @@ from vitlab.plan.engine_choice import (
     group_trials,
     shape,
 )
-from vitlab.plan.values import Planned, Trial
+from vitlab.planning.values import Planned, Trial
 from vitlab.registry import listing, slot
 from vitlab.runner.attempt import Attempt
 from vitlab.runner.job import Settings

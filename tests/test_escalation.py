@@ -18,8 +18,8 @@ import vitlab
 from vitlab import lab
 from vitlab.comparison.study import refusals
 from vitlab.errors import SpecError
-from vitlab.plan.registration import changes, registration, with_registration
-from vitlab.plan.values import Arm, Looks, Plan
+from vitlab.planning.registration import changes, registration, with_registration
+from vitlab.planning.values import Arm, Looks, Plan
 from vitlab.report.comparison import inconclusive_arms
 from vitlab.spec import Analysis, Study
 from vitlab.store.folders import Store

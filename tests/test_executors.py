@@ -30,7 +30,7 @@ from vitlab.executors import Executor, base, machine, worker
 from vitlab.executors.base import Job, JobEnd
 from vitlab.executors.inline import Inline
 from vitlab.executors.local import Local
-from vitlab.plan.values import Planned
+from vitlab.planning.values import Planned
 from vitlab.runner import fork_server
 from vitlab.spec import Choice, RunSpec
 from vitlab.store import locks

@@ -16,7 +16,7 @@ from vitlab.driver.scheduler import Schedule
 from vitlab.driver.session import Session, Watch
 from vitlab.errors import Refused, TrialFailed
 from vitlab.executors import Executor, Job, JobEnd, worker
-from vitlab.plan.values import Planned
+from vitlab.planning.values import Planned
 from vitlab.spec import RunSpec
 from vitlab.store.files import read_json
 from vitlab.store.folders import Store, TrialFolder

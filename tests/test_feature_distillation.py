@@ -24,7 +24,7 @@ from vitlab.errors import SpecError, WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.lab import plan_study
 from vitlab.models.contract import Model
-from vitlab.plan.resolve import Faults, Resolver
+from vitlab.planning.resolve import Faults, Resolver
 from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.spec.trial import Distill, TrialSpec

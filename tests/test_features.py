@@ -13,7 +13,7 @@ from vitlab.data.prepare import Feed, data_info, prepare
 from vitlab.engines.base import train
 from vitlab.errors import WeightsError
 from vitlab.models.contract import Model
-from vitlab.plan.resolve import Resolver
+from vitlab.planning.resolve import Resolver
 from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.training.features import features_of

@@ -22,7 +22,7 @@ from vitlab.cli import cli
 from vitlab.cli import run as cli_run
 from vitlab.errors import TrialFailed, UserError
 from vitlab.executors.worker import WorkerCommand, log_to
-from vitlab.plan.study_folder import commit_of
+from vitlab.planning.study_folder import commit_of
 from vitlab.store.files import append_json, open_in_place
 from vitlab.store.locks import hold
 from vitlab.trackers import delivery, server

@@ -16,9 +16,9 @@ import synthetic_studies
 from scipy import stats
 from test_docs import ROOT, docs_module
 
-from vitlab.plan.packaged import header, packaged_studies
-from vitlab.plan.study_folder import read_plan
-from vitlab.plan.values import Plan
+from vitlab.planning.packaged import header, packaged_studies
+from vitlab.planning.study_folder import read_plan
+from vitlab.planning.values import Plan
 from vitlab.report import Report, phrasing
 from vitlab.report.comparison import summary
 from vitlab.report.frame import StudyResults

@@ -19,7 +19,7 @@ from vitlab.driver.session import Session, Watch
 from vitlab.executors import Job, JobTrial, Settings
 from vitlab.executors.local import Local
 from vitlab.lab import Answer
-from vitlab.plan.values import Planned, Trial
+from vitlab.planning.values import Planned, Trial
 from vitlab.spec import Choice, RunSpec, TrainSpec, TrialSpec
 from vitlab.store.folders import Keep, Store, TrialFolder
 

@@ -19,8 +19,8 @@ from synthetic_studies import BASE, POSITIONS, document, outcome, text_of
 from vitlab.cli.report import judge_command as command
 from vitlab.errors import UserError
 from vitlab.judging.judgement import judge
-from vitlab.plan.study_folder import read_plan
-from vitlab.plan.values import Looks
+from vitlab.planning.study_folder import read_plan
+from vitlab.planning.values import Looks
 from vitlab.report.comparison import summary
 from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import answers

@@ -27,7 +27,7 @@ import yaml
 from job_helpers import PATIENCE_S, alive, until
 
 import vitlab
-from vitlab import lab, plan, report
+from vitlab import lab, planning, report
 from vitlab.cli import cli
 from vitlab.data.prepare import prepare
 from vitlab.driver.planning import prepare_run
@@ -35,7 +35,7 @@ from vitlab.driver.session import Watch
 from vitlab.errors import SpecError, UserError
 from vitlab.executors.inline import Inline
 from vitlab.lab import Answer
-from vitlab.plan.values import Plan, Planned
+from vitlab.planning.values import Plan, Planned
 from vitlab.registry import slot
 from vitlab.report.api import PREDICTIONS
 from vitlab.report.frame import HISTORY
@@ -137,16 +137,16 @@ def test_study_may_be_a_mapping(tmp_path: Path) -> None:
     """Its content is written to a file, which messages then name."""
     content = {**yaml.safe_load(study(tmp_path).read_text()), "study": "given"}
     content["run"] = {"executor": "inline", "tracker": "none"}
-    before = vitlab.trials(content, out=tmp_path)
+    before = vitlab.plan(content, out=tmp_path)
     answer = vitlab.run(content, out=tmp_path)
     assert (answer.trained, answer.failed) == (len(before), 0) and not before["trained"].any()
-    after = vitlab.trials(content, out=tmp_path)
+    after = vitlab.plan(content, out=tmp_path)
     assert after["trained"].all() and list(after.columns) == ["arm", "seed", "trained", "params", "macs"]
     (file,) = (tmp_path / "written").iterdir()
     assert yaml.safe_load(file.read_text()) == content and vitlab.run(file, out=tmp_path).cached == len(before)
     content["base"]["model"]["dpth"] = 1
     with pytest.raises(vitlab.SpecError, match=rf"{file.name}:\d+:\d+: .*'dpth'.*Did you mean 'depth'"):
-        vitlab.trials(content, out=tmp_path)
+        vitlab.plan(content, out=tmp_path)
     with pytest.raises(UserError, match="texts, numbers, lists and mappings alone"):
         vitlab.run({**content, "seeds": Path()}, out=tmp_path)
 
@@ -461,13 +461,13 @@ def test_run_makes_at_most_two_plans(
     changes: dict[str, Any], plans: int, trained: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once, and a second time after the choice of a tuning or after an interim analysis."""
-    genuine, made = plan.make_plan, []
+    genuine, made = planning.make_plan, []
 
     def counted(*arguments: Any) -> Any:
         made.append(arguments)
         return genuine(*arguments)
 
-    monkeypatch.setattr(plan, "make_plan", counted)
+    monkeypatch.setattr(planning, "make_plan", counted)
     file = study(tmp_path, run={"executor": "inline", "tracker": "none"}, **changes)
     answer = vitlab.run(file, out=tmp_path / "out")
     assert (len(made), answer.trained, answer.cached, answer.failed) == (plans, trained, 0, 0)

@@ -352,7 +352,7 @@ SPEC = {
 def test_training_that_lost_its_lock_writes_nothing(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vitlab.plan.values import Trial  # here, because processes of other tests need no torch
+    from vitlab.planning.values import Trial  # here, because processes of other tests need no torch
     from vitlab.runner.job import Settings
     from vitlab.spec import STREAMS
 
@@ -391,7 +391,7 @@ def test_training_that_lost_its_lock_writes_nothing(
 def test_lost_lock_in_batch_is_not_taken_for_stacking_failure(
     at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vitlab.plan.values import Trial
+    from vitlab.planning.values import Trial
     from vitlab.runner import run as room
     from vitlab.runner.attempt import Attempt
     from vitlab.spec import STREAMS

@@ -16,7 +16,7 @@ from vitlab.data.prepare import data_info
 from vitlab.errors import SpecError
 from vitlab.geometry import DataInfo
 from vitlab.lab import plan_study
-from vitlab.plan import Plan, make_plan
+from vitlab.planning import Plan, make_plan
 from vitlab.registry import slot
 from vitlab.spec import read_study
 

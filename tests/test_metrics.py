@@ -19,7 +19,7 @@ import vitlab
 from vitlab import lab, testing
 from vitlab.errors import BrokenComponent, SpecError
 from vitlab.geometry import DataInfo
-from vitlab.plan.values import MetricFacts, Plan
+from vitlab.planning.values import MetricFacts, Plan
 from vitlab.regression import gate
 from vitlab.spec import Analysis, Choice, Study
 from vitlab.trackers import records

@@ -11,7 +11,7 @@ import pytest
 from vitlab.errors import VitlabError
 from vitlab.executors import Job, JobTrial, Settings
 from vitlab.executors.task import FileChange, FileSender, apply_change, input_files, relocate
-from vitlab.plan.values import Trial
+from vitlab.planning.values import Trial
 from vitlab.spec import Choice, TrainSpec, TrialSpec
 from vitlab.store.files import write_bytes
 from vitlab.store.folders import Store, TrialFolder

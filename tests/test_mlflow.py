@@ -52,7 +52,7 @@ from urllib3.connection import HTTPConnection
 import vitlab
 from vitlab import cli
 from vitlab.errors import UserError
-from vitlab.plan.values import Plan
+from vitlab.planning.values import Plan
 from vitlab.registry import slot
 from vitlab.runner.job import Settings
 from vitlab.spec import RunSpec

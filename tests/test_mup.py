@@ -19,7 +19,7 @@ from vitlab.data.prepare import data_info
 from vitlab.driver.coordinates import Coordinates, measure
 from vitlab.errors import OptionError, UserError
 from vitlab.geometry import DataInfo
-from vitlab.plan.resolve import Faults, Resolver
+from vitlab.planning.resolve import Faults, Resolver
 from vitlab.registry import slot
 from vitlab.spec.trial import InitFrom
 from vitlab.training.evaluation import forward_logits

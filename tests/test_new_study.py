@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 from vitlab.cli import cli
 from vitlab.errors import UserError
-from vitlab.plan.packaged import packaged_studies
+from vitlab.planning.packaged import packaged_studies
 from vitlab.spec import read_document
 
 

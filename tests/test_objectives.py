@@ -24,7 +24,7 @@ from vitlab.engines.base import train as train_together
 from vitlab.errors import SpecError
 from vitlab.identity.code import closure, components, modules_of_spec
 from vitlab.models.contract import Model
-from vitlab.plan.resolve import Faults, Resolver
+from vitlab.planning.resolve import Faults, Resolver
 from vitlab.registry import slot
 from vitlab.runner.circumstances import kernels_of_first_pass
 from vitlab.runner.job import Settings

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 import vitlab
 from vitlab.cli import cli
 from vitlab.errors import UserError
-from vitlab.plan import packaged
+from vitlab.planning import packaged
 
 ROOT = Path(__file__).parents[1]
 STUDY: dict[str, Any] = {

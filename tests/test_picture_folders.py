@@ -27,7 +27,7 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import DataError, SpecError
 from vitlab.geometry import DataInfo
 from vitlab.lab import plan_study
-from vitlab.plan.sources import other_split
+from vitlab.planning.sources import other_split
 from vitlab.registry import slot
 from vitlab.spec import STREAMS
 

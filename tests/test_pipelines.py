@@ -15,8 +15,8 @@ from vitlab import lab
 from vitlab.cli import cli
 from vitlab.driver import planning
 from vitlab.driver.smoke import smoke
-from vitlab.plan.match import gpu_hours, train_macs
-from vitlab.plan.values import Plan
+from vitlab.planning.match import gpu_hours, train_macs
+from vitlab.planning.values import Plan
 from vitlab.spec import TrainSpec
 
 FOLDER = Path(__file__).parent.parent / "pipelines"

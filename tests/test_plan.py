@@ -22,11 +22,11 @@ from vitlab.identity import source
 from vitlab.identity.code import closure, code_digest, code_of_trial, refresh
 from vitlab.identity.trial import key_of
 from vitlab.lab import plan_study
-from vitlab.plan import Plan
-from vitlab.plan.arms import RuleFault, holds, parse_rule
-from vitlab.plan.engine_choice import engine_of, shape
-from vitlab.plan.sources import same_images
-from vitlab.plan.values import EngineBenchmark, Trial
+from vitlab.planning import Plan
+from vitlab.planning.arms import RuleFault, holds, parse_rule
+from vitlab.planning.engine_choice import engine_of, shape
+from vitlab.planning.sources import same_images
+from vitlab.planning.values import EngineBenchmark, Trial
 from vitlab.spec import Choice
 from vitlab.spec.design import Node, changes_of, short_names, text
 
@@ -460,9 +460,9 @@ def test_runner_and_engines_are_part_of_code_of_every_trial() -> None:
     assert engines <= set(modules), "each may have computed the trial"
     strangers = {"vitlab.lab", "vitlab.report", "vitlab.trackers.mlflow", "vitlab.cli", "vitlab.models.convnet"}
     strangers |= {
-        "vitlab.plan.expand",
-        "vitlab.plan.match",
-        "vitlab.plan.values",
+        "vitlab.planning.expand",
+        "vitlab.planning.match",
+        "vitlab.planning.values",
         "vitlab.spec.study",
         "vitlab.spec.run",
     }

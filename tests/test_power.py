@@ -19,8 +19,8 @@ from vitlab import lab
 from vitlab.cli import cli
 from vitlab.comparison.arrays import Design, judge
 from vitlab.errors import UserError
-from vitlab.plan.study_folder import write_plan
-from vitlab.plan.values import Plan
+from vitlab.planning.study_folder import write_plan
+from vitlab.planning.values import Plan
 from vitlab.report.power import forecast, simulate
 from vitlab.spec import Analysis
 from vitlab.store.folders import Store

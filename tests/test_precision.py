@@ -19,7 +19,7 @@ from vitlab.engines import supported_engine
 from vitlab.engines.base import Loop, train
 from vitlab.errors import UserError
 from vitlab.geometry import DataInfo
-from vitlab.plan.engine_choice import engine_of
+from vitlab.planning.engine_choice import engine_of
 from vitlab.registry import slot
 from vitlab.runner.circumstances import cuda_settings
 from vitlab.runner.job import Settings

@@ -17,7 +17,7 @@ import synthetic_studies
 from rich.console import Console
 
 from vitlab.driver import progress
-from vitlab.plan.values import Plan, Planned
+from vitlab.planning.values import Plan, Planned
 from vitlab.store.folders import Store
 
 STEPS = synthetic_studies.STEPS[-1]

@@ -35,7 +35,7 @@ from vitlab.executors.local import Local
 from vitlab.executors.ray import Ray, _SubmittedJob
 from vitlab.executors.task import FileSender, Finished, Started, apply_change, stream
 from vitlab.identity.code import code_of_modules, modules_of_spec
-from vitlab.plan.values import Trial
+from vitlab.planning.values import Trial
 from vitlab.registry import load_file
 from vitlab.runner.job import JobTrial, Settings
 from vitlab.spec import STREAMS, RunSpec, TrialSpec

@@ -22,8 +22,8 @@ from vitlab.data.prepare import Batch, Feed, Prepared, data_info, prepare
 from vitlab.data.torchvision_import import torchvision
 from vitlab.identity.code import code_of_modules, optional_modules
 from vitlab.models.contract import Model
-from vitlab.plan.resolve import Faults, Resolver
-from vitlab.plan.values import Trial
+from vitlab.planning.resolve import Faults, Resolver
+from vitlab.planning.values import Trial
 from vitlab.registry import OPTIONAL_MODULES, slot
 from vitlab.runner.job import Settings
 from vitlab.runner.models import load_model

@@ -43,9 +43,9 @@ from synthetic_studies import (
 from vitlab import explain, report, statistics
 from vitlab.comparison import MEANINGS, Verdict
 from vitlab.errors import UserError
-from vitlab.plan import registration
-from vitlab.plan.study_folder import RunRecord, read_plan, record_run
-from vitlab.plan.values import Arm, EarlierResults, MetricFacts, Plan, Planned, Registration
+from vitlab.planning import registration
+from vitlab.planning.study_folder import RunRecord, read_plan, record_run
+from vitlab.planning.values import Arm, EarlierResults, MetricFacts, Plan, Planned, Registration
 from vitlab.report import (
     comparison,
     drawing,
@@ -1422,7 +1422,7 @@ def test_stored_report_is_printed_without_pandas(tmp_path, undrawn):
     plan, store = study(tmp_path)
     report.write(report.collect(plan, store), store.study(plan.study) / "report")
     code = (
-        "import sys\nfrom vitlab import report\nfrom vitlab.plan.values import Plan\n"
+        "import sys\nfrom vitlab import report\nfrom vitlab.planning.values import Plan\n"
         "from vitlab.store.folders import Store, read_json\nfrom pathlib import Path\n"
         f"store = Store(Path({str(tmp_path)!r}))\nplan = Plan.from_json(read_json(store.study('positions') / 'plan.json'))\n"
         "assert all(report.read_report(plan, store, form) for form in report.FORMATS)\n"

@@ -21,7 +21,7 @@ import synthetic_studies
 from markdown_it import MarkdownIt
 
 from vitlab import report
-from vitlab.plan.values import Plan
+from vitlab.planning.values import Plan
 from vitlab.report import frame
 from vitlab.store.folders import Store
 

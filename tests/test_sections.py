@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from vitlab import registry, report
 from vitlab.cli import cli
 from vitlab.errors import VitlabError
-from vitlab.plan.study_folder import write_plan
+from vitlab.planning.study_folder import write_plan
 from vitlab.report.sections import Section, section
 from vitlab.testing import check_component
 

@@ -17,8 +17,8 @@ from test_escalation import study
 import vitlab
 from vitlab import lab
 from vitlab.errors import SpecError
-from vitlab.plan.registration import changes, registration, with_registration
-from vitlab.plan.values import Looks, Plan
+from vitlab.planning.registration import changes, registration, with_registration
+from vitlab.planning.values import Looks, Plan
 from vitlab.report.comparison import with_open_arms
 from vitlab.report.frame import StudyResults
 from vitlab.spec import Study
@@ -140,7 +140,7 @@ def test_seeds_until_decided_are_refused_with_place(tmp_path: Path, seeds: Any, 
 
 
 def test_study_adds_seeds_until_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitlab.plan.expand.FUTILITY", 1e-9)  # nothing is given up
+    monkeypatch.setattr("vitlab.planning.expand.FUTILITY", 1e-9)  # nothing is given up
     file = study(tmp_path, {"until": "decided", "at_least": 2, "at_most": 4, "every": 1})
     answer = lab.run(file, out=tmp_path / "out")
     seeds = {
@@ -206,7 +206,7 @@ def test_rows_are_those_of_the_last_complete_look() -> None:
 
 
 def synthetic_plan(open_: tuple[tuple[str, ...], ...]) -> tuple[Plan, None]:
-    from vitlab.plan.values import Arm
+    from vitlab.planning.values import Arm
     from vitlab.spec import Analysis
 
     arms = (Arm("baseline", {}, None), Arm("near", {}, "baseline"), Arm("far", {}, "baseline"))

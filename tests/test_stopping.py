@@ -19,7 +19,7 @@ from vitlab.driver.planning import plan_study
 from vitlab.driver.session import Watch
 from vitlab.engines.base import train
 from vitlab.errors import SpecError
-from vitlab.plan.values import Trial
+from vitlab.planning.values import Trial
 from vitlab.runner.job import Settings
 from vitlab.runner.run import begin_trial
 from vitlab.spec import STREAMS, TrialSpec

@@ -13,7 +13,7 @@ import pytest
 import synthetic_studies
 
 from vitlab.errors import UserError
-from vitlab.plan.study_folder import read_plan, write_plan
+from vitlab.planning.study_folder import read_plan, write_plan
 from vitlab.store.files import abandoned, read_json, temporary, write_bytes, write_json
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.result import Circumstances, Ending, Measurement, Outcome, TrialResult

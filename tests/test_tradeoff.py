@@ -16,7 +16,7 @@ from statsmodels.stats.anova import AnovaRM
 
 from vitlab import report
 from vitlab.identity.trial import Trial
-from vitlab.plan.values import Arm, Plan, Planned
+from vitlab.planning.values import Arm, Plan, Planned
 from vitlab.report import comparison
 from vitlab.report.frame import StudyResults
 from vitlab.report.sections import Findings, sections

@@ -25,7 +25,7 @@ from vitlab.data.prepare import prepare
 from vitlab.errors import DataError, TrialFailed, UserError, VitlabError, WeightsError
 from vitlab.identity.code import code_of_modules, modules_of_spec
 from vitlab.identity.trial import digests_of, identity_of
-from vitlab.plan.values import Trial
+from vitlab.planning.values import Trial
 from vitlab.registry import slot
 from vitlab.runner import attempt, circumstances
 from vitlab.runner.job import Settings

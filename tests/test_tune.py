@@ -19,9 +19,9 @@ from vitlab.cli import cli
 from vitlab.driver.session import Watch
 from vitlab.errors import SpecError
 from vitlab.lab import Answer, plan_study
-from vitlab.plan import Plan, Planned
-from vitlab.plan.tune import decide, edges
-from vitlab.plan.values import Rival, Trial, Tuning
+from vitlab.planning import Plan, Planned
+from vitlab.planning.tune import decide, edges
+from vitlab.planning.values import Rival, Trial, Tuning
 from vitlab.report.api import open_study
 from vitlab.spec import Analysis, Choice, TrainSpec, TrialSpec
 from vitlab.store.folders import Store

@@ -18,7 +18,7 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.lab import plan_study
 from vitlab.models import Model, model
 from vitlab.models.cost import parameters
-from vitlab.plan.values import Trial
+from vitlab.planning.values import Trial
 from vitlab.registry import slot
 
 STUDY_MNIST = STUDY.with_name("tutorial_mnist.yaml")

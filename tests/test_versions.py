@@ -22,8 +22,8 @@ from vitlab import lab, report
 from vitlab.cli import cli
 from vitlab.driver.session import Watch
 from vitlab.errors import UserError
-from vitlab.plan import study_folder
-from vitlab.plan.study_folder import commit_of, content, differences, keep, name_of, versions
+from vitlab.planning import study_folder
+from vitlab.planning.study_folder import commit_of, content, differences, keep, name_of, versions
 from vitlab.report.api import open_study
 from vitlab.store.files import read_json, write_json
 

@@ -18,8 +18,8 @@ from vitlab.data.prepare import data_info
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import VitlabError, WeightsError
 from vitlab.identity.code import code_of_modules, modules_of_spec
-from vitlab.plan.resolve import Resolver
-from vitlab.plan.values import Trial
+from vitlab.planning.resolve import Resolver
+from vitlab.planning.values import Trial
 from vitlab.runner.job import Settings
 from vitlab.runner.models import load_model
 from vitlab.spec import STREAMS, TrialSpec

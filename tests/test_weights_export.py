@@ -17,7 +17,7 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model, digest
-from vitlab.plan.values import Trial
+from vitlab.planning.values import Trial
 from vitlab.registry import slot
 from vitlab.spec import TrialSpec
 from vitlab.store.files import write_json

@@ -37,7 +37,7 @@ import yaml
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from job_helpers import processes
 
-from vitlab.plan.values import Plan
+from vitlab.planning.values import Plan
 from vitlab.store import locks
 from vitlab.store.files import read_json
 from vitlab.store.folders import TrialFolder

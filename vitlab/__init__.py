@@ -18,7 +18,7 @@ from vitlab._version import __version__ as __version__
 imports.watch()
 
 if TYPE_CHECKING:
-    from vitlab.driver.planning import trials
+    from vitlab.driver.planning import plan
     from vitlab.errors import SpecError, UserError, VitlabError
     from vitlab.judging.judgement import judge
     from vitlab.lab import run
@@ -33,10 +33,10 @@ __all__ = [
     "history",
     "judge",
     "load",
+    "plan",
     "predictions",
     "results",
     "run",
-    "trials",
 ]
 
 

@@ -17,8 +17,8 @@ from vitlab.driver.planning import given_file, prepare_run, read_data, with_deci
 from vitlab.driver.planning import plan_study as plan_study
 from vitlab.driver.scheduler import train_missing
 from vitlab.driver.session import Session, Watch, cached_trials, next_stage, require_arm, sole_driver
-from vitlab.plan.study_folder import begin_run, is_recorded, registered, write_plan
-from vitlab.plan.values import Plan
+from vitlab.planning.study_folder import begin_run, is_recorded, registered, write_plan
+from vitlab.planning.values import Plan
 from vitlab.report.api import Answer as Answer
 from vitlab.store.folders import OUT, Store
 from vitlab.trackers.delivery import mark_undelivered

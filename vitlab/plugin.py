@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from vitlab.geometry import DataInfo, Geometry
     from vitlab.models import Model, model
     from vitlab.models.contract import State
-    from vitlab.plan.values import Plan
+    from vitlab.planning.values import Plan
     from vitlab.registry import Pick, Slot, Unhashed, slot
     from vitlab.report.document import Report
     from vitlab.report.drawing import Drawing

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from vitlab.data.prepare import Feed, prepare
 from vitlab.data.torchvision_import import torchvision as import_torchvision
-from vitlab.plan.values import Trial
+from vitlab.planning.values import Trial
 from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrialSpec
 from vitlab.training.loop import Training

@@ -12,7 +12,7 @@ import torch
 from contenders import MICRO, training_spec
 from measuring import Row, row
 
-from vitlab.plan.values import Trial
+from vitlab.planning.values import Trial
 from vitlab.runner.job import Job, JobTrial, Settings
 from vitlab.runner.run import execute
 from vitlab.spec import STREAMS, TrialSpec

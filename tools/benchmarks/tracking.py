@@ -28,7 +28,7 @@ from pathlib import Path
 import yaml
 
 from vitlab import lab
-from vitlab.plan.values import Arm, Plan, Planned, Trial
+from vitlab.planning.values import Arm, Plan, Planned, Trial
 from vitlab.registry import slot
 from vitlab.spec import Analysis, RunSpec, TrialSpec
 from vitlab.store.folders import Store

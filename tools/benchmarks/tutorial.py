@@ -25,7 +25,7 @@ from vitlab.data.prepare import Feed, prepare
 from vitlab.engines.base import train
 from vitlab.lab import plan_study
 from vitlab.models import Model, model
-from vitlab.plan.values import Trial
+from vitlab.planning.values import Trial
 from vitlab.registry import slot
 from vitlab.training.loop import Training
 

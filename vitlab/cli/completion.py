@@ -62,7 +62,7 @@ def _completion(values: Callable[[click.Context, str], Iterable[str]]) -> Comple
 @_completion
 def complete_packaged(context: click.Context, typed: str) -> Iterable[str]:
     """Complete the name of a packaged study."""
-    from vitlab.plan.packaged import packaged_studies
+    from vitlab.planning.packaged import packaged_studies
 
     return packaged_studies()
 
@@ -70,7 +70,7 @@ def complete_packaged(context: click.Context, typed: str) -> Iterable[str]:
 @_completion
 def complete_file(context: click.Context, typed: str) -> Iterable[str]:
     """Complete the name of a packaged study, or the path of a study file."""
-    from vitlab.plan.packaged import packaged_studies
+    from vitlab.planning.packaged import packaged_studies
 
     return [*packaged_studies(), *_files(typed)]
 
@@ -110,7 +110,7 @@ def components_of(slot: str) -> Complete:
 @_completion
 def complete_arm(context: click.Context, typed: str) -> Iterable[str]:
     """Complete the name of an arm of the study on the command line, if it has been run; ``arm=NAME`` for ``run``."""
-    from vitlab.plan.packaged import study_name
+    from vitlab.planning.packaged import study_name
 
     params = [context.params.get(name) for name in ("file", "study", "trial")]
     # click assigns no argument while an option lacks its value.

@@ -18,7 +18,7 @@ from vitlab.store.files import folder_name
 if TYPE_CHECKING:
     from vitlab.explain.one_image import Label
     from vitlab.models.vit import ViT
-    from vitlab.plan.values import Plan
+    from vitlab.planning.values import Plan
     from vitlab.store.folders import Store
     from vitlab.training.artifacts import Transform
 

@@ -12,8 +12,8 @@ import click
 from vitlab.cli import say
 from vitlab.cli.options import out_option
 from vitlab.errors import UserError
-from vitlab.plan.study_folder import EARLIER, read_plan
-from vitlab.plan.values import Plan
+from vitlab.planning.study_folder import EARLIER, read_plan
+from vitlab.planning.values import Plan
 from vitlab.store.files import remove
 from vitlab.store.folders import Store
 from vitlab.store.locks import Busy

@@ -55,7 +55,7 @@ def study(file: Path, source: str) -> list[str]:
     Beside it a schema is written, by which editors complete and check the file. An existing file is not overwritten.
     """
     from vitlab.cli.schema import study_schema
-    from vitlab.plan.packaged import packaged_study
+    from vitlab.planning.packaged import packaged_study
     from vitlab.store.files import write_bytes
 
     file = file if file.suffix in (".yaml", ".yml") else file.with_name(f"{file.name}.yaml")

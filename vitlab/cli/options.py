@@ -111,7 +111,7 @@ def study_file(file: Path) -> Path:
     """
     if file.suffix and os.path.isfile(file):  # the name of a packaged study has no suffix
         return file
-    from vitlab.plan import packaged
+    from vitlab.planning import packaged
 
     return packaged.study_file(file, say)
 

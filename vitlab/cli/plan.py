@@ -18,7 +18,7 @@ from vitlab.report.formats import fitted_table
 from vitlab.report.phrasing import Column, Columns, compact
 
 if TYPE_CHECKING:
-    from vitlab.plan.values import Arm, Plan, Tuning
+    from vitlab.planning.values import Arm, Plan, Tuning
     from vitlab.store.folders import Store
 
 MAX_ROWS = 60  #: largest number of arms in the table; JSON has all of them
@@ -106,7 +106,7 @@ class ArmCost:
 def _costs(plan: Plan, tflops: float) -> dict[str, ArmCost]:
     from vitlab.data.prepare import DataSource
     from vitlab.driver.planning import costs
-    from vitlab.plan.match import gpu_hours, train_macs
+    from vitlab.planning.match import gpu_hours, train_macs
 
     trials = {planned.arm: planned for planned in reversed(plan.pending)} | plan.first_trials
     examples_by_data: dict[tuple[str, int, int], int | None] = {}
@@ -147,7 +147,7 @@ def _columns(
     plan: Plan, arms: Sequence[Arm], cached: Set[tuple[str, int]], costs: Mapping[str, ArmCost]
 ) -> list[Column]:
     """Return the table of the arms; columns that repeat an arm's name are the first to go in a narrow terminal."""
-    from vitlab.plan.tune import PENDING
+    from vitlab.planning.tune import PENDING
     from vitlab.spec.design import text
 
     trials = Counter(planned.arm for planned in plan.trials)
@@ -185,7 +185,7 @@ def _hours(hours: float | None) -> str:
 
 def _describe_costs(plan: Plan, costs: Mapping[str, ArmCost], device_tflops: float) -> str:
     """Return a sentence that defines the GPU-hours and gives the hours of the whole study."""
-    from vitlab.plan.match import UTILISATION
+    from vitlab.planning.match import UTILISATION
 
     sentence = (
         f"GPU-hours are for one training: 3 x MACs x images seen, of 2 operations each, at "
@@ -246,7 +246,7 @@ def _describe_engines(plan: Plan, device: str) -> Iterator[str]:
 
 def _describe_tuning(tunings: Sequence[Tuning], cached: Set[tuple[str, int]]) -> Iterator[str]:
     """Yield a sentence for arms with the same choice, and one for arms that will choose among the same rivals."""
-    from vitlab.plan.tune import name_of
+    from vitlab.planning.tune import name_of
 
     alike: dict[str, list[Tuning]] = {}
     for tuning in tunings:

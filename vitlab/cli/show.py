@@ -22,7 +22,7 @@ from vitlab.cli.completion import STUDIES, complete_component, complete_slot
 from vitlab.cli.errors import wrapped
 from vitlab.cli.options import plugin_option
 from vitlab.errors import BrokenComponent, UserError
-from vitlab.plan import packaged
+from vitlab.planning import packaged
 from vitlab.registry.slots import without_markup
 from vitlab.spec.choice import SLOT_MARK
 
@@ -202,7 +202,7 @@ def _place(component: type) -> str:
 
 def _metric_facts(component: Any) -> str:
     """Return the facts that a metric declares: ``goal min; unit images; bounds 0 to inf; tasks classification``."""
-    from vitlab.plan.metrics import unit_of
+    from vitlab.planning.metrics import unit_of
 
     low, high = component.bounds
     facts = [f"goal {component.goal}", f"unit {unit_of(component)}", f"bounds {low:g} to {high:g}"]

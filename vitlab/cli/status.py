@@ -18,8 +18,8 @@ from vitlab.spec.tree import NewTree
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
-    from vitlab.plan.study_folder import Version
-    from vitlab.plan.values import Plan
+    from vitlab.planning.study_folder import Version
+    from vitlab.planning.values import Plan
     from vitlab.store.folders import Store, TrialFolder
 
 STATES = (Ending.DONE, "running", "paused", Ending.FAILED, "missing")
@@ -138,7 +138,7 @@ def studies_command(out: Path) -> None:
 
 def _study_row(folder: Path, store: Store) -> NewTree | None:
     """Return a study with its versions, the latest first, as ``--json`` prints it; None if it was deleted meanwhile."""
-    from vitlab.plan.study_folder import read_plan, versions
+    from vitlab.planning.study_folder import read_plan, versions
 
     recorded = versions(folder.resolve())
     plans = [(version, plan) for version in recorded if (plan := read_plan(version.folder / "plan.json"))]
@@ -147,7 +147,7 @@ def _study_row(folder: Path, store: Store) -> NewTree | None:
 
 
 def _version_row(version: Version, plan: Plan, latest: Version, store: Store) -> NewTree:
-    from vitlab.plan.study_folder import differences
+    from vitlab.planning.study_folder import differences
 
     if version.folder != store.study(plan.study):
         plan = replace(plan, version=version.name)
@@ -178,7 +178,7 @@ def _answer(plan: Plan, store: Store) -> str:
 
 
 def _print(study: NewTree) -> None:
-    from vitlab.plan.packaged import packaged_name
+    from vitlab.planning.packaged import packaged_name
 
     click.echo(f"{study['study']}  {study['question']}")
     rows = []

@@ -28,7 +28,7 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
     STUDY is a study's name or file. Its page shows curves and final values grouped by arm. The browser is opened where
     there is a display; the addresses of all studies are printed.
     """
-    from vitlab.plan.packaged import study_name
+    from vitlab.planning.packaged import study_name
     from vitlab.trackers.server import links, reachable, running
 
     base, root = f"http://{reachable(host)}:{port}", out.resolve()

@@ -17,8 +17,8 @@ import numpy as np
 from vitlab import statistics
 from vitlab.comparison import Verdict
 from vitlab.comparison.arrays import VERDICTS, Choices, Contrast, Design, judge
-from vitlab.plan.registration import added_comparisons, altered_arms, changes
-from vitlab.plan.values import Plan
+from vitlab.planning.registration import added_comparisons, altered_arms, changes
+from vitlab.planning.values import Plan
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -27,8 +27,8 @@ from vitlab.driver.session import Session, name_of
 from vitlab.engines.base import Engine
 from vitlab.errors import UserError
 from vitlab.identity.trial import Trial
-from vitlab.plan.engine_choice import MAX_TOGETHER
-from vitlab.plan.values import EngineBenchmark, Plan, Planned
+from vitlab.planning.engine_choice import MAX_TOGETHER
+from vitlab.planning.values import EngineBenchmark, Plan, Planned
 from vitlab.registry import slot
 from vitlab.registry.plugins import sentence_with_place
 from vitlab.report.sections.cost import MeasuredCost, write_costs
@@ -98,7 +98,7 @@ def benchmark_engines(
 
     Args:
         plan: the plan with these trials.
-        shapes: trials by :func:`vitlab.plan.engine_choice.shape`.
+        shapes: trials by :func:`vitlab.planning.engine_choice.shape`.
         session: the run; each result is shown in a sentence.
     """
     benchmarks = {}

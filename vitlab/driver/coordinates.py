@@ -22,7 +22,7 @@ from vitlab.data.prepare import Feed, data_info, prepare
 from vitlab.driver.planning import plan_study
 from vitlab.errors import UserError, count
 from vitlab.models.contract import Model, evaluating
-from vitlab.plan.resolve import Faults, ResolvedTrial, Resolver
+from vitlab.planning.resolve import Faults, ResolvedTrial, Resolver
 from vitlab.registry import slot
 from vitlab.runner.models import dtype_of
 from vitlab.spec import STREAMS, Study

@@ -22,7 +22,7 @@ from vitlab.data.prepare import prepare
 from vitlab.errors import UserError, VitlabError, count
 from vitlab.explain.one_image import Explanation, Head, Label, Subject, explain
 from vitlab.models.vit import ViT
-from vitlab.plan.values import Plan
+from vitlab.planning.values import Plan
 from vitlab.registry import slot
 from vitlab.runner.models import load_vit
 from vitlab.spec import Choice

@@ -14,11 +14,11 @@ from vitlab.driver import trust
 from vitlab.driver.session import Session, Watch
 from vitlab.errors import DataError, SpecError, UserError, VitlabError
 from vitlab.executors.machine import device_of, notes_on_device
-from vitlab.plan.engine_choice import without_benchmark
-from vitlab.plan.packaged import study_file
-from vitlab.plan.study_folder import content, name_of, read_decisions, with_builtins
-from vitlab.plan.tune import decide
-from vitlab.plan.values import UNDECIDED, Plan, Planned, Trial
+from vitlab.planning.engine_choice import without_benchmark
+from vitlab.planning.packaged import study_file
+from vitlab.planning.study_folder import content, name_of, read_decisions, with_builtins
+from vitlab.planning.tune import decide
+from vitlab.planning.values import UNDECIDED, Plan, Planned, Trial
 from vitlab.report.api import study_path
 from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
 from vitlab.spec.changes import is_known, unknown
@@ -95,7 +95,7 @@ def plan_study(
         problems += trust.find_problems(study, document, loaded, file, out, changes)
     from vitlab.data.prepare import data_info
     from vitlab.identity.code import Surroundings
-    from vitlab.plan import make_plan
+    from vitlab.planning import make_plan
 
     store = Store(Path(out).resolve())
     decisions = read_decisions(store, study) if study is not None and not problems else UNDECIDED
@@ -162,25 +162,31 @@ def read_data(plan: Plan, store: Store, file: str | Path) -> bool:
     return bool(unread)
 
 
-def trials(
+def plan(
     file: str | Path | Mapping[str, object],
     *,
     out: str | Path = OUT,
     changes: Mapping[str, object] = {},
     plugins: Sequence[str | Path] = (),
 ) -> pd.DataFrame:
-    """Return the trials of a study's plan, one row each, before anything is trained.
+    """Return the plan of a study as a frame, one row per trial; nothing is trained.
 
     Columns: ``arm``, ``seed``, ``trained`` (whether its result is stored), ``params``, and ``macs``, the
-    multiply-accumulates of one image, forward.  The arguments are those of :func:`vitlab.run`.
+    multiply-accumulates of one image, forward.
+
+    Args:
+        file: see :func:`vitlab.run`.
+        out: the output folder, which has the results of earlier runs.
+        changes: see :func:`vitlab.run`.
+        plugins: see :func:`vitlab.run`.
 
     Raises:
         SpecError: if the file is wrong, with every mistake.
     """
     import pandas as pd
 
-    _, plan = plan_study(given_file(file, out, Watch()), changes=changes, plugins=plugins, out=out)
-    store, by_arm = Store(Path(out).resolve()), costs(plan)
+    _, planned = plan_study(given_file(file, out, Watch()), changes=changes, plugins=plugins, out=out)
+    store, by_arm = Store(Path(out).resolve()), costs(planned)
     return pd.DataFrame(
         {
             "arm": item.arm,
@@ -188,7 +194,7 @@ def trials(
             "trained": store.folder(item.trial).done(),
             **by_arm[item.arm],
         }
-        for item in (*plan.trials, *plan.pending)
+        for item in (*planned.trials, *planned.pending)
     )
 
 
@@ -239,7 +245,7 @@ def _cut_batch(plan: Plan, run: RunSpec) -> tuple[tuple[str, ...], str] | None:
 
 def _notes_on_averages(plan: Plan) -> list[str]:
     from vitlab.data.prepare import DataSource
-    from vitlab.plan.sources import notes_on_averages
+    from vitlab.planning.sources import notes_on_averages
 
     return notes_on_averages(plan, lambda data, seeds: DataSource(data).training_images(seeds))
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from vitlab.driver.session import Watch
 from vitlab.errors import count
 from vitlab.identity.trial import Trial
-from vitlab.plan.values import Plan, Planned
+from vitlab.planning.values import Plan, Planned
 from vitlab.report.phrasing import duration, seed_list
 from vitlab.spec.trial import LENGTHS
 from vitlab.store.folders import Store, TrialFolder

@@ -16,8 +16,8 @@ from vitlab.errors import Interrupted, Refused, TrialFailed, count
 from vitlab.executors import Executor, Job, JobEnd, JobTrial, Settings, machine, trial_endings
 from vitlab.geometry import Work
 from vitlab.identity.trial import Trial
-from vitlab.plan.engine_choice import engine_of, group_trials
-from vitlab.plan.values import Plan, Planned
+from vitlab.planning.engine_choice import engine_of, group_trials
+from vitlab.planning.values import Plan, Planned
 from vitlab.spec import Analysis, RunSpec
 from vitlab.store.folders import Keep, TrialFolder
 from vitlab.store.locks import own_process
@@ -240,7 +240,7 @@ def _ready(job: Job) -> bool:
 
 
 def _work(trial: Trial) -> Work | None:
-    """Return the model's work per image; see :data:`vitlab.plan.engine_choice.Works`."""
+    """Return the model's work per image; see :data:`vitlab.planning.engine_choice.Works`."""
     from vitlab.data.prepare import data_info
 
     model = registry.slot("model").resolve(trial.spec.model)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vitlab.errors import Interrupted, UserError, nearest
 from vitlab.identity.trial import Trial
-from vitlab.plan.values import Plan, Planned
+from vitlab.planning.values import Plan, Planned
 from vitlab.spec import RunSpec
 from vitlab.store.files import hold
 from vitlab.store.folders import Store, TrialFolder

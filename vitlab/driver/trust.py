@@ -12,7 +12,7 @@ from typing import Any
 
 from vitlab import registry
 from vitlab.errors import ClashError, OptionError, Problem, UnknownComponent
-from vitlab.plan.engine_choice import RULES
+from vitlab.planning.engine_choice import RULES
 from vitlab.registry import plugins
 from vitlab.spec import Document, Study
 from vitlab.spec.changes import full_path, public, study_document

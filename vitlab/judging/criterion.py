@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vitlab.judging.files import Remarks, shortlist, word_set
-from vitlab.plan.values import own_metric
+from vitlab.planning.values import own_metric
 from vitlab.spec.choice import Goal, Unit
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from vitlab.judging.criterion import (
 )
 from vitlab.judging.files import Columns, Remarks, Table, read_table, shortlist, table_of_frame
 from vitlab.judging.trainings import Trainings, check_columns, read_trainings
-from vitlab.plan.values import Arm, Looks, MetricFacts, Plan, unlike_scales
+from vitlab.planning.values import Arm, Looks, MetricFacts, Plan, unlike_scales
 from vitlab.report.comparison import summary
 from vitlab.report.document import Content
 from vitlab.report.frame import StudyResults

@@ -42,7 +42,7 @@ class Model(nn.Module):
     def work(cls, data: DataInfo, options: Options) -> Work | None:
         """Return the amount of work per image; None if it is unknown.
 
-        Trials with little work are trained together; see :mod:`vitlab.plan.engine_choice`.
+        Trials with little work are trained together; see :mod:`vitlab.planning.engine_choice`.
         """
         return None
 

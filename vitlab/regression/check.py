@@ -13,7 +13,7 @@ from vitlab.driver.planning import costs, read_data
 from vitlab.driver.session import Watch
 from vitlab.errors import TrialFailed, UserError, count
 from vitlab.identity.code import requirements_of
-from vitlab.plan.values import Plan
+from vitlab.planning.values import Plan
 from vitlab.regression import TIERS, Tier, gate
 from vitlab.regression.baseline import ACCEPT, Baseline, Values, read_baseline, update_baseline, write_baseline
 from vitlab.regression.checkout import Revision, checkout, commit_of, uncommitted

@@ -27,7 +27,7 @@ from urllib.request import url2pathname
 from filelock import FileLock
 
 from vitlab.errors import TrialFailed, UserError
-from vitlab.plan.study_folder import rev_parse
+from vitlab.planning.study_folder import rev_parse
 
 CHECK = """
 import pathlib, sys

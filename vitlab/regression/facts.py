@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitlab.errors import count
-from vitlab.plan.study_folder import flat
-from vitlab.plan.values import Plan, Planned
+from vitlab.planning.study_folder import flat
+from vitlab.planning.values import Plan, Planned
 from vitlab.regression.baseline import ArmFacts, Facts, Trace
 from vitlab.regression.decide import Finding
 

@@ -12,7 +12,7 @@ from statistics import fmean
 from vitlab import statistics
 from vitlab.comparison.study import no_sample, prerequisites
 from vitlab.errors import UserError, count, nearest
-from vitlab.plan.values import Plan
+from vitlab.planning.values import Plan
 from vitlab.regression.baseline import ACCEPT, Baseline, Values
 from vitlab.regression.checkout import Revision
 from vitlab.regression.cost import measure_costs

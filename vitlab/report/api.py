@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from vitlab.errors import UserError, nearest
-from vitlab.plan.packaged import study_name
-from vitlab.plan.study_folder import EARLIER, content_of, differences, find, name_of, read_plan, versions
-from vitlab.plan.values import Plan
+from vitlab.planning.packaged import study_name
+from vitlab.planning.study_folder import EARLIER, content_of, differences, find, name_of, read_plan, versions
+from vitlab.planning.values import Plan
 from vitlab.report.frame import described
 from vitlab.store.files import read_stored
 from vitlab.store.folders import OUT, Store, TrialFolder

@@ -12,8 +12,8 @@ import numpy as np
 from vitlab import statistics
 from vitlab.comparison import Verdict
 from vitlab.comparison.study import Sample, is_futile, judge_study
-from vitlab.plan.registration import added_comparisons
-from vitlab.plan.values import Looks, Plan
+from vitlab.planning.registration import added_comparisons
+from vitlab.planning.values import Looks, Plan
 from vitlab.report.frame import GROUPS, STATUSES, StudyResults, described
 from vitlab.report.phrasing import Row
 from vitlab.spec import Analysis

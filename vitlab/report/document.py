@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from vitlab._version import __version__
 from vitlab.errors import UserError, nearest
-from vitlab.plan import study_folder
-from vitlab.plan.values import Plan
+from vitlab.planning import study_folder
+from vitlab.planning.values import Plan
 from vitlab.report import phrasing
 from vitlab.report.formats import FORMATS, Format, csv, markdown_report
 from vitlab.report.frame import StudyResults, gather, parquet, plain, prerequisites

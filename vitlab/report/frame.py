@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitlab.plan.values import Plan, Planned, Trial
+from vitlab.planning.values import Plan, Planned, Trial
 from vitlab.spec import Analysis
 from vitlab.spec.design import text
 from vitlab.store.files import read_stored

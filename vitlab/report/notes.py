@@ -12,15 +12,15 @@ import numpy as np
 from vitlab.comparison import Verdict
 from vitlab.comparison.study import is_futile
 from vitlab.errors import count
-from vitlab.plan.match import overlap
-from vitlab.plan.registration import (
+from vitlab.planning.match import overlap
+from vitlab.planning.registration import (
     added_comparisons,
     altered_arms,
     changes,
     removed_comparisons,
 )
-from vitlab.plan.tune import edges
-from vitlab.plan.values import Plan
+from vitlab.planning.tune import edges
+from vitlab.planning.values import Plan
 from vitlab.report.frame import StoredTrial, StudyResults, is_metric, metric_column
 from vitlab.report.phrasing import (
     Row,

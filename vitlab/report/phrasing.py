@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from vitlab.comparison import Verdict
 from vitlab.errors import count
-from vitlab.plan.values import own_metric
+from vitlab.planning.values import own_metric
 from vitlab.spec import Analysis
 
 Row = Mapping[str, Any]

@@ -17,9 +17,9 @@ import numpy as np
 from vitlab import statistics
 from vitlab.comparison.arrays import MIN_SEEDS, Correction, Design, Variance, judge
 from vitlab.errors import UserError, count
-from vitlab.plan.registration import family as family_of
-from vitlab.plan.study_folder import read_plan
-from vitlab.plan.values import Plan, Trial
+from vitlab.planning.registration import family as family_of
+from vitlab.planning.study_folder import read_plan
+from vitlab.planning.values import Plan, Trial
 from vitlab.report import phrasing
 from vitlab.report.frame import StudyResults
 from vitlab.spec.trial import LENGTHS

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from vitlab.errors import count
-from vitlab.plan import study_folder
-from vitlab.plan.values import Plan
+from vitlab.planning import study_folder
+from vitlab.planning.values import Plan
 from vitlab.report.frame import StoredTrial
 from vitlab.report.phrasing import duration
 from vitlab.store.folders import Store

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from vitlab.errors import UserError
-from vitlab.plan.study_folder import differences
-from vitlab.plan.values import Arm, Plan, Planned, Trial
+from vitlab.planning.study_folder import differences
+from vitlab.planning.values import Arm, Plan, Planned, Trial
 from vitlab.report.comparison import summary
 from vitlab.report.document import Content
 from vitlab.report.frame import StudyResults

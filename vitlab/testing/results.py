@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from vitlab.identity.trial import Trial
-from vitlab.plan.values import Arm, Plan, Planned
+from vitlab.planning.values import Arm, Plan, Planned
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.spec import STREAMS, Analysis, RunSpec, TrialSpec
 from vitlab.store.files import write_bytes

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from vitlab.errors import UserError
-from vitlab.plan.values import Plan
+from vitlab.planning.values import Plan
 from vitlab.registry import Slot
 from vitlab.spec import RunSpec
 from vitlab.spec.changes import public

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitlab.plan.values import Arm, Plan
+from vitlab.planning.values import Arm, Plan
 from vitlab.spec import Analysis
 from vitlab.store.files import mapping, read_json
 from vitlab.store.folders import TrialFolder

@@ -28,8 +28,8 @@ from typing import Any, NoReturn
 
 from vitlab.errors import Interrupted, UserError, count
 from vitlab.interrupts import is_command
-from vitlab.plan.study_folder import read_plan, stored_run_spec
-from vitlab.plan.values import Plan
+from vitlab.planning.study_folder import read_plan, stored_run_spec
+from vitlab.planning.values import Plan
 from vitlab.spec import Choice, RunSpec
 from vitlab.spec.changes import MASK, public
 from vitlab.store.files import mapping, read_json, write_json

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from vitlab.errors import UserError
-from vitlab.plan.study_folder import commit_of
-from vitlab.plan.values import Plan
+from vitlab.planning.study_folder import commit_of
+from vitlab.planning.values import Plan
 from vitlab.spec import RunSpec
 from vitlab.spec.changes import public
 from vitlab.store.files import mapping, read_json, write_json

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitlab.explain import ALARM, GREY, INK, SERIES
-from vitlab.plan.values import Plan, Planned, Trial
+from vitlab.planning.values import Plan, Planned, Trial
 from vitlab.spec import Analysis
 from vitlab.spec.design import text
 from vitlab.store.folders import Event

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-from vitlab.plan.values import Plan, Planned
+from vitlab.planning.values import Plan, Planned
 from vitlab.spec.tree import adapter, parsed
 from vitlab.store.files import read_json, write_json
 from vitlab.store.folders import Event, TrialFolder

@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from vitlab.plan.values import Plan
+from vitlab.planning.values import Plan
 from vitlab.spec.tree import parsed
 from vitlab.store.files import read_stored
 from vitlab.store.result import Ending

@@ -25,7 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from vitlab.plan.values import Plan
+from vitlab.planning.values import Plan
 from vitlab.registry import Slot
 from vitlab.report import frame
 from vitlab.report.frame import StudyResults

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from vitlab.comparison import Verdict
 from vitlab.errors import count
 from vitlab.explain import BETTER, GREY, INK, PAPER, WORSE
-from vitlab.plan.values import Plan
+from vitlab.planning.values import Plan
 from vitlab.report.drawing import WIDTH, Drawing, new_figure, short_labels, style, wrapped_labels, wrapped_line
 from vitlab.report.phrasing import (
     DASH,

@@ -14,8 +14,8 @@ from vitlab.comparison.arrays import VERDICTS, Design
 from vitlab.comparison.blocks import judge_blocks
 from vitlab.errors import count
 from vitlab.explain import GREY, PAPER, RULE
-from vitlab.plan.registration import blocks_since_registration
-from vitlab.plan.values import Arm, Plan
+from vitlab.planning.registration import blocks_since_registration
+from vitlab.planning.values import Arm, Plan
 from vitlab.report.drawing import WIDTH, Drawing, new_figure, style, wrapped_labels, wrapped_line
 from vitlab.report.phrasing import Columns, Row, Scale, distance, equals, half_width, interval_name, p_value, percent
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section

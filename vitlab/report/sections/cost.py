@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitlab.errors import count
-from vitlab.plan.values import Plan
+from vitlab.planning.values import Plan
 from vitlab.report.frame import parquet
 from vitlab.report.phrasing import Columns
 from vitlab.report.sections import Findings, Section, Table, section

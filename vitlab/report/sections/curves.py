@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitlab.explain import GREY, INK, SERIES
-from vitlab.plan.values import Plan
+from vitlab.planning.values import Plan
 from vitlab.report.drawing import WIDTH, Drawing, new_figure, style, wrapped_labels
 from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import Scale, percent

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from vitlab.plan.values import Plan
+from vitlab.planning.values import Plan
 from vitlab.report.sections import Findings, Image, Section, section
 from vitlab.store.folders import Store
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from vitlab import statistics
 from vitlab.comparison.arrays import Design, judge
-from vitlab.plan.values import Arm
+from vitlab.planning.values import Arm
 from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import Columns, Scale, half_width, interval_name, p_value
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section

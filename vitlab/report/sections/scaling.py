@@ -12,7 +12,7 @@ import numpy as np
 
 from vitlab import statistics
 from vitlab.explain import SERIES
-from vitlab.plan.values import Arm, Plan
+from vitlab.planning.values import Arm, Plan
 from vitlab.report.drawing import WIDTH, Drawing, new_figure, plain_ticks, style, wrapped_line
 from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import DASH, MINUS, Columns, Scale, percent

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vitlab.plan.tune import edges, name_of
+from vitlab.planning.tune import edges, name_of
 from vitlab.report.phrasing import DASH, Columns, Scale, duration
 from vitlab.report.sections import Findings, Section, Table, section
 

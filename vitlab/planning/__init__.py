@@ -1,7 +1,7 @@
 """Planning: from a study to arms and trials with keys.  Builds no model and reads no pixels."""
 
-from vitlab.plan.expand import make_plan
-from vitlab.plan.values import Arm, Plan, Planned, Trial
+from vitlab.planning.expand import make_plan
+from vitlab.planning.values import Arm, Plan, Planned, Trial
 
 __all__ = [
     "Arm",

@@ -14,12 +14,12 @@ from vitlab.errors import Path, Problem, SpecError, is_about_key
 from vitlab.geometry import DataInfo
 from vitlab.identity.code import NOTHING, Surroundings, refresh
 from vitlab.identity.trial import Trial, key_of
-from vitlab.plan import match, metrics, tune
-from vitlab.plan.arms import PlanContext, ResolvedArm, controls_of, mistakes_of, parse_rules, trial_of
-from vitlab.plan.engine_choice import EngineChoice, engine_of
-from vitlab.plan.resolve import Faults, Inform, ResolvedTrial, Resolver
-from vitlab.plan.sources import notes_on_files
-from vitlab.plan.values import UNDECIDED, Arm, Decisions, Looks, Plan, Planned, Tuning
+from vitlab.planning import match, metrics, tune
+from vitlab.planning.arms import PlanContext, ResolvedArm, controls_of, mistakes_of, parse_rules, trial_of
+from vitlab.planning.engine_choice import EngineChoice, engine_of
+from vitlab.planning.resolve import Faults, Inform, ResolvedTrial, Resolver
+from vitlab.planning.sources import notes_on_files
+from vitlab.planning.values import UNDECIDED, Arm, Decisions, Looks, Plan, Planned, Tuning
 from vitlab.spec import Document, Study
 from vitlab.spec.choice import label
 from vitlab.spec.design import MOST, Changes, DesignFault, as_component, changes_of, in_blocks, name_of, short_names

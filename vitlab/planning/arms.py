@@ -17,8 +17,8 @@ from typing import Any
 from vitlab.errors import Path, Problem, nearest
 from vitlab.identity.code import code_of_modules
 from vitlab.identity.trial import key_of
-from vitlab.plan.resolve import Faults, ResolvedTrial, Resolver
-from vitlab.plan.values import Trial
+from vitlab.planning.resolve import Faults, ResolvedTrial, Resolver
+from vitlab.planning.values import Trial
 from vitlab.registry import slot
 from vitlab.spec import Document, Seeds, Study
 from vitlab.spec.choice import label

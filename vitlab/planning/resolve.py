@@ -13,7 +13,7 @@ from vitlab.errors import DataError, GeometryError, OptionError, Path, WeightsEr
 from vitlab.geometry import DataInfo
 from vitlab.identity.code import NOTHING, Surroundings, modules_of, optional_modules
 from vitlab.identity.trial import digests_of, identity_of
-from vitlab.plan.sources import (
+from vitlab.planning.sources import (
     drop_unused_options,
     incompatibilities,
     other_labels,

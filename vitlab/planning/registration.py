@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from vitlab.plan.values import EarlierResults, Plan, Registration
+from vitlab.planning.values import EarlierResults, Plan, Registration
 
 JUDGED_BY = ("metric", "goal", "at", "margin", "correction", "variance", "over_blocks", "alpha")
 

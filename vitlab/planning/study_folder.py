@@ -26,8 +26,8 @@ from typing import Any
 from vitlab.errors import SpecError, UserError
 from vitlab.identity.trial import key_of
 from vitlab.imports import INSTALLED
-from vitlab.plan.registration import with_registration
-from vitlab.plan.values import UNDECIDED, Decisions, Plan
+from vitlab.planning.registration import with_registration
+from vitlab.planning.values import UNDECIDED, Decisions, Plan
 from vitlab.registry import slot
 from vitlab.spec import Choice, Document, RunSpec, Study, read_study
 from vitlab.spec.changes import without_secrets

@@ -13,11 +13,11 @@ from dataclasses import replace
 
 from vitlab.errors import Path, Problem, SpecError
 from vitlab.identity.trial import key_of
-from vitlab.plan.arms import PlanContext, ResolvedArm, trial_of
-from vitlab.plan.match import Matcher, Unmatched, is_number, overlap, setting
-from vitlab.plan.metrics import Metrics, goal_of
-from vitlab.plan.resolve import Faults, ResolvedTrial
-from vitlab.plan.values import Planned, Rival, Trial, Tuning
+from vitlab.planning.arms import PlanContext, ResolvedArm, trial_of
+from vitlab.planning.match import Matcher, Unmatched, is_number, overlap, setting
+from vitlab.planning.metrics import Metrics, goal_of
+from vitlab.planning.resolve import Faults, ResolvedTrial
+from vitlab.planning.values import Planned, Rival, Trial, Tuning
 from vitlab.spec import Analysis, Study, Tune
 from vitlab.spec.design import MOST, Changes, short_names, text
 from vitlab.spec.run import REPORTING_SEEDS

@@ -61,7 +61,7 @@ class Arm:
     skip: str = ""  #: why it is not run; empty if it is
     note: str = ""  #: result of matching, and its relative difference
     classes: int | None = None  #: number of classes of its data, from which the chance level follows
-    engine: str = ""  #: see :func:`vitlab.plan.engine_choice.engine_of`; empty if it is not run
+    engine: str = ""  #: see :func:`vitlab.planning.engine_choice.engine_of`; empty if it is not run
     engine_reason: str = ""  #: why a rule chose it; empty if none did
     block: str = ""  #: name of the block it is trained in, with which its own name begins
     is_control: bool = False  #: whether it equals its baseline but for the seeds
@@ -96,7 +96,7 @@ class Tuning:
     """A tuning of knobs, for one arm or for the whole study: its rivals and its winner."""
 
     arm: str | None  #: None if one choice, made at the base, is for all arms
-    key: str  #: see :func:`vitlab.plan.tune.key_without`; identifies the tuning in later plans
+    key: str  #: see :func:`vitlab.planning.tune.key_without`; identifies the tuning in later plans
     select: str  #: the metric of the scores
     rivals: tuple[Rival, ...]
     winner: int | None = None  #: index among the rivals
@@ -203,7 +203,7 @@ class EarlierResults:
 
 @dataclass(frozen=True)
 class Registration:
-    """The analysis of a study before its results are known, see :mod:`vitlab.plan.registration`."""
+    """The analysis of a study before its results are known, see :mod:`vitlab.planning.registration`."""
 
     metric: str
     goal: str
@@ -236,11 +236,13 @@ class Plan:
     tuning: tuple[Tuning, ...] = ()  #: tunings, decided or open
     pending: tuple[Planned, ...] = ()
     """Trials of arms whose tuning is open: without a key, and with the knob values of the base."""
-    probes: Mapping[str, EngineBenchmark] = field(default_factory=dict)  #: by :func:`vitlab.plan.engine_choice.shape`
+    probes: Mapping[str, EngineBenchmark] = field(
+        default_factory=dict
+    )  #: by :func:`vitlab.planning.engine_choice.shape`
     registered: Registration | None = None  #: analysis of the first run
     looks: Looks | None = None
     """Set if the study adds seeds to inconclusive comparisons."""
-    version: FolderName = ""  #: version of the study file, see :mod:`vitlab.plan.study_folder`
+    version: FolderName = ""  #: version of the study file, see :mod:`vitlab.planning.study_folder`
     identities: Mapping[str, str] = field(default_factory=dict)
     """Arm to a digest of its trial without seeds and code, and of its matching and tuning."""
     metrics: Mapping[str, MetricFacts] = field(default_factory=dict)  #: name in results, without its split, to facts

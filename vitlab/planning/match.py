@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from vitlab.errors import Path, SpecError, VitlabError, nearest
 from vitlab.geometry import DataInfo
 from vitlab.identity.trial import key_of
-from vitlab.plan.arms import PlanContext, ResolvedArm
-from vitlab.plan.resolve import Faults, ResolvedTrial
+from vitlab.planning.arms import PlanContext, ResolvedArm
+from vitlab.planning.resolve import Faults, ResolvedTrial
 from vitlab.spec import Choice, Match
 from vitlab.spec import trial as trial_spec
 from vitlab.spec.design import Changes, text

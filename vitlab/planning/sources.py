@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vitlab.errors import Path
 from vitlab.geometry import DataInfo, images_in
 from vitlab.identity.trial import Trial
-from vitlab.plan.values import Plan
+from vitlab.planning.values import Plan
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.spec import Choice, Seeds
 from vitlab.spec.tree import NewTree, Tree
@@ -21,8 +21,8 @@ from vitlab.spec.trial import TEST_SET_OPTIONS
 from vitlab.store.files import read_json
 
 if TYPE_CHECKING:
-    from vitlab.plan.arms import ResolvedArm
-    from vitlab.plan.resolve import ResolvedTrial
+    from vitlab.planning.arms import ResolvedArm
+    from vitlab.planning.resolve import ResolvedTrial
 
 MATCHINGS = ("features", "tokens")
 """Keys of ``distill`` that match features of the teacher."""

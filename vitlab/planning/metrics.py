@@ -10,8 +10,8 @@ from typing import Any, get_args
 
 from vitlab.errors import OptionError, Path, closest, nearest
 from vitlab.geometry import DataInfo, Task
-from vitlab.plan.resolve import ResolvedTrial
-from vitlab.plan.values import MetricFacts, own_metric, unlike_scales
+from vitlab.planning.resolve import ResolvedTrial
+from vitlab.planning.values import MetricFacts, own_metric, unlike_scales
 from vitlab.registry import slot, slot_package
 from vitlab.spec import Analysis, Document, Study
 from vitlab.spec.choice import Goal, Unit

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from vitlab.geometry import Work
 from vitlab.identity.trial import Trial, key_of
-from vitlab.plan.values import EngineBenchmark, Planned
+from vitlab.planning.values import EngineBenchmark, Planned
 from vitlab.registry import slot
 from vitlab.spec import Choice
 from vitlab.spec.tree import NewTree
