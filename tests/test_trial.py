@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import multiprocessing
 import random
 import re
@@ -393,21 +394,26 @@ def test_journal_and_result_agree(folder: Any) -> None:
 
 
 def test_matmul_rate_is_that_of_fastest_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a fake clock; threads share their time."""
+    """With a fake clock."""
     ticks = iter([0.0, 4.0, 5.0, 7.0, 10.0, 13.0, 20.0, 28.0])
     with monkeypatch.context() as patched:
         patched.setattr(circumstances, "time", SimpleNamespace(process_time=lambda: next(ticks), perf_counter=None))
-        rate = circumstances._time_products(torch.device("cpu"), "fp32", 2)
-    assert rate == 2 * 384**3 / (2.0 / 2)
+        rate = circumstances._time_products(torch.device("cpu"), "fp32")
+    assert rate == 2 * 384**3 / 2.0
     assert next(ticks, None) is None
 
 
-def test_threads_count_up_to_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(circumstances.os, "sched_getaffinity", lambda process: {0, 3}, raising=False)
-    monkeypatch.setattr(circumstances, "_measure", lambda device, precision, threads: float(threads))
-    for threads, cores in ((1, 1), (2, 2), (7, 2)):
+def test_rate_of_several_threads_is_unknown_on_cpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    circumstances._measure.cache_clear()
+    monkeypatch.setattr(circumstances, "_time_products", lambda device, precision: 5.0)
+    for threads, rate in ((1, 5.0), (3, math.nan)):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        assert circumstances.matrix_rate(torch.device("cpu"), "fp32") == cores
+        assert circumstances.matrix_rate(torch.device("cpu"), "fp32") == pytest.approx(rate, nan_ok=True)
+    circumstances._measure.cache_clear()
+    assert "system/mfu is not recorded: the peak speed of 3 threads of a CPU is not known" in capsys.readouterr().err
+    assert set(circumstances.utilisation({"system/images_per_s": 2.0}, 3, math.nan)) == {"system/tflops"}
 
 
 def test_failing_matmul_benchmark_does_not_prevent_training(

@@ -3,14 +3,14 @@
 MFU is relative to the measured rate of a large matrix product.  A training step counts as 3 times the
 multiply-accumulates of a forward pass, 2 operations each, without augmentation and the optimizer.
 
-The measured rate replaces the vendor's figure.  On a CPU it is measured in process time on as many threads as there are
-cores, so that other load does not reduce it; on a GPU only wall-clock time is available.
+The measured rate replaces the vendor's figure.  On a CPU it is measured in process time, so that other load does not
+reduce it; on a GPU only wall-clock time is available.  The process time of several threads includes waiting of one for
+another, so that their rate, and with it the MFU, is unknown.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import platform
 import sys
 import time
@@ -144,17 +144,19 @@ def utilisation(metrics: Mapping[str, float], macs: int, rate: float) -> dict[st
 def matrix_rate(device: torch.device, precision: str) -> float:
     """Return the measured rate of a large matrix product in operations per second.
 
-    It is measured once per process.  The memory used is freed.  The rate is NaN if it cannot be measured, which must
-    not prevent training.
+    It is measured once per process.  The memory used is freed.  The rate is NaN if it cannot be measured, as with
+    several threads of a CPU, which must not prevent training.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return _measure(device, precision, min(torch.get_num_threads(), cores))  # no more threads run in parallel
+    return _measure(device, precision, torch.get_num_threads())
 
 
 @cache
 def _measure(device: torch.device, precision: str, threads: int) -> float:
+    if device.type == "cpu" and threads > 1:
+        print(f"system/mfu is not recorded: the peak speed of {threads} threads of a CPU is not known", file=sys.stderr)
+        return math.nan
     try:
-        rate = _time_products(device, precision, threads)
+        rate = _time_products(device, precision)
     except RuntimeError as error:  # usually out of memory
         print(f"the peak speed of this machine cannot be measured: {error}", file=sys.stderr)
         rate = math.nan
@@ -163,15 +165,15 @@ def _measure(device: torch.device, precision: str, threads: int) -> float:
     return rate
 
 
-def _time_products(device: torch.device, precision: str, threads: int) -> float:
+def _time_products(device: torch.device, precision: str) -> float:
     size, dtype = MATRIX_SIZE[device.type], {**NARROW, "fp64": torch.float64}.get(precision, torch.float32)
     draws = torch.Generator(device).manual_seed(0)
     a, b, product = torch.rand(3, size, size, device=device, dtype=dtype, generator=draws)
-    clock, each = (time.process_time, threads) if device.type == "cpu" else (time.perf_counter, 1)
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
     seconds = []
     for _ in range(TIMED_PRODUCTS):
         start = clock()
         torch.mm(a, b, out=product)
         float(product[0, 0])  # waits for a GPU
-        seconds.append((clock() - start) / each)
+        seconds.append(clock() - start)
     return 2.0 * size**3 / min(seconds)
