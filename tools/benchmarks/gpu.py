@@ -1,4 +1,4 @@
-"""Speed on one GPU: ``make bench-gpu``, a quarter of an hour; the table is to be pasted into BENCHMARKS.md.
+"""Speed on one GPU: ``make bench-gpu``, twenty minutes; the table is to be pasted into BENCHMARKS.md.
 
     python tools/benchmarks/gpu.py [--only singles,seeds] [--small]
 
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
+import os
 import platform
 import subprocess
 import sys
@@ -19,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,7 @@ from vitlab.models.cost import macs
 from vitlab.registry import slot
 from vitlab.runner.run import torch_settings
 from vitlab.spec import STREAMS, TrialSpec
+from vitlab.training.artifacts import read_checkpoint, write_checkpoint
 from vitlab.training.loop import Training
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -92,15 +96,20 @@ def matrix_rate(dtype: torch.dtype, size: int) -> float:
 
 
 def training(
-    shape: Shape, precision: str, seed: int = 0, model: Mapping[str, Any] | None = None, augment: tuple[str, ...] = ()
+    shape: Shape,
+    precision: str,
+    seed: int = 0,
+    model: Mapping[str, Any] | None = None,
+    augment: tuple[str, ...] = (),
+    device: str = DEVICE,
 ) -> Training:
-    """Return a training of a shape on the device."""
+    """Return a training of a shape on a device."""
     spec = training_spec(shape)
     spec["train"]["precision"] = precision
     spec["model"] |= model or {}
     spec["data"]["augment"] = list(augment)
     seeds = {**dict.fromkeys(STREAMS, seed), "split": 0}
-    return start_training(TrialSpec.model_validate(spec), seeds, DEVICE)
+    return start_training(TrialSpec.model_validate(spec), seeds, device)
 
 
 def timm_step(shape: Shape, *, compiled: bool) -> Callable[[], object]:
@@ -175,31 +184,45 @@ VARIANTS: Mapping[str, tuple[Mapping[str, Any], tuple[str, ...]]] = {
 """Options of the model and augmentations, by what the table says of them."""
 
 
+ENGINES = ("vmap", "compiled_vmap")
+"""Engines of several seeds; the second compiles, which takes a minute on a CPU."""
+
+
 def seeds(small: bool) -> Iterator[Line]:
-    """Yield the speed of 16 seeds of a small ViT: one after another, and together, as is and compiled."""
-    shape, count = (SMALL, 2) if small else (CIFAR, 16)
+    """Yield the speed of 16 and 64 seeds of a small ViT: one after another, and together, as is and compiled."""
+    shape = SMALL if small else CIFAR
     for variant, (model, augment) in VARIANTS.items():
+        what = f"CIFAR's shape, width {shape.dim}, bf16{variant}"
 
         def start(seed: int = 0, model: Mapping[str, Any] = model, augment: tuple[str, ...] = augment) -> Training:
             return training(shape, "bf16", seed, model, augment)
 
-        def together(engine: str, start: Callable[[int], Training] = start) -> Contender:
-            cohort: Any = slot("engine").get(engine)([start(seed) for seed in range(count)])
-            return blocks(cohort.train_step, shape.batch * count, 1 if small else 4)
+        for count in (2,) if small else (16,) if variant else (16, 64):
 
-        contenders = {"one by loop": blocks(start().train_step, shape.batch, 2 if small else 10)}
-        contenders[f"{count} by vmap"] = together("vmap")
-        if not small:  # compiling takes a minute on a CPU
-            compiled: Any = slot("engine").get("compiled")([start()])
-            contenders["one by compiled"] = blocks(compiled.train_step, shape.batch, 10)
-            contenders[f"{count} by compiled_vmap"] = together("compiled_vmap")
-        speeds = in_turns(contenders, time.perf_counter, 1 if small else 3, 0.01 if small else BLOCK_S)
-        for what, speed in medians(speeds).items():
-            factors = ratios(speeds, what, "one by loop")
-            note = f"{min(factors):.2f} to {max(factors):.2f} x"
-            yield Line(f"CIFAR's shape, width {shape.dim}, bf16{variant}: {what}", speed, note)
-        del contenders
-        free_memory()
+            def together(engine: str, start: Callable[[int], Training] = start, count: int = count) -> Contender:
+                cohort: Any = slot("engine").get(engine)([start(seed) for seed in range(count)])
+                return blocks(cohort.train_step, shape.batch * count, 1 if small else 4)
+
+            builders = {"one by loop": lambda start=start: blocks(start().train_step, shape.batch, 2 if small else 10)}
+            builders |= {f"{count} by {engine}": partial(together, engine) for engine in ENGINES[: 1 if small else 2]}
+            if not small:
+                builders["one by compiled"] = lambda start=start: blocks(
+                    slot("engine").get("compiled")([start()]).train_step, shape.batch, 10
+                )
+            contenders: dict[str, Contender] = {}
+            for name, build in builders.items():
+                try:
+                    contenders[name] = build()
+                    contenders[name]()
+                except torch.OutOfMemoryError:
+                    contenders.pop(name, None)
+                    yield Line(f"{what}: {name}: memory ran out", 0.0)
+            speeds = in_turns(contenders, time.perf_counter, 1 if small else 3, 0.01 if small else BLOCK_S)
+            for name, speed in medians(speeds).items():
+                factors = ratios(speeds, name, "one by loop")
+                yield Line(f"{what}: {name}", speed, f"{min(factors):.2f} to {max(factors):.2f} x")
+            del contenders
+            free_memory()
 
 
 def determinism(small: bool) -> Iterator[Line]:
@@ -218,8 +241,38 @@ def determinism(small: bool) -> Iterator[Line]:
         yield Line(f"5 steps twice, {precision}: {'equal to the bit' if equal else 'DIFFERENT'}", 0.0)
 
 
+def resume(small: bool) -> Iterator[Line]:
+    """Yield how a training that is resumed on another device differs from an uninterrupted one."""
+    shape = SMALL if small else replace(CIFAR, images=1024)
+    other = "cuda:1" if torch.cuda.device_count() > 1 else "cpu"
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        torch_settings(Settings(device=DEVICE), torch.device(DEVICE), "fp32"),
+    ):
+        whole, begun, resumed = (training(shape, "fp32", device=device) for device in (DEVICE, DEVICE, other))
+        begun.write = partial(write_checkpoint, Path(folder))
+        for one, steps in ((whole, 6), (begun, 3)):
+            for _ in range(steps):
+                one.train_step()
+        begun.save()
+        state = read_checkpoint(Path(folder))
+        assert state is not None
+        resumed.load(state)
+        for _ in range(3):
+            resumed.train_step()
+        pairs = [
+            [one.detach().cpu() for one in pair] for pair in zip(whole.parameters, resumed.parameters, strict=True)
+        ]
+    difference = max(float((one - another).abs().max()) for one, another in pairs)
+    note = f"weights differ by at most {difference:.1e}" if difference else "equal to the bit"
+    yield Line(f"6 steps, fp32, the last 3 resumed on {other}: {note}", 0.0)
+
+
 def study(small: bool) -> Iterator[Line]:
-    """Yield the time from command to report of 80 trainings, cold, and again with their results stored."""
+    """Yield the time from command to report of 80 trainings.
+
+    Cold; warm, with the graphs of the first run, and compared with it; and again, with the results stored.
+    """
     others = ["sincos2d"] if small else ["sincos2d", "rope2d", "none"]
     shape = SMALL if small else CIFAR
     base = training_spec(shape)
@@ -231,23 +284,35 @@ def study(small: bool) -> Iterator[Line]:
         "seeds": 2 if small else 20,
         "run": {"tracker": "none"} if small else {"tracker": "none", "engine": "compiled_vmap", "workers": 4},
     }
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "bench.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
-        for what in ("cold", "again"):
+    trials = (1 + len(others)) * content["seeds"]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "bench.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "graphs")}
+        for what, out in (("cold", "first"), ("warm", "second"), ("again", "second")):
             began = time.perf_counter()
-            command = [sys.executable, "-P", "-m", "vitlab", "run", "bench.yaml", "--out", "out"]
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+            command = [sys.executable, "-P", "-m", "vitlab", "run", "bench.yaml", "--out", out]
+            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
             took = time.perf_counter() - began
             if done.returncode != 0:
                 sys.exit(done.stdout[-2000:] + done.stderr[-4000:])
-            trials = (1 + len(others)) * content["seeds"]
             yield Line(f"study of {trials} trainings of {base['train']['steps']} steps, {what}: {took:.0f} s", 0.0)
+        first, second = (outcomes(folder / out) for out in ("first", "second"))
+        equal = sum(second.get(key) == outcome for key, outcome in first.items())
+        yield Line(f"the study twice: {equal} of {len(first)} trainings equal to the bit", 0.0)
+
+
+def outcomes(folder: Path) -> dict[str, object]:
+    """Return the computed numbers of the trials of an output folder, with the digests of their weights, by key."""
+    files = folder.glob("trials/*/*/result.json")
+    return {file.parts[-3]: json.loads(file.read_text())["outcome"] for file in files}
 
 
 PARTS: Mapping[str, Callable[[bool], Iterator[Line]]] = {
     "singles": singles,
     "seeds": seeds,
     "determinism": determinism,
+    "resume": resume,
     "study": study,
 }
 
