@@ -55,9 +55,23 @@ GUESTS = """
 import os, signal, time
 from pathlib import Path
 import torch
+from vitlab.plugin import Metric, metric
+from vitlab.training import distributed
 from vitlab.training.losses import CrossEntropy, loss
 
 HERE = Path(__file__).parent
+distributed.BUCKET_SIZE = 100
+
+@metric.register("ordered")
+class Ordered(Metric):
+    '''A sum that depends on the order of its rows, of which a batch has half as many as images.'''
+    bounds = (0.0, float("inf"))
+
+    def rows(self, logits, target):
+        return logits.softmax(1).amax(1)[: len(logits) // 2]
+
+    def value(self, rows_N):
+        return float((rows_N * torch.arange(len(rows_N))).sum())
 
 @loss.register("troubled")
 class Troubled(CrossEntropy):
@@ -150,6 +164,45 @@ def test_two_processes_equal_one_up_to_rounding(two: tuple[TrialFolder, TrialRes
     events = two[0].events()[0]
     assert [event.kind for event in events] == ["start", *["metrics"] * 4, "end"], "the others write nothing"
     assert events[0].body["effective_batch_size"] == 15
+
+
+def test_divided_evaluation_equals_one_process_to_the_bit(folder: Any, plugin: Path) -> None:
+    """Of initial weights; the test split has four batches of evaluation, the others have one."""
+    metrics = ["per_class_accuracy", "auroc", "macro_f1", "brier", "knn", "effective_rank", "ordered"]
+    spec = TrialSpec.model_validate(
+        {
+            "data": {
+                **DATA,
+                "test_images": 1600,
+                "corrupted": {"corruptions": ["fog"], "severities": [3], "images": 600},
+            },
+            "model": {**MODEL, "prefix": ["class", "distillation"], "head": "distilled"},
+            "train": {"steps": 0, "batch_size": 15, "precision": "fp64", "evaluations": 1, "metrics": metrics},
+            "distill": {"kind": "labels"},
+        }
+    )
+    what = Trial(spec, dict.fromkeys(STREAMS, 0), (), None, key="key")
+    one, three = (done(run_trial(what, folder(str(n)), settings(plugin, processes=n))) for n in (1, 3))
+    assert three.outcome == one.outcome
+    assert one.outcome.metrics.keys() >= {"val/token_cosine", "test/ordered", "test/per_class_accuracy_5", "test/mce"}
+    assert folder("3").predictions.read_bytes() == folder("1").predictions.read_bytes()
+
+
+def test_trial_resumed_by_another_number_of_processes_says_so(
+    two: tuple[TrialFolder, TrialResult], folder: Any
+) -> None:
+    where, steps = folder("moved"), iter(range(7))
+    alone = settings(processes=1, every_s=60.0)
+    assert run_trial(trial(), where, alone, stop=lambda: next(steps, None) is None) is None
+    moved = done(run_trial(trial(), where, settings(every_s=60.0)))
+    assert (moved.circumstances.numerics["processes"], moved.circumstances.numerics["resumed"]) == (
+        2,
+        "from processes 1",
+    )
+    starts = [event.body for event in where.events()[0] if event.kind == "start"]
+    assert [body["step"] for body in starts] == [0, 7] and starts[1]["note"] == "resumed from processes 1"
+    for actual, expected in zip(moved.outcome.history, two[1].outcome.history, strict=True):
+        assert actual.metrics == pytest.approx(expected.metrics, rel=0, abs=1e-10)
 
 
 def test_number_of_a_machine_counts_for_trials_of_several_alone(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from vitlab.models.contract import Model
 from vitlab.planning.resolve import Resolver
 from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec
-from vitlab.training.features import features_of
+from vitlab.training.features import evaluate_features
 from vitlab.training.loop import Training
 from vitlab.training.metrics.features import Features, nearest_classes
 
@@ -119,7 +119,7 @@ def test_model_without_linear_classifier_is_refused() -> None:
     prepared = prepare(DATA, SEEDS)
     model: Model = slot("model").build("prior", prepared.info)
     with pytest.raises(WeightsError, match="metrics of features need a head whose last layer is linear"):
-        features_of(model, Feed(prepared, [], SEEDS), "val", "fp32")
+        evaluate_features(model, Feed(prepared, [], SEEDS), "val", "fp32", {})
 
 
 def test_feature_metrics_apply_to_objectives_without_labels() -> None:

@@ -146,17 +146,21 @@ class Feed:
 
         return self._prefetcher.take(request[0], request[1:], read_request)
 
-    def evaluation(self, split: str, batch_size: int) -> Iterator[Batch]:
-        """Yield all images of a split in order, not augmented; the last batch may be smaller.
+    def evaluation(self, split: str, batch_size: int, batches: slice = slice(None)) -> Iterator[Batch]:
+        """Yield the images of a split in order, not augmented; the last batch may be smaller.
 
         Args:
             split: ``train``, ``val``, ``test`` or the name of a test set.
             batch_size: images in a batch.
+            batches: of the split, by default all; others are not read.
         """
         images = self.test_sets.get(split) or self._subsets[split]
-        parts = [slice(begin, begin + batch_size) for begin in range(0, len(images.y_N), batch_size)]
+        parts = [slice(begin, begin + batch_size) for begin in range(0, len(images.y_N), batch_size)][batches]
+        if not parts:
+            return
         if isinstance(images, Subset) and images.stored is not None:
-            pixels = iter_images(images.stored, images.row_N, batch_size, self.device)
+            row_N = torch.cat([images.row_N[part] for part in parts])
+            pixels = iter_images(images.stored, row_N, batch_size, self.device)
         else:
             pixels = map(images.at, parts)
         for part, pixels_BCHW in zip(parts, pixels, strict=True):

@@ -12,7 +12,7 @@ numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -91,10 +91,10 @@ def _compiled(function: Function, backend: str) -> Function:
     # The function reads torch's stack of interpreters, which cannot be traced and is constant in a graph.
     torch.compiler.assume_constant_result(stacked)  # type: ignore[no-untyped-call]
     # As torch.use_deterministic_algorithms sets it, which :func:`vitlab.runner.run.torch_settings` avoids.
-    deterministic: dict[str, Any] = {"deterministic": torch.are_deterministic_algorithms_enabled()}
-    options = deterministic if backend == "inductor" else None
-    compiled = torch.compile(function, backend=backend, fullgraph=True, dynamic=False, options=options)
-    return cast(Function, compiled)  # torch types it as any callable
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    options: Any = {"deterministic": deterministic} if backend == "inductor" else None
+    compiled: Any = torch.compile(function, backend=backend, fullgraph=True, dynamic=False, options=options)
+    return compiled  # type: ignore[no-any-return]  # torch types it as any callable
 
 
 def _precision_incompatibility(training: Training) -> str | None:

@@ -83,7 +83,12 @@ class Vmap(Engine):
                 parameter.grad = row
         values = []
         for row, training in enumerate(self.trainings):
-            parts = [WeightedLoss(_row(loss, row), weight[row]) for loss, weight in losses]
+            parts = [
+                WeightedLoss(
+                    Value(loss.total[row], {name: part[row] for name, part in loss.parts.items()}), weight[row]
+                )
+                for loss, weight in losses
+            ]
             values.append(training.parts.combine(parts, training.parameters))
             training.set_rate()
             training.clip_gradients()
@@ -196,11 +201,6 @@ class Vmap(Engine):
         for tensor, row in zip(tensors, rows.unbind(), strict=False):
             tensor.data = row
         return rows
-
-
-def _row(loss: Value, row: int) -> Value:
-    """Return the loss of one trial."""
-    return Value(loss.total[row], {name: part[row] for name, part in loss.parts.items()})
 
 
 # -- optimizers of several models that step together ------------------------------------------------------------------

@@ -45,6 +45,7 @@ RATE = "train.optimizer.lr"
 PREREQUISITES = {"init_from": "pre-training"}  #: in notes; other roles have their names
 NUMERICS = (
     *("torch", "device", "processor", "engine", "threads", "deterministic", "processes", "micro_batch_size"),
+    "resumed",
     *("matmul", "cudnn", "cudnn_benchmark", "sdpa"),
 )
 """Settings that affect the last bits and should not differ within a comparison."""

@@ -42,7 +42,7 @@ from vitlab.store.locks import Busy
 from vitlab.store.result import Circumstances, Ending, EndingWithResult, Measurement, Outcome, TrialResult
 from vitlab.training import artifacts
 from vitlab.training.artifacts import InputSpec, write_predictions, write_weights
-from vitlab.training.distributed import SingleProcess
+from vitlab.training.distributed import ALONE, SingleProcess
 from vitlab.training.evaluation import EVALUATION_BATCH
 from vitlab.training.loop import Training, index_of_best
 from vitlab.training.memory import MicroBatches, peak_memory, recompute_blocks
@@ -60,13 +60,13 @@ class Attempt:
         folder: TrialFolder,
         settings: Settings,
         device: torch.device,
-        peers: SingleProcess | None = None,
+        peers: SingleProcess = ALONE,
     ) -> None:
         self.trial = trial
         self.folder = folder
         self.settings = settings
         self.device = device
-        self.peers = peers if peers is not None else SingleProcess()
+        self.peers = peers
         self.outcome: TrialResult | Exception | None = None  #: its result, or the error that ended it
         self._since = time.monotonic()  # wall-clock time may be adjusted
         events, _ = folder.events()
@@ -80,6 +80,7 @@ class Attempt:
         self.step_macs = 0  #: of an image in a step; 0 if a step does not compute the model once on all of it
         self.rate = math.nan  #: peak operations per second of these devices
         self.before_s = 0.0  #: seconds that earlier attempts spent on the checkpoint
+        self.resumed = ""  #: numerics of earlier attempts that differ from this one's, such as ``from device cuda``
 
     def train(self, stop: Callable[[], bool]) -> bool:
         """Train in the loop engine and write the result; return False if the training was stopped."""
@@ -140,7 +141,8 @@ class Attempt:
         self.peers.require_equal(training.module, training.step)
         read_note = "images are read as batches ask for them" if feed.stored else ""
         notes = (f"of the weights it starts from: {note}" for note in self.weights)
-        self.log_start(training, "; ".join(filter(None, (damage, note, engine_note, read_note, *notes))))
+        resumed = self.resumed and f"resumed {self.resumed}"
+        self.log_start(training, "; ".join(filter(None, (damage, note, engine_note, read_note, resumed, *notes))))
         self.kernels = kernels_of_first_pass(model, not self.engine_type.one_at_a_time)
         self.input_spec = InputSpec(prepared.info, prepared.mean, prepared.std)
         return training
@@ -224,14 +226,17 @@ class Attempt:
         if not all(file.exists() for file in self.folder.kept_weights(keep, state["step"])):
             return None, "weights that run.keep asks for now were not kept so far; started from the beginning"
         self.before_s = content["wall_s"]
-        engines = content["engine"]
+        before, here = content["numerics"], self._numerics()
+        engines, self.resumed = before.pop("engine"), before.pop("resumed", "")
         self.engine = engines if self.engine in engines.split("+") else f"{engines}+{self.engine}"
+        if others := [f"{name} {value}" for name, value in before.items() if value != here.get(name)]:
+            self.resumed = f"{self.resumed and f'{self.resumed}, '}from {', '.join(others)}"
         return state, ""
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Write a checkpoint of the training."""
         self.folder.require()
-        content = {"training": state, "wall_s": self.spent_s(), "engine": self.engine}
+        content = {"training": state, "wall_s": self.spent_s(), "numerics": self._numerics()}
         artifacts.write_checkpoint(self.folder.checkpoint, content)
 
     def log(self, measurement: Measurement) -> None:
@@ -290,6 +295,7 @@ class Attempt:
             "deterministic": self.settings.deterministic,
             "evaluation_batch": EVALUATION_BATCH,
             "processes": self.peers.count,
+            **({"resumed": self.resumed} if self.resumed else {}),
             **(cuda_settings() if self.device.type == "cuda" else {}),
             **({"micro_batch_size": micro} if (micro := self.settings.micro_batch_size) is not None else {}),
             **({} if (how := self.settings.activation_checkpointing) == "none" else {"activation_checkpointing": how}),

@@ -25,10 +25,10 @@ from vitlab.geometry import Geometry
 from vitlab.models.contract import Model
 from vitlab.spec.trial import Distill, Matching
 from vitlab.training.artifacts import InputSpec
+from vitlab.training.distributed import ByBatch
 from vitlab.training.evaluation import autocast, forward_logits
 from vitlab.training.features import FeatureReader
 from vitlab.training.losses import Loss, Value
-from vitlab.training.metrics import mean
 
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in grey (ITU-R 601)."""
@@ -125,25 +125,24 @@ class Distillation:
         if teacher_BK is None:
             distillation_term = loss({**logits_by_head, "": student_BK}, target).total
         elif how.kind == "hard":
-            distillation_term = hard(student_BK, teacher_BK)
+            distillation_term = F.cross_entropy(student_BK, teacher_BK.argmax(1))
         else:
             distillation_term = soft(student_BK, teacher_BK.to(student_BK.dtype), how.tau, how.reduction)
         total = (1 - how.alpha) * base.total + how.alpha * distillation_term
         return Value(total, {**base.parts, "loss_base": base.total, "loss_distillation": distillation_term})
 
     @contextmanager
-    def evaluation_metrics(self, student: Model) -> Iterator[dict[str, float]]:
-        """Yield a mapping that holds further metrics of the student's evaluation after the block.
+    def evaluation_metrics(self, student: Model) -> Iterator[ByBatch]:
+        """Yield a mapping that holds further metrics of the student's evaluation after the block, by batch.
 
         ``token_cosine`` is the mean cosine similarity of the class and the distillation token after the final norm.
         DeiT reports 0.93, and 0.999 for two class tokens.  It is missing for a student without these two tokens.
         """
-        metrics: dict[str, float] = {}
         cosines: list[Tensor] = []
         geometry, norm = getattr(student, "geometry", None), getattr(student, "norm", None)
         pair = ("class", "distillation")
         if norm is None or not isinstance(geometry, Geometry) or not set(pair) <= set(geometry.prefix):
-            yield metrics
+            yield {}
             return
         first, second = (geometry.prefix.index(token) for token in pair)
 
@@ -151,9 +150,7 @@ class Distillation:
             cosines.append(F.cosine_similarity(x_BTD[:, first].double(), x_BTD[:, second].double(), dim=-1))
 
         with norm.register_forward_hook(hook_norm):
-            yield metrics
-        if cosines:
-            metrics["token_cosine"] = mean(torch.cat(cosines).cpu())
+            yield {"token_cosine": cosines}
 
 
 class Prediction(NamedTuple):
@@ -230,11 +227,6 @@ class InputAdapter:
             # Interpolation weights sum to one, so normalising first gives the same result.
             x_BCHW = F.interpolate(x_BCHW, size=self.image, mode="bilinear", antialias=True, align_corners=False)
         return x_BCHW
-
-
-def hard(student_BK: Tensor, teacher_BK: Tensor) -> Tensor:
-    """Return the cross-entropy with the teacher's predicted class.  Reference: arXiv:2012.12877, equation 3."""
-    return F.cross_entropy(student_BK, teacher_BK.argmax(1))
 
 
 def soft(

@@ -1,11 +1,19 @@
 """Data-parallel training of one model by several processes, of one machine or of several.
 
 Each process holds the whole model, draws and augments its own images of a step's batch, and computes their gradients.
-Gradients are summed over all processes, so that every process takes the same optimizer step, bitwise.  Evaluations are
-not divided: each process computes them completely, with equal results.  The processes of one machine find each other by
-a file and communicate over the loopback interface; those of several machines use torchrun's environment variables
-``MASTER_ADDR`` and ``MASTER_PORT``.  GPUs use NCCL, CPUs gloo.  Decisions of the hosts use gloo too, so that they do
-not wait for a GPU.
+Gradients are summed over all processes, so that every process takes the same optimizer step, bitwise.  The sums of the
+last layers are computed during the backward pass of the others.
+
+Torch's DistributedDataParallel does the same and is not used here: it wraps the forward pass, which objectives compute
+in pieces; it changes its buckets after the first step, and with them the rounding of sums over three processes, so that
+a resumed training would differ; and it does not tell a failure in the backward pass from the death of another process.
+
+The batches of an evaluation are divided among the processes.  Each then gets the rows that metrics have computed of all
+batches, in their order, and computes the values from them, which equal the values of one process, whatever the metric.
+
+The processes of one machine find each other by a file and communicate over the loopback interface; those of several
+machines use torchrun's environment variables ``MASTER_ADDR`` and ``MASTER_PORT``.  GPUs use NCCL, CPUs gloo.  Decisions
+of the hosts use gloo too, so that they do not wait for a GPU.
 
 Reference: arXiv:1706.02677 (large batches over several devices), arXiv:2006.15704 (PyTorch DDP).
 """
@@ -14,18 +22,27 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
+import safetensors.torch
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.errors import UserError
 from vitlab.models.contract import digest
 
 LOOPBACK = ("lo", "lo0")
+
+BUCKET_SIZE = 1 << 23
+"""Gradients that are summed by one call, at least: 32 MB in fp32."""
+
+ByBatch = Mapping[str, list[Tensor]]
+"""Tensors of evaluation batches by name, one of each batch in order."""
 
 
 class PeerDied(Exception):
@@ -46,8 +63,20 @@ class SingleProcess:
         """Return the range of this process's images in a batch of ``count``."""
         return range(count * self.rank // self.count, count * (self.rank + 1) // self.count)
 
-    def sum_gradients(self, parameters: Sequence[nn.Parameter], numbers: Tensor) -> None:
-        """Sum the gradients of the parameters, and numbers of their dtype, over all processes, in place."""
+    def overlap(self, parameters: Sequence[nn.Parameter], passes: int) -> None:
+        """Sum the gradients of these parameters in the last of so many backward passes of each step from now on."""
+
+    def finish_sums(self, numbers: Tensor) -> None:
+        """Wait until all gradients of a step are summed, and sum numbers over all processes, in place."""
+
+    @property
+    def batches(self) -> slice:
+        """The evaluation batches that this process computes."""
+        return slice(self.rank, None, self.count)
+
+    def gather(self, own: ByBatch) -> ByBatch:
+        """Return the tensors of all evaluation batches in order, from each process's own; on the CPU if several."""
+        return own
 
     def any_rank(self, stop: Callable[[], bool]) -> Callable[[], bool]:
         """Return a function that returns True in all processes once ``stop`` does in one of them."""
@@ -61,6 +90,9 @@ class SingleProcess:
         """
 
 
+ALONE = SingleProcess()
+
+
 class ProcessGroup(SingleProcess):
     """One of several processes; see :func:`rendezvous`.
 
@@ -72,41 +104,101 @@ class ProcessGroup(SingleProcess):
         self.rank = rank
         self.count = count
 
-    def sum_gradients(self, parameters: Sequence[nn.Parameter], numbers: Tensor) -> None:
-        """Sum gradients and numbers over all ranks."""
+    def overlap(self, parameters: Sequence[nn.Parameter], passes: int) -> None:
+        """Divide the parameters into buckets, from the last one, whose gradients are computed first."""
+        self._passes = passes
+        self._buckets: list[list[nn.Parameter]] = []
+        for parameter in reversed(parameters):
+            if not self._buckets or sum(p.numel() for p in self._buckets[-1]) >= BUCKET_SIZE:
+                self._buckets.append([])
+            self._buckets[-1].append(parameter)
+            hook = partial(self._count_gradient, len(self._buckets) - 1)
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._missing = [self._passes * len(bucket) for bucket in self._buckets]  # gradients to be computed
+        self._sums: list[tuple[Tensor, dist.Work]] = []  # of the first buckets; they may be under way
+
+    def _count_gradient(self, index: int, _parameter: Tensor) -> None:
+        """Start the sums of the buckets that are complete; in one order on all ranks, as collective calls need."""
+        self._missing[index] -= 1
+        while len(self._sums) < len(self._buckets) and not self._missing[len(self._sums)]:
+            self._start_sum()
+
+    def _start_sum(self) -> None:
+        flat = torch.cat([_gradient(parameter).reshape(-1) for parameter in self._buckets[len(self._sums)]])
+        with _peers_alive():
+            self._sums.append((flat, dist.all_reduce(flat, async_op=True)))
+
+    def finish_sums(self, numbers: Tensor) -> None:
+        """Sum the other buckets and numbers, and store the summed gradients."""
         # A part of a model that no image of this process used has no gradient here, but may have one elsewhere.
-        has = self._reduce(torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32), dist.ReduceOp.MAX)
-        updated = [p for p, some in zip(parameters, has.tolist(), strict=True) if some]
-        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in updated]
-        flat = self._reduce(torch.cat([*(g.reshape(-1) for g in gradients), numbers]), dist.ReduceOp.SUM)
-        *sums, numbers_sum = torch.split(flat, [*(g.numel() for g in gradients), len(numbers)])
-        for parameter, gradient, total in zip(updated, gradients, sums, strict=True):
-            parameter.grad = gradient.copy_(total.view_as(gradient))
-        numbers.copy_(numbers_sum)
+        while len(self._sums) < len(self._buckets):
+            self._start_sum()
+        here = [parameter.grad is not None for bucket in self._buckets for parameter in bucket]
+        has = iter(torch.stack(self._all_gather(torch.tensor(here, dtype=torch.int32))).any(0).tolist())
+        with _peers_alive():
+            dist.all_reduce(numbers)
+            for _, work in self._sums:
+                work.wait()
+        for bucket, (flat, _) in zip(self._buckets, self._sums, strict=True):
+            for parameter, total in zip(bucket, torch.split(flat, [p.numel() for p in bucket]), strict=True):
+                if next(has):
+                    parameter.grad = _gradient(parameter).copy_(total.view_as(parameter))
+        self._begin_step()
+
+    def gather(self, own: ByBatch) -> ByBatch:
+        """Return the tensors of all ranks; each holds all of them in memory, twice while they are sent."""
+        copies = {
+            f"{self.rank + place * self.count:09}/{name}": tensor.to("cpu", copy=True).contiguous()
+            for name, tensors in own.items()
+            for place, tensor in enumerate(tensors)
+        }
+        # As bytes that say names, shapes and dtypes, which a rank without batches does not know.
+        sent = torch.frombuffer(bytearray(safetensors.torch.save(copies)), dtype=torch.uint8)
+        sizes = self._all_gather(torch.tensor([len(sent)]))
+        padded = F.pad(sent, (0, int(max(sizes)) - len(sent)))
+        received: dict[str, Tensor] = {}
+        for data, size in zip(self._all_gather(padded), sizes, strict=True):
+            received |= safetensors.torch.load(data[:size].numpy().tobytes())
+        everything: dict[str, list[Tensor]] = {name: [] for name in own}
+        for key in sorted(received):  # by batch
+            everything.setdefault(key.partition("/")[2], []).append(received[key])
+        return everything
 
     def any_rank(self, stop: Callable[[], bool]) -> Callable[[], bool]:
         """Return a function that is true on every rank if ``stop`` is true on one."""
-        return lambda: bool(self._reduce(torch.tensor(int(stop()), dtype=torch.int32), dist.ReduceOp.MAX))
+        return lambda: any(self._all_gather(torch.tensor(int(stop()))))
 
     def require_equal(self, model: nn.Module, step: int) -> None:
         """Raise if the weights or the step differ between ranks."""
-        # 60 bits, which int64 holds with either sign.
-        weights = int(digest(model.state_dict())[:15], 16)
-        here = torch.tensor([step, -step, weights, -weights])
-        # The maxima of numbers and of their negatives are everybody's own only where all are equal.
-        if (self._reduce(here.clone(), dist.ReduceOp.MAX) != here).any():
+        here = torch.tensor([step, int(digest(model.state_dict())[:15], 16)])  # 60 bits, which int64 holds
+        if not all(here.equal(there) for there in self._all_gather(here)):
             raise RankMismatch("the processes of this trial do not begin with the same weights at the same step")
 
-    def _reduce(self, tensor: Tensor, how: dist.ReduceOp.RedOpType) -> Tensor:
-        """Reduce a tensor over all processes, in place, by NCCL on GPUs and by gloo on CPUs."""
-        try:
-            dist.all_reduce(tensor, how)
-        # It is a RuntimeError, too, and no sign that a process has died.
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            raise PeerDied(f"another process of this trial has died: {error}") from error
-        return tensor
+    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks, which have one shape, by gloo."""
+        received = [torch.empty_like(tensor) for _ in range(self.count)]
+        with _peers_alive():
+            dist.all_gather(received, tensor)
+        return received
+
+
+@contextmanager
+def _peers_alive() -> Iterator[None]:
+    """Raise PeerDied for an error of a collective call inside the block, by NCCL on GPUs and by gloo on CPUs."""
+    try:
+        yield
+    # It is a RuntimeError, too, and no sign that a process has died.
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise PeerDied(f"another process of this trial has died: {error}") from error
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from torch.func import functional_call
 from vitlab.data.prepare import Batch, Feed
 from vitlab.geometry import Task
 from vitlab.models.contract import Model, evaluating
+from vitlab.training.distributed import ALONE, SingleProcess
 from vitlab.training.metrics import Metric
 
 if TYPE_CHECKING:
@@ -45,25 +46,30 @@ class EvaluationResult(NamedTuple):
 
 @torch.no_grad()
 def evaluate(
-    objective: Objective, feed: Feed, split: Split, task: Task, metrics: Mapping[str, Metric]
+    objective: Objective,
+    feed: Feed,
+    split: Split,
+    task: Task,
+    metrics: Mapping[str, Metric],
+    peers: SingleProcess = ALONE,
 ) -> EvaluationResult:
     """Return the metrics of an objective's module on a split, and the values per image.
 
-    The module keeps its mode.
+    The module keeps its mode.  All ``peers`` call this at the same time, and return equal results.
     """
     accumulator = MetricAccumulator(metrics)
     with evaluating(objective.module):
-        for batch in map(objective.evaluation_batch, evaluation_batches(feed, split, task)):
+        for batch in map(objective.evaluation_batch, evaluation_batches(feed, split, task, peers)):
             accumulator.add(objective.views(batch.x_BCHW, batch.y_B), batch.y_B, batch.id_B)
-    return accumulator.result(split)
+    return accumulator.result(split, peers)
 
 
-def evaluation_batches(feed: Feed, split: Split, task: Task) -> Iterator[Batch]:
-    """Yield the batches of an evaluation, whose size does not depend on the batch size of training."""
+def evaluation_batches(feed: Feed, split: Split, task: Task, peers: SingleProcess = ALONE) -> Iterator[Batch]:
+    """Yield this process's batches of an evaluation, whose size does not depend on the batch size of training."""
     size = EVALUATION_BATCH
     if task == "segmentation":
         size = max(1, min(size, EVALUATION_PIXELS // feed.pixels))
-    return feed.evaluation(split, size)
+    return feed.evaluation(split, size, peers.batches)
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
@@ -112,26 +118,19 @@ class MetricAccumulator:
             for view in views if one.every_view else ("",):
                 self._rows[name][view].append(one.rows(views[view], target))
 
-    def result(self, split: Split) -> EvaluationResult:
-        """Return the evaluation of the split whose batches were added: the loss alone if it is not finite."""
+    def result(self, split: Split, peers: SingleProcess = ALONE) -> EvaluationResult:
+        """Return the evaluation of the split whose batches ``peers`` added: the loss alone if it is not finite."""
         values: dict[str, float] = {}
+        columns = {name: torch.cat(parts).cpu() for name, parts in peers.gather(self._columns).items()}
         for name, one in self._metrics.items():
-            for view, parts in self._rows[name].items():
-                values[f"{name}_{view}" if view else name] = float(one.value(_concatenate(parts)))
-                if not view:
-                    values |= {f"{name}_{part}": value for part, value in one.parts(_concatenate(parts)).items()}
+            rows = {view: torch.cat(parts).cpu() for view, parts in peers.gather(self._rows[name]).items()}
+            for view, rows_N in rows.items():
+                values[f"{name}_{view}" if view else name] = float(one.value(rows_N))
+            values |= {f"{name}_{part}": value for part, value in one.parts(rows[""]).items()}
+            column_N = one.column(rows[""])
+            if column_N is not None:
+                columns[name] = column_N
             # Further metrics of a diverged model say nothing, and some cannot be computed.
             if not math.isfinite(values.get("loss", 0.0)):
                 break
-        columns = {name: _concatenate(parts) for name, parts in self._columns.items()}
-        for name, one in self._metrics.items():
-            column_N = one.column(_concatenate(self._rows[name][""]))
-            if column_N is not None:
-                columns[name] = column_N
         return EvaluationResult(split, values, columns)
-
-
-def _concatenate(parts: list[Tensor]) -> Tensor:
-    """Concatenate ``parts`` on the CPU, in place, so that later calls copy nothing."""
-    parts[:] = [torch.cat(parts).cpu()]
-    return parts[0]

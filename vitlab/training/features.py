@@ -23,47 +23,47 @@ from vitlab.data.prepare import Feed
 from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model, evaluating, head_names
+from vitlab.training.distributed import ALONE, SingleProcess
 from vitlab.training.evaluation import EVALUATION_BATCH, Split, autocast, forward_logits, wide
 from vitlab.training.metrics.features import FeatureMetric, Features
 
 
+@torch.no_grad()
 def evaluate_features(
-    model: Model, feed: Feed, split: Split, precision: str, metrics: Mapping[str, FeatureMetric]
+    model: Model,
+    feed: Feed,
+    split: Split,
+    precision: str,
+    metrics: Mapping[str, FeatureMetric],
+    peers: SingleProcess = ALONE,
 ) -> dict[str, float]:
-    """Return the metrics of the features of a split; the model keeps its mode.
+    """Return the metrics of features of a split: of the inputs of the first linear classifier of the model.
+
+    The model keeps its mode; ``peers`` divide the batches.
 
     Raises:
         WeightsError: If the model has no linear classifier.
     """
-    images = features_of(model, feed, split, precision)
     needs_train = any(one.needs_train for one in metrics.values())
-    train = features_of(model, feed, "train", precision) if needs_train else None
-    return {name: one.of_features(images, train if one.needs_train else None) for name, one in metrics.items()}
-
-
-@torch.no_grad()
-def features_of(model: Model, feed: Feed, split: Split, precision: str) -> Features:
-    """Return the features and labels of a split, on the CPU: the inputs of the model's linear classifier.
-
-    Of several classifiers, the first is meant.  The model keeps its mode.
-
-    Raises:
-        WeightsError: If there is no linear classifier.
-    """
     with evaluating(model):
         # One image shows which layers make the logits.
-        layers = list(classifiers(model, next(feed.evaluation("train", 1)).x_BCHW, precision).values())
+        layers = list(classifiers(model, next(feed.evaluation("train", 1)).x_BCHW, precision).values())[:1]
         if not layers:
             raise WeightsError(
                 f"metrics of features need a head whose last layer is linear, and a {type(model).__name__} has none; "
                 "remove them from train.metrics"
             )
-        (x_ND,), y_N = inputs_of(layers[:1], model, feed, split, precision)
-    return Features(x_ND.cpu(), y_N.cpu())
+        features = []
+        for each in (split, "train")[: 1 + needs_train]:
+            (x_ND,), y_N = inputs_of(layers, model, feed, each, precision, peers)
+            features.append(Features(x_ND.cpu(), y_N.cpu()))
+    return {
+        name: one.of_features(features[0], features[1] if one.needs_train else None) for name, one in metrics.items()
+    }
 
 
 def inputs_of(
-    layers: Sequence[nn.Linear], model: Model, feed: Feed, split: Split, precision: str
+    layers: Sequence[nn.Linear], model: Model, feed: Feed, split: Split, precision: str, peers: SingleProcess = ALONE
 ) -> tuple[list[Tensor], Tensor]:
     """Return the inputs of layers on a split, without augmentation, in float64, and its labels."""
     inputs: dict[nn.Module, list[Tensor]] = {layer: [] for layer in layers}
@@ -75,10 +75,12 @@ def inputs_of(
     with ExitStack() as hooks:
         for layer in layers:
             hooks.enter_context(layer.register_forward_pre_hook(store))
-        for batch in feed.evaluation(split, EVALUATION_BATCH):
+        for batch in feed.evaluation(split, EVALUATION_BATCH, peers.batches):
             forward_logits(model, batch.x_BCHW, precision)
             labels.append(batch.y_B)
-    return [torch.cat(parts) for parts in inputs.values()], torch.cat(labels)
+    everything = peers.gather({str(index): parts for index, parts in enumerate([*inputs.values(), labels])})
+    *features, y_N = (torch.cat(parts) for parts in everything.values())
+    return features, y_N
 
 
 def classifiers(model: Model, x_BCHW: Tensor, precision: str) -> dict[str, nn.Linear]:

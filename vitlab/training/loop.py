@@ -104,7 +104,7 @@ class Training:
         write: Callable[[State], None] = lambda state: None,
         on_step: Callable[[int], None] = lambda step: None,
     ) -> None:
-        self.model = model.train()
+        self.model = model
         self.feed = feed
         self.spec = spec
         self.seeds = seeds
@@ -119,8 +119,7 @@ class Training:
         setup = Setup(model, feed, spec, seeds, self.steps, distillation)
         self.objective: Objective = slot("objective").build(spec.objective, setup)
         self.module = self.objective.module
-        if self.module is not model:
-            self.module.train()
+        self.module.train()
         self.parts.require(self.module, self.batch_images)
 
         self.schedule: Schedule = slot("schedule").build(spec.schedule)
@@ -128,6 +127,7 @@ class Training:
         self.base_rate = optimizer.lr
         self.optimizer = optimizer.build(self._groups(optimizer))
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self.parts.peers.overlap(self.parameters, len(self.parts.rows(self.batch_images)))
         self.path_layers = path_layers(self.module)
         self.scaling = LossScaling(feed.device) if spec.precision == "fp16" else None
         self.average: WeightAverage | None = optimizer.average(self.optimizer)
@@ -254,14 +254,17 @@ class Training:
         with self.averaged():
             is_test_set = split in self.feed.test_sets
             with nullcontext({}) if is_test_set else self.objective.evaluation_metrics() as extra:
-                result = evaluate(self.objective, self.feed, split, self.task, self.metrics_of(split))
-            return self.with_features(result._replace(metrics={**result.metrics, **extra}))
+                result = evaluate(self.objective, self.feed, split, self.task, self.metrics_of(split), self.parts.peers)
+            means = {name: mean(torch.cat(parts).cpu()) for name, parts in self.parts.peers.gather(extra).items()}
+            return self.with_features(result._replace(metrics={**result.metrics, **means}))
 
     def with_features(self, result: EvaluationResult) -> EvaluationResult:
         """Add the metrics of features to an evaluation with the current weights, unless the training has diverged."""
         if result.split in self.feed.test_sets or not self.feature_metrics or not math.isfinite(result.metrics["loss"]):
             return result
-        values = evaluate_features(self.model, self.feed, result.split, self.spec.precision, self.feature_metrics)
+        values = evaluate_features(
+            self.model, self.feed, result.split, self.spec.precision, self.feature_metrics, self.parts.peers
+        )
         return result._replace(metrics={**result.metrics, **values})
 
     def metrics_of(self, split: Split) -> Mapping[str, Metric]:

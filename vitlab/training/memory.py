@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache, partial, wraps
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ from torch.utils.checkpoint import checkpoint
 from vitlab import noise
 from vitlab.errors import UserError
 from vitlab.models.contract import Model
-from vitlab.training.distributed import SingleProcess
+from vitlab.training.distributed import ALONE, SingleProcess
 from vitlab.training.losses import Value
 
 
@@ -51,10 +51,10 @@ class MicroBatches:
         peers: The processes that share a batch.
     """
 
-    def __init__(self, size: int | None = None, peers: SingleProcess | None = None) -> None:
+    def __init__(self, size: int | None = None, peers: SingleProcess = ALONE) -> None:
         self.size = size
-        self.peers = SingleProcess() if peers is None else peers
-        self.whole = size is None and self.peers.count == 1  #: whether one part is the full batch
+        self.peers = peers
+        self.whole = size is None and peers.count == 1  #: whether one part is the full batch
 
     def require(self, model: nn.Module, count: int) -> None:
         """Check that batches of ``count`` images of a model can be divided.
@@ -79,7 +79,7 @@ class MicroBatches:
         # A process cuts its own share of the batch alone.
         own = self.peers.rows(count)
         size = self.size or len(own)
-        return [range(begin, min(begin + size, own.stop)) for begin in range(own.start, own.stop, size)]
+        return [own[begin : begin + size] for begin in range(0, len(own), size)]
 
     def combine(self, parts: Sequence[WeightedLoss], parameters: Sequence[nn.Parameter]) -> Value:
         """Return the loss of the full batch, and normalise the accumulated gradients to it in place."""
@@ -94,7 +94,7 @@ class MicroBatches:
             for loss, weight in parts
         ]
         sums = torch.stack(rows).sum(0)
-        self.peers.sum_gradients(parameters, sums)
+        self.peers.finish_sums(sums)
         weight = sums[0].clamp(min=1)  # where no decision has a label there is nothing to learn
         for parameter in parameters:
             if parameter.grad is not None:
@@ -132,14 +132,11 @@ def _recomputed(kind: type[nn.Module]) -> type[nn.Module]:
         forward = partial(kind.forward, self)
         if not (self.training and torch.is_grad_enabled()):
             return forward(*inputs)
-        return checkpoint(forward, *inputs, use_reentrant=False, context_fn=partial(_contexts, self))
+        # The contexts of the first pass, which is about to begin, and of the second one.
+        contexts = lambda: (nullcontext(), _second_pass(noise.current(), _state(self)))  # noqa: E731
+        return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts)
 
     return type(kind.__name__, (kind,), {"forward": checkpointed, "__module__": kind.__module__})
-
-
-def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return the contexts of the first pass, which is about to begin, and of the second one."""
-    return nullcontext(), _second_pass(noise.current(), _state(block))
 
 
 def _state(block: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:

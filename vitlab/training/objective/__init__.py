@@ -29,6 +29,7 @@ from vitlab.training.metrics import TASKS, Metric
 
 if TYPE_CHECKING:
     from vitlab.training.distillation import Distillation
+    from vitlab.training.distributed import ByBatch
 
 Weights = Mapping[str, Any]
 """Parameters and buffers of :attr:`Objective.module` by name, which replace its own."""
@@ -114,8 +115,11 @@ class Objective(ABC):
     def after_step(self, step: int) -> None:  # noqa: B027  # most have no state of their own
         """Update the objective's own state after an optimizer step, counted from 1."""
 
-    def evaluation_metrics(self) -> AbstractContextManager[Mapping[str, float]]:
-        """Return a context whose value holds further metrics of the evaluation inside it."""
+    def evaluation_metrics(self) -> AbstractContextManager[ByBatch]:
+        """Return a context whose value holds further metrics of the evaluation inside it, of which means are reported.
+
+        A metric has the values of the images of each batch, (B,).  Several processes evaluate some of the batches each.
+        """
         return nullcontext({})
 
     def stacking_incompatibility(self) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -17,9 +16,8 @@ from vitlab.training.metrics import Metric, metrics_of
 from vitlab.training.objective import Objective, Setup, Weights, objective
 
 if TYPE_CHECKING:
+    from vitlab.training.distributed import ByBatch
     from vitlab.training.mixup import Mixing
-
-NO_DISTILLATION = "engine vmap does not support distillation"
 
 
 @objective.register("supervised")
@@ -69,7 +67,7 @@ class Supervised(Objective):
         """Return the loss's weight of a microbatch."""
         return self.criterion.weight(target)
 
-    def evaluation_metrics(self) -> AbstractContextManager[Mapping[str, float]]:
+    def evaluation_metrics(self) -> AbstractContextManager[ByBatch]:
         """Return the further metrics of distillation, if any."""
         if self.distillation is None:
             return super().evaluation_metrics()
@@ -77,4 +75,6 @@ class Supervised(Objective):
 
     def stacking_incompatibility(self) -> str | None:
         """Return a sentence for trainings with a teacher; None for others."""
-        return super().stacking_incompatibility() if self.distillation is None else NO_DISTILLATION
+        if self.distillation is not None:
+            return "engine vmap does not support distillation"
+        return super().stacking_incompatibility()
