@@ -184,6 +184,7 @@ def test_positions_and_their_gradients_are_those_of_the_model(position: Any) -> 
         ({"position": "rope2d_mixed", "drop": 0.2, "drop_path": 0.3, "layer_scale": 0.1}, 1),
         ({"position": ["conditional", "relative_bias"], "mlp": {"type": "gelu", "drop": 0.2}}, 1),
         ({"attention": {"type": "per_head", "proj_drop": 0.2}, "head": "mlp", "registers": 2}, 1),
+        ({"attention": {"type": "auto", "qkv_bias": "qv"}}, 1),
         ({"prefix": ["class", "distillation"], "head": "distilled", "position": "alibi2d"}, 2),
     ],
 )

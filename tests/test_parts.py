@@ -99,7 +99,8 @@ def test_factor_of_differential_attention_follows_the_block() -> None:
         ("norm", {"type": "rmsnorm", "affine": "none"}),
         ("mlp", {"type": "gelu", "bias": False, "norm": "layernorm"}),
         ("mlp", {"type": "gelu", "norm": {"type": "layernorm", "affine": "none"}}),
-        ("attention", {"type": "per_head", "qkv_bias": False, "proj_bias": False}),
+        ("attention", {"type": "per_head", "qkv_bias": "qv", "proj_bias": False}),
+        ("attention", {"type": "auto", "qkv_bias": "qv", "qk_norm": "layernorm"}),
         ("attention", {"type": "gated", "gate": "headwise"}),
     ],
 )

@@ -41,6 +41,7 @@ FILES = {
 EPS = {"type": "layernorm", "eps": 1e-3}
 MUP = {"parametrization": "mup", "base_width": 8}
 RMS = {"type": "rmsnorm", "eps": 1e-6}
+POOLED = {"type": "layernorm", "eps": 1e-5}
 TANH = {"type": "gelu", "approximate": "tanh"}
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "final_norm_at": [{}, {"final_norm_at": "pooled"}],
@@ -283,6 +284,18 @@ def test_unsupported_property_is_named(options: dict[str, Any], to: str, sentenc
         {"mlp": {"type": "swiglu", "ratio": 2.0}},
         {"norm": RMS, "final_norm": RMS},
         {"mlp": {"type": "gelu", "norm": "layernorm"}, "attention": {"type": "auto", "norm": "layernorm"}},
+        {"attention": {"type": "auto", "qkv_bias": "qv"}, "position": ["learned", "rope2d"]},
+        {
+            "attention": {"type": "split", "qkv_bias": "qv"},
+            "position": {"type": "relative_bias", "where": "every_layer"},
+            "layer_scale": 0.1,
+        },
+        {
+            "head": {"type": "linear", "pool": "map", "over": "all", "pool_eps": 1e-5},
+            "layer_scale": 0.1,
+            "norm": POOLED,
+            "final_norm": POOLED,
+        },
     ],
 )
 def test_trial_is_equal_in_timm(options: dict[str, Any], tmp_path: Path) -> None:
@@ -297,6 +310,11 @@ def test_trial_is_equal_in_timm(options: dict[str, Any], tmp_path: Path) -> None
         theirs = eval(note.removesuffix(" builds the model"), {"timm": library})
         theirs.load_state_dict(safetensors.torch.load_file(tmp_path / "model.safetensors"))
     torch.testing.assert_close(logits(theirs), logits(model), rtol=1e-5, atol=1e-5)
+    if len(done.files) == 2:  # and back
+        again = open_model(tmp_path / "model.safetensors").model
+        torch.testing.assert_close(logits(again), logits(model), rtol=1e-5, atol=1e-5)
+        bias = model.component_choices["blocks.0.attn"].options["qkv_bias"]
+        assert again.component_choices["blocks.0.attn"].options["qkv_bias"] == bias
 
 
 def test_torchvision_requires_square_images(tmp_path: Path) -> None:

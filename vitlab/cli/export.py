@@ -10,6 +10,7 @@ import click
 from vitlab.cli import say
 from vitlab.cli.completion import complete_arm
 from vitlab.cli.options import FOLDER, out_option, study_argument
+from vitlab.errors import UserError
 from vitlab.store.files import folder_name
 
 if TYPE_CHECKING:
@@ -34,10 +35,17 @@ def export_command(study: Path, arm: str, seed: int, form: Any, target: Path, ou
 
     The file takes pixels in [0, 1], as float32 of shape (B, C, H, W) in batches of any size, and returns logits. Its
     outputs are compared with the model's before it is kept. The card, README.md, says what the study compared, with
-    which seeds, and the verdict.
+    which seeds, and the verdict. 'hf upload ORG/NAME FOLDER' (of huggingface_hub) sends its folder to the Hugging Face
+    hub.
     """
     from vitlab.report.api import open_study
 
+    if repository := target.as_posix().partition("hub:")[2]:
+        raise UserError(
+            f"--to {target}: vitlab uploads nothing. Export to a folder, and type 'hf upload {repository} FOLDER' with "
+            "the folder of the files that are printed; 'pip install huggingface_hub' brings hf, and 'hf auth login' "
+            "asks for your token"
+        )
     plan, store = open_study(study, out=out)
     trial = plan.find(arm, seed)
     say("importing PyTorch")

@@ -94,14 +94,14 @@ class AttentionPool(nn.Module):
     Parameters are named as in timm's ``AttentionPoolLatent``.
     """
 
-    def __init__(self, g: Geometry, approximate: Gelu, heads: int | None, ratio: float) -> None:
+    def __init__(self, g: Geometry, approximate: Gelu, heads: int | None, ratio: float, eps: float) -> None:
         super().__init__()
         self.heads = heads or g.heads
         self.latent = nn.Parameter(torch.empty(1, 1, g.dim))
         self.q = nn.Linear(g.dim, g.dim)
         self.kv = nn.Linear(g.dim, 2 * g.dim)
         self.proj = nn.Linear(g.dim, g.dim)
-        self.norm = slot("norm").build("layernorm", g.dim)
+        self.norm = slot("norm").build({"type": "layernorm", "eps": eps}, g.dim)
         self.mlp = slot("mlp").build({"type": "gelu", "approximate": approximate, "ratio": ratio}, g)
         nn.init.trunc_normal_(self.latent, std=g.dim**-0.5, a=-2 * g.dim**-0.5, b=2 * g.dim**-0.5)
 
@@ -133,7 +133,15 @@ class _Pooled(Head):
     }
 
     def __init__(
-        self, g: Geometry, pool: Pool, approximate: Gelu, pool_heads: int | None, ratio: float, over: str, drop: float
+        self,
+        g: Geometry,
+        pool: Pool,
+        approximate: Gelu,
+        pool_heads: int | None,
+        ratio: float,
+        pool_eps: float,
+        over: str,
+        drop: float,
     ) -> None:
         super().__init__()
         self.kind = pool
@@ -141,7 +149,7 @@ class _Pooled(Head):
         self.prefix = g.prefix
         self.heads = g.heads
         self.skip = len(g.prefix) if over == "patches" else 0
-        self.attn_pool = AttentionPool(g, approximate, pool_heads, ratio) if pool == "map" else None
+        self.attn_pool = AttentionPool(g, approximate, pool_heads, ratio, pool_eps) if pool == "map" else None
         self.drop = Dropout(drop)
 
     @classmethod
@@ -189,6 +197,7 @@ class LinearHead(_Pooled):
         approximate: the GELU of attention pooling, as in the blocks' MLP.
         pool_heads: heads of attention pooling; by default as many as in the blocks.
         ratio: hidden width of the MLP of attention pooling over ``g.dim``.
+        pool_eps: of the norm in attention pooling.
         weights: ``drawn`` by the scheme of initial values, or ``zero``, as the ViT paper fine-tunes.
         output: what a caller of the model gets; the loss and the metrics read logits in either case.
     """
@@ -203,10 +212,11 @@ class LinearHead(_Pooled):
         approximate: Gelu = "none",
         pool_heads: Count | None = None,
         ratio: Positive = 4.0,
+        pool_eps: Positive = 1e-6,
         weights: Weights = "drawn",
         output: Output = "logits",
     ) -> None:
-        super().__init__(g, pool, approximate, pool_heads, ratio, over, drop)
+        super().__init__(g, pool, approximate, pool_heads, ratio, pool_eps, over, drop)
         self.fc = _classifier(g.dim, g.classes, weights)
         self.output = output
 
@@ -226,6 +236,7 @@ class MLPHead(_Pooled):
         approximate: the GELU of attention pooling, as in the blocks' MLP.
         pool_heads: heads of attention pooling; by default as many as in the blocks.
         ratio: hidden width of the MLP of attention pooling over ``g.dim``.
+        pool_eps: of the norm in attention pooling.
         representation_size: width of the pre-logits; by default the tokens' own.
         weights: ``drawn`` by the scheme of initial values, or ``zero``, as the ViT paper fine-tunes.
         output: what a caller of the model gets; the loss and the metrics read logits in either case.
@@ -241,11 +252,12 @@ class MLPHead(_Pooled):
         approximate: Gelu = "none",
         pool_heads: Count | None = None,
         ratio: Positive = 4.0,
+        pool_eps: Positive = 1e-6,
         representation_size: Count | None = None,
         weights: Weights = "drawn",
         output: Output = "logits",
     ) -> None:
-        super().__init__(g, pool, approximate, pool_heads, ratio, over, drop)
+        super().__init__(g, pool, approximate, pool_heads, ratio, pool_eps, over, drop)
         size = representation_size or g.dim
         self.pre_logits = nn.Linear(g.dim, size)
         self.fc = _classifier(size, g.classes, weights)

@@ -208,7 +208,8 @@ class BatchLastForward:
         trials, width, tokens, images = x_KDTB.shape
         heads = (attend.num_heads, attend.head_dim)
         rows = _below(at, self.rows)
-        if "qkv.weight" not in attend.stacked_maps():  # its projections are several matrices
+        # Projections that are several matrices, or without a bias of keys.
+        if "qkv.weight" not in attend.stacked_maps() or attend.qkv_bias == "qv":
             rows = vmap(attend.to_canonical)(rows)
         q_KDM, kv_KOM = self._queries_keys_values(rows, x_KDTB, queries)
         q_KHEQB, kv_K2HETB = q_KDM.view(trials, *heads, -1, images), kv_KOM.view(trials, 2, *heads, tokens, images)

@@ -127,6 +127,10 @@ def convert(
             state = select_classes(state, classes)
         has_head = "head.weight" in state
         old, state = _with_norm_on_tokens(replace(checkpoint, state=state).architecture(facts), state)
+        attention = old.options.get("attention")
+        if to != "timm" and isinstance(attention, Mapping) and attention.get("qkv_bias") == "qv":
+            # Other libraries have a bias of keys, of zeros here.
+            old = replace(old, options={**old.options, "attention": {**attention, "qkv_bias": True}})
         if to == "hf":
             library = HuggingFaceFormat(_family(old))
             if library.kind == "dinov3_vit" and target.name not in NAMES_ON_THE_HUB:

@@ -240,10 +240,11 @@ def _attention(attention: Any) -> Options:
     keys = getattr(attention, "num_kv_heads", None)
     if keys not in (None, attention.num_heads):
         raise _refusal("its attention", f"shares {keys} heads of keys between {attention.num_heads} heads of queries")
-    biases = ("qkv.bias", "q_bias", "q_proj.bias")
+    names = {name for name, _ in attention.named_parameters()}
+    of_keys = bool(names & {"qkv.bias", "k_proj.bias"})
     return {
         "type": "auto" if getattr(attention, "gate", None) is None else "gated",
-        "qkv_bias": any(name in biases for name, _ in attention.named_parameters()),
+        "qkv_bias": of_keys or ("qv" if names & {"q_bias", "q_proj.bias"} else False),
         "qk_norm": _norm(getattr(attention, "q_norm", None)),
         "norm": _norm(getattr(attention, "norm", None)),
         "proj_bias": attention.proj.bias is not None,
@@ -319,7 +320,9 @@ def _head(m: Any) -> Options:
         options["over"] = "all"
     if pool == "map":
         pooling = m.attn_pool
-        if _norm(pooling.norm) != {"type": "layernorm", "eps": 1e-6, "affine": "scale_and_shift"}:
+        norm = _norm(pooling.norm)
+        options["pool_eps"] = norm.get("eps")
+        if norm != {"type": "layernorm", "eps": options["pool_eps"], "affine": "scale_and_shift"}:
             raise _refusal("its attention pooling", "has another norm than vitlab's")
         options |= {"approximate": _gelu(pooling.mlp.act), "ratio": ratio_of(pooling.mlp.fc1.out_features, m.embed_dim)}
         if pooling.num_heads != _attention_of(m.blocks[0]).num_heads:

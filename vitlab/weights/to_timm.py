@@ -30,6 +30,7 @@ ENTRIES: Mapping[str, str] = {
     "Eva": """
         vit_small_patch16_rope_224 vit_small_patch16_rope_mixed_224 vit_small_patch16_dinov3
         vit_small_plus_patch16_dinov3 eva02_base_patch14_224 eva02_base_patch16_clip_224 eva_giant_patch14_224
+        vit_pe_core_tiny_patch16_384
     """,
     "Beit": "beit_base_patch16_224",
 }
@@ -77,6 +78,8 @@ def to_timm(architecture: Architecture, state: State) -> TimmTarget:
             unequal = [
                 f"{option} is {own}, and timm has {other}"
                 for option, own, other in option_differences(mine, theirs, head="head.weight" in state)
+                # Without rotations, a bias of keys adds one number to a query's logits, which the softmax cancels.
+                if not (relative and (option, own, other) == ("attention.qkv_bias", "yes", "qv"))
             ]
             if not unequal:
                 return TimmTarget(name, arguments, timm_tensors(module, state))
@@ -112,7 +115,6 @@ def timm_tensors(target: nn.Module, state: State) -> dict[str, Tensor]:
             names, rest[key] = [key], tables[int(block) if block.isdecimal() else 0]
             rest.pop("position.relative_position_bias_table", None)
         elif last in ("q_bias", "v_bias"):
-            # Without rotations, a bias of keys adds one number to a query's logits, which the softmax cancels.
             part = "qkv".index(last[0])
             names, rest[key] = [key], state[f"{stem}.qkv.bias"].chunk(3)[part]
             rest.pop(f"{stem}.qkv.bias", None)
@@ -160,6 +162,7 @@ def _arguments(architecture: Architecture) -> Options:
     )
     pooled = normed and anatomy.final_norm_at == "pooled"
     registers = g.prefix.count("register")
+    qkv_bias = attention.get("qkv_bias", True)
     attention_norm, mlp_norm = _is_norm(attention.get("norm")), _is_norm(mlp.get("norm"))
     arguments: Options = {
         "img_size": list(g.image),
@@ -170,7 +173,7 @@ def _arguments(architecture: Architecture) -> Options:
         "depth": g.depth,
         "num_heads": g.heads,
         "mlp_ratio": mlp["ratio"],
-        "qkv_bias": attention.get("qkv_bias", True),
+        "qkv_bias": bool(qkv_bias),
         "qk_norm": _is_norm(attention.get("qk_norm")),
         "proj_bias": attention.get("proj_bias", True),
         "scale_attn_norm": attention_norm,
@@ -192,11 +195,12 @@ def _arguments(architecture: Architecture) -> Options:
         "use_post_transformer_norm": normed and not pooled,
         "global_pool": next((theirs for theirs, ours in POOLS.items() if ours == head.get("pool")), "token"),
         "pool_include_prefix": head.get("over") == "all",
+        "attn_pool_num_heads": head.get("pool_heads"),
+        "attn_pool_mlp_ratio": head.get("ratio"),
         "use_rot_pos_emb": rotary is not None,
         "use_rel_pos_bias": relative == "every_layer",
         "use_shared_rel_pos_bias": relative == "every_layer_shared",
-        # Of Eva's attentions only this one has a bias of keys, as vitlab's.
-        "attn_type": "rope",
+        "attn_type": "eva" if qkv_bias == "qv" else "rope",  # the first has no bias of keys
         "qkv_fused": True,
     }
     if mlp["type"] == "gelu":

@@ -142,8 +142,8 @@ def option_differences(model: Model, source: Model, *, head: bool = True) -> lis
         for option in _differing(mine, theirs):
             if option.endswith(".prefix_rows"):
                 continue  # the table of positions has a row more or less
-            if path == "head" and option == ".approximate" and mine.get(".pool") != "map":
-                continue  # the MLP is one of attention pooling
+            if path == "head" and option in (".approximate", ".pool_eps") and mine.get(".pool") != "map":
+                continue  # of attention pooling
             values = mine.get(option, "none"), theirs.get(option, "none")
             blocks.setdefault((f"{name}{option}", *values), {})[block] = None
     (width, one), (other_width, other) = _parametrization(model), _parametrization(source)

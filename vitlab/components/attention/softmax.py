@@ -6,7 +6,7 @@ B images, T tokens, D width, H heads, K channels of a head (D = H * K), G factor
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Literal, cast
 
 import torch
@@ -21,6 +21,8 @@ from vitlab.geometry import Geometry
 from vitlab.registry import slot
 
 Kernel = Literal["explicit", "sdpa"]
+QKVBias = bool | Literal["qv"]
+"""Whether queries, keys and values have a bias; ``qv``: queries and values alone."""
 
 
 class SoftmaxAttention(Attention):
@@ -41,7 +43,7 @@ class SoftmaxAttention(Attention):
     Reference: arXiv:1706.03762; arXiv:2010.11929, equations 5 to 8.
 
     Args:
-        qkv_bias: a bias for queries, keys and values.
+        qkv_bias: a bias for queries, keys and values; ``qv``: for queries and values alone, as in BEiT and EVA.
         qk_norm: the norm of queries and keys, over the width of a head.
         drop: dropout of the attention weights.
         proj_drop: dropout after the output projection.
@@ -59,7 +61,7 @@ class SoftmaxAttention(Attention):
         self,
         g: Geometry,
         *,
-        qkv_bias: bool = True,
+        qkv_bias: QKVBias = True,
         qk_norm: NormChoice = "none",
         drop: Probability = 0.0,
         proj_drop: Probability = 0.0,
@@ -71,6 +73,7 @@ class SoftmaxAttention(Attention):
         self.head_dim = g.head_dim
         map_dim = g.head_dim // self.maps_per_head
         self.scale = map_dim**-0.5
+        self.qkv_bias = qkv_bias
         self._add_projections(g, qkv_bias)
         self.q_norm = slot("norm").build(qk_norm, map_dim)
         self.k_norm = slot("norm").build(qk_norm, map_dim)
@@ -79,8 +82,22 @@ class SoftmaxAttention(Attention):
         self.proj = nn.Linear(g.dim, g.dim, bias=proj_bias)
         self.proj_drop = Dropout(proj_drop)
 
-    def _add_projections(self, g: Geometry, bias: bool) -> None:
-        self.qkv = nn.Linear(g.dim, 3 * g.dim, bias=bias)
+    def _add_projections(self, g: Geometry, bias: QKVBias) -> None:
+        self.qkv = QueryValueBias(g.dim) if bias == "qv" else nn.Linear(g.dim, 3 * g.dim, bias=bias)
+
+    def to_canonical(self, state: State) -> dict[str, Tensor]:
+        """Give keys a bias of zeros where they have none."""
+        out = dict(state)
+        if self.qkv_bias == "qv" and "qkv.bias" in out:
+            out["qkv.bias"] = with_keys(out["qkv.bias"])
+        return out
+
+    def from_canonical(self, state: State) -> dict[str, Tensor]:
+        """Leave out the bias of keys where they have none."""
+        out = dict(state)
+        if self.qkv_bias == "qv" and "qkv.bias" in out:
+            out["qkv.bias"] = torch.cat(out["qkv.bias"].chunk(3)[::2])
+        return out
 
     def stacked_maps(self) -> Mapping[str, int]:
         """Return 3 for the one matrix of queries, keys and values."""
@@ -145,6 +162,24 @@ class SoftmaxAttention(Attention):
     def _kernel(self, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Kernel:
         """Return the kernel for these values and this bias."""
         return "explicit"
+
+
+class QueryValueBias(nn.Linear):
+    """One matrix of queries, keys and values, (3 D, D), and a bias (2 D) of queries and values."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, 3 * dim)
+        self.bias = nn.Parameter(self.bias.detach()[dim:])
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Return queries, keys and values, (B, T, D) to (B, T, 3 D)."""
+        return F.linear(x_BTD, self.weight, with_keys(self.bias))
+
+
+def with_keys(bias: Tensor) -> Tensor:
+    """Return a bias of queries and values with zeros for the keys between them, (2 D) to (3 D)."""
+    queries, values = bias.chunk(2)
+    return torch.cat([queries, torch.zeros_like(queries), values])
 
 
 @attention.register("explicit")
@@ -217,17 +252,20 @@ class _Apart(SoftmaxAttention):
         """Fuse the projections into one qkv projection."""
         out = {name: value for name, value in state.items() if name.rpartition(".")[0] not in self.matrices}
         for kind in ("weight", "bias"):
-            if f"{self.matrices[0]}.{kind}" in state:
-                out[f"qkv.{kind}"] = torch.cat([state[f"{matrix}.{kind}"] for matrix in self.matrices])
-        return out
+            parts = [state[name] for matrix in self.matrices if (name := f"{matrix}.{kind}") in state]
+            if parts:
+                out[f"qkv.{kind}"] = torch.cat(parts)
+        return super().to_canonical(out)
 
     def from_canonical(self, state: State) -> dict[str, Tensor]:
         """Split the qkv projection into the projections of this implementation."""
-        out = {name: value for name, value in state.items() if not name.startswith("qkv.")}
+        own, fused = dict(self.named_parameters()), super().from_canonical(state)
+        out = {name: value for name, value in fused.items() if not name.startswith("qkv.")}
         for kind in ("weight", "bias"):
-            if f"qkv.{kind}" in state:
-                rows = state[f"qkv.{kind}"].chunk(len(self.matrices))
-                out |= {f"{matrix}.{kind}": part.clone() for matrix, part in zip(self.matrices, rows, strict=True)}
+            if f"qkv.{kind}" in fused:
+                names = [name for matrix in self.matrices if (name := f"{matrix}.{kind}") in own]
+                rows = fused[f"qkv.{kind}"].chunk(len(names))
+                out |= {name: part.clone() for name, part in zip(names, rows, strict=True)}
         return out
 
 
@@ -238,9 +276,9 @@ class Split(_Apart):
     Hugging Face's implementation has the same projections.
     """
 
-    def _add_projections(self, g: Geometry, bias: bool) -> None:
+    def _add_projections(self, g: Geometry, bias: QKVBias) -> None:
         self.matrices = ["q", "k", "v"]
-        self.q, self.k, self.v = (nn.Linear(g.dim, g.dim, bias=bias) for _ in self.matrices)
+        self.q, self.k, self.v = projections(g.dim, g.dim, bias)
 
     def _qkv(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
         head_shape = (self.num_heads, self.head_dim)
@@ -255,7 +293,7 @@ class PerHead(_Apart):
     The form of textbooks, and the slowest.
     """
 
-    def _add_projections(self, g: Geometry, bias: bool) -> None:
+    def _add_projections(self, g: Geometry, bias: QKVBias) -> None:
         self.matrices = [f"heads.{head}.{part}" for part in "qkv" for head in range(g.heads)]
         self.heads = nn.ModuleList([OneHead(g.dim, g.head_dim, bias) for _ in range(g.heads)])
 
@@ -276,11 +314,14 @@ class PerHead(_Apart):
 class OneHead(nn.Module):
     """The projections of one head: D to K, three times."""
 
-    def __init__(self, dim: int, head_dim: int, bias: bool) -> None:
+    def __init__(self, dim: int, head_dim: int, bias: QKVBias) -> None:
         super().__init__()
-        self.q = nn.Linear(dim, head_dim, bias=bias)
-        self.k = nn.Linear(dim, head_dim, bias=bias)
-        self.v = nn.Linear(dim, head_dim, bias=bias)
+        self.q, self.k, self.v = projections(dim, head_dim, bias)
+
+
+def projections(dim: int, out: int, bias: QKVBias) -> Iterator[nn.Linear]:
+    """Yield the projections to queries, keys and values, from ``dim`` to ``out`` channels."""
+    return (nn.Linear(dim, out, bias=has_bias) for has_bias in (bool(bias), bias is True, bool(bias)))
 
 
 SOFTMAX = (Explicit, SDPA, Auto, Split, PerHead)
@@ -294,7 +335,7 @@ class Gated(Auto):
     Reference: arXiv:2505.06708, the gate G1.  timm's ``Attention(gated=True)`` is the elementwise one.
 
     Args:
-        qkv_bias: a bias for queries, keys and values, and for the gate.
+        qkv_bias: a bias for queries, keys and values, and for the gate; ``qv``: for all but keys.
         qk_norm: the norm of queries and keys, over the width of a head.
         drop: dropout of the attention weights.
         proj_drop: dropout after the output projection.
@@ -307,7 +348,7 @@ class Gated(Auto):
         self,
         g: Geometry,
         *,
-        qkv_bias: bool = True,
+        qkv_bias: QKVBias = True,
         qk_norm: NormChoice = "none",
         drop: Probability = 0.0,
         proj_drop: Probability = 0.0,
@@ -318,7 +359,7 @@ class Gated(Auto):
         super().__init__(
             g, qkv_bias=qkv_bias, qk_norm=qk_norm, drop=drop, proj_drop=proj_drop, proj_bias=proj_bias, norm=norm
         )
-        self.gate = nn.Linear(g.dim, g.dim if gate == "elementwise" else g.heads, bias=qkv_bias)
+        self.gate = nn.Linear(g.dim, g.dim if gate == "elementwise" else g.heads, bias=bool(qkv_bias))
 
     def _before_projection(self, y_BTD: Tensor, x_BTD: Tensor) -> Tensor:
         # From the attention's input, not from what it has found, as the reference's G1.
