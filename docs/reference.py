@@ -22,10 +22,10 @@ from vitlab.cli.schema import study_schema
 from vitlab.cli.show import shown_default, shown_type
 from vitlab.comparison import MEANINGS
 from vitlab.components.head import DistilledLogits, DistilledProbabilities, Logits, Probabilities
-from vitlab.judging.judgement import Judgement
 from vitlab.lab import Answer
 from vitlab.registry.options import arguments
 from vitlab.report import api, comparison, frame
+from vitlab.report.notebook import Comparison
 from vitlab.training.artifacts import Transform
 
 if TYPE_CHECKING:
@@ -211,13 +211,13 @@ def _python() -> Iterator[str]:
     for word, meaning in MEANINGS.items():
         yield f"| `{word}` | {meaning} |"
     yield ""
-    yield from _function("judge")
-    yield "| of a `Judgement` | meaning |\n| --- | --- |"
-    for name in ("answers", "notes", "compare", "render"):
-        member = inspect.getattr_static(Judgement, name)
+    yield "| of a `Comparison`, beside what every frame has | meaning |\n| --- | --- |"
+    for name in ("answers", "notes", "figures", "render"):
+        member = inspect.getattr_static(Comparison, name)
         call = "" if isinstance(member, property) else "()"
         yield f"| `{name}{call}` | {_inline(_split_sections(inspect.getdoc(member) or '')[0])} |"
     yield ""
+    yield from _function("judge")
     yield from _function("history")
     yield "Also `history.parquet` of a report. One row per measurement.\n"
     yield from _meanings_of(frame.HISTORY)

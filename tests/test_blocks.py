@@ -308,7 +308,7 @@ def test_judge_over_blocks_equals_t_over_block_means() -> None:
     assert judgement.answers[0].startswith("Over 4 blocks, worse is ")
     own = judged(frame[frame["model"] != "near"]).content.report.sections["blocks"][0]
     assert own.p == pytest.approx(stats.ttest_1samp(d, 0).pvalue)
-    assert len(judgement.compare()) == 12
+    assert len(judgement) == 12
     wide = frame.pivot(index=["data", "seed"], columns="model", values="acc").reset_index()
     assert {row.arm: row for row in judged(wide, arm=None).content.report.sections["blocks"]} == rows
     text = judgement.render("md")
@@ -374,15 +374,15 @@ def test_mistakes_of_tables_with_blocks_come_together() -> None:
         judged(frame, block="dat", looks=[2, 4], over_blocks="relativ")
     for part in (
         "no column 'dat'. Did you mean 'data'?",
-        "--looks: with --block",
-        "--over-blocks relativ: allowed are",
+        "looks: with block",
+        "over_blocks relativ: allowed are",
     ):
         assert part in str(error.value)
     with pytest.raises(UserError, match="row 3 has no 'data'"):
         judged(frame.assign(data=frame["data"].where(frame.index != 2, "")))
     with pytest.raises(UserError, match="no arm 'set0: bass'"):
         judged(frame, baseline="bass")
-    with pytest.raises(UserError, match="or their data set by --block"):
+    with pytest.raises(UserError, match="or their data set by block"):
         judged(frame.assign(seed=frame["seed"] % 10), block=None)
 
 

@@ -132,7 +132,7 @@ def test_bad_baselines_are_refused_with_sentence(tmp_path: Path) -> None:
     for changed, options, message in (
         (rows, {"baselines": "of"}, "no arm 'd'. Arms: a; b; c."),
         (rows, {"baselines": "off"}, "no column 'off'. Did you mean 'of'?"),
-        (rows, {"baselines": "of", "baseline": "a"}, "cannot be combined with --baseline; remove one"),
+        (rows, {"baselines": "of", "baseline": "a"}, "cannot be combined with baseline; remove one"),
         ([*rows[:9], {**rows[9], "of": "c"}], {"baselines": "of"}, "arm 'b' has several values of 'of': 'a', 'c'"),
         (rows[:5], {"baselines": "of"}, "column 'of' names no baseline"),
     ):

@@ -333,7 +333,7 @@ def test_unpaired_runs_need_no_seed(database: str) -> None:
     assert len(table.rows) == sum(map(len, VALUES.values())) + 2
     assert not any("'seed'" in note for note in table.notes)
     notes = judge(f"{database}#positions", metric=METRIC, arm="model").notes
-    assert any(note.startswith("Without --seed the arms are not paired") for note in notes)
+    assert any(note.startswith("Without seed the arms are not paired") for note in notes)
     assert not any("repeated" in note for note in notes)
 
 
@@ -366,7 +366,7 @@ def test_own_study_is_judged_to_the_last_digit(folder: Path, database: str, addr
         ("#/experiments/99", {}, "no experiment '99'. Experiments: Default; "),
         ("#gone", {}, "experiment 'gone' is deleted; restore it in MLflow. Experiments: "),
         ("#empty", {}, "#empty has no runs"),
-        ("#positions", {"arm": None}, "with --arm. Different between runs: model, seed."),
+        ("#positions", {"arm": None}, "with arm. Different between runs: model, seed."),
         ("#positions", {"arm": "modle"}, "no parameter or tag 'modle'. Did you mean 'model'? Different between runs: "),
         ("#positions", {"metric": "val/acuracy"}, "no metric 'val/acuracy'. Did you mean 'val/accuracy'? Metrics: "),
         ("#positions", {"baselines": "of"}, "no parameter or tag 'of'."),
@@ -392,7 +392,7 @@ def test_mistakes_are_reported_together(database: str) -> None:
         judged(f"{database}#positions", metric="val/acuracy", arm="modle", seed="sed", alpha=0.7)
     lines = str(error.value).split("\n")
     assert len(lines) == 4 and all(line.startswith(f"{database}#positions: ") for line in lines)
-    for line, word in zip(lines, ("'modle'", "'sed'", "'val/acuracy'", "--alpha 0.7"), strict=True):
+    for line, word in zip(lines, ("'modle'", "'sed'", "'val/acuracy'", "alpha 0.7"), strict=True):
         assert word in line
 
 

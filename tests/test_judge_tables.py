@@ -15,8 +15,9 @@ import pytest
 import vitlab
 from vitlab.errors import UserError
 from vitlab.judging.criterion import goal_of
-from vitlab.judging.judgement import Judgement, judge
+from vitlab.judging.judgement import judge
 from vitlab.registry import slot
+from vitlab.report.notebook import Comparison
 from vitlab.statistics import sequential_levels
 from vitlab.training.metrics import metric as metrics
 
@@ -26,7 +27,7 @@ LONG = "arm,seed,acc\n" + "".join(f"{a},{s},{v}\n" for a, values in VALUES.items
 WIDE = "seed,vit,rope\n0,0.81,0.91\n1,0.82,0.93\n2,0.83,0.92\n"
 
 
-def judged(folder: Path, content: str | bytes, name: str = "r.csv", **options: Any) -> Judgement:
+def judged(folder: Path, content: str | bytes, name: str = "r.csv", **options: Any) -> Comparison:
     file = folder / name
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with warnings.catch_warnings():
@@ -34,13 +35,13 @@ def judged(folder: Path, content: str | bytes, name: str = "r.csv", **options: A
         return judge(file, **{"metric": "acc", "arm": "arm", **options})
 
 
-def means(judgement: Judgement) -> Mapping[str, float]:
-    return dict(judgement.compare()[["arm", "mean"]].itertuples(index=False, name=None))
+def means(judgement: Comparison) -> Mapping[str, float]:
+    return dict(judgement[["arm", "mean"]].itertuples(index=False, name=None))
 
 
-def counts(judgement: Judgement) -> Mapping[str, tuple[int, int, int]]:
+def counts(judgement: Comparison) -> Mapping[str, tuple[int, int, int]]:
     """Return arm to trainings that are done, diverged and failed."""
-    frame = judgement.compare()
+    frame = judgement
     return {row.arm: (row.done, row.diverged, row.failed) for row in frame.itertuples()}
 
 
@@ -209,7 +210,7 @@ def test_training_without_value_is_a_lost_seed(tmp_path: Path, cell: str, diverg
     judgement = judged(tmp_path, LONG.replace("0.82", cell, 1))
     assert counts(judgement)["vit"] == (2, int(diverged), int(not diverged))
     assert "Warning: 1 lost seed, without a value: vit, seed 1." in judgement.notes
-    assert judgement.compare()["broken"].tolist()[1] == 1
+    assert judgement["broken"].tolist()[1] == 1
 
 
 def test_lost_seeds_of_numbers_are_those_of_texts(tmp_path: Path) -> None:
@@ -245,7 +246,7 @@ def test_any_word_may_be_the_name_of_an_arm(tmp_path: Path, name: str) -> None:
 def test_columns_of_seeds_and_numbers_are_no_arms(tmp_path: Path, content: str) -> None:
     judgement = judged(tmp_path, content, arm=None)
     assert means(judgement) == pytest.approx(MEANS)
-    assert judgement.compare()["pairs"].tolist()[1] == 3
+    assert judgement["pairs"].tolist()[1] == 3
 
 
 @pytest.mark.parametrize(
@@ -256,7 +257,7 @@ def test_columns_of_seeds_and_numbers_are_no_arms(tmp_path: Path, content: str) 
         (WIDE.replace("seed", "trainer/global_step"), None, "rows are moments of trainings"),
         ("a - acc,a - acc__MIN,a - acc__MAX\n0.5,0.4,0.6\n", None, "columns a - acc__MIN; a - acc__MAX: rows are"),
         ("Wall time,Step,Value\n1.5,1,0.5\n", None, "column Step: rows are moments of trainings"),
-        (LONG, None, "'acc' is a column: name the column of the arms with --arm (found: arm)"),
+        (LONG, None, "'acc' is a column: name the column of the arms with arm (found: arm)"),
         ("model,s0,s1\nvit,0.81,0.82\nrope,0.91,0.92\n", None, "name the column of the arms if a row is a training"),
         ("vit_seed_0,vit_seed_1\n0.81,0.82\n", None, "the names of arms vit_seed_0; vit_seed_1 hold seeds"),
         (
@@ -294,11 +295,11 @@ def test_column_of_fractions_is_an_arm_whatever_its_name(tmp_path: Path, name: s
 def test_rows_of_means_and_deviations_are_no_trainings(tmp_path: Path) -> None:
     rows = "".join(f"{arm},{word},0.82\n" for arm in VALUES for word in ("mean", "Std.", "Median"))
     judgement = judged(tmp_path, LONG + rows)
-    assert judgement.compare()["n"].tolist() == [3, 3] and means(judgement) == pytest.approx(MEANS)
+    assert judgement["n"].tolist() == [3, 3] and means(judgement) == pytest.approx(MEANS)
     assert "6 rows left out, no trainings by their 'seed': 'mean', 'Std.', 'Median'." in judgement.notes
     unpaired = "".join(f"{row},{arm},{v}\n" for arm, vs in VALUES.items() for row, v in enumerate(vs))
     judgement = judged(tmp_path, f",arm,acc\n{unpaired}mean,vit,0.87\n")
-    assert judgement.compare()["n"].tolist() == [3, 3]
+    assert judgement["n"].tolist() == [3, 3]
 
 
 def test_states_of_runs_count_as_their_endings(tmp_path: Path) -> None:
@@ -333,7 +334,7 @@ def test_cells_of_a_table_with_a_column_per_arm(tmp_path: Path) -> None:
 def test_row_per_model_has_no_seeds_and_no_verdict(tmp_path: Path) -> None:
     content = "model,top1,top1_err\nsmall,81.402,18.598\nbase,84.528,15.472\n"
     judgement = judged(tmp_path, content, arm="model", metric="top1")
-    assert judgement.compare()["verdict"].tolist()[1] == "cannot tell"
+    assert judgement["verdict"].tolist()[1] == "cannot tell"
     assert not any("diverged or failed" in note for note in judgement.notes)
 
 
@@ -371,11 +372,11 @@ def test_metrics_of_vitlab_have_their_registered_goals() -> None:
 
 def test_goal_that_nothing_tells_is_asked_for(tmp_path: Path) -> None:
     content = LONG.replace("acc", "score")
-    assert "'score' does not tell whether higher or lower is better; add --goal max or --goal min" in refusal(
+    assert "'score' does not tell whether higher or lower is better; add goal max or goal min" in refusal(
         tmp_path, content, metric="score"
     )
     for goal, verdict in (("max", "better"), ("min", "worse")):
-        assert judged(tmp_path, content, metric="score", goal=goal).compare()["verdict"].tolist()[1] == verdict
+        assert judged(tmp_path, content, metric="score", goal=goal)["verdict"].tolist()[1] == verdict
 
 
 # -- units ------------------------------------------------------------------------------------------------------------
@@ -444,8 +445,8 @@ def test_margin_is_in_units_of_the_column_or_in_points(tmp_path: Path) -> None:
     for margin, content, message in (
         (0.5, scaled(1, metric="loss"), ""),
         ("0.5 points", scaled(1, metric="loss"), "'loss' is no share, so that it has no points; write a number"),
-        (50, scaled(1), "--margin 50: 'acc' is from 0 to 1; write less"),
-        ("2 %", scaled(1), "--margin 2 %: a number above 0 in units of the column, or '0.5 points', is allowed"),
+        (50, scaled(1), "margin 50: 'acc' is from 0 to 1; write less"),
+        ("2 %", scaled(1), "margin 2 %: a number above 0 in units of the column, or '0.5 points', is allowed"),
         ("-1", scaled(1), "a number above 0"),
         (0, scaled(1), "a number above 0"),
         ("1.2.3", scaled(1), "a number above 0"),
@@ -466,15 +467,15 @@ def test_chance_is_given_or_follows_from_the_classes(tmp_path: Path) -> None:
         metric = options.get("metric", "acc")
         content = scaled(factor, metric=metric).replace("rope,1,", "rope,1,nan").replace("nan93", "nan")
         content = "\n".join(line if "nan" not in line else "rope,1,nan" for line in content.split("\n"))
-        row = judged(tmp_path, content, **{"metric": metric, **options}).compare().iloc[1]
+        row = judged(tmp_path, content, **{"metric": metric, **options}).iloc[1]
         assert (row["broken"], row["chance"]) == (1, pytest.approx(chance))
     for options, message in (
-        ({"chance": 0.2, "classes": 10}, "--chance and --classes say the same"),
-        ({"chance": 2}, "--chance 2 is no value of 'acc'"),
-        ({"classes": 1}, "--classes 1: a number from 2 is allowed"),
-        ({"classes": 10, "metric": "loss"}, "--classes: what guesses reach in 'loss' does not follow from it"),
-        ({"images": 100, "metric": "loss"}, "--images: the step of 'loss' does not follow"),
-        ({"images": 0}, "--images 0: a number from 1 to 10^12 is allowed"),
+        ({"chance": 0.2, "classes": 10}, "chance and classes say the same"),
+        ({"chance": 2}, "chance 2 is no value of 'acc'"),
+        ({"classes": 1}, "classes 1: a number from 2 is allowed"),
+        ({"classes": 10, "metric": "loss"}, "classes: what guesses reach in 'loss' does not follow from it"),
+        ({"images": 100, "metric": "loss"}, "images: the step of 'loss' does not follow"),
+        ({"images": 0}, "images 0: a number from 1 to 10^12 is allowed"),
         ({"images": 10**400}, "a number from 1 to 10^12 is allowed"),
     ):
         assert message in refusal(tmp_path, scaled(1, metric=str(options.get("metric", "acc"))), **options)
@@ -488,11 +489,11 @@ def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
         tmp_path, "arm,seed,acc\n,0,0.5\na,,0.6\na,1,x\n", alpha=0.9, over_blocks="all", goal="up", looks=[3, 2]
     )
     for part in (
-        "--alpha 0.9",
-        "--over-blocks all: allowed are difference and relative",
-        "--over-blocks needs --block",
-        "--goal up: allowed are max and min",
-        "--looks 3, 2: growing numbers of seeds",
+        "alpha 0.9",
+        "over_blocks all: allowed are difference and relative",
+        "over_blocks needs block",
+        "goal up: allowed are max and min",
+        "looks 3, 2: growing numbers of seeds",
         "'x' in row 3 of column 'acc' is not a number",
         "row 1 has no 'arm'",
         "row 2 has no 'seed'",
@@ -514,7 +515,7 @@ def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
 
 def test_judgement_has_answers_frame_notes_and_formats(tmp_path: Path) -> None:
     judgement = judged(tmp_path, LONG)
-    assert judgement.answers == judgement.compare().answers and len(judgement.answers) == 1
+    assert len(judgement.answers) == 1
     assert judgement.notes[-1] == "These comparisons were not registered before their results were known."
     assert judgement.answers[0] in " ".join(judgement.render().split())
     assert json.loads(judgement.render("json"))["answers"] == judgement.answers
@@ -526,14 +527,14 @@ def test_looks_share_alpha_as_in_a_study(tmp_path: Path) -> None:
     frame = pd.DataFrame(
         [(a, s, (a == "b") * 0.5 + draws.normal()) for a in "abc" for s in range(6)], columns=["arm", "seed", "loss"]
     )
-    once = judge(frame, metric="loss", arm="arm").compare()
-    thrice = judge(frame, metric="loss", arm="arm", looks=[3, 4, 6]).compare()
+    once = judge(frame, metric="loss", arm="arm")
+    thrice = judge(frame, metric="loss", arm="arm", looks=[3, 4, 6])
     assert thrice["look"].tolist()[1:] == [3, 3] and thrice["looks"].tolist()[1:] == [3, 3]
     assert (thrice["difference"] - once["difference"]).abs().max() < 1e-12
     share = sequential_levels((3, 4, 6), 0.05, 2)[-1] / 0.05
     assert thrice["p_corrected"][1:].tolist() == pytest.approx([min(1.0, p / share) for p in once["p_corrected"][1:]])
     far = frame.assign(loss=frame["loss"] + 100.0 * (frame["arm"] == "b"))
-    decided = judge(far, metric="loss", arm="arm", looks=[3, 4, 6]).compare()
+    decided = judge(far, metric="loss", arm="arm", looks=[3, 4, 6])
     assert decided["look"].tolist()[1:] == [1, 3]
-    with pytest.raises(UserError, match="--looks: the last look is at all seeds, 6"):
+    with pytest.raises(UserError, match="looks: the last look is at all seeds, 6"):
         judge(frame, metric="loss", arm="arm", looks=[3, 4])

@@ -159,7 +159,7 @@ def test_figures_of_a_study_are_those_of_its_report(answered: tuple[Path, Path, 
 
 @pytest.mark.parametrize("name", ["results", "compare", "history", "predictions", "load"])
 def test_study_may_be_a_path(name: str) -> None:
-    with pytest.raises(UserError, match=r"named by the path of its file or folder; found a dict\. Write its content"):
+    with pytest.raises(UserError, match=r"or the path of its file or folder; found a dict\. Its content"):
         getattr(vitlab, name)({"study": "s"})
 
 

@@ -1,6 +1,24 @@
 """vitlab: a laboratory for Vision Transformer ablations.
 
-The public names are imported on first use, so that ``import vitlab`` costs nothing.
+A study is named by its file, by its name, or given as a mapping::
+
+    import vitlab
+
+    vitlab.plan("quickstart")               # one row per trial, before anything is trained
+    answer = vitlab.run("quickstart")       # train what is missing, and report
+    answer.answers                          # one sentence per comparison
+    answer.report                           # the path of the report
+    vitlab.compare("quickstart")            # one row per arm; also .answers, .notes, .figures and .render("md")
+    vitlab.results("quickstart")            # one row per trial
+    vitlab.history("quickstart")            # the curves
+    vitlab.predictions("quickstart")        # one row per test image and trial
+    model, transform = vitlab.load("quickstart", arm="baseline", seed=0)
+    vitlab.judge("results.csv", metric="acc", arm="model", seed="seed")  # results that something else has trained
+
+A mistake raises :class:`vitlab.UserError`, or :class:`vitlab.SpecError` with every mistake of a study.  Components are
+written with the names in :mod:`vitlab.plugin`.
+
+Names are imported on first use, so that ``import vitlab`` costs nothing.
 """
 
 from __future__ import annotations

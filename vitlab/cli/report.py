@@ -35,19 +35,14 @@ def report_command(study: Path, out: Path, changes: tuple[str, ...], plugins: tu
     NAME@VERSION is an earlier version; 'vitlab studies' lists them.
     """
     from vitlab.registry import load_file
-    from vitlab.report import read_report
+    from vitlab.report import read_report, render
     from vitlab.report.api import open_study
 
     for plugin in plugins:
         load_file(plugin)
     plan, store = open_study(study, out=out, changes=parse_changes(changes))
-    rendered = read_report(plan, store, form)
-    if rendered is None:
-        # Something ended since the last report, so it is made anew; only this needs pandas.
-        from vitlab.report import render
-
-        rendered = render(plan, store, form)
-    _print(rendered, form)
+    # It is made anew, which needs pandas, if something ended since the last one.
+    _print(read_report(plan, store, form) or render(plan, store, form), form)
 
 
 @click.command()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zipfile import is_zipfile
 
+import click
 import numpy as np
 
 from vitlab.errors import UserError, count
@@ -317,13 +318,20 @@ class Remarks:
 
     def error(self, *first: str) -> UserError:
         """Return an error with some sentences and all mistakes."""
-        sentences = dict.fromkeys((*self.of_options, *self.of_table))
+        sentences = dict.fromkeys(map(spelled, (*self.of_options, *self.of_table)))
         return UserError("\n".join((*first, *(f"{self.source}: {sentence}" for sentence in sentences))))
 
     def check(self) -> None:
         """Raise a UserError if there are mistakes in the table."""
         if self.of_table:
             raise self.error()
+
+
+def spelled(sentence: str) -> str:
+    """Return a sentence with options as a command has them, such as ``--over-blocks``, or else Python: over_blocks."""
+    if click.get_current_context(silent=True) is not None:
+        return sentence
+    return re.sub(r"(?<!\S)--([a-z-]+)", lambda match: match[1].replace("-", "_"), sentence)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -22,7 +22,7 @@ from vitlab.judging.criterion import (
     scale_of,
     words,
 )
-from vitlab.judging.files import Columns, Remarks, Table, read_table, shortlist, table_of_frame
+from vitlab.judging.files import Columns, Remarks, Table, read_table, shortlist, spelled, table_of_frame
 from vitlab.judging.trainings import Trainings, check_columns, read_trainings
 from vitlab.planning.values import Arm, Looks, MetricFacts, Plan, unlike_scales
 from vitlab.report.comparison import summary
@@ -44,40 +44,6 @@ OWN_COLUMNS = ("arm", "baseline", "seed", "trial", "status", "params", "macs", "
 UNREGISTERED = "These comparisons were not registered before their results were known."
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """The comparison of the arms of a table: answers, a frame, and reports in several formats."""
-
-    content: Content
-
-    @property
-    def answers(self) -> list[str]:
-        """The answers, one sentence per comparison."""
-        return self.compare().answers
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What else a reader has to know, one sentence each."""
-        return tuple(self.content.report.notes)
-
-    def compare(self) -> Comparison:
-        """Return one row per arm in the columns of :func:`vitlab.compare`, in units of the table."""
-        from vitlab.report.notebook import Comparison
-
-        return Comparison.of(self.content)
-
-    def render(self, format: str = "terminal") -> str | bytes:
-        """Return the report in a format, see :func:`vitlab.report.render`; bytes for parquet, otherwise text.
-
-        Raises:
-            UserError: if there is no such format.
-        """
-        return self.content.render(format)
-
-    def _repr_html_(self) -> str:
-        return self.compare()._repr_html_()
-
-
 def judge(
     results: pd.DataFrame | str | Path,
     *,
@@ -95,13 +61,16 @@ def judge(
     classes: int | None = None,
     looks: Sequence[int] | None = None,
     over_blocks: OverBlocks | None = None,
-) -> Judgement:
+) -> Comparison:
     """Compare the arms of results from elsewhere with one of them, as the report of a study does.
 
     ``results`` has a row per training, or a column per arm and a row per seed::
 
-        judgement = vitlab.judge("results.csv", metric="acc", arm="model", seed="seed")
-        print(judgement.render())
+        comparison = vitlab.judge("results.csv", metric="acc", arm="model", seed="seed")
+        print(comparison.render())
+
+    The frame has one row per arm, in units of the table, and ``.answers``, ``.notes`` and ``.figures``, as the frame of
+    :func:`vitlab.compare`.
 
     Args:
         results: a frame, the path of a table (.csv, .tsv, .json, .jsonl, .parquet, .xlsx), or the URI of an MLflow
@@ -126,6 +95,8 @@ def judge(
     Raises:
         UserError: with a sentence for every mistake in the table and in the arguments.
     """
+    from vitlab.report.notebook import Comparison
+
     remarks = Remarks(str(results) if isinstance(results, str | Path) else "results")
     columns = Columns(metric, arm, seed, block, baselines)
     other = "a column per arm" if arm is None else "--baseline"
@@ -202,12 +173,12 @@ def judge(
     rows = summary(of_study)
     content = Content.of(of_study, rows, table_notes(of_study, rows))
     notes = (
-        *remarks.notes,
+        *map(spelled, remarks.notes),
         *content.report.notes,
         *_notes(trainings, metric),
         UNREGISTERED,
     )
-    return Judgement(replace(content, report=replace(content.report, notes=notes)))
+    return Comparison.of(replace(content, report=replace(content.report, notes=notes)))
 
 
 def _table(results: pd.DataFrame | str | Path, columns: Columns) -> Table:

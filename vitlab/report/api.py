@@ -260,8 +260,8 @@ def study_path(path: str | Path) -> Path:
     """
     if not isinstance(path, str | os.PathLike):
         raise UserError(
-            f"a study is named by the path of its file or folder; found a {type(path).__name__}. "
-            "Write its content to a file first, with yaml.safe_dump."
+            f"a study is a name, or the path of its file or folder; found a {type(path).__name__}. Its content, as a "
+            "mapping, is for vitlab.run and vitlab.plan."
         )
     return Path(path)
 

@@ -48,6 +48,14 @@ class Comparison(pd.DataFrame):
         """The figures of the report by section, such as ``arms`` and ``curves``; a notebook shows one as a picture."""
         return {name: drawing.figure for name, drawing in self.content.figures.items()}
 
+    def render(self, format: str = "terminal") -> str | bytes:
+        """Return the report in a format, such as ``md``, ``html`` or ``latex``; bytes for parquet, otherwise text.
+
+        Raises:
+            UserError: if there is no such format.
+        """
+        return self.content.render(format)
+
     def _repr_html_(self) -> str:
         """Return answers, the table of arms and notes as HTML; every text is escaped."""
         table = columns(self.report.arms, self.report.analysis, self.report.units)
