@@ -387,7 +387,8 @@ def test_plan_at_80_columns_breaks_no_word_and_shows_gpu_hours(
     monkeypatch.setenv("COLUMNS", "80")
     counted = mock.Mock(side_effect=DataSource.training_images)
     monkeypatch.setattr(DataSource, "training_images", lambda *arguments: counted(*arguments))
-    code, printed, err = call("plan", ROOT / "pipelines" / "quickstart.yaml", "--cost", "--out", ran[1])
+    quickstart = ROOT / "pipelines" / "quickstart.yaml"
+    code, printed, err = call("plan", quickstart, "--cost", "--device-tflops", "312", "--out", ran[1])
     assert counted.call_count == 1, "the arms have the same data"
     assert (code, err) == (0, "") and max(map(len, printed.splitlines())) <= 80
     for word in ("position=sinusoidal", "against", "params", "GPU-h", "13.8 k", "230 k"):

@@ -160,11 +160,12 @@ build_backend.build_wheel(out)
 def test_two_builds_have_the_same_bytes_and_every_study(tmp_path: Path) -> None:
     """The second build has other times, in another folder, under another umask."""
     pytest.importorskip("setuptools", minversion="77")
-    names = ("pyproject.toml", "MANIFEST.in", "build_backend.py", "README.md", "LICENSE")
+    names = ("pyproject.toml", "MANIFEST.in", "build_backend.py", "docs/package.md", "LICENSE")
     for build in ("first", "second"):
         source = tmp_path / build / "source"
         shutil.copytree(ROOT / "vitlab", source / "vitlab", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copytree(ROOT / "pipelines", source / "pipelines")
+        (source / "docs").mkdir()
         for name in names:
             shutil.copyfile(ROOT / name, source / name)
         (source / "vitlab" / "lab.py").touch()

@@ -15,7 +15,7 @@ from vitlab import lab
 from vitlab.cli import cli
 from vitlab.driver import planning
 from vitlab.driver.smoke import smoke
-from vitlab.planning.match import gpu_hours, train_macs
+from vitlab.planning.match import device_hours, train_macs
 from vitlab.planning.values import Plan
 from vitlab.spec import TrainSpec
 
@@ -162,8 +162,8 @@ def test_equal_work(name: str, tmp_path: Path) -> None:
 def test_gpu_hours_equal_hand_calculation() -> None:
     """DeiT-S, 300 epochs of 1.28 million: 3 x 4.6e9 x 3.84e8 multiply-accumulates, at 40 % of 312e12 operations."""
     assert train_macs(4_600_000_000, 384_000_000) == 5_299_200_000_000_000_000
-    assert gpu_hours(5.2992e18, 312) == pytest.approx(5.2992e18 * 2 / 124.8e12 / 3600, rel=1e-12)
-    assert gpu_hours(1e18, 989) == pytest.approx(gpu_hours(1e18, 312) * 312 / 989, rel=1e-12)
+    assert device_hours(5.2992e18, 312) == pytest.approx(5.2992e18 * 2 / 124.8e12 / 3600, rel=1e-12)
+    assert device_hours(1e18, 989) == pytest.approx(device_hours(1e18, 312) * 312 / 989, rel=1e-12)
 
 
 def plan_json(*arguments: str) -> Any:
@@ -175,7 +175,7 @@ def plan_json(*arguments: str) -> Any:
 def test_plan_shows_gpu_hours_with_assumptions(tmp_path: Path) -> None:
     file, out = str(FOLDER / "imagenet" / "patch_size.yaml"), str(tmp_path)
     data = plan_json(file, "--out", out, "--device-tflops", "989")
-    hours = {arm["name"]: arm["cost"]["gpu_hours"] for arm in data["arms"]}
+    hours = {arm["name"]: arm["cost"]["hours"] for arm in data["arms"]}
     images = 1024 * round(90 * 1_268_355 / 1024)
     assert hours["baseline"] == pytest.approx(6 * 4_598_882_304 * images / (0.4 * 989e12) / 3600, rel=1e-12)
     assert all(arm["cost"]["images"] == images for arm in data["arms"])
@@ -187,9 +187,12 @@ def test_plan_shows_gpu_hours_with_assumptions(tmp_path: Path) -> None:
 def test_gpu_hours_need_data_if_lengths_are_epochs(tmp_path: Path) -> None:
     file, out = str(FOLDER / "quickstart.yaml"), str(tmp_path)
     images = 20 * (1149 // 32) * 32  # 20 epochs of the 1,149 training images of the digits, in batches of 32
-    assert {arm["cost"]["images"] for arm in plan_json(file, "--out", out)["arms"]} == {images}
+    costs = [arm["cost"] for arm in plan_json(file, "--out", out, "--set", "run.device=cpu")["arms"]]
+    assert {(cost["images"], cost["unit"]) for cost in costs} == {(images, "CPU")}
+    hours = [device_hours(cost["train_macs"], cost["tflops"]) for cost in costs]
+    assert [cost["hours"] for cost in costs] == pytest.approx(hours) and 1e-3 < costs[0]["tflops"] < 10
     absent = (file, "--out", out, "--set", "data.type=cifar10", "--set", f"data.root={tmp_path}")
-    assert all(arm["cost"]["gpu_hours"] is None for arm in plan_json(*absent)["arms"])
+    assert all(arm["cost"]["hours"] is None for arm in plan_json(*absent)["arms"])
     assert "'?' where the length is in epochs" in " ".join(
         CliRunner().invoke(cli, ["plan", *absent, "--cost"]).output.split()
     )
@@ -197,7 +200,7 @@ def test_gpu_hours_need_data_if_lengths_are_epochs(tmp_path: Path) -> None:
 
 def test_tuning_is_counted_in_cost(tmp_path: Path) -> None:
     file, out = str(FOLDER / "patch_size_macs.yaml"), str(tmp_path)
-    hours = [arm["cost"]["gpu_hours"] for arm in plan_json(file, "--out", out)["arms"]]
+    hours = [arm["cost"]["hours"] for arm in plan_json(file, "--out", out)["arms"]]
     output = " ".join(CliRunner().invoke(cli, ["plan", file, "--out", out, "--cost"]).output.split())
     assert f"in all {9 * sum(hours):.2g}." in output
 

@@ -33,7 +33,7 @@ VOLATILE = frozenset(
         "codes",
         "ended",
         "folder",
-        "gpu_hours",
+        "hours",
         "host",
         "images_per_s",
         "link",

@@ -29,13 +29,13 @@ MAX_ROWS = 60  #: largest number of arms in the table; JSON has all of them
 @click.option(
     "--cost",
     is_flag=True,
-    help="Add parameters, multiply-accumulates and GPU-hours of each arm (builds each model once).",
+    help="Add parameters, multiply-accumulates and hours of each arm (builds each model once).",
 )
 @click.option(
     "--device-tflops",
     type=click.FloatRange(min=0, min_open=True),
-    default=312.0,
-    help="Peak rate of the GPU for the GPU-hours of --cost, in TFLOP/s; in bf16 an A100 has 312, an H100 989.",
+    help="Peak rate of a GPU for the hours of --cost, in TFLOP/s: in bf16 an A100 has 312, the default, an H100 989. "
+    "Without it, the hours of a study that will run on a CPU are of one core, at its measured rate.",
 )
 @click.option(
     "--power",
@@ -48,7 +48,7 @@ def plan_command(
     changes: tuple[str, ...],
     plugins: tuple[Path, ...],
     cost: bool,
-    device_tflops: float,
+    device_tflops: float | None,
     power: bool,
 ) -> None:
     """Show the arms and trials of FILE: what runs, what is skipped and why, what has been trained already."""
@@ -59,7 +59,8 @@ def plan_command(
     store = Store(out.resolve())
     trials = (*plan.trials, *plan.rival_trials)
     cached = {(planned.arm, planned.seed) for planned in trials if store.folder(planned.trial).done()}
-    costs = _costs(plan, device_tflops) if cost else {}
+    device = device_of(study.run)
+    costs = _costs(plan, device, device_tflops) if cost else {}
     forecast = None
     if power:
         from vitlab.report.power import forecast as forecast_of
@@ -78,9 +79,9 @@ def plan_command(
         return
     sentences = [*plan.notes, *(f"{arm.name}: {arm.note}" for arm in plan.arms[:MAX_ROWS] if arm.note)]
     sentences += _describe_tuning(plan.tuning, cached)
-    sentences += _describe_engines(plan, device_of(study.run))
+    sentences += _describe_engines(plan, device)
     if costs:
-        sentences.append(_describe_costs(plan, costs, device_tflops))
+        sentences.append(_describe_costs(plan, costs))
     _print(
         plan,
         cached,
@@ -100,14 +101,22 @@ class ArmCost:
     macs: int  #: multiply-accumulates of one image, forward
     images: int | None
     train_macs: int | None
-    gpu_hours: float | None
+    hours: float | None
+    unit: str  #: of the hours: GPU, or CPU for one core of it
+    tflops: float  #: peak rate that the hours assume
 
 
-def _costs(plan: Plan, tflops: float) -> dict[str, ArmCost]:
+def _costs(plan: Plan, device: str, tflops: float | None) -> dict[str, ArmCost]:
+    import torch
+
     from vitlab.data.prepare import DataSource
     from vitlab.driver.planning import costs
-    from vitlab.planning.match import gpu_hours, train_macs
+    from vitlab.planning.match import device_hours, train_macs
+    from vitlab.runner.circumstances import matrix_rate
 
+    unit = "GPU" if tflops or device != "cpu" else "CPU"
+    if not tflops:
+        tflops = 312.0 if unit == "GPU" else matrix_rate(torch.device("cpu"), "fp32", threads=1) / 1e12
     trials = {planned.arm: planned for planned in reversed(plan.pending)} | plan.first_trials
     examples_by_data: dict[tuple[str, int, int], int | None] = {}
     by_arm = {}
@@ -119,8 +128,8 @@ def _costs(plan: Plan, tflops: float) -> dict[str, ArmCost]:
             examples_by_data[data] = DataSource(spec.data).training_images(seeds)
         images = spec.train.images_seen(examples_by_data.get(data))
         work = None if images is None else train_macs(cost["macs"], images)
-        hours = None if work is None else gpu_hours(work, tflops)
-        by_arm[arm] = ArmCost(cost["params"], cost["macs"], images, work, hours)
+        hours = None if work is None else device_hours(work, tflops)
+        by_arm[arm] = ArmCost(cost["params"], cost["macs"], images, work, hours, unit, tflops)
     return by_arm
 
 
@@ -174,7 +183,7 @@ def _columns(
         columns += [
             column_of_costs("params", lambda cost: compact(cost.params) if cost else ""),
             column_of_costs("MACs", lambda cost: compact(cost.macs) if cost else ""),
-            column_of_costs("GPU-h", lambda cost: _hours(cost.gpu_hours) if cost else ""),
+            column_of_costs(f"{next(iter(costs.values())).unit}-h", lambda cost: _hours(cost.hours) if cost else ""),
         ]
     return columns
 
@@ -183,15 +192,16 @@ def _hours(hours: float | None) -> str:
     return "?" if hours is None else f"{hours:,.1f}" if hours >= 1 else f"{hours:.2g}"
 
 
-def _describe_costs(plan: Plan, costs: Mapping[str, ArmCost], device_tflops: float) -> str:
-    """Return a sentence that defines the GPU-hours and gives the hours of the whole study."""
+def _describe_costs(plan: Plan, costs: Mapping[str, ArmCost]) -> str:
+    """Return a sentence that defines the hours and gives the hours of the whole study."""
     from vitlab.planning.match import UTILISATION
 
+    cost = next(iter(costs.values()))
     sentence = (
-        f"GPU-hours are for one training: 3 x MACs x images seen, of 2 operations each, at "
-        f"{100 * UTILISATION:g} % of {device_tflops:g} TFLOP/s (--device-tflops)"
+        f"{cost.unit}-hours are for one training{', on one core' * (cost.unit == 'CPU')}: 3 x MACs x images seen, of 2 "
+        f"operations each, at {100 * UTILISATION:g} % of {cost.tflops:.3g} TFLOP/s (--device-tflops)"
     )
-    hours = {arm: cost.gpu_hours for arm, cost in costs.items() if cost.gpu_hours is not None}
+    hours = {arm: cost.hours for arm, cost in costs.items() if cost.hours is not None}
     if len(hours) < len(costs):
         return f"{sentence}; '?' where the length is in epochs of data that is not read for this."
     total = sum(hours[planned.arm] for planned in (*plan.trials, *plan.pending))

@@ -336,11 +336,11 @@ def train_macs(macs: int, images: int) -> int:
     return BACKWARD * macs * images
 
 
-def gpu_hours(train_macs: float, tflops: float) -> float:
-    """Return the hours that a training takes on one GPU.
+def device_hours(train_macs: float, tflops: float) -> float:
+    """Return the hours that a training takes on one GPU, or on one core of a CPU.
 
     Args:
         train_macs: multiply-accumulates of the training.
-        tflops: peak rate of the GPU at the training's precision, in 10^12 operations per second.
+        tflops: peak rate of the device at the training's precision, in 10^12 operations per second.
     """
     return 2 * train_macs / (tflops * 1e12 * UTILISATION) / 3600
