@@ -116,7 +116,10 @@ def _costs(plan: Plan, device: str, tflops: float | None) -> dict[str, ArmCost]:
 
     unit = "GPU" if tflops or device != "cpu" else "CPU"
     if not tflops:
-        tflops = 312.0 if unit == "GPU" else matrix_rate(torch.device("cpu"), "fp32", threads=1) / 1e12
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # of which the rate is known
+        tflops = 312.0 if unit == "GPU" else matrix_rate(torch.device("cpu"), "fp32") / 1e12
+        torch.set_num_threads(threads)
     trials = {planned.arm: planned for planned in reversed(plan.pending)} | plan.first_trials
     examples_by_data: dict[tuple[str, int, int], int | None] = {}
     by_arm = {}

@@ -141,18 +141,13 @@ def utilisation(metrics: Mapping[str, float], macs: int, rate: float) -> dict[st
     }
 
 
-def matrix_rate(device: torch.device, precision: str, threads: int | None = None) -> float:
+def matrix_rate(device: torch.device, precision: str) -> float:
     """Return the measured rate of a large matrix product in operations per second.
 
     It is measured once per process.  The memory used is freed.  The rate is NaN if it cannot be measured, as with
     several threads of a CPU, which must not prevent training.
-
-    Args:
-        device: where it is computed.
-        precision: of its numbers.
-        threads: of a CPU; by default those that this process computes with.
     """
-    return _measure(device, precision, threads or torch.get_num_threads())
+    return _measure(device, precision, torch.get_num_threads())
 
 
 @cache
