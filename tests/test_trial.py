@@ -6,9 +6,11 @@ import hashlib
 import json
 import math
 import multiprocessing
+import os
 import random
 import re
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from job_helpers import run_together, run_trial
 from PIL import Image
@@ -231,6 +234,25 @@ def test_damaged_checkpoint_only_costs_time(folder: Any, capsys: pytest.CaptureF
     assert "the trial starts from the beginning" in capsys.readouterr().err
     steps = [event.body["step"] for event in where.events()[0] if event.kind == "metrics"]
     assert steps == [m.step for m in expected.outcome.history]
+
+
+def test_kill_during_write_of_checkpoint_only_costs_time(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kill would leave is a copy of the folder, made by the thread that has written half of a checkpoint."""
+    where, killed, write, threads = folder("whole"), folder("killed"), safetensors.torch.save_file, []
+
+    def save_file(tensors: Any, file: Path, metadata: Any) -> None:
+        write(tensors, file, metadata)
+        threads.append(threading.current_thread())
+        if len(threads) == 3:
+            os.truncate(file, file.stat().st_size // 2)
+            shutil.copytree(where.path, killed.path)
+            write(tensors, file, metadata)
+
+    monkeypatch.setattr(safetensors.torch, "save_file", save_file)
+    expected = done(run_trial(trial(), where, Settings(every_s=0.0)))
+    assert len(list(killed.checkpoint.iterdir())) == 2 and threading.main_thread() not in threads
+    assert done(run_trial(trial(), killed, Settings())).outcome == expected.outcome
+    assert [event.body["step"] for event in killed.events()[0] if event.kind == "start"] == [0, 2]
 
 
 def test_torn_last_journal_line_is_cut_off(folder: Any) -> None:

@@ -267,6 +267,7 @@ def _job(engine: str, group: Sequence[Planned], session: Session, keep: Keep) ->
             deterministic=run.deterministic,
             keep=keep,
             plugins=session.plugin_files,
+            every_s=run.checkpoint_interval,
             processes=run.resources.together,
             nodes=run.resources.nodes,
             micro_batch_size=run.micro_batch_size,

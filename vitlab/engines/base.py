@@ -122,7 +122,7 @@ def train(
             :data:`WORTH_SAVING_S` of work is unsaved, and at any step if more than ``every_s`` is.
         engine: An engine that supports each of them.
         stop: Called before every step; training stops once it returns True.
-        every_s: See ``trainings``.
+        every_s: See ``trainings``; ``run.checkpoint_interval`` of a study.
 
     Returns:
         The outcome of each training, or None if it was stopped before its last step.

@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -80,6 +81,8 @@ class Attempt:
         self.step_macs = 0  #: of an image in a step; 0 if a step does not compute the model once on all of it
         self.rate = math.nan  #: peak operations per second of these devices
         self.before_s = 0.0  #: seconds that earlier attempts spent on the checkpoint
+        self.writer = ThreadPoolExecutor(1)  #: of checkpoints; the trial's lock is held until it is shut down
+        self._writing: Future[None] | None = None
         self.resumed = ""  #: numerics of earlier attempts that differ from this one's, such as ``from device cuda``
 
     def train(self, stop: Callable[[], bool]) -> bool:
@@ -87,6 +90,7 @@ class Attempt:
         (outcome,) = train([self.begin("loop")], stop=stop, every_s=self.settings.every_s)
         if outcome is not None:
             self.store(outcome)
+        self.settle()
         return outcome is not None
 
     def begin(self, engine: str, note: str = "") -> Training:
@@ -96,6 +100,7 @@ class Attempt:
             engine: Name of the engine; :attr:`engine_type` is it or a fallback that supports the training.
             note: A note for the journal.
         """
+        self.settle()
         self.open()
         trial = self.trial = replace(self.trial, spec=resolved(self.trial.spec))
         if self.device.type == "cuda":
@@ -186,6 +191,7 @@ class Attempt:
             wall_s: Its share of :meth:`spent_s`.
         """
         self.folder.require()
+        self.settle()
         training, (params, macs) = self.training, self.size
         failure = training.failure
         status: EndingWithResult = Ending.DIVERGED if failure else Ending.DONE
@@ -234,10 +240,17 @@ class Attempt:
         return state, ""
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Write a checkpoint of the training."""
+        """Write a checkpoint of the training, by a thread that goes on during the next steps."""
         self.folder.require()
+        self.settle()
         content = {"training": state, "wall_s": self.spent_s(), "numerics": self._numerics()}
-        artifacts.write_checkpoint(self.folder.checkpoint, content)
+        self._writing = self.writer.submit(artifacts.copy_to_checkpoint(self.folder.checkpoint, content))
+
+    def settle(self) -> None:
+        """Wait until the last checkpoint is written; raise the error that prevented it."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
     def log(self, measurement: Measurement) -> None:
         """Log a measurement, unless an earlier attempt logged its step before it was lost."""

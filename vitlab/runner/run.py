@@ -116,6 +116,7 @@ def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialRes
             outcomes[item.folder] = folder.kept_result(settings.keep)
             if outcomes[item.folder] is None:
                 attempts.append(Attempt(item.trial, folder, settings, device))
+                contexts.enter_context(attempts[-1].writer)  # left, and a checkpoint written, before the lease
         contexts.enter_context(torch_settings(settings, device, job.trials[0].trial.spec.train.precision))
         try:
             _train_attempts(attempts, settings.engine, stop)
@@ -238,8 +239,10 @@ def _write_results(batch: Sequence[Attempt], outcomes: Sequence[Outcome | None])
     # Trials trained together share the time equally; it ends here for all, before the first one writes its files.
     shares_s = [attempt.spent_s() / len(batch) for attempt in batch]
     for attempt, outcome, share_s in zip(batch, outcomes, shares_s, strict=True):
-        if outcome is not None:
-            with _isolated(attempt):
+        with _isolated(attempt):
+            if outcome is None:
+                attempt.settle()
+            else:
                 outputs.append((attempt, attempt.write_outputs(outcome, share_s)))
 
     def finish(output: tuple[Attempt, TrialResult]) -> None:
@@ -312,6 +315,7 @@ def _run_rank(
             )  # first, since it chooses the GPU
             contexts.enter_context(torch_settings(settings, device, trial.spec.train.precision))
             attempt = (Attempt if rank == 0 else ReadOnlyAttempt)(trial, folder, settings, device, peers)
+            contexts.enter_context(attempt.writer)
             return RankResult(Ending.DONE if attempt.train(peers.any_rank(stop)) else Ending.STOPPED)
     except Busy:
         return RankResult(NoResult.BUSY)

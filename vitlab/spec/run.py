@@ -135,6 +135,9 @@ class RunSpec(Frozen):
     """On CUDA, request deterministic kernels."""
     timeout: Annotated[float, Field(gt=0)] | None = None
     """Seconds of training per attempt at a trial."""
+    checkpoint_interval: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60.0
+    """Seconds of training after which a checkpoint is written while the training goes on; further ones are written at
+    evaluations, and when the run is stopped."""
     retries: Annotated[
         Retries,
         BeforeValidator(

@@ -49,11 +49,21 @@ def write_json(path: Path, data: Any, *, fsync: bool = True) -> None:
 
 
 def write_bytes(path: Path, data: bytes, *, fsync: bool = True) -> None:
+    """Write a file atomically; see :func:`write_with`."""
+
+    def write(partial: Path) -> None:
+        with open(partial, "xb") as file:
+            file.write(data)
+
+    write_with(write, path, fsync=fsync)
+
+
+def write_with(write: Callable[[Path], None], path: Path, *, fsync: bool = True) -> None:
     """Write a file atomically: under a temporary name, synced, then renamed.
 
     Args:
+        write: Writes the content to a file of the given name, which does not exist.
         path: The file.
-        data: Its content.
         fsync: Sync to the disk; otherwise call :func:`fsync_all` before relying on the file.
 
     Raises:
@@ -62,11 +72,9 @@ def write_bytes(path: Path, data: bytes, *, fsync: bool = True) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = temporary(path)
     try:
-        with open(partial, "xb") as file:
-            file.write(data)
-            file.flush()
-            if fsync:
-                os.fsync(file.fileno())
+        write(partial)
+        if fsync:
+            fsync_all([partial])
         if path.is_dir():
             set_aside(path)
         set_aside_damaged(path)

@@ -12,10 +12,12 @@ B batch, N images of a split, C channels, H and W pixels.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +32,7 @@ from vitlab.data.prepare import Normalize
 from vitlab.errors import VitlabError, WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import digest
-from vitlab.store.files import Damaged, sort_metadata, write_bytes
+from vitlab.store.files import Damaged, sort_metadata, write_bytes, write_with
 from vitlab.training.evaluation import Columns
 
 if TYPE_CHECKING:
@@ -93,7 +95,10 @@ def write_weights(file: Path, state: Mapping[str, Tensor], input_spec: InputSpec
     # Without them a new test set would change the file of every model.
     info = {name: value for name, value in asdict(input_spec.info).items() if name not in TEST_FACTS}
     header = json.dumps({"info": info, "mean": input_spec.mean, "std": input_spec.std})
-    write_bytes(file, pack(state, {_HEADER: header, _DIGEST: _sha256(header)}), fsync=False)
+    # Copies, since the format rejects shared memory.
+    own = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
+    data = safetensors.torch.save(own, {_HEADER: header, _DIGEST: _sha256(header)})
+    write_bytes(file, sort_metadata(data), fsync=False)
 
 
 def read_weights(file: Path) -> tuple[dict[str, Tensor], InputSpec]:
@@ -173,7 +178,12 @@ CHECKPOINT = "last.safetensors"
 
 
 def write_checkpoint(folder: Path, state: State) -> None:
-    """Replace the checkpoint in ``folder``.
+    """Replace the checkpoint in ``folder``; see :func:`copy_to_checkpoint`."""
+    copy_to_checkpoint(folder, state)()
+
+
+def copy_to_checkpoint(folder: Path, state: State) -> Callable[[], None]:
+    """Copy a state, and return a function that replaces the checkpoint in ``folder`` by it, in any thread.
 
     Args:
         folder: Created if it does not exist.
@@ -185,8 +195,15 @@ def write_checkpoint(folder: Path, state: State) -> None:
     """
     tensors: dict[str, Tensor] = {}
     rest = json.dumps(_to_plain(dict(state), "", tensors))
-    metadata = {_HEADER: rest, _DIGEST: _digest_of_file(tensors, rest)}
-    write_bytes(folder / CHECKPOINT, pack(tensors, metadata))
+
+    def write(file: Path) -> None:
+        metadata = {_HEADER: rest, _DIGEST: _digest_of_file(tensors, rest)}
+        try:
+            safetensors.torch.save_file(tensors, file, metadata)
+        except safetensors.SafetensorError as error:
+            raise OSError(errno.EIO, str(error)) from None  # as of a full disk, which the text says
+
+    return partial(write_with, write, folder / CHECKPOINT)
 
 
 def read_checkpoint(folder: Path) -> State | None:
@@ -197,8 +214,6 @@ def read_checkpoint(folder: Path) -> State | None:
     Raises:
         Damaged: If the file is not what was written.
     """
-    if not folder.is_dir():
-        return None
     # Their writers are dead, since the caller holds the lock.
     for leftover in folder.glob(f".{CHECKPOINT}.*"):
         leftover.unlink(missing_ok=True)
@@ -215,12 +230,6 @@ def read_checkpoint(folder: Path) -> State | None:
     return state
 
 
-def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """Return the bytes of a safetensors file.  Tensors are copied, since the format rejects shared memory."""
-    copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-    return sort_metadata(safetensors.torch.save(copies, dict(metadata)))
-
-
 def unpack(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors of a safetensors file, on the CPU, and its metadata."""
     with safetensors.safe_open(file, framework="pt") as reader:
@@ -229,16 +238,17 @@ def unpack(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _digest_of_file(tensors: Mapping[str, Tensor], rest: str) -> str:
-    return hashlib.sha256(f"{digest(tensors)}\n{rest}".encode()).hexdigest()
+    return _sha256(f"{digest(tensors)}\n{rest}")
 
 
 def _to_plain(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
-    """Return ``value`` in JSON types, and add its tensors to ``tensors`` under their places."""
+    """Return ``value`` in JSON types, and add copies of its tensors to ``tensors`` under their places."""
     match value:
         case Tensor():
             if place in tensors:  # as by keys 1 and "1"
                 raise VitlabError(f"two tensors of the state have the path {place}; give them keys that differ as text")
-            tensors[place] = value
+            # A copy, since the format rejects shared memory.
+            tensors[place] = value.detach().to("cpu", copy=True).contiguous()
             return {"tensor": place}
         case Mapping():
             # Pairs, because the keys of JSON are strings, and an optimizer's state has numbers as keys.

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from vitlab.components.init import by_inputs, draw_by_name
 from vitlab.errors import WeightsError
-from vitlab.geometry import Geometry
 from vitlab.models.contract import Model
 from vitlab.spec.trial import Distill, Matching
 from vitlab.training.artifacts import InputSpec
@@ -139,12 +138,12 @@ class Distillation:
         DeiT reports 0.93, and 0.999 for two class tokens.  It is missing for a student without these two tokens.
         """
         cosines: list[Tensor] = []
-        geometry, norm = getattr(student, "geometry", None), getattr(student, "norm", None)
+        norm, tokens = getattr(student, "norm", None), getattr(getattr(student, "geometry", None), "prefix", ())
         pair = ("class", "distillation")
-        if norm is None or not isinstance(geometry, Geometry) or not set(pair) <= set(geometry.prefix):
+        if norm is None or not set(pair) <= set(tokens):
             yield {}
             return
-        first, second = (geometry.prefix.index(token) for token in pair)
+        first, second = map(tokens.index, pair)
 
         def hook_norm(_module: Any, _inputs: Any, x_BTD: Tensor) -> None:
             cosines.append(F.cosine_similarity(x_BTD[:, first].double(), x_BTD[:, second].double(), dim=-1))

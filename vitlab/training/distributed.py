@@ -159,9 +159,11 @@ class ProcessGroup(SingleProcess):
         sent = torch.frombuffer(bytearray(safetensors.torch.save(copies)), dtype=torch.uint8)
         sizes = self._all_gather(torch.tensor([len(sent)]))
         padded = F.pad(sent, (0, int(max(sizes)) - len(sent)))
-        received: dict[str, Tensor] = {}
-        for data, size in zip(self._all_gather(padded), sizes, strict=True):
-            received |= safetensors.torch.load(data[:size].numpy().tobytes())
+        received = {
+            key: tensor
+            for data, size in zip(self._all_gather(padded), sizes, strict=True)
+            for key, tensor in safetensors.torch.load(data[:size].numpy().tobytes()).items()
+        }
         everything: dict[str, list[Tensor]] = {name: [] for name in own}
         for key in sorted(received):  # by batch
             everything.setdefault(key.partition("/")[2], []).append(received[key])

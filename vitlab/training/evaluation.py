@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,12 +13,9 @@ from torch.func import functional_call
 
 from vitlab.data.prepare import Batch, Feed
 from vitlab.geometry import Task
-from vitlab.models.contract import Model, evaluating
+from vitlab.models.contract import Model
 from vitlab.training.distributed import ALONE, SingleProcess
 from vitlab.training.metrics import Metric
-
-if TYPE_CHECKING:
-    from vitlab.training.objective import Objective
 
 EVALUATION_BATCH = 512
 """Images of an evaluation batch.  Constant, so that metrics do not depend on the batch size of training."""
@@ -42,26 +39,6 @@ class EvaluationResult(NamedTuple):
     split: Split
     metrics: Mapping[str, float]
     columns: Columns  #: one value per image, by name
-
-
-@torch.no_grad()
-def evaluate(
-    objective: Objective,
-    feed: Feed,
-    split: Split,
-    task: Task,
-    metrics: Mapping[str, Metric],
-    peers: SingleProcess = ALONE,
-) -> EvaluationResult:
-    """Return the metrics of an objective's module on a split, and the values per image.
-
-    The module keeps its mode.  All ``peers`` call this at the same time, and return equal results.
-    """
-    accumulator = MetricAccumulator(metrics)
-    with evaluating(objective.module):
-        for batch in map(objective.evaluation_batch, evaluation_batches(feed, split, task, peers)):
-            accumulator.add(objective.views(batch.x_BCHW, batch.y_B), batch.y_B, batch.id_B)
-    return accumulator.result(split, peers)
 
 
 def evaluation_batches(feed: Feed, split: Split, task: Task, peers: SingleProcess = ALONE) -> Iterator[Batch]:

@@ -22,12 +22,12 @@ from vitlab.components.base import path_layers, path_scales
 from vitlab.data.batches import samples_of
 from vitlab.data.prepare import Batch, Feed
 from vitlab.geometry import Task
-from vitlab.models.contract import Model
+from vitlab.models.contract import Model, evaluating
 from vitlab.registry import optional_module, slot
 from vitlab.spec import TrainSpec
 from vitlab.store.result import Measurement, Outcome
 from vitlab.training.artifacts import State as State
-from vitlab.training.evaluation import Columns, EvaluationResult, Split, evaluate
+from vitlab.training.evaluation import Columns, EvaluationResult, MetricAccumulator, Split, evaluation_batches
 from vitlab.training.features import evaluate_features
 from vitlab.training.losses import Value
 from vitlab.training.memory import MicroBatches, WeightedLoss, peak_memory
@@ -249,13 +249,18 @@ class Training:
             self.average.update(self.step)
         self.on_step(self.step)
 
+    @torch.no_grad()
     def evaluate(self, split: Split) -> EvaluationResult:
-        """Evaluate a split with the weights that the training will end with."""
+        """Evaluate a split with the weights that the training will end with; all processes at the same time."""
+        objective, peers = self.objective, self.parts.peers
+        further = nullcontext({}) if split in self.feed.test_sets else objective.evaluation_metrics()
+        accumulator = MetricAccumulator(self.metrics_of(split))
         with self.averaged():
-            is_test_set = split in self.feed.test_sets
-            with nullcontext({}) if is_test_set else self.objective.evaluation_metrics() as extra:
-                result = evaluate(self.objective, self.feed, split, self.task, self.metrics_of(split), self.parts.peers)
-            means = {name: mean(torch.cat(parts).cpu()) for name, parts in self.parts.peers.gather(extra).items()}
+            with further as values, evaluating(self.module):
+                for batch in map(objective.evaluation_batch, evaluation_batches(self.feed, split, self.task, peers)):
+                    accumulator.add(objective.views(batch.x_BCHW, batch.y_B), batch.y_B, batch.id_B)
+            result = accumulator.result(split, peers)
+            means = {name: mean(torch.cat(parts).cpu()) for name, parts in peers.gather(values).items()}
             return self.with_features(result._replace(metrics={**result.metrics, **means}))
 
     def with_features(self, result: EvaluationResult) -> EvaluationResult:
