@@ -16,7 +16,7 @@ from vitlab.data.prepare import data_info
 from vitlab.errors import SpecError
 from vitlab.geometry import DataInfo
 from vitlab.lab import plan_study
-from vitlab.planning import Plan, make_plan
+from vitlab.planning import Machine, Plan, make_plan
 from vitlab.registry import slot
 from vitlab.spec import read_study
 
@@ -46,7 +46,7 @@ def planned(tmp_path: Path, *, base: Mapping[str, Any] = BASE, count: Any = stub
     file = tmp_path / "study.yaml"
     file.write_text(yaml.safe_dump({"study": "s", "base": dict(base), "seeds": 1, **study}, sort_keys=False))
     parsed, document, problems = read_study(file)
-    return make_plan(parsed, document, problems, data_info, count)
+    return make_plan(parsed, document, problems, Machine(data_info, count))
 
 
 def models(plan: Plan) -> dict[str, Any]:

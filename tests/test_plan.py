@@ -23,8 +23,8 @@ from vitlab.identity.code import closure, code_digest, code_of_trial, refresh
 from vitlab.identity.trial import key_of
 from vitlab.lab import plan_study
 from vitlab.planning import Plan
-from vitlab.planning.arms import RuleFault, holds, parse_rule
 from vitlab.planning.engine_choice import engine_of, shape
+from vitlab.planning.rules import RuleFault, holds, parse_rule
 from vitlab.planning.sources import same_images
 from vitlab.planning.values import EngineBenchmark, Trial
 from vitlab.spec import Choice

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab import registry
-from vitlab.driver import trust
 from vitlab.driver.session import Session, Watch
-from vitlab.errors import DataError, SpecError, UserError, VitlabError
+from vitlab.errors import (
+    ClashError,
+    DataError,
+    OptionError,
+    Problem,
+    SpecError,
+    UnknownComponent,
+    UserError,
+    VitlabError,
+)
 from vitlab.executors.machine import device_of, notes_on_device
-from vitlab.planning.engine_choice import without_benchmark
+from vitlab.planning.engine_choice import RULES, without_benchmark
 from vitlab.planning.packaged import study_file
 from vitlab.planning.study_folder import content, name_of, read_decisions, with_builtins
 from vitlab.planning.tune import decide
 from vitlab.planning.values import UNDECIDED, Plan, Planned, Trial
 from vitlab.report.api import study_path
 from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
-from vitlab.spec.changes import is_known, unknown
+from vitlab.spec.changes import full_path, is_known, public, study_document, unknown
 from vitlab.store.files import folder_name, mapping, read_json, write_bytes
 from vitlab.store.folders import OUT, Store
 from vitlab.store.result import TrialResult
@@ -92,16 +100,19 @@ def plan_study(
     problems += [unknown(path, changes[path], document) for path in changes if path not in valid]
     if study is not None:
         study = study.model_copy(update={"run": with_builtins(study.run)})
-        problems += trust.find_problems(study, document, loaded, file, out, changes)
+        problems += _unmet(study, document, loaded)
+        original = study_document(file) if changes else document
+        problems += _problems_of_run(study, document) or _untrusted(study, original, out, changes)
     from vitlab.data.prepare import data_info
     from vitlab.identity.code import Surroundings
-    from vitlab.planning import make_plan
+    from vitlab.planning import Machine, make_plan
 
     store = Store(Path(out).resolve())
     decisions = read_decisions(store, study) if study is not None and not problems else UNDECIDED
     surroundings = Surroundings(_file_modules(study, loaded), versions)
     device = "cpu" if study is None else device_of(study.run)
-    plan = make_plan(study, document, problems, data_info, _count, decisions, surroundings, device)
+    machine = Machine(data_info, _count, surroundings, device)
+    plan = make_plan(study, document, problems, machine, decisions)
     assert study is not None
     if study.run.tracker.options:
         registry.slot("tracker").build(study.run.tracker, plan, store, study.run)  # raises if they cannot work
@@ -287,3 +298,71 @@ def _missing_data(plan: Plan, store: Store) -> list[str]:
 def _all(plan: Plan) -> list[Planned]:
     """Return every trial of a plan, including pending trials and trials of tunings."""
     return [*plan.trials, *plan.pending, *plan.rival_trials]
+
+
+# -- checks before planning -------------------------------------------------------------------------------------------
+
+
+def _unmet(study: Study, document: Document, loaded: Iterable[registry.Origin]) -> list[Problem]:
+    """Return the problem of each required plugin that is not installed or not loaded."""
+    problems = []
+    files = {origin.source for origin in loaded}
+    for index, name in enumerate(study.plugins.require):
+        place = ("plugins", "require", index)
+        if name.endswith(".py"):
+            if name not in files:
+                problems.append(document.problem(place, f"this study needs {name}: add --plugin PATH/{name}"))
+            continue
+        if sentence := registry.plugins.unmet(name):
+            problems.append(document.problem(place, sentence))
+    return problems
+
+
+def _problems_of_run(study: Study, document: Document) -> list[Problem]:
+    """Return the problems of the engine, the executor and the tracker, which are part of no trial's identity."""
+    problems = []
+    for name, choice in (("executor", study.run.executor), ("tracker", study.run.tracker)):
+        try:
+            registry.slot(name).resolve(choice)
+        except OptionError as error:
+            problems += [document.problem(("run", name, *path), sentence) for path, sentence in error.faults]
+    executor, nodes = registry.slot("executor"), study.run.resources.nodes
+    if not problems and nodes > 1 and not executor.get(study.run.executor.type).several_nodes:
+        sentence = (
+            f"executor '{study.run.executor.type}' runs a trial on one machine; use ray or slurm, or remove nodes"
+        )
+        problems.append(document.problem(("run", "resources", "nodes"), sentence))
+    if study.run.engine not in RULES:
+        try:
+            registry.slot("engine").find(study.run.engine)
+        except (UnknownComponent, ClashError) as error:
+            sentence = f"{error} Rules that choose one: {', '.join(RULES)}."
+            problems.append(document.problem(("run", "engine"), sentence))
+    return problems
+
+
+def _untrusted(study: Study, document: Document, out: str | Path, changes: Mapping[str, object]) -> list[Problem]:
+    """Return the problems of options that would let a study file run code, write elsewhere or send results away.
+
+    A study file may come from other people, so whoever starts the study gives such options on the command line.
+    ``document`` is the file, without the changes of the command line.
+    """
+    run = document.data.get("run")
+    run = run if isinstance(run, Mapping) else {}
+    problems = []
+    choice = run.get("executor")
+    if isinstance(choice, Mapping) and choice.get("type") == study.run.executor.type:
+        name = registry.slot("executor").resolve(study.run.executor).component.cli_only_option(choice)
+        if name is not None and study.run.executor.options.get(name) == choice[name]:
+            sentence = f"'{name}' runs code, so a study file may not set it; write --set run.executor.{name}=..."
+            problems.append(document.problem(("run", "executor", name), sentence))
+    choice, component = run.get("tracker"), registry.slot("tracker").resolve(study.run.tracker).component
+    for name, value in choice.items() if isinstance(choice, Mapping) else ():
+        sentence = ""
+        if isinstance(value, str) and public(value) != value:  # the file is copied to the output folder
+            sentence = f"a study file holds no password; give this option as --set run.tracker.{name}=..."
+        elif not any(f"run.tracker.{name}.".startswith(f"{change}.") for change in map(full_path, changes)):
+            sentence = component.unconfirmed(name, value, Path(out).resolve())
+        if sentence:
+            problems.append(document.problem(("run", "tracker", name), sentence))
+    return problems

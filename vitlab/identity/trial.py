@@ -29,8 +29,8 @@ class Trial:
     """One training, fully specified: every option is written out, so that changed defaults leave it as it is.
 
     ``key`` is the hash of the spec, seeds, origins, data and prerequisites, and is made by
-    :func:`vitlab.planning.arms.trial_of`; ``code`` is the digest of the code that it runs.  Two trials with equal key
-    and code have equal outcomes on one kind of machine.
+    :meth:`vitlab.planning.resolve.ResolvedTrial.with_seeds`; ``code`` is the digest of the code that it runs.  Two
+    trials with equal key and code have equal outcomes on one kind of machine.
     """
 
     spec: TrialSpec  #: with every option resolved

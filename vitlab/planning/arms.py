@@ -1,144 +1,31 @@
-"""Resolved arms: the rules they must meet, and their trials.
+"""Arms: the changes of a design to the base, resolved, with the names and the baselines of the arms.
 
-Rules are conditions on an arm's values, written as expressions over the resolved trial: ``model.dim % model.heads ==
-0``, ``not (model.patch_size == 2 and model.position == 'rope2d')``.  An expression is parsed and walked, never
-evaluated by Python; only the operators listed here are allowed.
+In: a study, and the changes of its arms by :mod:`vitlab.spec.design`.  Out: a :class:`ResolvedArm` for each of them,
+whose options :mod:`vitlab.planning.resolve` has completed; and the trials of an arm, with their keys.
 """
 
 from __future__ import annotations
 
 import ast
 import itertools
-import operator
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from vitlab.errors import Path, Problem, nearest
-from vitlab.identity.code import code_of_modules
-from vitlab.identity.trial import key_of
+from vitlab.errors import Path, Problem, SpecError, is_about_key
+from vitlab.geometry import DataInfo
+from vitlab.identity.trial import Trial, key_of
 from vitlab.planning.resolve import Faults, ResolvedTrial, Resolver
-from vitlab.planning.values import Trial
+from vitlab.planning.rules import RuleFault, holds, parse_rule
 from vitlab.registry import slot
-from vitlab.spec import Document, Seeds, Study
-from vitlab.spec.choice import label
-from vitlab.spec.design import Changes, changed
+from vitlab.spec import Document, Study
+from vitlab.spec.design import Changes, changed, name_of, short_names
 from vitlab.spec.run import REPORTING_SEEDS
+from vitlab.spec.study import To
 from vitlab.spec.tree import NewTree, Tree, Values, copied, put, value_at, without
 from vitlab.spec.trial import SOURCES
 
-_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
-    ast.Not: operator.not_,
-    ast.USub: operator.neg,
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.In: lambda left, right: left in right,
-    ast.NotIn: lambda left, right: left not in right,
-}
-_NODES = (
-    *(ast.BoolOp, ast.boolop, ast.Compare, ast.Name, ast.Attribute, ast.expr_context, ast.List, ast.Tuple),
-    *(ast.Constant, ast.UnaryOp, ast.BinOp, *_OPERATORS),
-)
-_ALLOWED = "numbers, 'names', dotted paths, + - * / // %, comparisons, in, and, or, not, and parentheses"
-MAX_RULE_LENGTH = 500  #: largest number of characters
-MAX_RULE_DEPTH = 60  #: largest depth of nesting
-
-
-class RuleFault(Exception):
-    """A rule that is not an allowed expression, or names a value that the trial does not have."""
-
-
-def parse_rule(text: str) -> ast.expr:
-    """Parse a rule.
-
-    Raises:
-        RuleFault: if ``text`` is not an allowed expression, naming what is allowed.
-    """
-    if len(text) > MAX_RULE_LENGTH:
-        raise RuleFault(f"a rule has at most {MAX_RULE_LENGTH} characters; found {len(text)}")
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise RuleFault(f"'{text}' is not an expression; allowed: {_ALLOWED}") from None
-    if _depth(tree) > MAX_RULE_DEPTH:
-        raise RuleFault(f"'{text:.40}...' is nested too deeply for a rule")
-    for node in ast.walk(tree):
-        is_value = not isinstance(node, ast.Constant) or isinstance(node.value, int | float | str | None)
-        if not is_value or not isinstance(node, _NODES) or not isinstance(getattr(node, "op", ast.Not()), _NODES):
-            raise RuleFault(f"'{ast.unparse(node)}' is not allowed in a rule; allowed: {_ALLOWED}")
-    return tree
-
-
-def holds(rule: ast.expr, trial: Tree) -> bool:
-    """Return whether the resolved trial meets the rule.
-
-    Raises:
-        RuleFault: if it names a value that the trial does not have, or compares values that have no order.
-    """
-    try:
-        return bool(_value(rule, trial))
-    except (TypeError, ArithmeticError) as error:
-        raise RuleFault(f"'{ast.unparse(rule)}' cannot be computed: {error}") from None
-
-
-def _value(node: ast.expr, trial: Tree) -> Any:
-    match node:
-        case ast.Constant(value=value):
-            return value
-        case ast.Name() | ast.Attribute():
-            return _look_up(ast.unparse(node), trial)
-        case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_value(item, trial) for item in items]
-        case ast.BoolOp(op=ast.And(), values=values):
-            return all(_value(value, trial) for value in values)
-        case ast.BoolOp(values=values):
-            return any(_value(value, trial) for value in values)
-        case ast.UnaryOp(op=op, operand=operand):
-            return _OPERATORS[type(op)](_value(operand, trial))
-        case ast.BinOp(left=left, op=op, right=right):
-            return _OPERATORS[type(op)](_number(_value(left, trial)), _number(_value(right, trial)))
-        case ast.Compare(left=left, ops=ops, comparators=rights):
-            values = [_value(item, trial) for item in (left, *rights)]
-            pairs = itertools.pairwise(values)
-            return all(_OPERATORS[type(op)](*pair) for op, pair in zip(ops, pairs, strict=True))
-    raise AssertionError(f"parse_rule() let {ast.dump(node)} through")
-
-
-def _number(value: Any) -> int | float:
-    """Check that an operand is a number, and return it; Python would repeat texts and lists to any length."""
-    if not isinstance(value, int | float):
-        raise TypeError(f"{value!r} is not a number")
-    return value
-
-
-def _depth(tree: ast.AST) -> int:
-    level, depth = [tree], 0
-    while level:
-        level, depth = [child for node in level for child in ast.iter_child_nodes(node)], depth + 1
-    return depth
-
-
-def _look_up(path: str, trial: Tree) -> Any:
-    """Return the value at a dotted path of the trial; for a slot, the name of its component, or several by ``+``."""
-    value: Any = trial
-    for part in path.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            allowed = list(value) if isinstance(value, Mapping) else []
-            raise RuleFault(
-                f"'{path}': there is no '{part}'.{nearest(part, allowed)} Allowed here: {', '.join(allowed)}."
-            )
-        value = value[part]
-    return label(value)
+CONTROL_SEEDS = 2 * REPORTING_SEEDS  #: seeds of controls are larger than those of arms and of tunings
 
 
 @dataclass
@@ -149,7 +36,9 @@ class ResolvedArm:
     name: str
     trial: ResolvedTrial
     key: str  #: key of the trial without seeds, before matching and tuning; arms with equal keys are merged
+    baseline: str | None = None  #: name of the arm that it is compared with
     aliases: list[str] = field(default_factory=list)
+    is_repeated: bool = False  #: whether the design has it more than once under one name
     skip: str = ""
     solved: NewTree = field(default_factory=dict)  #: values chosen by matching and tuning
     off: float = 0.0  #: relative difference from the cost of its baseline
@@ -169,33 +58,24 @@ class ResolvedArm:
         return next(iter(self.changes.places.values()), ("design",))
 
 
-CONTROL_SEEDS = 2 * REPORTING_SEEDS  #: seeds of controls are larger than those of arms and of tunings
-
-
-def controls_of(arm: ResolvedArm, number: int) -> Iterator[ResolvedArm]:
-    """Yield so many controls of an arm, which equal it but for their seeds."""
-    for place in range(number):
-        label = "control" if not place else f"control {place + 1}"
-        name = f"{arm.changes.block}: {label}" if arm.changes.block else label
-        first = CONTROL_SEEDS + place * REPORTING_SEEDS
-        yield replace(arm, name=name, key=f"{arm.key} {label}", aliases=[], solved={}, twin=arm.name, first_seed=first)
-
-
-Rules = list[tuple[int, ast.expr, str, str]]
-"""Index, expression, action for an arm that breaks the rule, and reason."""
-
-
 @dataclass(frozen=True)
-class PlanContext:
-    """The study, its base and its rules, from which arms are resolved."""
+class ArmResolver:
+    """Resolver of the arms of a study, which are its base with changes, and of their trials."""
 
     study: Study
     document: Document
-    base: Tree  #: as written in the document
-    plain: Tree  #: the resolved base, as far as it is sound
-    faults: list[tuple[Path, str]]  #: mistakes of the base
     resolver: Resolver
-    rules: Rules
+    base: Tree  #: as written in the document
+    resolved: ResolvedTrial | Faults  #: the base; with mistakes, as far as it is sound
+    rules: Mapping[int, ast.expr]  #: the conditions of ``where`` by their indices
+    prerequisites: dict[str, Trial] = field(default_factory=dict)
+    """Trials that those of the arms start from, by key."""
+
+    @property
+    def base_trial(self) -> ResolvedTrial:
+        """The base of a study without mistakes, resolved."""
+        assert isinstance(self.resolved, ResolvedTrial)
+        return self.resolved
 
     def at(self, values: Values) -> ResolvedTrial:
         """Return the base with ``values`` changed, resolved.
@@ -206,91 +86,179 @@ class PlanContext:
         try:
             return self.resolver.resolve(self.changed(values))
         except Faults as error:
-            own = [fault for fault in error.faults if fault not in self.faults]
-            raise Faults(own, error.plain, error.info) from None
+            known = self.resolved.faults if isinstance(self.resolved, Faults) else []
+            raise Faults([fault for fault in error.faults if fault not in known], error.plain, error.info) from None
 
     def changed(self, values: Values) -> NewTree:
         """Return the base with ``values`` changed, as it would be written in the document."""
-        return changed(self.base, values, self.plain)
+        return changed(self.base, values, self.resolved.plain)
 
     def apply_rules(self, arm: ResolvedArm) -> list[Problem]:
         """Apply the rules to an arm: skip it, or return a problem, for each rule that it breaks."""
         problems = []
-        for index, rule, otherwise, because in self.rules:
+        for index, condition in self.rules.items():
+            rule = self.study.where[index]
             try:
-                met = holds(rule, arm.trial.plain)
+                met = holds(condition, arm.trial.plain)
             except RuleFault as error:
                 problems.append(self.document.problem(("where", index, "require"), str(error)))
                 continue
-            if not met and otherwise == "error":
-                sentence = f"arm '{arm.name}' breaks this rule: {because}"
+            if not met and rule.otherwise == "error":
+                sentence = f"arm '{arm.name}' breaks this rule: {rule.because}"
                 problems.append(self.document.problem(("where", index), sentence))
             elif not met and not arm.skip:
-                arm.skip = because
+                arm.skip = rule.because
         return problems
 
+    def trial_of(self, resolved: ResolvedTrial, seed: int, splits: Mapping[str, int] = {}) -> Trial:
+        """Return a trial with its seeds and its key, and add the trials that it needs to ``prerequisites``.
 
-def trial_of(
-    resolved: ResolvedTrial,
-    seed: int,
-    seeds: Seeds,
-    prerequisites: dict[str, Trial],
-    splits: Mapping[str, int] = {},
-) -> Trial:
-    """Return a trial with its seeds and its key, and add its prerequisites to ``prerequisites``.
-
-    Args:
-        resolved: the trial without seeds.
-        seed: seed of the replicate.
-        seeds: seeds of the study.
-        prerequisites: trials by key; extended in place.
-        splits: type of data set to the seed of its split, which replaces the study's, so that no trial from which
-            another one takes weights, however indirectly, is trained on the other's validation images.
-    """
-    data = resolved.spec.data.type
-    streams = seeds.streams(seed) | ({"split": splits[data]} if data in splits else {})
-    splits = {data: streams["split"], **splits}
-    needs: dict[str, str] = {}
-    for role, prerequisite in resolved.needs.items():
-        own = seed if prerequisite.seed == "same" else prerequisite.seed
-        taught = {prerequisite.trial.spec.data.type: streams["split"]} if role == "teacher" else {}
-        other = trial_of(prerequisite.trial, own, seeds, prerequisites, {**taught, **splits})
-        prerequisites[other.key] = other
-        needs[role] = f"{other.key}/{other.code}"
-    key = key_of(
-        {
-            "spec": resolved.identity,
-            "origins": resolved.foreign_origins,
-            "data": resolved.info.content,
-            "seeds": streams,
-            "needs": {role: prerequisite.partition("/")[0] for role, prerequisite in needs.items()},
-        }
-    )
-    return Trial(
-        resolved.spec,
-        streams,
-        resolved.origins,
-        resolved.info.content,
-        needs,
-        resolved.files,
-        key=key,
-        code=code_of_modules(resolved.modules, needs, resolved.versions),
-        versions=resolved.versions,
-    )
+        Args:
+            resolved: the trial without seeds.
+            seed: seed of the replicate.
+            splits: type of data set to the seed of its split, which replaces the study's, so that no trial from which
+                another one takes weights, however indirectly, is trained on the other's validation images.
+        """
+        data = resolved.spec.data.type
+        streams = self.study.seeds.streams(seed) | ({"split": splits[data]} if data in splits else {})
+        splits = {data: streams["split"], **splits}
+        needs: dict[str, str] = {}
+        for role, prerequisite in resolved.needs.items():
+            own = seed if prerequisite.seed == "same" else prerequisite.seed
+            taught = {prerequisite.trial.spec.data.type: streams["split"]} if role == "teacher" else {}
+            other = self.trial_of(prerequisite.trial, own, {**taught, **splits})
+            self.prerequisites[other.key] = other
+            needs[role] = f"{other.key}/{other.code}"
+        return resolved.with_seeds(streams, needs)
 
 
-def parse_rules(study: Study | None, document: Document, problems: list[Problem]) -> Rules:
+def parse_rules(study: Study | None, document: Document, problems: list[Problem]) -> dict[int, ast.expr]:
     """Parse the rules of a study; add a problem for each that is not a valid expression."""
-    rules: Rules = []
+    rules: dict[int, ast.expr] = {}
     for index, rule in enumerate(study.where if study else ()):
         try:
-            rules.append((index, parse_rule(rule.require), rule.otherwise, rule.because))
+            rules[index] = parse_rule(rule.require)
         except RuleFault as error:
             problems.append(document.problem(("where", index, "require"), str(error)))
     return rules
 
 
-def mistakes_of(arms: Collection[ResolvedArm]) -> Iterator[tuple[ResolvedArm, str]]:
+# -- the arms of a design ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ResolvedDesign:
+    """The arms of a design, and what is known of those that have mistakes."""
+
+    arms: list[ResolvedArm]
+    trials: list[tuple[Tree, DataInfo | None]]  #: values and data of the trial of every arm, as far as they are sound
+    faults: list[Path]  #: paths of mistakes in these trials
+
+
+def resolve_design(resolver: ArmResolver, design: Sequence[Changes], problems: list[Problem]) -> ResolvedDesign:
+    """Resolve the arms of a design, equal ones merged, and add their mistakes to ``problems``."""
+    short = short_names(list(dict.fromkeys(path for changes in design for path in changes.values)))
+    arms: dict[str, ResolvedArm] = {}
+    trials: list[tuple[Tree, DataInfo | None]] = []
+    wrong: dict[tuple[Path, str], list[Path]] = {}
+    faults: list[Path] = []
+    for changes in design:
+        try:
+            trial = resolver.at(changes.values)
+        except Faults as error:
+            trials.append((error.plain, error.info))
+            for path, sentence in error.faults:
+                faults.append(path)
+                change, place = _locate(changes, path)
+                values = change[:-1] if isinstance(change[-1], int) else change
+                place = values if place == change and is_about_key(path, sentence) else place
+                wrong.setdefault((values, sentence), []).append(place)
+            continue
+        trials.append((trial.plain, trial.info))
+        name, key = name_of(changes, short, trial.plain), key_of(trial.identity)
+        arm = arms.setdefault(key, ResolvedArm(changes, name, trial, key, skip=trial.incompatibility))
+        if name != arm.name:
+            arm.aliases.append(name)
+        elif changes.values and changes.places != arm.changes.places:
+            arm.is_repeated = True
+    for (values, sentence), places in wrong.items():
+        # A mistake that several values of a list share is reported once, at the list.
+        problems.append(resolver.document.problem(places[0] if len(set(places)) == 1 else values, sentence))
+    controls = [each for arm in arms.values() if arm.is_base for each in _controls_of(arm, resolver.study.controls)]
+    blocks = list(dict.fromkeys(arm.changes.block for arm in arms.values()))
+    found = sorted([*arms.values(), *controls], key=lambda arm: blocks.index(arm.changes.block))
+    problems += [resolver.document.problem(arm.place, sentence) for arm, sentence in _mistakes_of(found)]
+    return ResolvedDesign(found, trials, faults)
+
+
+def set_baselines(resolver: ArmResolver, arms: Sequence[ResolvedArm]) -> None:
+    """Give every arm the arm that it is compared with, as ``analysis.compare`` says.
+
+    Raises:
+        SpecError: if an arm has no counterpart, or no arm a baseline.
+    """
+    compare = resolver.study.analysis.compare
+    if compare == "none" or len(arms) == 1 or all(arm.is_base for arm in arms):
+        return
+    by_key, place = {arm.key: arm for arm in arms}, ("analysis", "compare")
+    for arm in arms:
+        if arm.twin:
+            arm.baseline = arm.twin
+            continue
+        against = {**arm.changes.values, **compare.to} if isinstance(compare, To) else arm.changes.against
+        try:
+            other = by_key.get(key_of(resolver.at(against).identity))
+        except Faults as error:
+            raise SpecError([resolver.document.problem((*place, "to"), str(error))]) from None
+        if other is None and isinstance(compare, To):
+            pairs = ", ".join(f"{path}={value}" for path, value in compare.to.items())
+            sentence = f"arm '{arm.name}' has no counterpart with {pairs} in the design"
+            raise SpecError([resolver.document.problem(place, sentence)])
+        arm.baseline = other.name if other is not None and other is not arm else None
+    if not any(arm.baseline for arm in arms):
+        sentence = (
+            "no arm of the design equals the base, so there is no baseline; set "
+            "analysis: {compare: {to: {PATH: value}}}, add the base to the design, or write compare: none"
+        )
+        raise SpecError([resolver.document.problem(("design",), sentence)])
+
+
+def _locate(changes: Changes, path: Path) -> tuple[Path, Path]:
+    """Return the place of the change that caused a fault of an arm, and the place of the fault inside it.
+
+    The base does not have this fault, so one of the changes caused it.
+    """
+    dotted = ".".join(map(str, path))
+    causes = [change for change in changes.values if f"{dotted}.".startswith(f"{change.removesuffix('.type')}.")]
+    causes = causes or [change for change in changes.values if change.startswith(f"{dotted}.")]
+    if not causes and changes.values:
+        # A change can make another value wrong, as a width does the number of heads: take the closest in the tree.
+        causes = [max(changes.values, key=lambda change: _shared(path, change))]
+    if causes:
+        cause = max(causes, key=len)
+        inner = path[cause.removesuffix(".type").count(".") + 1 :]
+        return changes.places[cause], (*changes.places[cause], *inner)
+    return ("base",), ("base", *path)
+
+
+def _shared(path: Path, change: str) -> int:
+    """Return the number of leading keys that the path of a fault and the path of a change share."""
+    pairs = zip(path, change.split("."), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _controls_of(arm: ResolvedArm, number: int) -> Iterator[ResolvedArm]:
+    """Yield so many controls of an arm, which equal it but for their seeds."""
+    for place in range(number):
+        label = "control" if not place else f"control {place + 1}"
+        name = f"{arm.changes.block}: {label}" if arm.changes.block else label
+        first = CONTROL_SEEDS + place * REPORTING_SEEDS
+        yield ResolvedArm(
+            arm.changes, name, arm.trial, f"{arm.key} {label}", skip=arm.skip, twin=arm.name, first_seed=first
+        )
+
+
+def _mistakes_of(arms: Collection[ResolvedArm]) -> Iterator[tuple[ResolvedArm, str]]:
     """Yield each arm that cannot be in a study with another one, with a sentence."""
     by_training: dict[str, ResolvedArm] = {}
     by_name: dict[str, ResolvedArm] = {}

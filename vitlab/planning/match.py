@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from vitlab.errors import Path, SpecError, VitlabError, nearest
 from vitlab.geometry import DataInfo
 from vitlab.identity.trial import key_of
-from vitlab.planning.arms import PlanContext, ResolvedArm
+from vitlab.planning.arms import ArmResolver, ResolvedArm
 from vitlab.planning.resolve import Faults, ResolvedTrial
 from vitlab.spec import Choice, Match
 from vitlab.spec import trial as trial_spec
@@ -135,50 +135,43 @@ class Matcher:
         return BACKWARD * counts.macs * length, unit
 
 
-def solve(
-    context: PlanContext,
-    matcher: Matcher,
-    base: ResolvedTrial,
-    arms: Mapping[str, ResolvedArm],
-    baselines: Mapping[str, str | None],
-) -> list[str]:
+def solve(resolver: ArmResolver, matcher: Matcher, arms: Sequence[ResolvedArm]) -> list[str]:
     """Solve for the knob of every arm that is compared with another; return notes for the report."""
-    options = matcher.match
-    by_name = {arm.name: arm for arm in arms.values()}
+    options, document, base = matcher.match, resolver.document, resolver.base_trial
+    by_name = {arm.name: arm for arm in arms}
     for index, name in enumerate(options.spare):
         if name not in by_name:
             sentence = f"no arm is called '{name}'.{nearest(name, list(by_name))} Arms: {'; '.join(by_name)}."
-            raise SpecError([context.document.problem(("match", "except", index), sentence)])
-    base_key, compared = key_of(base.identity), set(baselines.values())
+            raise SpecError([document.problem(("match", "except", index), sentence)])
+    base_key, compared = key_of(base.identity), {arm.baseline for arm in arms}
     unmatched: dict[str, str] = {}
-    for key, arm in arms.items():
+    for arm in arms:
         reference = arm
-        while (above := baselines.get(reference.key)) is not None:
-            reference = by_name[above]
+        while reference.baseline is not None:
+            reference = by_name[reference.baseline]
         alone = reference is arm
-        is_baseline = alone and (key == base_key or arm.name in compared)
+        is_baseline = alone and (arm.key == base_key or arm.name in compared)
         if arm.skip or reference.skip or is_baseline or arm.twin or arm.name in options.spare:
             continue
 
         def at(value: int | float, arm: ResolvedArm = arm) -> ResolvedTrial:
-            return context.at({**arm.changes.values, options.knob: value})
+            return resolver.at({**arm.changes.values, options.knob: value})
 
         try:
             matcher.solve(arm, base if alone else reference.trial, at)
         except Unmatched as error:
             unmatched[arm.name] = f"it cannot be matched in {options.quantity}: {error}"
     problems = []
-    for arm in arms.values():
-        problems += context.apply_rules(arm)
+    for arm in arms:
+        problems += resolver.apply_rules(arm)
         if arm.name in unmatched and not arm.skip:
             if options.otherwise == "skip":
                 arm.skip = unmatched[arm.name]
             else:
-                sentence = f"arm '{arm.name}': {unmatched[arm.name]}"
-                problems.append(context.document.problem(arm.place, sentence))
+                problems.append(document.problem(arm.place, f"arm '{arm.name}': {unmatched[arm.name]}"))
     if problems:
         raise SpecError(problems)
-    solved = [arm for arm in arms.values() if arm.note]
+    solved = [arm for arm in arms if arm.note]
     if not solved:
         return []
     means = " (3 x MACs x images seen)" if options.quantity == "train_macs" else ""

@@ -1,18 +1,22 @@
-"""Resolution of one arm's changes to a trial with all components and options, collecting every mistake."""
+"""Resolution of one trial: every component and option, or every mistake.
+
+In: a tree as written under ``base``, after the changes of an arm.  Out: a :class:`ResolvedTrial`, or :class:`Faults`.
+With the seeds of a replicate, a resolved trial is a trial with a key, which covers the options in ``identity``.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
 from vitlab.errors import DataError, GeometryError, OptionError, Path, WeightsError, nearest
 from vitlab.geometry import DataInfo
-from vitlab.identity.code import NOTHING, Surroundings, modules_of, optional_modules
-from vitlab.identity.trial import digests_of, identity_of
+from vitlab.identity.code import NOTHING, Surroundings, code_of_modules, modules_of, optional_modules
+from vitlab.identity.trial import Trial, digests_of, identity_of, key_of
 from vitlab.planning.sources import (
     drop_unused_options,
     incompatibilities,
@@ -77,6 +81,24 @@ class ResolvedTrial:
         """The origins in a trial's key, without built-ins: a slot added later changes no key."""
         return [origin for origin in self.origins if not origin.endswith(f" {BUILTIN_ORIGIN}")]
 
+    def with_seeds(self, streams: Mapping[str, int], needs: Mapping[str, str] = {}) -> Trial:
+        """Return the trial with its seeds, its key and the digest of its code.
+
+        Args:
+            streams: stream to seed.
+            needs: role to ``key/code`` of the trials that it starts from.
+        """
+        identity = {
+            "spec": self.identity,
+            "origins": self.foreign_origins,
+            "data": self.info.content,
+            "seeds": streams,
+            "needs": {role: name.partition("/")[0] for role, name in needs.items()},  # their code is part of the code
+        }
+        code = code_of_modules(self.modules, needs, self.versions)
+        trial = Trial(self.spec, streams, self.origins, self.info.content, needs, self.files)
+        return replace(trial, key=key_of(identity), code=code, versions=self.versions)
+
 
 @dataclass(frozen=True)
 class Prerequisite:
@@ -115,12 +137,11 @@ class _Draft:
 
 
 class Resolver:
-    """Resolver of trials, with a cache of choices, most of which the arms of a study share."""
+    """Resolver of trials, which asks once for the view of each data set."""
 
     def __init__(self, inform: Inform, surroundings: Surroundings = NOTHING) -> None:
         self._inform = inform
         self._surroundings = surroundings
-        self._choices: dict[tuple[str, str], tuple[ResolvedChoice | None, OptionError | None]] = {}
         self._infos: dict[str, DataInfo] = {}
 
     def resolve(self, tree: Tree) -> ResolvedTrial:
@@ -395,14 +416,10 @@ class Resolver:
         """Return the choice and its mistakes; if it has some, with defaults for the wrong options, or None."""
         if value is None:
             return None, None  # reported by TrialSpec
-        cache_key = (name, json.dumps(value, sort_keys=True, default=repr))
-        if cache_key not in self._choices:
-            try:
-                self._choices[cache_key] = slot(name).resolve(value), None
-            except OptionError as error:
-                sound = error.sound if isinstance(error.sound, ResolvedChoice) else None
-                self._choices[cache_key] = sound, error.with_traceback(None)
-        return self._choices[cache_key]
+        try:
+            return slot(name).resolve(value), None
+        except OptionError as error:
+            return error.sound if isinstance(error.sound, ResolvedChoice) else None, error
 
     def _info(self, data: ResolvedChoice, plain: Tree) -> DataInfo:
         cache_key = json.dumps(plain, sort_keys=True)

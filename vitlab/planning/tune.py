@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from vitlab.errors import Path, Problem, SpecError
 from vitlab.identity.trial import key_of
-from vitlab.planning.arms import PlanContext, ResolvedArm, trial_of
+from vitlab.planning.arms import ArmResolver, ResolvedArm
 from vitlab.planning.match import Matcher, Unmatched, is_number, overlap, setting
 from vitlab.planning.metrics import Metrics, goal_of
 from vitlab.planning.resolve import Faults, ResolvedTrial
@@ -115,27 +115,20 @@ def mistakes(
 
 
 def plan(
-    context: PlanContext,
-    matcher: Matcher | None,
-    base: ResolvedTrial,
-    arms: Mapping[str, ResolvedArm],
-    decided: Mapping[str, Tuning],
-    prerequisites: dict[str, Trial],
+    resolver: ArmResolver, matcher: Matcher | None, arms: Sequence[ResolvedArm], decided: Mapping[str, Tuning]
 ) -> list[Tuning]:
     """Return the tuning of every arm: one that is decided already, or one with the trials to decide it.
 
     Args:
-        context: study, base and rules.
+        resolver: resolver of the arms.
         matcher: solver of ``match``, if the study has one.
-        base: the resolved base.
-        arms: arms by key; completed in place with the chosen values.
+        arms: the arms; completed in place with the chosen values.
         decided: earlier tunings by key.
-        prerequisites: trials by key; extended in place.
     """
-    study = context.study
+    study = resolver.study
     assert study.tune is not None
-    runnable = [arm for arm in arms.values() if not arm.skip]
-    all_arms = ResolvedArm(Changes(), "base", base, "")
+    runnable = [arm for arm in arms if not arm.skip]
+    all_arms = ResolvedArm(Changes(), "base", resolver.base_trial, "")
     problems: list[Problem] = []
     tunings: dict[str, Tuning] = {}
     for arm in [all_arms] if study.tune.per == "study" else [arm for arm in runnable if not arm.twin]:
@@ -145,7 +138,7 @@ def plan(
         if earlier is not None and earlier.winner is not None:
             tunings[arm.name] = replace(earlier, arm=name)
             continue
-        rivals = _rivals(context, matcher, arm, prerequisites, problems)
+        rivals = _rivals(resolver, matcher, arm, problems)
         tuning = Tuning(name, key, selects(study.tune, study.analysis), tuple(rivals))
         if earlier is not None and _codes(earlier) == _codes(tuning):  # a failure under other code need not recur
             tuning = replace(earlier, arm=name)
@@ -162,12 +155,12 @@ def plan(
         else:
             arm.solved |= tuning.rivals[tuning.winner].values
             try:
-                arm.trial = context.at({**arm.changes.values, **arm.solved})
+                arm.trial = resolver.at({**arm.changes.values, **arm.solved})
             except Faults as error:
-                problems += _of_knobs(context, arm.name, error)
+                problems += _of_knobs(resolver, arm.name, error)
                 continue
             arm.skip = arm.trial.incompatibility
-            problems += context.apply_rules(arm)
+            problems += resolver.apply_rules(arm)
     if problems:
         raise SpecError(problems)
     return list(tunings.values())
@@ -221,47 +214,38 @@ def _codes(tuning: Tuning) -> set[tuple[str, str]]:
     return {(planned.trial.key, planned.trial.code) for planned in tuning.trials}
 
 
-def _rivals(
-    context: PlanContext,
-    matcher: Matcher | None,
-    arm: ResolvedArm,
-    prerequisites: dict[str, Trial],
-    problems: list[Problem],
-) -> list[Rival]:
+def _rivals(resolver: ArmResolver, matcher: Matcher | None, arm: ResolvedArm, problems: list[Problem]) -> list[Rival]:
     """Return the possible combinations of knob values for an arm, with their trials."""
-    study = context.study
+    study = resolver.study
     assert study.tune is not None
     rivals = []
     for values in grid(study.tune):
         try:
-            trial = context.at({**arm.changes.values, **arm.solved, **values})
+            trial = resolver.at({**arm.changes.values, **arm.solved, **values})
             if matcher is not None and abs(matcher.off(trial, arm.trial)) > matcher.match.tolerance:
                 sentence = f"tuning {name_of(values)} would undo the match in {matcher.match.quantity}"
-                problems.append(context.document.problem(("tune", "knobs"), sentence))
+                problems.append(resolver.document.problem(("tune", "knobs"), sentence))
         except Faults as error:
-            problems += _of_knobs(context, arm.name, error)
+            problems += _of_knobs(resolver, arm.name, error)
             continue
         except Unmatched:
             pass  # the two cannot be compared, so there is no match to undo
         rival = ResolvedArm(arm.changes, f"{arm.name} ({name_of(values)})", trial, "", skip=trial.incompatibility)
-        problems += context.apply_rules(rival)
+        problems += resolver.apply_rules(rival)
         if not rival.skip:
-            trials = [
-                Planned(rival.name, seed, trial_of(trial, seed, study.seeds, prerequisites))
-                for seed in seeds(study.tune)
-            ]
+            trials = [Planned(rival.name, seed, resolver.trial_of(trial, seed)) for seed in seeds(study.tune)]
             rivals.append(Rival(values, tuple(trials)))
     return rivals
 
 
-def _of_knobs(context: PlanContext, arm: str, error: Faults) -> list[Problem]:
+def _of_knobs(resolver: ArmResolver, arm: str, error: Faults) -> list[Problem]:
     """Return a problem for each knob value that an arm cannot take."""
-    assert context.study.tune is not None
+    assert resolver.study.tune is not None
     problems = []
     for path, sentence in error.faults:
         dotted = ".".join(map(str, path))
-        knob = next((knob for knob in context.study.tune.knobs if overlap(dotted, knob)), "")
-        problems.append(context.document.problem(("tune", "knobs", knob), f"arm '{arm}': {sentence}"))
+        knob = next((knob for knob in resolver.study.tune.knobs if overlap(dotted, knob)), "")
+        problems.append(resolver.document.problem(("tune", "knobs", knob), f"arm '{arm}': {sentence}"))
     return problems
 
 

@@ -216,7 +216,6 @@ class Registration:
     looks: tuple[tuple[int, float], ...] = ()  #: number of seeds and share of alpha of each look
     variance: str = "own"
     over_blocks: str | None = None
-    sides: int = 2
     arms: Mapping[str, str] = field(default_factory=dict)  #: arm to a digest of what it trains
     known: EarlierResults = EarlierResults(0, 0, ())
     seen: bool = False  #: whether results were known when the file was changed last
