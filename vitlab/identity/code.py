@@ -144,7 +144,6 @@ def read_ahead() -> None:
     """Read every imported module of vitlab, for the processes that are forked from this one."""
     for module in [name for name in sys.modules if name.partition(".")[0] == BUILT_IN]:
         _inherited[module] = source.loaded(module).digest, source.dependencies(module, source.loaded)
-    closure(_inherited)  # reads what they import on first use, too
     refresh()  # every worker clears its caches, and clearing inherited ones would copy their memory
 
 

@@ -21,7 +21,7 @@ from vitlab.data.prepare import Feed, prepare
 from vitlab.engines import supported_engine
 from vitlab.engines.base import train
 from vitlab.errors import DataError, OutOfMemory
-from vitlab.identity.code import requirements_of, resolved
+from vitlab.identity.code import requirements_of
 from vitlab.identity.trial import Trial
 from vitlab.models.contract import digest
 from vitlab.registry import ResolvedChoice, slot
@@ -53,7 +53,7 @@ OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "STATUS_A
 
 
 class Attempt:
-    """One worker's attempt at a trial."""
+    """One worker's attempt at a trial, whose choices are resolved."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Attempt:
         """
         self.settle()
         self.open()
-        trial = self.trial = replace(self.trial, spec=resolved(self.trial.spec))
+        trial = self.trial
         if self.device.type == "cuda":
             torch.cuda.init()  # type: ignore[no-untyped-call]
         spec = trial.spec.train

@@ -168,12 +168,13 @@ def _measure(device: torch.device, precision: str, threads: int) -> float:
 def _time_products(device: torch.device, precision: str) -> float:
     size, dtype = MATRIX_SIZE[device.type], {**NARROW, "fp64": torch.float64}.get(precision, torch.float32)
     draws = torch.Generator(device).manual_seed(0)
-    a, b, product = torch.rand(3, size, size, device=device, dtype=dtype, generator=draws)
+    matrix = torch.rand(size, size, device=device, dtype=dtype, generator=draws)
+    product = torch.empty_like(matrix)
     clock = time.process_time if device.type == "cpu" else time.perf_counter
     seconds = []
     for _ in range(TIMED_PRODUCTS):
         start = clock()
-        torch.mm(a, b, out=product)
+        torch.mm(matrix, matrix, out=product)
         float(product[0, 0])  # waits for a GPU
         seconds.append(clock() - start)
     return 2.0 * size**3 / min(seconds)

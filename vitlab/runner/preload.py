@@ -13,7 +13,9 @@ import os
 import signal
 from contextlib import suppress
 
-from vitlab.identity.code import read_ahead
+from vitlab.identity import source
+from vitlab.identity.code import code_of_trial, read_ahead
+from vitlab.imports import import_object
 from vitlab.registry import SLOT_MODULES, slot
 from vitlab.registry.plugins import points
 from vitlab.registry.slot_modules import built_ins
@@ -40,6 +42,7 @@ with suppress(Exception):  # a failing import is repeated, and reported, by the 
     import numpy.ctypeslib
     import PIL.features
     import pyarrow.parquet
+    import torch.utils._device
 
     import vitlab.runner.run
 
@@ -54,12 +57,16 @@ for name in SLOTS:
         with suppress(Exception):  # as above, or it has options without a default, or shares its name with a plugin
             slot(name).resolve(component)
 
+for module in code_of_trial(frozenset(), source.loaded):
+    with suppress(Exception):  # as above
+        import_object(module)
 read_ahead()  # every worker compares the installed code with its plan's
 
 with suppress(Exception):  # as above
     from vitlab.runner.circumstances import rehearse
 
     rehearse()
+    PIL.features.version("webp")  # loads the library, whose version is part of the identity of pictures
 
 # Each worker's collector would otherwise visit all of the above and so copy its memory pages.  Frozen objects do not
 # count when Python decides on a full collection, which would be too frequent for a worker's own few objects.

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from vitlab.identity.code import (
     mixed_versions_message,
     modules_of_spec,
     refresh,
+    resolved,
 )
 from vitlab.identity.trial import Trial
 from vitlab.registry import load_file
@@ -33,6 +35,7 @@ from vitlab.runner.attempt import Attempt, ReadOnlyAttempt, out_of_memory, sente
 from vitlab.runner.circumstances import versions
 from vitlab.runner.job import NODE_VARIABLE, Job, Settings
 from vitlab.runner.ranks import NoResult, RankResult, launch_ranks
+from vitlab.spec import TrialSpec
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import Busy
 from vitlab.store.result import Ending, Outcome, TrialResult
@@ -40,41 +43,52 @@ from vitlab.training.distributed import PeerDied, RankMismatch, rendezvous
 from vitlab.training.loop import Training
 
 
-def require_planned_code(trials: Iterable[Trial]) -> None:
-    """Check that this process runs the code and versions that trials were planned with.
+def resolve_trials(trials: Iterable[Trial]) -> list[Trial]:
+    """Return trials with their choices resolved; the replicates of an arm share them.
 
     Raises:
-        Refused: If the code or a version differs, or a component of a trial is missing.
+        Refused: If this process runs other code or versions than a trial was planned with, or lacks a component.
     """
     refresh()
-    here, last = versions(), None
+    ready: list[Trial] = []
+    last = None
     for trial in trials:
         facts = trial.code, trial.spec, trial.needs, trial.versions
-        if not trial.code or facts == last:  # it has no plan, or is a replicate of the one before
-            continue
-        last = facts
-        if other := [f"{name} {v}, not {here.get(name)}" for name, v in trial.versions.items() if here.get(name) != v]:
-            raise Refused(f"this trial was planned under {' and '.join(other)}; plan it again with 'vitlab run'")
-        try:
-            roots = modules_of_spec(trial.spec)
-            code = code_of_modules(roots, trial.needs, trial.versions, source.loaded)
-            modules = code_of_trial(roots, source.loaded)
-        except VitlabError as error:
-            raise Refused(
-                f"the components of this trial differ from its plan: {error}; plan it again with 'vitlab run'"
-            ) from error
-        sentence = mixed_versions_message(modules)
-        if code != trial.code:
-            sentence = (
-                sentence
-                or edited_module_message(modules)
-                or (
-                    f"the code here ({code[:12]}) is not the code this trial was planned under ({trial.code[:12]}); "
-                    "plan it again with 'vitlab run'"
-                )
+        if facts != last:
+            spec, last = _resolve(trial), facts
+        ready.append(replace(trial, spec=spec))
+    return ready
+
+
+def _resolve(trial: Trial) -> TrialSpec:
+    """Return the spec of a trial, resolved; for what it raises see :func:`resolve_trials`."""
+    if not trial.code:  # it has no plan
+        return resolved(trial.spec)
+    here = versions()
+    if other := [f"{name} {v}, not {here.get(name)}" for name, v in trial.versions.items() if here.get(name) != v]:
+        raise Refused(f"this trial was planned under {' and '.join(other)}; plan it again with 'vitlab run'")
+    try:
+        spec = resolved(trial.spec)
+        roots = modules_of_spec(spec)
+        code = code_of_modules(roots, trial.needs, trial.versions, source.loaded)
+        modules = code_of_trial(roots, source.loaded)
+    except VitlabError as error:
+        raise Refused(
+            f"the components of this trial differ from its plan: {error}; plan it again with 'vitlab run'"
+        ) from error
+    sentence = mixed_versions_message(modules)
+    if code != trial.code:
+        sentence = (
+            sentence
+            or edited_module_message(modules)
+            or (
+                f"the code here ({code[:12]}) is not the code this trial was planned under ({trial.code[:12]}); "
+                "plan it again with 'vitlab run'"
             )
-        if sentence:
-            raise Refused(sentence)
+        )
+    if sentence:
+        raise Refused(sentence)
+    return spec
 
 
 def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialResult | Exception | None]:
@@ -98,7 +112,7 @@ def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialRes
     """
     settings = job.settings
     _load_plugins(settings)
-    require_planned_code(item.trial for item in job.trials)
+    trials = resolve_trials(item.trial for item in job.trials)
     if settings.processes > 1:
         return [_train_in_ranks(item.trial, TrialFolder(item.folder), settings, stop) for item in job.trials]
     device = device_of(settings.device)
@@ -106,16 +120,15 @@ def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialRes
     attempts: list[Attempt] = []
     memory_ran_out = False
     with ExitStack() as contexts:
-        for item in job.trials:
-            folder = TrialFolder(item.folder)
+        for folder, trial in zip(map(TrialFolder, job.folders), trials, strict=True):
             try:
                 contexts.enter_context(folder.lease())
             except Busy as error:
-                outcomes[item.folder] = error
+                outcomes[folder.path] = error
                 continue
-            outcomes[item.folder] = folder.kept_result(settings.keep)
-            if outcomes[item.folder] is None:
-                attempts.append(Attempt(item.trial, folder, settings, device))
+            outcomes[folder.path] = folder.kept_result(settings.keep)
+            if outcomes[folder.path] is None:
+                attempts.append(Attempt(trial, folder, settings, device))
                 contexts.enter_context(attempts[-1].writer)  # left, and a checkpoint written, before the lease
         contexts.enter_context(torch_settings(settings, device, job.trials[0].trial.spec.train.precision))
         try:
@@ -135,7 +148,7 @@ def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialRes
 def begin_trial(trial: Trial, folder: TrialFolder, settings: Settings) -> Iterator[Training]:
     """Yield the training of a trial before its first step, under the trial's torch settings, for inspection."""
     _load_plugins(settings)
-    require_planned_code([trial])
+    [trial] = resolve_trials([trial])
     device = device_of(settings.device)
     with folder.lease(), torch_settings(settings, device, trial.spec.train.precision):
         yield Attempt(trial, folder, settings, device).begin("loop")
@@ -314,7 +327,8 @@ def _run_rank(
                 rendezvous(rank, settings.processes, place, device, settings.nodes)
             )  # first, since it chooses the GPU
             contexts.enter_context(torch_settings(settings, device, trial.spec.train.precision))
-            attempt = (Attempt if rank == 0 else ReadOnlyAttempt)(trial, folder, settings, device, peers)
+            own = replace(trial, spec=resolved(trial.spec))
+            attempt = (Attempt if rank == 0 else ReadOnlyAttempt)(own, folder, settings, device, peers)
             contexts.enter_context(attempt.writer)
             return RankResult(Ending.DONE if attempt.train(peers.any_rank(stop)) else Ending.STOPPED)
     except Busy:
