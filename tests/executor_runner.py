@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vitlab.errors import OutOfMemory, Refused
-from vitlab.executors import worker
 from vitlab.planning.values import Trial
+from vitlab.runner import fork_server
 from vitlab.runner.job import Job, Settings
 from vitlab.store.files import write_json
 from vitlab.store.folders import TrialFolder
@@ -103,7 +103,7 @@ def run_trial(trial: Trial, folder: TrialFolder, run: Settings, stop: Callable[[
                     time.sleep(0.02)
             case "ignore":
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-                worker.ORPHAN_S = 0.5
+                fork_server.ORPHAN_S = 0.5
                 write_json(folder.path / "pid.json", os.getpid())
                 while True:
                     time.sleep(60)

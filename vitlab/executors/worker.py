@@ -44,6 +44,7 @@ from typing import Any, NoReturn
 from vitlab.errors import OutOfMemory, ProcessLost, Refused
 from vitlab.executors.base import JobEnd, Stage, one_sentence
 from vitlab.imports import import_object
+from vitlab.runner import fork_server
 from vitlab.runner.job import NODE_VARIABLE, Job, JobTrial
 from vitlab.spec.tree import parsed
 from vitlab.store.files import load_json, mapping, open_in_place, read_json, write_json
@@ -53,9 +54,7 @@ from vitlab.store.result import Ending
 
 CHECK_S = 0.2  #: interval at which the worker of a command line checks whether it is to stop
 POLL_S = 0.5  #: polling interval while another process holds a trial's lease
-ORPHAN_S = 30.0  #: maximum time that a worker outlives its driver
 GONE_S = 45.0  #: time after which a worker whose driver is dead has exited
-ORPHANED = 75  #: exit code of a worker that reached this time
 WATCH_S = 1.0  #: interval at which a worker checks whether its driver is alive
 
 
@@ -69,13 +68,10 @@ def main(job: Job, runner: str, environment: Mapping[str, str], cores: Sequence[
         cores: cores to pin the process to; empty for all.
         driver: the pipe to the driver.
     """
-    os.environ.clear()
-    os.environ.update(environment)
+    stop = fork_server.begin(environment, driver)
     if cores and hasattr(os, "sched_setaffinity"):
         with suppress(OSError):  # a sandbox may forbid it; then the kernel places the threads
             os.sched_setaffinity(0, cores)
-    stop = threading.Event()
-    threading.Thread(target=_listen, args=(driver, stop), daemon=True).start()
 
     def report_stage(stage: Stage) -> None:
         with suppress(OSError):  # the driver may be dead
@@ -161,10 +157,9 @@ def run_job(
 
 def _remaining(job: Job, results: dict[Path, Any]) -> tuple[JobTrial, ...]:
     """Return the trials of a job that have not ended, and add the results of those that another process has trained."""
-    for item in job.trials:
-        result = TrialFolder(item.folder).kept_result(job.settings.keep)
-        if result is not None:
-            results.setdefault(item.folder, result)
+    for item in (item for item in job.trials if item.folder not in results):
+        if (result := TrialFolder(item.folder).kept_result(job.settings.keep)) is not None:
+            results[item.folder] = result
     return tuple(item for item in job.trials if item.folder not in results)
 
 
@@ -207,7 +202,7 @@ def run_job_and_exit(
     All output goes to ``log.txt``.  Ctrl-C is ignored, since the driver handles it.  SIGTERM, which schedulers send
     before they reclaim a machine, stops the trial as ``preempted``.  If the driver named by the environment variable
     ``VITLAB_DRIVER`` has died on this machine, the trial writes a checkpoint and stops, and the process ends within
-    :data:`ORPHAN_S`.
+    :data:`vitlab.runner.fork_server.ORPHAN_S`.
 
     Args:
         job: the job to run.
@@ -260,19 +255,8 @@ def _watch(driver: str, orphaned: threading.Event) -> None:
     while is_alive(driver):
         time.sleep(WATCH_S)
     orphaned.set()
-    time.sleep(ORPHAN_S)
-    os._exit(ORPHANED)
-
-
-def _listen(driver: Connection, stop: threading.Event) -> None:
-    try:
-        while True:
-            driver.recv_bytes()
-            stop.set()
-    except (EOFError, OSError):
-        stop.set()
-        time.sleep(ORPHAN_S)
-        os._exit(ORPHANED)
+    time.sleep(fork_server.ORPHAN_S)
+    os._exit(fork_server.ORPHANED)
 
 
 # -- workers as command lines ------------------------------------------------------------------------------------------

@@ -12,8 +12,10 @@ import os
 import signal
 import sys
 import tempfile
+import threading
+import time
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.context import ForkServerProcess
 
+ORPHAN_S = 30.0  #: maximum time that a worker outlives its driver
+ORPHANED = 75  #: exit code of a process whose parent has died
 PRELOAD = "vitlab.runner.preload"
 SAFE_PATH = "PYTHONSAFEPATH"
 """Environment variable with which Python imports nothing from the current folder."""
@@ -82,6 +86,30 @@ def process(target: Callable[..., object], args: Sequence[Any], name: str) -> tu
         ours.close()
         raise ServerDied(f"the fork server died before it could start a worker{_last_line()}") from None
     return child, ours
+
+
+def begin(environment: Mapping[str, str], parent: Connection, orphan_s: float | None = None) -> threading.Event:
+    """Set the environment of a started process, and return an event that a message of its parent sets.
+
+    A closed pipe means that the parent is dead: it sets the event, and ends the process after ``orphan_s`` seconds, by
+    default :data:`ORPHAN_S`.
+    """
+    os.environ.clear()
+    os.environ.update(environment)
+    stop = threading.Event()
+
+    def listen() -> None:
+        try:
+            while True:
+                parent.recv_bytes()
+                stop.set()
+        except (EOFError, OSError):
+            stop.set()
+            time.sleep(ORPHAN_S if orphan_s is None else orphan_s)
+            os._exit(ORPHANED)
+
+    threading.Thread(target=listen, daemon=True).start()
+    return stop
 
 
 def exit_reason(code: int | None) -> str:

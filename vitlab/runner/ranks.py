@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 POLL_S = 0.1  #: interval at which the supervisor polls ``stop``
 CAUSE_S = 10.0  #: time to wait for the root cause after a rank reports a dead peer
 LEAVE_S = 10.0  #: time the others have to exit after rank 0 has finished
-ORPHANED = 75  #: exit code of a rank whose supervisor has died
 
 
 class NoResult(StrEnum):
@@ -99,25 +97,13 @@ def _main(
     """Run the work of one rank, send its result and exit."""
     for forwarded in (signal.SIGINT, signal.SIGTERM):  # the supervisor handles them and forwards the stop
         signal.signal(forwarded, signal.SIG_IGN)
-    os.environ.clear()
-    os.environ.update(environment)
-    stop_requested = threading.Event()
-    threading.Thread(target=_listen, args=(supervisor, stop_requested), daemon=True).start()
+    stop_requested = fork_server.begin(environment, supervisor, orphan_s=0.0)
     rendezvous, *rest = arguments
     result = work(number, rendezvous, stop_requested.is_set, *rest)
     supervisor.send(result)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # without waiting for threads that a library may have left behind
-
-
-def _listen(supervisor: Connection, stop_requested: threading.Event) -> None:
-    try:
-        while True:
-            supervisor.recv_bytes()
-            stop_requested.set()
-    except (EOFError, OSError):
-        os._exit(ORPHANED)
 
 
 def _supervise(processes: Sequence[_Process], stop: Callable[[], bool]) -> RankResult:
