@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -91,6 +92,7 @@ def test_default_objective_is_outside_the_key() -> None:
         assert "objective" not in one.identity["train"] and one.plain["train"]["objective"] == {"type": "supervised"}
     masked = resolve()
     assert masked.identity["train"]["objective"] == {"type": "mae"}
+    assert pickle.loads(pickle.dumps(masked)) == masked
     other = resolve(train={"objective": {"type": "mae", "mask_ratio": 0.5}})
     assert other.identity["train"]["objective"] == {"type": "mae", "mask_ratio": 0.5}
     assert masked.modules - without.modules == {"vitlab.training.objective.mae"}

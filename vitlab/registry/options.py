@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
 
 from vitlab.errors import BrokenComponent
-from vitlab.registry.slot_modules import BUILT_IN, Origin
+from vitlab.registry.slot_modules import BUILT_IN, Origin, slot_package
 from vitlab.spec.choice import Choice, Frozen
-from vitlab.spec.tree import NewTree, Values
+from vitlab.spec.tree import NewTree, Tree, Values
 
 
 class Unhashed:
@@ -96,6 +96,10 @@ class ResolvedChoice(Choice):
     fields: Mapping[str, FieldInfo] = field(kw_only=True, compare=False, repr=False)  #: of its options, by name
     origin: Origin = field(kw_only=True)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process has its own classes of options, which are made from signatures.
+        return _resolved_again, (self.slot, self.plain())
+
     def parts(self) -> Iterator[ResolvedChoice]:
         """Yield this choice and every choice nested in its options."""
         yield self
@@ -110,6 +114,10 @@ class ResolvedChoice(Choice):
         """
         name = self.type.removeprefix(f"{BUILT_IN}:") if self.origin.source == BUILT_IN else self.type
         return {"type": name, **_hashed_fields(self.options, self.fields)}
+
+
+def _resolved_again(slot: str, plain: Tree) -> Any:
+    return getattr(slot_package(slot), slot).resolve(plain)
 
 
 def _choices_in(value: Any) -> Iterator[ResolvedChoice]:
