@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -463,6 +464,17 @@ def test_status(ran: tuple[Path, Path], which: str, monkeypatch: pytest.MonkeyPa
     assert call("status", "--out", out) == (0, printed, ""), "the study that was run last"
     monkeypatch.setenv("COLUMNS", "45")
     assert re.search("position=none +2", call("status", study, "--out", out)[1])
+
+
+def test_status_counts_damaged_result_as_missing(
+    ran: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(ran[1], tmp_path / "out")
+    [file, *_] = sorted((tmp_path / "out").glob("trials/*/*/result.json"))
+    file.write_bytes(file.read_bytes()[:100])
+    code, printed, _ = call("status", "tiny", "--out", tmp_path / "out", "--json")
+    counts = sum(map(Counter, parsed(printed)["arms"].values()), Counter())
+    assert (code, counts) == (0, {"done": 3, "missing": 1}) and f"{file} is damaged" in caplog.text
 
 
 def test_report_in_every_format(ran: tuple[Path, Path]) -> None:

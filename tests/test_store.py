@@ -188,6 +188,7 @@ def test_damaged_result_counts_as_absent_and_is_renamed(
             assert folder.result() is None and not folder.done()
     (record,) = caplog.records
     assert str(file) in record.getMessage() and "\n" not in record.getMessage()
+    assert ("nested too deeply" in record.getMessage()) == (damage == "deep")
     assert file.exists(), "reading moves nothing"
     with folder.lease():
         folder.recover_journal()

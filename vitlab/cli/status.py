@@ -99,8 +99,8 @@ def _latest(out: Path) -> Path:
 
 
 def _state_of(folder: TrialFolder) -> str:
-    """Return one of ``STATES``; results are not read, for there may be ten thousand."""
-    if (folder.path / "result.json").is_file():
+    """Return one of ``STATES``; a result that is damaged counts as missing, and is named on stderr."""
+    if folder.done():
         return Ending.DONE
     if folder.is_locked():
         return "running"
