@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from vitlab.driver.session import Session, name_of
+from vitlab.driver.session import Session
 from vitlab.engines.base import Engine
 from vitlab.errors import UserError
 from vitlab.identity.trial import Trial
@@ -138,7 +138,7 @@ def brief_trial(
         settings: how it runs.
         precision: replaces the trial's own.
     """
-    trials = {name_of(trial): trial for trial in (*(item.trial for item in plan.trials), *plan.prerequisites)}
+    trials = {trial.name: trial for trial in (*(item.trial for item in plan.trials), *plan.prerequisites)}
 
     def shorten(trial: Trial) -> Trial:
         train = trial.spec.train

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitlab import registry
-from vitlab.driver.session import Session, name_of, with_prerequisites
+from vitlab.driver.session import Session, with_prerequisites
 from vitlab.errors import Interrupted, Refused, TrialFailed, count
 from vitlab.executors import Executor, Job, JobEnd, JobTrial, Settings, machine, trial_endings
 from vitlab.geometry import Work
@@ -54,8 +54,8 @@ def train_missing(
             f"{count(len(failed_before), 'trial')} failed before under this code; --retry-failed trains them again."
         )
     keep = _keep(session.run, stage.analysis, is_needed=False)
-    missing = {name_of(planned.trial) for planned in trials}
-    ended = {session.folder(planned.trial) for planned in stage.trials if name_of(planned.trial) not in missing}
+    missing = {planned.trial.name for planned in trials}
+    ended = {session.folder(planned.trial) for planned in stage.trials if planned.trial.name not in missing}
     if lacking := sum(folder.lacks_weights(keep) for folder in ended):
         session.watch.say(
             f"{count(lacking, 'trial')} ended without weights that run.keep asks for now, and an ended trial is not "
@@ -67,7 +67,7 @@ def train_missing(
             Schedule.of(todo, session, stage).complete()
     finally:
         session.watch.close()
-    return {name_of(planned.trial): _outcome(session.folder(planned.trial)) for planned in (*todo, *failed_before)}
+    return {planned.trial.name: _outcome(session.folder(planned.trial)) for planned in (*todo, *failed_before)}
 
 
 def _outcome(folder: TrialFolder) -> str:
@@ -116,7 +116,7 @@ class Schedule:
         needed = {name for planned in todo for name in planned.trial.needs.values()}
 
         def job(engine: str, group: Sequence[Planned]) -> Job:
-            is_needed = not needed.isdisjoint(name_of(item.trial) for item in group)
+            is_needed = not needed.isdisjoint(item.trial.name for item in group)
             return _job(engine, group, session, _keep(run, plan.analysis, is_needed=is_needed))
 
         planned = {session.folder(item.trial).path: item for item in todo}

@@ -73,11 +73,6 @@ class Session:
         return tuple(str(Path(plugin).resolve()) for plugin in self.plugins)
 
 
-def name_of(trial: Trial) -> str:
-    """Return ``key/code``, by which a training is named."""
-    return f"{trial.key}/{trial.code}"
-
-
 # -- stages ------------------------------------------------------------------------------------------------------------
 
 
@@ -103,12 +98,12 @@ def cached_trials(plan: Plan, only: str, store: Store, ended: Collection[str] = 
     starters = [*(planned.trial for planned in trials), *plan.prerequisites]
     needed = {name for trial in starters for name in trial.needs.values()}
     cached = [trial for trial in plan.prerequisites if store.folder(trial).has_weights()]
-    for trial in (planned.trial for planned in distinct(trials) if name_of(planned.trial) not in ended):
+    for trial in (planned.trial for planned in distinct(trials) if planned.trial.name not in ended):
         folder = store.folder(trial)
-        if folder.has_weights() if name_of(trial) in needed else folder.done():
+        if folder.has_weights() if trial.name in needed else folder.done():
             folder.remove_checkpoint(trial.to_json())
             cached.append(trial)
-    return {name_of(trial): "cached" for trial in cached if name_of(trial) not in ended}
+    return {trial.name: "cached" for trial in cached if trial.name not in ended}
 
 
 def next_stage(plan: Plan, only: str, ended: Collection[str]) -> tuple[Plan, list[Planned]]:
@@ -128,16 +123,16 @@ def next_stage(plan: Plan, only: str, ended: Collection[str]) -> tuple[Plan, lis
         if plan.pending and tuning.open and _is_tuned_for(tuning.arm, only)
         for planned in tuning.trials
     ]
-    remaining = [planned for planned in rivals if name_of(planned.trial) not in ended]
+    remaining = [planned for planned in rivals if planned.trial.name not in ended]
     if remaining:
         return replace(plan, trials=tuple(rivals)), distinct(remaining)
     remaining = [planned for planned in plan.trials if is_selected(planned.arm, only)]
-    return plan, distinct([planned for planned in remaining if name_of(planned.trial) not in ended])
+    return plan, distinct([planned for planned in remaining if planned.trial.name not in ended])
 
 
 def with_prerequisites(plan: Plan, todo: Sequence[Planned], store: Store) -> list[Planned]:
     """Return ``todo`` preceded by the missing trials of no arm that it depends on, directly or indirectly."""
-    prerequisites = {name_of(trial): trial for trial in plan.prerequisites}
+    prerequisites = {trial.name: trial for trial in plan.prerequisites}
     missing: dict[str, Planned] = {}
     pending = [dependency for planned in todo for dependency in planned.trial.needs.values()]
     while pending:
@@ -154,7 +149,7 @@ def distinct(trials: Iterable[Planned]) -> list[Planned]:
     """Return each trial once, also if several seeds or arms share it."""
     trials_by_name: dict[str, Planned] = {}
     for planned in trials:
-        trials_by_name.setdefault(name_of(planned.trial), planned)
+        trials_by_name.setdefault(planned.trial.name, planned)
     return list(trials_by_name.values())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from vitlab.driver.planning import plan_study, read_data
 from vitlab.driver.scheduler import Schedule
-from vitlab.driver.session import Session, Watch, name_of, with_prerequisites
+from vitlab.driver.session import Session, Watch, with_prerequisites
 from vitlab.errors import TrialFailed, count
 from vitlab.identity.code import optional_modules
 from vitlab.identity.trial import Trial
@@ -40,7 +40,7 @@ def smoke(
     store = Store(Path(out).resolve())
     if read_data(plan, store, file):
         study, plan = plan_study(file, changes=short, plugins=plugins)
-    by_name = {name_of(trial): trial for trial in (*plan.prerequisites, *(planned.trial for planned in plan.trials))}
+    by_name = {trial.name: trial for trial in (*plan.prerequisites, *(planned.trial for planned in plan.trials))}
     distinct = {_components(planned.trial, by_name): planned for planned in reversed(plan.trials)}.values()
     missing = [item for item in distinct if not store.folder(item.trial).done()]
     to_train = with_prerequisites(plan, missing, store)

@@ -49,6 +49,11 @@ class Trial:
     versions: Mapping[str, str] = field(default_factory=dict)
     """Package to the version required for training; empty for the installed versions."""
 
+    @property
+    def name(self) -> str:
+        """The name of the training, ``key/code``, which is also its folder among the trials."""
+        return f"{self.key}/{self.code}"
+
     def to_json(self) -> NewTree:
         """Return the trial as plain data."""
         return {**vars(self), "spec": self.spec.plain()}

@@ -128,7 +128,7 @@ class ArmResolver:
             taught = {prerequisite.trial.spec.data.type: streams["split"]} if role == "teacher" else {}
             other = self.trial_of(prerequisite.trial, own, {**taught, **splits})
             self.prerequisites[other.key] = other
-            needs[role] = f"{other.key}/{other.code}"
+            needs[role] = other.name
         return resolved.with_seeds(streams, needs)
 
 
