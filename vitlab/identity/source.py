@@ -259,14 +259,48 @@ def _parsed(text: bytes, package: str, is_package: bool) -> ModuleSource:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return ModuleSource(_digest(text))  # the error is reported when the module is imported
+    words: list[str] = []
+    running: list[ast.AST] = []
+    _read(tree, words.append, running.append)
     # What only type checkers import does not run, unless the module hands it out by __getattr__.
     lazy = [] if is_package else _lazy_exports(tree)
-    imports = tuple(dict.fromkeys(_imports([*tree.body, *lazy], package)))
-    passed_on = _passed_on(tree.body, package) if is_package else _passed_on(lazy, package)
-    for node in (tree, *_statements(tree.body)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = node.body[ast.get_docstring(node, clean=False) is not None :]  # comments are in no tree
-    return ModuleSource(_digest(ast.dump(tree).encode()), imports, passed_on)
+    nodes = [*running, *(node for statement in lazy for node in ast.walk(statement))]
+    imports = tuple(dict.fromkeys(place for node in nodes for place in _imports(node, package)))
+    passed_on = _passed_on(tree.body if is_package else lazy, package)
+    return ModuleSource(_digest("\n".join(words).encode()), imports, passed_on)
+
+
+def _read(node: ast.AST, write: Callable[[str], None], note: Callable[[ast.AST], None] | None) -> None:
+    """Write a syntax tree without docstrings word by word, and note the imports among the statements that can run.
+
+    It takes half as long as ``ast.dump`` and a search for imports: planning and the fork server read a hundred modules.
+    """
+    kind = node.__class__
+    write(kind.__name__)
+    if note is not None and kind in (ast.Import, ast.ImportFrom):
+        note(node)
+    for name in kind._fields:
+        value = getattr(node, name, None)
+        if value.__class__ is list:
+            inner = note
+            if name == "body" and isinstance(node, ast.If) and _for_type_checkers(node.test):
+                inner = None
+            elif name == "body" and isinstance(node, _DOCUMENTED):
+                value = value[ast.get_docstring(node, clean=False) is not None :]  # comments are in no tree
+            write("[")
+            for item in value:
+                if isinstance(item, ast.AST):
+                    _read(item, write, inner)
+                else:
+                    write(repr(item))
+            write("]")
+        elif not isinstance(value, ast.AST):
+            write(repr(value))
+        elif name != "ctx":  # whether a name is read or set follows from its place
+            _read(value, write, note)
+
+
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def _is_imported_module(module: str) -> bool:
@@ -282,13 +316,12 @@ def _lazy_exports(tree: ast.Module) -> list[ast.stmt]:
     return [node for block in blocks for node in block]
 
 
-def _imports(body: Iterable[ast.stmt], package: str) -> Iterator[tuple[str, str]]:
-    for node in _statements(body):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, "") for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = _base(node, package)
-            yield from ((base, alias.name) for alias in node.names)
+def _imports(node: ast.AST, package: str) -> Iterator[tuple[str, str]]:
+    if isinstance(node, ast.Import):
+        yield from ((alias.name, "") for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        base = _base(node, package)
+        yield from ((base, alias.name) for alias in node.names)
 
 
 def _base(node: ast.ImportFrom, package: str) -> str:
@@ -297,16 +330,6 @@ def _base(node: ast.ImportFrom, package: str) -> str:
         return node.module or ""
     above = package.split(".")[: len(package.split(".")) - node.level + 1]
     return ".".join([*above, node.module] if node.module else above)
-
-
-def _statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Yield every statement that can run, including nested ones."""
-    for node in body:
-        yield node
-        if not (isinstance(node, ast.If) and _for_type_checkers(node.test)):
-            yield from _statements(getattr(node, "body", ()))
-        for inner in ("orelse", "finalbody", "handlers", "cases"):
-            yield from _statements(getattr(node, inner, ()))
 
 
 def _for_type_checkers(test: ast.expr) -> bool:
