@@ -55,6 +55,10 @@ class UserError(VitlabError):
     exit_code = 2
     kind = "user"
 
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that a notebook shows in place of a traceback."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 @dataclass(frozen=True, order=True)
 class Problem:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partialmethod
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -85,7 +85,12 @@ def new_figure(width: float, height: float) -> Figure:
     """Return an empty figure of a size in inches; its axes have the style in which it is made, see :func:`style`."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained")
+    class Picture(Figure):
+        """A figure that a notebook shows; it shows others only once pyplot has been used there."""
+
+        _repr_png_ = partialmethod(png, dpi=100)
+
+    return Picture(figsize=(width, height), layout="constrained")
 
 
 def png(figure: Figure, dpi: float = 200) -> bytes:

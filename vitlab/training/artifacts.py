@@ -62,6 +62,9 @@ class Transform:
         self._normalize = Normalize(input_spec.mean, input_spec.std, device, dtype)
         self.device = torch.device(device)
 
+    def __repr__(self) -> str:
+        return f"Transform({self.input_spec})"
+
     def __call__(self, images: Image | Tensor | Sequence[Image]) -> Tensor:
         """Return the input batch, (B, C, H, W).
 
