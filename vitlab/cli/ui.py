@@ -55,9 +55,7 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
             click.echo(f"{page}   {pages[page]}")
         if host not in ("127.0.0.1", "localhost", "::1"):
             click.echo("No authentication: anyone who can reach this port can read and delete results.")
-        click.echo(
-            f"MLflow runs at {base}; Ctrl-C stops it. The cross of its assistant, at the right, closes that panel."
-        )
+        click.echo(f"MLflow runs at {base}; Ctrl-C stops it. A cross closes its assistant, at the right.")
         if not no_browser and sys.stdout.isatty() and _has_display():
             webbrowser.open(pages[name])
         try:
