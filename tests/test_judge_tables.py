@@ -520,6 +520,12 @@ def test_judgement_has_answers_frame_notes_and_formats(tmp_path: Path) -> None:
     assert judgement.answers[0] in " ".join(judgement.render().split())
     assert json.loads(judgement.render("json"))["answers"] == judgement.answers
     assert "<table" in judgement._repr_html_()
+    assert judgement.figures["arms"]._repr_png_().startswith(b"\x89PNG"), (
+        "without pyplot, a notebook shows it all the same"
+    )
+    with pytest.raises(UserError) as error:
+        judged(tmp_path, LONG, arm="amr")
+    assert error.value._render_traceback_() == [f"UserError: {error.value}"]
 
 
 def test_looks_share_alpha_as_in_a_study(tmp_path: Path) -> None:
