@@ -13,7 +13,7 @@ from vitlab.cli import say
 from vitlab.cli.completion import complete_arm, complete_study
 from vitlab.cli.options import FOLDER, PATH, out_option
 from vitlab.errors import UserError, VitlabError
-from vitlab.store.files import folder_name
+from vitlab.store.files import folder_name, read_json
 
 if TYPE_CHECKING:
     from vitlab.explain.one_image import Label
@@ -133,7 +133,6 @@ def _open_arms(plan: Plan, store: Store, arms: Sequence[str], seed: int) -> Iter
 
 def _open_trial(path: Path) -> OpenedModel:
     from vitlab.runner.models import load_vit
-    from vitlab.store.files import read_json
     from vitlab.store.folders import TrialFolder
 
     folder = TrialFolder(path)

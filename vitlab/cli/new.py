@@ -23,7 +23,7 @@ from vitlab.cli.completion import complete_packaged, complete_slot
 from vitlab.cli.options import FILE, FOLDER
 from vitlab.errors import UserError, nearest
 from vitlab.spec.yaml import read_value
-from vitlab.store.files import temporary
+from vitlab.store.files import temporary, write_bytes
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -56,7 +56,6 @@ def study(file: Path, source: str) -> list[str]:
     """
     from vitlab.cli.schema import study_schema
     from vitlab.planning.packaged import packaged_study
-    from vitlab.store.files import write_bytes
 
     file = file if file.suffix in (".yaml", ".yml") else file.with_name(f"{file.name}.yaml")
     if file.exists() or file.is_symlink():

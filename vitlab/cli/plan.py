@@ -15,7 +15,7 @@ from vitlab.cli.options import parse_changes, study_file, study_options
 from vitlab.errors import count
 from vitlab.executors.machine import device_of
 from vitlab.report.formats import fitted_table
-from vitlab.report.phrasing import Column, Columns, compact
+from vitlab.report.phrasing import Column, Columns, compact, duration
 
 if TYPE_CHECKING:
     from vitlab.planning.values import Arm, Plan, Tuning
@@ -227,8 +227,6 @@ def _describe_trials(plan: Plan, cached: Set[tuple[str, int]]) -> str:
 
 def _describe_time(plan: Plan, store: Store, cached: Set[tuple[str, int]]) -> Iterator[str]:
     """Yield how long the missing trials will train, by earlier trainings of their arms, also under other code."""
-    from vitlab.report.phrasing import duration
-
     earlier: dict[str, list[float]] = {}
     for item in plan.trials:
         results = [folder.result() for folder in store.codes(item.trial.key)]

@@ -9,7 +9,7 @@ import click
 from vitlab.cli import print_json, wants_json
 from vitlab.cli.completion import complete_file
 from vitlab.cli.options import PATH, parse_changes, plugin_option, set_option, study_file
-from vitlab.errors import Problem, SpecError
+from vitlab.errors import Problem, SpecError, count
 
 
 @click.command()
@@ -23,7 +23,6 @@ def validate_command(files: tuple[Path, ...], changes: tuple[str, ...], plugins:
     Baselines of 'vitlab check' (.baseline.yaml), which lie beside studies, are skipped.
     """
     from vitlab.driver.planning import costs, plan_study
-    from vitlab.errors import count
 
     problems, rows = list[Problem](), []
     for file in files:

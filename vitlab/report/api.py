@@ -15,7 +15,7 @@ from vitlab.errors import UserError, nearest
 from vitlab.planning.packaged import study_name
 from vitlab.planning.study_folder import EARLIER, content_of, differences, find, name_of, read_plan, versions
 from vitlab.planning.values import Plan
-from vitlab.report.frame import described
+from vitlab.report import collect, frame
 from vitlab.store.files import read_stored
 from vitlab.store.folders import OUT, Store, TrialFolder
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from vitlab.report.notebook import Comparison
 
-PREDICTIONS = described("""
+PREDICTIONS = frame.described("""
 split | string | val or test
 id | int64 | index of the image in the official split
 label | int64 | its class; not of dense labels
@@ -75,21 +75,16 @@ class Answer:
 
     def results(self) -> pd.DataFrame:
         """Return one row per trial, see :func:`vitlab.results`."""
-        from vitlab.report import frame
-
         return frame.results(self.plan, self.store)
 
     def compare(self) -> Comparison:
         """Return one row per arm, see :func:`vitlab.compare`."""
-        from vitlab.report import collect
         from vitlab.report.notebook import Comparison
 
         return Comparison.of(collect(self.plan, self.store))
 
     def history(self) -> pd.DataFrame:
         """Return the curves, see :func:`vitlab.history`."""
-        from vitlab.report import frame
-
         return frame.history(self.plan, self.store)
 
     def __repr__(self) -> str:
@@ -158,8 +153,6 @@ def results(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     Raises:
         UserError: if the study has not been run in ``out``.
     """
-    from vitlab.report import frame
-
     return frame.results(*open_study(path, out=out))
 
 
@@ -174,7 +167,6 @@ def compare(first: str | Path, second: str | Path | None = None, *, out: str | P
     Raises:
         UserError: if a study has not been run in ``out``, or the two have no metric or no arm in common.
     """
-    from vitlab.report import collect
     from vitlab.report.notebook import Comparison
     from vitlab.report.two_studies import compare_studies
 
@@ -195,8 +187,6 @@ def history(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     Raises:
         UserError: if the study has not been run in ``out``.
     """
-    from vitlab.report import frame
-
     return frame.history(*open_study(path, out=out))
 
 

@@ -119,17 +119,13 @@ def write_file(file: Path, tensors: Mapping[str, Tensor], header: Mapping[str, s
     own = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     if container == "safetensors":
         data = sort_metadata(safetensors.torch.save(own, {"format": "pt", **header}))
-    elif container == "torch":
-        buffer = io.BytesIO()
-        torch.save(own, buffer)
-        data = buffer.getvalue()
     else:
         buffer = io.BytesIO()
-        # numpy has no bfloat16.
-        arrays: dict[str, Any] = {
-            name: value.float() if value.dtype == torch.bfloat16 else value for name, value in own.items()
-        }
-        np.savez(buffer, **{name: value.numpy() for name, value in arrays.items()})
+        if container == "torch":
+            torch.save(own, buffer)
+        else:  # numpy has no bfloat16
+            wide = {name: value.float() if value.dtype == torch.bfloat16 else value for name, value in own.items()}
+            np.savez(buffer, **{name: value.numpy() for name, value in wide.items()})
         data = buffer.getvalue()
     write_bytes(file, data)
 

@@ -411,7 +411,7 @@ def description(model: Architecture, kind: str) -> tuple[Json, Json]:
     labels = info.labels or tuple(f"LABEL_{index}" for index in range(info.classes))
     teacher = "WithTeacher" if model.anatomy.head.type == "distilled" else ""
     classes = {"vit": "ViTForImageClassification", "deit": f"DeiTForImageClassification{teacher}"}
-    gated, bias = block.mlp.type == "swiglu", block.attention.options.get("qkv_bias", True)
+    gated, bias = block.mlp.type == "swiglu", bool(block.attention.options.get("qkv_bias", True))
     config: dict[str, Any] = {
         "architectures": [classes.get(kind, "DINOv3ViTModel")],
         "model_type": kind,
