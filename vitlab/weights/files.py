@@ -124,8 +124,9 @@ def write_file(file: Path, tensors: Mapping[str, Tensor], header: Mapping[str, s
         if container == "torch":
             torch.save(own, buffer)
         else:  # numpy has no bfloat16
-            wide = {name: value.float() if value.dtype == torch.bfloat16 else value for name, value in own.items()}
-            np.savez(buffer, **{name: value.numpy() for name, value in wide.items()})
+            wide = {torch.bfloat16: torch.float32}  # numpy has no bfloat16
+            arrays: dict[str, Any] = {name: value.to(wide.get(value.dtype)).numpy() for name, value in own.items()}
+            np.savez(buffer, **arrays)
         data = buffer.getvalue()
     write_bytes(file, data)
 
