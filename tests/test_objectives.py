@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -411,6 +412,19 @@ def test_dino_resumes_bit_for_bit_with_teacher_and_centre() -> None:
     for name, value in whole.module.state_dict().items():
         assert torch.equal(again.module.state_dict()[name], value), name
     assert "engine vmap does not support objective 'dino'" in (slot("engine").get("vmap").incompatibility(whole) or "")
+
+
+def test_further_metrics_of_an_objective_are_not_lost_by_vmap() -> None:
+    one = training(spec())
+
+    class Measured(type(one.objective)):  # type: ignore[misc]
+        def evaluation_metrics(self) -> nullcontext[dict[str, list[Tensor]]]:
+            return nullcontext({"seen": []})
+
+    vmap = slot("engine").get("vmap")
+    assert vmap.incompatibility(one) is None
+    one.objective.__class__ = Measured
+    assert vmap.incompatibility(one) == "engine vmap does not report seen of objective 'mae'"
 
 
 def test_teacher_of_recomputed_blocks_has_its_own_weights() -> None:

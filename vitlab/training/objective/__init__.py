@@ -118,13 +118,17 @@ class Objective(ABC):
     def evaluation_metrics(self) -> AbstractContextManager[ByBatch]:
         """Return a context whose value holds further metrics of the evaluation inside it, of which means are reported.
 
-        A metric has the values of the images of each batch, (B,).  Several processes evaluate some of the batches each.
+        A metric has the values of the images of each batch, (B,).  Several processes evaluate some of the batches each,
+        so the names of all metrics must be there when the context begins.
         """
         return nullcontext({})
 
     def stacking_incompatibility(self) -> str | None:
         """Return why engine ``vmap`` does not support this training, in one sentence; None if it does."""
-        return None if self.vmap_safe else f"engine vmap does not support objective '{self.name}'"
+        if not self.vmap_safe:
+            return f"engine vmap does not support objective '{self.name}'"
+        with self.evaluation_metrics() as values:
+            return f"engine vmap does not report {', '.join(values)} of objective '{self.name}'" if values else None
 
 
 class MeanLoss(Metric):
