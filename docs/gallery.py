@@ -222,8 +222,8 @@ def store_results(study: str, out: Path, picture: Path | None = None) -> Path:
     for name, data, indent in (("report.json", doc, 1), ("plan.json", arms_alone, None)):
         write_bytes(folder / name, without_places(json.dumps(data, indent=indent, ensure_ascii=False)).encode())
     history = frame.history(plan, store)
-    write_bytes(folder / "results.parquet", frame.parquet(frame.results(plan, store)))
-    write_bytes(folder / "history.parquet", frame.parquet(history.drop(columns=["time"])))
+    write_bytes(folder / "results.parquet", frame.results(plan, store).to_parquet(index=False))
+    write_bytes(folder / "history.parquet", history.drop(columns=["time"]).to_parquet(index=False))
     pictures = [figure.encode() for figure in _figures(content)]
     while len(pictures) > 1 and sum(map(len, pictures)) > MAX_FIGURES:
         pictures.pop()

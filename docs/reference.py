@@ -18,8 +18,7 @@ import click
 import vitlab
 from vitlab import registry
 from vitlab.cli import COMMANDS, cli
-from vitlab.cli.schema import study_schema
-from vitlab.cli.show import shown_default, shown_type
+from vitlab.cli.show import shown_default, shown_type, study_schema
 from vitlab.comparison import MEANINGS
 from vitlab.components.head import DistilledLogits, DistilledProbabilities, Logits, Probabilities
 from vitlab.lab import Answer

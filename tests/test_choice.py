@@ -15,7 +15,7 @@ from vitlab.comparison.arrays import Choices, Contrast, Design, judge
 from vitlab.planning.values import Rival, Tuning
 from vitlab.report.frame import StudyResults
 from vitlab.spec import Analysis
-from vitlab.statistics import choice_variance
+from vitlab.statistics.replicates import choice_variance
 
 
 @pytest.mark.parametrize("scores", [(0.80, 0.82, 0.79), (0.5, 0.9), (0.80, 0.80, 0.80, 0.80)])

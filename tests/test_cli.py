@@ -29,12 +29,14 @@ from vitlab import interrupts, lab, registry, report, spec
 from vitlab.__main__ import main as run_command
 from vitlab.cli import COMMANDS, MODULES, cli, main, options, weights
 from vitlab.cli import run as cli_run
-from vitlab.cli.schema import study_schema
+from vitlab.cli.models import arm_folder
+from vitlab.cli.show import study_schema
 from vitlab.components.position import PRESETS
 from vitlab.data.prepare import DataSource
 from vitlab.driver import explanations
 from vitlab.errors import Interrupted, UserError
 from vitlab.planning.packaged import packaged_studies
+from vitlab.planning.values import Arm, Plan
 from vitlab.store.files import write_json
 from vitlab.weights import FORMATS
 
@@ -577,6 +579,25 @@ def test_explain_separates_arms_and_images_and_draws_side_by_side(
     code, printed, err = call("explain", file, "--out", out, "--to", tmp_path / "others")
     assert code == 0 and "baseline, seed 0 is not explained: attention 'X' has no maps" in err
     assert "others/tiny/index.html" in printed and "baseline-s0" not in printed
+
+
+def test_explain_says_that_trials_kept_no_weights(ran: tuple[Path, Path], tmp_path: Path) -> None:
+    file, out = ran[0], tmp_path / "out"
+    shutil.copytree(ran[1], out)
+    weights = list(out.glob("trials/*/*/weights.safetensors"))
+    for each in weights:
+        each.unlink()
+    for words in ([file], ["tiny", "--arm", "baseline"], [weights[0].parent]):
+        code, printed, err = call("explain", *words, "--out", out, "--to", tmp_path / "seen")
+        assert (code, printed) == (2, "") and "kept no weights (run.keep)" in err.splitlines()[-1], err
+    assert not (tmp_path / "seen").exists()
+
+
+def test_arms_that_differ_in_case_have_folders_of_their_own() -> None:
+    arms = tuple(Arm(name, {}) for name in ("Wide", "wide", "deep"))
+    plan = Plan("cases", "", arms, (), spec.Analysis())
+    folders = [arm_folder(plan, arm.name, 0).casefold() for arm in arms]
+    assert len(set(folders)) == 3 and folders[2] == "deep-s0"
 
 
 # -- registry ---------------------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from scipy import stats
 from sklearn.datasets import load_digits
 
-from vitlab import statistics
 from vitlab.comparison import Verdict
 from vitlab.comparison.arrays import VERDICTS, Contrast, Contrasts, Design, collapsed_pairs, judge
 from vitlab.comparison.study import Sample, judge_study
@@ -26,6 +25,7 @@ from vitlab.report import phrasing
 from vitlab.report.comparison import summary
 from vitlab.report.frame import StudyResults
 from vitlab.spec import Analysis
+from vitlab.statistics import replicates
 
 A = [0.951, 0.947, 0.958, 0.949, 0.955]
 B = [0.972, 0.969, 0.971, 0.975, 0.968]
@@ -34,7 +34,7 @@ ONE = Design.with_one_baseline(1)
 
 def contrast(first: dict[int, float], second: dict[int, float], design: Design = ONE) -> Contrast:
     """Return the contrast of an arm with its baseline, given the value of each at each seed."""
-    values_AN = statistics.as_array((second, first), sorted(first.keys() | second.keys()))
+    values_AN = replicates.as_array((second, first), sorted(first.keys() | second.keys()))
     return judge(values_AN[None], design).contrasts.of(0, 0)
 
 
@@ -99,7 +99,7 @@ def test_resampled_t_is_corrected_as_nadeau_and_bengio_do() -> None:
     assert (result.se, result.df) == (close(math.sqrt(65 / 108)), 3)
     assert result.p == close(2 * stats.t.sf(2.5 / math.sqrt(65 / 108), 3))
     half = stats.t.ppf(0.975, 3) * math.sqrt(65 / 108)
-    mean = statistics.mean_interval(values, overlap=1 / 9)
+    mean = replicates.mean_interval(values, overlap=1 / 9)
     assert (result.low, result.high) == (close(mean.low), close(mean.high)) == (close(2.5 - half), close(2.5 + half))
     welch = apart(A, B[:3], replace(ONE, overlap=0.25))
     assert welch.se == close(math.sqrt(np.var(A, ddof=1) * (1 / 5 + 0.25) + np.var(B[:3], ddof=1) * (1 / 3 + 0.25)))
@@ -186,7 +186,7 @@ def test_darwin_maize_equals_fisher() -> None:
     eighths = [49.0, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
     result = pairs(eighths, [0.0] * 15)
     assert result.difference / result.se == pytest.approx(2.148, abs=5e-4)
-    assert statistics.sign_flip(eighths) == close(1726 / 32768)
+    assert replicates.sign_flip(eighths) == close(1726 / 32768)
 
 
 def test_interaction_equals_repeated_measures_anova() -> None:
@@ -384,7 +384,7 @@ def test_verdict_has_to_hold_with_chance_in_place_of_lost_seeds() -> None:
 @pytest.mark.parametrize("n", [3, 5, 20])
 def test_rate_that_no_collapse_hides_is_the_exact_binomial_bound(n: int) -> None:
     bound = stats.binomtest(0, n, alternative="less").proportion_ci(0.95, method="exact").high
-    assert statistics.largest_hidden_rate(n) == pytest.approx(bound)
+    assert replicates.largest_hidden_rate(n) == pytest.approx(bound)
 
 
 # -- what is printed --------------------------------------------------------------------------------------------------
@@ -460,7 +460,7 @@ def test_interval_for_new_images_is_never_absurd() -> None:
         means = differences.mean(axis=1)
         se = means.std(ddof=1) / math.sqrt(3)
         if se > 0:
-            low, high = statistics.interval_for_new_images(differences, se, 2.0)
+            low, high = replicates.interval_for_new_images(differences, se, 2.0)
             widest = max(widest, high - low)
     assert widest < 2
 
@@ -468,7 +468,7 @@ def test_interval_for_new_images_is_never_absurd() -> None:
 def test_seeds_in_groups_are_noted() -> None:
     """Two levels in most studies of 20 arms with 5 seeds; normal seeds, correlated or loud, in about 1 %."""
     draws = np.random.default_rng(3)
-    score = statistics.gap_score
+    score = replicates.gap_score
     two_levels = [(draws.random((21, 5)) < 0.3) + 0.07 * draws.standard_normal((21, 5)) for _ in range(60)]
     normal = [draws.standard_normal((21, 5)) + 3 * draws.standard_normal(5) for _ in range(300)]
     loud = [draws.standard_normal((6, 5)) * np.array([4.0, 1, 1, 10, 1, 1])[:, None] for _ in range(300)]

@@ -17,7 +17,7 @@ import vitlab
 from vitlab import lab
 from vitlab.report import frame as reader
 from vitlab.report.frame import gather
-from vitlab.statistics import MeanSquares, interval_for_new_images, sd_interval, split_sd
+from vitlab.statistics.replicates import MeanSquares, interval_for_new_images, sd_interval, split_sd
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 

@@ -18,7 +18,7 @@ from vitlab.judging.criterion import goal_of
 from vitlab.judging.judgement import judge
 from vitlab.registry import slot
 from vitlab.report.notebook import Comparison
-from vitlab.statistics import sequential_levels
+from vitlab.statistics.power import sequential_levels
 from vitlab.training.metrics import metric as metrics
 
 VALUES = {"vit": [0.81, 0.82, 0.83], "rope": [0.91, 0.93, 0.92]}

@@ -17,7 +17,7 @@ import slot_fixtures
 import torch
 
 from vitlab import errors, registry
-from vitlab.cli.schema import study_schema
+from vitlab.cli.show import study_schema
 from vitlab.components.norm import norm
 from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent, UserError
 from vitlab.registry import Slot, plugins, slot

@@ -11,7 +11,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from vitlab.cli.schema import study_schema
+from vitlab.cli.show import study_schema
 from vitlab.components.position import encodings, position
 from vitlab.data.torchvision_import import torchvision
 from vitlab.engines.batch_last import incompatibility

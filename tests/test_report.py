@@ -40,7 +40,7 @@ from synthetic_studies import (
     trial_of,
 )
 
-from vitlab import explain, report, statistics
+from vitlab import explain, report
 from vitlab.comparison import MEANINGS, Verdict
 from vitlab.errors import UserError
 from vitlab.planning import registration
@@ -57,7 +57,8 @@ from vitlab.report.notebook import Comparison
 from vitlab.report.page import trial_columns
 from vitlab.report.sections import Findings, curves, sections
 from vitlab.report.sections.arms import columns as arm_columns
-from vitlab.spec import Analysis
+from vitlab.spec import Analysis, Choice
+from vitlab.statistics.replicates import mean_interval
 from vitlab.store.files import write_json
 from vitlab.store.folders import Store
 
@@ -196,6 +197,23 @@ def test_best_value_comes_from_history_with_bias_note(tmp_path):
         assert results["val/accuracy"].tolist()[3:] == [0.4] * 3
         assert comparison.summary(StudyResults.read(plan, store))[1]["mean"] == pytest.approx(best)
         assert any("optimistic" in note for note in document(plan, store)["notes"])
+
+
+def test_metric_judged_at_best_is_no_further_metric(tmp_path):
+    """Metrics of train.metrics have a table; the judged one stands among the arms, at its best."""
+    plan, store = study(tmp_path, {"baseline": [None] * 2, "b": [None] * 2}, analysis=Analysis(at="best"))
+    trials = []
+    for planned in plan.trials:
+        train = planned.trial.spec.train.model_copy(update={"metrics": (Choice("brier"),)})
+        trial = dataclasses.replace(planned.trial, spec=planned.trial.spec.model_copy(update={"train": train}))
+        finals = {"val/accuracy": 0.4, "val/loss": 1.0, "val/brier": 0.3 + 0.1 * planned.seed}
+        store.trial(trial.key, trial.code).finish(result_of(trial, finals, curve=[0.2, 0.9, 0.5, 0.4, 0.4]))
+        trials.append(dataclasses.replace(planned, trial=trial))
+    results = StudyResults.read(dataclasses.replace(plan, trials=tuple(trials)), store)
+    rows = comparison.summary(results)
+    assert [row["mean"] for row in rows] == [0.9, 0.9]
+    further = list(sections()["heads"].rows(Findings(results, rows, store)))
+    assert [row.means for row in further] == [{"val/brier": pytest.approx(0.35)}] * 2
 
 
 # -- judgement --------------------------------------------------------------------------------------------------------
@@ -941,7 +959,7 @@ def test_write_stores_every_file_and_stored_reads_them(tmp_path):
     pd.testing.assert_frame_equal(pd.read_parquet(folder / "results.parquet"), frame.results(plan, store))
     pd.testing.assert_frame_equal(pd.read_parquet(folder / "history.parquet"), frame.history(plan, store))
     for form in ("csv", "json", "terminal", "latex", "latex-all", "html", "md"):
-        assert report.read_report(plan, store, form) == report.render(plan, store, form)
+        assert report.read_report(plan, store, form) == report.collect(plan, store).render(form)
     text = (folder / "report.md").read_text()
     assert "![arms](arms.png)\n\nFirst each seed (small)" in text
     assert report.read_report(plan, store, "parquet") == (folder / "results.parquet").read_bytes()
@@ -1465,7 +1483,7 @@ def test_single_precision_makes_no_difference_and_equal_values_have_no_exact_int
         _, _, _, rows = outcome(tmp_path / kind.__name__, arms)
         assert rows.loc["b", "test"] == "sign flip" and rows.loc["b", "p"] == pytest.approx(0.25)
         assert rows.loc["equal", ["low", "high"]].isna().all()
-    interval = statistics.mean_interval([300 / images] * 4, quantum=1 / images)
+    interval = mean_interval([300 / images] * 4, quantum=1 / images)
     half = stats.t.ppf(0.975, 3) / images / math.sqrt(12) / 2
     assert (interval.low, interval.high) == pytest.approx((300 / images - half, 300 / images + half))
 

@@ -22,7 +22,7 @@ from vitlab.planning.values import Looks, Plan
 from vitlab.report.comparison import with_open_arms
 from vitlab.report.frame import StudyResults
 from vitlab.spec import Study
-from vitlab.statistics import power, predictive_power, sequential_levels
+from vitlab.statistics.power import power, predictive_power, sequential_levels
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 BY_THREE = (3, 6, 9, 12)

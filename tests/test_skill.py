@@ -10,7 +10,7 @@ import yaml
 from test_cli import call
 
 from vitlab import registry
-from vitlab.cli.schema import study_schema
+from vitlab.cli.show import study_schema
 from vitlab.comparison import MEANINGS
 from vitlab.driver.planning import plan_study
 

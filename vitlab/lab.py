@@ -152,7 +152,7 @@ def _report_and_deliver(plan: Plan, session: Session, on_report: Callable[[Rende
     folder, delivery, say = session.store.study(plan.study) / "report", session.delivery, session.watch.say
     if report.is_current(plan, session.store):
         if on_report is not None:
-            on_report(lambda format: report.read_report(plan, session.store, format) or "")
+            on_report(partial(report.render, plan, session.store))
         return delivery.recorded_link() or delivery.close(sorted(folder.iterdir()), say)
     mark_undelivered(folder.parent)
     delivery.update()  # while the report is written

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from appendix import LOOKS, design_of, judged
-from calibration import gates
+from calibration import gates, verdicts_of
 from numpy.typing import NDArray
 from sources import RISKY, STABLE, pool, real
 from tables import ALPHA, markdown, standard_error
@@ -42,7 +42,7 @@ def rates(setting: str, studies: int, seed: int) -> list[float]:
         shares.append(outcome.finds.any(axis=1).mean())
     for n, m in GATE:
         values = source.draw(draws, (studies, 2 * m, n)).reshape(studies, m, 2, n)
-        shares.append((gates(values).overall == VERDICTS.index("regressed")).mean())
+        shares.append((verdicts_of(gates(values)) == VERDICTS.index("regressed")).mean())
     return [float(share) for share in shares]
 
 

@@ -40,10 +40,10 @@ from sources import (
 from tables import ALPHA, markdown, percent, standard_error
 
 import vitlab
-from vitlab import statistics
 from vitlab.comparison import Verdict
 from vitlab.comparison.arrays import VERDICTS, Choices, Design, Judged, judge
 from vitlab.comparison.blocks import OverBlocks, judge_blocks
+from vitlab.statistics import power, replicates
 
 Floats = NDArray[np.float64]
 PAGE = Path(__file__).parents[2] / "docs" / "pages" / "statistics_appendix.md"
@@ -102,7 +102,7 @@ def _judge_looks(
     values: Floats, design: Design, sizes: tuple[int, ...], choices: Mapping[int, Choices] = {}
 ) -> Outcome:
     shape = len(values), len(design.arms)
-    levels = statistics.sequential_levels(sizes, ALPHA, shape[1]) if len(sizes) > 1 else (ALPHA,)
+    levels = power.sequential_levels(sizes, ALPHA, shape[1]) if len(sizes) > 1 else (ALPHA,)
     outcome = Outcome(np.zeros(shape, int), np.full(shape, sizes[-1]), *np.full((3, *shape), math.nan))
     waiting = np.ones(shape, bool)
     for size, level in zip(sizes, levels, strict=True):
@@ -233,7 +233,7 @@ def of_looks(studies: int, seed: int) -> tuple[str, bool]:
     for sizes, m in LOOKS:
         for factor in (0.0, 1.0, 1.5):
             se, df = math.sqrt(2 / sizes[-1]), sizes[-1] - 1
-            unit = brentq(lambda effect: statistics.power(effect, se, df, ALPHA / m) - 0.8, 0.0, 100.0)  # noqa: B023
+            unit = brentq(lambda effect: power.power(effect, se, df, ALPHA / m) - 0.8, 0.0, 100.0)  # noqa: B023
             draws = np.random.default_rng([seed, 11, m, *sizes])
             values = draws.standard_normal((studies, m + 1, sizes[-1]))
             values[:, 1] += factor * unit
@@ -379,7 +379,7 @@ def tuned_studies(
         places = slice(None) if arm == 0 else arm - 1
         for size in sizes:
             seen = x[:size]
-            choice = statistics.choice_variance(scores.tolist(), chosen, seen.mean(), seen.std(ddof=1), tuning_seeds)
+            choice = replicates.choice_variance(scores.tolist(), chosen, seen.mean(), seen.std(ddof=1), tuning_seeds)
             variance[size][study, places, int(arm > 0)], df[size][study, places, int(arm > 0)] = choice
     return values, {size: Choices(variance[size], df[size]) for size in sizes}
 

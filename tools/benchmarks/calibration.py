@@ -110,8 +110,14 @@ def gate(
 def gates(values_SA2N: Floats, lost_SA2N: NDArray[np.bool_] | None = None) -> Judged:
     """Judge many studies with the default margin: arms of a baseline and a candidate."""
     lost = np.zeros(values_SA2N.shape, bool) if lost_SA2N is None else lost_SA2N
-    sd = robust_sd(values_SA2N[:, :, 0])[:, None]
-    return judge_arrays(values_SA2N, lost, Cells.of_arms(values_SA2N.shape[1], 2 * sd, sd), ALPHA)
+    sd, arms = robust_sd(values_SA2N[:, :, 0])[:, None], values_SA2N.shape[1]
+    cells = Cells(2 * sd, sd, np.zeros(arms), np.arange(arms), np.ones(arms, bool))
+    return judge_arrays(values_SA2N, lost, cells, ALPHA)
+
+
+def verdicts_of(judged: Judged) -> NDArray[np.int64]:
+    """Return the verdict of each study, as its place in ``VERDICTS``."""
+    return np.maximum(judged.verdict.max(axis=1), judged.count_verdict)
 
 
 def _values(sources: Floats, quantum: float) -> Values:
@@ -195,7 +201,7 @@ def gate_page(count: int, draws: np.random.Generator, worst: list[float]) -> str
                 if name.startswith("collapse"):
                     values[:, 0, 0, -1] -= COLLAPSE
                 judged = gates(values)
-                verdicts = judged.overall if drop == 0 else judged.verdict[:, 0]
+                verdicts = verdicts_of(judged) if drop == 0 else judged.verdict[:, 0]
                 shares = [100 * np.mean(verdicts == VERDICTS.index(verdict)) for verdict in ("regressed", "pass")]
                 row.append(" / ".join(f"{share:.1f}" for share in shares))
                 if name == "unchanged":
@@ -223,7 +229,9 @@ def collapse_page(count: int, draws: np.random.Generator, worst: list[float]) ->
                     values = draws.normal(size=(count, arms, 2, seeds))
                     bad = draws.random(values.shape) < rate
                     values = np.where(bad, math.nan if is_lost else values - COLLAPSE, values)
-                    shares.append(float(np.mean(gates(values, bad & is_lost).overall == VERDICTS.index("regressed"))))
+                    shares.append(
+                        float(np.mean(verdicts_of(gates(values, bad & is_lost)) == VERDICTS.index("regressed")))
+                    )
                 worst.append(max(shares) - bound(count))
                 row.append(" / ".join(f"{100 * share:.1f}" for share in shares))
             rows.append(row)
@@ -315,7 +323,7 @@ def shallow_page(count: int, draws: np.random.Generator) -> str:
         for arms in (1, 5, 10, 20):
             values = draws.normal(size=(count, arms, 2, seeds))
             values -= SHALLOW * (draws.random(values.shape) < max(RATES))
-            row.append(f"{100 * np.mean(gates(values).overall == VERDICTS.index('regressed')):.1f}")
+            row.append(f"{100 * np.mean(verdicts_of(gates(values)) == VERDICTS.index('regressed')):.1f}")
         rows.append(row)
         print(" | ".join(row), flush=True)
     text = (

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from tables import ALPHA, markdown
 
-from vitlab import statistics
 from vitlab.comparison import Verdict
 from vitlab.comparison.arrays import VERDICTS, Design, judge
+from vitlab.statistics import replicates
 
 Floats = NDArray[np.float64]
 Learner = Callable[[Floats, Floats, Floats], Floats]
@@ -117,7 +117,7 @@ def section(studies: int, seed: int) -> tuple[str, bool]:
             needed = differences.mean(axis=1).var() / (differences.var(axis=1, ddof=1).mean() / seeds)
             flips = "-"
             if m == 1 and seeds <= 10:
-                p = np.array([statistics.sign_flip(some) for some in differences])
+                p = np.array([replicates.sign_flip(some) for some in differences])
                 flips = f"{100 * (p <= ALPHA).mean():.1f}"
             cells = [name, f"{100 * share:.0f} % of {images}", trained, f"{seeds} x {m}"]
             cells += [f"{100 * rates[0]:.1f} / {100 * rates[1]:.1f}", flips]

@@ -55,10 +55,18 @@ COMMANDS = {
 MODULES = {
     "ab": "check",
     "compare": "report",
+    "coordinates": "check",
+    "explain": "models",
+    "export": "models",
+    "gc": "status",
     "judge": "report",
     "list": "show",
-    "skill": "show",
+    "logs": "status",
+    "plugins": "show",
+    "schema": "show",
+    "skill": "new",
     "studies": "status",
+    "validate": "plan",
 }
 """Modules of commands that are not in the module of their name."""
 

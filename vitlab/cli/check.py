@@ -1,4 +1,4 @@
-"""``vitlab check``, a study's trials beside a stored baseline, and ``vitlab ab``, those of two commits."""
+"""``vitlab check`` and ``ab``, trials beside a stored baseline or of two commits, and ``coordinates``, for mup."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vitlab._version import __version__
-from vitlab.cli import print_json, wants_json
-from vitlab.cli.options import FILE, as_written, junit_option, parse_changes, study_file, study_options
+from vitlab.cli import print_json, print_lines, say, wants_json
+from vitlab.cli.options import FILE, Numbers, as_written, junit_option, parse_changes, study_file, study_options
 from vitlab.errors import UserError
 from vitlab.regression import TIERS
 
@@ -140,7 +140,7 @@ def ab_command(
 
 def _finish(checked: CheckResult, shown: str, page: str, junit: Path | None, report: Report | None = None) -> None:
     """Print a result, write JUnit and the summary of a GitHub job, and exit with the code of a check."""
-    from vitlab.regression import check, phrasing
+    from vitlab.regression import phrasing
 
     if wants_json():
         print_json(phrasing.as_json(checked, report))
@@ -152,17 +152,12 @@ def _finish(checked: CheckResult, shown: str, page: str, junit: Path | None, rep
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with open(summary, "a", encoding="utf-8") as file:
             file.write(page)
-    click.get_current_context().exit(check.exit_code(checked))
+    failure = 1 if checked.verdict == "regressed" else 5
+    click.get_current_context().exit(failure if checked.fails else 0)
 
 
 def _workflow(command: str, words: Sequence[str], stored: Baseline | None = None) -> str:
-    """Return the workflow of a command, with Python and torch of its baseline, or the installed ones without one.
-
-    Args:
-        command: ``check`` or ``ab``.
-        words: its file and options.
-        stored: the baseline.
-    """
+    """Return the workflow of a command, with Python and torch of its baseline, or the installed ones without one."""
     from vitlab.cli.new import templates
     from vitlab.runner.circumstances import versions
 
@@ -185,3 +180,54 @@ def _workflow(command: str, words: Sequence[str], stored: Baseline | None = None
         )
     )
     return workflow.rstrip()
+
+
+@click.command()
+@study_options
+@click.option("--widths", type=Numbers(), default="32,64,128,256", help="Values of model.dim.")
+@click.option("--steps", type=click.IntRange(1), default=4, help="Optimizer steps of a training.")
+@click.option("--seeds", type=click.IntRange(1), default=3, help="Seeds, over which is averaged.")
+@click.option(
+    "--factor",
+    type=click.FloatRange(1),
+    default=2.0,
+    help="Largest change over widths, relative to the smallest, that counts as none.",
+)
+@click.pass_context
+def coordinates_command(
+    context: click.Context,
+    file: Path,
+    out: Path,
+    changes: tuple[str, ...],
+    plugins: tuple[Path, ...],
+    widths: tuple[int, ...],
+    steps: int,
+    seeds: int,
+    factor: float,
+) -> list[str]:
+    """Say whether the outputs of layers change equally at all widths, in the base of FILE (coordinate check).
+
+    The base is trained on the CPU for a few steps at a constant rate, at every width, with model.parametrization
+    standard and mup.  Exit code 1 if mup is beyond the factor.
+    """
+    if len(set(widths)) < 2 or min(widths) < 1:
+        raise click.BadParameter("give at least two different positive widths", param_hint="--widths")
+    file, widths = study_file(file), tuple(sorted(set(widths)))
+    say("importing PyTorch")
+    from vitlab.driver.coordinates import check_coordinates
+
+    results = check_coordinates(
+        file, widths, steps=steps, seeds=seeds, changes=parse_changes(changes), plugins=plugins, out=out, say=say
+    )
+    head = "".join(f"{width:>11}" for width in widths)
+    lines = [f"Mean absolute change of outputs after {steps} steps, by model.dim; last, largest over smallest."]
+    for one in results:
+        lines += ["", f"{one.parametrization:20}{head}{'ratio':>9}"]
+        for layer, by_width in one.changes.items():
+            numbers = "".join(f"{by_width[width]:11.3g}" for width in widths)
+            lines.append(f"{layer:20}{numbers}{one.ratio(layer):9.3g}")
+    lines += ["", *(one.sentence(factor) for one in results)]
+    if any(one.parametrization == "mup" and one.ratio(one.worst) > factor for one in results):
+        print_lines(lines)
+        context.exit(1)
+    return lines

@@ -85,7 +85,6 @@ def _plain(problem: Problem) -> dict[str, Any]:
 
 
 def _outcome(error: BaseException) -> tuple[int, str, str]:
-    """Return the exit code, the kind and the message of an error."""
     if isinstance(error, click.ClickException):
         return error.exit_code, "usage", error.format_message()
     if isinstance(error, VitlabError):

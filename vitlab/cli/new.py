@@ -1,4 +1,4 @@
-"""``vitlab new study FILE``, a copy of a packaged study, and ``vitlab new plugin NAME --slot SLOT``, a working package.
+"""``vitlab new study FILE``, a copy of a packaged study, ``new plugin``, a working package, and ``skill``, for agents.
 
 What is written of a plugin stands in ``templates/``: files that are alike for all slots, a frame for the class, and for
 each slot one file under ``components/`` with what differs.
@@ -11,7 +11,7 @@ import json
 import keyword
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from vitlab import registry
 from vitlab._version import __version__
 from vitlab.cli.completion import complete_packaged, complete_slot
 from vitlab.cli.options import FILE, FOLDER
+from vitlab.cli.show import Schema, shown_default, shown_type, study_schema
 from vitlab.errors import UserError, nearest
 from vitlab.spec.yaml import read_value
 from vitlab.store.files import temporary, write_bytes
@@ -54,7 +55,6 @@ def study(file: Path, source: str) -> list[str]:
 
     Beside it a schema is written, by which editors complete and check the file. An existing file is not overwritten.
     """
-    from vitlab.cli.schema import study_schema
     from vitlab.planning.packaged import packaged_study
 
     file = file if file.suffix in (".yaml", ".yml") else file.with_name(f"{file.name}.yaml")
@@ -81,11 +81,7 @@ def study(file: Path, source: str) -> list[str]:
 @click.option("--slot", required=True, shell_complete=complete_slot, help=f"What it offers: {', '.join(KINDS)}.")
 @click.option("--component", help="Its name in study files; by default the first word of NAME.")
 @click.option(
-    "--out",
-    type=FOLDER,
-    default=Path(),
-    show_default="here",
-    help="Folder in which the folder NAME is made.",
+    "--out", type=FOLDER, default=Path(), show_default="here", help="Folder in which the folder NAME is made."
 )
 def plugin(name: str, slot: str, component: str | None, out: Path) -> list[str]:
     """Write a package NAME, such as acme-vit, with a component for --slot, its test, a study, CI and a README."""
@@ -101,14 +97,39 @@ def plugin(name: str, slot: str, component: str | None, out: Path) -> list[str]:
     ]
 
 
-def write_plugin(name: str, slot: str, *, component: str | None = None, out: Path = Path()) -> Path:
-    """Write a package and return its folder.
+@click.command()
+def skill_command() -> list[str]:
+    """Print a SKILL.md for agents: how to state a question, price it, run it and read its verdict.
 
-    Args:
-        name: of the distribution: lower-case words and digits joined by ``-``.
-        slot: one of :data:`KINDS`.
-        component: name in study files; by default the first word of ``name``.
-        out: where the folder ``name`` is made.
+    It lists every key of a study file and every installed component with its options.
+    """
+    from vitlab.comparison import MEANINGS
+    from vitlab.planning.packaged import packaged_study
+
+    parts = study_schema()["$defs"]
+    slots = {
+        name.removeprefix("slot."): [form for form in part["anyOf"] if form.get("type") == "object"]
+        for name, part in parts.items()
+        if name.startswith("slot.")
+    }
+    template = templates().get_template("skill.md.j2")
+    return template.render(
+        example=packaged_study("quickstart").read_text(encoding="utf-8").partition("\nstudy: ")[2],
+        parts=parts,
+        slots=slots,
+        verdicts=MEANINGS,
+        option=_option,
+    ).splitlines()
+
+
+def _option(name: str, field: Schema, required: Collection[str]) -> str:
+    kind, default = shown_type(field).replace("slot.", "component of "), field.get("default")
+    value = "" if default in (None, "", [], {}) else f" = {shown_default(default)}"
+    return f"{name}: {kind}{' (required)' if name in required else value}"
+
+
+def write_plugin(name: str, slot: str, *, component: str | None = None, out: Path = Path()) -> Path:
+    """Write a package with a component for one of :data:`KINDS`, and return its folder.
 
     Raises:
         UserError: for a name that cannot be used, or a folder that exists already.  Nothing is written then.
@@ -121,13 +142,14 @@ def write_plugin(name: str, slot: str, *, component: str | None = None, out: Pat
     folder = out / name
     if folder.exists() or folder.is_symlink():
         raise UserError(f"{folder} exists already and is not overwritten; choose another NAME or --out")
+    major, minor = map(int, __version__.split(".")[:2])
     values = {
         "distribution": name,
         "module": name.replace("-", "_"),
         "slot": slot,
         "article": "An" if slot[0] in "aeiou" else "A",
         "component": component,
-        "vitlab": _versions(),
+        "vitlab": f">={major}.{minor},<{major}.{minor + 1}",  # below the next breaking change
     }
     partial = temporary(folder)
     try:
@@ -144,7 +166,6 @@ def write_plugin(name: str, slot: str, *, component: str | None = None, out: Pat
 
 
 def _render(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the text of each file by its path inside the package."""
     environment = templates()
     component, slot = values["component"], values["slot"]
     source = environment.get_template(f"components/{slot}.py.j2")
@@ -174,12 +195,6 @@ def templates() -> Environment:
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-
-
-def _versions() -> str:
-    """Return the versions of vitlab for which a new plugin is made: below the next breaking change."""
-    major, minor = map(int, __version__.split(".")[:2])
-    return f">={major}.{minor},<{major}.{minor + 1}"
 
 
 def _check_distribution(name: str) -> None:

@@ -23,12 +23,7 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 
 file_argument = click.argument("file", type=PATH, shell_complete=complete_file)
 study_argument = click.argument("study", type=PATH, shell_complete=complete_study)
-out_option = click.option(
-    "--out",
-    type=FOLDER,
-    default=OUT,
-    help="Folder for everything that is written.",
-)
+out_option = click.option("--out", type=FOLDER, default=OUT, help="Folder for everything that is written.")
 set_option = click.option(
     "--set",
     "changes",
@@ -84,11 +79,7 @@ def as_written(context: click.Context, *, without: Sequence[str]) -> Iterator[st
 
 
 def parse_changes(changes: tuple[str, ...]) -> dict[str, Any]:
-    """Return ``PATH=VALUE`` pairs as a mapping; values are parsed as in a study file.
-
-    Raises:
-        UserError: if a change is not such a pair.
-    """
+    """Return ``PATH=VALUE`` pairs as a mapping; values are parsed as in a study file."""
     from vitlab.spec.yaml import read_value
 
     values = {}
@@ -104,11 +95,7 @@ def parse_changes(changes: tuple[str, ...]) -> dict[str, Any]:
 
 
 def study_file(file: Path) -> Path:
-    """Return the file of a study, given by its path or by the name of a packaged study; print a note if both exist.
-
-    Raises:
-        UserError: If there is neither a file nor a packaged study of that name.
-    """
+    """Return the file of a study, given by its path or by the name of a packaged study; print a note if both exist."""
     if file.suffix and os.path.isfile(file):  # the name of a packaged study has no suffix
         return file
     from vitlab.planning import packaged

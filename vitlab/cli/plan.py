@@ -1,4 +1,4 @@
-"""``vitlab plan FILE``: what would be trained, before paying for it."""
+"""``vitlab plan`` and ``validate``: what would be trained, and every mistake of files, before paying for anything."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from vitlab.cli import print_json, wants_json
-from vitlab.cli.options import parse_changes, study_file, study_options
-from vitlab.errors import count
+from vitlab.cli.completion import complete_file
+from vitlab.cli.options import PATH, parse_changes, plugin_option, set_option, study_file, study_options
+from vitlab.errors import Problem, SpecError, count
 from vitlab.executors.machine import device_of
+from vitlab.planning.match import UTILISATION, device_hours, train_macs
+from vitlab.planning.tune import PENDING, name_of
+from vitlab.planning.values import Arm, Plan, Tuning
 from vitlab.report.formats import fitted_table
 from vitlab.report.phrasing import Column, Columns, compact, duration
-
-if TYPE_CHECKING:
-    from vitlab.planning.values import Arm, Plan, Tuning
-    from vitlab.store.folders import Store
+from vitlab.spec.design import text
+from vitlab.store.folders import Store
 
 MAX_ROWS = 60  #: largest number of arms in the table; JSON has all of them
 
@@ -53,7 +54,6 @@ def plan_command(
 ) -> None:
     """Show the arms and trials of FILE: what runs, what is skipped and why, what has been trained already."""
     from vitlab.driver.planning import plan_study
-    from vitlab.store.folders import Store
 
     study, plan = plan_study(study_file(file), changes=parse_changes(changes), plugins=plugins, out=out)
     store = Store(out.resolve())
@@ -69,7 +69,7 @@ def plan_command(
     if wants_json():
         data = plan.to_json()
         if forecast is not None:
-            data["power"] = forecast.to_json()
+            data["power"] = asdict(forecast)
         rival_trials = [trial for tuning in data["tuning"] for rival in tuning["rivals"] for trial in rival["trials"]]
         for trial in (*data["trials"], *rival_trials):
             trial["cached"] = (trial["arm"], trial["seed"]) in cached
@@ -82,12 +82,8 @@ def plan_command(
     sentences += _describe_engines(plan, device)
     if costs:
         sentences.append(_describe_costs(plan, costs))
-    _print(
-        plan,
-        cached,
-        costs,
-        [*sentences, _describe_trials(plan, cached), *_describe_time(plan, store, cached)],
-    )
+    sentences += [_describe_trials(plan, cached), *_describe_time(plan, store, cached)]
+    _print(plan, cached, costs, sentences)
     if forecast is not None:
         for sentence in forecast.sentences(plan):
             click.echo(sentence)
@@ -106,12 +102,15 @@ class ArmCost:
     tflops: float  #: peak rate that the hours assume
 
 
-def _costs(plan: Plan, device: str, tflops: float | None) -> dict[str, ArmCost]:
+Costs = Mapping[str, ArmCost]
+"""The cost of each arm by its name."""
+
+
+def _costs(plan: Plan, device: str, tflops: float | None) -> Costs:
     import torch
 
     from vitlab.data.prepare import DataSource
     from vitlab.driver.planning import costs
-    from vitlab.planning.match import device_hours, train_macs
     from vitlab.runner.circumstances import matrix_rate
 
     unit = "GPU" if tflops or device != "cpu" else "CPU"
@@ -136,7 +135,7 @@ def _costs(plan: Plan, device: str, tflops: float | None) -> dict[str, ArmCost]:
     return by_arm
 
 
-def _print(plan: Plan, cached: Set[tuple[str, int]], costs: Mapping[str, ArmCost], sentences: Sequence[str]) -> None:
+def _print(plan: Plan, cached: Set[tuple[str, int]], costs: Costs, sentences: Sequence[str]) -> None:
     """Print the question, the table of the arms, of many only the first, and the sentences."""
     from rich.console import Console
     from rich.text import Text
@@ -155,13 +154,8 @@ def _print(plan: Plan, cached: Set[tuple[str, int]], costs: Mapping[str, ArmCost
         console.print(Text(sentence))
 
 
-def _columns(
-    plan: Plan, arms: Sequence[Arm], cached: Set[tuple[str, int]], costs: Mapping[str, ArmCost]
-) -> list[Column]:
+def _columns(plan: Plan, arms: Sequence[Arm], cached: Set[tuple[str, int]], costs: Costs) -> list[Column]:
     """Return the table of the arms; columns that repeat an arm's name are the first to go in a narrow terminal."""
-    from vitlab.planning.tune import PENDING
-    from vitlab.spec.design import text
-
     trials = Counter(planned.arm for planned in plan.trials)
     done = Counter(planned.arm for planned in plan.trials if (planned.arm, planned.seed) in cached)
     pending = Counter(planned.arm for planned in plan.pending)
@@ -195,10 +189,8 @@ def _hours(hours: float | None) -> str:
     return "?" if hours is None else f"{hours:,.1f}" if hours >= 1 else f"{hours:.2g}"
 
 
-def _describe_costs(plan: Plan, costs: Mapping[str, ArmCost]) -> str:
-    """Return a sentence that defines the hours and gives the hours of the whole study."""
-    from vitlab.planning.match import UTILISATION
-
+def _describe_costs(plan: Plan, costs: Costs) -> str:
+    """Return what the hours are, and the hours of the whole study."""
     cost = next(iter(costs.values()))
     sentence = (
         f"{cost.unit}-hours are for one training{', on one core' * (cost.unit == 'CPU')}: 3 x MACs x images seen, of 2 "
@@ -257,8 +249,6 @@ def _describe_engines(plan: Plan, device: str) -> Iterator[str]:
 
 def _describe_tuning(tunings: Sequence[Tuning], cached: Set[tuple[str, int]]) -> Iterator[str]:
     """Yield a sentence for arms with the same choice, and one for arms that will choose among the same rivals."""
-    from vitlab.planning.tune import name_of
-
     alike: dict[str, list[Tuning]] = {}
     for tuning in tunings:
         names = [name_of(rival.values) for rival in tuning.rivals]
@@ -275,3 +265,41 @@ def _describe_tuning(tunings: Sequence[Tuning], cached: Set[tuple[str, int]]) ->
         done = sum((planned.arm, planned.seed) in cached for planned in trials)
         counts = f": {count(len(trials), 'trial')}, {done} of them trained already" if trials else ""
         yield f"{sentence} for {which}{counts}."
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=PATH, shell_complete=complete_file)
+@set_option
+@plugin_option
+@click.option("--build", is_flag=True, help="Also build every distinct trial's model, without memory for its weights.")
+def validate_command(files: tuple[Path, ...], changes: tuple[str, ...], plugins: tuple[Path, ...], build: bool) -> None:
+    """Check study FILES against the installed components.  Writes nothing.
+
+    Baselines of 'vitlab check' (.baseline.yaml), which lie beside studies, are skipped.
+    """
+    from vitlab.driver.planning import costs, plan_study
+
+    problems, rows = list[Problem](), []
+    for file in files:
+        if file.name.endswith(".baseline.yaml"):
+            click.echo(f"{file}: a baseline of 'vitlab check', no study: skipped", err=wants_json())
+            continue
+        try:
+            _, plan = plan_study(study_file(file), changes=parse_changes(changes), plugins=plugins)
+        except SpecError as error:
+            problems += error.complete
+            continue
+        if build:
+            costs(plan)
+        arms, trials = len(plan.arms), len(plan.trials) + len(plan.pending)
+        skipped = sum(1 for arm in plan.arms if arm.skip)
+        rows.append({"file": str(file), "arms": arms, "trials": trials, "skipped": skipped, "notes": plan.notes})
+        if not wants_json():
+            and_skipped = f", {count(skipped, 'arm')} skipped" if skipped else ""
+            click.echo(f"{file}: {count(arms, 'arm')}, {count(trials, 'trial')}{and_skipped}")
+            for note in plan.notes:
+                click.echo(f"  {note}")
+    if problems:
+        raise SpecError(problems)
+    if wants_json():
+        print_json(rows)

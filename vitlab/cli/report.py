@@ -11,7 +11,9 @@ import click
 from vitlab.cli import print_json
 from vitlab.cli.completion import complete_study
 from vitlab.cli.options import PATH, Numbers, out_option, parse_changes, plugin_option, set_option, study_argument
-from vitlab.report.formats import FORMATS
+from vitlab.registry import load_file
+from vitlab.report import FORMATS, render
+from vitlab.report.api import open_study
 
 _format_option = click.option(
     "--format",
@@ -34,15 +36,10 @@ def report_command(study: Path, out: Path, changes: tuple[str, ...], plugins: tu
 
     NAME@VERSION is an earlier version; 'vitlab studies' lists them.
     """
-    from vitlab.registry import load_file
-    from vitlab.report import read_report, render
-    from vitlab.report.api import open_study
-
     for plugin in plugins:
         load_file(plugin)
     plan, store = open_study(study, out=out, changes=parse_changes(changes))
-    # It is made anew, which needs pandas, if something ended since the last one.
-    _print(read_report(plan, store, form) or render(plan, store, form), form)
+    _print(render(plan, store, form), form)
 
 
 @click.command()
@@ -52,7 +49,6 @@ def report_command(study: Path, out: Path, changes: tuple[str, ...], plugins: tu
 @_format_option
 def compare_command(first: Path, second: Path, out: Path, form: str) -> None:
     """Compare every arm of SECOND with the arm of that name in FIRST (their files or folders)."""
-    from vitlab.report.api import open_study
     from vitlab.report.two_studies import compare_studies
 
     _print(compare_studies(open_study(first, out=out), open_study(second, out=out)).render(form), form)
@@ -93,17 +89,12 @@ def judge_command(results: str, form: str, **options: Any) -> None:
     RESULTS is a table (.csv, .tsv, .json, .jsonl, .parquet, .xlsx) or an experiment of MLflow. Every row or run is one
     training. The columns of an experiment are the parameters, tags and metrics of its runs, whose last values count.
     """
-    from vitlab.judging import judgement
+    from vitlab.judging.judgement import judge
 
-    _print(judgement.judge(results, **options).render(form), form)
+    _print(judge(results, **options).render(form), form)
 
 
 def _print(rendered: str | bytes, form: str) -> None:
-    """Print a report in a format.
-
-    Raises:
-        click.UsageError: for a binary format on a terminal.
-    """
     if click.get_current_context().obj is not None:
         print_json(rendered)
         return

@@ -118,13 +118,7 @@ def run_command(
 def _detach(
     file: Path, out: Path, changes: Mapping[str, Any], plugins: tuple[Path, ...], options: Sequence[str]
 ) -> list[str]:
-    """Start the run in a session of its own, detached from the terminal, and return what to print when it has started.
-
-    Raises:
-        SpecError: if the file is wrong, with every mistake; nothing is started.
-        UserError: if the study is already running.
-        TrialFailed: if the run ended at once, with the end of its log.
-    """
+    """Start the run in a session of its own, and return what to print; mistakes are raised before anything starts."""
     from vitlab import registry
     from vitlab.driver.planning import plan_study
     from vitlab.driver.session import driver_of
@@ -183,7 +177,6 @@ def _pattern(only: str | None) -> str:
 
 
 def _epilogue(answer: Answer) -> str:
-    """Return the lines after a report: the counts of trainings, and where the report and the runs are."""
     width = max(len("Report"), len(answer.tracker)) + 3
     elsewhere = f", {answer.elsewhere} trained by other runs meanwhile" if answer.elsewhere else ""
     failed = f", {answer.failed} failed" if answer.failed else ""

@@ -1,4 +1,4 @@
-"""``vitlab list``, ``show`` and ``skill``: components and their options, studies that come with vitlab, timm's weights.
+"""``vitlab list``, ``show``, ``schema`` and ``plugins``: components, packaged studies, timm's weights.
 
 Listing imports no component.
 """
@@ -6,10 +6,14 @@ Listing imports no component.
 from __future__ import annotations
 
 import inspect
+import json
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass
+from importlib.metadata import Distribution, EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +21,17 @@ import click
 from pydantic.errors import PydanticInvalidForJsonSchema
 
 from vitlab import registry
-from vitlab.cli import print_json, wants_json
+from vitlab.cli import print_json, say, wants_json
 from vitlab.cli.completion import STUDIES, complete_component, complete_slot
 from vitlab.cli.errors import wrapped
 from vitlab.cli.options import plugin_option
-from vitlab.errors import BrokenComponent, UserError
+from vitlab.errors import BrokenComponent, ClashError, UserError
 from vitlab.planning import packaged
-from vitlab.registry.slots import without_markup
-from vitlab.spec.choice import SLOT_MARK
+from vitlab.registry import plugins as plugin_sources
+from vitlab.registry.slots import first_line, without_markup
+from vitlab.spec import Study
+from vitlab.spec.choice import SLOT_MARK, TOGETHER, Choice
+from vitlab.spec.tree import NewTree
 
 Schema = Mapping[str, Any]
 """A part of a JSON Schema."""
@@ -75,32 +82,6 @@ def show_command(slot: str, name: str | None, plugins: tuple[Path, ...]) -> list
     return None
 
 
-@click.command()
-def skill_command() -> list[str]:
-    """Print a SKILL.md for agents: how to state a question, price it, run it and read its verdict.
-
-    It lists every key of a study file and every installed component with its options.
-    """
-    from vitlab.cli.new import templates
-    from vitlab.cli.schema import study_schema
-    from vitlab.comparison import MEANINGS
-
-    parts = study_schema()["$defs"]
-    slots = {
-        name.removeprefix("slot."): [form for form in part["anyOf"] if form.get("type") == "object"]
-        for name, part in parts.items()
-        if name.startswith("slot.")
-    }
-    template = templates().get_template("skill.md.j2")
-    return template.render(
-        example=packaged.packaged_study("quickstart").read_text(encoding="utf-8").partition("\nstudy: ")[2],
-        parts=parts,
-        slots=slots,
-        verdicts=MEANINGS,
-        option=_option,
-    ).splitlines()
-
-
 def _list(slot: str | None) -> None:
     """Print the packaged studies, or the components of a slot, or of all slots."""
     if slot in STUDIES:
@@ -117,7 +98,6 @@ def _list(slot: str | None) -> None:
 
 
 def _list_weights(pattern: str) -> None:
-    """Print timm's weights for Vision Transformers: name, pixels of an image, classes and licence."""
     from vitlab.weights import named_weights
 
     rows = named_weights(pattern)
@@ -133,7 +113,6 @@ def _list_weights(pattern: str) -> None:
 
 
 def _list_studies() -> None:
-    """Print the packaged studies: name, question, cost, and the data set, which may have to be given."""
     from vitlab.spec import read_document
 
     rows = []
@@ -165,7 +144,6 @@ def _print(head: str, text: str) -> None:
 
 
 def _show(slot: str, name: str) -> None:
-    """Print a component's origin, documentation and options."""
     room = registry.slot(slot)
     component, origin = room.find(name)
     text = without_markup(inspect.getdoc(component) or "")
@@ -193,7 +171,6 @@ def _show(slot: str, name: str) -> None:
 
 
 def _place(component: type) -> str:
-    """Return file and line of a class, or its module if it has no source."""
     try:
         return f"{inspect.getsourcefile(component)}:{inspect.getsourcelines(component)[1]}"
     except (OSError, TypeError):
@@ -235,8 +212,145 @@ def shown_type(field: Schema) -> str:
     return f"{kind} {bounds}".strip()
 
 
-def _option(name: str, field: Schema, required: Collection[str]) -> str:
-    """Return ``name: type = default`` of an option."""
-    kind, default = shown_type(field).replace("slot.", "component of "), field.get("default")
-    value = "" if default in (None, "", [], {}) else f" = {shown_default(default)}"
-    return f"{name}: {kind}{' (required)' if name in required else value}"
+@click.command()
+def schema_command() -> None:
+    """Print the JSON Schema of study files, with the options of every installed component, plugins included."""
+    print_json(study_schema())
+
+
+def study_schema() -> NewTree:
+    """Return the JSON Schema (draft 2020-12) of a study file, without broken plugins."""
+    schema = Study.model_json_schema()
+    for name in registry.SLOT_MODULES:
+        schema["$defs"][f"slot.{name}"] = _slot_schema(name, schema["$defs"])
+    result: NewTree = _replace_marks(schema)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **result}
+
+
+def _slot_schema(name: str, definitions: NewTree) -> NewTree:
+    """Return the schema of a choice: a bare name, or a mapping of ``type`` and that component's options."""
+    component_slot = registry.slot(name)
+    names, forms = [], []
+    for component_name in component_slot.names():
+        try:
+            component = component_slot.get(component_name)
+            options = component_slot.options(component).model_json_schema(ref_template="#/$defs/{model}")
+        except (BrokenComponent, ClashError, PydanticInvalidForJsonSchema):
+            continue
+        definitions.update(options.pop("$defs", {}))
+        names.append(component_name)
+        summary = first_line(inspect.getdoc(component))
+        forms.append(
+            {
+                "type": "object",
+                "title": f"{name} {component_name}",
+                "description": summary,
+                "properties": {"type": {"const": component_name, "description": summary}, **options["properties"]},
+                "required": ["type", *options.get("required", [])],
+                "additionalProperties": False,
+            }
+        )
+    if TOGETHER in names:
+        forms.append({"type": "array", "title": f"{name}, several together", "items": {SLOT_MARK: name}})
+    return {"anyOf": [{"enum": names}, *forms]}
+
+
+def _replace_marks(value: Any) -> Any:
+    """Return the schema with every slot mark replaced by a reference."""
+    if isinstance(value, list):
+        return [_replace_marks(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    fields = {key: _replace_marks(item) for key, item in value.items() if key != SLOT_MARK}
+    if SLOT_MARK not in value:
+        return fields
+    if set(fields.get("default") or ()) == {"type", "options"}:
+        fields["default"] = Choice(**fields["default"]).plain()  # pydantic writes the attributes of a Choice
+    # Not a reference from the start: pydantic would look for its definition in each model.
+    name = value[SLOT_MARK]
+    description = first_line(inspect.getdoc(registry.slot(name).contract))
+    return {"$ref": f"#/$defs/slot.{name}", "description": description, **fields}
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A component offered by a distribution."""
+
+    slot: str
+    name: str
+    plugin: str
+    version: str
+    origin: str  #: where the distribution was installed from, or into
+    health: str  #: works, refused (it needs another vitlab), broken
+    reason: str  #: one sentence, where it does not work
+    detail: str  #: the lines below the sentence: the frames of the plugin
+
+
+@click.command()
+@click.option(
+    "--strict", is_flag=True, help="Exit with 3 if a plugin does not load; stderr shows its lines that failed."
+)
+def plugins_command(strict: bool) -> None:
+    """List what installed plugins offer, loading each to see whether it works."""
+    offered = list(offers())
+    failing = [offer for offer in offered if offer.health != "works"]
+    rows = [asdict(offer) for offer in offered]
+    if not wants_json():
+        _print_offers(offered)
+    elif not (failing and strict):
+        print_json(rows)
+    if failing and strict:
+        for offer in failing:
+            say(f"\n{offer.reason}\n{offer.detail}".rstrip())
+        count = len({offer.plugin for offer in failing})
+        error = BrokenComponent(f"{count} plugin{'s do' if count > 1 else ' does'} not load")
+        error.result = rows
+        raise error
+
+
+def offers() -> Iterator[Offer]:
+    """Yield the components of every installed distribution, slot by slot, importing them."""
+    for slot in registry.SLOT_MODULES:
+        for point in sorted(plugin_sources.points(slot), key=lambda point: (plugin_sources.source(point), point.name)):
+            health, text = _health(slot, point)
+            reason, _, detail = text.partition("\n")
+            who, version = plugin_sources.source(point), plugin_sources.version(point)
+            yield Offer(slot, point.name, who, version, _origin(point.dist), health, reason, detail)
+
+
+def _health(slot: str, point: EntryPoint) -> tuple[str, str]:
+    name = plugin_sources.source(point)
+    if reason := plugin_sources.refusal(point.dist):
+        return "refused", reason
+    others = {entry.origin.source for entry in registry.listing(slot) if entry.name == point.name} - {name}
+    try:
+        # Output of a plugin while it is imported must not mix with the list.
+        with redirect_stdout(sys.stderr):
+            component_slot = registry.slot(slot)
+            component_slot.options(component_slot.find(f"{name}:{point.name}")[0])
+    except (BrokenComponent, ClashError) as error:
+        return "broken", str(error)
+    if others:
+        return "works", f"{' and '.join(sorted(others))} has one of that name: write {name}:{point.name}"
+    return "works", ""
+
+
+def _print_offers(offered: list[Offer]) -> None:
+    if not offered:
+        click.echo("no plugins are installed")
+    for plugin in sorted({offer.plugin for offer in offered}):
+        own = [offer for offer in offered if offer.plugin == plugin]
+        click.echo(f"{plugin} {own[0].version}   {own[0].origin}")
+        for offer in own:
+            detail = f"{offer.health}: {offer.reason}" if offer.reason else offer.health
+            click.echo(f"  {offer.slot:12} {offer.name:20} {detail}")
+
+
+def _origin(dist: Distribution | None) -> str:
+    """Return the recorded folder or address a distribution was installed from, or else its location."""
+    if dist is None:
+        return "unknown"
+    try:
+        return str(json.loads(dist.read_text("direct_url.json") or "")["url"])
+    except (ValueError, KeyError, TypeError):
+        return str(dist.locate_file(""))

@@ -1,26 +1,29 @@
-"""``vitlab status``, the progress of a study, and ``vitlab studies``, the studies of an output folder."""
+"""``vitlab status``, ``studies``, ``logs`` and ``gc``: what is in an output folder, and what of it no study needs."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from vitlab.cli import print_json, say, wants_json
-from vitlab.cli.completion import complete_study
+from vitlab.cli.completion import complete_arm, complete_study
 from vitlab.cli.options import PATH, display_path, out_option, parse_changes, set_option
 from vitlab.errors import UserError
+from vitlab.planning.study_folder import EARLIER, Version, differences, read_plan, versions
+from vitlab.planning.values import Plan
 from vitlab.spec.tree import NewTree
+from vitlab.store.files import remove
+from vitlab.store.folders import Event, Store, TrialFolder
+from vitlab.store.locks import Busy
 from vitlab.store.result import Ending
-
-if TYPE_CHECKING:
-    from vitlab.planning.study_folder import Version
-    from vitlab.planning.values import Plan
-    from vitlab.store.folders import Store, TrialFolder
 
 STATES = (Ending.DONE, "running", "paused", Ending.FAILED, "missing")
 
@@ -83,11 +86,7 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
 
 
 def _latest(out: Path) -> Path:
-    """Return the folder of the study that was run last, and name the others on stderr.
-
-    Raises:
-        UserError: if none has been run.
-    """
+    """Return the folder of the study that was run last, and name the others on stderr."""
     plans = sorted(out.glob("studies/*/plan.json"), key=lambda file: file.stat().st_mtime)
     if not plans:
         raise UserError(f"no study has been run in {out}; 'vitlab run FILE' runs one")
@@ -123,8 +122,6 @@ def studies_command(out: Path) -> None:
     A version is what the file of a study said when it was run, with the changes of the command line. VERSION names one
     as NAME@VERSION, for 'vitlab report' and wherever else a study is asked for; NAME alone is the latest.
     """
-    from vitlab.store.folders import Store
-
     store = Store(out.resolve())
     studies = [item for file in sorted(out.glob("studies/*/plan.json")) if (item := _study_row(file.parent, store))]
     if wants_json():
@@ -138,8 +135,6 @@ def studies_command(out: Path) -> None:
 
 def _study_row(folder: Path, store: Store) -> NewTree | None:
     """Return a study with its versions, the latest first, as ``--json`` prints it; None if it was deleted meanwhile."""
-    from vitlab.planning.study_folder import read_plan, versions
-
     recorded = versions(folder.resolve())
     plans = [(version, plan) for version in recorded if (plan := read_plan(version.folder / "plan.json"))]
     rows = [_version_row(version, plan, recorded[0], store) for version, plan in plans]
@@ -147,8 +142,6 @@ def _study_row(folder: Path, store: Store) -> NewTree | None:
 
 
 def _version_row(version: Version, plan: Plan, latest: Version, store: Store) -> NewTree:
-    from vitlab.planning.study_folder import differences
-
     if version.folder != store.study(plan.study):
         plan = replace(plan, version=version.name)
     trials = {(item.trial.key, item.trial.code) for item in plan.trials}  # arms may share trials
@@ -167,13 +160,10 @@ def _version_row(version: Version, plan: Plan, latest: Version, store: Store) ->
 
 
 def _answer(plan: Plan, store: Store) -> str:
-    """Return the number of comparisons by verdict, from the stored report if it is up to date."""
     from vitlab import report
 
-    text = report.read_report(plan, store, "json") or report.render(plan, store, "json")
-    rows = json.loads(text)["arms"]
-    # Baselines have no verdict.
-    counts = Counter(row["verdict"] for row in rows if row["verdict"])
+    rows = json.loads(report.render(plan, store, "json"))["arms"]
+    counts = Counter(row["verdict"] for row in rows if row["verdict"])  # baselines have none
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing compared"
 
 
@@ -194,3 +184,133 @@ def _print(study: NewTree) -> None:
     for row in study["versions"][1:]:
         if row["differs"]:
             click.echo(f"  {row['version'][:8]} against the latest: {row['differs']}")
+
+
+@click.command()
+@click.argument("trial", metavar="STUDY|KEY", shell_complete=complete_study)
+@click.option("--arm", shell_complete=complete_arm, help="The arm of STUDY, by default baseline.")
+@click.option("--seed", type=int, help="The seed of STUDY, by default 0.")
+@out_option
+def logs_command(trial: str, arm: str | None, seed: int | None, out: Path) -> list[str]:
+    """Print the events, the output and the failure of a trial: of STUDY (its file or folder), or by its KEY.
+
+    The first letters of KEY are enough.
+    """
+    lines = []
+    for folder in _folders(trial, arm, seed, out):
+        lines += [str(folder.path), *map(_line, folder.events()[0])]
+        log = folder.path / "log.txt"
+        if log.is_file():
+            lines += log.read_text(encoding="utf-8", errors="replace").splitlines()
+        failure = folder.last_failure()
+        if failure is not None:
+            lines += [failure.failure, *failure.traceback.splitlines()]
+    return lines
+
+
+def _folders(trial: str, arm: str | None, seed: int | None, out: Path) -> list[TrialFolder]:
+    """Return the folders of a trial, one for each version of the code."""
+    from vitlab.report.api import open_study
+
+    # A key names trials of one version of the code each; an arm and a seed name a trial of a study.
+    is_key = arm is None and seed is None and trial.isalnum()
+    folders = [folder for folder in Store(out).trials() if is_key and folder.path.parent.name.startswith(trial)]
+    if folders:
+        keys = sorted({folder.path.parent.name[:16] for folder in folders})
+        if len(keys) > 1:
+            raise UserError(f"'{trial}' begins {len(keys)} keys; give more of one: {', '.join(keys)}")
+        return folders
+    try:
+        plan, store = open_study(Path(trial), out=out)
+    except UserError as error:
+        raise UserError(f"no trial whose key begins with '{trial}' in {out}; {error}") from None
+    selected = plan.find("baseline" if arm is None else arm, 0 if seed is None else seed)
+    folder = store.folder(selected)
+    if not folder.path.is_dir():
+        raise UserError(
+            f"this trial has not begun; run its study with 'vitlab run', which will train it and write to {folder.path}"
+        )
+    return [folder]
+
+
+def _line(event: Event) -> str:
+    moment = datetime.fromtimestamp(event.t / 1000).isoformat(" ", "seconds")
+    return f"{moment}  {event.kind:8}  {'  '.join(_pairs(event.body))}"
+
+
+def _pairs(values: Mapping[str, object]) -> list[str]:
+    pairs: list[str] = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            pairs += _pairs(value)
+        else:
+            pairs.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
+    return pairs
+
+
+@click.command()
+@out_option
+@click.option("--yes", is_flag=True, help="Delete; without it, only say what would be deleted.")
+def gc_command(out: Path, yes: bool) -> list[str]:
+    """Delete trials that no version of a study needs: results of older code, and of versions that were deleted.
+
+    Damaged files that were set aside, and temporary files of killed processes, are deleted too. 'vitlab studies' lists
+    the versions. To delete an earlier one, delete its folder first: studies/NAME/versions/VERSION.
+    """
+    for folder in (out / "trials", out / "studies"):
+        if folder.is_symlink():  # results may come from other people, and the link may lead to any folder of the user
+            raise UserError(f"{folder} is a link, and nothing outside of the output folder is deleted; move it there")
+    required, names = set(), dict[str, str]()
+    for file in _plans(out):
+        try:
+            plan = read_plan(file)
+        except UserError as error:
+            raise UserError(
+                "nothing is deleted, because the plan of a study cannot be read, so the trials that it needs are not "
+                f"known: {error}"
+            ) from None
+        if plan is None:
+            continue  # deleted meanwhile
+        trials = _trial_names(plan)
+        names |= {key: name for (key, _), name in trials.items()}
+        required |= set(trials)
+    store = Store(out)
+    freed, lines = 0, []
+    for path in store.leftovers():
+        freed += _size(path)
+        lines.append(str(path))
+        if yes:
+            remove(path)
+    for trial in store.trials():
+        path = trial.path
+        if (path.parent.name, path.name) in required or trial.is_locked():
+            continue
+        freed += _size(path)
+        lines.append(f"{path}\t{names.get(path.parent.name, 'belongs to no study, such as from --smoke')}")
+        if not yes:
+            continue
+        with suppress(Busy), trial.lease():  # so that no process starts to train it now
+            shutil.rmtree(path, ignore_errors=True)
+            with suppress(OSError):  # not empty: it has the results of other code
+                path.parent.rmdir()
+    done = "deleted" if yes else "would be deleted; add --yes"
+    say(f"{freed / 1e6:.1f} MB {done}" if freed else "nothing to delete")
+    return lines
+
+
+def _plans(out: Path) -> Iterator[Path]:
+    """Yield every stored plan; the latest ones twice, because a run that starts meanwhile replaces one."""
+    for pattern in ("studies/*/plan.json", f"studies/*/{EARLIER}/*/plan.json", "studies/*/plan.json"):
+        yield from out.glob(pattern)
+
+
+def _trial_names(plan: Plan) -> dict[tuple[str, str], str]:
+    """Return the study, arm and seed of every trial that a plan needs, by its key and code."""
+    names = {(trial.key, trial.code): f"study {plan.study}, prerequisite" for trial in plan.prerequisites}
+    for item, how in [*((item, ", tuning") for item in plan.rival_trials), *((item, "") for item in plan.trials)]:
+        names[item.trial.key, item.trial.code] = f"study {plan.study}, arm {item.arm}, seed {item.seed}{how}"
+    return names
+
+
+def _size(path: Path) -> int:
+    return sum(file.lstat().st_size for file in (path, *path.rglob("*")) if file.is_file())

@@ -34,11 +34,10 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
     base, root = f"http://{reachable(host)}:{port}", out.resolve()
     pages = links(root, base)
     if not pages:
-        uri = os.environ.get("MLFLOW_TRACKING_URI")
-        other = "; results are delivered to the server that MLFLOW_TRACKING_URI names, whose pages you open there"
-        raise UserError(
-            f"{out} has no MLflow database with a study{other if uri else ': vitlab run or sync makes one'}."
-        )
+        remedy = ": vitlab run or sync makes one"
+        if os.environ.get("MLFLOW_TRACKING_URI"):
+            remedy = "; results are delivered to the server that MLFLOW_TRACKING_URI names, whose pages you open there"
+        raise UserError(f"{out} has no MLflow database with a study{remedy}.")
     name = next(iter(pages)) if study is None else study_name(study)
     if name not in pages:
         listed = ", ".join(sorted(pages))
@@ -56,7 +55,8 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
         if host not in ("127.0.0.1", "localhost", "::1"):
             click.echo("No authentication: anyone who can reach this port can read and delete results.")
         click.echo(f"MLflow runs at {base}; Ctrl-C stops it. A cross closes its assistant, at the right.")
-        if not no_browser and sys.stdout.isatty() and _has_display():
+        has_display = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+        if not no_browser and sys.stdout.isatty() and has_display:
             webbrowser.open(pages[name])
         try:
             code = server.wait()
@@ -64,7 +64,3 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
             say("stopping MLflow")
             return
     raise VitlabError(f"MLflow's server ended by itself, with code {code}")
-
-
-def _has_display() -> bool:
-    return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))

@@ -120,11 +120,7 @@ def _local(file: Path) -> Path:
 
 
 def parse_size(option: str, text: str | None) -> tuple[int, int] | None:
-    """Parse a size such as ``14x14``, or ``14`` for a square.
-
-    Raises:
-        UserError: if the text is not a size.
-    """
+    """Parse a size such as ``14x14``, or ``14`` for a square."""
     if text is None:
         return None
     sides = text.lower().split("x")
@@ -140,7 +136,6 @@ def _model_facts(heads: int | None, source_grid: str | None) -> ModelFacts:
 
 
 def _rows(inspected: Inspection) -> dict[str, Any]:
-    """Return the lines to print, by label."""
     checkpoint, model = inspected.checkpoint, inspected.architecture
     contents, anatomy = checkpoint.contents, model.anatomy
     g = anatomy.geometry

@@ -12,8 +12,8 @@ from typing import Generic, Literal, TypeVar
 
 import numpy as np
 
-from vitlab import statistics
 from vitlab.comparison import Verdict
+from vitlab.statistics import replicates
 from vitlab.statistics.replicates import Floats, Ints, Mask, moments, rounding_of
 
 Variance = Literal["shared", "own"]
@@ -230,9 +230,9 @@ def contrasts(
         if difference[study, place] == 0:
             p[study, place] = 1.0
         elif scatters[study, place]:
-            p[study, place] = statistics.sign_flip(pairs)
-        else:  # all are equal, but for rounding
-            p[study, place] = statistics.smallest_sign_flip_p(len(pairs))
+            p[study, place] = replicates.sign_flip(pairs)
+        else:  # all are equal, but for rounding: the smallest p that the test can reach
+            p[study, place] = min(1.0, 2.0 ** (1 - len(pairs)))
     test = np.where((test == SIGN_FLIP) & np.isnan(p), NONE, test)
 
     has_interval = uses_t & (np.where(test == WELCH, np.minimum(n_x, n_y), n) >= MIN_SEEDS)
@@ -274,7 +274,7 @@ def collapsed_pairs(values_SAN: Floats, design: Design) -> Mask:
     """Return which seeds of each arm and its baseline collapsed (S, C, 2, N); the two together give the scale."""
     pairs_SC2N = np.stack([values_SAN[:, design.arms], values_SAN[:, design.baselines]], axis=2)
     studies, comparisons, *rest = pairs_SC2N.shape  # there may be no seeds yet
-    flags = statistics.collapsed(pairs_SC2N.reshape(studies * comparisons, *rest), design.sign)
+    flags = replicates.collapsed(pairs_SC2N.reshape(studies * comparisons, *rest), design.sign)
     return flags.reshape(pairs_SC2N.shape)
 
 

@@ -1,8 +1,8 @@
 """Judgement of a study: a comparison with a verdict for every arm that has a baseline.
 
 With several looks (``seeds.until`` and ``seeds.escalate_to``), each look has a part of alpha, see
-:func:`vitlab.statistics.sequential_levels`.  What a look decides is final.  What it leaves open is judged again once
-all further seeds have ended; the decided comparisons still count in the family.
+:func:`vitlab.statistics.power.sequential_levels`.  What a look decides is final.  What it leaves open is judged again
+once all further seeds have ended; the decided comparisons still count in the family.
 """
 
 from __future__ import annotations
@@ -10,20 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from vitlab import statistics
 from vitlab.comparison import Verdict
 from vitlab.comparison.arrays import VERDICTS, Choices, Contrast, Design, judge
 from vitlab.planning.registration import added_comparisons, altered_arms, changes
 from vitlab.planning.values import Plan
+from vitlab.statistics import power, replicates
+from vitlab.statistics.replicates import NAN, Floats
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-NAN = math.nan
 MIN_PREREQUISITES = 3  #: distinct prerequisites that each arm needs if arms differ by them
 
 
@@ -34,7 +31,7 @@ class Sample:
     values: Mapping[int, float]  #: seed to value
     lost: Sequence[int] = ()  #: seeds that diverged or failed
     overlap: float = 0.0  #: validation images over training images, if seeds hold out others of the same images
-    images: Mapping[int, NDArray[np.float64]] = field(default_factory=dict)
+    images: Mapping[int, Floats] = field(default_factory=dict)
     """Seed to one value per image; the images of all arms are the same, in the same order."""
 
 
@@ -158,7 +155,7 @@ class _Study:
         self.facts = plan.facts(analysis.metric)
         arms = [*samples]
         self.seeds = np.unique([seed for sample in samples.values() for seed in (*sample.values, *sample.lost)])
-        self.values_AN = statistics.as_array([sample.values for sample in samples.values()], self.seeds.tolist())
+        self.values_AN = replicates.as_array([sample.values for sample in samples.values()], self.seeds.tolist())
         self.lost_AN = np.array([np.isin(self.seeds, sample.lost) for sample in samples.values()])
         bounds = (None, None) if self.facts is None else self.facts.bounds
         overlap_C2 = np.array([[samples[name].overlap for name in pair] for pair in compared.items()])
@@ -201,7 +198,7 @@ class _Study:
         for place, (arm, baseline) in enumerate(self.compared.items()):
             contrast, reason, lost = result.contrasts.of(0, place), reasons.get(arm), int(result.lost[0, place])
             verdict, of_complete = (VERDICTS[each[0, place]] for each in (result.verdict, result.complete_verdict))
-            low, high = self._interval_for_new_images(arm, baseline, contrast, float(design.levels[place]))
+            low, high = self._for_new_images(arm, baseline, contrast, float(design.levels[place]))
             rows[arm] = {
                 **vars(contrast),
                 **{f"difference_{name}": getattr(contrast, name) for name in ("sd", "se", "df", "low", "high")},
@@ -232,10 +229,7 @@ class _Study:
         return rows
 
     def _choices(self, values: Mapping[str, Sequence[float]]) -> tuple[Choices, list[float]]:
-        """Return what the choice of knobs adds to each comparison, and its standard deviation.
-
-        It is known of arms that were tuned by the metric of the analysis.
-        """
+        """Return what the choice of knobs by the metric of the analysis adds to each comparison, and its sd."""
         sign, of_arms = self.design.sign, {}
         for tuning in self.plan.tuning:
             arm, winner = tuning.arm or "", tuning.winner
@@ -243,7 +237,7 @@ class _Study:
             scores = {place: sign * rival.score for place, rival in enumerate(tuning.rivals) if rival.score is not None}
             is_judged = tuning.select == self.plan.analysis.metric
             if winner is not None and is_judged and min(len(own), len(scores)) > 1:
-                of_arms[arm] = statistics.choice_variance(
+                of_arms[arm] = replicates.choice_variance(
                     [*scores.values()],
                     [*scores].index(winner),
                     sign * float(np.mean(own)),
@@ -264,11 +258,9 @@ class _Study:
         sizes = contrast.pairs, len(looks.seeds[-1])
         overlap = float(np.asarray(design.overlap)[place])
         difference, se, df = contrast.difference, contrast.se, contrast.df
-        return statistics.predictive_power(difference, se, df, sizes, level, design.margin, overlap)
+        return power.predictive_power(difference, se, df, sizes, level, design.margin, overlap)
 
-    def _interval_for_new_images(
-        self, arm: str, baseline: str, contrast: Contrast, level: float
-    ) -> tuple[float, float]:
+    def _for_new_images(self, arm: str, baseline: str, contrast: Contrast, level: float) -> tuple[float, float]:
         """Return the interval for new images, if the pairs have values of single images."""
         first, second = self.samples[arm], self.samples[baseline]
         seeds = sorted(first.values.keys() & second.values.keys())
@@ -276,5 +268,5 @@ class _Study:
         if math.isnan(contrast.low) or not available or not 1 < len(seeds) == contrast.pairs:
             return NAN, NAN
         differences_SI = np.array([first.images[seed] - second.images[seed] for seed in seeds])
-        low, high = statistics.interval_for_new_images(differences_SI, contrast.se, contrast.df, level)
+        low, high = replicates.interval_for_new_images(differences_SI, contrast.se, contrast.df, level)
         return max(low, -self.design.reach), min(high, self.design.reach)

@@ -24,11 +24,7 @@ from vitlab.geometry import Geometry
 
 
 def rollout(maps_LBHTT: Sequence[Tensor]) -> Tensor:
-    """Return the rollout over all blocks, float64 (B, T, T), of the mean over heads; every row sums to 1.
-
-    Args:
-        maps_LBHTT: one (B, H, T, T) per block, first block first.
-    """
+    """Return the rollout over all blocks, float64 (B, T, T), of the mean over heads; every row sums to 1."""
     eye_TT = torch.eye(maps_LBHTT[0].shape[-1], dtype=torch.float64, device=maps_LBHTT[0].device)
     rolled_BTT = eye_TT
     for maps_BHTT in maps_LBHTT:
@@ -69,10 +65,6 @@ def attention_distance(maps_BHTT: Tensor, geometry: Geometry) -> Tensor:
     """Return the mean attention distance of each head, in pixels, float64 (B, H).
 
     As in the authors' code, attention to prefix tokens counts as no distance.
-
-    Args:
-        maps_BHTT: attention weights of one block.
-        geometry: the model's sizes.
     """
     prefix = len(geometry.prefix)
     weights_BHNN = maps_BHTT[:, :, prefix:, prefix:].double()

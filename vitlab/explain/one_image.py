@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from urllib.parse import quote
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,9 +23,6 @@ from vitlab.components.position.additive import Additive
 from vitlab.explain import measures, pictures
 from vitlab.explain.capture import capture
 from vitlab.models.vit import ViT
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 TOP = 5  #: predictions shown
 GRIDS = 16  #: position grids along a side of the figure; larger grids are subsampled
@@ -124,20 +122,14 @@ def explain(
     tables["distance"] = {"block": blocks, "head": heads, "distance_px": distance_LH.flatten().numpy()}
 
     norms = [measures.token_norms(tokens_BTD, geometry) for tokens_BTD in captured.tokens_LBTD]
-    tables["norms"] = {
-        "depth": range(len(norms)),
-        **dict(zip(measures.Norms._fields, zip(*norms, strict=True), strict=True)),
-    }
-    figures["norms"] = pictures.curve(
-        np.array(tables["norms"]["ratio"]), ylabel="norm of patch tokens, largest over median"
-    )
+    by_name = dict(zip(measures.Norms._fields, zip(*norms, strict=True), strict=True))
+    tables["norms"] = {"depth": range(len(norms)), **by_name}
+    figures["norms"] = pictures.curve(np.array(by_name["ratio"]), "norm of patch tokens, largest over median")
     _add_positions(model, figures, tables)
     predicted_HW = None
     if head == "trained" and logits_BC.ndim == 4:
         predicted_HW = logits_BC[0].argmax(0).numpy()
-        figures["labels"] = pictures.label_maps(
-            image, {"prediction": predicted_HW}, labels=labels, truth_HW=subject.label_HW
-        )
+        figures["labels"] = pictures.label_maps(image, {"prediction": predicted_HW}, labels, subject.label_HW)
         tables["labels"] = _grid(predicted_HW)
     files = _write(out, figures, tables, str(subject))
     return Explanation(subject, tuple(files), image, rollouts, top, labels, predicted_HW)
@@ -172,9 +164,8 @@ def compare(explanations: Mapping[str, Explanation], study: str, out: Path) -> l
     predicted = {name: each.predicted_HW for name, each in explanations.items() if each.predicted_HW is not None}
     if len(predicted) > 1:
         segmenting = next(each for each in explanations.values() if each.predicted_HW is not None)
-        figures["side_by_side_labels"] = pictures.label_maps(
-            segmenting.image_HWC, predicted, labels=segmenting.labels, truth_HW=segmenting.subject.label_HW
-        )
+        image_HWC, labels, truth_HW = segmenting.image_HWC, segmenting.labels, segmenting.subject.label_HW
+        figures["side_by_side_labels"] = pictures.label_maps(image_HWC, predicted, labels, truth_HW)
     return _write(out, figures, {}, str(replace(first.subject, model=f"study {study}")))
 
 

@@ -22,6 +22,7 @@ from vitlab.data.pixels import IGNORED
 from vitlab.explain import ALARM, GREY, INK, SERIES
 
 Array = NDArray[np.floating[Any]]
+Labels = NDArray[np.int64]
 
 HEAT = "inferno"
 HEADS = "viridis"
@@ -92,11 +93,7 @@ def side_by_side(
 
 
 def label_maps(
-    image_HWC: Array,
-    predicted: Mapping[str, NDArray[np.int64]],
-    *,
-    labels: Sequence[str],
-    truth_HW: NDArray[np.int64] | None,
+    image_HWC: Array, predicted: Mapping[str, Labels], labels: Sequence[str], truth_HW: Labels | None
 ) -> Figure:
     """Draw the image, its true labels, and the predicted labels of each model, with the share of right pixels.
 
@@ -169,7 +166,7 @@ def position_grids(similarity_YXYX: Array) -> Figure:
     return figure
 
 
-def curve(values: Array, *, ylabel: str) -> Figure:
+def curve(values: Array, ylabel: str) -> Figure:
     """Draw numbers by depth; depth 0 is before the first block."""
     figure, axis = _plot("depth, blocks", "\n".join(textwrap.wrap(ylabel, MAX_AXIS_CHARACTERS)))
     axis.plot(values, "o-", ms=4)
@@ -205,14 +202,10 @@ def _panels(count: int) -> tuple[Figure, list[Any]]:
 
 
 def _show(axis: Any, image_HWC: Array, title: str) -> None:
-    axis.imshow(_colours(image_HWC), cmap="gray", vmin=0, vmax=1)
+    shown = image_HWC[..., :3] if image_HWC.shape[2] >= 3 else image_HWC[..., 0]  # colours, or the first as grey
+    axis.imshow(shown, cmap="gray", vmin=0, vmax=1)
     axis.set(xticks=[], yticks=[])
     axis.set_title("\n".join(textwrap.wrap(title, 28)), fontsize=9)
-
-
-def _colours(image_HWC: Array) -> Array:
-    """Return the channels that are shown: three as colours, or the first as grey."""
-    return image_HWC[..., :3] if image_HWC.shape[2] >= 3 else image_HWC[..., 0]
 
 
 def _overlay(axis: Any, image_HWC: Array, values_YX: Array, alpha: Any = 0.6, cmap: str = HEAT) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from vitlab.judging.files import Remarks, shortlist, word_set
 from vitlab.planning.values import own_metric
+from vitlab.report.frame import GROUPS
 from vitlab.spec.choice import Goal, Unit
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ SHARES = COUNTED | word_set("f1 auc auroc auprc iou miou dice precision prec rec
 """Words of metrics that are shares of one, or percent."""
 PERCENT = word_set("percent pct")
 
-GROUPS = ("val", "test", "train")  #: splits that vitlab's own metrics begin with
 MIXED = (20, 500)  #: ratios of values above 1 to others, between which they seem to be percents beside shares
 ROUNDING = 1e-6  #: of shares in single precision
 
@@ -86,14 +86,7 @@ def goal_of(metric: str) -> Goal | None:
 
 
 def scale_of(metric: str, frame: pd.DataFrame, has_signs: bool, remarks: Remarks) -> Scale:
-    """Return the scale of a metric, which the cells and the name may say, or else the whole column.
-
-    Args:
-        metric: its name.
-        frame: arms and values.
-        has_signs: True if the cells have percent signs.
-        remarks: receives notes and mistakes.
-    """
+    """Return the scale of a metric, which percent signs in cells and the name may say, or else the whole column."""
     name_words, finite = {*words(metric)}, frame["value"].dropna()
     is_share = not SHARES.isdisjoint(name_words)
     fits = len(finite) > 0 and finite.min() >= 0

@@ -72,11 +72,7 @@ def read_experiment(uri: str, columns: Columns) -> Table:
 
 @contextmanager
 def _open(address: str, label: str) -> Iterator[MlflowClient]:
-    """Open a client for the duration of the block; of a database file, on a copy.
-
-    Raises:
-        UserError: if the store cannot be opened or read.
-    """
+    """Open a client for the duration of the block; of a database file, on a copy."""
     with TemporaryDirectory() as folder:
         location = _locate(address, label)
         if location.database is not None:
@@ -149,11 +145,7 @@ def _reason(error: Exception, address: str) -> str:
 
 
 def _select(client: MlflowClient, place: str, label: str) -> Experiment:
-    """Return the experiment that the part of a URI after ``#`` names.
-
-    Raises:
-        UserError: if it names none, or a deleted one.
-    """
+    """Return the experiment that the part of a URI after ``#`` names."""
     from mlflow.exceptions import MlflowException
 
     page = _PAGE.fullmatch(place)

@@ -67,11 +67,7 @@ class Table:
 
 
 def read_table(path: Path) -> Table:
-    """Read a table from a file; the suffix is its format.
-
-    Raises:
-        UserError: if it cannot be read, or has no rows.
-    """
+    """Read a table from a file; the suffix is its format.  Damaged and empty ones raise UserError."""
     suffix = path.suffix.lower()
     if suffix not in READERS:
         actual = f"'{path.suffix}'" if suffix else "no suffix"
@@ -95,11 +91,7 @@ def read_table(path: Path) -> Table:
 
 
 def table_of_frame(frame: pd.DataFrame) -> Table:
-    """Return a frame as a table; an index other than row numbers becomes columns.
-
-    Raises:
-        UserError: if it is none, has no rows, or several levels of columns.
-    """
+    """Return a frame as a table; an index other than row numbers becomes columns."""
     import pandas as pd
 
     if not isinstance(frame, pd.DataFrame):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,15 +13,8 @@ import numpy as np
 
 from vitlab.comparison import Verdict
 from vitlab.errors import UserError, count, nearest
-from vitlab.judging.criterion import (
-    MAX_IMAGES,
-    chance_in_units,
-    goal_of,
-    margin_in_units,
-    quantum_in_units,
-    scale_of,
-    words,
-)
+from vitlab.judging import criterion
+from vitlab.judging.criterion import MAX_IMAGES
 from vitlab.judging.files import Columns, Remarks, Table, read_table, shortlist, spelled, table_of_frame
 from vitlab.judging.trainings import Trainings, check_columns, read_trainings
 from vitlab.planning.values import Arm, Looks, MetricFacts, Plan, unlike_scales
@@ -31,7 +24,7 @@ from vitlab.report.frame import StudyResults
 from vitlab.report.notes import table_notes
 from vitlab.spec import Analysis
 from vitlab.spec.choice import Goal, OverBlocks
-from vitlab.statistics import sequential_levels
+from vitlab.statistics.power import sequential_levels
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
@@ -124,7 +117,7 @@ def judge(
     remarks.source = table.source
     remarks.notes += table.notes
     check_columns(table, columns, remarks)
-    direction = goal or goal_of(metric)
+    direction = goal or criterion.goal_of(metric)
     if direction is None and (arm is None or metric in table.rows):
         remarks.of_options.append(
             f"'{metric}' does not tell whether higher or lower is better; add --goal max or --goal min"
@@ -132,10 +125,10 @@ def judge(
     remarks.check()
     trainings = read_trainings(table, columns, remarks)
     compared = _comparisons(trainings, baseline, remarks)
-    scale = scale_of(metric, trainings.frame, trainings.is_percent, remarks)
-    margin = margin_in_units(margin, metric, scale, remarks)
-    chance = chance_in_units(chance, classes, metric, scale, remarks)
-    quantum = quantum_in_units(images, metric, scale, remarks)
+    scale = criterion.scale_of(metric, trainings.frame, trainings.is_percent, remarks)
+    margin = criterion.margin_in_units(margin, metric, scale, remarks)
+    chance = criterion.chance_in_units(chance, classes, metric, scale, remarks)
+    quantum = criterion.quantum_in_units(images, metric, scale, remarks)
     seeds = trainings.frame["seed"].nunique()
     if looks and not trainings.is_paired:
         remarks.of_options.append("--looks: looks are at seeds; name their column with --seed")
@@ -172,12 +165,7 @@ def judge(
     of_study = StudyResults(plan, frame, quantum=quantum)
     rows = summary(of_study)
     content = Content.of(of_study, rows, table_notes(of_study, rows))
-    notes = (
-        *map(spelled, remarks.notes),
-        *content.report.notes,
-        *_notes(trainings, metric),
-        UNREGISTERED,
-    )
+    notes = (*map(spelled, remarks.notes), *content.report.notes, *_notes(trainings, metric), UNREGISTERED)
     return Comparison.of(replace(content, report=replace(content.report, notes=notes)))
 
 
@@ -221,9 +209,8 @@ def _with_looks(plan: Plan, frame: pd.DataFrame, sizes: Sequence[int], quantum: 
     seeds = sorted(frame["seed"].unique().tolist())
     looks = Looks(tuple(tuple(seeds[:size]) for size in sizes), tuple(shares))
     for size in sizes[:-1]:
-        rows = summary(
-            StudyResults(replace(plan, looks=looks), frame[frame["seed"].isin(seeds[:size])], quantum=quantum)
-        )
+        so_far = frame[frame["seed"].isin(seeds[:size])]
+        rows = summary(StudyResults(replace(plan, looks=looks), so_far, quantum=quantum))
         undecided = tuple(row["arm"] for row in rows if row["verdict"] == Verdict.CANNOT_TELL)
         if not undecided:
             break
@@ -250,22 +237,21 @@ def _results(frame: pd.DataFrame, column: str, compared: Mapping[str, str]) -> p
     )
 
 
-def _notes(trainings: Trainings, metric: str) -> list[str]:
-    """Return notes about trainings without a value, arms with one value, and values that are the best of several."""
-    counts, lines = trainings.frame["arm"].value_counts(sort=False), []
+def _notes(trainings: Trainings, metric: str) -> Iterator[str]:
+    """Yield notes about trainings without a value, arms with one value, and values that are the best of several."""
+    counts = trainings.frame["arm"].value_counts(sort=False)
     lost = trainings.frame[trainings.frame["status"] != Ending.DONE]
     labels = [
         f"{arm}, {f'seed {name}' if trainings.is_paired else trainings.table.place(row)}"
         for row, arm, name in lost[["arm", "name"]].itertuples()
     ]
     if labels:
-        lines.append(f"Warning: {count(len(lost), 'lost seed')}, without a value: {shortlist(labels)}.")
+        yield f"Warning: {count(len(lost), 'lost seed')}, without a value: {shortlist(labels)}."
     if single := [*counts[counts == 1].index]:
         arms = shortlist(single)
-        lines.append(f"Warning: one value of {arms}: no spread, no interval, no test. 3 seeds or more can be judged.")
-    if not {"best", "max"}.isdisjoint(words(metric)):
-        lines.append(
+        yield f"Warning: one value of {arms}: no spread, no interval, no test. 3 seeds or more can be judged."
+    if not {"best", "max"}.isdisjoint(criterion.words(metric)):
+        yield (
             f"Warning: '{metric}' seems to be the best of several values. The best is optimistic, the more so the more "
             "values there are, and arms with different numbers of them cannot be compared."
         )
-    return lines

@@ -10,24 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitlab.errors import nearest
-from vitlab.judging.files import (
-    DIVERGED,
-    ENDED,
-    EXACT,
-    FLAGS,
-    LOST,
-    MAX_LISTED,
-    STATISTICS,
-    UNENDED,
-    Columns,
-    Remarks,
-    Table,
-    names_of,
-    role_of,
-    shortlist,
-    texts,
-    values,
-)
+from vitlab.judging import files
+from vitlab.judging.files import Columns, Remarks, Table, names_of, role_of, shortlist, texts
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
@@ -68,11 +52,7 @@ def check_columns(table: Table, columns: Columns, remarks: Remarks) -> None:
 
 
 def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Trainings:
-    """Return the trainings of a table; the column of the seeds is by default the one that is called so.
-
-    Raises:
-        UserError: if there are mistakes.
-    """
+    """Return the trainings of a table; the column of the seeds is by default the one that is called so."""
     arm, metric, seed = columns.arm, columns.metric, columns.seed
     roles = {name: role for name, role in _roles(table).items() if name not in (arm, metric, columns.block)}
     if seed is None:
@@ -139,7 +119,7 @@ def _read(table: Table, columns: Columns, arm: str, remarks: Remarks) -> Trainin
     def place(row: int) -> str:
         return f"{table.place(row)} of column '{rows[ARM][row] if arm == ARM else metric}'"
 
-    metric_values = values(rows[metric], place, remarks)
+    metric_values = files.values(rows[metric], place, remarks)
     if arm == ARM and remarks.of_table:
         remarks.mistake("without --arm every column is an arm: name the column of the arms if a row is a training")
     frame = rows[[]].assign(
@@ -156,7 +136,7 @@ def _read(table: Table, columns: Columns, arm: str, remarks: Remarks) -> Trainin
         frame["arm"] = frame["block"] + ": " + frame["arm"]
     others = rows[[name for name in _roles(table) if name not in (arm, seed, metric, block)]]
     for name in names_of(others):
-        if role_of(name) == "status" or name.casefold() in LOST | DIVERGED:
+        if role_of(name) == "status" or name.casefold() in files.LOST | files.DIVERGED:
             frame = _with_statuses(frame, others[name], table, remarks)
     if frame.empty:
         remarks.mistake(" ".join(("no training remains.", *remarks.notes)))
@@ -189,7 +169,7 @@ def _without_statistics(table: Table, labels: Sequence[str], remarks: Remarks) -
     """Return a table without the rows that a column of seeds or row numbers calls ``mean`` or the like."""
     for label in labels:
         names = texts(table.rows[label])
-        out = names[names.str.casefold().str.rstrip(".").isin(STATISTICS)]
+        out = names[names.str.casefold().str.rstrip(".").isin(files.STATISTICS)]
         if len(out):
             marks = ", ".join(f"'{name}'" for name in out.unique())
             remarks.notes.append(f"{table.count(out)} left out, no trainings by their '{label}': {marks}.")
@@ -220,7 +200,7 @@ def _seed_numbers(names: pd.Series[Any], remarks: Remarks) -> pd.Series[Any]:
 
     if names.str.fullmatch(r"[-+]?[0-9]+(\.0*)?").all():
         numbers = names.astype("float64")
-        if numbers.abs().lt(EXACT).all():
+        if numbers.abs().lt(files.EXACT).all():
             return numbers.astype("int64")
     codes, distinct = pd.factorize(names)
     numbered = shortlist([f"{number} is {name}" for number, name in enumerate(distinct)])
@@ -231,9 +211,10 @@ def _seed_numbers(names: pd.Series[Any], remarks: Remarks) -> pd.Series[Any]:
 def _with_statuses(frame: pd.DataFrame, column: pd.Series[Any], table: Table, remarks: Remarks) -> pd.DataFrame:
     """Return the trainings that have ended by a column such as ``state``, without the values of those that failed."""
     cells, name = texts(column).str.casefold()[frame.index], str(column.name).casefold()
-    if name in LOST | DIVERGED and cells.isin(FLAGS).all():  # a column such as 'crashed', which is true or false
-        cells = cells.map({cell: name if is_set else "done" for cell, is_set in FLAGS.items()})
-    is_known = cells.isin(ENDED | UNENDED | LOST | DIVERGED)
+    # A column such as 'crashed' is true or false.
+    if name in files.LOST | files.DIVERGED and cells.isin(files.FLAGS).all():
+        cells = cells.map({cell: name if is_set else "done" for cell, is_set in files.FLAGS.items()})
+    is_known = cells.isin(files.ENDED | files.UNENDED | files.LOST | files.DIVERGED)
     if not is_known.any():
         return frame
     remarks.mistake(
@@ -243,14 +224,14 @@ def _with_statuses(frame: pd.DataFrame, column: pd.Series[Any], table: Table, re
             for row in cells.index[~is_known]
         )
     )
-    is_running, is_lost = cells.isin(UNENDED), cells.isin(LOST | DIVERGED)
+    is_running, is_lost = cells.isin(files.UNENDED), cells.isin(files.LOST | files.DIVERGED)
     if len(running := frame.index[is_running]):
         remarks.notes.append(
             f"Warning: {table.count(running)} left out, still running or never ended: {table.places(running)}."
         )
     if len(valued := frame.index[is_lost & frame["value"].notna()]):
         remarks.notes.append(f"Values of trainings that failed do not count: {table.places(valued)}.")
-    endings = np.where(cells.isin(DIVERGED), Ending.DIVERGED, Ending.FAILED)
+    endings = np.where(cells.isin(files.DIVERGED), Ending.DIVERGED, Ending.FAILED)
     frame = frame.assign(value=frame["value"].mask(is_lost), status=frame["status"].mask(is_lost, endings))
     return frame[~is_running]
 
@@ -261,7 +242,7 @@ def _once_each(frame: pd.DataFrame, others: pd.DataFrame, table: Table, remarks:
     if not frame.duplicated(keys).any():
         return frame
     distinct = frame[frame.duplicated(keys, keep=False) & has_value].groupby(keys, sort=False)["value"].nunique()
-    for arm, seed in distinct[distinct > 1].index[:MAX_LISTED]:
+    for arm, seed in distinct[distinct > 1].index[: files.MAX_LISTED]:
         group = frame[(frame["arm"] == arm) & (frame["seed"] == seed) & has_value]
         varied = [name for name in names_of(others) if others.loc[group.index, name].astype(str).nunique() > 1]
         is_history = any(role_of(name) == "step" for name in varied)

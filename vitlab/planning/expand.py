@@ -181,7 +181,7 @@ def _looks(resolver: ArmResolver, arms: Sequence[ResolvedArm], decisions: Decisi
         raise SpecError([resolver.document.problem(("seeds", name), sentence)])
     earlier, alpha = decisions.looks, study.analysis.alpha
     open_arms = earlier.open if earlier is not None and earlier.seeds == seeds else ()
-    from vitlab.statistics import sequential_levels  # imports scipy, which no other plan needs
+    from vitlab.statistics.power import sequential_levels  # imports scipy, which no other plan needs
 
     levels = sequential_levels(tuple(map(len, seeds)), alpha, len(compared))
     return Looks(

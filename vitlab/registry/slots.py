@@ -280,7 +280,7 @@ class Pick:
         return schema_of(validate)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        # Not a $ref, which pydantic would follow; vitlab.cli.schema replaces the mark by one.
+        # Not a $ref, which pydantic would follow; vitlab.cli.show replaces the mark by one.
         return {SLOT_MARK: self.slot}
 
 

@@ -45,10 +45,7 @@ def compare_revisions(
 ) -> tuple[Content, gate.CheckResult]:
     """Train a study by two revisions, and return the report of their comparison, and its result like one of a check.
 
-    Args:
-        revisions: two commits, such as ``main..HEAD``.
-        request: the study; it needs no baseline.
-        install: see :func:`vitlab.regression.checkout.checkout`.
+    Revisions are two commits, such as ``main..HEAD``; for ``install``, see :func:`vitlab.regression.checkout.checkout`.
 
     Raises:
         UserError: if there is no such commit, or a revision cannot run the study.

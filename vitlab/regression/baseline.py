@@ -12,6 +12,7 @@ from typing import Literal
 import yaml
 from pydantic import ConfigDict, Field, ValidationError
 
+from vitlab._version import __version__
 from vitlab.errors import Problem, SpecError, UserError
 from vitlab.spec.choice import Frozen
 from vitlab.spec.mistakes import mistakes_in
@@ -93,11 +94,7 @@ class Baseline(Frozen):
 
 
 def read_baseline(file: Path) -> Baseline:
-    """Read a baseline.
-
-    Raises:
-        UserError: if the file is missing or is not a baseline.
-    """
+    """Read a baseline; a file that is missing, or another one, raises UserError."""
     if not file.is_file():
         raise UserError(f"{file}: the baseline does not exist; write it with {ACCEPT}")
     try:
@@ -115,28 +112,9 @@ def write_baseline(file: Path, baseline: Baseline) -> None:
     write_bytes(file, (HEAD + text).encode())
 
 
-def update_baseline(
-    old: Baseline | None,
-    study: str,
-    facts: Facts,
-    values: Values | None,
-    reason: str,
-    version: str,
-    commit: str = "",
-) -> Baseline:
-    """Return the baseline with new facts and values accepted.
-
-    Args:
-        old: the previous baseline, or None.
-        study: its name.
-        facts: the new facts.
-        values: the new values; None keeps the previous ones.
-        reason: why they are accepted; recorded in the file.
-        version: of vitlab.
-        commit: of the code, if the study limits costs.
-    """
-    before, today = old or Baseline(study=study, accepted=()), datetime.now(UTC).date().isoformat()
-    what = "exact" if values is None else "exact, values"
-    accepted = *before.accepted, Acceptance(date=today, reason=reason, vitlab=version, what=what)
+def update_baseline(before: Baseline, facts: Facts, values: Values | None, reason: str, commit: str = "") -> Baseline:
+    """Return a baseline with new facts and values accepted for a reason; without values, it keeps its own."""
+    today, what = datetime.now(UTC).date().isoformat(), "exact" if values is None else "exact, values"
+    accepted = *before.accepted, Acceptance(date=today, reason=reason, vitlab=__version__, what=what)
     changes = {"facts": facts, "values": values or before.values, "accepted": accepted, "commit": commit}
     return before.model_copy(update=changes)

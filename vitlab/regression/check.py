@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitlab import lab
-from vitlab._version import __version__
 from vitlab.driver.planning import costs, read_data
 from vitlab.driver.session import Watch
 from vitlab.errors import TrialFailed, UserError, count
@@ -83,12 +82,9 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
 
 
 def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) -> Baseline:
-    """Accept the results of the current code as the baseline.
+    """Accept the results of the current code as the baseline, and record the reason.
 
-    Args:
-        request: the study.
-        reason: why they are accepted; recorded in the file.
-        tiers: without ``statistical`` nothing is trained, and the previous values are kept.
+    Without ``statistical`` among the tiers nothing is trained, and the previous values are kept.
     """
     study, plan = _plan_with_data(request)
     commit = "" if gate.settings(study).cost is None else commit_of("HEAD")
@@ -97,22 +93,15 @@ def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) ->
             f"{', '.join(changed)}: not committed, and check.cost measures beside a commit; run 'git commit -a', then "
             "the same command again"
         )
-    old = _baseline(request) if request.baseline.exists() else None
+    old = _baseline(request) if request.baseline.exists() else Baseline(study=study.study, accepted=())
     facts = compute_facts(plan, costs(plan), request.plugins)
     values = None
     if "statistical" in tiers:
         pinned = _pinned_versions(request, study, _installed_versions())
         values = _train(request, study, gate.more_seeds(study), (), pinned)
-    baseline = update_baseline(old, study.study, facts, values, reason, __version__, commit)
+    baseline = update_baseline(old, facts, values, reason, commit)
     write_baseline(request.baseline, baseline)
     return baseline
-
-
-def exit_code(result: CheckResult) -> int:
-    """Return 1 for a regression, 5 for an inconclusive result that the study treats as a failure, and 0 otherwise."""
-    if not result.fails:
-        return 0
-    return 1 if result.verdict == "regressed" else 5
 
 
 def outlook(request: CheckRequest) -> list[Outlook]:
@@ -160,10 +149,7 @@ def _installed_versions() -> dict[str, str]:
 
 
 def _pinned_versions(request: CheckRequest, study: Study, installed: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the versions that the gate's trials record.
-
-    None are recorded if every stored result was trained under the installed versions, so that it can be reused.
-    """
+    """Return the versions that the gate's trials record; none if stored results have them, and can be reused."""
     changes = changes_for("check", request, study, gate.more_seeds(study))
     _, plan = lab.plan_study(request.file, changes=changes, plugins=request.plugins, out=request.out)
     store, trials = Store(request.out.resolve()), (*(planned.trial for planned in plan.trials), *plan.prerequisites)
@@ -178,9 +164,6 @@ def _train(
 
     The gate trains a study under a name of its own, with its own report, so that the registration and the report of
     the checked study are not affected: the second look of the gate has other seeds.
-
-    Raises:
-        TrialFailed: if trials fail.
     """
     for only in arms or ("*",):
         answer = lab.run(
@@ -209,7 +192,6 @@ def changes_for(
 
 
 def _seeds(study: Study) -> dict[str, object]:
-    """Return the seeds of a study's first look, in the form of a study file."""
     return {"values": list(study.seeds.values), "vary": list(study.seeds.vary)}
 
 

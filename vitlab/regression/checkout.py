@@ -39,9 +39,13 @@ for name in (path.stem for path in site.iterdir() if (path / "__init__.py").is_f
         print(f"{origin} is imported instead of {site / name}; add --install .", file=sys.stderr)
         sys.exit(2)
 """  #: a program that checks that packages are imported from a folder: some editable installations precede PYTHONPATH
-SAFE = {"PYTHONSAFEPATH": "1"}  #: imports nothing from the current folder
 OF_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR")
 """Variables by which git tells its hooks where the user's worktree is: in another one, git would write that index."""
+
+
+def _variables() -> dict[str, str]:
+    """Return the variables of a subprocess, in which Python imports nothing from the current folder."""
+    return {name: value for name, value in os.environ.items() if name not in OF_HOOKS} | {"PYTHONSAFEPATH": "1"}
 
 
 @dataclass(frozen=True)
@@ -51,17 +55,13 @@ class Revision:
     name: str  #: as messages call it
     plugins: Sequence[Path] = ()  #: its files of components
     python: str = sys.executable
-    environment: Mapping[str, str] = field(default_factory=lambda: {**_variables(), **SAFE})
+    environment: Mapping[str, str] = field(default_factory=_variables)
 
     def run(self, *words: str, folder: Path | None = None) -> str:
         """Run Python with these words and return what it prints; its messages are shown.
 
         The subprocess is in a session of its own, so that Ctrl-C reaches it once, through this process: a run then
-        writes its checkpoints.
-
-        Raises:
-            UserError: if it ends with the exit code of a user's mistake.
-            TrialFailed: if it fails otherwise.
+        writes its checkpoints.  It fails with UserError, for the exit code of a user's mistake, or TrialFailed.
         """
         with subprocess.Popen(
             [self.python, *words],
@@ -85,11 +85,7 @@ class Revision:
 
 
 def repository() -> Path:
-    """Return the git repository that the current folder is in.
-
-    Raises:
-        UserError: if there is none.
-    """
+    """Return the git repository that the current folder is in; outside of one, raise UserError."""
     root = rev_parse(Path(), "--show-toplevel")
     if not root:
         raise UserError("this folder is in no git repository that git reads; 'git status' says why")
@@ -97,11 +93,7 @@ def repository() -> Path:
 
 
 def commit_of(name: str) -> str:
-    """Return the hash of a commit, given by any of its names.
-
-    Raises:
-        UserError: if the repository has no such commit.
-    """
+    """Return the hash of a commit, given by any of its names; an unknown one raises UserError."""
     commit = rev_parse(repository(), "--verify", "--quiet", f"{name}^{{commit}}")
     if not commit:
         raise UserError(
@@ -167,7 +159,7 @@ def checkout(
         _git("worktree", "add", "--detach", str(tree), commit)
         try:
             before = [str(moved(part)) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-            variables = {**_variables(), **SAFE, "PYTHONPATH": os.pathsep.join([str(site), *before])}
+            variables = {**_variables(), "PYTHONPATH": os.pathsep.join([str(site), *before])}
             revision = Revision(name, [moved(plugin) for plugin in plugins], environment=variables)
             if install is not None:
                 venv.create(environment, with_pip=True)
@@ -193,17 +185,8 @@ def _packages(root: Path) -> list[Path]:
     return sorted(folder for folder in folders if folder.is_relative_to(root))
 
 
-def _variables() -> dict[str, str]:
-    """Return the variables of this process, without those that git sets for its hooks."""
-    return {name: value for name, value in os.environ.items() if name not in OF_HOOKS}
-
-
 def _git(*words: str) -> str:
-    """Return the output of a git command, without hooks.
-
-    Raises:
-        UserError: if it fails, with its message.
-    """
+    """Return the output of a git command, without hooks; raise its message as a UserError."""
     command = ["git", "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", *words]
     process = subprocess.run(command, capture_output=True, text=True, check=False, env=_variables())
     if process.returncode:

@@ -46,12 +46,8 @@ def measure_costs(
 ) -> Iterator[CostRatio]:
     """Measure arms of a study under two revisions, and yield the ratio of each arm and quantity.
 
-    Args:
-        old: the earlier revision.
-        new: the revision that is compared with it.
-        arms: their names.
-        request: ``file``, ``changes`` and ``out``, as for :func:`vitlab.run`.
-        alpha: error rate of all intervals together.
+    ``request`` has ``file``, ``changes`` and ``out``, as for :func:`vitlab.run`; ``alpha`` is the error rate of all
+    intervals together.
     """
     from scipy.stats import quantile_test
 

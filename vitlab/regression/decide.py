@@ -33,19 +33,10 @@ from typing import Any, Literal
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
-from vitlab import statistics
 from vitlab.comparison.arrays import MIN_SEEDS
 from vitlab.spec.choice import Goal
-from vitlab.statistics.replicates import (
-    NAN,
-    NORMAL_MAD,
-    Floats,
-    Ints,
-    Mask,
-    finite_median,
-    moments,
-    rounding_of,
-)
+from vitlab.statistics import power, replicates
+from vitlab.statistics.replicates import NAN, NORMAL_MAD, Floats, Ints, Mask, finite_median, moments, rounding_of
 
 Verdict = Literal["pass", "regressed", "inconclusive"]
 VERDICTS: tuple[Verdict, ...] = ("pass", "inconclusive", "regressed")
@@ -126,7 +117,7 @@ def judge(family: Sequence[Pair], alpha: float = 0.05) -> tuple[list[Cell], list
     if not family:
         return [], []
     seeds = sorted({seed for pair in family for side in (pair.old, pair.new, *pair.lost) for seed in side})
-    values_C2N = np.array([statistics.as_array((pair.old, pair.new), seeds) * pair.sign for pair in family])
+    values_C2N = np.array([replicates.as_array((pair.old, pair.new), seeds) * pair.sign for pair in family])
     lost_C2N = np.array([[np.isin(seeds, [*side]) for side in pair.lost] for pair in family])
     trainings = list(dict.fromkeys(pair.arm for pair in family))
     cells = Cells(
@@ -158,7 +149,6 @@ def warnings(cells: Iterable[Cell]) -> list[str]:
 
 
 def _cell(pair: Pair, judged: Judged, place: int, alpha: float) -> Cell:
-    """Return a cell with its verdict and the reason for it."""
     names = ("pairs", "identical", "means", "se", "worst", "p", "p_adjusted", "broken", "seeds", "collapsed")
     of_cell = {name: getattr(judged, name)[0, place].tolist() for name in names}
     n, identical = of_cell["pairs"], of_cell["identical"]
@@ -207,7 +197,6 @@ def _reason(cell: Cell, pair: Pair, more: str) -> str:
 
 
 def _broken_trainings(cell: Cell, of_arm: str = "") -> str:
-    """Return the numbers of lost and collapsed trainings, as a sentence."""
     kind = "were lost or collapsed" if any(cell.collapsed) else "diverged or have no finite value"
     kind = "collapsed" if cell.collapsed == cell.broken else kind
     (old, new), (seeds_old, seeds_new) = cell.broken, cell.seeds
@@ -218,18 +207,12 @@ def chance_to_pass(n: int, sd: float, margin: float, alpha: float) -> float:
     """Return the probability that an unchanged model passes the test of one arm and metric.
 
     Old and new values at one seed are taken as independent: any change of rounding has the effect of another seed
-    (arXiv:2103.04514).
-
-    Args:
-        n: seeds.
-        sd: standard deviation from seed to seed.
-        margin: of the cell.
-        alpha: of the test.
+    (arXiv:2103.04514).  ``sd`` is the standard deviation from seed to seed.
     """
     se = sd * math.sqrt(2 / n)
     if n < MIN_SEEDS:
         return 0.0
-    return statistics.power(margin, se, n - 1, 2 * alpha) if se > 0 else 1.0
+    return power.power(margin, se, n - 1, 2 * alpha) if se > 0 else 1.0
 
 
 def seeds_to_pass(sd: float, margin: float, alpha: float, chance: float = 0.8) -> int | None:
@@ -255,11 +238,6 @@ class Cells:
     trainings: Ints  #: the arm of each cell
     counted: Mask  #: cells whose trainings are counted and tested
 
-    @classmethod
-    def of_arms(cls, arms: int, margin: Floats, min_abs: Floats, quantum: float = 0.0) -> Cells:
-        """Return cells of one metric."""
-        return cls(margin, min_abs, np.full(arms, quantum), np.arange(arms), np.ones(arms, bool))
-
 
 @dataclass(frozen=True)
 class Judged:
@@ -283,20 +261,11 @@ class Judged:
     count_verdict: Ints  #: (S)
     family: Ints  #: (S)
 
-    @property
-    def overall(self) -> Ints:
-        """Return the verdict of each study (S)."""
-        return np.asarray(np.maximum(self.verdict.max(axis=1), self.count_verdict))
-
 
 def judge_arrays(values_SC2N: Floats, lost_SC2N: Mask, cells: Cells, alpha: float = 0.05) -> Judged:
-    """Judge every cell of every study.
+    """Judge every cell of every study, by the values of the baseline and of the candidate.
 
-    Args:
-        values_SC2N: of the baseline and of the candidate, signed so that larger is better; NaN where there is none.
-        lost_SC2N: seeds that diverged or have no finite value.
-        cells: their thresholds.
-        alpha: of the family.
+    They are signed so that larger is better, and NaN where there is none; lost seeds have no finite value.
     """
     collapsed_SC2N = _collapsed(values_SC2N)
     sound_SC2N = np.where(collapsed_SC2N, NAN, values_SC2N)
@@ -314,9 +283,7 @@ def judge_arrays(values_SC2N: Floats, lost_SC2N: Mask, cells: Cells, alpha: floa
     is_tested = cells.counted & (n >= MIN_SEEDS) & ~identical
     p = np.where(identical, 1.0, np.where(is_tested, p, NAN))
     worst = np.where(identical, 0.0, np.where(is_tested, worst, NAN))
-    used = np.isfinite(sound_SC2N).all(axis=2, keepdims=True)
-    with np.errstate(invalid="ignore"):
-        means = np.where(used, sound_SC2N, 0.0).sum(axis=3) / used.sum(axis=3)
+    _, means, _ = moments(np.where(np.isfinite(sound_SC2N).all(axis=2, keepdims=True), sound_SC2N, NAN))
 
     present = np.isfinite(values_SC2N) | lost_SC2N
     broken_SC2, seeds_SC2, sums, sizes = _count(present, collapsed_SC2N | lost_SC2N, cells)
@@ -346,9 +313,9 @@ def _collapsed(values_SC2N: Floats) -> Mask:
     all seeds of a side, which the test of means has to find, is no collapse.
     """
     s, c, _, n = values_SC2N.shape
-    by_side = statistics.collapsed(values_SC2N.reshape(s * c, 2, n))
+    by_side = replicates.collapsed(values_SC2N.reshape(s * c, 2, n))
     common = np.where(np.isfinite(values_SC2N).all(axis=2, keepdims=True), values_SC2N, NAN)
-    together = statistics.collapsed(common.reshape(s * c, 1, 2 * n))
+    together = replicates.collapsed(common.reshape(s * c, 1, 2 * n))
     return np.asarray((by_side | together.reshape(by_side.shape)).reshape(values_SC2N.shape))
 
 
@@ -371,7 +338,7 @@ def _p_of_counts(sums: Ints, sizes: Ints) -> Floats:
     p = np.where(sums.sum(axis=1) > 0, 1.0, NAN)
     for study in np.flatnonzero(sums[:, 1] * sizes[:, 0] > sums[:, 0] * sizes[:, 1]):
         old, new = sums[study].tolist()
-        p[study] = statistics.boschloo((old, new), tuple(sizes[study].tolist()))
+        p[study] = replicates.boschloo((old, new), tuple(sizes[study].tolist()))
     return p
 
 
@@ -385,7 +352,7 @@ def _chance_of_a_whole_arm(n: Ints, broken: Ints, seeds: Ints, sums: Ints, sizes
 
 def as_array(arms: Mapping[str, Mapping[int, float]]) -> Floats:
     """Return the values of arms by seed as one study of an array (1, A, N)."""
-    return statistics.as_array(arms.values(), sorted(set().union(*arms.values())))[None]
+    return replicates.as_array(arms.values(), sorted(set().union(*arms.values())))[None]
 
 
 def pooled_sd(values_SAN: Floats) -> Floats:
@@ -401,7 +368,7 @@ def robust_sd(values_SAN: Floats, sign: int = 1) -> Floats:
 
     The limit is a multiple of the standard deviation that follows from the median distance to the median of an arm.
     """
-    sound = np.where(statistics.collapsed(values_SAN, sign), NAN, values_SAN)
+    sound = np.where(replicates.collapsed(values_SAN, sign), NAN, values_SAN)
     pooled, n = pooled_sd(sound), np.isfinite(sound).sum(axis=2, keepdims=True)
     distances = np.abs(sound - finite_median(sound)[:, :, None]) * np.sqrt(n / np.maximum(n - 1, 1))
     robust = NORMAL_MAD * finite_median(np.where(n > 2, distances, NAN).reshape(len(sound), -1))

@@ -35,13 +35,7 @@ AVX2 and for neither differed by at most 4e-8, which initial values drawn in sin
 
 
 def compute_facts(plan: Plan, costs: Mapping[str, Mapping[str, int]], plugins: Sequence[str | Path] = ()) -> Facts:
-    """Compute the facts of a study, its traces included.
-
-    Args:
-        plan: of the study.
-        costs: arm to ``params`` and ``macs``.
-        plugins: files of components.
-    """
+    """Compute the facts of a study, its traces included; ``costs`` has ``params`` and ``macs`` of each arm."""
     import torch
 
     arms = {}
@@ -171,15 +165,8 @@ def trace(
 ) -> Trace:
     """Train the first steps of one trial of a plan on the CPU, with one thread and the schedule shortened to them.
 
-    Stored results are neither read nor written.
-
-    Args:
-        plan: the plan with the trial and its prerequisites.
-        planned: the trial.
-        steps: their number; fewer if the trial itself is shorter.
-        precision: replaces the trial's own.
-        engine: the engine, or a fallback that supports the trial, trains it by itself.
-        plugins: files of components.
+    Stored results are neither read nor written.  A ``precision`` replaces the trial's own; the engine, or a fallback
+    that supports the trial, trains it by itself.
     """
     # Imported here, because 'vitlab ab' needs no torch in its own process.
     import torch

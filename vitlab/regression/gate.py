@@ -4,38 +4,26 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from vitlab import statistics
 from vitlab.comparison.study import no_sample, prerequisites
 from vitlab.errors import UserError, count, nearest
 from vitlab.planning.values import Plan
+from vitlab.regression import decide
 from vitlab.regression.baseline import ACCEPT, Baseline, Values
 from vitlab.regression.checkout import Revision
 from vitlab.regression.cost import measure_costs
-from vitlab.regression.decide import (
-    Cell,
-    Finding,
-    Pair,
-    Verdict,
-    as_array,
-    chance_to_pass,
-    judge,
-    overall,
-    pooled_sd,
-    robust_sd,
-    seeds_to_pass,
-    warnings,
-)
+from vitlab.regression.decide import Cell, Finding, Pair, Verdict, as_array, overall, pooled_sd
 from vitlab.regression.facts import LEARNING_STEPS, trace
 from vitlab.report import frame
 from vitlab.report.phrasing import percent
 from vitlab.spec import Study
 from vitlab.spec.choice import Goal
 from vitlab.spec.study import Check
+from vitlab.statistics import replicates
 from vitlab.statistics.replicates import NAN
 from vitlab.store.folders import Store
 from vitlab.store.result import Ending, TrialResult
@@ -73,11 +61,7 @@ class Outlook:
 
 
 def values_of(plan: Plan, store: Store, study: Study) -> Values:
-    """Return the final values of a trained study by metric, arm and seed.
-
-    Raises:
-        UserError: for a metric that its trials do not report.
-    """
+    """Return the final values of a trained study by metric, arm and seed; a metric without any raises UserError."""
     outcomes = frame.gather(plan, store)
     table = frame.table(plan, outcomes)
     any_done = table["status"].eq(Ending.DONE).any()
@@ -144,11 +128,7 @@ def goals(study: Study) -> dict[str, Goal]:
 
 
 def family(study: Study, baseline: Baseline, new: Values) -> tuple[list[Pair], list[str]]:
-    """Return every cell, with the reason for those that cannot be judged, and notes.
-
-    Raises:
-        UserError: if the baseline has no values.
-    """
+    """Return every cell, with the reason for those that cannot be judged, and notes."""
     pairs, notes, values = [], [], _values(baseline)
     if values.device != new.device:
         notes.append(f"the baseline was trained on {values.device}, and the candidate on {new.device}")
@@ -187,14 +167,12 @@ def family(study: Study, baseline: Baseline, new: Values) -> tuple[list[Pair], l
 def statistical(study: Study, baseline: Baseline, train: Train) -> tuple[list[Cell], list[Finding], list[str]]:
     """Train and judge every cell; with ``escalate_to``, train more seeds of the inconclusive arms and judge them again.
 
-    Each of two looks spends half of alpha, so that a false alarm is as likely as with a single look.
-
-    Returns:
-        the cells, the findings on the number of lost and collapsed trainings, and notes.
+    Each of two looks spends half of alpha, so that a false alarm is as likely as with a single look.  Returns the
+    cells, the findings on the number of lost and collapsed trainings, and notes.
     """
     old, alpha, more, first = _values(baseline), _level(study), more_seeds(study), study.seeds.values
     pairs, notes = family(study, baseline, train(None, ()))
-    cells, findings = judge(pairs, alpha)
+    cells, findings = decide.judge(pairs, alpha)
     waiting = [cell for cell in cells if cell.verdict == "inconclusive" and cell.se > 0]
     if more is None or not waiting:
         return cells, findings, notes
@@ -205,7 +183,7 @@ def statistical(study: Study, baseline: Baseline, train: Train) -> tuple[list[Ce
         advice = "set escalate_to and accept a baseline again"
         return cells, findings, [*notes, f"more seeds would not help, because the baseline has no more; {advice}"]
     pairs, notes = family(study, baseline, train(seeds, arms))
-    more_cells, more_findings = judge(pairs, alpha)
+    more_cells, more_findings = decide.judge(pairs, alpha)
     second_look = {(cell.arm, cell.metric): cell for cell in more_cells}
     cells = [
         second_look.get((cell.arm, cell.metric), cell) if cell.arm in arms and cell.verdict == "inconclusive" else cell
@@ -213,11 +191,8 @@ def statistical(study: Study, baseline: Baseline, train: Train) -> tuple[list[Ce
     ]
     decided = {finding.check: finding for finding in findings if finding.verdict == "regressed"}
     findings = [*({finding.check: finding for finding in more_findings} | decided).values()]
-    return (
-        cells,
-        findings,
-        [*notes, f"{count(len(seeds), 'seed')} of {', '.join(arms)}, for {len(first)} were inconclusive"],
-    )
+    notes.append(f"{count(len(seeds), 'seed')} of {', '.join(arms)}, for {len(first)} were inconclusive")
+    return cells, findings, notes
 
 
 def more_seeds(study: Study) -> tuple[int, ...] | None:
@@ -226,12 +201,11 @@ def more_seeds(study: Study) -> tuple[int, ...] | None:
     return study.seeds.up_to(most) if most > len(study.seeds.values) else None
 
 
-def learning(plan: Plan, plugins: Sequence[str | Path] = ()) -> list[Finding]:
+def learning(plan: Plan, plugins: Sequence[str | Path] = ()) -> Iterator[Finding]:
     """Check that the loss of every arm falls within a hundred steps, on training and on validation images.
 
     If only one of the two falls, the finding is inconclusive: noisy batches do that to sound networks too.
     """
-    findings = []
     for planned in plan.first_trials.values():
         if planned.trial.spec.train.steps == 0:
             continue  # a closed-form solution takes no steps
@@ -245,8 +219,7 @@ def learning(plan: Plan, plugins: Sequence[str | Path] = ()) -> list[Finding]:
             if not after < before
         ]
         verdict: Verdict = ("pass", "inconclusive", "regressed")[len(rises)]
-        findings.append(Finding(planned.arm, "learning", verdict, "; ".join(rises)))
-    return findings
+        yield Finding(planned.arm, "learning", verdict, "; ".join(rises))
 
 
 def result(
@@ -255,17 +228,14 @@ def result(
     """Return the result of a check, whose verdict is the worst of all."""
     verdict = overall([*(finding.verdict for finding in findings), *(cell.verdict for cell in cells)])
     fails = verdict == "regressed" or (verdict == "inconclusive" and settings(study).on_inconclusive == "fail")
-    broken = tuple(warnings(cells))
+    broken = tuple(decide.warnings(cells))
     return CheckResult(study.study, verdict, fails, tuple(findings), tuple(cells), tuple(notes), broken)
 
 
 def costs(
     study: Study, old: Revision, new: Revision, arms: Sequence[str], request: Mapping[str, object]
 ) -> list[Finding]:
-    """Measure arms under two revisions, see :func:`vitlab.regression.cost.measure_costs`, and judge their limits.
-
-    Costs without a limit pass.
-    """
+    """Measure arms under two revisions, and judge their limits; costs without a limit pass."""
     alpha, limits = settings(study).alpha, settings(study).cost
     findings = []
     for cost in measure_costs(old, new, arms, request, alpha):
@@ -289,7 +259,7 @@ def outlook(study: Study, baseline: Baseline) -> list[Outlook]:
     cells = []
     for metric, goal in goals(study).items():
         sign, by_arm = 1 if goal == "max" else -1, values.metrics.get(metric, {})
-        collapsed = statistics.collapsed_seeds(by_arm, sign)
+        collapsed = replicates.collapsed_seeds(by_arm, sign)
         sound = {arm: {seed: by_arm[arm][seed] for seed in by_arm[arm] if seed not in collapsed[arm]} for arm in by_arm}
         sd = float(pooled_sd(as_array(sound))[0])
         margin, _ = _margins(study, values, metric)
@@ -298,9 +268,8 @@ def outlook(study: Study, baseline: Baseline) -> list[Outlook]:
                 continue
             arm_sd = float(pooled_sd(as_array({arm: seeds}))[0]) or sd
             n = len(seeds.keys() & {*(more_seeds(study) or study.seeds.values)})
-            chance, needs = 0.0, None
-            if margin > 0:
-                chance, needs = chance_to_pass(n, arm_sd, margin, alpha), seeds_to_pass(arm_sd, margin, alpha)
+            chance = decide.chance_to_pass(n, arm_sd, margin, alpha) if margin > 0 else 0.0
+            needs = decide.seeds_to_pass(arm_sd, margin, alpha) if margin > 0 else None
             cells.append(Outlook(arm, metric, n, arm_sd, margin, chance, needs))
     return cells
 
@@ -318,7 +287,8 @@ def _values(baseline: Baseline) -> Values:
 
 def _margins(study: Study, values: Values, metric: str) -> tuple[float, float]:
     """Return the margin and ``min_abs`` of a metric; their defaults follow from the spread of the baseline."""
-    sd = float(robust_sd(as_array(values.metrics.get(metric, {})), 1 if goals(study)[metric] == "max" else -1)[0])
+    sign = 1 if goals(study)[metric] == "max" else -1
+    sd = float(decide.robust_sd(as_array(values.metrics.get(metric, {})), sign)[0])
     check, steps = settings(study), 2 * values.quanta.get(metric, 0.0)
     min_abs = check.min_abs.get(metric, max(sd, steps))
     return check.margin.get(metric, max(check.margin_sd * sd, steps, min_abs)), min_abs

@@ -44,10 +44,7 @@ def as_json(result: CheckResult, report: Report | None = None) -> str:
 
 
 def junit(result: CheckResult) -> str:
-    """Return JUnit XML: a test case for each check of an arm and each cell, with the training seconds of its arm.
-
-    Inconclusive ones are skipped.
-    """
+    """Return JUnit XML: a test case for each check of an arm and each cell; inconclusive ones are skipped."""
     cases = [(item.arm or "plan", item.check, item.verdict, item.sentence, item.seconds) for item in result.findings]
     cases += [(cell.arm, cell.metric, cell.verdict, _sentence(cell), cell.seconds) for cell in result.cells]
     suite = ElementTree.Element("testsuite", name=f"vitlab check {result.study}", errors="0")

@@ -15,7 +15,8 @@ from vitlab.errors import UserError, nearest
 from vitlab.planning.packaged import study_name
 from vitlab.planning.study_folder import EARLIER, content_of, differences, find, name_of, read_plan, versions
 from vitlab.planning.values import Plan
-from vitlab.report import collect, frame
+from vitlab.report import frame
+from vitlab.report.document import collect
 from vitlab.store.files import read_stored
 from vitlab.store.folders import OUT, Store, TrialFolder
 
@@ -201,15 +202,14 @@ def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     import pandas as pd
 
     plan, store = open_study(path, out=out)
-    frames = []
+    tables = []
     for planned in plan.trials:
-        folder = store.folder(planned.trial)
-        frame = read_stored(folder.predictions, pd.read_parquet)
-        if frame is not None:
-            frames.append(frame.assign(arm=planned.arm, seed=planned.seed))
-    if not frames:
+        table = read_stored(store.folder(planned.trial).predictions, pd.read_parquet)
+        if table is not None:
+            tables.append(table.assign(arm=planned.arm, seed=planned.seed))
+    if not tables:
         return pd.DataFrame()
-    table = pd.concat(frames, ignore_index=True)
+    table = pd.concat(tables, ignore_index=True)
     return table.astype({name: kind for name, (kind, _) in PREDICTIONS.items() if name in table and kind == "string"})
 
 
@@ -231,8 +231,7 @@ def load(path: str | Path, *, arm: str = "baseline", seed: int = 0, out: str | P
     if folder.weights.is_file() and folder.spec.is_file():
         return load_model(folder)
     plan, store = open_study(path, out=out)
-    trial = plan.find(arm, seed)
-    return load_model(store.folder(trial))
+    return load_model(store.folder(plan.find(arm, seed)))
 
 
 def status_command(plan: Plan, store: Store) -> str:
@@ -243,11 +242,7 @@ def status_command(plan: Plan, store: Store) -> str:
 
 
 def study_path(path: str | Path) -> Path:
-    """Return ``path`` as a path.
-
-    Raises:
-        UserError: if it is no path, such as the content of a study.
-    """
+    """Return ``path`` as a path; anything else, such as the content of a study, raises UserError."""
     if not isinstance(path, str | os.PathLike):
         raise UserError(
             f"a study is a name, or the path of its file or folder; found a {type(path).__name__}. Its content, as a "
@@ -257,11 +252,7 @@ def study_path(path: str | Path) -> Path:
 
 
 def _version_of(file: Path, changes: Mapping[str, Any], study: Path) -> Path:
-    """Return the folder of the version that a file is, with changes applied.
-
-    Raises:
-        UserError: if other versions of the study have been run, but not this one.
-    """
+    """Return the folder of the version that a file is, with changes applied; a version that was not run is an error."""
     stored = versions(study)
     if all(version.content is None for version in stored):  # the version of the results is not recorded
         return study

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from vitlab import statistics
 from vitlab.comparison import Verdict
 from vitlab.comparison.study import Sample, is_futile, judge_study
 from vitlab.planning.registration import added_comparisons
@@ -17,6 +16,7 @@ from vitlab.planning.values import Looks, Plan
 from vitlab.report.frame import GROUPS, STATUSES, StudyResults, described
 from vitlab.report.phrasing import Row
 from vitlab.spec import Analysis
+from vitlab.statistics import replicates
 from vitlab.store.folders import Store
 from vitlab.store.result import Ending
 
@@ -107,11 +107,8 @@ def summary(results: StudyResults, refused: Mapping[str, str] = {}) -> list[Row]
     """Return one row per arm, in JSON values: its mean and its difference from the baseline.
 
     Columns are :func:`column_names`, also where nothing was measured.  What is missing is None; infinities are
-    the texts ``inf`` and ``-inf``, because JSON has no number for them.
-
-    Args:
-        results: the results.
-        refused: arm to a reason why its comparison is refused, in addition to its prerequisites.
+    the texts ``inf`` and ``-inf``, because JSON has no number for them.  ``refused`` has further reasons why arms are
+    not compared.
     """
     # A table of other programs need not have every column.
     table = results.frame.rename(columns={_test_column(results.plan.analysis): "tested"})
@@ -130,10 +127,8 @@ def summary(results: StudyResults, refused: Mapping[str, str] = {}) -> list[Row]
         arm: sum(_awaited(arms.get(name, []), arm, results.plan) for name in (arm, baseline))
         for arm, baseline in compared.items()
     }
-    comparisons = judge_study(
-        results.plan, compared, samples, quantum=results.quantum, refused=refused, awaited=awaited
-    )
-    return [_row(arm, trials, costs[arm], results, comparisons) for arm, trials in arms.items()]
+    judged = judge_study(results.plan, compared, samples, quantum=results.quantum, refused=refused, awaited=awaited)
+    return [_row(arm, trials, costs[arm], results, judged) for arm, trials in arms.items()]
 
 
 def _lost_seeds(trials: Sequence[_Trial], values: Mapping[int, float]) -> list[int]:
@@ -182,11 +177,10 @@ def _row(
     results: StudyResults,
     comparisons: Mapping[str, Row],
 ) -> Row:
-    """Return the row of an arm."""
     plan, comparison = results.plan, comparisons.get(arm)
     analysis, facts = plan.analysis, plan.facts(plan.analysis.metric)
     values, images = results.values.get(arm, {}), results.images.get(arm, {})
-    mean = statistics.mean_interval([*values.values()], analysis.alpha, results.quantum, results.overlap_of([arm]))
+    mean = replicates.mean_interval([*values.values()], analysis.alpha, results.quantum, results.overlap_of([arm]))
     lowest, highest = (None, None) if facts is None else facts.bounds
     statuses = [trial.status for trial in trials]
     of_images = [images[seed] for seed in values if seed in images]
@@ -196,7 +190,7 @@ def _row(
         # Seeds of a baseline are judged beside those of the arms that are compared with it.
         beside = [name for name, other in comparisons.items() if other["baseline"] == arm]
         group = {name: results.values.get(name, {}) for name in (arm, *beside)}
-        collapsed = set(statistics.collapsed_seeds(group, 1 if analysis.goal == "max" else -1)[arm])
+        collapsed = set(replicates.collapsed_seeds(group, 1 if analysis.goal == "max" else -1)[arm])
     sound = [value for seed, value in values.items() if seed not in collapsed]
     row = {
         **(comparison or {}),
@@ -206,7 +200,7 @@ def _row(
         **{status: statuses.count(status) for status in STATUSES},
         "low": mean.low if lowest is None else max(mean.low, lowest),
         "high": mean.high if highest is None else min(mean.high, highest),
-        "split_sd": statistics.split_sd(np.array(of_images)) if len(of_images) > 1 else math.nan,
+        "split_sd": replicates.split_sd(np.array(of_images)) if len(of_images) > 1 else math.nan,
         "collapsed": len(collapsed),
         "sound_mean": float(np.mean(sound)) if collapsed and sound else math.nan,
         **costs,
@@ -226,7 +220,6 @@ def _test_column(analysis: Analysis) -> str | None:
 
 
 def _type(column: str) -> str:
-    """Return the type of a column of :func:`summary`."""
     return MEANINGS[column][0] if column in MEANINGS else "float64"
 
 
@@ -267,13 +260,8 @@ def inconclusive_arms(plan: Plan, store: Store, before: Sequence[str] = ()) -> t
 
     It may not if it is refused, if a trial of one of its arms failed, which must be retried first, or if all seeds that
     it may get would decide it with too little probability.  Registered comparisons are judged together, so none is
-    opened before all of them have ended.  An arm that was open stays open once its seeds have all ended: each look is
-    valid on its own.
-
-    Args:
-        plan: the plan with the seeds of that look alone, and with its registration.
-        store: the store of its trials.
-        before: arms that an earlier run left open at the same look.
+    opened before all of them have ended.  An arm that was open ``before`` stays open once its seeds have all ended:
+    each look is valid on its own.  The plan has the seeds of that look alone.
     """
     if plan.looks is None or plan.pending:
         return ()

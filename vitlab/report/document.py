@@ -19,8 +19,11 @@ from vitlab.errors import UserError, nearest
 from vitlab.planning import study_folder
 from vitlab.planning.values import Plan
 from vitlab.report import phrasing
+from vitlab.report.comparison import summary, summary_frame
+from vitlab.report.drawing import Drawing, pdf, png
 from vitlab.report.formats import FORMATS, Format, csv, markdown_report
-from vitlab.report.frame import StudyResults, gather, parquet, plain, prerequisites
+from vitlab.report.frame import StudyResults, gather, plain, prerequisites
+from vitlab.report.notes import notes as notes_of
 from vitlab.report.phrasing import Row
 from vitlab.report.provenance import Provenance, of_version, provenance
 from vitlab.report.sections import Findings, Table, section, sections
@@ -31,8 +34,6 @@ from vitlab.store.folders import Store
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from vitlab.report.drawing import Drawing
 
 PACKAGES = ("report", "comparison", "statistics")  #: packages whose code makes a report
 
@@ -56,15 +57,12 @@ class Report:
 
     @classmethod
     def of(cls, findings: Findings, notes: Sequence[str]) -> Report:
-        """Return the report of some findings; to the notes, the sections add their own.
-
-        Raises:
-            UserError: if rows of a section would replace a value of the report in JSON.
-        """
+        """Return the report of some findings; the sections add their notes, and may replace nothing of the report."""
         plan, arms = findings.plan, findings.arms
         # From a table of other programs, not every section can be made.
         possible = {name for name, part in sections().items() if part.of_table or findings.store is not None}
-        rows = {name: part.rows(findings) if name in possible else [] for name, part in sections().items() if part.row}
+        storing = [(name, part) for name, part in sections().items() if part.row]
+        rows = {name: list(part.rows(findings)) if name in possible else [] for name, part in storing}
         for name in sorted(rows.keys() & {"vitlab", *(field.name for field in fields(cls))}):
             raise UserError(f"section '{name}': every report stores its own {name} under this name; rename the section")
         more = [part.notes(rows.get(name, ()), findings) for name, part in sections().items() if name in possible]
@@ -105,11 +103,7 @@ class Report:
 
     @classmethod
     def from_json(cls, doc: Any) -> Report:
-        """Return the report of JSON values.
-
-        Raises:
-            LookupError, TypeError, ValueError, AttributeError: if it has another form.
-        """
+        """Return the report of JSON values; other forms raise LookupError, TypeError, ValueError or AttributeError."""
         values = {field.name: doc[field.name] for field in fields(cls) if field.name in doc}
         values["analysis"] = Analysis.model_validate(doc["analysis"])
         values["sections"] = {
@@ -144,8 +138,6 @@ class Content:
         """The results, one row per trial; of what belongs to no single study, one row per arm."""
         if self.report.made is not None:
             return self._findings.results.frame
-        from vitlab.report.comparison import summary_frame
-
         return summary_frame(self.report.arms, self.report.analysis)
 
     def render(self, format: str) -> str | bytes:
@@ -159,26 +151,19 @@ class Content:
 
 
 def render(plan: Plan, store: Store, format: str) -> str | bytes:
-    """Render the report of a study in one of ``FORMATS``; bytes for parquet, otherwise text.
-
-    Raises:
-        UserError: if there is no such format.
-    """
-    return _format(format).render(collect(plan, store))
+    """Return the report of a study in one of ``FORMATS``, the stored one if it is current; bytes for parquet."""
+    stored = read_report(plan, store, format)
+    return collect(plan, store).render(format) if stored is None else stored
 
 
 def collect(plan: Plan, store: Store) -> Content:
     """Return the content of a study's report."""
-    # Imported here, because a stored report is read without pandas.
-    from vitlab.report.comparison import summary
-    from vitlab.report.notes import notes
-
     at = state(plan, store)  # before results are read: a trial that ends in between makes the report outdated
     results = StudyResults.read(plan, store)
     findings = Findings(results, summary(results), store)
     needed = prerequisites(plan, store)
     report = replace(
-        Report.of(findings, [*of_version(plan, store), *notes(results, needed, findings.arms)]),
+        Report.of(findings, [*of_version(plan, store), *notes_of(results, needed, findings.arms)]),
         made=provenance(plan, store, [*needed, *gather(plan, store, plan.rival_trials), *results.trials]),
         trials=plain(results.frame),
         state=at,
@@ -187,11 +172,7 @@ def collect(plan: Plan, store: Store) -> Content:
 
 
 def read_report(plan: Plan, store: Store, format: str) -> str | bytes | None:
-    """Return the report that :func:`write` stored, without pandas; None if it is missing or outdated.
-
-    Raises:
-        UserError: if there is no such format.
-    """
+    """Return the report that :func:`write` stored, without pandas; None if it is missing or outdated."""
     folder, form = _folder(plan, store), _format(format)
     try:
         doc = read_json(folder / FORMATS["json"].file)
@@ -214,10 +195,8 @@ def is_current(plan: Plan, store: Store) -> bool:
 
 def warm_up() -> None:
     """Import what a report needs beyond this module, which takes seconds; for a thread of its own."""
+    import pandas  # noqa: F401
     import scipy.special  # noqa: F401
-
-    import vitlab.report.comparison
-    import vitlab.report.notes  # noqa: F401
 
 
 def write(content: Content, folder: Path) -> list[Path]:
@@ -225,16 +204,13 @@ def write(content: Content, folder: Path) -> list[Path]:
 
     They are the files of ``FORMATS``, ``summary.csv`` (one row per arm), ``history.parquet``, and the figures.
     """
-    from vitlab.report.comparison import summary_frame
-    from vitlab.report.drawing import pdf, png
-
     report, drawings = content.report, content.figures
     files: dict[str, str | bytes] = {f"{name}.svg": drawing.svg for name, drawing in drawings.items()}
     for name, drawing in drawings.items():
         drawing.figure.set_layout_engine("none")  # it keeps the layout of the SVG, and takes half the time
         files |= {f"{name}.png": png(drawing.figure), f"{name}.pdf": pdf(drawing.figure)}
     files["summary.csv"] = csv(summary_frame(report.arms, report.analysis))
-    files["history.parquet"] = parquet(content._findings.history)
+    files["history.parquet"] = content._findings.history.to_parquet(index=False)
     # report.json is the last, because its state marks the other files as current.
     files |= {form.file: form.render(content) for form in FORMATS.values() if form.file}
     captions = {name: drawing.caption for name, drawing in drawings.items()}
@@ -265,12 +241,10 @@ def state(plan: Plan, store: Store) -> str:
 
 @cache
 def _code_digest() -> str:
-    """Return a digest of the files whose code makes reports."""
     # Whole files, comments included, and without what they import: a report is made anew in seconds.
     digest, root = hashlib.sha256(), Path(__file__).parents[1]
-    for file in sorted(
-        file for package in PACKAGES for file in (root / package).rglob("*") if file.suffix in (".py", ".j2")
-    ):
+    files = (file for package in PACKAGES for file in (root / package).rglob("*"))
+    for file in sorted(file for file in files if file.suffix in (".py", ".j2")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 

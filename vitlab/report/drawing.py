@@ -111,10 +111,7 @@ def pdf(figure: Figure) -> bytes:
 def element(svg: str, name: str, alternative: str) -> str:
     """Convert the SVG of a :class:`Drawing` to an element of a page, in the page's colours (``var(--ink)``, ...).
 
-    Args:
-        svg: the file.
-        name: unique in the page; stands before the identifiers of the element.
-        alternative: text for readers who do not see the figure.
+    The name, unique in the page, stands before identifiers; the alternative is for readers who do not see the figure.
     """
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     referenced = set(re.findall(r'(?:url\(#|href="#)([^")]+)', svg))

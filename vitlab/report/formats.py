@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vitlab.report.frame import parquet
 from vitlab.report.page import page
 from vitlab.report.phrasing import DASH, MINUS, PLUS_MINUS, Column
 from vitlab.report.sections import Table, sections
@@ -196,7 +195,6 @@ def latex_tables(report: Report, tables: Mapping[str, Table]) -> str:
 
 
 def _tex_column(column: Column) -> str:
-    """Return the column specification: long text wraps."""
     if column.right:
         return "r"
     return rf"p{{{TEX_WRAP}\linewidth}}" if max(map(len, column.cells), default=0) > TEX_LINE else "l"
@@ -218,7 +216,9 @@ FORMATS = {
     "md": Format(lambda content: markdown_report(content.report), "report.md"),
     "html": Format(page, "report.html", of_results=True),
     "csv": Format(lambda content: csv(content.table), "results.csv", of_results=True),
-    "parquet": Format(lambda content: parquet(content.table), "results.parquet", is_binary=True, of_results=True),
+    "parquet": Format(
+        lambda content: content.table.to_parquet(index=False), "results.parquet", is_binary=True, of_results=True
+    ),
     "latex": Format(lambda content: latex_tables(content.report, {"arms": paper_table(content.report)}), "report.tex"),
     "latex-all": Format(lambda content: latex_tables(content.report, _every_table(content.report))),
     "json": Format(_json, "report.json"),

@@ -5,7 +5,6 @@ No trial is dropped: one that diverged, failed, is running or was never started 
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 import re
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-GROUPS = ("val", "test", "train")
+GROUPS = ("val", "test", "train")  #: splits that metrics begin with
 STATUSES = (Ending.DONE, Ending.DIVERGED, Ending.FAILED, "running", "missing")
 
 
@@ -101,10 +100,8 @@ def gather(plan: Plan, store: Store, trials: Sequence[Planned] | None = None) ->
 
 def prerequisites(plan: Plan, store: Store) -> list[StoredTrial]:
     """Return the trials that others need and that belong to no arm, such as teachers, with status and result."""
-    planned = [
-        Planned(f"prerequisite {trial.key[:8]}", trial.seeds.get("init", 0), trial) for trial in plan.prerequisites
-    ]
-    return gather(plan, store, planned)
+    named = [(f"prerequisite {trial.key[:8]}", trial) for trial in plan.prerequisites]
+    return gather(plan, store, [Planned(name, trial.seeds.get("init", 0), trial) for name, trial in named])
 
 
 def metric_column(analysis: Analysis) -> str:
@@ -130,9 +127,8 @@ def table(plan: Plan, trials: Sequence[StoredTrial]) -> pd.DataFrame:
     arms = {arm.name: arm for arm in plan.arms}
     stored = [item.result for item in trials if item.result is not None]
     reported = {name for result in stored for name in result.outcome.metrics if is_metric(name)}
-    metrics = sorted(
-        {metric_column(plan.analysis), *reported}, key=lambda name: (GROUPS.index(name.partition("/")[0]), name)
-    )
+    judged = metric_column(plan.analysis)
+    metrics = sorted({judged, *reported}, key=lambda name: (GROUPS.index(name.partition("/")[0]), name))
     rows = []
     for item in trials:
         arm, trial = arms[item.planned.arm], item.planned.trial
@@ -150,7 +146,9 @@ def table(plan: Plan, trials: Sequence[StoredTrial]) -> pd.DataFrame:
         }
         if item.result is not None:
             around, outcome = item.result.circumstances, item.result.outcome
-            row |= {name: _metric(item.result, name, plan.analysis) for name in metrics}
+            row |= {name: outcome.metrics.get(name) for name in metrics}
+            if judged != plan.analysis.metric:
+                row[judged] = outcome.value(plan.analysis.metric, "best", plan.analysis.goal)
             row |= {name: getattr(around, name) for name in ("params", "macs", "wall_s", "ended")}
             row |= {name: around.numerics.get(name) for name in ("engine", "threads", "device")}
             row |= {"steps": outcome.steps, "images": outcome.images}
@@ -230,10 +228,7 @@ def is_metric(name: str) -> bool:
 
 
 def history(plan: Plan, store: Store) -> pd.DataFrame:
-    """Return every measurement, in the columns of ``HISTORY``.
-
-    Trials without a result have what their journal holds so far.
-    """
+    """Return every measurement, in the columns of ``HISTORY``; of open trials, what their journals hold so far."""
     return curves(gather(plan, store))
 
 
@@ -289,13 +284,6 @@ def _on_step(value: float, quantum: float) -> float:
     return round(steps) / images if math.isclose(images * quantum, 1.0) else round(steps) * quantum
 
 
-def parquet(frame: pd.DataFrame) -> bytes:
-    """Return a frame as the bytes of a Parquet file."""
-    with io.BytesIO() as file:
-        frame.to_parquet(file, index=False)
-        return file.getvalue()
-
-
 def _stored_trial(planned: Planned, store: Store, specs: Mapping[str, Trial]) -> StoredTrial:
     folder = store.folder(planned.trial)
     result = folder.result()
@@ -316,25 +304,13 @@ def _stored_trial(planned: Planned, store: Store, specs: Mapping[str, Trial]) ->
     return StoredTrial(planned, folder, "missing", "", None)
 
 
-def _metric(result: TrialResult, column: str, analysis: Analysis) -> float | None:
-    """Return the value of a column of metrics; None if the trial does not report it."""
-    if analysis.at == "last" or column != metric_column(analysis):
-        return result.outcome.metrics.get(column)
-    values = [moment.metrics.get(analysis.metric, math.nan) for moment in result.outcome.history]
-    finite = [value for value in values if math.isfinite(value)]
-    best = max if analysis.goal == "max" else min
-    return best(finite) if finite else None
-
-
 def _column(values: list[Any]) -> pd.Series[Any]:
     """Return the values of a varied path as integers, floats or short text."""
     import pandas as pd
 
     values = pd.Series(values).tolist()  # None beside numbers becomes NaN
-    if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
-        return pd.Series(values, dtype="int64")
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-        return pd.Series(values, dtype="float64")
+        return pd.Series(values, dtype="float64" if any(isinstance(value, float) for value in values) else "int64")
     return pd.Series([text(value) for value in values], dtype="string")
 
 
@@ -373,13 +349,8 @@ class StudyResults:
     def read(cls, plan: Plan, store: Store) -> StudyResults:
         """Read the results of a plan from its store."""
         trials = tuple(gather(plan, store))
-        return cls(
-            plan,
-            table(plan, trials),
-            trials,
-            metric_quantum(plan, trials),
-            validation_overlap(plan, trials),
-        )
+        quantum, overlap = metric_quantum(plan, trials), validation_overlap(plan, trials)
+        return cls(plan, table(plan, trials), trials, quantum, overlap)
 
     @cached_property
     def values(self) -> dict[str, dict[int, float]]:

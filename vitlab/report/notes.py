@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,27 +13,13 @@ from vitlab.comparison import Verdict
 from vitlab.comparison.study import is_futile
 from vitlab.errors import count
 from vitlab.planning.match import overlap
-from vitlab.planning.registration import (
-    added_comparisons,
-    altered_arms,
-    changes,
-    removed_comparisons,
-)
+from vitlab.planning.registration import added_comparisons, altered_arms, changes, removed_comparisons
 from vitlab.planning.tune import edges
 from vitlab.planning.values import Plan
+from vitlab.report import phrasing
 from vitlab.report.frame import StoredTrial, StudyResults, is_metric, metric_column
-from vitlab.report.phrasing import (
-    Row,
-    Scale,
-    compared_rows,
-    decimals_of_means_and_differences,
-    describe_comparison,
-    duration,
-    percent,
-    seed_list,
-    states,
-)
-from vitlab.statistics import boschloo, gap_score, largest_hidden_rate, sd_interval
+from vitlab.report.phrasing import Row, Scale, compared_rows, percent, seed_list
+from vitlab.statistics.replicates import boschloo, gap_score, largest_hidden_rate, sd_interval
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
@@ -116,27 +102,23 @@ def unpaired_seeds(results: StudyResults, rows: Sequence[Row]) -> list[str]:
     return _first_of(lines)
 
 
-def _progress(trials: Sequence[StoredTrial]) -> list[str]:
+def _progress(trials: Sequence[StoredTrial]) -> Iterator[str]:
     counts = Counter(item.status for item in trials)
-    if not counts["running"] + counts["missing"]:
-        return []
-    return [f"Preliminary: of {count(len(trials), 'trial')}, {states(counts)}."]
+    if counts["running"] + counts["missing"]:
+        yield f"Preliminary: of {count(len(trials), 'trial')}, {phrasing.states(counts)}."
 
 
-def _early_stops(trials: Sequence[StoredTrial]) -> list[str]:
-    """Return a note on how long arms were trained, if their trainings stop early."""
+def _early_stops(trials: Sequence[StoredTrial]) -> Iterator[str]:
     steps: defaultdict[str, list[int]] = defaultdict(list)
     for item in trials:
         if item.planned.trial.spec.train.stop_early is not None and item.result is not None:
             steps[item.planned.arm].append(item.result.outcome.steps)
-    if not steps:
-        return []
-    arms = ", ".join(f"{arm} {min(some):,} to {max(some):,}" for arm, some in steps.items())
-    return [f"train.stop_early: trainings ended after different numbers of steps, and so differ in cost: {arms}."]
+    if steps:
+        arms = ", ".join(f"{arm} {min(some):,} to {max(some):,}" for arm, some in steps.items())
+        yield f"train.stop_early: trainings ended after different numbers of steps, and so differ in cost: {arms}."
 
 
 def _loss_of(item: StoredTrial) -> str:
-    """Return the note about a trial that diverged or failed."""
     reason = " ".join(item.failure.split()).rstrip(".") or "no reason was recorded"
     consequence = "; its values are left out" if item.status == Ending.DIVERGED else ""
     kind = f" ({item.kind})" if item.kind not in (None, item.status, Ending.ERROR) else ""
@@ -144,7 +126,6 @@ def _loss_of(item: StoredTrial) -> str:
 
 
 def _missing_metric(plan: Plan, frame: pd.DataFrame) -> list[str]:
-    """Return notes about trials that are done but have no finite value of the judged metric."""
     column = metric_column(plan.analysis)
     done = frame[frame["status"] == Ending.DONE]
     without_value = done[~np.isfinite(done[column])]
@@ -159,17 +140,15 @@ def _missing_metric(plan: Plan, frame: pd.DataFrame) -> list[str]:
     )
 
 
-def _repeated_trials(frame: pd.DataFrame) -> list[str]:
-    repeated = frame[frame.duplicated(["arm", "trial"])]
-    return [
-        f"{arm}: seeds {seed_list(rows['seed'])} are the same trial as an earlier seed, because nothing that the "
-        "seeds vary is used; one training is counted once."
-        for arm, rows in repeated.groupby("arm", sort=False)
-    ]
+def _repeated_trials(frame: pd.DataFrame) -> Iterator[str]:
+    for arm, rows in frame[frame.duplicated(["arm", "trial"])].groupby("arm", sort=False):
+        yield (
+            f"{arm}: seeds {seed_list(rows['seed'])} are the same trial as an earlier seed, because nothing that the "
+            "seeds vary is used; one training is counted once."
+        )
 
 
 def _prerequisites(plan: Plan) -> list[str]:
-    """Return notes about arms whose trials share a prerequisite, such as a teacher."""
     names: dict[tuple[str, str], list[str]] = defaultdict(list)
     for planned in plan.trials:
         for role, name in planned.trial.needs.items():
@@ -185,7 +164,6 @@ def _prerequisites(plan: Plan) -> list[str]:
 
 
 def _initial_weights(trials: Sequence[StoredTrial]) -> list[str]:
-    """Return what was loaded, resampled and left out of the weights that arms start from."""
     arms: dict[str, dict[str, None]] = defaultdict(dict)
     for item in trials:
         if item.result is not None and item.result.circumstances.weights:
@@ -194,7 +172,6 @@ def _initial_weights(trials: Sequence[StoredTrial]) -> list[str]:
 
 
 def _mixed_numerics(plan: Plan, trials: Sequence[StoredTrial]) -> list[str]:
-    """Return notes about comparisons whose arms were trained with different numerics."""
     numerics: dict[str | None, list[Mapping[str, object]]] = defaultdict(list)
     for item in trials:
         if item.result is not None:
@@ -213,61 +190,54 @@ def _mixed_numerics(plan: Plan, trials: Sequence[StoredTrial]) -> list[str]:
     ]
 
 
-def _best_of_training(plan: Plan) -> list[str]:
-    if plan.analysis.at == "last":
-        return []
-    return [
-        f"{metric_column(plan.analysis)} is the best of several evaluations of one training: it is optimistic, the "
-        "more so the noisier the evaluation and the more of them there are. The test value beside it is the last "
-        "step's."
-    ]
+def _best_of_training(plan: Plan) -> Iterator[str]:
+    if plan.analysis.at != "last":
+        yield (
+            f"{metric_column(plan.analysis)} is the best of several evaluations of one training: it is optimistic, the "
+            "more so the noisier the evaluation and the more of them there are. The test value beside it is the last "
+            "step's."
+        )
 
 
-def _exploratory(plan: Plan) -> list[str]:
-    """Return notes about what was decided after the study was first run."""
-    lines = [
-        f"Exploratory: since the study was first run, {change}; every verdict was reached after results were known."
-        for change in changes(plan)
-    ]
+def _exploratory(plan: Plan) -> Iterator[str]:
+    for edit in changes(plan):
+        yield f"Exploratory: since the study was first run, {edit}; every verdict was reached after results were known."
     for what, arms in (
         ("Exploratory: changed after results were seen", altered_arms(plan)),
         ("Exploratory: added after the first run, and corrected for all comparisons", sorted(added_comparisons(plan))),
         ("Dropped after the first run, and still counted in the correction", removed_comparisons(plan)),
     ):
-        lines += [f"{what}: {_names(arms)}."] * bool(arms)
+        if arms:
+            yield f"{what}: {_names(arms)}."
     if plan.registered is not None and (known := plan.registered.known).comparisons:
-        lines.append(
+        yield (
             f"Exploratory: {known.results:,} of {count(known.trials, 'trial')} had results before this plan was "
             f"registered, including both arms of the comparison at some seed: {_names(known.comparisons)}."
         )
-    return lines
 
 
-def _tuning(plan: Plan, rows: Sequence[Row]) -> list[str]:
-    """Return notes about tuned knobs, their cost, and values at the edge of a grid."""
+def _tuning(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     if not plan.tuning:
-        return []
-    lines, select = [], plan.tuning[0].select
+        return
+    select = plan.tuning[0].select
     if plan.pending:
         pending = count(len(plan.pending), "trial")
-        lines.append(f"Preliminary: {pending} more will be planned once the knobs of their arms are tuned.")
+        yield f"Preliminary: {pending} more will be planned once the knobs of their arms are tuned."
     rivals = [rival for item in plan.tuning for rival in item.rivals]
     knobs = ", ".join(dict.fromkeys(knob for rival in rivals for knob in rival.values))
     scope = "at the base, for all arms" if plan.tuning[0].arm is None else "for each arm by itself"
     trainings = count(sum(len(rival.trials) for rival in rivals), "full-length training")
-    seconds = duration(sum(rival.wall_s for rival in rivals))
-    lines.append(
-        f"Tuned {scope}, by {select}: {knobs}, in {trainings} ({seconds}) with separate seeds, which are in no mean."
-    )
+    seconds = phrasing.duration(sum(rival.wall_s for rival in rivals))
+    yield f"Tuned {scope}, by {select}: {knobs}, in {trainings} ({seconds}) with separate seeds, which are in no mean."
     if plan.tuning[0].arm is None:
-        lines.append("What suits the base may not suit every arm as well: tune per arm to know.")
+        yield "What suits the base may not suit every arm as well: tune per arm to know."
     elif select != plan.analysis.metric:
-        lines.append(
+        yield (
             f"Intervals do not include the choice of knobs, because {select} chose them and {plan.analysis.metric} "
             "judges the arms."
         )
     elif any(row["choice_sd"] for row in rows):
-        lines.append(
+        yield (
             "Intervals include the choice of knobs, because other tuning seeds might have chosen others. More tuning "
             "seeds make this part smaller, more seeds of the arms do not."
         )
@@ -275,18 +245,18 @@ def _tuning(plan: Plan, rows: Sequence[Row]) -> list[str]:
     for item in plan.tuning:
         for knob in edges(item):
             arms[knob].append(item.arm or "all arms")
-    return lines + [
-        f"Warning: the chosen {knob} lies at the edge of its grid for {_names(affected)}: a better value may lie "
-        "outside; extend the grid."
-        for knob, affected in arms.items()
-    ]
+    for knob, affected in arms.items():
+        yield (
+            f"Warning: the chosen {knob} lies at the edge of its grid for {_names(affected)}: a better value may lie "
+            "outside; extend the grid."
+        )
 
 
-def _looks(plan: Plan, rows: Sequence[Row]) -> list[str]:
+def _looks(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     """Return a note on how the looks share alpha, and which comparisons they left open; none without looks."""
     looks = plan.looks
     if looks is None:
-        return []
+        return
     sizes = [len(seeds) for seeds in looks.seeds]
     sentences = [
         f"{len(sizes)} looks share alpha, at {', '.join(map(str, sizes[:-1]))} and {sizes[-1]} seeds: p values and "
@@ -319,55 +289,53 @@ def _looks(plan: Plan, rows: Sequence[Row]) -> list[str]:
     sentences += [f"{_names(undecided[cause])} {text}" for cause, text in consequences.items() if undecided[cause]]
     if len(sentences) == 1 and not any(row["awaited"] for row in compared.values()):
         sentences.append("The first look decided every comparison that can be judged.")
-    return [" ".join(sentences)]
+    yield " ".join(sentences)
 
 
 def _controls(plan: Plan, rows: Sequence[Row]) -> list[str]:
     """Return what each control did, which equals its baseline but for the seeds."""
     scale, lines = Scale.of(plan.analysis.metric, plan.units), []
-    _, decimals = decimals_of_means_and_differences(rows, scale)
+    _, decimals = phrasing.decimals_of_means_and_differences(rows, scale)
     for row in (row for row in compared_rows(rows) if plan.arm(row["arm"]).is_control and row["p"] is not None):
         outcome = "they are not told apart, as it should be"
         if row["verdict"] in (Verdict.BETTER, Verdict.WORSE):
             outcome = f"this is a false alarm, as {percent(plan.analysis.alpha)} of controls give by chance"
-        sentence = describe_comparison(row, row["n"], plan.analysis, scale, decimals)
+        sentence = phrasing.describe_comparison(row, row["n"], plan.analysis, scale, decimals)
         lines.append(f"Control: {sentence} The two differ by their seeds alone: {outcome}.")
     return _first_of(lines)
 
 
-def _shared_variance(plan: Plan, rows: Sequence[Row]) -> list[str]:
-    """Return a note on the variances of comparisons and their correction; none for a single comparison."""
+def _shared_variance(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     shared = max((row["shared"] or 1 for row in rows), default=1)
     if shared < 2:
-        return []
+        return
     alone = [row["arm"] for row in rows if row["test"] == "paired t" and row["shared"] == 1]
     others = f" With other seeds, and their own variance alone: {_names(alone)}." if alone else ""
     corrected = " P values and intervals are corrected by Bonferroni's method." * (plan.analysis.correction != "none")
-    return [
+    yield (
         f"The variance of a difference is averaged with the mean variance of {shared} comparisons, which have one "
         f"baseline and the same seeds, and is never below its own: a rule of vitlab's own, checked by simulation."
         f"{others}{corrected}"
-    ]
+    )
 
 
-def _shape_of_seeds(results: StudyResults, rows: Sequence[Row]) -> list[str]:
+def _shape_of_seeds(results: StudyResults, rows: Sequence[Row]) -> Iterator[str]:
     """Return a note if the seeds of the arms lie in groups, or far to one side, more than normal values do."""
     sound = [results.values[row["arm"]] for row in rows if row["n"] and not row["collapsed"]]
     seeds = sorted(set.intersection(*map(set, sound))) if sound else []
     if len(seeds) < 3 or not any(row["test"] == "paired t" for row in rows):
-        return []
+        return
     score = gap_score(np.array([[values[seed] for seed in seeds] for values in sound]))
-    if not score > MAX_GAP_SCORE:
-        return []
-    return [
-        "Warning: seeds lie in groups, or far out on one side, more than normal values do (their gaps exceed those by "
-        f"{score:.1f} standard errors). P values and intervals are too small for such seeds: look at the single ones."
-    ]
+    if score > MAX_GAP_SCORE:
+        yield (
+            "Warning: seeds lie in groups, or far out on one side, more than normal values do (their gaps exceed those "
+            f"by {score:.1f} standard errors). P values and intervals are too small for such seeds: look at the single "
+            "ones."
+        )
 
 
-def _collapsed_seeds(rows: Sequence[Row]) -> list[str]:
-    """Return notes about arms of which some seeds collapsed, and about how many may, where none did."""
-    by_arm, lines = {row["arm"]: row for row in rows}, []
+def _collapsed_seeds(rows: Sequence[Row]) -> Iterator[str]:
+    by_arm = {row["arm"]: row for row in rows}
     for row in (row for row in rows if row["collapsed"]):
         seeds = f"{row['collapsed']} of {count(row['n'], 'seed')}"
         line = f"Warning: {seeds} of {row['arm']} collapsed: they are far worse than the others."
@@ -378,25 +346,25 @@ def _collapsed_seeds(rows: Sequence[Row]) -> list[str]:
                 f" Of {row['baseline']}, {baseline['collapsed']} of {baseline['n']} did (Boschloo's exact test, "
                 f"one-sided: p = {p:.2g} before correction)."
             )
-        lines.append(f"{line} A mean of few seeds hides how often that happens: train more seeds to know.")
+        yield f"{line} A mean of few seeds hides how often that happens: train more seeds to know."
     sizes = [row["n"] for row in rows if row["n"] > 1 and not row["collapsed"]]
     if sizes and compared_rows(rows):
         rate = 100 * largest_hidden_rate(min(sizes))
-        lines.append(
+        yield (
             f"No collapse in {count(min(sizes), 'seed')} of an arm still allows up to {rate:.0f} % of its trainings to "
             "collapse (exact binomial bound, 95 %)."
         )
-    return lines
 
 
-def _seeds(results: StudyResults) -> list[str]:
+def _seeds(results: StudyResults) -> Iterator[str]:
     """Return a note on the random streams that seeds vary, and on what intervals cover thereby."""
     plan, streams = results.plan, defaultdict(set)
     seeds = sorted({planned.seed for planned in plan.trials})
     if not seeds:
-        return []
+        return
     if len(seeds) == 1 and plan.looks is None:
-        return [f"One seed ({seeds[0]}): no spread, no interval, no test. Set seeds: 3 or more to compare."]
+        yield f"One seed ({seeds[0]}): no spread, no interval, no test. Set seeds: 3 or more to compare."
+        return
     for planned in plan.trials:
         for stream, value in planned.trial.seeds.items():
             streams[stream].add(value)
@@ -410,7 +378,7 @@ def _seeds(results: StudyResults) -> list[str]:
         line += (
             " The validation split is the same in all: intervals cover training again on this split, not another split."
         )
-    return [line]
+    yield line
 
 
 def _of_splits(ratios: set[float]) -> str:
@@ -436,13 +404,12 @@ def _of_splits(ratios: set[float]) -> str:
     )
 
 
-def _split_noise(plan: Plan, rows: Sequence[Row]) -> list[str]:
-    """Return a note on the spread between seeds, and on what the finite split adds to it."""
+def _split_noise(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     # Pooled, because the spread of a single arm with few seeds is hardly known.
     usable = [row for row in rows if row["split_sd"] is not None and row["n"] > 1]
     df = sum(row["n"] - 1 for row in usable)
     if not any(row["sd"] for row in usable):
-        return []
+        return
     sd, of_split = (
         math.sqrt(sum((row["n"] - 1) * row[name] ** 2 for row in usable) / df) for name in ("sd", "split_sd")
     )
@@ -456,19 +423,17 @@ def _split_noise(plan: Plan, rows: Sequence[Row]) -> list[str]:
     if of_split < sd:  # otherwise trainings agree on images more than by chance, as barely trained models do
         amount = scale.amount(of_split, decimals)
         sentence += f" Models that are equally good would scatter by {amount} on a split of this size."
-    return [sentence]
+    yield sentence
 
 
-def _learning_rate(plan: Plan) -> list[str]:
-    """Return a note if arms with different models share an untuned learning rate."""
+def _learning_rate(plan: Plan) -> Iterator[str]:
     specs = [planned.trial.spec for planned in plan.trials]
     rates = {spec.train.optimizer.options.get("lr") for spec in specs}
     tuned = any(overlap(RATE, knob) for item in plan.tuning for rival in item.rivals for knob in rival.values)
-    if tuned or len(rates) != 1 or all(spec.model == specs[0].model for spec in specs):
-        return []
-    [rate] = rates
-    at = f" ({rate:g})" if isinstance(rate, float | int) else ""
-    return [f"All arms ran at one learning rate{at}: none was tuned, and a better one may suit some arms."]
+    if not tuned and len(rates) == 1 and any(spec.model != specs[0].model for spec in specs):
+        [rate] = rates
+        at = f" ({rate:g})" if isinstance(rate, float | int) else ""
+        yield f"All arms ran at one learning rate{at}: none was tuned, and a better one may suit some arms."
 
 
 def _names(arms: Sequence[str]) -> str:

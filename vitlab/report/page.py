@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from vitlab.comparison import Verdict
 from vitlab.explain import SERIES
 from vitlab.report import phrasing
+from vitlab.report.drawing import element
 from vitlab.report.phrasing import DASH, Column, Columns, Row, Scale, duration
+from vitlab.report.sections import Section, sections
 
 if TYPE_CHECKING:
     from vitlab.report.document import Content
-    from vitlab.report.sections import Section
 
 SECONDARY = 4  #: columns of this rank and above are folded
 _NOT_IN_HTML = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
@@ -25,11 +26,8 @@ def page(content: Content) -> str:
     """Return the page; every text is escaped, figures are inline."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    from vitlab.report.sections import sections
-
-    environment = Environment(
-        loader=PackageLoader("vitlab", "report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
+    loader = PackageLoader("vitlab", "report")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     report, analysis = content.report, content.report.analysis
     # A row without a verdict is no comparison; without any, there is an answer for each arm.
     verdicts = [row.verdict for row in report.sections["blocks"]] or [row["verdict"] for row in report.arms]
@@ -49,7 +47,8 @@ def page(content: Content) -> str:
         judged=f"{analysis.metric} ({analysis.direction}, {analysis.at} evaluation)",
         series=SERIES,
     )
-    return valid_html(text)
+    # What is invalid in HTML, or changes the direction of the text around it.
+    return _NOT_IN_HTML.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def trial_columns(rows: Sequence[Row], units: Mapping[str, str]) -> list[Column]:
@@ -73,10 +72,7 @@ def trial_columns(rows: Sequence[Row], units: Mapping[str, str]) -> list[Column]
 
 
 def _part(content: Content, name: str, part: Section[Any]) -> Mapping[str, object]:
-    """Return a section for the template."""
     from markupsafe import Markup
-
-    from vitlab.report.drawing import element
 
     # A stored report has no rows of sections that store none, such as the arms.
     rows = content.report.sections.get(name, ())
@@ -111,8 +107,3 @@ def _kind(cell: str) -> str:
     """Return the class of a row by its verdict, which may be followed by a remark, or by the status of a trial."""
     verdict = next((verdict for verdict in Verdict if cell.startswith(verdict)), cell)
     return verdict.replace(" ", "-")
-
-
-def valid_html(page: str) -> str:
-    """Replace the characters that are invalid in HTML, and those that change the direction of surrounding text."""
-    return _NOT_IN_HTML.sub("\N{REPLACEMENT CHARACTER}", page)

@@ -15,12 +15,12 @@ from typing import Any, Generic, TypeVar
 from vitlab.comparison import Verdict
 from vitlab.errors import count
 from vitlab.planning.values import own_metric
+from vitlab.report.frame import STATUSES
 from vitlab.spec import Analysis
 
 Row = Mapping[str, Any]
 RowT = TypeVar("RowT")
-MINUS, TIMES, DASH = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
-PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
+MINUS, PLUS_MINUS, DASH = "\N{MINUS SIGN}", "\N{PLUS-MINUS SIGN}", "\N{EN DASH}"
 ROUNDING = 1e-9  #: relative to a value: smaller widths are floating-point rounding
 OVERVIEW_FROM = 12  #: above this number of comparisons, an overview comes first
 
@@ -83,10 +83,7 @@ class Scale:
         return f"{name} ({self.unit})" if self.unit and not name.endswith(f"({self.unit})") else name
 
     def decimals(self, widths: Sequence[float | None], values: Sequence[float | None] = ()) -> int:
-        """Return the number of decimals for intervals of these half-widths: about one uncertain digit.
-
-        Without an interval, the values decide, see :meth:`decimals_of`.
-        """
+        """Return the decimals for intervals of these half-widths, about one uncertain digit, or else for values."""
         # The middle one, so that a single arm of wide spread takes no digit from the others.
         half_widths = sorted(self.factor * width for width in widths if width is not None and width > 0)
         least = 1 if self.is_share else 0
@@ -95,10 +92,7 @@ class Scale:
         return min(6, max(least, math.ceil(-math.log10(half_widths[len(half_widths) // 2] / 3))))
 
     def decimals_of(self, values: Sequence[float | None], share: int, number: int) -> int:
-        """Return the number of decimals of values without an interval: ``share`` for a share, otherwise ``number``.
-
-        Whole numbers that are no shares, such as counts, have none.
-        """
+        """Return ``share`` decimals for shares, none for whole numbers such as counts, and otherwise ``number``."""
         if self.is_share:
             return share
         numbers = [value for value in values if value is not None]
@@ -265,14 +259,12 @@ def _ends(row: Row, of: str, scale: Scale, decimals: int) -> str:
 
 
 def _two_values(mean: float, sd: float | None, scale: Scale, decimals: int) -> str:
-    """Format the values of two seeds, given their mean and standard deviation."""
     half = (sd or 0.0) / math.sqrt(2)
     low, high = (scale.number(mean + side * half, decimals) for side in (-1, 1))
     return f"{low} and {high} at the two seeds, which gives no useful interval"
 
 
 def _exact_clause(row: Row, scale: Scale, decimals: int, p: str) -> str:
-    """Return the clause about a comparison that the sign-flip test decides."""
     if not row["collapsed_pairs"]:
         return f" at each of {count(row['pairs'], 'seed')} alike, which gives no interval (sign-flip {p})"
     clause = f" (sign-flip {p}; {count(row['collapsed_pairs'], 'seed')} collapsed, so t is not used"
@@ -282,7 +274,6 @@ def _exact_clause(row: Row, scale: Scale, decimals: int, p: str) -> str:
 
 
 def _chance_clause(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
-    """Return the clause about the comparison with chance in place of seeds that diverged or failed."""
     if not row["broken"]:
         return ""
     seeds = f"{count(row['broken'], 'seed')} that diverged or failed"
@@ -321,8 +312,7 @@ def describe_arm(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> s
 
 def states(row: Row) -> str:
     """Format the numbers of trials per status: ``3 failed, 2 missing``."""
-    names = ("done", "diverged", "failed", "running", "missing")
-    return ", ".join(f"{row[name]} {name}" for name in names if row[name]) or "none planned"
+    return ", ".join(f"{row[status]} {status}" for status in STATUSES if row[status]) or "none planned"
 
 
 def answers(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> list[str]:
@@ -338,12 +328,7 @@ def answers(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -
 
 
 def overview(rows: Sequence[Row], among: str = "Of") -> str:
-    """Return the number of comparisons per verdict; empty if there are few.
-
-    Args:
-        rows: of the arms that are counted.
-        among: the words before the number of comparisons.
-    """
+    """Return the number of comparisons per verdict, after the words ``among``; empty if there are few."""
     counts = Counter(row["verdict"] for row in compared_rows(rows))
     if counts.total() <= OVERVIEW_FROM:
         return ""
@@ -352,7 +337,6 @@ def overview(rows: Sequence[Row], among: str = "Of") -> str:
 
 
 def _no_values(row: Row) -> str:
-    """Return the sentence for an arm without judged values."""
     yet = " yet" if row["running"] or row["missing"] else ""
     return f"no trial of {row['arm']} can be judged{yet} ({states(row)})."
 
@@ -383,7 +367,6 @@ def equals(p: float | None, alpha: float) -> str:
 
 
 def _correction(row: Row, analysis: Analysis) -> str:
-    """Return what a p value is corrected for."""
     number = "two" if row["looks"] == 2 else row["looks"]
     looks = f"{number} looks" if row["looks"] > 1 else ""
     family = count(row["family"], "comparison")

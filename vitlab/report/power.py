@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
-from vitlab import statistics
 from vitlab.comparison.arrays import MIN_SEEDS, Correction, Design, Variance, judge
 from vitlab.errors import UserError, count
 from vitlab.planning.registration import family as family_of
@@ -23,6 +22,7 @@ from vitlab.planning.values import Plan, Trial
 from vitlab.report import phrasing
 from vitlab.report.frame import StudyResults
 from vitlab.spec.trial import LENGTHS
+from vitlab.statistics import replicates
 from vitlab.store.folders import Store
 
 MIN_DF = 4  #: with fewer degrees of freedom the spread is not known even roughly
@@ -67,10 +67,6 @@ class Forecast:
             f"correction for {count(self.family, 'comparison')}{'; ' * bool(listed)}{listed}.",
         ]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the forecast as plain data."""
-        return asdict(self)
-
 
 def forecast(plan: Plan, store: Store) -> Forecast:
     """Return what a plan will be able to detect.
@@ -84,10 +80,10 @@ def forecast(plan: Plan, store: Store) -> Forecast:
     family = len(family_of(plan))
     if not family:
         raise UserError("the study compares nothing, so there is nothing to detect")
-    own = {item.trial.key for item in _trials(plan)}
-    like = next(iter(_trials(plan))).trial
+    planned = [item.trial for item in (*plan.trials, *plan.pending)]  # the last are of arms that are not tuned yet
+    own, like = {trial.key for trial in planned}, planned[0]
     earlier = [spread for stored in _plans(plan, store) for spread in _spreads(stored, store)]
-    vary_split = _varies_split(plan, (item.trial for item in _trials(plan)))
+    vary_split = _varies_split(plan, planned)
     alike = [item for item in earlier if item.varies_split == vary_split]
     for kind, spreads in (
         ("of this study", [item for item in earlier if own.issuperset(item.keys)]),
@@ -138,7 +134,7 @@ def _forecast(plan: Plan, kind: str, spreads: Sequence[_Spread], family: int) ->
         single_df = np.array([item.df / len(item.variances) for item in spreads for one in item.variances if one > 0])
         between = max(0.0, float(logs.var(ddof=1) - (polygamma(1, single_df / 2) / 4).mean()))
         error += between / len(logs)
-    reach = math.exp(statistics.t_quantile(1 - plan.analysis.alpha / 2, float(df.sum())) * math.sqrt(error))
+    reach = math.exp(replicates.t_quantile(1 - plan.analysis.alpha / 2, float(df.sum())) * math.sqrt(error))
     one_baseline = len({arm.baseline for arm in plan.arms} - {None}) == 1
     variance = plan.analysis.variance if one_baseline else "own"
     alpha = plan.analysis.alpha * plan.alpha_shares[-1]
@@ -154,10 +150,7 @@ def _forecast(plan: Plan, kind: str, spreads: Sequence[_Spread], family: int) ->
 def simulate(
     n: int, family: int, alpha: float, correction: Correction, variance: Variance, overlap: float = 0.0
 ) -> float:
-    """Return the difference that is found four times in five, in standard deviations of a difference at one seed.
-
-    It is of simulated studies with ``n`` seeds, for a family of comparisons at a level.
-    """
+    """Return the difference that simulated studies find four times in five, in sd of a difference at one seed."""
     comparisons = min(family, MAX_SIMULATED)
     # Few studies suffice for many seeds and arms, whose intervals hardly differ from one study to the next.
     studies = max(20, min(STUDIES, MAX_VALUES // (n * (comparisons + 1))))
@@ -180,14 +173,10 @@ def _plans(plan: Plan, store: Store) -> Iterator[Plan]:
     """Yield the stored plans that are judged by the same metric, and the plan itself."""
     yield plan
     for file in sorted(store.root.glob("studies/*/plan.json")):
-        try:
+        with suppress(UserError):  # a damaged plan tells nothing; 'vitlab run' of its study sets it aside
             stored = read_plan(file)
-        except UserError:
-            continue  # a damaged plan tells nothing; 'vitlab run' of its study sets it aside
-        if stored is None:
-            continue
-        if (stored.analysis.metric, stored.analysis.at) == (plan.analysis.metric, plan.analysis.at):
-            yield stored
+            if stored and (stored.analysis.metric, stored.analysis.at) == (plan.analysis.metric, plan.analysis.at):
+                yield stored
 
 
 def _spreads(stored: Plan, store: Store) -> Iterator[_Spread]:
@@ -210,7 +199,7 @@ def _spreads(stored: Plan, store: Store) -> Iterator[_Spread]:
             stored.study,
             trials[arms[0], seeds[0]],
             keys=frozenset(trials[name, seed].key for name in (baseline, *arms) for seed in seeds),
-            variance=2 * statistics.MeanSquares.of(table_AS).rest,
+            variance=2 * replicates.MeanSquares.of(table_AS).rest,
             df=len(arms) * (len(seeds) - 1),
             variances=tuple(np.var(table_AS[1:] - table_AS[0], axis=1, ddof=1).tolist()),
             varies_split=_varies_split(stored, (trials[baseline, seed] for seed in seeds)),
@@ -235,10 +224,5 @@ def _is_like(trial: Trial, other: Trial) -> bool:
 
 def _planned_seeds(plan: Plan) -> int:
     """Return the largest number of seeds that an arm of a plan may have, at least as many as can be judged."""
-    return max(MIN_SEEDS, len(plan.looks.seeds[-1]) if plan.looks else len({item.seed for item in _trials(plan)}))
-
-
-def _trials(plan: Plan) -> Iterator[Any]:
-    """Yield all planned trials, and the trials of arms that are not tuned yet."""
-    yield from plan.trials
-    yield from plan.pending
+    planned = {item.seed for item in (*plan.trials, *plan.pending)}
+    return max(MIN_SEEDS, len(plan.looks.seeds[-1] if plan.looks else planned))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -99,28 +99,25 @@ def _values_of_all(mappings: Iterable[Mapping[str, object]]) -> dict[str, str]:
     return {name: " and ".join(sorted(distinct)) for name, distinct in sorted(values.items())}
 
 
-def of_version(plan: Plan, store: Store) -> list[str]:
-    """Return sentences that name the version of the study, if it has changes or is not the latest; else none."""
+def of_version(plan: Plan, store: Store) -> Iterator[str]:
+    """Yield sentences that name the version of the study, if it has changes or is not the latest; else none."""
     study = store.study(plan.study)
     this, latest = study_folder.version(study, plan.version), study_folder.version(study)
     if this is None or latest is None:
-        return []
-    notes = [f"Version {this.name[:8]} of this study was run with {this.set_options}."] if this.set_options else []
+        return
+    if this.set_options:
+        yield f"Version {this.name[:8]} of this study was run with {this.set_options}."
     if this.name != latest.name:
         both_recorded = this.content is not None and latest.content is not None
         difference = f": {study_folder.differences(this.content or {}, latest.content or {})}" if both_recorded else ""
-        notes.append(
+        yield (
             f"This is an earlier version of the study ({this.name[:8]}, run {this.when}); the latest is "
             f"{latest.name[:8]}, run {latest.when}{difference}."
         )
-    return notes
 
 
 def _source(version: study_folder.Version | None, store: Store) -> tuple[str, str, str]:
-    """Return the folder, the command and the git commit to run the study again.
-
-    Executor and tracker options are left out, because they do not affect the results.
-    """
+    """Return folder, command and git commit to run the study again; executor and tracker do not affect the results."""
     run = study_folder.RunRecord() if version is None else version.run
     place = Path(run.folder)
     if not place.is_absolute() or not place.is_dir():

@@ -28,7 +28,6 @@ class _Side:
     common: tuple[str, ...]  #: names that both studies have
 
     def name(self, arm: str) -> str:
-        """Return the name of an arm beside the arms of the other study."""
         return f"{self.label}: {arm}"
 
     def arms(self, baseline: _Side | None) -> list[Arm]:
@@ -45,11 +44,9 @@ class _Side:
         ]
 
     def trials(self) -> list[Planned]:
-        """Return the trials of the common arms."""
         return [replace(item, arm=self.name(item.arm)) for item in self.plan.trials if item.arm in self.common]
 
     def first_trial(self, arm: str) -> Trial | None:
-        """Return a trial of an arm; None if it has none."""
         return next((item.trial for item in self.plan.trials if item.arm == arm), None)
 
 
@@ -58,10 +55,7 @@ def compare_studies(
 ) -> Content:
     """Compare the second of two studies with the first, which serves as the baseline, as one family.
 
-    Args:
-        first: the baseline.
-        second: the study that is compared with it.
-        exploratory: why the comparison is exploratory; None if it was asked for before there were results.
+    ``exploratory`` says why the comparison is so; None if it was asked for before there were results.
 
     Raises:
         UserError: if they are judged by different metrics, or no arm of one has its name in the other.
@@ -84,7 +78,6 @@ def compare_studies(
 
 
 def _sides(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> tuple[_Side, _Side]:
-    """Return both studies; raises as :func:`compare_studies`."""
     plans = first[0], second[0]
     criteria = [(plan.analysis.metric, plan.analysis.goal, plan.analysis.at) for plan in plans]
     if criteria[0] != criteria[1]:
@@ -131,7 +124,6 @@ def _results(plan: Plan, old: _Side, new: _Side) -> StudyResults:
 
 
 def _refusals(old: _Side, new: _Side) -> dict[str, str]:
-    """Return why comparisons are refused, by arm: for different data."""
     refused = {}
     for arm in new.common:
         before, after = old.first_trial(arm), new.first_trial(arm)

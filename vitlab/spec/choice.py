@@ -140,7 +140,7 @@ def schema_of(validate: Callable[[Any], Choice]) -> CoreSchema:
 
 
 SLOT_MARK = "x-slot"
-"""Key in a JSON Schema of an option that is a choice from a slot; :mod:`vitlab.cli.schema` replaces it."""
+"""Key in a JSON Schema of an option that is a choice from a slot; :mod:`vitlab.cli.show` replaces it."""
 
 
 def of_slot(name: str) -> WithJsonSchema:

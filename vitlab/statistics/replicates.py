@@ -17,11 +17,7 @@ NAN = math.nan
 
 
 def finite(values: Sequence[float] | Floats) -> Floats:
-    """Return values as an array.
-
-    Raises:
-        ValueError: for a value that is not finite.
-    """
+    """Return values as an array; one that is not finite raises ValueError."""
     x = np.asarray(values, dtype=float)
     if not np.isfinite(x).all():
         raise ValueError(
@@ -105,11 +101,6 @@ def sign_flip(differences: Sequence[float] | Floats) -> float:
     above = len(right) - np.searchsorted(right, bound - left, side="left")
     below = np.searchsorted(right, -bound - left, side="right")
     return float((above.sum() + below.sum()) / 2.0 ** len(d))
-
-
-def smallest_sign_flip_p(n: int) -> float:
-    """Return the smallest two-sided p that a sign-flip test of ``n`` differences can reach."""
-    return min(1.0, 2.0 ** (1 - n))
 
 
 def rounding_of(values: Floats) -> Floats:

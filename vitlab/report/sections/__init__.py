@@ -90,11 +90,11 @@ class Section(Generic[RowT]):
         """Return, as JSON values, the state of what is read beside results; a report of another state is outdated."""
         return None
 
-    def rows(self, findings: Findings) -> Sequence[RowT]:
+    def rows(self, findings: Findings) -> Iterable[RowT]:
         """Return what the section has found; without any, it is left out of the report."""
         return ()
 
-    def notes(self, rows: Sequence[RowT], findings: Findings) -> Sequence[str]:
+    def notes(self, rows: Sequence[RowT], findings: Findings) -> Iterable[str]:
         """Return the caveats of the rows, or the reason why there are none, one sentence each."""
         return ()
 

@@ -11,24 +11,9 @@ from vitlab.comparison import Verdict
 from vitlab.errors import count
 from vitlab.explain import BETTER, GREY, INK, PAPER, WORSE
 from vitlab.planning.values import Plan
+from vitlab.report import phrasing
 from vitlab.report.drawing import WIDTH, Drawing, new_figure, short_labels, style, wrapped_labels, wrapped_line
-from vitlab.report.phrasing import (
-    DASH,
-    PLUS_MINUS,
-    ROUNDING,
-    Column,
-    Columns,
-    Row,
-    Scale,
-    compact,
-    compared_rows,
-    decimals_of_means_and_differences,
-    interval_name,
-    mean_interval,
-    p_value,
-    percent,
-    widths,
-)
+from vitlab.report.phrasing import DASH, PLUS_MINUS, Column, Columns, Row, Scale, compared_rows, mean_interval, p_value
 from vitlab.report.sections import Findings, Section, Table, section
 from vitlab.spec import Analysis
 
@@ -49,14 +34,12 @@ class Arms(Section[Row]):
     place = 0
 
     def table(self, rows: Sequence[Row], report: Report) -> Table | None:
-        """Return the table: mean, difference from the baseline, verdict, cost."""
         if not report.arms:
             return None
         caption = "What each arm reached, and how it differs from its baseline."
         return Table(columns(report.arms, report.analysis, report.units), caption)
 
     def figure(self, rows: Sequence[Row], findings: Findings) -> Drawing | None:
-        """Draw every arm with its seeds and interval, and beside it its difference."""
         plan, values = findings.plan, findings.results.values
         rows = [row for row in findings.arms if values.get(row["arm"])]
         if not rows:
@@ -76,16 +59,8 @@ class Arms(Section[Row]):
             of_means.set_xlabel(wrapped_line(f"{title}; {plan.analysis.direction}", 38))
             for axes in of_differences:
                 axes.axvline(0, color=GREY, linewidth=0.9, zorder=1)
-                marks = [
-                    difference_mark(
-                        places[row["arm"]],
-                        row["difference"],
-                        row["difference_low"],
-                        row["difference_high"],
-                        row["verdict"],
-                    )
-                    for row in compared
-                ]
+                facts = ("difference", "difference_low", "difference_high", "verdict")
+                marks = [difference_mark(places[row["arm"]], *(row[fact] for fact in facts)) for row in compared]
                 draw_marks(axes, marks, scale, [0.0])
                 baselines = {row["baseline"] for row in compared}
                 against = labels.get(baselines.pop(), "its baseline") if len(baselines) == 1 else "its baseline"
@@ -99,7 +74,8 @@ class Arms(Section[Row]):
                 axes.ticklabel_format(axis="x", useOffset=False, style="plain")
                 axes.grid(axis="x")
                 low, high = axes.get_xlim()
-                if high - low <= ROUNDING * abs(high):  # of equal values, ticks would be as long as their rounding
+                # Of equal values, ticks would be as long as their rounding.
+                if high - low <= phrasing.ROUNDING * abs(high):
                     axes.set_xlim(low - 0.01 * abs(low), high + 0.01 * abs(high))
             return Drawing(figure, _caption(plan, rows))
 
@@ -113,12 +89,11 @@ class Comparisons(Section[Row]):
     in_terminal = False
 
     def table(self, rows: Sequence[Row], report: Report) -> Table | None:
-        """Return the table; columns without values are left out."""
         compared = [row for row in report.arms if row["difference"] is not None]
         if not compared:
             return None
         scale, alpha = Scale.of(report.analysis.metric, report.units), report.analysis.alpha
-        _, apart = decimals_of_means_and_differences(report.arms, scale)
+        _, apart = phrasing.decimals_of_means_and_differences(report.arms, scale)
         column = Columns(compared)
         table = [
             column.text("arm"),
@@ -143,9 +118,9 @@ class Comparisons(Section[Row]):
 def columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> list[Column]:
     """Return the table of arms: mean, difference from the baseline, verdict, cost."""
     scale = Scale.of(analysis.metric, units)
-    own, apart = decimals_of_means_and_differences(rows, scale)
+    own, apart = phrasing.decimals_of_means_and_differences(rows, scale)
     of_sd = own + 1 if own or any(row["sd"] for row in rows) else 0
-    column = Columns(rows)
+    column, level = Columns(rows), phrasing.percent(1 - analysis.alpha)
 
     def difference(title: str, cell: Callable[[Row], str], rank: int = 0) -> Column:
         return column(title, lambda row: "" if row["baseline"] is None else cell(row), rank)
@@ -154,7 +129,7 @@ def columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -
         column.text("arm"),
         column("n", lambda row: f"{row['n']}" if row["n"] == row["planned"] else f"{row['n']}/{row['planned']}"),
         column(scale.title + " at best" * (analysis.at == "best"), lambda row: scale.number(row["mean"], own)),
-        column(f"{percent(1 - analysis.alpha)} interval", lambda row: scale.interval(*mean_interval(row), own), rank=3),
+        column(f"{level} interval", lambda row: scale.interval(*mean_interval(row), own), rank=3),
         column("sd", lambda row: scale.number(row["sd"], of_sd), rank=6),
     ]
     if any(row["collapsed"] for row in rows):
@@ -179,7 +154,7 @@ def columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -
         table += [
             difference("difference", lambda row: scale.number(row["difference"], apart, sign=True)),
             difference(
-                interval_name(widest, analysis),
+                phrasing.interval_name(widest, analysis),
                 lambda row: scale.interval(row["difference_low"], row["difference_high"], apart),
                 rank=1,
             ),
@@ -190,11 +165,11 @@ def columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -
     if test != analysis.metric and any(row.get(test) is not None for row in rows):
         title = f"{Scale.of(test, units).title}, mean {PLUS_MINUS} sd"
         tested = [row.get(name) for row in rows for name in (test, f"{test}_sd")]
-        of_test = scale.decimals(widths(rows, "low", "high"), tested)
+        of_test = scale.decimals(phrasing.widths(rows, "low", "high"), tested)
         table.append(column(title, lambda row: scale.spread(row.get(test), row.get(f"{test}_sd"), of_test), rank=4))
     costs = [
-        column("parameters", lambda row: compact(row["params"]), rank=5),
-        column("MACs", lambda row: compact(row["macs"]), rank=7),
+        column("parameters", lambda row: phrasing.compact(row["params"]), rank=5),
+        column("MACs", lambda row: phrasing.compact(row["macs"]), rank=7),
     ]
     return [*table, *(cost for cost in costs if set(cost.cells) != {DASH})]
 
@@ -203,7 +178,7 @@ def paper_table(report: Report) -> Table:
     """Return the table of arms in the width of a paper: mean ± sd, difference with its interval, verdict."""
     rows, analysis = report.arms, report.analysis
     scale, counts = Scale.of(analysis.metric, report.units), {row["n"] for row in rows}
-    own, apart = decimals_of_means_and_differences(rows, scale)
+    own, apart = phrasing.decimals_of_means_and_differences(rows, scale)
     labels = short_labels([row["arm"] for row in rows])
 
     def difference(row: Row) -> str:
@@ -222,7 +197,7 @@ def paper_table(report: Report) -> Table:
     if compared := compared_rows(rows):
         table.append(column(f"difference ({scale.points})" if scale.points else "difference", difference))
         table.append(column("verdict", _verdict_cell, right=False))
-        interval = interval_name(max(compared, key=lambda row: row["family"]), analysis)
+        interval = phrasing.interval_name(max(compared, key=lambda row: row["family"]), analysis)
         caption += f" Difference from the baseline with its {interval}; verdicts at level {analysis.alpha:g}."
     return Table(table, f"{report.question} {caption}".strip())
 
@@ -237,8 +212,7 @@ def _verdict_cell(row: Row) -> str:
 
 
 def _caption(plan: Plan, rows: Sequence[Row]) -> str:
-    """Return the caption of the figure."""
-    interval = f" with its {percent(1 - plan.analysis.alpha)} interval"
+    interval = f" with its {phrasing.percent(1 - plan.analysis.alpha)} interval"
     text = "each seed (small) and the mean" if any(row["n"] > 1 for row in rows) else "the value"
     text += interval * any(mean_interval(row)[0] is not None for row in rows)
     compared = [row for row in rows if row["difference"] is not None]
@@ -279,11 +253,7 @@ def difference_mark(y: float, value: float, low: float | None, high: float | Non
 
 
 def draw_marks(axes: Axes, marks: Sequence[Mark], scale: Scale, points: Sequence[float]) -> None:
-    """Draw values with their intervals.
-
-    An interval ends in an arrow where it is more than ``OUTLIER`` times as long as is typical of the others, and
-    longer than what the values and ``points`` span.
-    """
+    """Draw values with their intervals; one that is much longer than others and ``points`` span ends in an arrow."""
     values = [*points, *(mark.value for mark in marks)]
     lengths = [abs(end - mark.value) for mark in marks for end in (mark.low, mark.high) if end is not None]
     longest = max(max(values) - min(values), OUTLIER * statistics.median_low(lengths or [0.0]))

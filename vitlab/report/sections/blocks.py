@@ -61,35 +61,30 @@ class Blocks(Section[ArmOverBlocks]):
     of_table = True
 
     def rows(self, findings: Findings) -> list[ArmOverBlocks]:
-        """Return a row for every arm that is compared in blocks."""
         return over_blocks(findings.plan, findings.arms)
 
-    def notes(self, rows: Sequence[ArmOverBlocks], findings: Findings) -> list[str]:
-        """Return which blocks an arm lacks, and what the two families are."""
-        lines = []
+    def notes(self, rows: Sequence[ArmOverBlocks], findings: Findings) -> Iterator[str]:
         for row in rows:
             missing = [block for block, value in row.differences.items() if value is None]
             if missing and row.verdict != Verdict.REFUSED:
-                lines.append(
+                yield (
                     f"Warning: {row.arm} has no difference from {row.baseline} in {', '.join(missing)}, and is judged "
                     f"over the {count(row.pairs, 'other block')}."
                 )
         if fewer := blocks_since_registration(findings.plan)[1]:
-            lines.append(
+            yield (
                 "Exploratory: a block was dropped after the first run, and still had to be judged with the others for "
                 f"{', '.join(sorted(fewer))}."
             )
         if rows:
             single = sum(arm.baseline is not None and not arm.is_control for arm in findings.plan.arms)
-            lines.append(
+            yield (
                 f"There are two families: verdicts over blocks are corrected for {count(rows[0].family, 'arm')}, "
                 f"verdicts in single blocks for {count(single, 'comparison')}. Over blocks, a block counts as one "
                 "observation, and every block has the same weight: intervals are about blocks such as these."
             )
-        return lines
 
     def table(self, rows: Sequence[ArmOverBlocks], report: Report) -> Table:
-        """Return the table."""
         analysis, column = report.analysis, Columns(rows)
         scale = scale_of(analysis, report.units)
         decimals = decimals_of(rows, scale)
@@ -122,7 +117,6 @@ class Blocks(Section[ArmOverBlocks]):
         )
 
     def figure(self, rows: Sequence[ArmOverBlocks], findings: Findings) -> Drawing | None:
-        """Draw every arm: its difference in each block, the mean, and both intervals."""
         if not rows:
             return None
         plan, labels = findings.plan, wrapped_labels([row.arm for row in rows], 26)
@@ -195,12 +189,7 @@ def decimals_of(rows: Sequence[ArmOverBlocks], scale: Scale) -> int:
 
 
 def over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
-    """Return every compared arm over all blocks; none without blocks.
-
-    Args:
-        plan: the study.
-        rows: see :func:`vitlab.report.comparison.summary`.
-    """
+    """Return every compared arm over all blocks, from the rows of the summary; none without blocks."""
     by_name, analysis = {row["arm"]: row for row in rows}, plan.analysis
     blocks = list(dict.fromkeys(arm.block for arm in plan.arms))
     cells: dict[str, dict[str, Row]] = {}

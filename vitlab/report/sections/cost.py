@@ -5,14 +5,13 @@ Measurements are kept in a file of the study and never in trials, see :mod:`vitl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitlab.errors import count
 from vitlab.planning.values import Plan
-from vitlab.report.frame import parquet
 from vitlab.report.phrasing import Columns
 from vitlab.report.sections import Findings, Section, Table, section
 from vitlab.store.files import read_stored, write_bytes
@@ -60,28 +59,23 @@ class Cost(Section[MeasuredCost]):
     row = MeasuredCost
 
     def inputs(self, plan: Plan, store: Store) -> int:
-        """Return the modification time of the measurements in ns; 0 if there are none."""
         file = _file(plan, store)
         return file.stat().st_mtime_ns if file.exists() else 0
 
     def rows(self, findings: Findings) -> list[MeasuredCost]:
-        """Return the measurements of the arms as they are now."""
         return measured_costs(findings)
 
-    def notes(self, rows: Sequence[MeasuredCost], findings: Findings) -> list[str]:
-        """Return a note about outdated measurements, if there are any."""
+    def notes(self, rows: Sequence[MeasuredCost], findings: Findings) -> Iterator[str]:
         current = {row.arm for row in rows}
         stored = _read(findings.plan, findings.store)
         outdated = [arm.name for arm in findings.plan.arms if arm.name in stored and arm.name not in current]
-        if not outdated:
-            return []
-        return [
-            f"What {'; '.join(outdated)} cost was measured under other code or another spec and is left out; "
-            "'vitlab run --measure' measures again."
-        ]
+        if outdated:
+            yield (
+                f"What {'; '.join(outdated)} cost was measured under other code or another spec and is left out; "
+                "'vitlab run --measure' measures again."
+            )
 
     def table(self, rows: Sequence[MeasuredCost], report: Report) -> Table:
-        """Return the table; its caption has the conditions of the measurement."""
         column = Columns(rows)
         table = [
             column.text("arm"),
@@ -112,8 +106,7 @@ def write_costs(rows: Sequence[MeasuredCost], plan: Plan, store: Store) -> Path:
     import pandas as pd
 
     file = _file(plan, store)
-    frame = pd.DataFrame([asdict(row) for row in rows], columns=[field.name for field in fields(MeasuredCost)])
-    write_bytes(file, parquet(frame))
+    write_bytes(file, pd.DataFrame([asdict(row) for row in rows]).to_parquet(index=False))
     return file
 
 

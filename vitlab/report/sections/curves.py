@@ -14,7 +14,7 @@ from vitlab.report.drawing import WIDTH, Drawing, new_figure, style, wrapped_lab
 from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import Scale, percent
 from vitlab.report.sections import Findings, Section, section
-from vitlab.statistics import mean_interval
+from vitlab.statistics.replicates import mean_interval
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ class Curves(Section[Any]):
         return plan.analysis.metric
 
     def figure(self, rows: Sequence[Any], findings: Findings) -> Drawing | None:
-        """Draw the curves; None where nothing was measured twice."""
         metric = self.metric(findings.plan)
         return None if metric is None else draw(findings.results, findings.history, metric)
 
@@ -101,10 +100,9 @@ def draw(results: StudyResults, history: pd.DataFrame, metric: str) -> Drawing |
         spread = f"its {percent(1 - plan.analysis.alpha)} t-interval (band), or single seeds (thin) if they are few"
         caption = f"{scale.title} over training: the mean of the seeds with {spread}"
         caption += "; dashed curves diverged or failed." if len(done) < len(rows) else "."
-        caption += " The baseline is grey behind other arms." * (not share_panel)
-        caption += f" The first {MAX_PANELS} of {len(names)} arms are shown." * (
-            not share_panel and len(names) > MAX_PANELS
-        )
+        if not share_panel:
+            caption += " The baseline is grey behind other arms."
+            caption += f" The first {MAX_PANELS} of {len(names)} arms are shown." * (len(names) > MAX_PANELS)
         return Drawing(figure, caption)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from vitlab.planning.values import Plan
 from vitlab.report.sections import Findings, Image, Section, section
@@ -34,15 +32,12 @@ class Explained(Section[Rollout]):
     row = Rollout
 
     def inputs(self, plan: Plan, store: Store) -> object:
-        """Return the pictures that are stored."""
         return [asdict(row) for row in _rollouts(plan, store)]
 
     def rows(self, findings: Findings) -> list[Rollout]:
-        """Return every picture of each arm's first seed."""
         return [] if findings.store is None else list(_rollouts(findings.plan, findings.store))
 
     def images(self, rows: Sequence[Rollout], store: Store) -> Iterator[Image]:
-        """Yield the first pictures."""
         for row in rows[:MAX_EMBEDDED]:
             subject = f"{row.arm}, seed {row.seed}, test image {row.image}"
             token = "patches" if row.of == "mean" else f"{row.of} token"
@@ -55,13 +50,8 @@ class Explained(Section[Rollout]):
 
 def _rollouts(plan: Plan, store: Store) -> Iterator[Rollout]:
     for arm, planned in plan.first_trials.items():
-        folder = store.folder(planned.trial).path
-        for image, file in sorted(_files(folder)):
+        files = store.folder(planned.trial).path.glob("explain/test-*/rollout_*.png")
+        numbers = ((file.parent.name.removeprefix("test-"), file) for file in files)
+        for image, file in sorted((int(number), file) for number, file in numbers if number.isdecimal()):
             of = file.stem.removeprefix("rollout_")
             yield Rollout(arm, planned.seed, image, of, file.relative_to(store.root).as_posix())
-
-
-def _files(folder: Path) -> Iterator[tuple[int, Path]]:
-    for file in folder.glob("explain/test-*/rollout_*.png"):
-        if number := re.fullmatch(r"test-(\d+)", file.parent.name):
-            yield int(number[1]), file

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vitlab import statistics
 from vitlab.errors import count
 from vitlab.explain import GREY, PAPER, SERIES
 from vitlab.report.drawing import WIDTH, Drawing, new_figure, plain_ticks, style, wrapped_labels
 from vitlab.report.phrasing import Columns, Scale
 from vitlab.report.sections import Findings, Section, Table, cost, section
+from vitlab.statistics import scaling
 
 if TYPE_CHECKING:
     from vitlab.report.document import Report
@@ -41,14 +41,14 @@ class Fronts(Section[Front]):
     place = 50
     row = Front
 
-    def rows(self, findings: Findings) -> list[Front]:
+    def rows(self, findings: Findings) -> Iterator[Front]:
         """Return the front of each cost in which arms differ; none over blocks, whose results are on unlike data.
 
         A cost is left out if fewer than two arms have it, or if its largest value is below ``APART`` times the least.
         """
         if any(arm.block for arm in findings.plan.arms):
-            return []
-        costs, goal, rows = costs_of(findings), findings.plan.analysis.goal, list[Front]()
+            return
+        costs, goal = costs_of(findings), findings.plan.analysis.goal
         means = {row["arm"]: row["mean"] for row in findings.arms if row["mean"] is not None}
         for name in COSTS:
             values = {arm: costs[arm][name] for arm in means if costs[arm].get(name, 0.0) > 0}
@@ -56,11 +56,9 @@ class Fronts(Section[Front]):
                 continue
             signed = [-value if name in cost.SPEEDS else value for value in values.values()]
             results = [means[arm] if goal == "max" else -means[arm] for arm in values]
-            rows.append(Front(name, dict(zip(values, statistics.pareto(signed, results), strict=True))))
-        return rows
+            yield Front(name, dict(zip(values, scaling.pareto(signed, results), strict=True)))
 
     def table(self, rows: Sequence[Front], report: Report) -> Table:
-        """Return the table; an arm whose mean lacks seeds that diverged or failed is marked."""
         labels = {}
         for row in report.arms:
             broken = row["diverged"] + row["failed"]
@@ -82,7 +80,6 @@ class Fronts(Section[Front]):
         )
 
     def figure(self, rows: Sequence[Front], findings: Findings) -> Drawing | None:
-        """Draw a panel per cost."""
         if not rows:
             return None
         costs, scale = costs_of(findings), Scale.of(findings.plan.analysis.metric, findings.plan.units)

@@ -42,7 +42,6 @@ class FurtherMetrics(Section[MetricsOfArm]):
         raise NotImplementedError
 
     def rows(self, findings: Findings) -> list[MetricsOfArm]:
-        """Return a row per arm that has any of the metrics."""
         frame = findings.results.frame
         done, rows = frame[frame["status"] == Ending.DONE], []
         for arm, values in self.values(findings, done).groupby(done["arm"], sort=False):
@@ -52,7 +51,6 @@ class FurtherMetrics(Section[MetricsOfArm]):
         return rows
 
     def table(self, rows: Sequence[MetricsOfArm], report: Report) -> Table:
-        """Return the table; metrics that no arm has are left out."""
         columns = [Column("arm", tuple(row.arm for row in rows), right=False)]
         for place, name in enumerate(rows[0].means):
             means, scale = [row.means[name] for row in rows], Scale.of(name, report.units)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vitlab import statistics
 from vitlab.comparison.arrays import Design, judge
 from vitlab.planning.values import Arm
-from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import Columns, Scale, half_width, interval_name, p_value
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
 from vitlab.spec.design import text
+from vitlab.statistics import replicates
 
 if TYPE_CHECKING:
     from vitlab.report.document import Report
@@ -45,12 +44,56 @@ class Interactions(Section[Interaction]):
     place = 30
     row = Interaction
 
-    def rows(self, findings: Findings) -> list[Interaction]:
-        """Return the interaction of every two paths and pair of levels, against the reference levels."""
-        return interactions(findings.results)
+    def rows(self, findings: Findings) -> Iterator[Interaction]:
+        """Return the interaction of every two paths and pair of levels, against the levels of a reference.
+
+        The reference is the first arm without a baseline.  Effects are means, at each seed, over all settings of the
+        other paths at which the four arms exist; they form a family of their own.
+        """
+        results, plan = findings.results, findings.plan
+        values, paths = results.values, plan.paths
+        running = [arm for arm in plan.arms if not arm.skip]
+        arms = {_levels(paths, arm): arm.name for arm in running}
+        reference = next((_levels(paths, arm) for arm in running if arm.baseline is None), None)
+        if reference is None:
+            return
+        effects = []
+        # Values that are the same within a block are its own.
+        varied = [
+            (place, path)
+            for place, path in enumerate(paths)
+            if len({(arm.block, text(arm.values.get(path))) for arm in running}) > len({arm.block for arm in running})
+        ]
+        for (i, first), (j, second) in itertools.combinations(varied, 2):
+            squares: dict[tuple[str, str], list[list[str]]] = {}
+            for levels in arms:
+                if levels[i] != reference[i] and levels[j] != reference[j]:
+                    squares.setdefault((levels[i], levels[j]), []).extend(_square(arms, levels, reference, i, j))
+            for (a, b), alike in squares.items():
+                if alike:
+                    cells = [_mean([values.get(arm, {}) for arm in corner]) for corner in zip(*alike, strict=True)]
+                    against = f"{first}={reference[i]}, {second}={reference[j]}"
+                    effects.append((f"{first}={a}", f"{second}={b}", against, cells))
+        design = replace(
+            Design.with_one_baseline(1),
+            family=np.array([len(effects)]),
+            alpha=plan.analysis.alpha,
+            share=1 / len(plan.alpha_shares),  # interactions are tested at every look
+            correction=plan.analysis.correction,
+            overlap=results.overlap_of(arms.values()),
+        )
+        for first, second, against, (both, one, other, neither) in effects:
+            seeds = both.keys() & one.keys() & other.keys() & neither.keys()
+            # For two factors of two levels, t is that of a repeated-measures analysis of variance over seeds.
+            effects_of_first = (
+                {seed: other[seed] - neither[seed] for seed in seeds},
+                {seed: both[seed] - one[seed] for seed in seeds},
+            )
+            result = judge(replicates.as_array(effects_of_first, sorted(seeds))[None], design).contrasts.of(0, 0)
+            numbers = {name: getattr(result, name) for name in ("difference", "low", "high", "p", "p_corrected")}
+            yield Interaction(first, second, against, result.pairs, len(effects), **finite_or_none(numbers))
 
     def table(self, rows: Sequence[Interaction], report: Report) -> Table:
-        """Return the table."""
         scale, analysis, column = Scale.of(report.analysis.metric, report.units), report.analysis, Columns(rows)
         decimals = scale.decimals([half_width(row.low, row.high) for row in rows], [row.difference for row in rows])
         title = "interaction" + (f" ({scale.points})" if scale.points else "")
@@ -72,70 +115,20 @@ class Interactions(Section[Interaction]):
         )
 
 
-def interactions(results: StudyResults) -> list[Interaction]:
-    """Return the two-way interactions of a grid: for every two paths and pair of levels, against the reference levels.
-
-    The reference is the first arm without a baseline.  Effects are means, at each seed, over all settings
-    of the other paths at which the four arms exist; they form a family of their own.  Values are in the
-    unit of the metric.
-    """
-    plan, values, paths = results.plan, results.values, results.plan.paths
-    running = [arm for arm in plan.arms if not arm.skip]
-    arms = {_levels(paths, arm): arm.name for arm in running}
-    reference = next((_levels(paths, arm) for arm in running if arm.baseline is None), None)
-    if reference is None:
-        return []
-    effects = []
-    # Values that are the same within a block are its own.
-    varied = [
-        (place, path)
-        for place, path in enumerate(paths)
-        if len({(arm.block, text(arm.values.get(path))) for arm in running}) > len({arm.block for arm in running})
-    ]
-    for (i, first), (j, second) in itertools.combinations(varied, 2):
-        changed = [levels for levels in arms if levels[i] != reference[i] and levels[j] != reference[j]]
-        for a, b in dict.fromkeys((levels[i], levels[j]) for levels in changed):
-            squares = [_square(arms, levels, reference, i, j) for levels in changed if (levels[i], levels[j]) == (a, b)]
-            squares = [square for square in squares if None not in square]
-            if squares:
-                cells = [_mean([values.get(str(arm), {}) for arm in corner]) for corner in zip(*squares, strict=True)]
-                against = f"{first}={reference[i]}, {second}={reference[j]}"
-                effects.append((f"{first}={a}", f"{second}={b}", against, cells))
-    design = replace(
-        Design.with_one_baseline(1),
-        family=np.array([len(effects)]),
-        alpha=plan.analysis.alpha,
-        share=1 / len(plan.alpha_shares),  # interactions are tested at every look
-        correction=plan.analysis.correction,
-        overlap=results.overlap_of(arms.values()),
-    )
-    rows = []
-    for first, second, against, (both, one, other, neither) in effects:
-        seeds = both.keys() & one.keys() & other.keys() & neither.keys()
-        # For two factors of two levels, t is that of a repeated-measures analysis of variance with the seed as subject.
-        effects_of_first = (
-            {seed: other[seed] - neither[seed] for seed in seeds},
-            {seed: both[seed] - one[seed] for seed in seeds},
-        )
-        result = judge(statistics.as_array(effects_of_first, sorted(seeds))[None], design).contrasts.of(0, 0)
-        numbers = {name: getattr(result, name) for name in ("difference", "low", "high", "p", "p_corrected")}
-        rows.append(Interaction(first, second, against, result.pairs, len(effects), **finite_or_none(numbers)))
-    return rows
-
-
 def _levels(paths: Sequence[str], arm: Arm) -> tuple[str, ...]:
     return tuple(text(arm.values.get(path)) for path in paths)
 
 
 def _square(
     arms: Mapping[tuple[str, ...], str], both: Sequence[str], reference: Sequence[str], i: int, j: int
-) -> list[str | None]:
-    """Return four arms: both changes, the one at ``i``, the one at ``j``, neither; other paths are equal."""
-    corners = []
-    for unchanged in ((), (j,), (i,), (i, j)):
-        corner = tuple(reference[at] if at in unchanged else level for at, level in enumerate(both))
-        corners.append(arms.get(corner))
-    return corners
+) -> Iterator[list[str]]:
+    """Yield four arms, if there are all: both changes, the one at ``i``, the one at ``j``, neither."""
+    corners = [
+        tuple(reference[at] if at in unchanged else level for at, level in enumerate(both))
+        for unchanged in ((), (j,), (i,), (i, j))
+    ]
+    if all(corner in arms for corner in corners):
+        yield [arms[corner] for corner in corners]
 
 
 def _mean(sides: Sequence[Mapping[int, float]]) -> dict[int, float]:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitlab import statistics
 from vitlab.explain import SERIES
+from vitlab.planning.match import is_number
 from vitlab.planning.values import Arm, Plan
 from vitlab.report.drawing import WIDTH, Drawing, new_figure, plain_ticks, style, wrapped_line
 from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import DASH, MINUS, Columns, Scale, percent
 from vitlab.report.sections import Findings, Section, Table, section
 from vitlab.spec.design import text
-from vitlab.statistics import Estimate
+from vitlab.statistics import scaling
+from vitlab.statistics.scaling import Estimate
 
 if TYPE_CHECKING:
     from vitlab.report.document import Report
@@ -29,7 +30,7 @@ SPAN = 2.0  #: smallest ratio of largest to smallest size for a fit
 
 @dataclass(frozen=True)
 class Scaling:
-    """The law of an error or a loss over size, through arms that differ only in numbers; see vitlab.statistics.Law.
+    """The law of an error or a loss over size, through arms that differ only in numbers, see :class:`scaling.Law`.
 
     An end of an interval is None if there is none: seeds are too few, or every larger exponent fits.
     """
@@ -63,51 +64,41 @@ class ScalingLaws(Section[Scaling]):
     place = 40
     row = Scaling
 
-    def rows(self, findings: Findings) -> list[Scaling]:
-        """Return a law per series that has enough sizes."""
-        rows = []
+    def rows(self, findings: Findings) -> Iterator[Scaling]:
         for label, arms in _series(findings.results).items():
             points = _points(findings.results, arms)
             if _reason(points, ""):
                 continue
             overlap = findings.results.overlap_of(arm.name for arm in arms)
-            if law := statistics.fit_law(points, findings.plan.analysis.alpha, overlap):
+            if law := scaling.fit_law(points, findings.plan.analysis.alpha, overlap):
                 seeds = len(set.intersection(*(set(by_seed) for by_seed in points.values())))
                 size, names = str(findings.plan.analysis.power_law), tuple(arm.name for arm in arms)
                 ends = *_ends(law.slope)[1:], *_ends(law.offset), *_ends(law.exponent)
-                rows.append(Scaling(size, label, names, seeds, law.slope.value, *ends, law.steepens))
-        return rows
+                yield Scaling(size, label, names, seeds, law.slope.value, *ends, law.steepens)
 
-    def notes(self, rows: Sequence[Scaling], findings: Findings) -> list[str]:
-        """Return why a series has no law, and what the sizes of a series cannot tell."""
+    def notes(self, rows: Sequence[Scaling], findings: Findings) -> Iterator[str]:
         size = findings.plan.analysis.power_law
         if size is None:
-            return []
-        scale, fitted, lines = (
-            Scale.of(findings.plan.analysis.metric, findings.plan.units),
-            {row.series for row in rows},
-            [],
-        )
+            return
+        scale, fitted = Scale.of(findings.plan.analysis.metric, findings.plan.units), {row.series for row in rows}
         for label, arms in _series(findings.results).items():
             if label not in fitted:
                 because = _reason(_points(findings.results, arms), SIZES[size]) or "no seed has a value at every size"
-                lines.append(f"No law over {SIZES[size]}{f' for {label}' * bool(label)}: {because}.")
+                yield f"No law over {SIZES[size]}{f' for {label}' * bool(label)}: {because}."
         for row in rows:
             who = f"For {row.series}, the" if row.series else "The"
             if row.steepens:
-                lines.append(f"{who} error falls faster and faster with {SIZES[size]}: no power law describes it.")
-            elif row.offset is None and len(row.arms) >= statistics.scaling.MIN_SIZES_WITH_OFFSET:
-                lines.append(f"{who} error is not shown to fall with {SIZES[size]}, so no exponent is fitted.")
+                yield f"{who} error falls faster and faster with {SIZES[size]}: no power law describes it."
+            elif row.offset is None and len(row.arms) >= scaling.MIN_SIZES_WITH_OFFSET:
+                yield f"{who} error is not shown to fall with {SIZES[size]}, so no exponent is fitted."
             elif row.offset_high is not None and not row.levels_off:
                 most = scale.end(row.offset_high, scale.decimals([row.offset_high / 2]))
-                lines.append(
+                yield (
                     f"{who} sizes cannot tell whether the error keeps falling or levels off: every offset from 0 to "
                     f"{f'{most} {scale.unit}'.rstrip()} fits."
                 )
-        return lines
 
     def table(self, rows: Sequence[Scaling], report: Report) -> Table:
-        """Return the table."""
         scale, column = Scale.of(report.analysis.metric, report.units), Columns(rows)
         interval = f"{percent(1 - report.analysis.alpha)} interval"
         table = [
@@ -128,7 +119,7 @@ class ScalingLaws(Section[Scaling]):
                 column(interval, lambda row: _interval(row.exponent_low, row.exponent_high), rank=1),
             ]
         error = report.analysis.metric if report.analysis.goal == "min" else f"1 {MINUS} {report.analysis.metric}"
-        few = statistics.scaling.MIN_SIZES_WITH_OFFSET
+        few = scaling.MIN_SIZES_WITH_OFFSET
         caption = (
             f"Power law of {error} over {SIZES[rows[0].size]}, fitted to logarithms at seeds that all sizes have; "
             "intervals are Student's t over seeds, each by itself. The slope describes these sizes"
@@ -140,7 +131,6 @@ class ScalingLaws(Section[Scaling]):
         return Table([column for column in table if set(column.cells) != {""}], f"{caption}.")
 
     def figure(self, rows: Sequence[Scaling], findings: Findings) -> Drawing | None:
-        """Draw the errors of single seeds over size, with the law of each series."""
         if not rows:
             return None
         plan, scale = findings.plan, Scale.of(findings.plan.analysis.metric, findings.plan.units)
@@ -149,13 +139,12 @@ class ScalingLaws(Section[Scaling]):
             axes = figure.subplots()
             for row, colour in zip(rows, itertools.cycle(SERIES), strict=False):
                 points = _points(findings.results, [arm for arm in plan.arms if arm.name in row.arms])
-                law = statistics.fit_law(points, plan.analysis.alpha, findings.results.overlap_of(row.arms))
+                law = scaling.fit_law(points, plan.analysis.alpha, findings.results.overlap_of(row.arms))
                 assert law is not None
                 for size, by_seed in points.items():
                     errors = scale.factor * np.array(list(by_seed.values()))
-                    axes.plot(
-                        np.full(len(errors), size), errors, "o", markersize=3, color=colour, markerfacecolor="none"
-                    )
+                    same = np.full(len(errors), size)
+                    axes.plot(same, errors, "o", markersize=3, color=colour, markerfacecolor="none")
                     axes.plot(size, math.exp(np.log(errors).mean()), "o", markersize=5.5, color=colour)
                 label = f"{wrapped_line(row.series, 30)}\n" if row.series else ""
                 label += f"exponent {_number(row.exponent)}" if row.levels_off else f"slope {_number(row.slope)}"
@@ -225,7 +214,7 @@ def _reason(points: Mapping[float, Mapping[int, float]], size: str) -> str:
     if any(error <= 0 for by_seed in points.values() for error in by_seed.values()):
         return "an error of 0 has no logarithm"
     sizes = [value for value, by_seed in points.items() if by_seed]
-    if len(sizes) < statistics.scaling.MIN_SIZES:
+    if len(sizes) < scaling.MIN_SIZES:
         return f"it has {len(sizes)} different numbers of {size}, and two lie on every power law"
     if max(sizes) < SPAN * min(sizes):
         return f"the largest number of {size} is less than {SPAN:g} times the smallest"
@@ -245,12 +234,8 @@ def _series(results: StudyResults) -> dict[str, list[Arm]]:
     return series if len(series) > 1 else {"": arms} if arms else {}
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _label(path: str, value: Any) -> str:
-    return f"{path.rpartition('.')[2]}={text(value)}" if _is_number(value) else text(value)
+    return f"{path.rpartition('.')[2]}={text(value)}" if is_number(value) else text(value)
 
 
 def _series_paths(plan: Plan, arms: Sequence[Arm], sized: Mapping[str, float]) -> list[str]:
@@ -259,7 +244,7 @@ def _series_paths(plan: Plan, arms: Sequence[Arm], sized: Mapping[str, float]) -
     A number is unrelated if it alone changes while the size does not: arms of two learning rates are not replicates of
     one size.
     """
-    selected = {path for path in plan.paths if not all(_is_number(arm.values.get(path)) for arm in arms)}
+    selected = {path for path in plan.paths if not all(is_number(arm.values.get(path)) for arm in arms)}
     for first, second in itertools.combinations(arms, 2):
         differing = [path for path in plan.paths if first.values.get(path) != second.values.get(path)]
         if len(differing) == 1 and sized[first.name] == sized[second.name]:

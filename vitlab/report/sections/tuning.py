@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,23 +35,17 @@ class Tuning(Section[Candidate]):
     place = 90
     row = Candidate
 
-    def rows(self, findings: Findings) -> list[Candidate]:
-        """Return a row for every candidate."""
-        rows = []
+    def rows(self, findings: Findings) -> Iterator[Candidate]:
         for tuning in findings.plan.tuning:
             edge = edges(tuning)
             win = f"chosen, at the edge of the grid of {', '.join(edge)}" if edge else "chosen"
             for index, rival in enumerate(tuning.rivals):
                 other = "" if tuning.open or rival.score is not None else "diverged"
-                outcome, values = win if index == tuning.winner else other, name_of(rival.values)
-                score, trials = rival.score, len(rival.trials)
-                rows.append(
-                    Candidate(tuning.arm or "all arms", values, tuning.select, score, trials, rival.wall_s, outcome)
-                )
-        return rows
+                outcome, arm = win if index == tuning.winner else other, tuning.arm or "all arms"
+                facts = rival.score, len(rival.trials), rival.wall_s, outcome
+                yield Candidate(arm, name_of(rival.values), tuning.select, *facts)
 
     def table(self, rows: Sequence[Candidate], report: Report) -> Table:
-        """Return the table of candidates."""
         scale, column = Scale.of(rows[0].metric, report.units), Columns(rows)
         decimals = scale.decimals_of([row.score for row in rows], 2, 4)
         columns = [
@@ -62,7 +56,5 @@ class Tuning(Section[Candidate]):
             column("time", lambda row: duration(row.wall_s) if row.wall_s else DASH, rank=1),
             column.text("outcome"),
         ]
-        return Table(
-            columns,
-            "Candidates of each tuning, with the mean of their trainings, by which one is chosen and none is judged.",
-        )
+        what = "Candidates of each tuning, with the mean of their trainings, by which one is chosen and none is judged."
+        return Table(columns, what)
