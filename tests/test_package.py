@@ -124,6 +124,18 @@ def test_imports_are_declared_dependencies() -> None:
                     assert distributions & names, f"{file} imports {module}, which pyproject.toml does not name"
 
 
+def test_public_method_has_docstring_or_implements_documented_one() -> None:
+    documented, bare = {"forward"}, {}
+    for file in (ROOT / "vitlab").rglob("*.py"):
+        for cls in (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ClassDef)):
+            for method in (node for node in cls.body if isinstance(node, ast.FunctionDef)):
+                if ast.get_docstring(method):
+                    documented.add(method.name)
+                elif not (method.name.startswith("_") or cls.name.startswith("_")):
+                    bare[f"{file}: {cls.name}.{method.name}"] = method.name
+    assert [place for place, name in bare.items() if name not in documented] == []
+
+
 RUNS = {"eval", "exec", "os.system", "yaml.load", "yaml.full_load", "yaml.unsafe_load", "pickle.load", "pickle.loads"}
 """What runs a text, or what a file says is to be run."""
 ONLY_WITH = {

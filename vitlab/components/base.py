@@ -3,8 +3,6 @@
 B images, T tokens, D width; ``...`` any axes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from vitlab import noise
@@ -24,12 +22,15 @@ Options = Mapping[str, Any]
 State = Mapping[str, Tensor]
 """Parameters and buffers by name."""
 
+NewState = dict[str, Tensor]
+"""A state that belongs to whoever gets it."""
+
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines, each (T, K/2), or (H, T, K/2) where heads differ; pairs are channels 2i and 2i + 1."""
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(gt=0)]
+Positive = PositiveFloat
+Count = PositiveInt
 Gelu = Literal["none", "tanh", "sigmoid"]
 """The GELU, or an approximation of it."""
 
@@ -127,7 +128,6 @@ class DropPath(_Drop):
     row: int | None = None  #: of this layer in the factors of a step; set by :func:`path_layers`
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``x``, (B, ...), with values dropped in training mode and unchanged in evaluation mode."""
         if not self.training or self.p == 0:
             return x
         shape = (x.shape[0], *(1,) * (x.ndim - 1))
@@ -154,11 +154,8 @@ def path_scales(
 ) -> Tensor:
     """Return the factors of the residual branches of layers in several trials, (K, L, B): 0, or 1 / (1 - p) if kept.
 
-    Args:
-        layers: see :func:`path_layers`.
-        keys: of the stream ``drop_path``, one for each trial.
-        samples: identities of the samples of each trial, (B,); the draws are made on their device.
-        like: a tensor of the dtype and the device of the factors.
+    A trial has a key of the stream ``drop_path`` and identities of samples, (B,), on whose device draws are made; the
+    factors have the dtype and the device of ``like``.
     """
     keys_KL1 = torch.tensor([[[noise.fold(k, cast(int, layer.place))] for layer in layers] for k in keys])
     p_L1 = torch.tensor([[layer.p] for layer in layers], dtype=torch.float64)

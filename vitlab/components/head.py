@@ -4,11 +4,9 @@ B batch, T tokens (prefix, then patches row by row), N patches, S vectors a head
 C classes, M and W pixel rows and columns of the image, R width of the pre-logits.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -112,9 +110,8 @@ class AttentionPool(nn.Module):
         # One query has one row of weights, so a fused kernel saves nothing.
         weights_BHSN = (q_1HSK * q_1HSK.shape[-1] ** -0.5 @ k_BNHK.permute(0, 2, 3, 1)).softmax(-1)
         x_BHSK = weights_BHSN @ v_BNHK.transpose(1, 2)
-        x_BSD: Tensor = self.proj(x_BHSK.transpose(1, 2).flatten(2))
-        x_BSD = x_BSD + self.mlp(self.norm(x_BSD))
-        return x_BSD
+        x_BSD = self.proj(x_BHSK.transpose(1, 2).flatten(2))
+        return x_BSD + self.mlp(self.norm(x_BSD))
 
 
 class _Pooled(Head):
@@ -124,6 +121,17 @@ class _Pooled(Head):
     the sum of both, and ``map`` attention pooling (arXiv:2106.04560).  ``prr`` lets all tokens attend to each other,
     with themselves as queries, keys and values, and takes the class token, or the mean of all without one: timm's
     port of "Locality-Attending Vision Transformer" (ICLR 2026).
+
+    Args:
+        pool: ``cls``, ``gap``, ``map``, ``max``, ``avgmax`` or ``prr``.
+        over: what is pooled: the patches, or all tokens.
+        drop: dropout before the last layer.
+        approximate: the GELU of attention pooling, as in the blocks' MLP.
+        pool_heads: heads of attention pooling; by default as many as in the blocks.
+        ratio: hidden width of the MLP of attention pooling over ``g.dim``.
+        pool_eps: of the norm in attention pooling.
+        weights: ``drawn`` by the scheme of initial values, or ``zero``, as the ViT paper fine-tunes.
+        output: what a caller of the model gets; the loss and the metrics read logits in either case.
     """
 
     canonical: ClassVar[Mapping[str, str]] = {
@@ -148,7 +156,7 @@ class _Pooled(Head):
         self.reads = ("class",) if pool == "cls" else () if over == "patches" and pool != "prr" else None
         self.prefix = g.prefix
         self.heads = g.heads
-        self.skip = len(g.prefix) if over == "patches" else 0
+        self.skip = 0 if over == "all" or pool == "prr" else len(g.prefix)
         self.attn_pool = AttentionPool(g, approximate, pool_heads, ratio, pool_eps) if pool == "map" else None
         self.drop = Dropout(drop)
 
@@ -166,16 +174,15 @@ class _Pooled(Head):
         return None
 
     def pool(self, x_BTD: Tensor) -> Tensor:
-        """Return one row from the class token, the patches or all tokens; S is 1."""
         if self.attn_pool is not None:
-            return cast(Tensor, self.attn_pool(x_BTD[:, self.skip :]))
+            return self.attn_pool(x_BTD[:, self.skip :])
         if self.kind == "prr":
             x_BHTK = x_BTD.reshape(*x_BTD.shape[:2], self.heads, -1).transpose(1, 2)
             x_BTD = F.scaled_dot_product_attention(x_BHTK, x_BHTK, x_BHTK).transpose(1, 2).flatten(2)
         if self.kind == "cls" or (self.kind == "prr" and "class" in self.prefix):
             at = self.prefix.index("class")
             return x_BTD[:, at : at + 1]
-        x_BSD = x_BTD if self.kind == "prr" else x_BTD[:, self.skip :]
+        x_BSD = x_BTD[:, self.skip :]
         if self.kind == "max":
             return x_BSD.amax(1, keepdim=True)
         mean_B1D = x_BSD.mean(1, keepdim=True)
@@ -188,18 +195,6 @@ class LinearHead(_Pooled):
 
     ``pool`` is the class token, the mean or the maximum of the patch tokens, half of the sum of both, attention pooling
     (arXiv:2106.04560), or the class token after all tokens have attended to each other.
-
-    Args:
-        g: the sizes of the model.
-        pool: ``cls``, ``gap``, ``map``, ``max``, ``avgmax`` or ``prr``.
-        over: what is pooled: the patches, or all tokens.
-        drop: dropout of the pooled row.
-        approximate: the GELU of attention pooling, as in the blocks' MLP.
-        pool_heads: heads of attention pooling; by default as many as in the blocks.
-        ratio: hidden width of the MLP of attention pooling over ``g.dim``.
-        pool_eps: of the norm in attention pooling.
-        weights: ``drawn`` by the scheme of initial values, or ``zero``, as the ViT paper fine-tunes.
-        output: what a caller of the model gets; the loss and the metrics read logits in either case.
     """
 
     def __init__(
@@ -221,7 +216,6 @@ class LinearHead(_Pooled):
         self.output = output
 
     def classify(self, x_BSD: Tensor) -> NamedTuple:
-        """Project the pooled row to one score per class."""
         return _scores(self.fc(self.drop(x_BSD[:, 0])), self.output)
 
 
@@ -230,16 +224,7 @@ class MLPHead(_Pooled):
     """A hidden layer with tanh (the pre-logits), then a linear one.  Reference: arXiv:2010.11929, section 3.2.
 
     Args:
-        pool: ``cls``, ``gap``, ``map``, ``max``, ``avgmax`` or ``prr``; see ``linear``.
-        over: what is pooled: the patches, or all tokens.
-        drop: dropout before the last layer.
-        approximate: the GELU of attention pooling, as in the blocks' MLP.
-        pool_heads: heads of attention pooling; by default as many as in the blocks.
-        ratio: hidden width of the MLP of attention pooling over ``g.dim``.
-        pool_eps: of the norm in attention pooling.
         representation_size: width of the pre-logits; by default the tokens' own.
-        weights: ``drawn`` by the scheme of initial values, or ``zero``, as the ViT paper fine-tunes.
-        output: what a caller of the model gets; the loss and the metrics read logits in either case.
     """
 
     def __init__(
@@ -264,7 +249,6 @@ class MLPHead(_Pooled):
         self.output = output
 
     def classify(self, x_BSD: Tensor) -> NamedTuple:
-        """Apply the hidden tanh layer, then project to one score per class."""
         x_BR = torch.tanh(self.pre_logits(x_BSD[:, 0]))
         return _scores(self.fc(self.drop(x_BR)), self.output)
 
@@ -299,7 +283,6 @@ class Distilled(Head):
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Options) -> str | None:
-        """Return a sentence if the class or the distillation token is missing; None otherwise."""
         missing = [token for token in ("class", "distillation") if token not in g.prefix]
         if missing:
             return (
@@ -309,11 +292,9 @@ class Distilled(Head):
         return None
 
     def pool(self, x_BTD: Tensor) -> Tensor:
-        """Return the class and the distillation token; S is 2."""
         return torch.stack([x_BTD[:, at] for at in self.at], 1)
 
     def classify(self, x_BSD: Tensor) -> NamedTuple:
-        """Classify both tokens with their own projections; report their mean."""
         logits = DistilledLogits(self.fc(x_BSD[:, 0]), self.fc_dist(x_BSD[:, 1]))
         if self.output == "logits":
             return logits
@@ -356,11 +337,9 @@ class Segmentation(Head):
         self.output = output
 
     def pool(self, x_BTD: Tensor) -> Tensor:
-        """Return the patch tokens; S is N."""
         return x_BTD[:, self.skip :]
 
     def classify(self, x_BSD: Tensor) -> NamedTuple:
-        """Return a score of each class at each pixel, (B, C, M, W)."""
         logits_BChw = self.fc(x_BSD).transpose(1, 2).unflatten(2, self.grid)
         # Logits are upsampled, not probabilities, so that the loss reads what the prediction is made of.
         logits_BCMW = F.interpolate(logits_BChw, size=self.image, mode="bilinear", align_corners=False)

@@ -8,16 +8,14 @@ A scheme draws the weights of linear and convolutional layers, tokens and the le
 layer scale, and parameters in a component's ``keeps_init`` keep the values of the component's constructor.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field
+from pydantic import NonNegativeFloat
 from torch import Generator, Tensor, nn
 
 from vitlab import noise
@@ -26,7 +24,7 @@ from vitlab.registry import Slot
 Kind = Literal["linear", "linear_bias", "conv", "conv_bias", "token", "position"]
 """The kinds of parameters that a scheme draws."""
 
-Scale = Annotated[float, Field(ge=0)]
+Scale = NonNegativeFloat
 
 LAST_OF_BRANCH = re.compile(r"blocks\.(\d+)\.(?:[a-z]+\.\d+\.)?(?:attn\.proj|mlp\.fc2)\.weight")
 """Canonical names of the last layer of each residual branch."""
@@ -112,7 +110,6 @@ class DeiT(Init):
     """DeiT's: as timm's, with all tokens of deviation 0.02.  Reference: arXiv:2012.12877."""
 
     def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
-        """Draw tokens from a truncated normal, std 0.02; others as in timm."""
         super().fill(x, name, "linear" if kind == "token" else kind, fan_in, g)
 
 
@@ -120,11 +117,9 @@ class _Xavier(Init):
     """Base of schemes with Xavier's uniform."""
 
     def fall(self, name: str, shape: tuple[int, int], base_shape: tuple[int, int]) -> float:
-        """Return the growth of the sum of inputs and outputs, as for Xavier's variance."""
         return sum(shape) / sum(base_shape)
 
     def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
-        """Draw matrices from a Xavier uniform; others as in timm."""
         if kind == "linear":
             xavier(x, g)
         else:
@@ -148,7 +143,6 @@ class Jax(_Xavier):
         self.head_bias = head_bias
 
     def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
-        """Draw biases of MLPs, std 1e-6, and convolutions from LeCun's normal; set other biases and the head."""
         match kind:
             case "linear" if _is_head(name):
                 nn.init.zeros_(x)
@@ -171,7 +165,6 @@ class MoCo(_Xavier):
     """MoCo v3's: Xavier, with query, key and value as three matrices.  Reference: arXiv:2104.02057."""
 
     def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
-        """Draw qkv from a Xavier uniform over each third of its rows."""
         if kind == "linear" and "qkv" in name:
             bound = math.sqrt(6 / (x.shape[0] // 3 + x.shape[1]))
             nn.init.uniform_(x, -bound, bound, generator=g)
@@ -190,7 +183,6 @@ class Torchvision(_Xavier):
         return super().fall(name, shape, base_shape)
 
     def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
-        """Draw matrices, convolutions and biases of MLPs as torchvision does; set all else to zero."""
         match kind:
             case "linear" if name.endswith("attn.proj.weight"):
                 nn.init.kaiming_uniform_(x, a=math.sqrt(5), generator=g)
@@ -211,11 +203,9 @@ class Torch(Init):
     """torch's defaults: uniform within 1 / sqrt(fan_in), biases too.  Tokens as in timm."""
 
     def fall(self, name: str, shape: tuple[int, int], base_shape: tuple[int, int]) -> float:
-        """Return the growth of the inputs."""
         return shape[1] / base_shape[1]
 
     def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
-        """Draw linear layers as torch's Linear does; others as in timm."""
         super().fill(x, name, kind.replace("linear", "conv"), fan_in, g)
 
 

@@ -3,8 +3,6 @@
 B batch, T tokens, D width, M hidden width.
 """
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -74,9 +72,7 @@ class _Hidden(MLP):
         raise NotImplementedError
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Return the output of the hidden layer, BTD to BTD."""
-        x_BTD = self.drop2(self.fc2(self.norm(self.drop1(self._hidden(x_BTD)))))
-        return x_BTD
+        return self.drop2(self.fc2(self.norm(self.drop1(self._hidden(x_BTD)))))
 
 
 @mlp.register("gelu")
@@ -86,14 +82,9 @@ class GeluMLP(_Hidden):
     Dropout follows both layers, as in the ViT paper.
 
     Args:
-        g: the sizes of the model.
-        ratio: hidden width over ``g.dim``; the hidden width is rounded down.
-        drop: dropout after both layers.
         approximate: ``none`` is the exact GELU of the PyTorch ports; ``tanh`` the approximation that JAX
             computes by default, and with it Google's checkpoints; ``sigmoid`` is x sigmoid(1.702 x), OpenAI's
             QuickGELU in CLIP.
-        bias: whether the linear layers have biases.
-        norm: of the hidden layer, before the second linear layer (timm's ``scale_mlp_norm``).
     """
 
     def __init__(
@@ -110,24 +101,15 @@ class GeluMLP(_Hidden):
         self.act = gelu(approximate)
 
     def _hidden(self, x_BTD: Tensor) -> Tensor:
-        x_BTM: Tensor = self.act(self.fc1(x_BTD))
-        return x_BTM
+        return self.act(self.fc1(x_BTD))
 
 
 @mlp.register("relu2")
 class ReLU2(_Hidden):
-    """Two linear layers with the square of a ReLU between.  Reference: arXiv:2109.08668 (Primer).
-
-    Args:
-        ratio: hidden width over ``g.dim``; the hidden width is rounded down.
-        drop: dropout after both layers.
-        bias: whether the linear layers have biases.
-        norm: of the hidden layer, before the second linear layer.
-    """
+    """Two linear layers with the square of a ReLU between.  Reference: arXiv:2109.08668 (Primer)."""
 
     def _hidden(self, x_BTD: Tensor) -> Tensor:
-        x_BTM: Tensor = self.fc1(x_BTD)
-        return x_BTM.relu().square()
+        return self.fc1(x_BTD).relu().square()
 
 
 class _Gated(_Hidden):
@@ -135,12 +117,6 @@ class _Gated(_Hidden):
 
     Parameters are named as in timm's ``SwiGLU``: ``fc1_g`` the gate, ``fc1_x`` what it gates, ``fc2``.  At a ratio of
     8/3 it has as many parameters as the plain MLP at 4; that is the default.
-
-    Args:
-        ratio: width of the hidden layer over the width of the tokens.
-        drop: dropout after each of the layers.
-        bias: whether the linear layers have biases.
-        norm: of the hidden layer, before the last linear layer (timm's ``scale_mlp_norm``).
     """
 
     def __init__(
@@ -164,8 +140,7 @@ class SwiGLU(_Gated):
     """A linear layer gated by the SiLU of another.  Reference: arXiv:2002.05202."""
 
     def _hidden(self, x_BTD: Tensor) -> Tensor:
-        x_BTM: Tensor = self.fc1_x(x_BTD)
-        return F.silu(self.fc1_g(x_BTD)) * x_BTM
+        return F.silu(self.fc1_g(x_BTD)) * self.fc1_x(x_BTD)
 
 
 @mlp.register("geglu")
@@ -173,5 +148,4 @@ class GEGLU(_Gated):
     """A linear layer gated by the GELU of another.  Reference: arXiv:2002.05202."""
 
     def _hidden(self, x_BTD: Tensor) -> Tensor:
-        x_BTM: Tensor = self.fc1_x(x_BTD)
-        return F.gelu(self.fc1_g(x_BTD)) * x_BTM
+        return F.gelu(self.fc1_g(x_BTD)) * self.fc1_x(x_BTD)

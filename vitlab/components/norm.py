@@ -3,8 +3,6 @@
 B batch, T tokens, D width.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import torch
@@ -54,7 +52,6 @@ class LayerNorm(Norm):
         self.bias = nn.Parameter(torch.zeros(dim)) if affine == "scale_and_shift" else None
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Normalise by mean and variance over D."""
         return F.layer_norm(x_BTD, (self.dim,), self.weight, self.bias, self.eps)
 
 
@@ -74,7 +71,6 @@ class RMSNorm(Norm):
         self.weight = nn.Parameter(torch.ones(dim)) if affine == "scale" else None
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Normalise by the root mean square over D."""
         # Under autocast the input may be bf16; torch's fused kernel requires one dtype.
         weight_D = None if self.weight is None else self.weight.to(x_BTD.dtype)
         return F.rms_norm(x_BTD, (self.dim,), weight_D, self.eps)
@@ -97,7 +93,6 @@ class DynamicTanh(Norm):
         self.bias = nn.Parameter(torch.zeros(dim))
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Return the scaled and shifted tangent."""
         return torch.tanh(self.alpha * x_BTD) * self.weight + self.bias
 
 
@@ -109,5 +104,4 @@ class NoNorm(Norm):
         super().__init__()
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Return the tokens unchanged."""
         return x_BTD

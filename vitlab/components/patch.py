@@ -4,15 +4,13 @@ B images, C channels, H height and W width in pixels, I by J patches of h by w p
 numbers of a patch, D width.
 """
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from vitlab.components.base import Options, Part, Positive
@@ -48,7 +46,6 @@ class LinearPatches(PatchEmbedding):
     and can be vectorised.  Its weights have the shape of a convolution's, as in timm.
 
     Args:
-        g: the sizes.
         bias: whether the map has a bias.
         norm: normalisation of the resulting tokens.
     """
@@ -60,10 +57,8 @@ class LinearPatches(PatchEmbedding):
         self.norm = slot("norm").build(norm, g.dim)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Project each patch, BCHW to BND."""
         x_BNF = cut(x_BCHW, self.proj.kernel_size)
-        x_BND: Tensor = self.norm(F.linear(x_BNF, self.proj.weight.flatten(1), self.proj.bias))
-        return x_BND
+        return self.norm(F.linear(x_BNF, self.proj.weight.flatten(1), self.proj.bias))
 
 
 def cut(x_BCHW: Tensor, size: Sequence[int]) -> Tensor:
@@ -83,7 +78,6 @@ class ConvStem(PatchEmbedding):
     Reference: arXiv:2106.14881 (Early Convolutions Help Transformers See Better).
 
     Args:
-        g: the sizes.
         norm: what follows each 3x3; the paper's ``batchnorm`` mixes the samples of a batch, ``groupnorm`` (one
             group) does not.
     """
@@ -106,14 +100,12 @@ class ConvStem(PatchEmbedding):
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Options) -> str | None:
-        """Return a sentence if a side of the patch is not a power of two; None otherwise."""
         for side in g.patch:
             if side & (side - 1):
                 return f"patch 'conv_stem' needs a patch_size that is a power of 2; found {side}"
         return None
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Apply the strided convolutions and the projection, BCHW to BND."""
         return _tokens(self.proj(self.convs(x_BCHW)))
 
 
@@ -128,29 +120,29 @@ class ResNet(PatchEmbedding):
     Reference: arXiv:2010.11929; arXiv:1912.11370 (Big Transfer); arXiv:1903.10520 (weight standardisation).
 
     Args:
-        g: the sizes.
         layers: bottlenecks in each of up to four stages.
         width_factor: factor on the channels, 64 after the stem and 256 after the first stage.
     """
-
-    reduction: ClassVar[int] = 16
 
     def __init__(
         self,
         g: Geometry,
         *,
-        layers: Annotated[Sequence[Annotated[int, Field(ge=1)]], Field(max_length=4)] = (3, 4, 9),
+        layers: Annotated[Sequence[PositiveInt], Field(max_length=4)] = (3, 4, 9),
         width_factor: Positive = 1.0,
     ) -> None:
         super().__init__()
         channels = _rounded(64 * width_factor)
-        stem = _stem(g.channels, channels)
+        conv, norm = _StdConv(g.channels, channels, 7, 2), _group_norm(channels)
+        stem = nn.Sequential(OrderedDict(conv=conv, norm=norm, act=nn.ReLU(), pool=_MaxPool()))
         self.backbone = nn.Sequential(OrderedDict(stem=stem)) if layers else stem
         if layers:
             stages = nn.Sequential()
             for stage, depth in enumerate(layers):
                 width = _rounded(256 * 2**stage * width_factor)
-                stages.append(_stage(channels, width, depth, stride=1 if stage == 0 else 2))
+                blocks = nn.Sequential(_Bottleneck(channels, width, 1 if stage == 0 else 2, project=True))
+                blocks.extend(_Bottleneck(width, width, 1, project=False) for _ in range(depth - 1))
+                stages.append(nn.Sequential(OrderedDict(blocks=blocks)))
                 channels = width
             self.backbone.add_module("stages", stages)
         self.proj = nn.Conv2d(channels, g.dim, kernel_size=g.patch, stride=g.patch)
@@ -158,10 +150,9 @@ class ResNet(PatchEmbedding):
     @classmethod
     def reduction_of(cls, options: Options) -> int:
         """Return the backbone's reduction: 4, doubled for each stage after the first."""
-        return int(4 * 2 ** max(len(options.get("layers", (3, 4, 9))) - 1, 0))
+        return int(4 * 2 ** max(len(options["layers"]) - 1, 0))
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Apply the backbone and project its map, BCHW to BND."""
         return _tokens(self.proj(self.backbone(x_BCHW)))
 
 
@@ -189,12 +180,6 @@ class _MaxPool(nn.Module):
         return F.max_pool2d(_pad_same(x_BCHW, 3, 2, -math.inf), 3, 2)
 
 
-def _stem(channels: int, width: int) -> nn.Sequential:
-    return nn.Sequential(
-        OrderedDict(conv=_StdConv(channels, width, 7, 2), norm=_group_norm(width), act=nn.ReLU(), pool=_MaxPool())
-    )
-
-
 class _Bottleneck(nn.Module):
     """1x1, 3x3, 1x1, each normalised, around a shortcut; the first of a stage projects its shortcut."""
 
@@ -213,13 +198,6 @@ class _Bottleneck(nn.Module):
         y_BCHW = F.relu(self.norm1(self.conv1(x_BCHW)))
         y_BCHW = F.relu(self.norm2(self.conv2(y_BCHW)))
         return F.relu(self.norm3(self.conv3(y_BCHW)) + self.downsample(x_BCHW))
-
-
-def _stage(channels: int, width: int, depth: int, stride: int) -> nn.Sequential:
-    blocks = nn.Sequential(_Bottleneck(channels, width, stride, project=True))
-    for _ in range(depth - 1):
-        blocks.append(_Bottleneck(width, width, 1, project=False))
-    return nn.Sequential(OrderedDict(blocks=blocks))
 
 
 def _group_norm(channels: int) -> nn.GroupNorm:

@@ -3,8 +3,6 @@
 B images, C channels, H and W pixels, K classes.
 """
 
-from __future__ import annotations
-
 from math import prod
 
 import torch
@@ -32,17 +30,14 @@ class Prior(Model):
         self.bias = nn.Parameter(torch.zeros(data.classes))
 
     def forward(self, x_BCHW: Tensor) -> Logits:
-        """Return the same logits for every image."""
         shape = (len(self.bias), *(1 for _ in self.pixels))
         return Logits(self.bias.view(shape).expand(len(x_BCHW), -1, *self.pixels))
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Set the bias to zero."""
         self.bias.zero_()
 
     def layer_of(self, name: str) -> int:
-        """Return 0: there is one layer."""
         return 0
 
 
@@ -55,9 +50,6 @@ class LinearModel(Model):
 
     Reference: D. R. Cox, "The regression analysis of binary sequences", J. R. Stat. Soc. B 20 (1958); for ten classes
     of clothes arXiv:1708.07747, Table 3.
-
-    Args:
-        data: what the model sees.
     """
 
     def __init__(self, data: DataInfo) -> None:
@@ -66,21 +58,17 @@ class LinearModel(Model):
 
     @classmethod
     def incompatibility(cls, data: DataInfo, options: Options) -> str | None:
-        """Return a sentence if the task has more than one prediction per image; None otherwise."""
         if data.task == "segmentation":
             return f"a linear model has one prediction per image, and the task is {data.task}; use another model"
         return None
 
     def forward(self, x_BCHW: Tensor) -> Logits:
-        """Return the logits of the flattened image."""
         return Logits(self.head(x_BCHW.flatten(1)))
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Set all weights to zero."""
         for parameter in self.parameters():
             parameter.zero_()
 
     def layer_of(self, name: str) -> int:
-        """Return 0: there is one layer."""
         return 0

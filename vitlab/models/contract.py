@@ -3,8 +3,6 @@
 B batch, C channels, H and W pixels or positions of a map, T tokens, D width.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +11,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from vitlab.components.base import NewState as NewState
 from vitlab.components.base import Options, Part
 from vitlab.components.base import State as State
 from vitlab.geometry import DataInfo, Geometry, Work
@@ -129,11 +128,11 @@ class Model(nn.Module):
             self.get_submodule(path).eval()
         return self
 
-    def to_canonical(self, state: State) -> dict[str, Tensor]:
+    def to_canonical(self, state: State) -> NewState:
         """Return a state of this model under the names of its canonical checkpoint (timm's, for a ViT)."""
         return dict(state)
 
-    def from_canonical(self, state: State) -> dict[str, Tensor]:
+    def from_canonical(self, state: State) -> NewState:
         """Return a canonical state under this model's names; the inverse of :meth:`to_canonical`."""
         return dict(state)
 

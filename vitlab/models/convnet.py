@@ -6,8 +6,6 @@ Every one is a chain of layers that ends in a linear classifier, ``fc``.  A stat
 of the same name, and the other way round, where stem, channels and classes are the usual ones.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -39,7 +37,6 @@ class ConvNet(Model):
 
     @classmethod
     def incompatibility(cls, data: DataInfo, options: Options) -> str | None:
-        """Return a sentence if the task has several predictions per image or the image is too small; None otherwise."""
         if data.task == "segmentation":
             return f"this network has one prediction per image, and the task is {data.task}; use another model"
         stem: Stem = options["stem"]
@@ -65,7 +62,6 @@ class ConvNet(Model):
         return self.fc
 
     def forward(self, x_BCHW: Tensor) -> Logits:
-        """Return the logits."""
         return self.forward_head(self.forward_features(x_BCHW))
 
     def forward_features(self, x_BCHW: Tensor) -> Tensor:
@@ -101,7 +97,6 @@ class ConvNet(Model):
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Draw the weights as torchvision does."""
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
                 module.reset_parameters()  # scale 1, shift 0, fresh running statistics
@@ -139,7 +134,11 @@ class _SmallHead(_He):
 
 
 class _ResNet(ConvNet):
-    """Stages of residual blocks; from one to the next the map is halved and the channels double."""
+    """Stages of residual blocks; from one to the next the map is halved and the channels double.
+
+    Args:
+        stem: ``imagenet`` is 7x7 at stride 2 and a max-pool at stride 2; ``small`` is 3x3 at stride 1.
+    """
 
     block: ClassVar[Literal["BasicBlock", "Bottleneck"]]
     layers: ClassVar[tuple[int, ...]]  #: blocks of each stage
@@ -189,8 +188,6 @@ class ResNet8(_ResNet):
     projections (option B) where the paper pads with zeros (A).
 
     Args:
-        data: what the model sees.
-        stem: ``imagenet`` is 7x7 at stride 2 and a max-pool at stride 2; ``small`` is 3x3 at stride 1.
         width_factor: factor on the channels, 16 after the stem.
     """
 
@@ -207,8 +204,6 @@ class ResNet18(_ResNet):
     """ResNet-18, torchvision's.  Reference: arXiv:1512.03385.
 
     Args:
-        data: what the model sees.
-        stem: ``imagenet`` is 7x7 at stride 2 and a max-pool at stride 2; ``small`` is 3x3 at stride 1.
         width_factor: factor on the channels, 64 after the stem.
     """
 
@@ -224,8 +219,6 @@ class ResNet50(_ResNet):
     Reference: arXiv:1512.03385.
 
     Args:
-        data: what the model sees.
-        stem: ``imagenet`` is 7x7 at stride 2 and a max-pool at stride 2; ``small`` is 3x3 at stride 1.
         width_factor: factor on the channels, 64 after the stem and 256 after the first stage.
     """
 
@@ -242,14 +235,13 @@ class RegNetY16GF(ConvNet):
     """RegNetY-16GF, torchvision's: the teacher of DeiT.  Reference: arXiv:2003.13678; arXiv:2012.12877.
 
     Args:
-        data: what the model sees.
         stem: a 3x3 convolution, at stride 2 (``imagenet``) or 1 (``small``).
     """
 
     scheme = _SmallHead()
-    depths: ClassVar[tuple[int, ...]] = (2, 4, 11, 1)  #: blocks of each stage
-    widths: ClassVar[tuple[int, ...]] = (224, 448, 1232, 3024)  #: channels of each stage
-    group_width: ClassVar[int] = 112
+    depths = (2, 4, 11, 1)  #: blocks of each stage
+    widths = (224, 448, 1232, 3024)  #: channels of each stage
+    group_width = 112
 
     def __init__(self, data: DataInfo, *, stem: Stem = "imagenet") -> None:
         super().__init__()
@@ -281,5 +273,4 @@ class RegNetY16GF(ConvNet):
 
     @classmethod
     def halvings(cls, stem: Stem) -> int:
-        """Return how often the network halves the image."""
         return len(cls.depths) + (1 if stem == "imagenet" else 0)

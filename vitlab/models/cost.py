@@ -5,8 +5,6 @@ activations and softmax are not counted, as is usual.  :func:`cost_of` builds an
 where tensors have shapes but no values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +17,7 @@ from torch.utils.flop_counter import flop_registry
 
 from vitlab.errors import UserError
 from vitlab.geometry import DataInfo
-from vitlab.models.contract import Model, model
+from vitlab.models.contract import Model, evaluating, model
 from vitlab.spec import Choice
 
 
@@ -45,13 +43,9 @@ def macs(of: Model, data: DataInfo) -> int:
     first = next(of.parameters())
     x_1CHW = torch.zeros((1, data.channels, *data.image), device=first.device, dtype=first.dtype)
     counter = _Counter()
-    training = of.training
-    of.eval()
-    try:
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:  # fused kernels have no formula on CPUs
-            of(x_1CHW)
-    finally:
-        of.train(training)
+    # Fused kernels have no formula on CPUs.
+    with evaluating(of), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
+        of(x_1CHW)
     return counter.flops // 2
 
 

@@ -28,9 +28,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vitlab.components.attention.softmax import SOFTMAX, SoftmaxAttention
+from vitlab.components.base import NewState
 from vitlab.components.block import Place
 from vitlab.errors import UserError
 from vitlab.geometry import Geometry
@@ -108,7 +109,7 @@ def growths(model: ViT) -> dict[str, Growth]:
     return result
 
 
-def init_factors(model: ViT) -> dict[str, Tensor]:
+def init_factors(model: ViT) -> NewState:
     """Return a factor for every initial value of the model, by canonical name."""
     state = {name: torch.ones(value.shape) for name, value in model.state_dict().items()}
     for name, growth in growths(model).items():
@@ -152,7 +153,6 @@ def _built_in(optimizer: str) -> type:
 
 
 def _of_width(size: Geometry | Place | int, width: int) -> Geometry | Place | int:
-    """Return what a part is built with at another width."""
     if isinstance(size, Place):
         return replace(size, geometry=replace(size.geometry, dim=width))
     return replace(size, dim=width) if isinstance(size, Geometry) else width

@@ -7,8 +7,6 @@ Modules are named as in timm, so that the canonical checkpoint is timm's; the fe
 attentions that keep their matrices apart) are translated by ``to_canonical`` and ``from_canonical``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
@@ -18,24 +16,23 @@ from torch import Tensor, nn
 
 from vitlab.components.attention import Attention
 from vitlab.components.base import Dropout, Options, PatchDrop, Positive, Probability, name_draws
-from vitlab.components.block import Block, LayerScale, Place
+from vitlab.components.block import Block, Place
 from vitlab.components.head import Head
 from vitlab.components.init import Init, Kind, layer_parameters, seeded
 from vitlab.components.norm import NormChoice
 from vitlab.components.position import Position
 from vitlab.errors import OptionError
 from vitlab.geometry import DataInfo, Geometry, Work
-from vitlab.models.contract import Model, State, model
+from vitlab.models.contract import Model, NewState, State, model
 from vitlab.models.vit_parts import (
-    LARGEST,
     Anatomy,
     AttentionChoice,
     BlockChoice,
     BlockChoices,
     BlockParts,
+    Dimension,
     FinalNormAt,
     MLPChoice,
-    PatchSize,
     SizeName,
     Span,
     Token,
@@ -43,6 +40,9 @@ from vitlab.models.vit_parts import (
 )
 from vitlab.registry import Pick, ResolvedChoice, Unhashed, optional_module, slot
 from vitlab.spec import Choice
+
+TOKENS = {"class": "cls_token", "distillation": "dist_token", "register": "reg_token"}
+"""Tokens before the patches, and the parameter of each."""
 
 
 @model.register("vit")
@@ -52,7 +52,6 @@ class ViT(Model):
     The defaults are ViT-Ti/16.  Differs from the paper in nothing that is not an option.
 
     Args:
-        data: what the model sees.
         size: a named size, shorthand for dim, depth, heads and the ratio of the MLP; given beside it, these win.
         patch_size: pixels, one number or height and width.
         dim: width of the tokens; by default the size's, and 192 without one.
@@ -95,10 +94,10 @@ class ViT(Model):
         data: DataInfo,
         *,
         size: Annotated[SizeName | None, Unhashed()] = None,
-        patch_size: PatchSize | tuple[PatchSize, PatchSize] = 16,
-        dim: Annotated[int, Field(gt=0, le=LARGEST)] | None = None,
+        patch_size: Dimension | tuple[Dimension, Dimension] = 16,
+        dim: Dimension | None = None,
         depth: Annotated[int, Field(gt=0, le=1000)] | None = None,
-        heads: Annotated[int, Field(gt=0, le=LARGEST)] | None = None,
+        heads: Dimension | None = None,
         prefix: tuple[Token, ...] = ("class",),
         registers: Annotated[int, Field(ge=0, le=1000)] = 0,
         patch: Annotated[Choice | str, Pick("patch")] = "linear",
@@ -118,7 +117,7 @@ class ViT(Model):
         head: Annotated[Choice | str, Pick("head")] = "linear",
         init: Annotated[Choice | str, Pick("init")] = "timm",
         parametrization: Literal["standard", "mup"] = "standard",
-        base_width: Annotated[int, Field(gt=0, le=LARGEST)] = 64,
+        base_width: Dimension = 64,
     ) -> None:
         # The anatomy reads the options by their names, which are thus written in the signature alone.
         options = {name: value for name, value in locals().items() if name not in ("self", "data", "__class__")}
@@ -158,7 +157,6 @@ class ViT(Model):
     # -- the figure -------------------------------------------------------------------------------------------------
 
     def forward(self, x_BCHW: Tensor) -> NamedTuple:
-        """Return the output of the head."""
         return self.forward_head(self.forward_features(x_BCHW))
 
     def forward_features(self, x_BCHW: Tensor, position: Position | None = None) -> Tensor:
@@ -180,38 +178,34 @@ class ViT(Model):
                 x_BTD = block(x_BTD, *hints)
             x_BTD = position.mix(x_BTD, layer)
         x_BTD, merged = self.norm(x_BTD), passed.get("merged")
-        return x_BTD if merged is None else cast(Tensor, merged.restore(x_BTD))
+        return x_BTD if merged is None else merged.restore(x_BTD)
 
     def forward_head(self, x_BTD: Tensor) -> NamedTuple:
         """Return the predictions from the tokens of :meth:`forward_features`."""
         if self.final_norm_at == "tokens":
-            return cast(NamedTuple, self.head(x_BTD))
-        x_BSD: Tensor = self.fc_norm(self.head.pool(x_BTD))
-        return self.head.classify(x_BSD)
+            return self.head(x_BTD)
+        return self.head.classify(self.fc_norm(self.head.pool(x_BTD)))
 
     def _with_prefix(self, x_BND: Tensor) -> Tensor:
         prefix = [token for token in (self.cls_token, self.dist_token, self.reg_token) if token is not None]
         return torch.cat([*(token.expand(x_BND.shape[0], -1, -1) for token in prefix), x_BND], 1)
 
     def logits_by_head(self, output: Any) -> dict[str, Tensor]:
-        """Return the logits by head."""
         return self.head.logits_by_head(output)
 
     # -- options ----------------------------------------------------------------------------------------------------
 
     @classmethod
     def complete(cls, options: Options) -> Options:
-        """Return the options with the numbers of the size filled in."""
+        """Return the options with the numbers of the size filled in; the slot asks for them."""
         return expand_size(options)
 
     @classmethod
     def incompatibility(cls, data: DataInfo, options: Options) -> str | None:
-        """Return why the parts do not fit each other or the data, or None."""
         return cls.anatomy(data, options).incompatibility()
 
     @classmethod
     def work(cls, data: DataInfo, options: Options) -> Work | None:
-        """Return the work per image, counted from the anatomy."""
         return cls.anatomy(data, options).work()
 
     @classmethod
@@ -221,11 +215,9 @@ class ViT(Model):
 
     @property
     def component_choices(self) -> Mapping[str, ResolvedChoice]:
-        """Chosen component of each part of the model, by the part's path, such as ``blocks.0.attn``."""
         return {path: choice for path, (choice, _) in self._parts.items()}
 
     def _block(self, i: int, choices: BlockChoices, place: Place) -> Block:
-        """Build a block and its parts."""
         block: Block = self._part(f"blocks.{i}", choices.block, place)
         for path, role in block.parts.items():
             context = place.geometry.dim if role == "norm" else place.geometry
@@ -233,19 +225,16 @@ class ViT(Model):
         return block
 
     def _part(self, path: str, choice: ResolvedChoice, *context: Geometry | Place | int) -> Any:
-        """Build a component and record its options for :func:`initialise`."""
+        """Build a component and record its options for :meth:`initialise`."""
         self._parts[path] = (choice, context)
         return slot(choice.slot).build(choice, *context)
 
     # -- parameters -------------------------------------------------------------------------------------------------
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of parameters without weight decay: tokens, and what parts declare."""
-        tokens = {"cls_token", "dist_token", "reg_token"}
-        return super().no_weight_decay() | {name for name, _ in self.named_parameters() if name in tokens}
+        return super().no_weight_decay() | (set(TOKENS.values()) & dict(self.named_parameters()).keys())
 
     def rate_factors(self) -> dict[str, float]:
-        """Return the factors of learning rates under ``mup``."""
         return optional_module("mup").rate_factors(self) if self.parametrization == "mup" else {}
 
     def layer_of(self, name: str) -> int:
@@ -255,13 +244,59 @@ class ViT(Model):
             return int(rest.partition(".")[0]) + 1
         if first == "norm":
             return self.geometry.depth
-        if first in ("patch_embed", "cls_token", "dist_token", "reg_token", "position", "pos_embed", "norm_pre"):
+        if first in ("patch_embed", *TOKENS.values(), "position", "pos_embed", "norm_pre"):
             return 0
         return self.geometry.depth + 1
 
+    @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Draw the parameters of the scheme, and the other values of each component with its own generator."""
-        initialise(self, seed, optional_module("mup").init_factors(self) if self.parametrization == "mup" else {})
+        """Draw the parameters of the scheme by their canonical names, and the other values as components draw them.
+
+        Each component draws with a generator of its own, so that none changes the values of another.
+        """
+        factors = optional_module("mup").init_factors(self) if self.parametrization == "mup" else {}
+        for path, (choice, context) in self._parts.items():
+            with seeded(seed, path), torch.device("cpu"):
+                fresh = slot(choice.slot).build(choice, *context)
+            part = self.get_submodule(path)
+            for name, value in [*fresh.named_parameters(), *fresh.named_buffers()]:
+                parent, _, last = name.rpartition(".")
+                getattr(part.get_submodule(parent), last).copy_(value)
+        own = self.state_dict()
+        state = self.to_canonical(own)
+        for name, (kind, fan_in) in self._scheme_parameters(state).items():
+            x = torch.empty(state[name].shape)
+            self.scheme.draw(x, name, kind, fan_in, seed)
+            state[name] = x * factors[name] if factors else x
+        values = self.from_canonical(state)
+        shapes, own_shapes = ({(name, value.shape) for name, value in one.items()} for one in (values, own))
+        if shapes != own_shapes:
+            names = ", ".join(sorted({name for name, _ in shapes ^ own_shapes}))
+            raise RuntimeError(f"from_canonical does not invert to_canonical: {names}")
+        for name, value in values.items():  # load_state_dict takes several times as long
+            if value is not own[name]:
+                own[name].copy_(value)
+
+    def _scheme_parameters(self, state: State) -> dict[str, tuple[Kind, int]]:
+        """Return the parameters that the scheme draws: canonical name to kind and the layer's number of inputs."""
+        parameters: dict[str, tuple[Kind, int]] = dict.fromkeys(TOKENS.values(), ("token", 0))
+        parameters |= {self.canonical_name(name): (kind, fan_in) for name, kind, fan_in in layer_parameters(self)}
+        excluded = {
+            self.canonical_name(f"{path}.{name}")
+            for path, module in self.named_modules()
+            for name in getattr(module, "keeps_init", ())
+        }
+        for path in self.attentions():  # whose own matrices may be parts of the canonical ones
+            for layer in (f"{path}.qkv", f"{path}.proj"):
+                matrix = state.get(f"{layer}.weight")
+                if matrix is not None and matrix.ndim == 2:
+                    parameters |= {
+                        f"{layer}.weight": ("linear", matrix.shape[1]),
+                        f"{layer}.bias": ("linear_bias", matrix.shape[1]),
+                    }
+        if "pos_embed" in (self.canonical_name(name) for name, _ in self.named_parameters()):
+            parameters["pos_embed"] = ("position", 0)
+        return {name: how for name, how in parameters.items() if name in state and name not in excluded}
 
     # -- the canonical checkpoint -----------------------------------------------------------------------------------
 
@@ -280,22 +315,20 @@ class ViT(Model):
         """Return the attentions of the blocks by path, such as ``blocks.0.attn``."""
         return {path: one for path, one in self.blocks.named_modules(prefix="blocks") if isinstance(one, Attention)}
 
-    def to_canonical(self, state: State) -> dict[str, Tensor]:
-        """Return the weights under timm's names and with a fused qkv."""
+    def to_canonical(self, state: State) -> NewState:
         return self._converted(state, {name: self.canonical_name(name) for name in state}, "to_canonical")
 
-    def from_canonical(self, state: State) -> dict[str, Tensor]:
-        """Return the weights under this model's names and attention layout."""
+    def from_canonical(self, state: State) -> NewState:
         names = {self.canonical_name(name): name for name in self.state_dict()}
         return self._converted(state, names, "from_canonical")
 
     def _converted(
         self, state: State, names: Mapping[str, str], method: Literal["to_canonical", "from_canonical"]
-    ) -> dict[str, Tensor]:
+    ) -> NewState:
         """Return a state whose attentions are converted, and whose other entries are renamed."""
         attentions = self.attentions()
-        states: dict[str, dict[str, Tensor]] = {path: {} for path in attentions}
-        converted: dict[str, Tensor] = {}
+        states: dict[str, NewState] = {path: {} for path in attentions}
+        converted: NewState = {}
         for name, value in state.items():
             block, _, own_name = name.partition(".attn.")
             if f"{block}.attn" in states:
@@ -312,65 +345,3 @@ def _token(g: Geometry, name: str) -> nn.Parameter | None:
     """Return a parameter (1, R, D) for the R tokens of that name, or None if there are none."""
     count = g.prefix.count(name)
     return nn.Parameter(torch.zeros(1, count, g.dim)) if count else None
-
-
-# -- initial values ---------------------------------------------------------------------------------------------------
-# The scheme (vitlab.components.init) draws parameters by their canonical names.  The other values come from a component
-# that was built with its own generator, so that no component changes the values of another.
-
-
-@torch.no_grad()
-def initialise(model: ViT, seed: int, factors: Mapping[str, Tensor]) -> None:
-    """Set every value of a model.
-
-    Args:
-        model: the model.
-        seed: of the stream ``init``.
-        factors: of the drawn values, by canonical name; empty for none.
-    """
-    for path, (choice, context) in model._parts.items():
-        with seeded(seed, path), torch.device("cpu"):
-            fresh = slot(choice.slot).build(choice, *context)
-        part = model.get_submodule(path)
-        for name, value in [*fresh.named_parameters(), *fresh.named_buffers()]:
-            parent, _, last = name.rpartition(".")
-            getattr(part.get_submodule(parent), last).copy_(value)
-    for module in model.modules():
-        if isinstance(module, LayerScale):
-            module.gamma.fill_(module.start)
-    own = model.state_dict()
-    state = model.to_canonical(own)
-    for name, (kind, fan_in) in _scheme_parameters(model, state).items():
-        x = torch.empty(state[name].shape)
-        model.scheme.draw(x, name, kind, fan_in, seed)
-        state[name] = x * factors[name] if factors else x
-    values = model.from_canonical(state)
-    shapes, own_shapes = ({(name, value.shape) for name, value in one.items()} for one in (values, own))
-    if shapes != own_shapes:
-        names = ", ".join(sorted({name for name, _ in shapes ^ own_shapes}))
-        raise RuntimeError(f"from_canonical does not invert to_canonical: {names}")
-    for name, value in values.items():  # load_state_dict takes several times as long
-        if value is not own[name]:
-            own[name].copy_(value)
-
-
-def _scheme_parameters(model: ViT, state: State) -> dict[str, tuple[Kind, int]]:
-    """Return the parameters that the scheme draws: canonical name to kind and the layer's number of inputs."""
-    parameters: dict[str, tuple[Kind, int]] = dict.fromkeys(("cls_token", "dist_token", "reg_token"), ("token", 0))
-    parameters |= {model.canonical_name(name): (kind, fan_in) for name, kind, fan_in in layer_parameters(model)}
-    excluded = {
-        model.canonical_name(f"{path}.{name}")
-        for path, module in model.named_modules()
-        for name in getattr(module, "keeps_init", ())
-    }
-    for path in model.attentions():  # whose own matrices may be parts of the canonical ones
-        for layer in (f"{path}.qkv", f"{path}.proj"):
-            matrix = state.get(f"{layer}.weight")
-            if matrix is not None and matrix.ndim == 2:
-                parameters |= {
-                    f"{layer}.weight": ("linear", matrix.shape[1]),
-                    f"{layer}.bias": ("linear_bias", matrix.shape[1]),
-                }
-    if "pos_embed" in (model.canonical_name(name) for name, _ in model.named_parameters()):
-        parameters["pos_embed"] = ("position", 0)
-    return {name: how for name, how in parameters.items() if name in state and name not in excluded}

@@ -33,7 +33,7 @@ FinalNormAt = Literal["tokens", "pooled"]
 LARGEST = 100_000
 """Largest width, number of heads and side of a patch: far above any model, and below what overflows."""
 
-PatchSize = Annotated[int, Field(gt=0, le=LARGEST)]
+Dimension = Annotated[int, Field(gt=0, le=LARGEST)]
 
 
 BlockChoice = Annotated[Choice | str, Pick("block")]
@@ -134,7 +134,6 @@ class Anatomy:
         return next(self._faults(), None)
 
     def _faults(self) -> Iterator[str]:
-        """Yield the reasons why these components cannot be combined."""
         g, head = self.geometry, self.head
         prefix = [token for token in g.prefix if token != "register"]
         if prefix not in ([], ["class"], ["distillation"], ["class", "distillation"]):

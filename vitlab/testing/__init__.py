@@ -178,15 +178,7 @@ def check_component(slot: str, choice: str | Mapping[str, Any]) -> None:
 
 
 def _check_declaration(slot: str, name: str, cls: type, options: Collection[str], required: Sequence[str]) -> None:
-    """Check what can be seen without building a component.
-
-    Args:
-        slot: of the component.
-        name: of the component.
-        cls: its class.
-        options: its options.
-        required: options without a default.
-    """
+    """Check what can be seen of a component without building it; ``required`` options have no default."""
     if CHECKS[slot] is check_part:
         sizes = ", ".join(sorted(set(options) & set(Geometry.__dataclass_fields__)))
         assert not sizes, f"has the option {sizes}: remove it, it is a size of the model; read it from g"

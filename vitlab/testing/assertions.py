@@ -3,8 +3,6 @@
 A check is an ``assert`` whose message is a sentence; the blocks around it say what the sentence is about.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +16,7 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from vitlab.components.base import State
 from vitlab.errors import VitlabError
 
 
@@ -39,7 +38,7 @@ def checked_reason(reason: str | None) -> str | None:
     return reason
 
 
-def equal_states(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+def equal_states(one: State, other: State) -> bool:
     """Return whether two state dicts have equal names and values, bit for bit."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
@@ -73,12 +72,7 @@ class _OneDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def check_gradient(part: nn.Module, x: Tensor) -> None:
     """Check the gradients of the input and of each parameter against finite differences, in float64.
 
-    Args:
-        part: deterministic module from the input to named tensors.
-        x: input.
-
-    Raises:
-        AssertionError: with the name of the tensor.
+    The part is deterministic, and returns tensors by name.
     """
     names, values = zip(("the input", x), *part.named_parameters(), strict=True)
     leaves = [value.detach().clone().requires_grad_() for value in values]

@@ -3,10 +3,7 @@
 N images of a split, B of a batch, C channels, H rows, W columns.
 """
 
-from __future__ import annotations
-
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 from unittest import SkipTest
 
@@ -17,7 +14,6 @@ from vitlab import noise
 from vitlab.data.augment import Augment
 from vitlab.data.datasets import Dataset, Images
 from vitlab.data.datasets.base import SPLITS
-from vitlab.data.datasets.pictures import Pictures
 from vitlab.data.pixels import VOID
 from vitlab.geometry import DataInfo
 from vitlab.registry import ResolvedChoice, slot
@@ -29,12 +25,7 @@ MOST_SHARED = 0.01
 
 
 def check_dataset(choice: ResolvedChoice) -> None:
-    """Check that both splits are what ``info`` says, the same at every reading, and disjoint.
-
-    Raises:
-        AssertionError: with the rule that it violates.
-        SkipTest: if its files are not here.
-    """
+    """Check that both splits are what ``info`` says, the same at every reading, and disjoint."""
     dataset: Dataset = slot("dataset").build(choice)
     if (reason := checked_reason(dataset.missing())) is not None:
         raise SkipTest(reason)
@@ -52,8 +43,8 @@ def check_dataset(choice: ResolvedChoice) -> None:
             f"split {split} differs at the second reading; draw from vitlab.plugin.noise, keyed by the split"
         )
     # By content: two splits of one archive may hold the same picture under two names.
-    known = set(map(_hash, train.x_NCHW))
-    shared = sum(_hash(x_CHW) in known for x_CHW in test.x_NCHW)
+    known = {hash(x_CHW.numpy().tobytes()) for x_CHW in train.x_NCHW}
+    shared = sum(hash(x_CHW.numpy().tobytes()) in known for x_CHW in test.x_NCHW)
     assert shared <= MOST_SHARED * len(test.x_NCHW), (
         f"{shared} of {len(test.x_NCHW)} test images are training images, too; the splits must not share images"
     )
@@ -115,13 +106,10 @@ def _check_keyed(change: Callable[[Tensor, noise.Key, Tensor], Tensor], x_BCHW: 
 def _read(dataset: Dataset, split: Any) -> Images:
     with about(f"read('{split}')"):
         pictures = dataset.pictures(split)
-        return dataset.read(split) if pictures is None else _decoded(pictures)
-
-
-def _decoded(pictures: Pictures) -> Images:
-    """Return at most 100 pictures, evenly spaced."""
-    chosen = range(0, len(pictures), max(1, len(pictures) // 100))
-    return Images(torch.stack([pictures.image(index) for index in chosen]), pictures.y_N[list(chosen)])
+        if pictures is None:
+            return dataset.read(split)
+        chosen = range(0, len(pictures), max(1, len(pictures) // 100))  # at most 100, evenly spaced
+        return Images(torch.stack([pictures.image(index) for index in chosen]), pictures.y_N[list(chosen)])
 
 
 def _check_images(images: Images, info: DataInfo) -> None:
@@ -155,10 +143,6 @@ def _check_rows(dataset: Dataset, count: int) -> None:
             f"groups is {groups.dtype} {tuple(groups.shape)}; it is torch.int64 {(count,)}"
         )
     if held_out is not None:
-        rows: Sequence[int] = held_out.tolist()
-        fits = len(set(rows)) == len(rows) < count and all(0 <= row < count for row in rows)
-        assert fits, f"held_out has {len(rows)} indices; they are different ones of {count} training images"
-
-
-def _hash(x_CHW: Tensor) -> bytes:
-    return hashlib.blake2b(x_CHW.contiguous().numpy().tobytes(), digest_size=16).digest()
+        rows = set(held_out.tolist())
+        fits = len(rows) == len(held_out) < count and rows <= set(range(count))
+        assert fits, f"held_out has {len(held_out)} indices; they are different ones of {count} training images"

@@ -3,14 +3,12 @@
 See :func:`vitlab.testing.check_component` for the rules, and for what is not checked.
 """
 
-from __future__ import annotations
-
 import re
 import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from unittest import SkipTest
@@ -42,12 +40,7 @@ seeds: 4
 
 
 def check_executor(choice: ResolvedChoice) -> None:
-    """Check that an executor runs, reports and stops jobs as :class:`vitlab.executors.Executor` requires.
-
-    Raises:
-        AssertionError: with the rule that it violates.
-        SkipTest: if it cannot be used here, such as without a cluster, with the reason.
-    """
+    """Check that an executor runs, reports and stops jobs as :class:`vitlab.executors.Executor` requires."""
     with tempfile.TemporaryDirectory(prefix="vitlab-", ignore_cleanup_errors=True) as folder:
         trials = _trials(Path(folder))
         work = {
@@ -68,7 +61,6 @@ def check_executor(choice: ResolvedChoice) -> None:
 
 
 def _trials(folder: Path) -> tuple[Trial, ...]:
-    """Return four small trials."""
     from vitlab.lab import plan_study
 
     file = folder / "contract-test.yaml"
@@ -122,40 +114,39 @@ class _Driver:
         assert locked <= self.slots, f"{locked} jobs run at a time, and slots is {self.slots}"
         return ends
 
+    def ends_until(self, condition: Callable[[], bool], patience_s: float) -> Iterator[JobEnd]:
+        """Poll until a condition holds or the time is over, and yield the ends of jobs."""
+        deadline = time.monotonic() + patience_s
+        while not condition() and time.monotonic() < deadline:
+            yield from self.poll(0.2)
+
     def end_of(self, job: Job, ending: Ending, rule: str, patience_s: float = START_S) -> JobEnd:
         """Poll until a job ends, and check that it ends in this way; no other job may end meanwhile."""
-        deadline = time.monotonic() + patience_s
         ends: list[JobEnd] = []
-        while not ends:
-            assert time.monotonic() < deadline, (
-                f"poll reports no end of job '{job.name}' within {patience_s:g} s; {rule}{_log(job)}"
-            )
-            ends = self.poll(0.2)
-        for end in ends:
+        for end in self.ends_until(lambda: bool(ends), patience_s):
             what = f"job '{end.job.name}' ended as {end.ending}" + (end.detail and f" ({end.detail})")
             assert end.job.folder == job.folder, f"{what}, although it was still running; only '{job.name}' had ended"
             assert end.ending == ending, f"{what}; {rule}{_log(job)}"
+            ends.append(end)
+        assert ends, f"poll reports no end of job '{job.name}' within {patience_s:g} s; {rule}{_log(job)}"
         return ends[0]
 
     def expect_no_end(self) -> None:
-        """Check that no job ends a second time."""
         for _ in range(2):
             self.poll(0.1)
 
-    def process_of(self, job: Job, line: str) -> str:
-        """Poll until a job has printed this line to its log, and return the name of its process."""
-        deadline = time.monotonic() + START_S
-        while line not in (text := _text(job)):
-            for end in self.poll(0.2):
-                raise AssertionError(
-                    f"job '{end.job.name}' ended as {end.ending} ({end.detail}), and it does not end by "
-                    f"itself; workers run self.runner, and report what attempt returned{_log(end.job)}"
-                )
-            assert time.monotonic() < deadline, (
-                f"job '{job.name}' has not printed '{line}' to log.txt in job.folder within {START_S:g} s; "
-                "workers append their output there"
+    def process_of(self, job: Job) -> str:
+        """Poll until a job waits to be stopped, as its log says, and return the name of its process."""
+        for end in self.ends_until(lambda: jobs.WAITS in _text(job), START_S):
+            raise AssertionError(
+                f"job '{end.job.name}' ended as {end.ending} ({end.detail}), and it does not end by "
+                f"itself; workers run self.runner, and report what attempt returned{_log(end.job)}"
             )
-        return _processes(text)[-1]
+        assert jobs.WAITS in _text(job), (
+            f"job '{job.name}' has not printed '{jobs.WAITS}' to log.txt in job.folder within {START_S:g} s; "
+            "workers append their output there"
+        )
+        return _processes([job])[-1]
 
     def clean_up(self, work: Iterable[Job]) -> None:
         """Kill what a faulty executor has left running on this machine."""
@@ -171,7 +162,7 @@ def _check_workers(driver: _Driver, work: Mapping[str, Job], again: Callable[[],
     driver.submit(killed)
     if driver.slots > 1:
         driver.submit(stopped)
-    victim = driver.process_of(killed, jobs.WAITS)
+    victim = driver.process_of(killed)
     _check_timeout(driver)
     if victim.partition("/")[0] == socket.gethostname():
         kill(victim)
@@ -181,7 +172,7 @@ def _check_workers(driver: _Driver, work: Mapping[str, Job], again: Callable[[],
         driver = again()
     if stopped.folder not in driver.running:
         driver.submit(stopped)
-    driver.process_of(stopped, jobs.WAITS)
+    driver.process_of(stopped)
     _cancel(driver)
     assert TrialFolder(stopped.folder).checkpoint.is_dir(), (
         "there is no checkpoint of a job that cancel stopped; request the stop, and wait up to grace_s"
@@ -196,10 +187,7 @@ def _check_workers(driver: _Driver, work: Mapping[str, Job], again: Callable[[],
 
 
 def _check_timeout(driver: _Driver) -> None:
-    """Check that ``poll`` waits for its timeout and no longer.
-
-    If it waits for a job to end, the jobs are killed here after :data:`LATE_S`.
-    """
+    """Check that ``poll`` waits for its timeout and no longer; after :data:`LATE_S`, the jobs are killed."""
     timer = threading.Timer(TIMEOUT_S + LATE_S, _kill_workers, [list(driver.running.values())])
     timer.daemon = True
     timer.start()
@@ -221,19 +209,18 @@ def _cancel(driver: _Driver) -> None:
     with _calling("cancel"):
         driver.executor.cancel(GRACE_S)
     deadline = time.monotonic() + END_S
-    while driver.running:
-        for end in driver.poll(0.2):
-            assert end.ending == Ending.STOPPED, (
-                f"job '{end.job.name}' ended as {end.ending} ({end.detail}) after cancel; a job that "
-                f"writes a checkpoint within grace_s ends as stopped{_log(end.job)}"
-            )
-        names = ", ".join(job.name for job in driver.running.values())
-        assert time.monotonic() < deadline, (
-            f"poll reports no end of job '{names}' within "
-            f"{END_S:g} s of cancel; cancel stops every job, and poll then reports their endings"
+    for end in driver.ends_until(lambda: not driver.running, END_S):
+        assert end.ending == Ending.STOPPED, (
+            f"job '{end.job.name}' ended as {end.ending} ({end.detail}) after cancel; a job that "
+            f"writes a checkpoint within grace_s ends as stopped{_log(end.job)}"
         )
+    names = ", ".join(job.name for job in driver.running.values())
+    assert not names, (
+        f"poll reports no end of job '{names}' within "
+        f"{END_S:g} s of cancel; cancel stops every job, and poll then reports their endings"
+    )
     # Processes are known by what they printed, as the executor could hide one that it has lost.
-    for name in [name for job in cancelled for name in _processes(_text(job))]:
+    for name in _processes(cancelled):
         while is_alive(name):
             assert time.monotonic() < deadline, (
                 f"process {name.split('/')[1]} of a job still runs {END_S:g} s after cancel; cancel leaves no process"
@@ -270,17 +257,16 @@ def _text(job: Job) -> str:
         return ""
 
 
-def _processes(text: str) -> list[str]:
-    """Return the processes that ran a job, by its log."""
-    return re.findall(rf"^{re.escape(jobs.MARK)}(\S+)$", text, re.MULTILINE)
+def _processes(work: Iterable[Job]) -> list[str]:
+    """Return the processes that ran jobs, by their logs."""
+    return re.findall(rf"^{re.escape(jobs.MARK)}(\S+)$", "\n".join(map(_text, work)), re.MULTILINE)
 
 
 def _kill_workers(work: Iterable[Job]) -> None:
-    for name in [name for job in work for name in _processes(_text(job))]:
+    for name in _processes(work):
         kill(name)
 
 
 def _log(job: Job) -> str:
-    """Return the end of a job's log for a message."""
     lines = [line for line in _text(job).splitlines() if line.strip() and not line.startswith("contract test: ")]
     return f". Its log.txt ends with: {lines[-1][:300]}" if lines else ""

@@ -230,21 +230,25 @@ def _check_outputs(case: _Case, out: Mapping[str, Tensor], x: Tensor) -> None:
         assert value.is_meta or value.isfinite().all(), f"{name} has values that are not finite"
 
 
-def _run(probe: Callable[[Tensor], dict[str, Tensor]], x: Tensor) -> tuple[dict[str, Tensor], bool]:
-    """Return the outputs under keyed draws, and whether numbers were drawn from torch's generator."""
-    # Keys of drops as a training sets them; a part that ignores them draws from torch, which is seen below.
+def _run(probe: Callable[[Tensor], Any], x: Tensor) -> Any:
+    """Return the outputs under keyed draws, as a training sets the keys of drops."""
     draws = noise.Draws(dropout=1, drop_path=2, sample_B=torch.arange(len(x)), step=3)
     with torch.no_grad(), torch.random.fork_rng([]), noise.drawing(draws):
-        before = torch.manual_seed(0).get_state()
-        outputs = probe(x)
-        return outputs, not torch.equal(before, torch.get_rng_state())  # keyed draws do not advance it
+        torch.manual_seed(0)
+        return probe(x)
 
 
 def _check_draws(case: _Case) -> None:
     """Check that nothing is drawn in evaluation, and in training by keys alone if trials can be stacked."""
     probe, x = case.probe(), case.input()
+
+    def state_after(x: Tensor) -> Tensor:
+        probe(x)
+        return torch.get_rng_state()  # keyed draws do not advance it
+
     for when, training in (("evaluation", False), ("training", True)):
-        _, draws = _run(probe.train(training), x)
+        probe.train(training)
+        draws = not torch.equal(_run(state_after, x), torch.Generator().manual_seed(0).get_state())
         assert training or not draws, "draws random numbers in evaluation"
         assert not (draws and getattr(case.choice.component, "vmap_safe", False)), (
             f"declares vmap_safe, and draws from torch's generator in {when}: "
@@ -258,7 +262,7 @@ def _check_state(case: _Case) -> None:
     _run(probe, x + 1)  # running statistics change in it
     with about("its state is loaded into another instance"):
         other.load_state_dict(probe.state_dict(), strict=True)
-    (first, _), (second, _) = _run(probe.eval(), x), _run(other, x)
+    first, second = _run(probe.eval(), x), _run(other, x)
     for name in first:
         assert torch.equal(first[name], second[name]), (
             f"{name} differs under a state that was saved and loaded; it must depend on state and input alone: "
@@ -282,7 +286,7 @@ def _check_devices(case: _Case) -> None:
 def _check_bfloat16(case: _Case) -> None:
     x = case.input().to(torch.bfloat16)
     with about("in bfloat16"):
-        _check_outputs(case, _run(case.probe().to(torch.bfloat16).eval(), x)[0], x)
+        _check_outputs(case, _run(case.probe().to(torch.bfloat16).eval(), x), x)
 
 
 def _check_samples_independent(case: _Case) -> None:
@@ -294,7 +298,7 @@ def _check_samples_independent(case: _Case) -> None:
     has_batch_norm = any(isinstance(module, _BatchNorm) for module in probe.modules())
     for training in (False,) if has_batch_norm else (False, True):
         with about("forward in float64, and of one sample"):
-            (batched, _), (single, _) = _run(probe.train(training), x), _run(probe, x[:1])
+            batched, single = _run(probe.train(training), x), _run(probe, x[:1])
         when = " in training; use torch's batch norm, which micro-batches refuse" if training else ""
         for name in batched:
             if batched[name].shape != single[name].shape:  # outputs with no batch axis have equal shapes
@@ -323,9 +327,9 @@ def _check_stacked(case: _Case) -> None:
         ):
             # Without a batching rule, torch falls back to a slow but correct loop and warns.
             warnings.filterwarnings("ignore", message="There is a performance drop")
-            stacked, _ = _run(stack, x)
+            stacked = _run(stack, x)
         for index, member in enumerate(members):
-            alone, _ = _run(member, x)
+            alone = _run(member, x)
             # Buffers are compared after the pass, which may change them.
             for name, value in {**alone, **dict(member.named_buffers())}.items():
                 actual = (stacked if name in stacked else buffers)[name][index].to(value.dtype)

@@ -3,8 +3,6 @@
 Both get a small study of two arms, whose journals and results are written without training.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter
@@ -169,12 +167,7 @@ def small_plan(seeds: int = 2) -> Plan:
 def write_trials(store: Store, plan: Plan, *, events: int | None = None, began: int = T_MS, scale: float = 1.0) -> None:
     """Write the first ``events`` lines of the journals; by default all lines and a result.
 
-    Args:
-        store: the store to write to.
-        plan: the plan of the trials.
-        events: number of lines.
-        began: time of the first event, milliseconds since 1970.
-        scale: factor of all metrics.
+    ``began`` is the time of the first event in milliseconds since 1970; all metrics are multiplied by ``scale``.
     """
     for number, planned in enumerate(plan.trials):
         folder = store.folder(planned.trial)

@@ -3,8 +3,6 @@
 B images, N of a split, K classes, H and W pixels.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import re
@@ -19,9 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitlab.components.base import NewState
 from vitlab.data.pixels import IGNORED
 from vitlab.data.prepare import Feed, prepare
 from vitlab.engines import Engine
+from vitlab.errors import some
 from vitlab.geometry import DataInfo
 from vitlab.models import Model
 from vitlab.registry import ResolvedChoice, slot
@@ -35,8 +35,6 @@ from vitlab.training.metrics.features import Features
 from vitlab.training.objective import Objective
 from vitlab.training.optim import Optimizer, decay_groups, set_rate
 from vitlab.training.optim.schedules import Schedule
-
-Options = Mapping[str, Any]  #: of a component or of ``train``, as in a study file
 
 B, K = 6, 7
 STEPS = 6
@@ -54,12 +52,7 @@ MODEL = {"type": "vit", "patch_size": 2, "dim": 8, "depth": 1, "heads": 2}
 
 
 def check_optimizer(choice: ResolvedChoice) -> None:
-    """Check that trainings repeat and resume bit for bit, and that groups decide on rate and weight decay.
-
-    Raises:
-        AssertionError: with the rule that it violates.
-        SkipTest: if a package that it needs is not installed.
-    """
+    """Check that trainings repeat and resume bit for bit, and that groups decide on rate and weight decay."""
     built: Optimizer = slot("optimizer").build(choice)
     if reason := built.incompatibility(TrainSpec(steps=STEPS).model_dump()):
         raise SkipTest(reason)
@@ -68,9 +61,9 @@ def check_optimizer(choice: ResolvedChoice) -> None:
         assert isinstance(value, int | float), f"its attribute {attribute} is {value!r}; it is a number"
     check_training(optimizer=choice.plain())
     # Warm-up begins at rates near 0, and a schedule may end there.
-    moved = set(_moved_weights(choice, rate=0.0))
+    moved = _moved_weights(choice, rate=0.0)
     assert not moved, (
-        f"steps at rate 0 move {_some(moved)}; read the rate from group['lr'], which a training sets before every step"
+        f"steps at rate 0 move {some(moved)}; read the rate from group['lr'], which a training sets before every step"
     )
     along_gradient = sum(_moved_weights(choice, rate=RATE).values())
     assert along_gradient < 0, f"steps at rate {RATE:g} move no weight, or follow the gradients; go against them"
@@ -80,12 +73,12 @@ def check_optimizer(choice: ResolvedChoice) -> None:
         # Without gradients, what moves is what decays.
         shrunk = set(_moved_weights(choice, rate=RATE, weight_decay=weight_decay, scale=0.0))
         assert shrunk <= expected, (
-            f"{_some(shrunk - expected)} shrinks without a gradient, and the weight_decay of its group is 0; read it "
-            "from group['weight_decay']"
+            f"{some(sorted(shrunk - expected))} shrinks without a gradient, and the weight_decay of its group is 0; "
+            "read it from group['weight_decay']"
         )
         assert expected <= shrunk, (
-            f"{_some(expected - shrunk)} does not shrink without a gradient, and the weight_decay of its group is "
-            f"{weight_decay:g}; read it from group['weight_decay']"
+            f"{some(sorted(expected - shrunk))} does not shrink without a gradient, and the weight_decay of its group "
+            f"is {weight_decay:g}; read it from group['weight_decay']"
         )
 
 
@@ -165,12 +158,7 @@ def check_loss(choice: ResolvedChoice) -> None:
 
 
 def check_objective(choice: ResolvedChoice) -> None:
-    """Check that trainings repeat and resume bit for bit.
-
-    Raises:
-        AssertionError: with the rule that it violates.
-        SkipTest: if it cannot train a small ViT on images of seven classes.
-    """
+    """Check that trainings repeat and resume bit for bit."""
     cls: Any = choice.component
     data, model = slot("dataset").resolve(DATA), slot("model").resolve(MODEL)
     info, fields = prepare(data, SEEDS).info, {"objective": choice.plain()}
@@ -196,12 +184,7 @@ def check_objective(choice: ResolvedChoice) -> None:
 
 
 def check_engine(choice: ResolvedChoice) -> None:
-    """Check that trainings end with the loop's weights up to rounding, and do not depend on each other.
-
-    Raises:
-        AssertionError: with the rule that it violates.
-        SkipTest: if the engine does not support a small ViT in double precision.
-    """
+    """Check that trainings end with the loop's weights up to rounding, and do not depend on each other."""
     cls: type[Engine] = choice.component
     fields = [{"precision": "fp64", "optimizer": {"type": "adamw", "lr": rate}} for rate in (RATE, 3 * RATE)]
     if reason := cls.incompatibility(_training(fields[0])):
@@ -217,7 +200,7 @@ def check_engine(choice: ResolvedChoice) -> None:
         assert equal_states(alone, weights), "the weights of a training depend on the trainings beside it"
 
 
-def _by_engine(cls: type[Engine], trainings: Sequence[Training]) -> list[dict[str, Tensor]]:
+def _by_engine(cls: type[Engine], trainings: Sequence[Training]) -> list[NewState]:
     with about(f"trains {len(trainings)} small ViTs"):
         engine = cls(trainings)
         for _ in range(STEPS):
@@ -250,8 +233,8 @@ def _check_mean(loss: Loss, logits: Tensor, target: Tensor) -> None:
         )
 
 
-def _training(fields: Options, *, folder: Path | None = None) -> Training:
-    """Return the training of a small ViT, whose checkpoints are written to ``folder``."""
+def _training(fields: Mapping[str, Any], *, folder: Path | None = None) -> Training:
+    """Return the training of a small ViT by these fields of ``train``, whose checkpoints are written to ``folder``."""
     choice = slot("dataset").resolve(DATA)
     prepared = prepare(choice, SEEDS)
     spec = TrainSpec.model_validate({"steps": STEPS, "batch_size": 4, "evaluations": 1, **fields})
@@ -263,7 +246,7 @@ def _training(fields: Options, *, folder: Path | None = None) -> Training:
     return Training(built.to(dtype), feed, spec, SEEDS, prepared.info.task, write=write)
 
 
-def _trained(training: Training, steps: int) -> dict[str, Tensor]:
+def _trained(training: Training, steps: int) -> NewState:
     for _ in range(steps):
         training.train_step()
     return _weights(training.module)
@@ -311,12 +294,7 @@ def _moved_weights(
     }
 
 
-def _some(names: set[str]) -> str:
-    """Return the first names in a sentence."""
-    return ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
-
-
-def _weights(model: Model) -> dict[str, Tensor]:
+def _weights(model: Model) -> NewState:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 

@@ -1,8 +1,5 @@
 """Attentions over tokens: their contract, and rotation of queries and keys.
 
-softmax.py        explicit, sdpa, auto, split, per_head: one function; gated and sigmoid, which change it
-differential.py   differential: the difference of two maps
-
 Several implementations compute one function of the same weights.  Each has its own parameter names, and converts a
 state to and from the canonical form, which is timm's: ``qkv.weight`` with rows [q; k; v] and heads in order
 inside each, ``proj``, and ``q_norm``, ``k_norm`` where queries and keys are normalised.
@@ -10,15 +7,13 @@ inside each, ``proj``, and ``q_norm``, ``k_norm`` where queries and keys are nor
 B images, T tokens, D width, H heads, K channels of a head (D = H * K).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from vitlab.components.base import Part, Rotation, State
+from vitlab.components.base import NewState, Part, Rotation, State
 from vitlab.registry import Slot
 
 MixValues = Callable[[Tensor, Tensor], Tensor]
@@ -52,11 +47,11 @@ class Attention(Part):
         """
         raise NotImplementedError(f"{type(self).__name__} has no attention weights")
 
-    def to_canonical(self, state: State) -> dict[str, Tensor]:
+    def to_canonical(self, state: State) -> NewState:
         """Convert a state dict of this module to the canonical layout.  Depends only on ``state`` and the sizes."""
         return dict(state)
 
-    def from_canonical(self, state: State) -> dict[str, Tensor]:
+    def from_canonical(self, state: State) -> NewState:
         """Convert a canonical state dict to the layout of this module; the inverse of :meth:`to_canonical`."""
         return dict(state)
 

@@ -3,8 +3,6 @@
 B images, T tokens, D width, H heads, K channels of a head, J = K / 2 channels of a half of it.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 
@@ -27,24 +25,13 @@ class Differential(SoftmaxAttention):
     each head follows.  Weights may be negative, so there are no attention maps to explain.
 
     Args:
-        qkv_bias: a bias for queries, keys and values.
         qk_norm: the norm of queries and keys, over half of the width of a head.
-        drop: dropout of the attention weights of both maps.
-        proj_drop: dropout after the output projection.
-        proj_bias: a bias for the output projection.
-        norm: of the mixed values of all heads, before the output projection (timm's ``scale_attn_norm``).
         factor: learned as products of vectors, as in the paper, or as two numbers (timm's ``dual_lambda``).
     """
 
     takes_rotation = False  # the angles of a position are for heads of K channels
     maps_per_head = 2
-
-    lambda_q1: Tensor
-    lambda_k1: Tensor
-    lambda_q2: Tensor
-    lambda_k2: Tensor
-    lambda_a: Tensor
-    lambda_b: Tensor
+    maps = Attention.maps  # weights may be negative
 
     def __init__(
         self,
@@ -63,16 +50,14 @@ class Differential(SoftmaxAttention):
         )
         self.factor = factor
         if factor == "vectors":
-            for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
-                self.register_parameter(name, nn.Parameter(0.1 * torch.randn(g.head_dim // 2)))
+            vectors = (nn.Parameter(0.1 * torch.randn(g.head_dim // 2)) for _ in range(4))
+            self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2 = vectors
         else:
-            for name in ("lambda_a", "lambda_b"):
-                self.register_parameter(name, nn.Parameter(torch.zeros(())))
+            self.lambda_a, self.lambda_b = (nn.Parameter(torch.zeros(())) for _ in range(2))
         self.sub_norm = RMSNorm(g.head_dim, eps=1e-5)
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Options) -> str | None:
-        """Return a sentence if the channels of a head cannot be halved; None otherwise."""
         if g.head_dim % 2:
             return (
                 f"attention 'differential' halves the channels of a head, and there are {g.head_dim}; choose dim and "
@@ -87,7 +72,6 @@ class Differential(SoftmaxAttention):
         bias_HTT: Tensor | None,
         mix_values: MixValues | None = None,
     ) -> Tensor:
-        """Mix tokens, (B, T, D) to (B, T, D)."""
         q_BTD, k_BTD, v_BTD = self.qkv(x_BTD).chunk(3, -1)
         # A head's first and second half of the channels form its two maps.
         halves = (self.num_heads, 2, -1)
@@ -101,18 +85,11 @@ class Differential(SoftmaxAttention):
         first_BHTT, second_BHTT = self.attn_drop(logits_BH2TT.softmax(-1)).unbind(2)
         # Deeper blocks subtract more, by the paper's schedule.
         start = 0.8 - 0.6 * math.exp(-0.3 * self.block_index)
-        factor = (self._learned() + start).to(first_BHTT.dtype)
+        if self.factor == "numbers":
+            learned = self.lambda_a.exp() - self.lambda_b.exp()
+        else:
+            learned = (self.lambda_q1 * self.lambda_k1).sum().exp() - (self.lambda_q2 * self.lambda_k2).sum().exp()
+        factor = (learned + start).to(first_BHTT.dtype)
         # Times 1 - start, so that outputs and gradients have the size of a single map's.
         y_BHTK = self.sub_norm((first_BHTT - factor * second_BHTT) @ v_BHTK) * (1 - start)
-        out_BTD: Tensor = self.proj_drop(self.proj(self.norm(y_BHTK.transpose(1, 2).flatten(2))))
-        return out_BTD
-
-    def maps(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
-        """Raise NotImplementedError: weights may be negative."""
-        return Attention.maps(self, x_BTD, rotation, bias_HTT)
-
-    def _learned(self) -> Tensor:
-        """Return the learned part of the factor, a number that is 0 or near it at first."""
-        if self.factor == "numbers":
-            return self.lambda_a.exp() - self.lambda_b.exp()
-        return (self.lambda_q1 * self.lambda_k1).sum().exp() - (self.lambda_q2 * self.lambda_k2).sum().exp()
+        return self.proj_drop(self.proj(self.norm(y_BHTK.transpose(1, 2).flatten(2))))

@@ -3,11 +3,9 @@
 B images, T tokens, D width, H heads, K channels of a head (D = H * K), G factors per token.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitlab.components.attention import Attention, MixValues, attention, rotate
-from vitlab.components.base import Dropout, Options, Probability, Rotation, State, stacked
+from vitlab.components.base import Dropout, NewState, Options, Probability, Rotation, State, stacked
 from vitlab.components.norm import NormChoice
 from vitlab.geometry import Geometry
 from vitlab.registry import slot
@@ -85,14 +83,14 @@ class SoftmaxAttention(Attention):
     def _add_projections(self, g: Geometry, bias: QKVBias) -> None:
         self.qkv = QueryValueBias(g.dim) if bias == "qv" else nn.Linear(g.dim, 3 * g.dim, bias=bias)
 
-    def to_canonical(self, state: State) -> dict[str, Tensor]:
+    def to_canonical(self, state: State) -> NewState:
         """Give keys a bias of zeros where they have none."""
         out = dict(state)
         if self.qkv_bias == "qv" and "qkv.bias" in out:
             out["qkv.bias"] = with_keys(out["qkv.bias"])
         return out
 
-    def from_canonical(self, state: State) -> dict[str, Tensor]:
+    def from_canonical(self, state: State) -> NewState:
         """Leave out the bias of keys where they have none."""
         out = dict(state)
         if self.qkv_bias == "qv" and "qkv.bias" in out:
@@ -100,7 +98,6 @@ class SoftmaxAttention(Attention):
         return out
 
     def stacked_maps(self) -> Mapping[str, int]:
-        """Return 3 for the one matrix of queries, keys and values."""
         return {"qkv.weight": 3}
 
     def forward(
@@ -110,18 +107,16 @@ class SoftmaxAttention(Attention):
         bias_HTT: Tensor | None,
         mix_values: MixValues | None = None,
     ) -> Tensor:
-        """Mix tokens, (B, T, D) to (B, T, D)."""
         # Blocks that merge tokens compare the keys that the product sees, so they get them rotated.
         q_BHTK, k_BHTK, v_BHTK = self._qkv_for_product(x_BTD, rotation)
         if mix_values is not None:
             v_BHTK = mix_values(k_BHTK, v_BHTK)
         y_BTD = self._mix(q_BHTK, k_BHTK, v_BHTK, bias_HTT).transpose(1, 2).flatten(2)
-        out_BTD: Tensor = self.proj_drop(self.proj(self._before_projection(y_BTD, x_BTD)))
-        return out_BTD
+        return self.proj_drop(self.proj(self._before_projection(y_BTD, x_BTD)))
 
     def _before_projection(self, y_BTD: Tensor, x_BTD: Tensor) -> Tensor:
         """Return the input of the output projection, from the mixed values and the input of the attention."""
-        return cast(Tensor, self.norm(y_BTD))
+        return self.norm(y_BTD)
 
     def maps(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
         """Return the weight of every key for every query, (B, H, T, T), before dropout."""
@@ -145,8 +140,7 @@ class SoftmaxAttention(Attention):
     def _mix(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
         """Return the values mixed by attention weights, (B, H, T, K)."""
         if self._kernel(v_BHTK, bias_HTT) == "explicit":
-            weights_BHTT: Tensor = self.attn_drop(_weights(q_BHTK * self.scale, k_BHTK, bias_HTT))
-            return weights_BHTT @ v_BHTK
+            return self.attn_drop(_weights(q_BHTK * self.scale, k_BHTK, bias_HTT)) @ v_BHTK
         mask = None if bias_HTT is None else bias_HTT.to(q_BHTK.dtype)
         if mask is not None and mask.ndim == 3:
             mask = mask[None]
@@ -202,7 +196,6 @@ class SDPA(SoftmaxAttention):
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Options) -> str | None:
-        """Return a sentence if ``drop`` is set with SDPA, which draws from torch's generator; None otherwise."""
         if options.get("drop", 0.0) > 0:
             return (
                 f"attention 'sdpa' cannot drop attention weights (drop is {options['drop']:g}): its kernel draws from "
@@ -245,11 +238,9 @@ class _Apart(SoftmaxAttention):
     matrices: list[str]  #: paths of the projections; their rows, in this order, are the rows of ``qkv``
 
     def stacked_maps(self) -> Mapping[str, int]:
-        """Return nothing: every matrix is one map."""
         return {}
 
-    def to_canonical(self, state: State) -> dict[str, Tensor]:
-        """Fuse the projections into one qkv projection."""
+    def to_canonical(self, state: State) -> NewState:
         out = {name: value for name, value in state.items() if name.rpartition(".")[0] not in self.matrices}
         for kind in ("weight", "bias"):
             parts = [state[name] for matrix in self.matrices if (name := f"{matrix}.{kind}") in state]
@@ -257,8 +248,7 @@ class _Apart(SoftmaxAttention):
                 out[f"qkv.{kind}"] = torch.cat(parts)
         return super().to_canonical(out)
 
-    def from_canonical(self, state: State) -> dict[str, Tensor]:
-        """Split the qkv projection into the projections of this implementation."""
+    def from_canonical(self, state: State) -> NewState:
         own, fused = dict(self.named_parameters()), super().from_canonical(state)
         out = {name: value for name, value in fused.items() if not name.startswith("qkv.")}
         for kind in ("weight", "bias"):
@@ -336,10 +326,6 @@ class Gated(Auto):
 
     Args:
         qkv_bias: a bias for queries, keys and values, and for the gate; ``qv``: for all but keys.
-        qk_norm: the norm of queries and keys, over the width of a head.
-        drop: dropout of the attention weights.
-        proj_drop: dropout after the output projection.
-        proj_bias: a bias for the output projection.
         norm: of the mixed values of all heads, before the gate.
         gate: a factor for every channel, or one for all channels of a head.
     """
@@ -363,7 +349,7 @@ class Gated(Auto):
 
     def _before_projection(self, y_BTD: Tensor, x_BTD: Tensor) -> Tensor:
         # From the attention's input, not from what it has found, as the reference's G1.
-        gate_BTG: Tensor = self.gate(x_BTD).sigmoid()
+        gate_BTG = self.gate(x_BTD).sigmoid()
         y_BTD = super()._before_projection(y_BTD, x_BTD)
         return y_BTD * gate_BTG.repeat_interleave(y_BTD.shape[-1] // gate_BTG.shape[-1], -1)
 
@@ -376,17 +362,13 @@ class Sigmoid(Explicit):
     """
 
     counts_keys = False  # the sigmoid of a sum with log(n) is not n times the sigmoid
+    maps = Attention.maps  # rows of the weights do not sum to 1
 
     def _mix(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
         logits_BHTT = (q_BHTK * self.scale) @ k_BHTK.transpose(-2, -1) - math.log(k_BHTK.shape[2])
         if bias_HTT is not None:
             logits_BHTT = logits_BHTT + bias_HTT.to(logits_BHTT.dtype)
-        weights_BHTT: Tensor = self.attn_drop(logits_BHTT.sigmoid())
-        return weights_BHTT @ v_BHTK
-
-    def maps(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
-        """Raise NotImplementedError: rows of the weights do not sum to 1."""
-        return Attention.maps(self, x_BTD, rotation, bias_HTT)
+        return self.attn_drop(logits_BHTT.sigmoid()) @ v_BHTK
 
 
 def _weights(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,14 +1,7 @@
 """Blocks: how attention and the MLP are normalised, and joined to the path around them; layer scale.
 
-residual.py     prenorm, the default; postnorm, respostnorm, sandwich; parallel, parallel_things
-gated.py        gated: a learned gate in the place of each sum
-passing.py      token_merging: similar tokens merged between attention and MLP; value_residual: values of the first
-                block in later ones
-
 B images, T tokens, D width, H heads.
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,11 +39,9 @@ class LayerScale(nn.Module):
 
     def __init__(self, dim: int, start: float) -> None:
         super().__init__()
-        self.start = start
         self.gamma = nn.Parameter(torch.full((dim,), start))
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Scale each channel."""
         return x_BTD * self.gamma
 
 

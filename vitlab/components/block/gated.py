@@ -3,10 +3,8 @@
 B images, T tokens, D width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +28,7 @@ class ResidualGate(nn.Module):
     s is the sigmoid, products are channel by channel, and b starts at ``start``: positive values favour x.
     """
 
-    keeps_init: ClassVar[tuple[str, ...]] = ("bias",)
+    keeps_init = ("bias",)
 
     def __init__(self, dim: int, gate: Gate, start: float) -> None:
         super().__init__()
@@ -42,9 +40,8 @@ class ResidualGate(nn.Module):
         self.bias = nn.Parameter(torch.full((dim,), start))
 
     def forward(self, x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
-        """Return the tokens after the gate, BTD."""
         if self.from_y is None:
-            w_BTD: Tensor = self.from_x(x_BTD)
+            w_BTD = self.from_x(x_BTD)
             if self.gate == "output":
                 return x_BTD + (w_BTD - self.bias).sigmoid() * y_BTD
             share_BTD = (w_BTD + self.bias).sigmoid()
@@ -54,8 +51,7 @@ class ResidualGate(nn.Module):
         reset_BTD = (reset_y_BTD + nn.functional.linear(x_BTD, reset_DD)).sigmoid()
         update_BTD = (update_y_BTD + nn.functional.linear(x_BTD, update_DD) - self.bias).sigmoid()
         candidate_BTD = (candidate_y_BTD + nn.functional.linear(reset_BTD * x_BTD, candidate_DD)).tanh()
-        out_BTD: Tensor = (1 - update_BTD) * x_BTD + update_BTD * candidate_BTD
-        return out_BTD
+        return (1 - update_BTD) * x_BTD + update_BTD * candidate_BTD
 
 
 @block.register("gated")
@@ -75,7 +71,6 @@ class Gated(Block):
         self.gate2 = ResidualGate(place.geometry.dim, gate, start)
 
     def stacked_maps(self) -> Mapping[str, int]:
-        """Return the maps of reset, update and candidate of ``gru``."""
         gates = {"gate1": self.gate1, "gate2": self.gate2}
         return {
             f"{name}.{side}.weight": 3
@@ -85,9 +80,7 @@ class Gated(Block):
         }
 
     def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
-        """Apply attention and MLP, each normalised before and joined to its input by a gate."""
         y_BTD = self.drop_path1(self.ls1(self.attn(self.norm1(x_BTD), rotation, bias_HTT)))
         x_BTD = self.gate1(x_BTD, y_BTD)
         y_BTD = self.drop_path2(self.ls2(self.mlp(self.norm2(x_BTD))))
-        x_BTD = self.gate2(x_BTD, y_BTD)
-        return x_BTD
+        return self.gate2(x_BTD, y_BTD)

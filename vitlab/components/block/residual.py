@@ -3,8 +3,6 @@
 B images, T tokens, D width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -23,10 +21,8 @@ class PreNorm(Block):
     """
 
     def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
-        """Apply attention and MLP, each normalised before and added to its input."""
         x_BTD = x_BTD + self.drop_path1(self.ls1(self.attn(self.norm1(x_BTD), rotation, bias_HTT)))
-        x_BTD = x_BTD + self.drop_path2(self.ls2(self.mlp(self.norm2(x_BTD))))
-        return x_BTD
+        return x_BTD + self.drop_path2(self.ls2(self.mlp(self.norm2(x_BTD))))
 
 
 @block.register("postnorm")
@@ -38,10 +34,8 @@ class PostNorm(Block):
     """
 
     def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
-        """Apply attention and MLP, each added to its input and normalised after."""
         x_BTD = self.norm1(x_BTD + self.drop_path1(self.ls1(self.attn(x_BTD, rotation, bias_HTT))))
-        x_BTD = self.norm2(x_BTD + self.drop_path2(self.ls2(self.mlp(x_BTD))))
-        return x_BTD
+        return self.norm2(x_BTD + self.drop_path2(self.ls2(self.mlp(x_BTD))))
 
 
 @block.register("respostnorm")
@@ -53,10 +47,8 @@ class ResPostNorm(Block):
     """
 
     def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
-        """Apply attention and MLP, each normalised after and added to its input."""
         x_BTD = x_BTD + self.drop_path1(self.ls1(self.norm1(self.attn(x_BTD, rotation, bias_HTT))))
-        x_BTD = x_BTD + self.drop_path2(self.ls2(self.norm2(self.mlp(x_BTD))))
-        return x_BTD
+        return x_BTD + self.drop_path2(self.ls2(self.norm2(self.mlp(x_BTD))))
 
 
 @block.register("sandwich")
@@ -75,12 +67,10 @@ class Sandwich(Block):
     post_norm2: nn.Module
 
     def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
-        """Apply attention and MLP, each normalised before and after and added to its input."""
         y_BTD = self.post_norm1(self.attn(self.norm1(x_BTD), rotation, bias_HTT))
         x_BTD = x_BTD + self.drop_path1(self.ls1(y_BTD))
         y_BTD = self.post_norm2(self.mlp(self.norm2(x_BTD)))
-        x_BTD = x_BTD + self.drop_path2(self.ls2(y_BTD))
-        return x_BTD
+        return x_BTD + self.drop_path2(self.ls2(y_BTD))
 
 
 @block.register("parallel")
@@ -96,11 +86,8 @@ class Parallel(Block):
     branches = 1
 
     def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
-        """Add attention and MLP of the normalised tokens to the tokens."""
         y_BTD = self.norm1(x_BTD)
-        y_BTD = self.attn(y_BTD, rotation, bias_HTT) + self.mlp(y_BTD)
-        x_BTD = x_BTD + self.drop_path1(self.ls1(y_BTD))
-        return x_BTD
+        return x_BTD + self.drop_path1(self.ls1(self.attn(y_BTD, rotation, bias_HTT) + self.mlp(y_BTD)))
 
 
 @block.register("parallel_things")
@@ -124,17 +111,14 @@ class ParallelThings(Block):
 
     def __init__(self, place: Place, *, number: Annotated[int, Field(gt=0, le=100)] = 2) -> None:
         super().__init__(place)
-        self.attns = nn.ModuleList(_branch(place) for _ in range(number))
-        self.ffns = nn.ModuleList(_branch(place) for _ in range(number))
+        self.attns: Any = nn.ModuleList(_branch(place) for _ in range(number))
+        self.ffns: Any = nn.ModuleList(_branch(place) for _ in range(number))
         self.parts = {path.replace("0", str(i)): role for i in range(number) for path, role in type(self).parts.items()}
 
     def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
-        """Add all attentions of the normalised tokens to the tokens, then all MLPs."""
-        attns: list[Any] = [*self.attns]
+        attns, ffns = self.attns, self.ffns
         x_BTD = x_BTD + sum(each.drop_path(each.ls(each.attn(each.norm(x_BTD), rotation, bias_HTT))) for each in attns)
-        ffns: list[Any] = [*self.ffns]
-        x_BTD = x_BTD + sum(each.drop_path(each.ls(each.mlp(each.norm(x_BTD)))) for each in ffns)
-        return x_BTD
+        return x_BTD + sum(each.drop_path(each.ls(each.mlp(each.norm(x_BTD)))) for each in ffns)
 
 
 def _branch(place: Place) -> nn.Module:

@@ -6,11 +6,11 @@ tokens before the patches, D width, H heads, K channels of a head.
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import NonNegativeInt
 from torch import Tensor
 
 from vitlab.components.base import Rotation
@@ -68,7 +68,7 @@ class TokenMerging(Block):
         "different processors may differ by more than rounding; keep these equal in a comparison."
     )
 
-    def __init__(self, place: Place, *, tokens: Annotated[int, Field(ge=0)] = 8) -> None:
+    def __init__(self, place: Place, *, tokens: NonNegativeInt = 8) -> None:
         super().__init__(place)
         self.tokens = tokens
         self.prefix = len(place.geometry.prefix)
@@ -80,14 +80,7 @@ class TokenMerging(Block):
         bias_HTT: Tensor | None,
         merged: Merged | None = None,
     ) -> tuple[Tensor, Merged | None]:
-        """Return the tokens after this block, and where the tokens of the first block are.
-
-        Args:
-            x_BTD: tokens.
-            rotation: see :class:`Attention`.
-            bias_HTT: see :class:`Attention`.
-            merged: what earlier blocks merged; None if they merged nothing.
-        """
+        """Return the tokens after this block, and what earlier blocks and this one merged; None if nothing."""
         keys: list[Tensor] = []
 
         def observed(k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
@@ -111,13 +104,7 @@ class TokenMerging(Block):
 
 @torch.no_grad()
 def match(key_BSK: Tensor, count: int, prefix: int) -> Tensor:
-    """Return the index of every token after ``count`` of them were merged, (B, S).
-
-    Args:
-        key_BSK: vectors that are compared by their direction.
-        count: R, at most half of the patches.
-        prefix: P.
-    """
+    """Return the index of every token after ``count`` of the patches, at most half of them, were merged, (B, S)."""
     images, tokens, _ = key_BSK.shape
     key_BSK = F.normalize(key_BSK, dim=-1, eps=torch.finfo(key_BSK.dtype).tiny)
     halves = [torch.arange(prefix + first, tokens, 2, device=key_BSK.device) for first in (prefix % 2, 1 - prefix % 2)]
@@ -139,14 +126,7 @@ def match(key_BSK: Tensor, count: int, prefix: int) -> Tensor:
 
 
 def merge(x_BSD: Tensor, new_BS: Tensor, count: int, merged: Merged) -> tuple[Tensor, Merged]:
-    """Return the means of tokens of equal index, weighted by size, and the new sizes.
-
-    Args:
-        x_BSD: tokens.
-        new_BS: of :func:`match`.
-        count: number of tokens that are removed.
-        merged: what earlier blocks merged.
-    """
+    """Return the means of tokens of equal index, weighted by size, and the new sizes; ``count`` tokens are removed."""
     images, tokens, width = x_BSD.shape
     size_BS = merged.size_BS
     new_size_BS = size_BS.new_zeros(images, tokens - count).scatter_add(1, new_BS, size_BS)

@@ -3,8 +3,6 @@
 B images, T tokens, D width, H heads, K channels of a head.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
@@ -44,14 +42,7 @@ class ValueResidual(Block):
         bias_HTT: Tensor | None,
         first_BHTK: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the tokens after this block, and the values of the first block of this kind.
-
-        Args:
-            x_BTD: tokens.
-            rotation: see :class:`Attention`.
-            bias_HTT: see :class:`Attention`.
-            first_BHTK: values of the first block of this kind; None for that block.
-        """
+        """Return the tokens after this block, and the values of the first block of this kind, which gets None."""
         own: list[Tensor] = []
 
         def mixed(k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:

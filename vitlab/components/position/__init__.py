@@ -1,9 +1,5 @@
 """Position encodings: the five hooks of their contract, resampling to another grid, and several encodings at once.
 
-additive.py     none, learned, learned2d, sinusoidal, sincos2d, fourier, conditional
-attention.py    rope2d, rope2d_mixed, relative_bias, alibi2d
-together, written as a list of the others, is defined here.
-
 Libraries resample in ways that differ by up to the size of the values themselves, so every setting is explicit and has
 a name.
 
@@ -21,7 +17,7 @@ import torch.nn.functional as F
 from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
-from vitlab.components.base import Options, Part, Rotation, State
+from vitlab.components.base import NewState, Options, Part, Rotation, State
 from vitlab.errors import UserError, nearest
 from vitlab.geometry import Geometry, Pair
 from vitlab.registry import Pick, ResolvedChoice, Slot
@@ -101,11 +97,15 @@ class Position(Part):
         """Return whether the encoding acts at a later layer than the stem, where some patches may be missing."""
         return cls.needs_bias or cls.needs_rotation or cls.mix is not Position.mix
 
+    def _keep(self, name: str, value: Tensor) -> None:
+        """Register a buffer of the default dtype that is no part of the state."""
+        self.register_buffer(name, value.to(torch.get_default_dtype()), persistent=False)
+
     def canonical_name(self, name: str) -> str:
         """Return the name in a canonical checkpoint of an entry of this module's state."""
         return name
 
-    def resample(self, state: State, old: Geometry, new: Geometry, how: Resampling) -> dict[str, Tensor]:
+    def resample(self, state: State, old: Geometry, new: Geometry, how: Resampling) -> NewState:
         """Resample a state of this module from the grid of ``old`` to the grid of ``new``.
 
         Raises:
@@ -173,7 +173,6 @@ class Together(Position):
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Options) -> str | None:
-        """Return a sentence if a part does not fit or is the second to rotate; None otherwise."""
         parts = options["parts"]
         rotating = [part.type for part in parts if part.component.needs_rotation]
         if len(rotating) > 1:
@@ -188,7 +187,6 @@ class Together(Position):
         return self._names.get(name, name)
 
     def add(self, x_BTD: Tensor, layer: int) -> Tensor:
-        """Add every part's encoding, in order."""
         for part in self.parts:
             x_BTD = part.add(x_BTD, layer)
         return x_BTD
@@ -199,7 +197,6 @@ class Together(Position):
         return next((rotation for rotation in rotations if rotation is not None), None)
 
     def bias(self, layer: int) -> Tensor | None:
-        """Return the sum of the parts' biases, HTT."""
         total: Tensor | None = None
         for part in self.parts:
             bias_HTT = part.bias(layer)
@@ -207,14 +204,12 @@ class Together(Position):
         return total
 
     def mix(self, x_BTD: Tensor, layer: int) -> Tensor:
-        """Mix tokens by every part, in order."""
         for part in self.parts:
             x_BTD = part.mix(x_BTD, layer)
         return x_BTD
 
-    def resample(self, state: State, old: Geometry, new: Geometry, how: Resampling) -> dict[str, Tensor]:
-        """Resample the state of every part."""
-        out: dict[str, Tensor] = {}
+    def resample(self, state: State, old: Geometry, new: Geometry, how: Resampling) -> NewState:
+        out: NewState = {}
         for prefix, part in encodings(self).items():
             own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
             out |= {prefix + name: value for name, value in part.resample(own, old, new, how).items()}

@@ -7,18 +7,16 @@ B images, T tokens, P prefix tokens, N patches, D width, L tables (the depth for
 R and C rows and columns of the grid.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from vitlab.components.base import Options, Positive, State
+from vitlab.components.base import NewState, Options, Positive, State
 from vitlab.components.position import Position, Resampling, places, position, resample_grid
 from vitlab.errors import WeightsError
 from vitlab.geometry import Geometry
@@ -36,7 +34,11 @@ class NoPosition(Position):
 
 
 class Additive(Position):
-    """Base of encodings that add rows to tokens at the layers of ``where``."""
+    """Base of encodings that add rows to tokens at the layers of ``where``.
+
+    Args:
+        where: added to the tokens before the first block, or also before every block, from tables of its own or shared.
+    """
 
     def __init__(self, g: Geometry, where: Where) -> None:
         super().__init__()
@@ -47,7 +49,6 @@ class Additive(Position):
 
     @classmethod
     def acts_in_blocks(cls, options: Options) -> bool:
-        """Return whether rows are added before later blocks."""
         return super().acts_in_blocks(options) or options.get("where", "stem") != "stem"
 
     def rows(self, table: int) -> Tensor:
@@ -55,7 +56,6 @@ class Additive(Position):
         raise NotImplementedError
 
     def add(self, x_BTD: Tensor, layer: int) -> Tensor:
-        """Add the layer's rows to the tokens, in the layers that have them."""
         if layer not in self.layers:
             return x_BTD
         # Tables are counted from 0, and the first is the stem's.
@@ -71,7 +71,6 @@ class Learned(Additive):
     ``prefix_rows: none`` is timm's ``no_embed_class``, as in DeiT III (arXiv:2204.07118).
 
     Args:
-        where: added to the tokens before the first block, or also before every block, from tables of its own or shared.
         prefix_rows: ``own``: rows for the prefix tokens, too; ``none``: only patches have rows.
     """
 
@@ -83,15 +82,12 @@ class Learned(Additive):
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
 
     def no_weight_decay(self) -> frozenset[str]:
-        """Return the name of the table, which has no weight decay."""
         return frozenset({"pos_embed"})
 
     def rows(self, table: int) -> Tensor:
-        """Return the rows of a table, TD."""
         return self.pos_embed[table]
 
-    def resample(self, state: State, old: Geometry, new: Geometry, how: Resampling) -> dict[str, Tensor]:
-        """Resample each table to the grid of ``new`` as ``how`` says; keep the rows of prefix tokens."""
+    def resample(self, state: State, old: Geometry, new: Geometry, how: Resampling) -> NewState:
         prefix = len(old.prefix) if self.prefix_rows == "own" else 0
         tables = []
         for rows_TD in state["pos_embed"]:
@@ -109,7 +105,6 @@ class Learned2D(Additive):
     Reference: arXiv:2010.11929, appendix D.4.
 
     Args:
-        where: added to the tokens before the first block, or also before every block, from tables of its own or shared.
         prefix_rows: ``own``: rows for the prefix tokens, too; ``none``: only patches have rows.
     """
 
@@ -124,22 +119,18 @@ class Learned2D(Additive):
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Options) -> str | None:
-        """Return a sentence if the width is odd; None otherwise."""
         return f"position 'learned2d' halves the width, and dim {g.dim} is odd" if g.dim % 2 else None
 
     def no_weight_decay(self) -> frozenset[str]:
-        """Return the names of both tables, which have no weight decay."""
         return frozenset(name for name, _ in self.named_parameters())
 
     def rows(self, table: int) -> Tensor:
-        """Return the concatenated rows of column and row, TD."""
         x_CE, y_RE = self.x_embed[table], self.y_embed[table]
         shape = (y_RE.shape[0], x_CE.shape[0], -1)
         rows_ND = torch.cat([x_CE[None].expand(shape), y_RE[:, None].expand(shape)], 2).flatten(0, 1)
         return rows_ND if self.prefix_embed is None else torch.cat([self.prefix_embed[table], rows_ND])
 
-    def resample(self, state: State, old: Geometry, new: Geometry, how: Resampling) -> dict[str, Tensor]:
-        """Interpolate both tables to the new grid."""
+    def resample(self, state: State, old: Geometry, new: Geometry, how: Resampling) -> NewState:
         out = dict(state)
         for name, size in (("x_embed", new.grid[1]), ("y_embed", new.grid[0])):
             out[name] = torch.stack([resample_grid(axis[None], (1, size), how)[0] for axis in state[name]])
@@ -159,10 +150,6 @@ class _Fixed(Additive):
             return "rows from a formula are the same at every layer: write where: every_layer_shared"
         return None
 
-    def keep(self, rows: Tensor) -> None:
-        """Register ``rows`` as a buffer of the default dtype that is not part of the state."""
-        self.register_buffer("pos_embed", rows.to(torch.get_default_dtype())[None], persistent=False)
-
     def rows(self, table: int) -> Tensor:
         return self.pos_embed[0]
 
@@ -179,7 +166,6 @@ class Sinusoidal(_Fixed):
     Reference: arXiv:1706.03762.
 
     Args:
-        where: added to the tokens before the first block, or also before every block, from tables of its own or shared.
         temperature: base of the wavelengths.
         layout: order of sines and cosines in the width.
         prefix_rows: ``own``: rows for the prefix tokens, too; ``none``: only patches have rows.
@@ -197,9 +183,9 @@ class Sinusoidal(_Fixed):
         super().__init__(g, where)
         count = g.tokens if prefix_rows == "own" else g.patches
         # In float64, so that the rows are rounded once, at the end.
-        pair = torch.arange((g.dim + 1) // 2, dtype=torch.float64)
+        pair = torch.arange((g.dim + 1) // 2).double()
         exponent = pair / max(g.dim // 2 - 1, 1) if layout == "tensor2tensor" else 2 * pair / g.dim
-        angle = torch.arange(count, dtype=torch.float64)[:, None] * temperature**-exponent
+        angle = torch.arange(count).double()[:, None] * temperature**-exponent
         sin, cos = angle.sin(), angle.cos()
         half = g.dim // 2
         if layout == "interleaved":
@@ -208,7 +194,7 @@ class Sinusoidal(_Fixed):
             rows = torch.cat([sin, cos[:, :half]], 1)
         else:
             rows = F.pad(torch.cat([sin[:, :half], cos[:, :half]], 1), (0, g.dim % 2))
-        self.keep(rows)
+        self._keep("pos_embed", rows[None])
 
 
 @position.register("sincos2d")
@@ -229,7 +215,6 @@ class SinCos2D(_Fixed):
     Reference: arXiv:2205.01580 (big_vision), arXiv:2104.02057 (moco), arXiv:2111.06377 (mae).
 
     Args:
-        where: added to the tokens before the first block, or also before every block, from tables of its own or shared.
         temperature: base of the wavelengths.
         convention: one of the four above.
     """
@@ -243,14 +228,13 @@ class SinCos2D(_Fixed):
         convention: Literal["timm", "big_vision", "moco", "mae"] = "timm",
     ) -> None:
         super().__init__(g, where)
-        self.keep(sincos2d(g, temperature, convention))
+        self._keep("pos_embed", sincos2d(g, temperature, convention)[None])
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Options) -> str | None:
-        """Return a sentence if the width is not a multiple of 4 or too small; None otherwise."""
         if g.dim % 4:
             return f"position 'sincos2d' has four blocks of channels, and dim {g.dim} is not a multiple of 4"
-        if options.get("convention") == "big_vision" and g.dim == 4:
+        if options["convention"] == "big_vision" and g.dim == 4:
             return "position 'sincos2d' in the convention of big_vision needs two frequencies or more, so dim 8 or more"
         return super().incompatibility(g, options)
 
@@ -268,8 +252,7 @@ class _Fourier(nn.Module):
         # Not a matrix product, because autocast would round the angles to 8 bits.
         angle_NF = (place_N2[:, None] * self.frequencies).sum(-1)
         features_NF = torch.cat([angle_NF.cos(), angle_NF.sin()], 1) / math.sqrt(2 * angle_NF.shape[1])
-        rows_ND: Tensor = self.fc2(F.gelu(self.fc1(features_NF)))
-        return rows_ND
+        return self.fc2(F.gelu(self.fc1(features_NF)))
 
 
 @position.register("fourier")
@@ -282,7 +265,6 @@ class Fourier(Additive):
     Reference: arXiv:2106.02795.
 
     Args:
-        where: added to the tokens before the first block, or also before every block, from tables of its own or shared.
         features: number of sines and cosines.
         hidden: width of the hidden layer.
         gamma: distance over which neighbours look alike, in patches.
@@ -296,22 +278,18 @@ class Fourier(Additive):
         *,
         where: Where = "stem",
         features: Annotated[int, Field(ge=2, multiple_of=2)] = 384,
-        hidden: Annotated[int, Field(ge=1)] = 32,
+        hidden: PositiveInt = 32,
         gamma: Positive = 1.0,
     ) -> None:
         super().__init__(g, where)
-        place_N2 = torch.stack(places(g), 1).to(torch.get_default_dtype())
-        self.register_buffer("place_N2", place_N2, persistent=False)
+        self._keep("place_N2", torch.stack(places(g), 1))
         self.encoders = nn.ModuleList([_Fourier(g.dim, features, hidden, gamma) for _ in range(self.tables)])
 
     def no_weight_decay(self) -> frozenset[str]:
-        """Return the names of the frequencies, which have no weight decay."""
         return frozenset(f"encoders.{table}.frequencies" for table in range(self.tables))
 
     def rows(self, table: int) -> Tensor:
-        """Return the encoded places of a table, ND."""
-        rows_ND: Tensor = self.encoders[table](self.place_N2)
-        return rows_ND
+        return self.encoders[table](self.place_N2)
 
 
 def sincos2d(g: Geometry, temperature: float, convention: str) -> Tensor:
@@ -323,7 +301,7 @@ def sincos2d(g: Geometry, temperature: float, convention: str) -> Tensor:
         place = torch.arange(g.patches)
         row, column = place % g.grid[0], place // g.grid[0]
     steps = quarter - 1 if convention == "big_vision" else quarter
-    frequency = temperature ** (-torch.arange(quarter, dtype=torch.float64) / steps)
+    frequency = temperature ** (-torch.arange(quarter).double() / steps)
     y, x = row[:, None] * frequency, column[:, None] * frequency
     if convention == "timm":
         return torch.cat([y.sin(), x.sin(), y.cos(), x.cos()], 1)
@@ -359,7 +337,7 @@ class Conditional(Position):
         kernel_size: side of the kernel in patches, an odd number.
     """
 
-    def __init__(self, g: Geometry, *, kernel_size: Annotated[int, Field(ge=1)] = 3) -> None:
+    def __init__(self, g: Geometry, *, kernel_size: PositiveInt = 3) -> None:
         super().__init__()
         self.prefix = len(g.prefix)
         self.grid = g.grid
@@ -367,18 +345,15 @@ class Conditional(Position):
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Options) -> str | None:
-        """Return a sentence if the kernel is even and so has no centre; None otherwise."""
-        kernel_size = options.get("kernel_size", 3)
-        if kernel_size % 2 == 0:
-            return f"position 'conditional' centres its kernel on each patch, and kernel_size {kernel_size} is even"
+        if options["kernel_size"] % 2 == 0:
+            size = options["kernel_size"]
+            return f"position 'conditional' centres its kernel on each patch, and kernel_size {size} is even"
         return None
 
     def no_weight_decay(self) -> frozenset[str]:
-        """Return the name of the kernel, which has no weight decay."""
         return frozenset({"proj.weight"})
 
     def mix(self, x_BTD: Tensor, layer: int) -> Tensor:
-        """Add a depthwise convolution over the patches after the first block."""
         if layer != 1:
             return x_BTD
         prefix_BPD, patches_BND = x_BTD[:, : self.prefix], x_BTD[:, self.prefix :]

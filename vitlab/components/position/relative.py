@@ -3,16 +3,14 @@
 T tokens, P prefix tokens, N patches, R and C rows and columns of the grid, H heads, L tables.
 """
 
-from __future__ import annotations
-
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlab.components.base import State
+from vitlab.components.base import NewState, State
 from vitlab.components.position import Position, Resampling, places, position, resample_grid
 from vitlab.errors import WeightsError
 from vitlab.geometry import Geometry
@@ -28,11 +26,10 @@ class RelativeBias(Position):
     Reference: arXiv:2103.14030 (Swin), arXiv:2106.08254 (BEiT: prefix, a table per block).
 
     Args:
-        g: the sizes.
         where: a table for each block, or one for all.
     """
 
-    needs_bias: ClassVar[bool] = True
+    needs_bias = True
     index: Tensor
 
     def __init__(self, g: Geometry, *, where: Literal["every_layer", "every_layer_shared"] = "every_layer") -> None:
@@ -55,16 +52,13 @@ class RelativeBias(Position):
         self.register_buffer("index", index, persistent=False)
 
     def no_weight_decay(self) -> frozenset[str]:
-        """Return the name of the table, which has no weight decay."""
         return frozenset({"relative_position_bias_table"})
 
     def bias(self, layer: int) -> Tensor:
-        """Return the layer's bias per head and pair of tokens, HTT."""
         table = self.relative_position_bias_table[layer - 1 if self.tables > 1 else 0]
         return table[self.index].permute(2, 0, 1)
 
-    def resample(self, state: State, old: Geometry, new: Geometry, how: Resampling) -> dict[str, Tensor]:
-        """Interpolate the table to the offsets of the new grid."""
+    def resample(self, state: State, old: Geometry, new: Geometry, how: Resampling) -> NewState:
         if new.prefix and not old.prefix:
             raise WeightsError(
                 "these weights come from a model without prefix tokens, so their table of relative positions has "
@@ -89,7 +83,7 @@ class ALiBi2D(Position):
     Reference: arXiv:2311.00566 (CROMA); arXiv:2108.12409 (ALiBi).
     """
 
-    needs_bias: ClassVar[bool] = True
+    needs_bias = True
     penalty: Tensor
 
     def __init__(self, g: Geometry) -> None:
@@ -99,11 +93,9 @@ class ALiBi2D(Position):
         slope_H = torch.tensor(slopes(g.heads), dtype=torch.float64)
         prefix = len(g.prefix)
         # Padding with zeros: no bias to and from prefix tokens.
-        penalty_HTT = F.pad(-slope_H[:, None, None] * distance_NN, (prefix, 0, prefix, 0))
-        self.register_buffer("penalty", penalty_HTT.to(torch.get_default_dtype()), persistent=False)
+        self._keep("penalty", F.pad(-slope_H[:, None, None] * distance_NN, (prefix, 0, prefix, 0)))
 
     def bias(self, layer: int) -> Tensor:
-        """Return the fixed penalty on distance, HTT."""
         return self.penalty
 
 

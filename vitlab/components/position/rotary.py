@@ -3,14 +3,12 @@
 T tokens, N patches, H heads, K channels of a head, Q a quarter of K.
 """
 
-from __future__ import annotations
-
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat
 from torch import Tensor, nn
 
 from vitlab import noise
@@ -25,7 +23,7 @@ PLACE = 0x526F5045
 class _Rotary(Position):
     """Base of rotary encodings; rotation by row and by column needs groups of four channels."""
 
-    needs_rotation: ClassVar[bool] = True
+    needs_rotation = True
 
     def __init__(self, g: Geometry) -> None:
         super().__init__()
@@ -62,7 +60,6 @@ class RoPE2D(_Rotary):
     Reference: arXiv:2403.13298 (axial); arXiv:2104.09864; arXiv:2508.10104 (DINOv3); arXiv:2602.08071 (ViT-5).
 
     Args:
-        g: the sizes of the model.
         theta: the base of the frequencies.
         coordinates: ``patches`` counts rows and columns from 0.  ``centred`` runs from -1 to 1 over each side of
             the image, whatever the grid, at the centres of the patches, and turns by 2 pi per unit, as in DINOv3.
@@ -93,7 +90,7 @@ class RoPE2D(_Rotary):
         reference: tuple[Count, Count] | None = None,
         normalize: Literal["separate", "max", "min"] = "separate",
         periods: tuple[Positive, Positive] | None = None,
-        shift: Annotated[float, Field(ge=0)] = 0.0,
+        shift: NonNegativeFloat = 0.0,
         jitter: Annotated[float, Field(ge=1)] = 1.0,
         rescale: Annotated[float, Field(ge=1)] = 1.0,
         registers: bool = False,
@@ -102,7 +99,7 @@ class RoPE2D(_Rotary):
         super().__init__(g)
         self.shift, self.jitter, self.rescale = shift, jitter, rescale
         self.augments = (shift, jitter, rescale) != (0, 1, 1)
-        place_2N = torch.stack(places(g)).to(torch.float64) + offset
+        place_2N = torch.stack(places(g)).double() + offset
         unit = 1.0  # angle of the first pair at coordinate 1
         if coordinates == "centred":
             unit = 2 * math.pi
@@ -119,7 +116,7 @@ class RoPE2D(_Rotary):
         if registers:
             count = g.prefix.count("register")
             place_R, side = torch.arange(count), math.isqrt(count)
-            place_2R = torch.stack([place_R // side, place_R % side]).to(torch.float64)
+            place_2R = torch.stack([place_R // side, place_R % side]).double()
             angle = _angles(place_2R, _frequencies(register_theta, g))
             before = len(g.prefix) - count
             cos[before : len(g.prefix)], sin[before : len(g.prefix)] = angle.cos(), angle.sin()
@@ -127,19 +124,18 @@ class RoPE2D(_Rotary):
         if self.augments:
             buffers |= {"place_2N": place_2N, "frequency_Q": unit * frequency_Q}
         for name, value in buffers.items():
-            self.register_buffer(name, value.to(torch.get_default_dtype()), persistent=False)
+            self._keep(name, value)
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Options) -> str | None:
-        """Return a sentence for options without effect, and a number of registers that is no square; None otherwise."""
-        if options.get("coordinates") == "centred":
-            if options.get("reference") is not None:
+        if options["coordinates"] == "centred":
+            if options["reference"] is not None:
                 return "position 'rope2d' with coordinates: centred does not depend on the grid; remove reference"
-        elif options.get("normalize", "separate") != "separate" or options.get("periods") is not None:
-            name = "normalize" if options.get("periods") is None else "periods"
+        elif options["normalize"] != "separate" or options["periods"] is not None:
+            name = "normalize" if options["periods"] is None else "periods"
             return f"position 'rope2d' uses {name} with coordinates: centred alone; write it, or remove {name}"
         count = g.prefix.count("register")
-        if options.get("registers") and math.isqrt(count) ** 2 != count:
+        if options["registers"] and math.isqrt(count) ** 2 != count:
             return (
                 f"position 'rope2d' places registers on a square, and their number is {count}; set model.registers to "
                 "0, 1, 4, 9 or another square"
@@ -173,7 +169,7 @@ class RoPE2D(_Rotary):
 
 def _frequencies(theta: float, g: Geometry) -> Tensor:
     """Return theta^(-4i/K), float64 (Q,)."""
-    return theta ** (-4 * torch.arange(g.head_dim // 4, dtype=torch.float64) / g.head_dim)
+    return theta ** (-4 * torch.arange(g.head_dim // 4).double() / g.head_dim)
 
 
 def _angles(place_2N: Tensor, frequency_Q: Tensor) -> Tensor:
@@ -207,15 +203,13 @@ class RoPE2DMixed(_Rotary):
         fy = (direction_LH2.sin()[..., None] * frequency_Q).flatten(2)
         self.freqs = nn.Parameter(torch.stack([fx, fy]).to(torch.get_default_dtype()))  # (2, depth, H, K/2)
         row_N, column_N = places(g)
-        self.register_buffer("column", column_N.to(torch.get_default_dtype()), persistent=False)
-        self.register_buffer("row", row_N.to(torch.get_default_dtype()), persistent=False)
+        self._keep("column", column_N)
+        self._keep("row", row_N)
 
     def no_weight_decay(self) -> frozenset[str]:
-        """Return the name of the frequencies, which have no weight decay."""
         return frozenset({"freqs"})
 
     def rotation(self, layer: int) -> Rotation:
-        """Return cosines and sines of the layer's learned frequencies."""
         # Angles grow with the grid and are wrapped by the cosine: 16 bits would not separate neighbours.
         freqs = self.freqs if self.freqs.dtype.itemsize >= 4 else self.freqs.float()
         fx_HK, fy_HK = freqs[0, layer - 1], freqs[1, layer - 1]
