@@ -19,7 +19,7 @@ from vitlab import lab, noise
 from vitlab.data import corruption
 from vitlab.data import splits as sets_of_data
 from vitlab.data.corruption import KINDS as FUNCTIONS
-from vitlab.data.corruption import SEVERITIES, Draws, corrupt, parameters
+from vitlab.data.corruption import Draws, corrupt, parameters
 from vitlab.data.datasets.base import COMPUTED_CORRUPTIONS as NAMES
 from vitlab.data.datasets.base import Corrupted
 from vitlab.data.prepare import Feed, Normalize, data_info, prepare
@@ -233,7 +233,7 @@ REFERENCES = (
 @pytest.mark.parametrize("reference", REFERENCES, ids=lambda reference: reference.__name__)
 def test_corruption_equals_authors_formula(reference):
     name, x_BCHW, id_B = reference.__name__, pictures(2), torch.tensor([7, 11])
-    for severity in SEVERITIES[:1] if name == "fog" else SEVERITIES:
+    for severity in range(1, 2 if name == "fog" else 6):
         key, of_size = noise.key(0, "corruption", name, severity), parameters(name, severity, (32, 32))
         changed = FUNCTIONS[name](x_BCHW.float() / 255, of_size, Draws(key, id_B)).clamp(0, 1)
         levels = (corrupt(x_BCHW, name, severity, id_B) - changed * 255).abs()

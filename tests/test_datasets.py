@@ -253,7 +253,7 @@ def test_real_fashion_mnist_has_published_checksums() -> None:
         assert x_NCHW.shape == (n, 1, 28, 28)
         assert y_N.bincount().tolist() == [n // 10] * 10
     # The usual mean and deviation of Fashion-MNIST.
-    mean, std = statistics(fashion.read("train").x_NCHW)
+    mean, std = statistics([fashion.read("train").x_NCHW])
     assert mean[0] == pytest.approx(0.2860, abs=1e-4) and std[0] == pytest.approx(0.3530, abs=1e-4)
 
 
@@ -501,10 +501,10 @@ def test_resize_and_channels_equal_pillow() -> None:
 
 def test_statistics_equal_numpy() -> None:
     x_NCHW = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (50, 2, 4, 4), np.uint8))
-    mean, std = statistics(x_NCHW)
+    mean, std = statistics([x_NCHW])
     assert mean == pytest.approx((x_NCHW.numpy() / 255).mean((0, 2, 3)))
     assert std == pytest.approx((x_NCHW.numpy() / 255).std((0, 2, 3)))
-    assert statistics(torch.full((2, 1, 2, 2), 7, dtype=torch.uint8))[1] == (1 / 255,)
+    assert statistics([torch.full((2, 1, 2, 2), 7, dtype=torch.uint8)])[1] == (1 / 255,)
 
 
 def test_options_change_prepared_images() -> None:

@@ -26,7 +26,7 @@ from pyarrow import parquet
 import vitlab
 from vitlab.data import image_cache
 from vitlab.data.prepare import DataSource, Feed, data_info, prepare
-from vitlab.errors import DataError, SpecError
+from vitlab.errors import DataError, OptionError, SpecError
 from vitlab.lab import plan_study
 from vitlab.spec import STREAMS
 from vitlab.testing import check_component
@@ -381,7 +381,6 @@ def again(path: Path) -> None:
         ("tar", None, {"label": "txt"}, r"pics-test-000000.tar cannot be read: sample '002000' has no txt"),
         ("tar", None, {"label": "json.tag"}, r"cannot be read: 'tag'"),
         ("csv", overwrite("test.csv", b",dog,", b",,"), {}, r"no label in '.*test.csv, row \d'"),
-        ("columns", None, {"label": ["cat", "eel", "cat"]}, "'label' has a name twice: 'cat', 'eel', 'cat'; correct it"),
         ("columns", None, {"label": list(NAMES), "class_names": ["a", "b"]}, "'class_names' has 2 names, and 'label' names 3 columns; name each"),
         ("parquet", declare("test", "eel", "dog", "cat"), {}, "different classes, or in another order: 'cat', 'dog', 'eel'; 'eel'"),
         ("tar", lambda root: again(root / "pics-test-000000.tar"), {}, "sample '002000' has several pictures; name the ending"),
@@ -405,6 +404,12 @@ def test_mistakes_are_sentences_with_their_place(
     with pytest.raises(DataError, match=message) as caught:
         data_info(data(root, **{**single, **options}))
     assert str(caught.value).startswith("image_table: ") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("option", ["label", "class_names"])
+def test_name_that_is_listed_twice_is_refused(tmp_path: Path, option: str) -> None:
+    with pytest.raises(OptionError, match=f"{option}: cat is listed twice"):
+        data_info(data(tmp_path, **{option: ["cat", "eel", "cat"]}))
 
 
 def test_damaged_and_missing_pictures_are_named_before_the_first_trial(tmp_path: Path) -> None:

@@ -27,8 +27,10 @@ TRAIN = {"steps": 6, "batch_size": 16, "precision": "fp64", "optimizer": {"type"
 TWO = {"prefix": ["class", "distillation"], "head": "distilled"}
 
 
-SECOND = SingleProcess(1, 3)
-"""The second of three processes, without communication."""
+class Second(SingleProcess):
+    """The second of three processes, without communication."""
+
+    count, rank = 3, 1
 
 
 def training(
@@ -112,10 +114,12 @@ def test_rows_of_all_processes_form_the_batch() -> None:
     for count in (3, 16, 17, 128):
         rows: list[int] = []
         for rank in range(3):
-            rows += [row for part in MicroBatches(4, SingleProcess(rank, 3)).rows(count) for row in part]
+            peers = Second()
+            peers.rank = rank
+            rows += [row for part in MicroBatches(4, peers).rows(count) for row in part]
         assert rows == list(range(count))
     with pytest.raises(UserError, match="batches of 2 images cannot be divided among 3 processes"):
-        training(MicroBatches(None, SECOND), batch_size=2)
+        training(MicroBatches(None, Second()), batch_size=2)
 
 
 @pytest.mark.parametrize("rows", [range(16), range(0, 5), range(5, 10), range(9, 16)], ids=str)
@@ -160,4 +164,4 @@ def test_stacked_trials_use_micro_batches() -> None:
 
 def test_batch_is_not_split_by_default() -> None:
     assert MicroBatches(None, SingleProcess()).whole
-    assert not MicroBatches(64, SingleProcess()).whole and not MicroBatches(None, SECOND).whole
+    assert not MicroBatches(64, SingleProcess()).whole and not MicroBatches(None, Second()).whole

@@ -650,7 +650,7 @@ def trial_with(data: str) -> Trial:
 
 
 def test_data_differing_from_plan_is_refused(folder: Any) -> None:
-    with pytest.raises(DataError, match=r"has the identity synthetic:1, and the plan says synthetic:0"):
+    with pytest.raises(DataError, match="planned synthetic:0, found synthetic:1"):
         run_trial(trial_with(data="synthetic:0"), folder("t"), Settings())
 
 

@@ -3,8 +3,6 @@
 N images of a split, B images of a batch, C channels, H rows, W columns.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -78,11 +76,8 @@ class Feed:
         self.device = torch.device(device)
         self.info = prepared.info
         # On a GPU, all images are there as bytes: they are small, and copies per batch would wait.
-        self._subsets = {
-            "train": prepared.train.to(self.device),
-            "val": prepared.val.to(self.device),
-            "test": prepared.test.to(self.device),
-        }
+        splits = {"train": prepared.train, "val": prepared.val, "test": prepared.test}
+        self._subsets = {split: subset.to(self.device) for split, subset in splits.items()}
         self.test_sets = prepared.test_sets
         self._choices = list(augment)
         self._augments: list[Augment] = [slot("augment").build(choice) for choice in augment]
@@ -147,12 +142,9 @@ class Feed:
         return self._prefetcher.take(request[0], request[1:], read_request)
 
     def evaluation(self, split: str, batch_size: int, batches: slice = slice(None)) -> Iterator[Batch]:
-        """Yield the images of a split in order, not augmented; the last batch may be smaller.
+        """Yield the images of a split or a test set in order, not augmented; the last batch may be smaller.
 
-        Args:
-            split: ``train``, ``val``, ``test`` or the name of a test set.
-            batch_size: images in a batch.
-            batches: of the split, by default all; others are not read.
+        ``batches`` are those that are read, by default all.
         """
         images = self.test_sets.get(split) or self._subsets[split]
         parts = [slice(begin, begin + batch_size) for begin in range(0, len(images.y_N), batch_size)][batches]
@@ -169,7 +161,6 @@ class Feed:
             yield Batch(self._normalize(x_BCHW), _labels(y_B), id_B, 0)
 
     def _select(self, step: int, batch_size: int, repeats: int, rows: Sequence[range] | None, views: int) -> Selection:
-        """Return the images of a step's batch."""
         train = self._subsets["train"]
         epoch, place = divmod(step, self.steps_per_epoch(batch_size))
         order_N = self._epoch_order(epoch)

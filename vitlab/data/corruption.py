@@ -12,8 +12,6 @@ arXiv:1903.12261, and the authors' scripts for 32 and for 224 pixels.
 B images of a batch, C channels, H rows, W columns, N pixels along an axis, S side of a square map.
 """
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Callable, Mapping
@@ -31,8 +29,6 @@ from vitlab.geometry import Pair
 
 CHUNK_VALUES = 1 << 19
 """Values of the images that are corrupted together, so that they stay in a processor's cache."""
-
-SEVERITIES = (1, 2, 3, 4, 5)
 
 Parameters = tuple[float, ...]
 """Parameters of a corruption at one severity."""
@@ -329,11 +325,7 @@ def _grey(x_BCHW: Tensor) -> Tensor:
 
 @cache
 def _poisson(rate: float) -> tuple[Tensor, int]:
-    """Return the cumulative probabilities of the counts of 256 levels, each level's plus its number, and their count.
-
-    Args:
-        rate: Mean count of the brightest level.
-    """
+    """Return the cumulative probabilities of the counts of 256 levels, plus the level's number, and their count."""
     from scipy import special
 
     counts = int(rate + 10 * rate**0.5 + 20)
@@ -355,7 +347,6 @@ def _sample(x_BCHW: Tensor, column_BHW: Tensor, row_BHW: Tensor, *, repeat_edge:
 
 
 def _by_pillow(x_BCHW: Tensor, change: Callable[[Any], Any]) -> Tensor:
-    """Return images changed by Pillow as pictures of 256 levels."""
     from PIL import Image
 
     pixels_BHWC = (x_BCHW * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
@@ -377,13 +368,9 @@ def filtered(x_BCHW: Tensor, rows_HH: Tensor, columns_WW: Tensor) -> Tensor:
 
 @cache
 def gaussian(n: int, sigma: float, truncate: float = 4.0, mode: Literal["nearest", "reflect"] = "nearest") -> Tensor:
-    """Return the matrix of scipy's Gaussian filter over ``n`` pixels, (N, N).
+    """Return the matrix of scipy's Gaussian filter over ``n`` pixels, (N, N), of a deviation of ``sigma`` pixels.
 
-    Args:
-        n: Number of pixels.
-        sigma: Standard deviation in pixels.
-        truncate: Radius of the filter in standard deviations.
-        mode: ``reflect`` mirrors the image at its edge, repeating the last pixel; with ``nearest`` that continues.
+    ``reflect`` mirrors the image at its edge, repeating the last pixel; with ``nearest`` that continues.
     """
     from scipy import ndimage
 
@@ -426,11 +413,7 @@ def disk(radius: float, sigma: float) -> tuple[tuple[int, int, float], ...]:
 def motion(x_BCHW: Tensor, radius: float, sigma: float, angle_B: Tensor) -> Tensor:
     """Return images blurred in one direction, by half a Gaussian over ``2 radius + 1`` pixels, as in ImageMagick.
 
-    Args:
-        x_BCHW: Images; the last pixel continues beyond their edges.
-        radius: Half of the largest length in pixels.
-        sigma: Standard deviation in pixels.
-        angle_B: Direction in degrees; 0 is to the right and 90 down.
+    The direction is in degrees; 0 is to the right and 90 down.  The last pixel continues beyond the edges.
     """
     height, width = x_BCHW.shape[-2:]
     step_K = torch.arange(2 * round(radius) + 1).double()
@@ -456,10 +439,8 @@ def motion(x_BCHW: Tensor, radius: float, sigma: float, angle_B: Tensor) -> Tens
 def plasma(u_BN: Tensor, side: int, decay: float) -> Tensor:
     """Return plasma fractals by the diamond-square algorithm, (B, S, S), from 0 to 1.
 
-    Args:
-        u_BN: ``side * side`` uniform draws in [-1, 1) for each map.
-        side: Power of two.
-        decay: Ratio of the noise from one scale to the next finer one.
+    The side is a power of two; each map takes its square of uniform draws in [-1, 1).  ``decay`` is the ratio of the
+    noise from one scale to the next finer one.
     """
     map_BSS = u_BN.new_zeros(len(u_BN), side, side)
     step, wobble, offset = side, 100.0, 0

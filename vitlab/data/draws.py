@@ -7,8 +7,6 @@ images.  A larger share therefore contains a smaller one, and the two shares do 
 N images of a split, M of a class, G groups.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 
@@ -25,12 +23,6 @@ def hold_out(y_N: Tensor, id_N: Tensor, share: float, k: noise.Key) -> tuple[Ten
     Of each class of n images, ``share * n`` are held out, rounded to the nearest whole number; at least one if the
     class has two or more, and never all.
 
-    Args:
-        y_N: classes.
-        id_N: identities of the images, by which the draw is keyed.
-        share: in (0, 1).
-        k: key of the draw.
-
     Raises:
         DataError: if no class has two images.
     """
@@ -39,16 +31,18 @@ def hold_out(y_N: Tensor, id_N: Tensor, share: float, k: noise.Key) -> tuple[Ten
         raise DataError(
             f"no class has two images, so none of the {len(y_N)} can be held out for validation; add images"
         )
-    return (~held_out_N).nonzero()[:, 0], held_out_N.nonzero()[:, 0]
+    return parted(held_out_N)
+
+
+def parted(mask_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the positions where a mask is false, and where it is true, both ascending."""
+    return (~mask_N).nonzero()[:, 0], mask_N.nonzero()[:, 0]
 
 
 def hold_out_groups(group_N: Tensor, share: float, k: noise.Key) -> tuple[Tensor, Tensor]:
     """Return the positions in ``group_N`` of training and of validation images, both ascending, no group in both.
 
-    Args:
-        group_N: the group of each image.
-        share: of the groups, in (0, 1); rounded to the nearest whole number, at least one, and never all.
-        k: key of the draw, by group.
+    The share is of the groups, rounded to the nearest whole number, at least one, and never all.
 
     Raises:
         DataError: if there are fewer than two groups.
@@ -57,18 +51,13 @@ def hold_out_groups(group_N: Tensor, share: float, k: noise.Key) -> tuple[Tensor
     if len(name_G) < 2:
         raise DataError("all images are of one group, so none can be held out for validation; add images")
     _, group_M = hold_out(torch.zeros_like(name_G), name_G, share, k)
-    mask_N = torch.isin(index_N, group_M)
-    return (~mask_N).nonzero()[:, 0], mask_N.nonzero()[:, 0]
+    return parted(torch.isin(index_N, group_M))
 
 
 def fraction(y_N: Tensor, id_N: Tensor, share: float, k: noise.Key) -> Tensor:
     """Return the positions in ``id_N`` of a stratified share, ascending; a smaller share is a subset of a larger one.
 
-    Args:
-        y_N: classes.
-        id_N: identities of the images, by which the draw is keyed.
-        share: in (0, 1]; of each class of n images ``share * n`` are selected, rounded, at least one.
-        k: key of the draw.
+    Of each class of n images ``share * n`` are selected, rounded, at least one.
     """
     return _front(y_N, id_N, k, partial(_rounded_share, share)).nonzero()[:, 0]
 
@@ -78,12 +67,6 @@ def at_most(y_N: Tensor, id_N: Tensor, count: int, k: noise.Key) -> Tensor:
 
     A smaller count selects a subset of a larger one.  With the key of :func:`fraction`, both select from the front of
     the same order.
-
-    Args:
-        y_N: classes.
-        id_N: identities of the images, by which the draw is keyed.
-        count: at least one.
-        k: key of the draw.
     """
     return _front(y_N, id_N, k, lambda n: count).nonzero()[:, 0]
 
@@ -93,9 +76,10 @@ def _front(y_N: Tensor, id_N: Tensor, k: noise.Key, count: Callable[[int], int])
     # Two words make equal ranks, whose order would depend on the other images, unlikely.
     word_N2 = noise.bits(k, id_N, 2).long() & 0x7FFFFFFF
     rank_N = torch.argsort((word_N2[:, 0] << 31) | word_N2[:, 1], stable=True)
+    # Class by class, which takes no pass over all images for each of them.
+    order_N = rank_N[y_N[rank_N].argsort(stable=True)]
     front_N = torch.zeros(len(y_N), dtype=torch.bool)
-    for label in set(y_N.tolist()):
-        position_M = rank_N[y_N[rank_N] == label]
+    for position_M in torch.split(order_N, torch.bincount(y_N).tolist()):
         front_N[position_M[: count(len(position_M))]] = True
     return front_N
 

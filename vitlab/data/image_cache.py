@@ -7,8 +7,6 @@ Pillow and numpy release the GIL while they decode, resize and copy, so threads 
 M images of an official split, B of a batch, C channels, H rows, W columns.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import shutil
@@ -83,11 +81,7 @@ class StoredImages:
         self.shape = (len(pictures), channels, *size)
 
     def fill(self, out_BCHW: np.ndarray, request: ReadRequest) -> None:
-        """Read images into ``out_BCHW``; crops are always decoded from their files.  Thread-safe.
-
-        Raises:
-            DataError: naming the picture that cannot be read.
-        """
+        """Read images into ``out_BCHW``; crops are always decoded from their files.  Thread-safe."""
         if self.decoded is not None and request.crop is None:
             out_BCHW[:] = self.decoded[request.row_B.numpy()]
             return
@@ -100,7 +94,6 @@ class StoredImages:
         return next(iter_images(self, row_B, max(1, len(row_B))))
 
     def _images(self, request: ReadRequest) -> Iterator[Tensor]:
-        """Yield the requested pictures or crops of them, uint8 (C, H, W)."""
         rows, pictures = request.row_B.tolist(), self.pictures
         if request.crop is None:
             yield from map(pictures.image, rows)

@@ -3,7 +3,7 @@
 N images, C channels, H rows, W columns, O output positions; uint8 throughout.
 """
 
-from __future__ import annotations
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -63,24 +63,18 @@ def mirrored(n: int, margin: int, device: torch.device | None = None) -> Tensor:
     return torch.minimum(index, period - index) if n > 1 else torch.zeros_like(index)
 
 
-def statistics(x_NCHW: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of each channel, see :func:`mean_and_std`."""
-    return mean_and_std(histograms(x_NCHW))
-
-
-def histograms(x_NCHW: Tensor) -> Tensor:
-    """Return the histogram of each channel, int64 (C, 256)."""
-    counts = [torch.bincount(x_NCHW[:, channel].flatten().int(), minlength=256) for channel in range(x_NCHW.shape[1])]
-    return torch.stack(counts)
-
-
-def mean_and_std(count_CL: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of each channel, of pixels in [0, 1], from histograms.
+def statistics(batches: Iterable[Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation of each channel, of pixels in [0, 1], over batches of images.
 
     Histograms make them exact for any order of the images.  The deviation of a constant channel is one grey level, so
     that dividing by it is safe.
     """
-    level_L = torch.arange(256, dtype=torch.float64) / 255
+    counts = [
+        torch.stack([torch.bincount(x_NHW.flatten().int(), minlength=256) for x_NHW in x_NCHW.unbind(1)])
+        for x_NCHW in batches
+    ]
+    count_CL = torch.stack(counts).sum(0)
+    level_L = torch.arange(256).double() / 255
     share_CL = count_CL / count_CL.double().sum(1, keepdim=True)
     mean_C = (share_CL * level_L).sum(1)
     variance_C = (share_CL * (level_L - mean_C[:, None]) ** 2).sum(1)

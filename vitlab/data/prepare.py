@@ -5,8 +5,6 @@ Images are uint8 in memory, or read from storage (:mod:`vitlab.data.image_cache`
 N images of a split, C channels, H rows, W columns.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -25,7 +23,7 @@ from vitlab.data.datasets import files
 from vitlab.data.datasets.base import MIN_CORRUPTED_SIDE, SPLITS, Dataset, Images, constants_of
 from vitlab.data.datasets.pictures import EncodedPictures, Pictures
 from vitlab.data.image_cache import StoredImages
-from vitlab.data.pixels import histograms, mean_and_std, statistics
+from vitlab.data.pixels import statistics
 from vitlab.data.splits import Prepared, Subset, TensorCache, TestSet, apply_options, selected, test_sets
 from vitlab.errors import DataError, count
 from vitlab.geometry import DataInfo, Task
@@ -38,14 +36,8 @@ from vitlab.spec.trial import TEST_SET_OPTIONS
 
 __all__ = ["Batch", "DataSource", "Feed", "Normalize", "Prepared", "Subset", "data_info", "prepare"]
 
-NON_PIXEL_OPTIONS = (
-    "normalize",
-    "validation",
-    "fraction",
-    "per_class",
-    "augment",
-    *TEST_SET_OPTIONS,
-)  #: they change no pixel of images
+NON_PIXEL_OPTIONS = ("normalize", "validation", "fraction", "per_class", "augment", *TEST_SET_OPTIONS)
+"""They change no pixel of images."""
 
 DECODING_MODULES = frozenset({"vitlab.data.datasets.pictures", "vitlab.data.pixels", "vitlab.data.image_cache"})
 """Modules that decode image files for all data sets."""
@@ -137,12 +129,7 @@ class DataSource:
             raise DataError(f"{self.choice.type} cannot be read: {error.strerror or error}{where}") from None
 
     def read_splits(self, info: DataInfo, check: Callable[[], object]) -> list[Subset]:
-        """Return both official splits, in memory or in storage.
-
-        Args:
-            info: as the model sees the data.
-            check: see :func:`vitlab.data.image_cache.on_disk`.
-        """
+        """Return both official splits, in memory or in storage; for ``check`` see :func:`image_cache.on_disk`."""
         pictures, subsets = self.pictures(), []
         if not pictures:
             return [apply_options(self.dataset.read(split), self.options) for split in SPLITS]
@@ -160,12 +147,7 @@ class DataSource:
         return subsets
 
     def digest(self, info: DataInfo, exclude: Collection[str]) -> str:
-        """Return a digest of everything that determines the images, including the decoding library's versions.
-
-        Args:
-            info: with the identity of the files.
-            exclude: options that do not change the images.
-        """
+        """Return a digest of all that determines the images, with the versions of the decoding library."""
         import PIL
         from PIL import features
 
@@ -188,12 +170,13 @@ class DataSource:
     def _check_pictures(self, pictures: Sequence[Pictures]) -> float:
         """Decode every picture once, remember the result for this content, and return how long one takes to decode."""
         encoded = [one for one in pictures if isinstance(one, EncodedPictures)]
-        note = files.cache() / "checked" / self.digest(self.info(), self.options)
-        if (text := files.read_note(note)) is None:
+
+        def check() -> str:
             found = [image_cache.faults(one) for one in encoded]
-            text = json.dumps([found, 0.0 if any(found) else image_cache.seconds_each(pictures[0])])
-            files.write_note(note, text)
-        found, seconds = json.loads(text)
+            return json.dumps([found, 0.0 if any(found) else image_cache.seconds_each(pictures[0])])
+
+        note = files.cache() / "checked" / self.digest(self.info(), self.options)
+        found, seconds = json.loads(files.noted(note, check))
         by_split = zip(encoded, found, strict=True)
         if faults := [f"{one.names[index]} ({fault})" for one, found in by_split for index, fault in found]:
             more = f"; and {len(faults) - MAX_NAMED:,} more" if len(faults) > MAX_NAMED else ""
@@ -275,8 +258,7 @@ def split(data: DataSource, images: Subset, seeds: Mapping[str, int]) -> tuple[S
     stratum_N = y_N if y_N.ndim == 1 else torch.zeros_like(id_N)
     key = noise.key(seeds["split"], "split")
     if held_out_M is not None and not options["validation"]:
-        mask_N = torch.isin(id_N, held_out_M)
-        rest_N, val_N = (~mask_N).nonzero()[:, 0], mask_N.nonzero()[:, 0]
+        rest_N, val_N = draws.parted(torch.isin(id_N, held_out_M))
     elif group_N is None:
         rest_N, val_N = draws.hold_out(stratum_N, id_N, share, key)
     else:
@@ -311,16 +293,15 @@ class _Raw:
         """Mean and standard deviation of the training images by channel; cached on disk unless they are in memory."""
         images = self.train.pixels_MCHW
         if isinstance(images, torch.Tensor):
-            return statistics(images)
-        note = image_cache.folder() / f"{self.name}.statistics.json"
-        if (text := files.read_note(note)) is not None:
-            mean, std = json.loads(text)
-            return tuple(mean), tuple(std)
-        count_ZCL = [histograms(x_BCHW) for x_BCHW in image_cache.iter_images(images, self.train.row_N)]
-        result = mean_and_std(torch.stack(count_ZCL).sum(0))
-        self.check()
-        files.write_note(note, json.dumps(result))
-        return result
+            return statistics([images])
+
+        def compute() -> str:
+            result = statistics(image_cache.iter_images(images, self.train.row_N))
+            self.check()
+            return json.dumps(result)
+
+        mean, std = json.loads(files.noted(image_cache.folder() / f"{self.name}.statistics.json", compute))
+        return tuple(mean), tuple(std)
 
 
 _cache: dict[str, _Raw] = {}  #: the last one used at the end
@@ -350,15 +331,7 @@ def _raw(data: DataSource) -> _Raw:
 
 
 def _check_unchanged(data: DataSource, identity: str | None) -> DataInfo:
-    """Return the current properties of the data as stored.
-
-    Args:
-        data: the data set that was read.
-        identity: of the data before it was read; None to accept any.
-
-    Raises:
-        DataError: if the identity has changed.
-    """
+    """Return the current properties of the data as stored, whose identity must be ``identity``; None accepts any."""
     info = data.dataset.info()
     if identity not in (None, info.content):
         raise DataError(

@@ -153,17 +153,11 @@ def test_sets(
 ) -> dict[str, TestSet]:
     """Return the test sets of a trial by name, such as ``corrupted/fog/3``.
 
-    The images are the same for every trial: neither their choice nor their corruption depends on a trial's seeds.
-
-    Args:
-        dataset: The data set.
-        options: Its options.
-        test: Its test split.
-        info: Properties of the images as the model sees them.
-        cache: Corrupted images by corruption, severity and positions, for the next trials.
+    The images are the same for every trial: neither their choice nor their corruption depends on a trial's seeds.  The
+    cache has corrupted images by corruption, severity and positions, for the next trials.
 
     Raises:
-        DataError: If a set has no images.
+        DataError: if a set has no images.
     """
     sets: dict[str, TestSet] = {}
     corrupted, classes = options["corrupted"], options["classes"]
@@ -200,14 +194,7 @@ def _corruption(subset: Subset, kind: str, severity: int, cache: TensorCache) ->
 
 
 def _reassessed(test: Subset, right: Sequence[frozenset[int]], count: int, classes: Sequence[int] | None) -> TestSet:
-    """Return the test images whose set of right classes is not empty.
-
-    Args:
-        test: the test split.
-        right: the set of each image of the official test split.
-        count: number of classes.
-        classes: the selected classes; None for all.
-    """
+    """Return the test images whose set of right classes, of the selected ones, is not empty."""
     place = {old: new for new, old in enumerate(classes or range(count))}
     right_NK = torch.zeros(len(test), count, dtype=torch.bool)
     for right_K, identity in zip(right_NK, test.id_N.tolist(), strict=True):

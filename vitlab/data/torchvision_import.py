@@ -1,7 +1,5 @@
 """Lazy import of torchvision that works with wheels whose compiled operators do not load."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from functools import cache

@@ -20,7 +20,7 @@ import torch
 from vitlab.data.prepare import Feed, prepare
 from vitlab.engines import supported_engine
 from vitlab.engines.base import train
-from vitlab.errors import DataError, OutOfMemory
+from vitlab.errors import OutOfMemory
 from vitlab.identity.code import requirements_of
 from vitlab.identity.trial import Trial
 from vitlab.models.contract import digest
@@ -110,13 +110,7 @@ class Attempt:
         if self.device.type == "cuda":  # excludes the memory of the rate measurement
             torch.cuda.reset_peak_memory_stats(self.device)  # a process may run several trials
         data: ResolvedChoice = slot("dataset").resolve(trial.spec.data)
-        prepared = prepare(data, trial.seeds)
-        if trial.data is not None and prepared.info.content != trial.data:
-            raise DataError(
-                f"the data here is not the data this trial was planned for: {data.type} has the identity "
-                f"{prepared.info.content}, and the plan says {trial.data}; restore the data, or plan again with "
-                "'vitlab run'"
-            )
+        prepared = prepare(data, trial.seeds, trial.data)
         feed = Feed(prepared, data.options["augment"], trial.seeds, self.device, dtype_of(spec.precision))
         model, self.weights = initial_model(trial, self.folder, prepared, self.device)
         fit_head(model, trial, feed)

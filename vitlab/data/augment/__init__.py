@@ -1,20 +1,9 @@
 """The slot ``augment``: batched, keyed versions of the augmentations used to train Vision Transformers.
 
-flip                   horizontal flip
-crop                   pad, then random crop
-random_resized_crop    random rectangle, resized
-erasing                cover a random rectangle
-color_jitter           brightness, contrast, saturation, hue
-three_augment          greyscale, solarise or blur (DeiT III)
-rand_augment           random operations of one strength, as in torchvision
-rand_augment_timm      random operations of random strengths, as in timm and DeiT
-
 An augmentation is drawn anew in every epoch.
 
 B images of a batch, C channels, H rows, W columns.
 """
-
-from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import Annotated, ClassVar, Literal, NamedTuple

@@ -3,19 +3,17 @@
 B images of a batch, C channels, H rows, W columns.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat
 from torch import Tensor
 
 from vitlab import noise
 from vitlab.data.augment import Stationary, augment, pixels
 
-Strength = Annotated[float, Field(ge=0)]
+Strength = NonNegativeFloat
 
 
 @augment.register("color_jitter")
@@ -38,14 +36,10 @@ class ColorJitter(Stationary):
     saturation: Strength = 0.3
     hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0
 
-    def __post_init__(self) -> None:
-        self.factors = (self.brightness, self.contrast, self.saturation)
-
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
-        """Change brightness, contrast, saturation and hue in a drawn order."""
         amount_B4, order_B4 = self.draws(key, id_B)
         changes = (pixels.brightness, pixels.contrast, pixels.saturation, pixels.hue)
-        strengths = (*self.factors, self.hue)
+        strengths = (self.brightness, self.contrast, self.saturation, self.hue)
         for turn in range(4):
             for i, (change, strength) in enumerate(zip(changes, strengths, strict=True)):
                 if strength:
@@ -55,8 +49,9 @@ class ColorJitter(Stationary):
     def draws(self, key: noise.Key, id_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return (B, 4) amounts of brightness, contrast, saturation and hue, and (B, 4) their order."""
         u_B8 = noise.uniform(key, id_B, 8)
-        low = [*(max(0.0, 1 - v) for v in self.factors), -self.hue]
-        high = [*(1 + v for v in self.factors), self.hue]
+        factors = (self.brightness, self.contrast, self.saturation)
+        low = [*(max(0.0, 1 - v) for v in factors), -self.hue]
+        high = [*(1 + v for v in factors), self.hue]
         low_4, high_4 = (noise.to_device(torch.tensor(values), id_B.device) for values in (low, high))
         return low_4 + (high_4 - low_4) * u_B8[:, :4], u_B8[:, 4:].argsort(1)
 
@@ -70,7 +65,6 @@ class ThreeAugment(Stationary):
     """
 
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
-        """Apply one of greyscale, solarisation and blur to each image."""
         which_B, sigma_B = self.draws(key, id_B)
         middle_B = torch.full_like(sigma_B, 128)
         x_BCHW = pixels.apply_where(x_BCHW, which_B == 0, pixels.grey)

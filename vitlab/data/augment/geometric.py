@@ -3,32 +3,29 @@
 B images of a batch, C channels, H rows, W columns, A attempts at a rectangle.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, PositiveFloat, PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
 from vitlab import noise
 from vitlab.data.augment import Augment, Boxes, Probability, Side, Stationary, augment, pixels
-from vitlab.data.datasets.base import ordered
+from vitlab.data.datasets.base import Portion, ordered
 from vitlab.data.pixels import VOID, mirrored, nearest
 
 ATTEMPTS = 10
 """Rectangles drawn before the fallback, as in torchvision."""
 
+Sides = tuple[Side, Side]
 
-Area = Annotated[
-    tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(gt=0, le=1)]], AfterValidator(ordered)
-]
+Area = Annotated[tuple[Portion, Portion], AfterValidator(ordered)]
 """Smallest and largest share of the image."""
 
-Ratio = Annotated[tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]], AfterValidator(ordered)]
+Ratio = Annotated[tuple[PositiveFloat, PositiveFloat], AfterValidator(ordered)]
 """Smallest and largest ratio of width to height."""
 
 
@@ -44,12 +41,10 @@ class Flip(Augment):
     p: Probability = 0.5
 
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
-        """Mirror each image with probability ``p``."""
         flip_B = noise.uniform(key, id_B, 1)[:, 0] < self.p
         return torch.where(flip_B[:, None, None, None], x_BCHW.flip(-1), x_BCHW)
 
     def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
-        """Mirror the masks of mirrored images."""
         return self(y_BHW[:, None], key, id_B)[:, 0]
 
 
@@ -63,15 +58,13 @@ class Crop(Augment):
         mode: ``zero`` pads with black, ``reflect`` mirrors without repeating the border pixel.
     """
 
-    padding: Annotated[int, Field(ge=1)] = 4
+    padding: PositiveInt = 4
     mode: Literal["zero", "reflect"] = "zero"
 
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
-        """Cut each padded image at a drawn offset."""
         return self._cut(x_BCHW, key, id_B, 0)
 
     def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
-        """Cut the masks at the same offsets; padding is void."""
         return self._cut(y_BHW[:, None], key, id_B, VOID)[:, 0]
 
     def _cut(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor, outside: int) -> Tensor:
@@ -114,12 +107,10 @@ class RandomResizedCrop(Augment):
         self.of_picture = self.of == "picture"
 
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
-        """Cut a drawn box from each image and resize it."""
         boxes = self.boxes(key, id_B, *x_BCHW.shape[-2:])
         return pixels.resized_crop(x_BCHW, boxes, self.interpolation)
 
     def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
-        """Cut the same boxes from the masks, nearest neighbour."""
         height, width = y_BHW.shape[-2:]
         box = self.boxes(key, id_B, height, width)
         row_BH = box.top_B[:, None] + nearest(box.height_B[:, None], height)
@@ -128,8 +119,7 @@ class RandomResizedCrop(Augment):
         return y_BHW[one_B[:, None, None], row_BH[:, :, None], column_BW[:, None]]
 
     def boxes(self, key: noise.Key, id_B: Tensor, height: Side, width: Side) -> Boxes:
-        """Return the rectangles to crop from images of one size, or of (B, 1) sizes."""
-        box = _draw_boxes(key, id_B, height, width, self.scale, self.ratio)
+        box = _draw_boxes(key, id_B, (height, width), (height, width), self.scale, self.ratio)
         height_B, width_B = (
             torch.full_like(id_B, side) if isinstance(side, int) else side.flatten() for side in (height, width)
         )
@@ -165,11 +155,10 @@ class Erasing(Stationary):
     fill: Literal["mean", "noise"] = "noise"
 
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
-        """Erase a drawn box of each image with probability ``p``."""
         channels, height, width = x_BCHW.shape[1:]
         covered_B = noise.uniform(noise.fold(key, 1), id_B, 1)[:, 0] < self.p
         # A rectangle must be shorter than the image in both directions, as in torchvision.
-        box = _draw_boxes(key, id_B, height, width, self.scale, self.ratio, largest=(height - 1, width - 1))
+        box = _draw_boxes(key, id_B, (height, width), (height - 1, width - 1), self.scale, self.ratio)
         in_rows_BH = _between(box.top_B, box.height_B, height)
         in_columns_BW = _between(box.left_B, box.width_B, width)
         hidden_BHW = in_rows_BH[:, :, None] & in_columns_BW[:, None] & (covered_B & box.fits_B)[:, None, None]
@@ -180,16 +169,10 @@ class Erasing(Stationary):
 
 
 def _draw_boxes(
-    key: noise.Key,
-    id_B: Tensor,
-    height: Side,
-    width: Side,
-    scale: tuple[float, float],
-    ratio: tuple[float, float],
-    largest: tuple[int, int] | None = None,
+    key: noise.Key, id_B: Tensor, image: Sides, largest: Sides, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> Boxes:
-    """Return the first of ten random rectangles that fits, at a uniformly drawn position."""
-    most_rows, most_columns = largest or (height, width)
+    """Return the first of ten random rectangles of at most ``largest`` that fits, at a uniformly drawn position."""
+    (height, width), (most_rows, most_columns) = image, largest
     # All attempts are drawn at once: a loop until one fits would wait for the device in every turn.
     u_BA4 = noise.uniform(key, id_B, 4 * ATTEMPTS).view(-1, ATTEMPTS, 4)
     area_BA = height * width * (scale[0] + (scale[1] - scale[0]) * u_BA4[..., 0])
@@ -207,6 +190,5 @@ def _draw_boxes(
 
 
 def _between(start_B: Tensor, length_B: Tensor, size: int) -> Tensor:
-    """Return (B, size) flags of the rows or columns of a rectangle."""
     distance_BN = torch.arange(size, device=start_B.device) - start_B[:, None]
     return (distance_BN >= 0) & (distance_BN < length_B[:, None])

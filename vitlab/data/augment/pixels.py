@@ -5,8 +5,6 @@ Images are uint8.  Results are truncated or rounded as in torchvision, so that e
 B images of a batch, C channels, H rows, W columns, O rows or columns of an output.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 

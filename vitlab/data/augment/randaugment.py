@@ -3,15 +3,14 @@
 B images of a batch, C channels, H rows, W columns, T operations one after another.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar, TypeAlias
 
 import torch
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from vitlab import noise
@@ -46,6 +45,7 @@ class _Policy(Augment):
     """
 
     operations: ClassVar[tuple[str, ...]]
+    warp: ClassVar[Callable[..., Tensor]] = staticmethod(pixels.affine)  #: the affine transform of images
 
     @abstractmethod
     def draws(self, key: noise.Key, id_B: Tensor) -> tuple[Tensor, ...]:
@@ -59,22 +59,16 @@ class _Policy(Augment):
     def _changes(self, *strength_B: Tensor) -> Changes:
         """Return the operations that change colours, for these strengths."""
 
-    def _warp(self, x_BCHW: Tensor, matrix_B23: Tensor) -> Tensor:
-        """Apply an affine transform to images."""
-        return pixels.affine(x_BCHW, matrix_B23)
-
     def _turns(self, key: noise.Key, id_B: Tensor) -> Iterable[tuple[Tensor, ...]]:
         """Return for each operation in turn its index and strengths, (B,) each."""
         return zip(*(drawn_BT.unbind(1) for drawn_BT in self.draws(key, id_B)), strict=True)
 
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
-        """Apply ``num_ops`` drawn operations to each image."""
         for drawn_B in self._turns(key, id_B):
             x_BCHW = self.apply_operation(x_BCHW, *drawn_B)
         return x_BCHW
 
     def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
-        """Apply the geometric operations to the masks."""
         # The affine transform fills with 0, so the XOR swaps VOID and 0 meanwhile.
         out_BCHW = y_BHW[:, None] ^ VOID
         for drawn_B in self._turns(key, id_B):
@@ -82,14 +76,11 @@ class _Policy(Augment):
         return out_BCHW[:, 0] ^ VOID
 
     def apply_operation(self, x_BCHW: Tensor, which_B: Tensor, *strength_B: Tensor) -> Tensor:
-        """Apply one operation to each image.
+        """Return images after one operation on each.
 
-        Args:
-            x_BCHW: not modified.
-            which_B: its index in :attr:`operations`; -1 for none.
-            strength_B: as :meth:`draws` returns them for one turn.
+        ``which_B`` is its index in :attr:`operations`, -1 for none; strengths are those of :meth:`draws` for one turn.
         """
-        x_BCHW = self._move(x_BCHW, self._warp, which_B, *strength_B)
+        x_BCHW = self._move(x_BCHW, self.warp, which_B, *strength_B)
         for name, (change, *amounts_B) in self._changes(*strength_B).items():
             x_BCHW = pixels.apply_where(x_BCHW, which_B == self.operations.index(name), change, *amounts_B)
         return x_BCHW
@@ -135,7 +126,7 @@ class RandAugment(_Policy):
         *("posterize", "solarize", "autocontrast", "equalize"),
     )
 
-    num_ops: Annotated[int, Field(ge=1)] = 2
+    num_ops: PositiveInt = 2
     magnitude: Annotated[int, Field(ge=0, lt=LEVELS)] = 9
 
     def draws(self, key: noise.Key, id_B: Tensor) -> tuple[Tensor, Tensor]:
@@ -183,9 +174,11 @@ class RandAugmentTimm(_Policy):
         *("contrast", "brightness", "sharpness", "shear_x", "shear_y", "translate_x", "translate_y"),
     )
 
-    num_ops: Annotated[int, Field(ge=1)] = 2
+    warp = staticmethod(partial(pixels.affine_smooth, outside=GREY))
+
+    num_ops: PositiveInt = 2
     magnitude: Annotated[float, Field(ge=0, le=MAX_LEVEL)] = 9.0
-    magnitude_std: Annotated[float, Field(ge=0)] = 0.5
+    magnitude_std: NonNegativeFloat = 0.5
     p: Probability = 0.5
 
     def draws(self, key: noise.Key, id_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -195,9 +188,6 @@ class RandAugmentTimm(_Policy):
         spread_BT = self.magnitude_std * noise.normal(noise.fold(key, 2), id_B, self.num_ops)
         sign_BT = 2 * noise.integers(noise.fold(key, 3), id_B, self.num_ops, 2) - 1
         return torch.where(applied_BT, which_BT, -1), (self.magnitude + spread_BT).clamp(0, MAX_LEVEL), sign_BT
-
-    def _warp(self, x_BCHW: Tensor, matrix_B23: Tensor) -> Tensor:
-        return pixels.affine_smooth(x_BCHW, matrix_B23, outside=GREY)
 
     def _moves(self, height: int, width: int, *strength_B: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         level_B, sign_B = strength_B
@@ -221,6 +211,5 @@ class RandAugmentTimm(_Policy):
 
 
 def _solarize_add(x_BCHW: Tensor, add_B: Tensor) -> Tensor:
-    """Add ``add_B`` to the pixels of the dark half of the levels."""
     brighter_BCHW = (x_BCHW.long() + add_B[:, None, None, None]).clamp(max=255).to(torch.uint8)
     return torch.where(x_BCHW < 128, brighter_BCHW, x_BCHW)

@@ -10,7 +10,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    WithJsonSchema,
+    model_validator,
+)
 from torch import Tensor
 
 from vitlab.errors import nearest
@@ -59,7 +68,7 @@ class Normalization(Frozen):
 
     mean: Annotated[list[float], Field(min_length=1)]
     """One number for each channel, or one for all."""
-    std: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
+    std: Annotated[list[PositiveFloat], Field(min_length=1)]
     """One number for each channel, or one for all."""
 
     @model_validator(mode="after")
@@ -110,7 +119,8 @@ MIN_CORRUPTED_SIDE = 8
 """Fewest rows and columns of an image that can be corrupted."""
 
 
-def _distinct(value: Sequence[Any]) -> Sequence[Any]:
+def distinct(value: Sequence[Any]) -> Sequence[Any]:
+    """Return a list in which nothing is repeated."""
     if repeated := [item for item in value if value.count(item) > 1]:
         raise ValueError(f"{repeated[0]} is listed twice")
     return value
@@ -125,7 +135,7 @@ def ordered(value: tuple[Any, Any]) -> tuple[Any, Any]:
 
 def _in_order(allowed: Sequence[Any]) -> AfterValidator:
     """Return a validator that sorts a list in the order of ``allowed``, so that equal lists have equal keys."""
-    return AfterValidator(lambda value: tuple(sorted(_distinct(value), key=allowed.index)))
+    return AfterValidator(lambda value: tuple(sorted(distinct(value), key=allowed.index)))
 
 
 class Corrupted(Frozen):
@@ -138,7 +148,7 @@ class Corrupted(Frozen):
         tuple[Annotated[int, Field(ge=1, le=5)], ...], Field(min_length=1), _in_order((1, 2, 3, 4, 5))
     ] = (1, 2, 3, 4, 5)
     """Severities, from 1 to 5; a kind's error is the mean over them."""
-    images: Annotated[int, Field(gt=0)] | None = None
+    images: PositiveInt | None = None
     """Number of test images, drawn once and the same for all trials; None: all."""
 
 
@@ -163,6 +173,11 @@ def _no_boolean(value: Any) -> Any:
     return value
 
 
+Share = Annotated[float, Field(gt=0, lt=1)]
+Portion = Annotated[float, Field(gt=0, le=1)]
+"""A share that may be all."""
+
+
 class DataOptions(Frozen):
     """Options of every data set.
 
@@ -176,13 +191,13 @@ class DataOptions(Frozen):
     """1: ITU-R 601 luma; 3: repeat grey; None: as stored."""
     normalize: Annotated[NormalizationName | Normalization, BeforeValidator(_normalize)] = "dataset"
     """``dataset``: mean and standard deviation of the official training split, after ``channels`` and ``size``."""
-    validation: Annotated[float, Field(gt=0, lt=1)] | None = None
+    validation: Share | None = None
     """Share of the training split held out for validation; None: the data set's default, 0.1 for most."""
-    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    fraction: Portion = 1.0
     """Share of the other training images, nested, stratified."""
-    per_class: Annotated[int, Field(gt=0)] | None = None
+    per_class: PositiveInt | None = None
     """At most so many of these per class, nested; None: all."""
-    classes: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2), AfterValidator(_distinct)] | None = None
+    classes: Annotated[list[NonNegativeInt], Field(min_length=2), AfterValidator(distinct)] | None = None
     """Only these classes, relabelled 0, 1, ... in the order given; None: all."""
     augment: list[Annotated[Choice | str, Pick("augment")]] = Field([])
     """Augmentations, in this order."""
@@ -233,53 +248,31 @@ class Dataset(ABC):
 
         ``identity`` identifies the content: a published checksum or a digest of files; None if the data is not here.
         ``test_sets`` is a digest of what :meth:`corrupted`, :meth:`shifted_sets` and :meth:`reassessed` read, if any.
-
-        Raises:
-            DataError: if the files are not as expected.
         """
 
     def read(self, split: Split) -> Images:
-        """Return all images of an official split; by default those of :meth:`pictures`.
-
-        Raises:
-            DataError: if the data is not here, naming the folders searched, or is invalid.
-        """
+        """Return all images of an official split; by default those of :meth:`pictures`."""
         pictures = self.pictures(split)
         if pictures is None:
             raise NotImplementedError(f"{type(self).__name__} has neither 'read' nor 'pictures'; implement one of them")
         return Images(torch.stack([pictures.image(index) for index in range(len(pictures))]), pictures.y_N)
 
     def pictures(self, split: Split) -> Pictures | None:
-        """Return the split as single pictures if the set may be larger than memory; None to read it at once.
-
-        Raises:
-            DataError: as :meth:`read`.
-        """
+        """Return the split as single pictures if the set may be larger than memory; None to read it at once."""
         return None
 
     def corrupted(self, kind: CorruptionName, severity: int) -> Pictures | None:
-        """Return published pictures of a corruption of the test split; None to compute them.
-
-        Raises:
-            DataError: as :meth:`read`.
-        """
+        """Return published pictures of a corruption of the test split; None to compute them."""
         return None
 
     def shifted_sets(self) -> Mapping[str, Pictures]:
-        """Return further test pictures of some of the classes by name, such as drawings of them.
-
-        Raises:
-            DataError: as :meth:`read`.
-        """
+        """Return further test pictures of some of the classes by name, such as drawings of them."""
         return {}
 
     def reassessed(self) -> Sequence[frozenset[int]] | None:
         """Return the set of right classes of each test image, as of ImageNet-ReaL; None if there are no such sets.
 
         Images with an empty set are left out of the metric ``real_accuracy``.
-
-        Raises:
-            DataError: as :meth:`read`.
         """
         return None
 

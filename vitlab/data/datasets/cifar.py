@@ -7,8 +7,6 @@ is rejected.
 N images, C channels, H rows, W columns.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -42,9 +40,6 @@ class Cifar(Checksummed):
     """Base of data sets of pickled 32x32 colour batches; see :mod:`vitlab.data.datasets.files` for the identity.
 
     Args:
-        root: folder that has the batches, or has them in the folder the published archive unpacks to.
-            None: ``$VITLAB_DATA``, ``data``, the user's cache, ``/usr/share/datasets``.
-        download: ``missing`` fetches batches that are not found, through torchvision, which verifies checksums.
         corrupted_root: folder with the arrays of CIFAR-10-C or CIFAR-100-C, such as ``fog.npy`` and ``labels.npy``,
             which ``corrupted`` reads instead of corrupting the test split.  The identity of the data covers them.
     """
@@ -55,7 +50,6 @@ class Cifar(Checksummed):
     corrupted_root: Annotated[str | None, Unhashed()] = None
 
     def info(self) -> DataInfo:
-        """Return the facts of the data set, with the checksums of its files."""
         info = self._info((32, 32), channels=3)
         if self.corrupted_root is None:
             return info
@@ -94,7 +88,6 @@ class Cifar(Checksummed):
         return ArrayPictures(x_NHWC[part], torch.from_numpy(y_N[part].astype(np.int64)))
 
     def read(self, split: Split) -> Images:
-        """Read a split, and download the files first where that is allowed."""
         paths = self._find_or_fetch()
         parts = [self._batch(paths[name]) for name in self.batches[split]]
         x_NCHW, y_N = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
@@ -168,16 +161,11 @@ class ArrayPictures(Pictures):
     y_N: torch.Tensor
 
     def image(self, index: int) -> torch.Tensor:
-        """Return an image, uint8 (C, H, W)."""
         return torch.from_numpy(np.array(self.x_NHWC[index])).permute(2, 0, 1)
 
 
 def read_arrays(path: Path) -> dict[str, Any]:
-    """Return the mapping in a Python 2 or 3 pickle of numbers, strings, lists and arrays of bytes.
-
-    Raises:
-        DataError: if it holds anything else, or is damaged.
-    """
+    """Return the mapping in a Python 2 or 3 pickle of numbers, strings, lists and arrays of bytes alone."""
     try:
         with open(path, "rb") as file:
             content = _Unpickler(file, encoding="latin1").load()  # Python 2 stores the bytes of arrays in strings

@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, PositiveInt
 from torch import Tensor
 
 from vitlab import noise
@@ -41,7 +41,7 @@ CHUNK = 2048
 """Scenes drawn per batch."""
 
 
-Range = Annotated[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]], AfterValidator(ordered)]
+Range = Annotated[tuple[PositiveInt, PositiveInt], AfterValidator(ordered)]
 """Minimum and maximum, both included."""
 
 
@@ -55,7 +55,6 @@ class Digits(Dataset):
     validation = 0.2
 
     def info(self) -> DataInfo:
-        """Return the facts of the data set."""
         return DataInfo(
             image=(8, 8),
             channels=1,
@@ -66,7 +65,6 @@ class Digits(Dataset):
         )
 
     def read(self, split: Split) -> Images:
-        """Read a split; the last images are the test images."""
         level_NHW, y_N = _load()
         part = slice(None, -TEST) if split == "train" else slice(-TEST, None)
         x_NHW = (level_NHW[part].astype(np.int32) * 255 + 8) // 16
@@ -121,13 +119,12 @@ class DigitScenes(Dataset):
 
     image_size: Size = (32, 32)
     train_images: Annotated[int, Field(ge=SHEETS)] = 2000
-    test_images: Annotated[int, Field(ge=1)] = 500
+    test_images: PositiveInt = 500
     digits_per_image: Range = (1, 4)
     digit_size: Range = (8, 16)
     seed: int = 0
 
     def info(self) -> DataInfo:
-        """Return the facts of the data set, after checking that its digits fit on the image."""
         if self.digit_size[1] > min(self.image_size):
             raise DataError(
                 f"digit_scenes: a digit of {self.digit_size[1]} pixels (digit_size) does not fit on a canvas of "
@@ -147,7 +144,6 @@ class DigitScenes(Dataset):
         return torch.arange(self.train_images) % SHEETS
 
     def read(self, split: Split) -> Images:
-        """Compose the scenes of a split."""
         self.info()  # checks the options
         source, count = Digits().read(split), self.train_images if split == "train" else self.test_images
         parts = [self._scenes(split, source, id_N) for id_N in torch.split(torch.arange(count), CHUNK)]
@@ -176,7 +172,6 @@ class DigitScenes(Dataset):
         return Images(level_NHW.to(torch.uint8)[:, None], y_NHW.to(torch.uint8))
 
     def _placement(self, split: Split, id_N: Tensor) -> _Placement:
-        """Draw the digits of some scenes, their positions and their sizes."""
         least, most = self.digits_per_image
         key = noise.key(self.seed, "digit_scenes", split)
         count_N = least + noise.integers(noise.fold(key, 0), id_N, 1, most - least + 1)[:, 0]

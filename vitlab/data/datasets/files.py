@@ -6,7 +6,6 @@ another.  If they are not, it is computed from the published checksums, so that 
 same trial keys.  Checksums are cached in the process by path, size and modification time.
 """
 
-# No postponed annotations, as in pictures.py.
 import functools
 import gzip
 import hashlib
@@ -85,11 +84,7 @@ def identity(name: str, checksums: Mapping[str, str]) -> str:
 
 
 def checksum(path: Path) -> str:
-    """Return the MD5 of the decompressed file, in hex, as published by the authors of these sets.
-
-    Raises:
-        DataError: if the file is gzipped and damaged.
-    """
+    """Return the MD5 of the decompressed file, in hex, as published by the authors of these sets."""
     stat = path.stat()
     return _md5(path.resolve(), stat.st_size, stat.st_mtime_ns)
 
@@ -102,18 +97,15 @@ def _md5(path: Path, *_version: int) -> str:
         return hashlib.file_digest(file, functools.partial(hashlib.md5, usedforsecurity=False)).hexdigest()
 
 
-def read_note(file: Path) -> str | None:
-    """Return the text that :func:`write_note` wrote; None if there is none."""
-    try:
-        return file.read_text(encoding="utf-8") or None
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
-def write_note(file: Path, text: str) -> None:
-    """Write a text for other processes atomically; do nothing if the file cannot be written."""
+def noted(file: Path, compute: Callable[[], str]) -> str:
+    """Return the text of a file; without one, compute it, and write it for other processes if that is possible."""
+    with suppress(OSError, UnicodeDecodeError):
+        if text := file.read_text(encoding="utf-8"):
+            return text
+    text = compute()
     with suppress(OSError):
         write_bytes(file, text.encode(), fsync=False)
+    return text
 
 
 def remember(entries: Sequence[tuple[str, Path]], compute: Callable[[], str]) -> str:
@@ -129,14 +121,10 @@ def remember(entries: Sequence[tuple[str, Path]], compute: Callable[[], str]) ->
         latest = max(latest, stat.st_ctime)
         state = (stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns)
         digest.update(f"{name}\0{state}\n".encode())
-    note = cache() / "identities" / digest.hexdigest()
-    if (text := read_note(note)) is not None:
-        return text
-    text = compute()
     # A file just written may be written again within the same tick of the clock, which nothing here would show.
-    if latest < start - SETTLED_S:  # measured from the start, as reading may take longer than that
-        write_note(note, text)
-    return text
+    if latest >= start - SETTLED_S:  # measured from the start, as reading may take longer than that
+        return compute()
+    return noted(cache() / "identities" / digest.hexdigest(), compute)
 
 
 def published(text: str) -> dict[str, str]:
@@ -146,11 +134,7 @@ def published(text: str) -> dict[str, str]:
 
 @contextmanager
 def open_decompressed(path: Path) -> Iterator[io.BufferedIOBase]:
-    """Open a file for reading, decompressing it if its name ends in .gz.
-
-    Raises:
-        DataError: if the file is gzipped and damaged.
-    """
+    """Open a file for reading, decompressing it if its name ends in .gz; a damaged one raises a DataError."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
             yield file
@@ -172,15 +156,7 @@ def memory(root: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def check_memory(required: int, what: str) -> None:
-    """Check that decoded pictures fit into memory.
-
-    Args:
-        required: bytes.
-        what: the pictures, for the error message.
-
-    Raises:
-        DataError: if they need more than 80 % of the machine's memory.
-    """
+    """Raise a DataError if pictures, decoded, need more than 80 % of the memory of the machine."""
     available = memory()
     if required > 0.8 * available:
         raise DataError(
@@ -194,9 +170,9 @@ class Published(Dataset):
     """Base of published data sets, whose files are found in a folder or fetched through torchvision.
 
     Args:
-        root: folder that has the files, or has them in one of ``layouts``.
+        root: folder that has the files, or has them in the folder that the published archive unpacks to.
             None: ``$VITLAB_DATA``, ``data``, the user's cache, ``/usr/share/datasets``.
-        download: ``missing`` fetches files that are not found; torchvision verifies their checksums.
+        download: ``missing`` fetches files that are not found, through torchvision, which verifies checksums.
     """
 
     name: ClassVar[str]
@@ -217,7 +193,6 @@ class Published(Dataset):
         return find(folders, self._names())
 
     def missing(self) -> str | None:
-        """Return a sentence that says where the files belong; None if they exist or may be downloaded."""
         if self.download == "missing" or self._find() is not None:
             return None
         return (
@@ -227,11 +202,6 @@ class Published(Dataset):
         )
 
     def _find_or_fetch(self) -> dict[str, Path]:
-        """Return the files, downloaded first where that is allowed.
-
-        Raises:
-            DataError: if they are not here.
-        """
         if (reason := self.missing()) is not None:
             raise DataError(reason)
         if (paths := self._find()) is not None:

@@ -7,8 +7,6 @@ not depend on the system that made the folders.
 N images, C channels, H rows, W columns.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -100,11 +98,9 @@ class ImageFolder(PictureSet):
 
     @property
     def where(self) -> Path:
-        """The folder."""
         return files.expand(self.root)
 
     def missing(self) -> str | None:
-        """Return a sentence that names the missing folder; None if all exist."""
         layout = self._layout()
         return layout if isinstance(layout, str) else None
 
@@ -118,11 +114,6 @@ class ImageFolder(PictureSet):
         return DataInfo(image=self.decoding.size, channels=3, classes=self.num_classes)
 
     def scan(self) -> Listing:
-        """Return the pictures of all splits.
-
-        Raises:
-            DataError: with every fault of the folders.
-        """
         layout = self._layout()
         assert isinstance(layout, Layout)
         folders = {TRAIN: layout.train, TEST: layout.test, VAL: layout.val}
@@ -161,11 +152,9 @@ class ImageFolder(PictureSet):
         return self._test_set(folder)
 
     def shifted_sets(self) -> Mapping[str, PictureFiles]:
-        """Return the pictures of the further test sets."""
         return {name: self._test_set(folder) for name, folder in self._shifted_roots().items()}
 
     def reassessed(self) -> Sequence[frozenset[int]] | None:
-        """Return the set of right classes of each test picture from ``real_labels``."""
         if self.real_labels is None:
             return None
         return read_real_labels(files.expand(self.real_labels), self.pictures("test").names)
@@ -230,7 +219,6 @@ class ImageFolder(PictureSet):
         return Layout(root, None, None)
 
     def _faults(self, found: Found, folder: Path | None, train: Found) -> Iterator[str]:
-        """Yield what is wrong with the class folders of a split."""
         if found is train:
             if len(found.labels) < 2:
                 yield f"{folder} needs a folder per class, at least two; found {len(found.labels)}"
@@ -274,12 +262,7 @@ def _folders_in(folder: Path) -> list[str]:
 
 
 def find(folder: Path) -> Found:
-    """Return the pictures below the class folders of a folder, those in subfolders included.
-
-    Raises:
-        OSError: if a folder cannot be listed.
-        DataError: if a name is not valid UTF-8, which identities and reports need.
-    """
+    """Return the pictures below the class folders of a folder, those in subfolders included."""
     found, labels = Found(), set()
     for entry in sorted(folder.iterdir()):
         if is_hidden(entry.name):
@@ -296,12 +279,7 @@ def find(folder: Path) -> Found:
 
 
 def pictures_below(folder: Path, left_out: Counter[str]) -> list[str]:
-    """Return the pictures in a folder and its subfolders, sorted by path components.
-
-    Args:
-        folder: the folder.
-        left_out: reason to the number of files that are left out, to which those found here are added.
-    """
+    """Return the pictures in a folder and its subfolders, sorted by path components; count others in ``left_out``."""
     paths = []
     for current, names in _walk(folder, left_out):
         for name in names:
@@ -344,11 +322,7 @@ def _count_files(entry: Path) -> int:
 
 
 def composed(name: str) -> str:
-    """Return a name in Unicode's composed form; macOS stores decomposed ones.
-
-    Raises:
-        DataError: if it is not valid UTF-8.
-    """
+    """Return a name in Unicode's composed form; macOS stores decomposed ones."""
     try:
         name.encode()
     except UnicodeEncodeError:

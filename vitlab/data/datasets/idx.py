@@ -3,8 +3,6 @@
 N images, C channels, H rows, W columns.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from pathlib import Path
@@ -29,11 +27,7 @@ UNSIGNED_BYTE = 0x08
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """Return the array of unsigned bytes in an IDX file.
-
-    Raises:
-        DataError: if it is not such a file, or holds more or fewer bytes than it declares.
-    """
+    """Return the array of unsigned bytes in an IDX file."""
     shape = read_header(path, dimensions)
     with files.open_decompressed(path) as file:
         data = file.read()[4 + 4 * dimensions :]
@@ -44,11 +38,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
 
 
 def read_header(path: Path, dimensions: int) -> tuple[int, ...]:
-    """Return the shape declared by an IDX file of unsigned bytes.
-
-    Raises:
-        DataError: if it is not such a file, or its images have no pixels.
-    """
+    """Return the shape declared by an IDX file of unsigned bytes."""
     with files.open_decompressed(path) as file:
         head = file.read(4 + 4 * dimensions)
     if len(head) < 4 + 4 * dimensions or head[:4] != bytes((0, 0, UNSIGNED_BYTE, dimensions)):
@@ -68,17 +58,14 @@ class Idx(Checksummed):
     Args:
         root: folder that has the four files, or has them in ``raw``, in torchvision's ``<Name>/raw`` or in
             ``<name>`` as Debian does.  None: ``$VITLAB_DATA``, ``data``, the user's cache, ``/usr/share/datasets``.
-        download: ``missing`` fetches files that are not found, through torchvision, which verifies checksums.
     """
 
     def info(self) -> DataInfo:
-        """Return the facts of the data set, with the checksums of its files."""
         paths = self._find()
         _, height, width = (0, 28, 28) if paths is None else read_header(paths[NAMES["train"][0]], 3)
         return self._info((height, width), channels=1)
 
     def read(self, split: Split) -> Images:
-        """Read a split, and download the files first where that is allowed."""
         paths = self._find_or_fetch()
         images, labels = (paths[name] for name in NAMES[split])
         x_NHW, y_N = read_idx(images, 3), read_idx(labels, 1)

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from vitlab import noise
 from vitlab.data import draws
 from vitlab.data.datasets import files
-from vitlab.data.datasets.base import Dataset, Size, Split
+from vitlab.data.datasets.base import Dataset, Portion, Share, Size, Split
 from vitlab.errors import DataError, count, some
 from vitlab.geometry import DataInfo, Pair
 from vitlab.registry import Unhashed
@@ -48,8 +47,6 @@ ORIENTATION = 0x0112
 TRAIN, VAL, TEST = "train", "val", "test"
 
 MAX_LISTED = 20  #: names or mistakes listed in a message
-
-Share = Annotated[float, Field(gt=0, lt=1)]
 
 ADDED_BY_SYSTEMS = frozenset({"__macosx", "@eadir", "thumbs.db", "desktop.ini", "$recycle.bin", "lost+found"})
 """Names, in lower case, of entries that systems add; they are left out, as names that begin with a full stop."""
@@ -139,7 +136,6 @@ class Decoding:
         return picture.crop((left, top, left + width, top + height))
 
     def _resized(self, sides: Pair) -> Pair:
-        """Return rows and columns of a picture after the resize, before the crop."""
         height, width = (math.floor(side / self.crop_pct) for side in self.size)
         if self.fit == "squash":
             return height, width
@@ -208,12 +204,7 @@ class EncodedPictures(Pictures):
     def crop(self, index: int, header: "Image", box: Sequence[int], size: Pair, how: Interpolation) -> Tensor:
         """Return a rectangle of a picture, resized to ``size`` with antialiasing, uint8 (3, H, W).
 
-        Args:
-            index: of the picture.
-            header: the picture as returned by :meth:`header`.
-            box: top, left, height and width of the rectangle in the upright picture.
-            size: rows and columns of the result.
-            how: interpolation of the resize.
+        ``header`` is the picture of :meth:`header`; the box is top, left, height and width in the upright picture.
         """
         from PIL import Image
 
@@ -242,7 +233,6 @@ class PictureFiles(EncodedPictures):
     """Pictures in files, whose names are their paths."""
 
     def open(self, index: int) -> bytes:
-        """Return the content of a file."""
         return Path(self.names[index]).read_bytes()
 
 
@@ -261,7 +251,6 @@ class Selection(EncodedPictures):
         super().__init__(names, pictures.y_N[row_N], pictures.decoding, pictures.decoded)
 
     def open(self, index: int) -> bytes:
-        """Return a picture of the container."""
         return self._pictures.open(self._rows[index])
 
 
@@ -325,7 +314,7 @@ class PictureSet(Dataset):
 
     image_size: Size = (224, 224)
     fit: Fit = "crop"
-    crop_pct: Annotated[float, Field(gt=0, le=1)] = 1.0
+    crop_pct: Portion = 1.0
     interpolation: Interpolation = "bilinear"
     orient: Orient = "exif"
     test: Share | None = None
@@ -352,11 +341,7 @@ class PictureSet(Dataset):
         """
 
     def info(self) -> DataInfo:
-        """Return the facts of the data set.
-
-        Raises:
-            DataError: if its files are not here, or wrong.
-        """
+        """Return the facts of the data set."""
         if (reason := self.missing()) is not None:
             raise DataError(reason)
         listing = self._listing = self.scan()
@@ -410,20 +395,13 @@ class PictureSet(Dataset):
         return Selection(listing.pictures, row_M)
 
     def held_out(self) -> Tensor | None:
-        """Return the indices of the authors' validation pictures, if there are test pictures beside them."""
         splits = self.listed().splits
         if VAL not in splits:
             return None
         return torch.arange(len(splits[VAL])) + len(splits[TRAIN])
 
     def with_test(self, splits: Mapping[str, Tensor], y_N: Tensor, source: str) -> tuple[dict[str, Tensor], list[str]]:
-        """Return splits with the option ``test`` applied, and a note on it.
-
-        Args:
-            splits: as the files define them.
-            y_N: classes of all pictures.
-            source: what the training pictures are in.
-        """
+        """Return splits with the option ``test`` applied, and a note on it; ``source`` has the training pictures."""
         if self.test is None:
             return dict(splits), []
         row_M = splits[TRAIN]
@@ -461,15 +439,13 @@ def content_of(kind: str, listing: Listing) -> list[str]:
             checksums.append((split, label, checksum))
         return json.dumps([f"{kind}:{digest.hexdigest()}", *notes_on_copies(checksums)])
 
-    content: list[str] = json.loads(files.remember(entries, compute))
-    return content
+    return json.loads(files.remember(entries, compute))
 
 
 def notes_on_copies(pictures: Iterable[tuple[str, str, str]]) -> Iterator[str]:
     """Yield sentences on pictures that have the bytes of another one, in another split, in train, or in another class.
 
-    Args:
-        pictures: split, class and checksum of each picture.
+    A picture is its split, its class and its checksum.
     """
     of_split: dict[str, list[str]] = {TRAIN: [], VAL: [], TEST: []}
     classes: dict[str, set[str]] = {}

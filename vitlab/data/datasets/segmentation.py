@@ -3,8 +3,6 @@
 N images, H rows, W columns.
 """
 
-from __future__ import annotations
-
 import hashlib
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -41,9 +39,6 @@ class MaskedPictures(Published):
     every listed picture and mask; there is none if the data is not here.
 
     Args:
-        root: folder that has the data set, or has it in the folder the published archive unpacks to.
-            None: ``$VITLAB_DATA``, ``data``, the user's cache, ``/usr/share/datasets``.
-        download: ``missing`` fetches it if it is not found, through torchvision, which verifies the archive.
         image_size: pixels of every picture and mask.
         fit: ``crop`` resizes to cover both sides and crops the centre, ``squash`` ignores proportions.
     """
@@ -62,7 +57,6 @@ class MaskedPictures(Published):
         """Return the picture and mask that a line of a split's list names; None if the line is invalid."""
 
     def info(self) -> DataInfo:
-        """Return the facts of the data set; classes include the background."""
         labels, paths = self.labels(), self._find()
         return DataInfo(
             image=self.image_size,
@@ -74,7 +68,6 @@ class MaskedPictures(Published):
         )
 
     def read(self, split: Split) -> Images:
-        """Decode a split's images and masks into memory."""
         items = self._items(self._find_or_fetch(), split)
         decoding = Decoding(size=self.image_size, fit=self.fit, orient="ignore")  # masks are as the pictures are stored
         files.check_memory(len(items) * 4 * self.image_size[0] * self.image_size[1], f"{self.name}: its {split} split")
@@ -139,11 +132,9 @@ class VOCSegmentation(MaskedPictures):
     meaning: ClassVar = {**{label: label for label in range(21)}, VOID: VOID}
 
     def labels(self) -> tuple[str, ...]:
-        """Return the background and the 20 classes of Pascal VOC."""
         return tuple(CLASSES.split())
 
     def item(self, base: Path, line: str) -> Item | None:
-        """Return the image and mask that a line of the list names."""
         name = line.strip()
         if len(name.split()) != 1:
             return None
@@ -161,11 +152,6 @@ class Pets(MaskedPictures):
     Reference: Parkhi, Vedaldi, Zisserman and Jawahar, Cats and dogs, CVPR 2012.
 
     Args:
-        root: folder that has ``images`` and ``annotations``, or has them in ``oxford-iiit-pet``.
-            None: ``$VITLAB_DATA``, ``data``, the user's cache, ``/usr/share/datasets``.
-        download: ``missing`` fetches it if it is not found, through torchvision, which verifies the archives.
-        image_size: pixels of every picture and mask.
-        fit: ``crop`` resizes to cover both sides and crops the centre, ``squash`` ignores proportions.
         target: ``pet`` against background, or ``species``: cats and dogs are two classes.
         border: has no label (``ignored``), belongs to the ``pet``, or is a ``class`` of its own, the last.
     """
@@ -180,12 +166,10 @@ class Pets(MaskedPictures):
     border: Literal["ignored", "pet", "class"] = "ignored"
 
     def labels(self) -> tuple[str, ...]:
-        """Return the background, the pet or its species, and the border if it is a class."""
         pets = ("pet",) if self.target == "pet" else ("cat", "dog")
         return ("background", *pets, *(["border"] if self.border == "class" else []))
 
     def item(self, base: Path, line: str) -> Item | None:
-        """Return the image, mask and class that a line of the list names."""
         match line.split():
             case [name, _, "1" | "2" as species, *_]:
                 pet = 1 if self.target == "pet" else int(species)
@@ -196,7 +180,6 @@ class Pets(MaskedPictures):
 
 
 def _labels_of(level_HW: Tensor, item: Item) -> Tensor:
-    """Return the labels of a mask's levels, uint8."""
     valid_L = torch.zeros(256, dtype=torch.bool)
     label_L = torch.zeros(256, dtype=torch.uint8)
     for level, label in item.meaning.items():
@@ -212,9 +195,6 @@ def decode_with_mask(path: Path, mask: Path, decoding: Decoding) -> tuple[Tensor
     """Return a picture as an image, uint8 (3, H, W), and the levels of its mask, resized by nearest neighbour.
 
     A mask has one level per pixel, uint8 (H, W); with a palette, as in Pascal VOC, the levels are palette indices.
-
-    Raises:
-        DataError: if either cannot be read, or their sizes differ.
     """
     import numpy as np
     from PIL import Image

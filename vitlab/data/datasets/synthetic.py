@@ -1,12 +1,10 @@
 """``synthetic``: generated, learnable images of any size."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from vitlab import noise
 from vitlab.data.datasets.base import Dataset, Images, Size, Split, dataset
@@ -34,15 +32,14 @@ class Synthetic(Dataset):
     generated = True
 
     image_size: Size = (16, 16)
-    num_channels: Annotated[int, Field(ge=1)] = 1
+    num_channels: PositiveInt = 1
     num_classes: Annotated[int, Field(ge=2)] = 10
     train_images: Annotated[int, Field(ge=2)] = 512
-    test_images: Annotated[int, Field(ge=1)] = 128
+    test_images: PositiveInt = 128
     contrast: Annotated[float, Field(ge=0, le=1)] = 0.5
     seed: int = 0
 
     def info(self) -> DataInfo:
-        """Return the facts of the data set."""
         return DataInfo(
             image=self.image_size,
             channels=self.num_channels,
@@ -52,7 +49,6 @@ class Synthetic(Dataset):
         )
 
     def read(self, split: Split) -> Images:
-        """Draw a split: one pattern per class, and noise."""
         n = self.train_images if split == "train" else self.test_images
         channels, (height, width) = self.num_channels, self.image_size
         pattern_K = noise.uniform(

@@ -6,7 +6,6 @@ pictures in a tar archive, are copied once to an Arrow file in the user's cache,
 N rows of all files, K classes.
 """
 
-# No postponed annotations, as in pictures.py.
 import hashlib
 import json
 import os
@@ -21,11 +20,11 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from vitlab.data.datasets import files
-from vitlab.data.datasets.base import dataset
+from vitlab.data.datasets.base import dataset, distinct
 from vitlab.data.datasets.pictures import (
     TEST,
     TRAIN,
@@ -56,6 +55,8 @@ HUB = "hf://datasets/"
 
 BATCH = 64  #: rows of a Parquet file that are copied at once
 
+Names = Annotated[list[str], Field(min_length=2), AfterValidator(distinct)]
+
 
 class Rows(NamedTuple):
     """The rows of a file."""
@@ -77,7 +78,6 @@ class TablePictures(EncodedPictures):
         self._starts = list(accumulate((len(part.places) for part in parts), initial=0))
 
     def open(self, index: int) -> bytes:
-        """Return the picture of a row."""
         part = bisect_right(self._starts, index) - 1
         return self._parts[part].open(index - self._starts[part])
 
@@ -110,9 +110,9 @@ class ImageTable(PictureSet):
     root: Annotated[str, Unhashed()]
     download: Annotated[files.Download, Unhashed()] = "never"
     image: str = "image"
-    label: str | Annotated[list[str], Field(min_length=2)] = "label"
+    label: str | Names = "label"
     label_separator: Annotated[str, Field(min_length=1)] | None = None
-    class_names: Annotated[list[str], Field(min_length=2)] | None = None
+    class_names: Names | None = None
 
     @cached_property  # of the hub, each look-up asks the network
     def where(self) -> Path:
@@ -120,24 +120,15 @@ class ImageTable(PictureSet):
         return self._snapshot(self.root.removeprefix(HUB)) if self.root.startswith(HUB) else files.expand(self.root)
 
     def missing(self) -> str | None:
-        """Return a sentence that names what is missing; None if it exists."""
         try:
             return None if self.where.exists() else f"image_table: there is no {self.where}; correct 'root'"
         except DataError as error:
             return str(error)
 
     def scan(self) -> Listing:
-        """Return the rows of all files, and their splits.
-
-        Raises:
-            DataError: with every mistake of the labels, or the first of the files.
-        """
         import pandas as pd
 
         labels = [self.label] if isinstance(self.label, str) else self.label
-        for option, values in (("label", labels), ("class_names", self.class_names or [])):
-            if len(set(values)) < len(values):
-                raise DataError(f"image_table: '{option}' has a name twice: {listed_names(values)}; correct it")
         paths, unread = self._paths()
         parts = [self._read(path, labels) for path in paths]
         places = [place for part in parts for place in part.places]
@@ -200,7 +191,6 @@ class ImageTable(PictureSet):
         return " (the val rows)"
 
     def _read(self, path: Path, columns: Sequence[str]) -> Rows:
-        """Return the rows of a file, with some of its columns beside the pictures."""
         import pandas as pd
         import pyarrow as pa
         from pyarrow import parquet
@@ -289,7 +279,6 @@ class ImageTable(PictureSet):
         return names, y_NK
 
     def _snapshot(self, address: str) -> Path:
-        """Return the folder of a data set of the hub in the local cache."""
         try:
             from huggingface_hub import snapshot_download
         except ImportError:
@@ -320,11 +309,7 @@ def _refuse(places: Sequence[str], wrong: Iterable[bool], what: str, cells: Iter
 
 
 def _samples(path: Path, image: str, columns: Sequence[str]) -> Iterator[Any]:
-    """Yield the samples of a tar archive, consecutive members of one name, as batches of labels and places.
-
-    Raises:
-        ValueError: if a sample is incomplete, or the archive ends before its end mark.
-    """
+    """Yield the samples of a tar archive, consecutive members of one name, as batches of labels and places."""
     import pyarrow as pa
 
     samples: dict[str, dict[str, Any]] = {}
@@ -355,11 +340,7 @@ def _samples(path: Path, image: str, columns: Sequence[str]) -> Iterator[Any]:
 
 
 def _declared_by_all(parts: Mapping[Path, Rows], column: str) -> list[str] | None:
-    """Return the class names of a column that files declare; None if there are none.
-
-    Raises:
-        DataError: if two files declare different ones, whose indices would then be different classes.
-    """
+    """Return the class names of a column that files declare, which must be equal; None if there are none."""
     declared = {path: names for path, part in parts.items() if (names := _declared(part.table.schema, column))}
     for path, names in declared.items():
         first, expected = next(iter(declared.items()))
