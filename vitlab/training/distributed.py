@@ -24,7 +24,6 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -54,12 +53,11 @@ class RankMismatch(Exception):
     """The processes of a training differ in their weights or steps."""
 
 
-@dataclass(eq=False)
 class SingleProcess:
     """The only process of a training."""
 
-    rank: int = 0  #: of this process
-    count: int = 1  #: number of processes
+    count = 1  #: number of processes
+    rank = 0  #: of this process
 
     def rows(self, count: int) -> range:
         """Return the range of this process's images in a batch of ``count``."""
@@ -101,6 +99,10 @@ class ProcessGroup(SingleProcess):
     Raises:
         PeerDied: In every method, if another process has died.
     """
+
+    def __init__(self, rank: int, count: int) -> None:
+        self.rank = rank
+        self.count = count
 
     def overlap(self, parameters: Sequence[nn.Parameter], passes: int) -> None:
         """Divide the parameters into buckets, from the last one, whose gradients are computed first."""

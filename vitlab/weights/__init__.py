@@ -5,8 +5,6 @@ The canonical form has timm's names and layouts: each of :data:`FORMATS` convert
 Tensors that do not fit are refused by name, and omissions and assumptions are reported.
 """
 
-from __future__ import annotations
-
 from vitlab.weights.architecture import ModelFacts as ModelFacts
 from vitlab.weights.conversion import Inspection as Inspection
 from vitlab.weights.conversion import convert as convert

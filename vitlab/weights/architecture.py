@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
-from pydantic import Field
+from pydantic import PositiveFloat, PositiveInt
 
 from vitlab.components.base import Gelu
 from vitlab.components.position import choices_of
@@ -29,16 +29,9 @@ from vitlab.spec.choice import Frozen
 
 RELATIVE = "position.relative_position_bias_table"
 """Canonical name of BEiT's relative positions, the tables of all blocks in one tensor."""
-Side = Annotated[int, Field(gt=0)]
+Side = PositiveInt
 Values = tuple[float, ...]
 """One value per channel."""
-
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""Mean and standard deviation of torchvision's and DeiT's normalisation."""
-CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-"""Mean and standard deviation of OpenAI's CLIP."""
-HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-"""Mean and standard deviation of Google's checkpoints and of timm's Vision Transformers."""
 
 EncodingType = Literal["none", "rope2d", "rope2d_mixed", "sincos2d"]
 
@@ -61,7 +54,7 @@ class ModelFacts(Frozen):
     prefix_rows: Literal["own", "none"] | None = None  #: whether tokens before the patches have rows of positions
     pool: Literal["cls", "gap", "map", "max", "avgmax", "prr"] | None = None
     norm: Literal["layernorm", "rmsnorm"] | None = None
-    eps: Annotated[float, Field(gt=0)] | None = None  #: of the norms
+    eps: PositiveFloat | None = None  #: of the norms
     gelu: Gelu | None = None  #: the approximation the MLPs compute
     position: Encoding | None = None  #: beside learned rows
     mean: Values | None = None  #: of pixels in [0, 1]
@@ -90,6 +83,13 @@ class ModelFacts(Frozen):
                 )
         return other.or_else(self)
 
+
+IMAGENET = ModelFacts(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+"""The normalisation of torchvision and DeiT."""
+CLIP = ModelFacts(mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711))
+"""The normalisation of OpenAI's CLIP."""
+HALF = ModelFacts(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+"""The normalisation of Google's checkpoints and of timm's Vision Transformers."""
 
 PUBLISHED = ("Ti", "S", "M", "B", "L", "H", "g", "G")
 HEAD_DIM = 64  #: of the published sizes up to L; assumed for any other width
@@ -412,7 +412,6 @@ class Inference:
         return {"type": "gelu", "ratio": ratio_of(hidden, dim), "approximate": gelu, **bias}
 
     def _head(self, prefix: tuple[str, ...], registers: int, final: str) -> tuple[Options, int]:
-        """Return the options of the head, and its number of outputs."""
         state = self.state
         has_head = "head.weight" in state
         outputs = self._shape("head.weight", 2)[0] if has_head else 1
@@ -468,7 +467,7 @@ def normalisation(
         if sizes == {1}:
             return known.mean * channels, known.std * channels, ()
     if known.mean is None and usual.mean is not None and usual.std is not None and len(usual.mean) == channels:
-        whose = "DeiT and DINO" if usual.mean == IMAGENET[0] and title != "torchvision" else title
+        whose = "DeiT and DINO" if usual.mean == IMAGENET.mean and title != "torchvision" else title
         mean, std = (" ".join(f"{value:g}" for value in values) for values in (usual.mean, usual.std))
         sentence = f"pixels normalised by mean {mean} and std {std}, as is the custom of {whose}"
         return usual.mean, usual.std, (sentence,)
@@ -484,13 +483,7 @@ def plain(value: Any) -> str:
 def requested_grid(image: Pair | None, grid: Pair | None, step: Pair) -> Pair | None:
     """Return the grid of patches of an image size, or the grid that is given; None if neither is given.
 
-    Args:
-        image: pixels, height and width.
-        grid: rows and columns of patches.
-        step: pixels of a patch.
-
-    Raises:
-        WeightsError: if patches do not divide the image, or the two contradict each other.
+    ``step`` is the pixels of a patch.  Patches that do not divide the image, and two that contradict, are refused.
     """
     if image is None:
         return grid

@@ -1,7 +1,5 @@
 """Inspection of weight files, and their conversion to other formats and resolutions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -9,13 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from vitlab.components.position import Resampling
 from vitlab.errors import GeometryError, OptionError, WeightsError
 from vitlab.geometry import Pair
 from vitlab.identity.trial import DESCRIPTIONS, NAMES_ON_THE_HUB, files_of
-from vitlab.models.contract import State
+from vitlab.models.contract import NewState, State
 from vitlab.models.vit import ViT
 from vitlab.spec.trial import InitFrom
 from vitlab.store.files import read_json, write_json
@@ -166,19 +163,18 @@ def convert(
 
 
 def _family(model: Architecture) -> str:
-    """Return the family of transformers that may hold a model."""
     if "rope2d" in model.encodings:
         return "dinov3_vit"
     return "deit" if "distillation" in model.geometry.prefix else "vit"
 
 
-def _canonical(model: ViT, has_head: bool) -> dict[str, Tensor]:
+def _canonical(model: ViT, has_head: bool) -> NewState:
     """Return the canonical state of a model, without a head that is not wanted."""
     state = model.to_canonical(model.state_dict())
     return state if has_head else drop_head(state, "new", "keep")[0]
 
 
-def _with_norm_on_tokens(old: Architecture, state: dict[str, Tensor]) -> tuple[Architecture, dict[str, Tensor]]:
+def _with_norm_on_tokens(old: Architecture, state: NewState) -> tuple[Architecture, NewState]:
     """Rename ``fc_norm`` to ``norm`` for export, if the head reads the class or distillation token and no mean.
 
     A norm treats each token by itself, so the function stays the same.  Most libraries only have a norm on the tokens,
@@ -211,19 +207,7 @@ def _with_rows(model: Architecture, state: State, library: Format) -> Architectu
 def _verify_round_trip(
     target: Path, library: Format, tensors: State, beside: Mapping[Path, Json], model: Architecture, has_head: bool
 ) -> None:
-    """Read the tensors to be written as their format, and compare the result with the model.
-
-    Args:
-        target: the file.
-        library: its format.
-        tensors: its tensors.
-        beside: files that are written beside it, and their contents.
-        model: the model.
-        has_head: whether the tensors have the model's head.
-
-    Raises:
-        WeightsError: if the format cannot hold the model.
-    """
+    """Read the tensors to be written as their format, and refuse a result that is not the model."""
     refusal = f"this model cannot be written in the format {library.name}"
     g = model.geometry
     for what, (height, width) in (("images", g.image), ("patches", g.patch)):

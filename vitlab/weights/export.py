@@ -3,8 +3,6 @@
 B images, C channels, H and W pixels, K classes.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -39,20 +37,13 @@ class FromPixels(nn.Module):
             self.register_buffer(name, torch.tensor(values).view(-1, 1, 1))
 
     def forward(self, pixels_BCHW: Tensor) -> Tensor:
-        """Return the logits."""
         return self.model.logits_by_head(self.model((pixels_BCHW - self.mean) / self.std))[""]
 
 
 def export(model: Model, info: DataInfo, mean: Values, std: Values, file: Path, form: ExportFormat) -> float:
     """Write a model to a file that takes pixels in [0, 1] in batches of any size, and compare its outputs.
 
-    Args:
-        model: the model, whose parameters become float32.
-        info: what it sees.
-        mean: of the pixels, per channel.
-        std: their standard deviation.
-        file: to write.
-        form: ``onnx``, or ``torch`` for a file of ``torch.export``.
+    Mean and deviation are of the pixels, per channel; the model's parameters become float32.
 
     Returns:
         The largest difference between the logits of the file and the model, relative to the largest logit.
@@ -73,7 +64,11 @@ def export(model: Model, info: DataInfo, mean: Values, std: Values, file: Path, 
             with torch.no_grad():  # with gradients, ONNX's exporter refuses the strides of some attentions
                 # The example has several images, so that a batch of one is no special case.
                 program = torch.export.export(module, (batches[-1],), dynamic_shapes=shapes, strict=False)
-                run = _save_onnx(program, new) if form == "onnx" else _save_torch(program, new)
+                if form == "onnx":
+                    run = _save_onnx(program, new)
+                else:
+                    torch.export.save(program, new)
+                    run = torch.export.load(new).module()
                 pairs = [(module(x_BCHW), run(x_BCHW)) for x_BCHW in batches]
         except WeightsError:
             raise
@@ -90,12 +85,6 @@ def export(model: Model, info: DataInfo, mean: Values, std: Values, file: Path, 
         for part in Path(folder).iterdir():
             os.replace(part, file.with_name(part.name))
     return difference
-
-
-def _save_torch(program: Any, file: Path) -> Callable[[Tensor], Tensor]:
-    torch.export.save(program, file)
-    module: Callable[[Tensor], Tensor] = torch.export.load(file).module()
-    return module
 
 
 def _save_onnx(program: Any, file: Path) -> Callable[[Tensor], Tensor]:

@@ -1,7 +1,5 @@
 """Reading and writing of weight files in several containers.  Nothing in a file is ever executed."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import io
@@ -18,6 +16,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from vitlab.components.base import NewState, State
 from vitlab.errors import WeightsError, some
 from vitlab.identity.trial import DESCRIPTIONS, files_of
 from vitlab.store.files import sort_metadata, write_bytes
@@ -49,7 +48,7 @@ class WeightFile:
 
     file: Path
     container: Container
-    tensors: dict[str, Tensor]
+    tensors: NewState
     wrappers: tuple[str, ...] = ()  #: keys that wrap the tensors, outermost first
     other_keys: tuple[str, ...] = ()  #: keys beside the tensors, which are not read
     header: Mapping[str, str] = field(default_factory=dict)  #: of a safetensors file
@@ -109,7 +108,7 @@ def read_file(file: Path, digests: Mapping[str, str] | None = None) -> WeightFil
     )
 
 
-def write_file(file: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str] = {}) -> None:
+def write_file(file: Path, tensors: State, header: Mapping[str, str] = {}) -> None:
     """Write tensors atomically, in the container of the file's suffix.  Only safetensors have a header.
 
     Raises:
@@ -132,11 +131,7 @@ def write_file(file: Path, tensors: Mapping[str, Tensor], header: Mapping[str, s
 
 
 def container_of(file: Path) -> Container:
-    """Return the container that a file's suffix stands for.
-
-    Raises:
-        WeightsError: for an unknown suffix.
-    """
+    """Return the container that a file's suffix stands for."""
     if file.suffix not in SUFFIXES:
         raise WeightsError(f"{file} has no suffix of a weight file; allowed: {', '.join(SUFFIXES)}")
     return SUFFIXES[file.suffix]
@@ -150,11 +145,7 @@ _ARTICLE = {
 
 
 def _content(file: Path, digests: Mapping[str, str] | None) -> bytes | None:
-    """Return the bytes of a file, None if it does not exist.
-
-    Raises:
-        WeightsError: if it is not the file that ``digests`` describes.
-    """
+    """Return the bytes of a file, None if it does not exist; another file than ``digests`` describes is refused."""
     try:
         data = file.read_bytes()
     except FileNotFoundError:
@@ -184,7 +175,7 @@ def _container_by_content(data: bytes) -> Container | None:
     return "safetensors" if data[8:9] == b"{" else None
 
 
-def _safetensors(data: bytes) -> tuple[dict[str, Tensor], Mapping[str, str]]:
+def _safetensors(data: bytes) -> tuple[NewState, Mapping[str, str]]:
     tensors = safetensors.torch.load(data)
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     # The order of names in safetensors changes from run to run, and messages name the first of them.
@@ -232,7 +223,6 @@ def _json(file: Path, data: bytes | None) -> Json:
 
 
 def _reason(error: Exception) -> str:
-    """Return a reader's error in one line."""
     if isinstance(error, pickle.UnpicklingError):
         objects = re.search(r"GLOBAL ([\w.]+)", str(error))
         if objects:

@@ -6,8 +6,6 @@ tested against models of the libraries themselves.
 D width, H heads, K channels of a head.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator
 from functools import reduce
@@ -17,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import WeightsError, some
-from vitlab.models.contract import State
+from vitlab.models.contract import NewState, State
 from vitlab.weights.architecture import HALF, IMAGENET, RELATIVE, Encoding, ModelFacts
 
 Table = tuple[tuple[str, str], ...]
@@ -36,7 +34,7 @@ def columns(text: str) -> Table:
 class Canonical(NamedTuple):
     """A state under canonical names, and the keys that have no canonical name."""
 
-    state: dict[str, Tensor]
+    state: NewState
     unknown: tuple[str, ...] = ()  #: keys the format does not have
     dropped: tuple[str, ...] = ()  #: keys that are no part of what the model computes, such as an optimizer's
 
@@ -62,7 +60,7 @@ class Format:
         """Convert this format's names and shapes to canonical ones."""
         return Canonical(*read((*self.table, *self.further), state))
 
-    def from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
+    def from_canonical(self, state: State, heads: int) -> NewState:
         """Convert canonical names and shapes to this format's.
 
         Raises:
@@ -75,7 +73,7 @@ class Format:
             )
         return self._from_canonical(state, heads)
 
-    def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
+    def _from_canonical(self, state: State, heads: int) -> NewState:
         return written(self.table, state, self.title)
 
     def facts(self, state: State) -> tuple[ModelFacts, ModelFacts]:
@@ -100,14 +98,13 @@ def _names(table: Table, state: State) -> Iterator[tuple[str, str]]:
                     yield ours, theirs
 
 
-def read(table: Table, state: State) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+def read(table: Table, state: State) -> tuple[NewState, tuple[str, ...]]:
     """Return the tensors under canonical names, and the names that the table does not have.
 
-    Raises:
-        WeightsError: if two tensors have the same canonical name.
+    Two tensors of one canonical name are refused.
     """
     ours = {theirs: ours for ours, theirs in _names(table, state)}
-    out: dict[str, Tensor] = {}
+    out: NewState = {}
     for name in (name for name in state if name in ours):
         if ours[name] in out:
             raise WeightsError(f"the file holds {name} twice, under two spellings; remove one of them")
@@ -115,12 +112,8 @@ def read(table: Table, state: State) -> tuple[dict[str, Tensor], tuple[str, ...]
     return joined(out, *QKV), tuple(name for name in state if name not in ours)
 
 
-def written(table: Table, state: State, title: str) -> dict[str, Tensor]:
-    """Return canonical tensors under a library's names.
-
-    Raises:
-        WeightsError: for tensors that it has no name for.
-    """
+def written(table: Table, state: State, title: str) -> NewState:
+    """Return canonical tensors under a library's names; those that it has no name for are refused."""
     theirs = dict(_names(table, state))
     if unsupported := [name for name in state if name not in theirs]:
         raise WeightsError(f"{title} has no tensor for {some(unsupported)}; use another format")
@@ -131,7 +124,7 @@ QKV = (r"blocks\.\d+\.attn", "qkv")  #: attentions, and the parts of their one m
 POOLING = ("attn_pool", "kv")
 
 
-def joined(state: State, attention: str, parts: str) -> dict[str, Tensor]:
+def joined(state: State, attention: str, parts: str) -> NewState:
     """Concatenate the parts of an attention, such as ``q``, ``k`` and ``v``, to one matrix and bias ``qkv``."""
     out = dict(state)
     for match in filter(None, (re.fullmatch(rf"({attention})\.{parts[0]}\.(weight|bias)", name) for name in state)):
@@ -141,7 +134,7 @@ def joined(state: State, attention: str, parts: str) -> dict[str, Tensor]:
     return out
 
 
-def split(state: State, attention: str, parts: str) -> dict[str, Tensor]:
+def split(state: State, attention: str, parts: str) -> NewState:
     """Take the parts of an attention's matrix and bias apart; the inverse of :func:`joined`."""
     out = dict(state)
     for match in filter(None, (re.fullmatch(rf"({attention})\.{parts}\.(weight|bias)", name) for name in state)):
@@ -169,10 +162,10 @@ PERIODS = "rope_embed.periods"
 _UNREAD = re.compile(r"mask_token|rope_embed\..*|local_cls_norm\..*|.*\.(bias_mask|relative_position_index)")
 
 
-META = ModelFacts(eps=1e-5, mean=IMAGENET[0], std=IMAGENET[1])
+META = ModelFacts(eps=1e-5).or_else(IMAGENET)
 
 
-def stacked_tables(state: State) -> dict[str, Tensor]:
+def stacked_tables(state: State) -> NewState:
     """Return a state whose tables of relative positions, one a block or one for all, are one tensor."""
     names = [name for name in state if name.endswith(".relative_position_bias_table") and name != RELATIVE]
     if not names:
@@ -182,7 +175,7 @@ def stacked_tables(state: State) -> dict[str, Tensor]:
     return {**rest, RELATIVE: torch.stack([state[name] for name in names])}
 
 
-def without_class_row(state: State) -> dict[str, Tensor]:
+def without_class_row(state: State) -> NewState:
     """Return the class token with its row of positions added, and the rows without it; the sums are the same."""
     rows_1TD = state["pos_embed"]
     return {"cls_token": state["cls_token"] + rows_1TD[:, :1], "pos_embed": rows_1TD[:, 1:]}
@@ -205,7 +198,7 @@ class TimmFormat(Format):
     name = "timm"
     title = "timm"
     mark = r"^(patch_embed\.proj\.weight|blocks\.\d+\.norm1\.weight)$"
-    convention = ModelFacts(eps=1e-6, gelu="none", mean=HALF[0], std=HALF[1])
+    convention = ModelFacts(eps=1e-6, gelu="none").or_else(HALF)
 
     def to_canonical(self, state: State) -> Canonical:
         """Rename DeiT III's gammas and Meta's names, fuse q's and v's biases, and split the halves of a gated MLP."""
@@ -232,16 +225,16 @@ class TimmFormat(Format):
                 out[f"{match[1]}.qkv.bias"] = torch.cat([query, torch.zeros_like(query), value])
         return Canonical(out, (), dropped)
 
-    def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
+    def _from_canonical(self, state: State, heads: int) -> NewState:
         return dict(state)
 
     def facts(self, state: State) -> tuple[ModelFacts, ModelFacts]:
         """Return rotations and heads that DINOv3's periods show, and whether prefix tokens have rows."""
         if PERIODS not in state:
             of_deit = any(map(_GAMMA.fullmatch, state))
-            convention = ModelFacts(mean=IMAGENET[0], std=IMAGENET[1]) if of_deit else ModelFacts()
             no_rows = of_deit or "register_tokens" in state
-            return ModelFacts(prefix_rows="none" if no_rows else None), convention.or_else(self.convention)
+            usual = IMAGENET.or_else(self.convention) if of_deit else self.convention
+            return ModelFacts(prefix_rows="none" if no_rows else None), usual
         period_Q, dim = state[PERIODS].double(), len(state["norm.weight"])
         theta = float((period_Q[-1] / period_Q[0]) ** (len(period_Q) / max(len(period_Q) - 1, 1)))
         position = dinov3_rotation(round(theta, 3))
@@ -261,7 +254,7 @@ class TorchvisionFormat(Format):
     title = "torchvision"
     mark = r"^encoder\.(pos_embedding$|layers\.encoder_layer_)"
     fixed = ModelFacts(gelu="none").or_else(FIXED)
-    convention = ModelFacts(eps=1e-6, mean=IMAGENET[0], std=IMAGENET[1])
+    convention = ModelFacts(eps=1e-6).or_else(IMAGENET)
     needs = (*NEEDS, "blocks.0.attn.qkv.bias")
     square = True
     table = columns("""
@@ -351,7 +344,7 @@ class GoogleFormat(Format):
     name = "google"
     title = "Google"
     mark = r"^(opt/target/|params/img/|params/)?embedding/kernel$"
-    convention = ModelFacts(eps=1e-6, gelu="tanh", mean=HALF[0], std=HALF[1])
+    convention = ModelFacts(eps=1e-6, gelu="tanh").or_else(HALF)
     table = _VIT_JAX
     further = _BIG_VISION
     needs = ("pos_embed", "patch_embed.proj.bias", "blocks.0.norm1.bias", "blocks.0.attn.qkv.bias", "norm.bias")
@@ -369,7 +362,7 @@ class GoogleFormat(Format):
             canonical["pos_embed"] = positions[None]
         return Canonical(canonical, unknown, outside)
 
-    def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
+    def _from_canonical(self, state: State, heads: int) -> NewState:
         out = split(split(state, *QKV), *POOLING)
         if "patch_embed.backbone.conv.weight" in out:
             out = {name.replace(_STEM_ALONE, _STEM): value for name, value in out.items()}
@@ -394,10 +387,10 @@ class GoogleFormat(Format):
         return known, ModelFacts(position=Encoding() if learned else computed).or_else(self.convention)
 
 
-def _model_of(state: State) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+def _model_of(state: State) -> tuple[NewState, tuple[str, ...]]:
     """Return the tensors of the model, with the blocks that big_vision stacks on axis 0 apart, and the other names."""
     root = next((root for root in _ROOTS if f"{root}embedding/kernel" in state), "")
-    out: dict[str, Tensor] = {}
+    out: NewState = {}
     for name, value in state.items():
         inside = name.removeprefix(root)
         if inside.startswith(_STACKED):
@@ -409,11 +402,6 @@ def _model_of(state: State) -> tuple[dict[str, Tensor], tuple[str, ...]]:
 
 
 def _from_flax(name: str, value: Tensor) -> Tensor:
-    """Return a tensor of flax in torch's layout.
-
-    Raises:
-        WeightsError: if it has an unexpected shape.
-    """
     layer, kind = name.split("/")[-2:] if "/" in name else ("", name)
     if kind in ("bias", "scale"):
         return value.flatten()  # biases by head, and norms of groups, which keep further axes in old versions of flax

@@ -4,18 +4,16 @@ Everything is read from the module that timm itself builds and fills by its own 
 default or a renamed tensor of timm is never interpreted here.  Parts that the ViT does not have are refused by name.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import WeightsError, nearest
-from vitlab.models.contract import State
+from vitlab.models.contract import NewState, State
 from vitlab.weights.architecture import Encoding, Options, ratio_of
 from vitlab.weights.files import Json, WeightFile
 from vitlab.weights.formats import TimmFormat
@@ -38,11 +36,7 @@ NONE: Options = {"type": "none"}
 
 
 def timm_module() -> Any:
-    """Return timm, imported behind torchvision's operators.
-
-    Raises:
-        WeightsError: if it is not installed.
-    """
+    """Return timm, imported behind torchvision's operators; without it, raise a WeightsError."""
     torchvision()
     try:
         import timm
@@ -60,8 +54,7 @@ def names_timm(config: Json) -> bool:
 
 def pretrained_config(config: Json) -> Json:
     """Return timm's ``pretrained_cfg``; in old files it is the whole file."""
-    pretrained: Json = config.get("pretrained_cfg", config) or {}
-    return pretrained
+    return config.get("pretrained_cfg", config) or {}
 
 
 def build_timm(contents: WeightFile) -> Any:
@@ -121,14 +114,11 @@ def build_timm(contents: WeightFile) -> Any:
     return model
 
 
-def from_timm(module: nn.Module) -> tuple[Options, dict[str, Tensor]]:
+def from_timm(module: nn.Module) -> tuple[Options, NewState]:
     """Return the options and the canonical tensors of a ViT that computes what a module of timm computes.
 
-    Args:
-        module: a ``VisionTransformer``, ``VisionTransformerDistilled``, ``Eva`` or ``Beit`` of timm.
-
     Raises:
-        WeightsError: for a model of another class, or a part that vitlab's ViT does not have.
+        WeightsError: for a model of a class that is not read here, or a part that vitlab's ViT does not have.
     """
     kind = type(module).__name__
     if kind not in ("VisionTransformer", "VisionTransformerDistilled", "Eva", "Beit"):
@@ -217,7 +207,6 @@ def _block(block: Any) -> Options:
 
 
 def _norm(norm: Any) -> Options:
-    """Return the options of a norm; ``none`` for an identity."""
     kind = type(norm).__name__
     if isinstance(norm, nn.Identity | None):
         return NONE
@@ -296,7 +285,6 @@ def _rotary(rope: Any, grid: tuple[int, int]) -> Encoding:
 
 
 def _relative(m: Any) -> list[Options]:
-    """Return the options of BEiT's relative positions."""
     shared, own = m.rel_pos_bias is not None, m.blocks[0].attn.relative_position_bias_table is not None
     if shared and own:
         raise _refusal("the model", "has relative positions that its blocks share, and others for each block")
@@ -306,7 +294,6 @@ def _relative(m: Any) -> list[Options]:
 
 
 def _head(m: Any) -> Options:
-    """Return the options of the head; its weights may be missing."""
     if type(m).__name__ == "VisionTransformerDistilled":
         return {"type": "distilled"}
     pool = POOLS.get(m.global_pool or "token")
@@ -330,7 +317,7 @@ def _head(m: Any) -> Options:
     return options
 
 
-def _canonical(state: State) -> dict[str, Tensor]:
+def _canonical(state: State) -> NewState:
     """Return tensors of timm's models under canonical names, with one matrix of queries, keys and values."""
     out = TimmFormat().to_canonical(state).state
     for name in (name for name in state if ".q_proj." in name):

@@ -4,8 +4,6 @@ A key of transformers' ``config.json`` is mapped to a fact, has no effect on wha
 tensors, or must have one value.  Keys in none of the tables are listed in a note.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -33,14 +31,7 @@ class Named(NamedTuple):
 
 
 def named_weights(pattern: str = "") -> list[Named]:
-    """Return the weights in timm's own tables whose names hold a pattern, without a network.
-
-    Args:
-        pattern: a part of a name, in which ``*`` and ``?`` stand for others.
-
-    Raises:
-        WeightsError: if timm is not installed.
-    """
+    """Return the weights in timm's own tables whose names hold a pattern, in which ``*`` and ``?`` stand for others."""
     timm = timm_module()
     names = timm.list_models(f"*{pattern}*", module=MODULES, pretrained=True)
     configs = {name: timm.get_pretrained_cfg(name) for name in names}
@@ -51,11 +42,7 @@ def named_weights(pattern: str = "") -> list[Named]:
 
 
 def repository_of(name: str) -> str:
-    """Return the repository on the hub from which timm takes the weights of a name.
-
-    Raises:
-        WeightsError: if timm is not installed, or has no such weights on the hub.
-    """
+    """Return the repository on the hub from which timm takes the weights of a name."""
     timm = timm_module()
     names = [each for each in timm.list_pretrained() if each.startswith(f"{name.partition('.')[0]}.")]
     if name not in names:
@@ -72,11 +59,7 @@ def repository_of(name: str) -> str:
 
 
 def fetched(kind: Literal["timm", "hub"], name: str) -> Path:
-    """Return the file of the weights that timm names, or of a repository on the hub; see :func:`fetch`.
-
-    Raises:
-        WeightsError: if there are none, or they cannot be fetched.
-    """
+    """Return the file of the weights that timm names, or of a repository on the hub; see :func:`fetch`."""
     return fetch(repository_of(name) if kind == "timm" else name)
 
 
@@ -84,10 +67,8 @@ def fetched(kind: Literal["timm", "hub"], name: str) -> Path:
 def fetch(repository: str) -> Path:
     """Return the file of weights of a repository on the hub, in huggingface_hub's cache; its configs are beside it.
 
-    The folder is named by the revision.  Without a network, the newest revision in the cache is used.
-
-    Args:
-        repository: ``ORG/NAME``, or ``ORG/NAME@REVISION``.
+    The repository is ``ORG/NAME``, or ``ORG/NAME@REVISION``; the folder is named by the revision.  Without a network,
+    the newest revision in the cache is used.
 
     Raises:
         WeightsError: if it cannot be fetched, or holds no such file.
@@ -134,14 +115,9 @@ Config = tuple[ModelFacts, list[str]]
 
 
 def read_config(contents: WeightFile, state: State) -> Config:
-    """Return the facts that the files beside weights state, and notes.
+    """Return the facts that the files beside weights state, as transformers or timm write them, and notes.
 
-    Args:
-        contents: the weights with their config, as transformers or timm write it, and preprocessor; both may be empty.
-        state: canonical tensors, to detect a file that belongs to other weights.
-
-    Raises:
-        WeightsError: if it describes other weights, or an unsupported model.
+    The canonical tensors show a file that belongs to other weights, which is refused, as is an unsupported model.
     """
     config, where = contents.config, str(contents.file.with_name("config.json"))
     try:

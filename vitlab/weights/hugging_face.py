@@ -5,20 +5,17 @@ models.  A file whose config is not beside it is opened if it is a ViT or a DeiT
 not show what they compute.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from vitlab.components.base import Gelu
 from vitlab.errors import WeightsError, some
 from vitlab.geometry import Pair
-from vitlab.models.contract import State
-from vitlab.weights.architecture import CLIP, HALF, IMAGENET, Architecture, Encoding, ModelFacts, Values, depth_of
+from vitlab.models.contract import NewState, State
+from vitlab.weights.architecture import CLIP, HALF, IMAGENET, Architecture, Encoding, ModelFacts, depth_of
 from vitlab.weights.files import Json
 from vitlab.weights.formats import (
     FIXED,
@@ -180,7 +177,7 @@ class Family(NamedTuple):
     eps: float = 1e-12
     act: str = "gelu"
     heads: int = 12
-    pixels: tuple[Values, Values] = HALF
+    pixels: ModelFacts = HALF  #: their normalisation
     classifier: str | None = "cls"  #: the pooling that a classifier reads; None if it reads what no head of vitlab does
     unread: tuple[str, ...] = ()  #: prefixes of tensors that a classifier does not read
     foreign: tuple[str, ...] = ()  #: prefixes of tensors that no model of vitlab reads
@@ -224,9 +221,7 @@ class HuggingFaceFormat(Format):
 
     def __init__(self, kind: str = "vit") -> None:
         self.kind, self.family = kind, FAMILIES[kind]
-        self.convention = ModelFacts(
-            eps=self.family.eps, gelu="none", mean=self.family.pixels[0], std=self.family.pixels[1]
-        )
+        self.convention = ModelFacts(eps=self.family.eps, gelu="none").or_else(self.family.pixels)
         self.needs = ("blocks.0.ls1.gamma", "norm.bias") if kind == "dinov3_vit" else NEEDS
 
     def _table(self, gated: bool) -> Table:
@@ -257,7 +252,7 @@ class HuggingFaceFormat(Format):
         halves = TimmFormat().to_canonical(stacked_tables(canonical)).state
         return Canonical(halves, unknown, tuple(name for name in bare if name not in body))
 
-    def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
+    def _from_canonical(self, state: State, heads: int) -> NewState:
         prefix = ""  # a body without a head has none
         if "head.weight" in state:
             if self.kind == "dinov3_vit":
@@ -283,13 +278,13 @@ class HuggingFaceFormat(Format):
         """Return pooling, norms and rows of prefix tokens, and ImageNet's mean and deviation for distilled models."""
         # DeiT was trained with ImageNet's normalisation; no file states the one of transformers' own class.
         distilled = any(name.endswith("distillation_token") for name in state)
-        pixels = ModelFacts(mean=IMAGENET[0], std=IMAGENET[1]) if distilled else ModelFacts()
+        usual = IMAGENET.or_else(self.convention) if distilled else self.convention
         pool: Any = self.family.classifier if any("classifier." in name for name in state) else self.family.pool
         if any("pooler.layernorm." in name for name in state):
             pool = "gap"
         rows: Any = "none" if any(name.endswith("register_tokens") for name in state) else "own"
         facts = ModelFacts(pool=pool, prefix_rows=rows, norm="rmsnorm" if self.kind == "aimv2" else "layernorm")
-        return facts.or_else(FIXED.model_copy(update={"pool": None})), pixels.or_else(self.convention)
+        return facts.or_else(FIXED.model_copy(update={"pool": None})), usual
 
 
 # -- config.json ------------------------------------------------------------------------------------------------------
@@ -340,11 +335,7 @@ KEYS = key_set(
 
 
 def family_of(config: Json, where: str) -> str:
-    """Return the key of :data:`FAMILIES` that a ``config.json`` names; empty if it names no model of transformers.
-
-    Raises:
-        WeightsError: if it names another model.
-    """
+    """Return the key of :data:`FAMILIES` that a ``config.json`` names; empty if it names no model of transformers."""
     kind = str(config.get("model_type", "")).removesuffix("_vision_model")
     if kind and kind not in FAMILIES:
         raise WeightsError(
@@ -357,13 +348,7 @@ def family_of(config: Json, where: str) -> str:
 def config_facts(config: Json, state: State, where: str) -> tuple[ModelFacts, list[str]]:
     """Return the facts in a ``config.json`` of transformers, and a sentence for keys that were not read.
 
-    Args:
-        config: the file's content.
-        state: canonical tensors, to detect a file that belongs to other weights.
-        where: the file's name.
-
-    Raises:
-        WeightsError: if it describes other weights, or an unsupported model.
+    The canonical tensors show a file that belongs to other weights, which is refused, as is an unsupported model.
     """
     kind = family_of(config, where)
     family, own = FAMILIES[kind], {**config, **(config.get("vision_config") or {})}

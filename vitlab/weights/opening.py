@@ -5,8 +5,6 @@ never change, and their addresses contain the beginning of their digests.  Every
 opened, even one from the cache.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -21,16 +19,16 @@ from typing import Any, Literal, NamedTuple, cast
 from urllib.parse import urlparse
 
 import torch
-from torch import Tensor
 
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import OptionError, UserError, WeightsError, nearest, some
 from vitlab.geometry import DataInfo
-from vitlab.models.contract import Model, digest
+from vitlab.models.contract import Model, NewState, State, digest
 from vitlab.models.convnet import RegNetY16GF, ResNet8, ResNet18, ResNet50
 from vitlab.models.vit import ViT
 from vitlab.registry import slot
 from vitlab.spec import TrialSpec
+from vitlab.spec.tree import parsed
 from vitlab.store.files import mapping, read_json
 from vitlab.store.folders import TrialFolder
 from vitlab.weights.architecture import IMAGENET, Architecture, Inference, ModelFacts, Values, normalisation
@@ -65,7 +63,7 @@ class Checkpoint:
 
     contents: WeightFile
     form: Format
-    state: dict[str, Tensor]
+    state: NewState
     known: ModelFacts
     usual: ModelFacts = ModelFacts()  # noqa: RUF009  #: by the convention of the format
     unknown: tuple[str, ...] = ()  #: keys that the format does not have
@@ -87,14 +85,7 @@ class Checkpoint:
         return tuple(filter(None, notes))
 
     def architecture(self, facts: ModelFacts) -> Architecture:
-        """Return the architecture of these weights; a head that is not among them has one output.
-
-        Args:
-            facts: as in :func:`open_model`.
-
-        Raises:
-            WeightsError: without the name of the file.
-        """
+        """Return the architecture of these weights; a head that is not among them has one output."""
         merged, whole = self.known.merge(facts), self.whole
         if whole is None:
             return Inference(self.state, merged, self.usual, self.form.title, self.unknown).architecture()
@@ -116,10 +107,6 @@ class OpenedModel(NamedTuple):
 def open_checkpoint(file: Path, form: str | None = None) -> Checkpoint:
     """Read a file of weights in any of :data:`FORMATS`, or a trial's file, whose ``spec.json`` stands beside it.
 
-    Args:
-        file: a ``.safetensors``, ``.pth``, ``.pt``, ``.bin`` or ``.npz``.
-        form: the format; by default it is recognised.
-
     Raises:
         WeightsError: one sentence that names the file, and the first keys that are to blame.
     """
@@ -138,11 +125,7 @@ def naming(file: Path) -> Iterator[None]:
 
 
 def interpret(contents: WeightFile, form: str | None = None) -> Checkpoint:
-    """Return the checkpoint in the contents of a file.
-
-    Raises:
-        WeightsError: without the name of the file.
-    """
+    """Return the checkpoint in the contents of a file; errors do not name the file."""
     if TRIAL in contents.header and form is None:
         model, whole = _load_trial(contents)
         if not isinstance(model, ViT):
@@ -158,7 +141,7 @@ def interpret(contents: WeightFile, form: str | None = None) -> Checkpoint:
     fixed, usual = fmt.facts(contents.tensors)
     known = _header_facts(contents).or_else(config).or_else(fixed)
     if fmt.name == "timm" and contents.wrappers[:1] == ("model",):  # DeiT's own checkpoints
-        usual = ModelFacts(mean=IMAGENET[0], std=IMAGENET[1]).or_else(usual)
+        usual = IMAGENET.or_else(usual)
     dropped, state = (*contents.other_keys, *canonical.dropped), canonical.state
     if known.position is not None and known.heads is not None:
         state = to_native_rotation(state, known.position, known.heads)
@@ -182,11 +165,7 @@ def _built_by_timm(contents: WeightFile) -> Checkpoint:
 
 
 def _load_trial(contents: WeightFile) -> tuple[Model, Architecture]:
-    """Return the model in a trial's file, in evaluation mode on the CPU, and its options and data.
-
-    Raises:
-        WeightsError: if the header is damaged, or the trial's spec is not beside the file or is another model's.
-    """
+    """Return the model in a trial's file, in evaluation mode on the CPU, and its options and data."""
     text = contents.header[TRIAL]
     if contents.header.get(TRIAL_DIGEST) != hashlib.sha256(text.encode()).hexdigest():
         raise WeightsError("its header is damaged; copy the file again, or delete its folder and run the study again")
@@ -205,8 +184,7 @@ def _load_trial(contents: WeightFile) -> tuple[Model, Architecture]:
         )
     try:
         header = json.loads(text)
-        height, width = header["info"]["image"]
-        info = DataInfo(**{**header["info"], "image": (height, width), "labels": tuple(header["info"]["labels"])})
+        info = parsed(DataInfo, header["info"])
         choice = slot("model").resolve(TrialSpec.model_validate(trial["spec"]).model)
         with torch.random.fork_rng(devices=[]):
             model = cast(Model, slot("model").build(choice, info))
@@ -263,21 +241,11 @@ def open_model(
 
 def load(
     arch: Architecture,
-    state: Mapping[str, Tensor],
+    state: State,
     unknown: tuple[str, ...] = (),
     dtype: torch.dtype = torch.float32,
 ) -> ViT:
-    """Return the model of an architecture with canonical weights; a head that is not among them has zeros.
-
-    Args:
-        arch: of the model.
-        state: canonical tensors.
-        unknown: names in the file that have no canonical one.
-        dtype: of the model.
-
-    Raises:
-        WeightsError: if names or shapes do not fit.
-    """
+    """Return the model of an architecture with canonical weights; a head that is not among them has zeros."""
     model = arch.build().to(dtype)
     own = model.to_canonical(model.state_dict())
     complete = dict(state)
@@ -288,12 +256,8 @@ def load(
     return model
 
 
-def require_match(own: Mapping[str, Tensor], state: Mapping[str, Tensor], unknown: tuple[str, ...] = ()) -> None:
-    """Check that a state has the names and shapes of ``own``.
-
-    Raises:
-        WeightsError: if it does not.
-    """
+def require_match(own: State, state: State, unknown: tuple[str, ...] = ()) -> None:
+    """Refuse a state that does not have the names and shapes of ``own``."""
     if faults := mismatches(own, state, unknown):
         raise WeightsError(f"these are not the weights of a supported Vision Transformer: {sentence_of(faults)}")
 
@@ -315,11 +279,7 @@ def _format_of(contents: WeightFile, name: str | None) -> Format:
 
 
 def format_named(name: str) -> Format:
-    """Return a format.
-
-    Raises:
-        WeightsError: if there is none of this name.
-    """
+    """Return the format of a name."""
     if name not in FORMATS:
         raise WeightsError(f"no format called '{name}'.{nearest(name, FORMATS)} Allowed: {', '.join(FORMATS)}")
     return FORMATS[name]
@@ -366,16 +326,8 @@ downsample.bn   proj.1
 """Modules of timm's RegNet and of its blocks, and torchvision's names of them."""
 
 
-def _open_convnet(tensors: Mapping[str, Tensor], known: ModelFacts) -> OpenedModel:
-    """Return the network, and its data.
-
-    Args:
-        tensors: under the names of torchvision or of timm's RegNet.
-        known: size and normalisation of its images, and names of its classes.
-
-    Raises:
-        WeightsError: without the name of the file.
-    """
+def _open_convnet(tensors: State, known: ModelFacts) -> OpenedModel:
+    """Return a network whose tensors have torchvision's names, or those of timm's RegNet, and its data."""
     state = _from_timm(tensors) if "s1.b1.conv1.conv.weight" in tensors else dict(tensors)
     regnet = "stem.0.weight" in state
     stem_weight = "stem.0.weight" if regnet else "conv1.weight"
@@ -395,7 +347,7 @@ def _open_convnet(tensors: Mapping[str, Tensor], known: ModelFacts) -> OpenedMod
             raise WeightsError("the file does not state the size of its images; set 'size' of the teacher, in pixels")
         image = (SIZE, SIZE)
         assumed.append(f"images of {SIZE} pixels, as is the custom of ImageNet")
-    if None in (known.mean, known.std) and channels != len(IMAGENET[0]):
+    if None in (known.mean, known.std) and channels != 3:
         raise WeightsError(
             f"the file does not state how its images of {channels} channels were normalised; use weights for RGB images"
         )
@@ -420,8 +372,7 @@ def _open_convnet(tensors: Mapping[str, Tensor], known: ModelFacts) -> OpenedMod
     return OpenedModel(model.eval(), info, mean, std, tuple(f"assumed: {each}" for each in (*assumed, *of_pixels)))
 
 
-def _from_timm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the tensors of timm's RegNet to torchvision's names."""
+def _from_timm(tensors: State) -> NewState:
     state = {}
     for name, value in tensors.items():
         block = re.match(r"s(\d)\.b(\d+)\.", name)
@@ -433,7 +384,7 @@ def _from_timm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return state
 
 
-def _resnet(state: Mapping[str, Tensor]) -> type[ResNet8 | ResNet18 | ResNet50]:
+def _resnet(state: State) -> type[ResNet8 | ResNet18 | ResNet50]:
     """Return the class by the number of blocks of each stage, and by the last convolution of a block."""
     blocks = {match[0]: match[1] for name in sorted(state) if (match := re.match(r"layer(\d)\.\d+\.", name))}
     layers = tuple(Counter(blocks.values()).values())
@@ -482,11 +433,7 @@ def open_pretrained(name: str, planned: str | None = None) -> OpenedModel:
 
 
 def digest_of(name: str) -> str | None:
-    """Return the beginning of the SHA-256 of published weights from their address; None if it has none.
-
-    Raises:
-        WeightsError: if there are none of this name.
-    """
+    """Return the beginning of the SHA-256 of published weights from their address; None if it has none."""
     # torch.hub's convention for the names of files.
     match = re.search(r"-([0-9a-f]{8,64})\.", Path(urlparse(_published_weights(name).url).path).name)
     return match[1] if match else None

@@ -4,18 +4,16 @@ timm builds each candidate without values; the one that :func:`from_timm` reads 
 a file is only written if timm computes what the ViT computes.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vitlab.errors import WeightsError, some
-from vitlab.models.contract import State
+from vitlab.models.contract import NewState, State
 from vitlab.weights.architecture import Architecture, Options
 from vitlab.weights.files import Json
 from vitlab.weights.from_timm import POOLS, from_timm, timm_module
@@ -42,7 +40,7 @@ class TimmTarget(NamedTuple):
 
     name: str  #: of the architecture
     arguments: Options  #: of :func:`timm.create_model`, as JSON has them
-    tensors: dict[str, Tensor]
+    tensors: NewState
 
     def call(self) -> str:
         """Return the call that builds the model."""
@@ -51,11 +49,7 @@ class TimmTarget(NamedTuple):
 
 
 def to_timm(architecture: Architecture, state: State) -> TimmTarget:
-    """Return the model of timm that computes what a ViT computes.
-
-    Args:
-        architecture: of the ViT.
-        state: its canonical tensors.
+    """Return the model of timm that computes what a ViT with these canonical tensors computes.
 
     Raises:
         WeightsError: if no model of timm does, with the options in which the most similar one differs.
@@ -94,12 +88,8 @@ def to_timm(architecture: Architecture, state: State) -> TimmTarget:
     )
 
 
-def timm_tensors(target: nn.Module, state: State) -> dict[str, Tensor]:
-    """Return canonical tensors under the names and in the layouts of a model of timm.
-
-    Raises:
-        WeightsError: if the model lacks one of them, or cannot hold it.
-    """
+def timm_tensors(target: nn.Module, state: State) -> NewState:
+    """Return canonical tensors under the names and in the layouts of a model of timm."""
     rest, out = dict(state), {}
     for key, value in target.state_dict().items():
         stem, _, last = key.rpartition(".")

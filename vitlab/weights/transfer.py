@@ -8,8 +8,6 @@ left out silently.
 D width, P tokens before the patches, N patches, L tables of positions, H heads, K channels of a head.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,13 +22,13 @@ from vitlab.components.position import Position, Resampling, Together, choices_o
 from vitlab.components.position.additive import Learned
 from vitlab.errors import WeightsError, some
 from vitlab.geometry import Geometry
-from vitlab.models.contract import Model, State, head_names
+from vitlab.models.contract import Model, NewState, State, head_names
+from vitlab.models.vit import TOKENS
 from vitlab.registry import BUILT_IN, ResolvedChoice
 from vitlab.spec.choice import label
 from vitlab.spec.trial import InitFrom
 from vitlab.weights.architecture import Encoding, plain
 
-TOKENS = {"class": "cls_token", "distillation": "dist_token", "register": "reg_token"}
 HEAD = ("head.", "head_dist.")
 PRE_LOGITS = ("pre_logits.",)
 _QKV = re.compile(r"blocks\.\d+\.attn\.qkv\.(weight|bias)")
@@ -77,10 +75,7 @@ def start_from(model: Model, source: Model, how: InitFrom) -> list[str]:
 def mismatches(own: State, other: State, unknown: Sequence[str] = ()) -> dict[str, list[str]]:
     """Return the names of tensors that ``other`` lacks, has too many, or has in another shape than ``own``, by kind.
 
-    Args:
-        own: a model's state.
-        other: another one.
-        unknown: further names in the file of ``other``.
+    ``unknown`` are further names in the file of ``other``.
     """
     faults = {
         "missing": [name for name in own if name not in other],
@@ -118,11 +113,6 @@ def option_differences(model: Model, source: Model, *, head: bool = True) -> lis
     """Return the options, such as a norm's epsilon, in which two models compute differently, and the value in each.
 
     Differences that names and shapes of tensors show are left out.
-
-    Args:
-        model: the first model.
-        source: the second one.
-        head: whether heads are compared.
     """
     blocks: dict[tuple[str, str, str], dict[int, None]] = {}
     depth = 0
@@ -165,7 +155,7 @@ def _parametrization(model: Model) -> tuple[int | None, str]:
     return None if model.geometry is None else model.geometry.dim, "standard"
 
 
-def _fit(model: Model, source: Model, state: State, own: State, how: InitFrom) -> dict[str, Tensor]:
+def _fit(model: Model, source: Model, state: State, own: State, how: InitFrom) -> NewState:
     """Convert a state of ``source`` to the grid and, if ``how`` asks for it, to the tokens of ``model``."""
     out = dict(state)
     theirs, mine = source.geometry, model.geometry
@@ -205,7 +195,7 @@ def _encodings(model: Model) -> dict[str, Position]:
     return {f"position.{at}": encoding for at, encoding in encodings(position).items()}
 
 
-def _exchange_tokens(out: dict[str, Tensor], own: State, shared: Sequence[str]) -> None:
+def _exchange_tokens(out: NewState, own: State, shared: Sequence[str]) -> None:
     """Drop the tokens that the model does not have, and insert initial values of those that only it has."""
     for token, name in TOKENS.items():
         count = shared.count(token)
@@ -214,7 +204,7 @@ def _exchange_tokens(out: dict[str, Tensor], own: State, shared: Sequence[str]) 
             out[name] = torch.cat([*shared_rows, own[name][:, count:]], 1)
 
 
-def _add_rows_to_tokens(out: dict[str, Tensor], table_LTD: Tensor, prefix: Sequence[str]) -> None:
+def _add_rows_to_tokens(out: NewState, table_LTD: Tensor, prefix: Sequence[str]) -> None:
     """Fold each prefix token's position row into the token itself."""
     for token, name in TOKENS.items():
         rows = [place for place, other in enumerate(prefix) if other == token]
@@ -239,17 +229,11 @@ def _convert_rows(
     return torch.cat([rows_LPD, grid_LND], 1)
 
 
-def to_native_rotation(state: State, encoding: Encoding, heads: int, *, back: bool = False) -> dict[str, Tensor]:
-    """Reorder the channels of queries and keys to the order of vitlab's ``rope2d``, or ``back``.
+def to_native_rotation(state: State, encoding: Encoding, heads: int, *, back: bool = False) -> NewState:
+    """Reorder the channels of queries and keys from the file's order to the order of vitlab's ``rope2d``, or ``back``.
 
     A product of queries and keys does not depend on the order of their channels, so the function stays the same: pair i
     becomes channels 2i and 2i + 1, and the pairs that turn with the column come first.
-
-    Args:
-        state: canonical tensors.
-        encoding: the rotation, and the order in the file.
-        heads: number of heads.
-        back: from vitlab's order to the file's.
     """
     out = dict(state)
     if encoding.type == "rope2d_mixed" and encoding.axes == "ij":
@@ -273,12 +257,8 @@ def to_native_rotation(state: State, encoding: Encoding, heads: int, *, back: bo
 
 def drop_head(
     state: State, head: Literal["keep", "new"], pre_logits: Literal["keep", "drop"]
-) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Return the state without its head or pre-logits, and the names of the removed tensors.
-
-    Raises:
-        WeightsError: if the pre-logits are dropped and the head that reads them is not.
-    """
+) -> tuple[NewState, tuple[str, ...]]:
+    """Return the state without its head or pre-logits, and the names of the removed tensors."""
     prefixes = (*(HEAD if head == "new" else ()), *(PRE_LOGITS if pre_logits == "drop" else ()))
     dropped = tuple(name for name in state if name.startswith(prefixes))
     if head == "keep" and dropped and "head.weight" in state:
@@ -286,15 +266,10 @@ def drop_head(
     return {name: value for name, value in state.items() if name not in dropped}, dropped
 
 
-def select_classes(state: State, file: Path) -> dict[str, Tensor]:
+def select_classes(state: State, file: Path) -> NewState:
     """Return the state with the rows of its heads that a file names, such as the rows of ImageNet-1k in a head of 21k.
 
-    Args:
-        state: canonical tensors.
-        file: one index a line, in the order of the new classes, as timm's ``imagenet_a_indices.txt``.
-
-    Raises:
-        WeightsError: if the file is no such file, or names an output that a head does not have.
+    The file has one index a line, in the order of the new classes, as timm's ``imagenet_a_indices.txt``.
     """
     try:
         indices = [int(line) for line in file.read_text(encoding="utf-8").split()]
