@@ -94,7 +94,7 @@ def _compiled(function: Function, backend: str) -> Function:
     deterministic = torch.are_deterministic_algorithms_enabled()
     options: Any = {"deterministic": deterministic} if backend == "inductor" else None
     compiled: Any = torch.compile(function, backend=backend, fullgraph=True, dynamic=False, options=options)
-    return compiled  # type: ignore[no-any-return]  # torch types it as any callable
+    return compiled  # torch types it as any callable
 
 
 def _precision_incompatibility(training: Training) -> str | None:
