@@ -150,7 +150,7 @@ class ResNet(PatchEmbedding):
     @classmethod
     def reduction_of(cls, options: Options) -> int:
         """Return the backbone's reduction: 4, doubled for each stage after the first."""
-        return int(4 * 2 ** max(len(options["layers"]) - 1, 0))
+        return int(4 * 2 ** max(len(options.get("layers", (3, 4, 9))) - 1, 0))
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         return _tokens(self.proj(self.backbone(x_BCHW)))

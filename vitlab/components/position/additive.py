@@ -234,7 +234,7 @@ class SinCos2D(_Fixed):
     def incompatibility(cls, g: Geometry, options: Options) -> str | None:
         if g.dim % 4:
             return f"position 'sincos2d' has four blocks of channels, and dim {g.dim} is not a multiple of 4"
-        if options["convention"] == "big_vision" and g.dim == 4:
+        if options.get("convention") == "big_vision" and g.dim == 4:
             return "position 'sincos2d' in the convention of big_vision needs two frequencies or more, so dim 8 or more"
         return super().incompatibility(g, options)
 
@@ -345,9 +345,9 @@ class Conditional(Position):
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Options) -> str | None:
-        if options["kernel_size"] % 2 == 0:
-            size = options["kernel_size"]
-            return f"position 'conditional' centres its kernel on each patch, and kernel_size {size} is even"
+        kernel_size = options.get("kernel_size", 3)
+        if kernel_size % 2 == 0:
+            return f"position 'conditional' centres its kernel on each patch, and kernel_size {kernel_size} is even"
         return None
 
     def no_weight_decay(self) -> frozenset[str]:

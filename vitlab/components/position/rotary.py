@@ -128,14 +128,14 @@ class RoPE2D(_Rotary):
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Options) -> str | None:
-        if options["coordinates"] == "centred":
-            if options["reference"] is not None:
+        if options.get("coordinates") == "centred":
+            if options.get("reference") is not None:
                 return "position 'rope2d' with coordinates: centred does not depend on the grid; remove reference"
-        elif options["normalize"] != "separate" or options["periods"] is not None:
-            name = "normalize" if options["periods"] is None else "periods"
+        elif options.get("normalize", "separate") != "separate" or options.get("periods") is not None:
+            name = "normalize" if options.get("periods") is None else "periods"
             return f"position 'rope2d' uses {name} with coordinates: centred alone; write it, or remove {name}"
         count = g.prefix.count("register")
-        if options["registers"] and math.isqrt(count) ** 2 != count:
+        if options.get("registers") and math.isqrt(count) ** 2 != count:
             return (
                 f"position 'rope2d' places registers on a square, and their number is {count}; set model.registers to "
                 "0, 1, 4, 9 or another square"
