@@ -8,8 +8,6 @@ a file, 3 internal or plugin error, 4 trials failed or missing, 5 inconclusive i
 130 interrupted.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -4,8 +4,6 @@ The shell calls ``vitlab`` with :data:`VARIABLE` in the environment.  Nothing he
 components are read from source, and arms from stored plans.
 """
 
-from __future__ import annotations
-
 import glob
 import json
 import os

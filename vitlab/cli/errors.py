@@ -4,8 +4,6 @@ The JSON is ``{"exit_code", "kind", "mistakes": [{"file", "line", "column", "pat
 "suggestion"}]}``, described on the page :doc:`guides/json`; ``result`` is added where a command has one all the same.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Options and path formatting shared by several commands."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

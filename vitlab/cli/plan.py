@@ -1,7 +1,5 @@
 """``vitlab plan`` and ``validate``: what would be trained, and every mistake of files, before paying for anything."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """``vitlab report``, ``compare`` and ``judge``: reports on a study, on two, and on results of other programs."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

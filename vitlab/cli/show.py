@@ -3,8 +3,6 @@
 Listing imports no component.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import shutil

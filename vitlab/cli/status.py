@@ -1,7 +1,5 @@
 """``vitlab status``, ``studies``, ``logs`` and ``gc``: what is in an output folder, and what of it no study needs."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter

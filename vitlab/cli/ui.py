@@ -1,7 +1,5 @@
 """``vitlab ui``: the MLflow server on the results."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

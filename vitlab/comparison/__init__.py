@@ -13,8 +13,6 @@ as arrays.  A replicate is a seed, so there are few: 3, 5, perhaps 10.  The meth
 - A comparison with collapsed seeds, or whose differences do not scatter, rests on the exact sign-flip test.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

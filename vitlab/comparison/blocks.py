@@ -7,8 +7,6 @@ with equal weights, which is the variance between blocks over their number, and 
 the blocks leave open (Roever, Knapp and Friede 2015, BMC Medical Research Methodology 15, 99).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

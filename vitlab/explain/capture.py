@@ -7,8 +7,6 @@ inputs of every attention during an ordinary forward pass and calls it with them
 B images, L blocks, H heads, T tokens, D width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast

@@ -10,8 +10,6 @@ weights, and the queries are averaged (arXiv:2010.11929, Figure 7 (right) and ap
 B images, L blocks, H heads, T tokens of which P stand before the patches, N patches, D width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ Every function takes numbers and returns a matplotlib Figure; the numbers are co
 C channels, N patches.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any

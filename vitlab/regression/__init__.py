@@ -5,8 +5,6 @@ statistical test of what differs by chance (``decide``), and time and memory bes
 A commit of the user's repository runs in subprocesses, from a worktree (``checkout``).
 """
 
-from __future__ import annotations
-
 from typing import Literal, get_args
 
 Tier = Literal["exact", "learning", "statistical", "cost"]

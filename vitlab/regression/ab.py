@@ -8,8 +8,6 @@ Keys and code say nothing of the versions of torch and other requirements of vit
 differ in these, all arms are trained, and each environment has a folder of results.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack

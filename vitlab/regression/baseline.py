@@ -3,8 +3,6 @@
 The YAML file is changed by ``vitlab check --accept --reason`` alone, and records every reason.
 """
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal

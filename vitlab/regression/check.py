@@ -1,7 +1,5 @@
 """The regression check: plan a study, run the tiers, and report or accept the result."""
 
-from __future__ import annotations
-
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ others on ``PYTHONPATH``.  A built package has the entry points of its revision,
 backend, and vitlab itself can be one.  With ``install``, a revision has a virtual environment of its own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

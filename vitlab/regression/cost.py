@@ -11,8 +11,6 @@ outlier on each side.
 Reference: Conover (1999), Practical Nonparametric Statistics, section 3.2.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

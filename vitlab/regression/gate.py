@@ -1,7 +1,5 @@
 """The statistical and learning tiers of the gate, and the result of a check."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Output formats of a check: Markdown, JSON and JUnit."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

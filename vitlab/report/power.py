@@ -3,8 +3,6 @@
 The spread is the standard deviation of differences between two arms at one seed, pooled over stored studies.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Provenance: how the numbers of a report were made, and how to make them again."""
 
-from __future__ import annotations
-
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence

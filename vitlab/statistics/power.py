@@ -11,8 +11,6 @@ where b is Beta(n/2, m/2), v is the cosine of the new pairs alone, and both are 
 is followed from look to look on a grid of normal scores, so that far tails are as precise as the middle.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from functools import cache

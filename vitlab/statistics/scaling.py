@@ -5,8 +5,6 @@ that size, point along one parameter of the law.  What the sizes of a seed have 
 therefore no spread between sizes, and the intervals hold however strongly the sizes of a seed correlate.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What models look at: attention-rollout pictures that ``vitlab explain`` stored in the folders of trials."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
