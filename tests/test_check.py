@@ -253,7 +253,7 @@ def test_untrained_arm_is_detected(accepted: Path, monkeypatch: pytest.MonkeyPat
     _, plan = check.lab.plan_study(accepted / "gate.yaml", changes=easier)
     assert [item.verdict for item in learning(plan)] == ["pass"]
     monkeypatch.setattr(Training, "rate", lambda self, step: 0.0)
-    findings = learning(plan)
+    findings = list(learning(plan))
     assert [item.verdict for item in findings] == ["regressed"]
     assert "validation loss went from" in findings[0].sentence
 
