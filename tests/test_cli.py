@@ -543,8 +543,10 @@ def test_gc_deletes_nothing_if_a_plan_is_unreadable(ran: tuple[Path, Path], tmp_
 
 
 def test_sync_reports_unreachable_tracker(ran: tuple[Path, Path]) -> None:
-    code, printed, _ = call("sync", ran[1])
-    assert code == 0 and printed == "tiny   not reached\n"
+    code, printed, err = call("sync", ran[1])
+    assert (code, printed) == (2, "") and err.splitlines()[-1].startswith(
+        "1 of 1 studies not delivered: tiny. The lines"
+    )
 
 
 @pytest.mark.usefixtures("unpainted")

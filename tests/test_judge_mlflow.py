@@ -423,14 +423,17 @@ def test_store_that_cannot_be_read_is_refused_with_sentence(tmp_path: Path, fold
     assert sorted(path.name for path in tmp_path.iterdir()) == ["foreign.db", "text.db"]
 
 
-def test_server_without_answer_is_one_sentence_without_password() -> None:
+def test_server_without_answer_is_one_sentence_without_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "PROBE_S", 0.2)
     with socket.socket() as silent:  # accepts connections and never answers
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         for port in (9, silent.getsockname()[1]):
             with pytest.raises(UserError) as error:
                 table_of(f"http://me:hush@127.0.0.1:{port}/#/experiments/1")
-            expected = f"no answer from http://127.0.0.1:{port} within 2 s; check the address, and that the server runs"
+            expected = (
+                f"no answer from http://127.0.0.1:{port} within 0.2 s; check the address, and that the server runs"
+            )
             assert str(error.value) == expected
 
 

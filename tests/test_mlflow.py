@@ -409,10 +409,12 @@ def test_unreachable_server_is_probed_and_failing_one_asked_once(runs: Runs, mon
     tracker.update()
     assert tracker.close() is None and not calls
     monkeypatch.setattr(Address, "is_reachable", lambda self: True)
+    for setting in ("FACTOR", "JITTER"):  # of the pauses
+        monkeypatch.setenv(f"MLFLOW_HTTP_REQUEST_BACKOFF_{setting}", "0")
     tracker = runs.tracker(NOWHERE)
     for _ in range(3):
         tracker.update()
-    assert len(calls) == 2, "once, and again"
+    assert len(calls) == 4, "once, and three times again"
 
 
 def test_second_run_and_second_study(runs: Runs) -> None:
@@ -437,7 +439,7 @@ BREAKS = [
     ("log_batch", 3, True, ConnectionError),
     ("log_batch", 2, False, ConnectionError),
     ("set_terminated", 2, True, Killed),
-    ("log_artifacts", 1, False, ConnectionError),
+    ("send_files", 1, False, ConnectionError),
 ]
 
 
@@ -446,7 +448,8 @@ def test_interrupted_delivery_is_continued(
     request_name: str, number: int, stored_first: bool, error: type[BaseException], runs: Runs, monkeypatch: Patch
 ) -> None:
     """Interrupted at the n-th request, before it is stored or before its answer, by a kill or by the network."""
-    genuine: Callable[..., Any] = getattr(MlflowClient, request_name)
+    owner: Any = trials if request_name == "send_files" else MlflowClient
+    genuine: Callable[..., Any] = getattr(owner, request_name)
     calls = itertools.count(1)
 
     def breaks(self: MlflowClient, *arguments: Any, **options: Any) -> Any:
@@ -458,7 +461,7 @@ def test_interrupted_delivery_is_continued(
         return answer
 
     with monkeypatch.context() as patched:
-        patched.setattr(MlflowClient, request_name, breaks)
+        patched.setattr(owner, request_name, breaks)
         tracker = runs.tracker()
         if error is Killed:
             with pytest.raises(Killed):
@@ -614,6 +617,47 @@ def test_run_contents_are_queried_only_by_sync(runs: Runs, monkeypatch: Patch) -
     monkeypatch.setattr(MlflowClient, "get_metric_history", record)
     assert runs.tracker().close() and requests == []
     assert runs.tracker().sync() and len(requests) == 4
+
+
+def test_trial_costs_three_requests_and_the_first_ones_have_files(runs: Runs, monkeypatch: Patch) -> None:
+    requests = Counter[str]()
+
+    def counted(name: str, genuine: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            requests[name] += 1
+            return genuine(*arguments, **options)
+
+        return call
+
+    monkeypatch.setattr(trials, "FILED", 2)
+    for name, method in vars(MlflowClient).items():
+        if callable(method) and not name.startswith("_"):
+            monkeypatch.setattr(MlflowClient, name, counted(name, method))
+    assert runs.tracker().close()
+    of_trials = {name: requests.pop(name) for name in ("create_run", "log_batch", "set_terminated")}
+    assert of_trials == {"create_run": 4 + 1, "log_batch": 4, "set_terminated": 4 + 1}, "one more is of the study"
+    assert max(requests.values()) < 4, requests
+    monkeypatch.undo()
+    holds_all_once(runs)
+    files = {run.data.tags["seed"]: artifacts(runs, run.info.run_id) for run in runs.runs()}
+    assert files == {"0": ["spec.json"], "1": []}
+    assert not sync(runs.out)[0].counts["trials"]
+
+
+def test_files_of_another_user_are_replaced(runs: Runs, monkeypatch: Patch) -> None:
+    """Only the owner of a file may change its times and its rights."""
+    assert runs.tracker().close(runs.report)
+    (runs.out / "studies/tiny/mlflow-offsets.json").unlink()
+    before = {file: file.stat().st_ino for file in runs.out.glob("mlartifacts/**/spec.json")}
+
+    def refuse(path: object, *_: Any, **__: Any) -> None:
+        if "mlartifacts" in str(path):
+            raise PermissionError
+
+    for name in ("chmod", "utime"):
+        monkeypatch.setattr(os, name, refuse)
+    assert runs.tracker().close(runs.report)
+    assert len(before) == 4 and not [file for file, inode in before.items() if file.stat().st_ino == inode]
 
 
 def damage_restored(runs: Runs, how: str) -> dict[str, int]:
@@ -879,7 +923,7 @@ def test_delivery_leaves_environment_unchanged(runs: Runs, monkeypatch: Patch) -
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
     before = dict(os.environ)
     tracker = runs.tracker()
-    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "1" and os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "33"
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "3" and os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "33"
     touched: list[str] = []
     for name in ("__setitem__", "__delitem__"):
         genuine = getattr(os._Environ, name)

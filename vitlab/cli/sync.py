@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from vitlab.cli import say
+from vitlab.cli import print_lines, say, wants_json
 from vitlab.cli.completion import components_of
+from vitlab.errors import UserError, some
 
 
 @click.command()
@@ -20,14 +21,24 @@ from vitlab.cli.completion import components_of
 )
 @click.option("--tracking-uri", help="MLflow server or database; by default the one each study names.")
 def sync_command(folder: Path, tracker: str | None, tracking_uri: str | None) -> list[str]:
-    """Deliver the journals of all studies in FOLDER to their tracker.  What is there already is not delivered twice."""
+    """Deliver the journals of all studies in FOLDER to their tracker.  What is there already is not delivered twice.
+
+    Exit code 2 if a study could not be delivered.
+    """
     from vitlab.trackers.delivery import sync
 
     choice = {name: value for name, value in (("type", tracker), ("uri", tracking_uri)) if value is not None}
     deliveries = sync(folder, tracker=choice or None)
     if not deliveries:
         say(f"no study in {folder} has a tracker to deliver to")
-    return [
-        f"{item.study}   not reached" if item.link is None else f"{item.study}   {item.link}   {item.sentence}"
-        for item in deliveries
-    ]
+    lines = [f"{item.study}   {item.link}   {item.sentence}" for item in deliveries if item.link is not None]
+    if left := [item.study for item in deliveries if item.link is None]:
+        if not wants_json():
+            print_lines(lines)
+        error = UserError(
+            f"{len(left)} of {len(deliveries)} studies not delivered: {some(left)}. The lines above say why; the same "
+            "command tries again."
+        )
+        error.result = {"lines": lines}
+        raise error
+    return lines

@@ -23,7 +23,7 @@ from vitlab.errors import UserError, count, nearest
 from vitlab.judging.files import Columns, Remarks, Table, names_of, shortlist
 from vitlab.spec.changes import MASK, public
 from vitlab.trackers import service
-from vitlab.trackers.service import PROBE_S, SERVERS, Address, locate
+from vitlab.trackers.service import SERVERS, Address, locate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,7 +61,7 @@ def read_experiment(uri: str, columns: Columns) -> Table:
     selection = parse_qs(place.partition("?")[2]).get("searchFilter", [""])[0] if _PAGE.fullmatch(place) else ""
     with _open(address, label) as client:
         entry = _select(client, place, label)
-        runs: list[Run] = service.runs(client, entry.experiment_id, selection)
+        runs = list(service.runs(client, entry.experiment_id, selection))
     source = f"{label}#{entry.name}"
     notes = [f"Only runs that the filter of the address selects are judged: {selection}."] if selection else []
     return _table(entry.name, source, runs, notes, columns)
@@ -109,7 +109,9 @@ def _locate(address: str, label: str) -> Address:
         return Address(address, "", None, None, "", embedded=False)
     location = locate(address, Path.cwd())
     if not location.is_reachable():
-        raise UserError(f"no answer from {label} within {PROBE_S:g} s; check the address, and that the server runs")
+        raise UserError(
+            f"no answer from {label} within {service.PROBE_S:g} s; check the address, and that the server runs"
+        )
     return location
 
 

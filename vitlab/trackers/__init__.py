@@ -158,7 +158,7 @@ class Tracker(ABC):
         """Log that deliveries are missing, once until all of them have succeeded."""
         if not self._warned:
             log.warning(
-                "%s is not up to date: %s. Training continues; the rest is delivered later, or by 'vitlab sync'.",
+                "%s is not up to date: %s. No training waits for it; the rest is delivered later, or by 'vitlab sync'.",
                 self.title,
                 public(" ".join(str(error).split()))[:300] or type(error).__name__,
             )
@@ -199,11 +199,10 @@ def lock(file: Path, *, wait_s: float) -> Iterator[None]:
                 locks.enter_context(hold(file))
                 break
             except Busy:
-                if end_orphan(file):  # a delivering process that hangs, whose driver is dead
-                    continue
-                if time.monotonic() >= until:
-                    raise LockHeld(f"{file} is held by another process") from None
-                time.sleep(0.1)
+                if not end_orphan(file):  # a delivering process that hangs, whose driver is dead
+                    if time.monotonic() >= until:
+                        raise LockHeld(f"{file} is held by another process") from None
+                    time.sleep(0.1)
         yield
 
 

@@ -16,7 +16,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,6 @@ from vitlab.trackers.trials import FINISHED, SUPERSEDED
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import LoggedModel
 
 OWN = ("mean", "sd", "low", "high", "n")
 COMPARED = ("difference", "difference_low", "difference_high", "p", "p_corrected", "planned", "diverged", "failed")
@@ -70,24 +69,21 @@ def deliver_summaries(
         points: values by arm, see :func:`summaries`.
         varied: names of the parameters that differ between arms.
     """
-    colours = records.colours(plan)
-    outdated = [run for run in service.runs(client, experiment) if run.data.tags.get("vitlab.root") == root]
-    writes = 0
+    numbers, common = records.numbers(plan), {"vitlab.kind": "arm", "vitlab.study": plan.study, "vitlab.root": root}
+    wanted = {name: {"arm": name, **common, **records.page_tags(numbers, name)} for name in points}  # tags by arm
+    outdated = list[str]()
+    for run in service.runs(client, experiment):
+        arm, tags = run.data.tags.get("arm"), run.data.tags
+        is_current = arm in wanted and wanted[arm].items() <= tags.items() and run.info.status == FINISHED
+        if is_current and run.data.metrics == points[arm]:
+            del wanted[arm]
+        elif tags.get("vitlab.root") == root:
+            outdated.append(run.info.run_id)
     for arm in plan.arms:
-        if arm.name not in points:
-            continue
-        tags = {"arm": arm.name, "vitlab.kind": "arm", "vitlab.study": plan.study, "vitlab.root": root}
-        tags |= {"mlflow.runColor": colours[arm.name], dashboard.ORDER: records.order(plan, arm.name)}
-        for run in outdated:
-            same = run.data.metrics == points[arm.name] and tags.items() <= run.data.tags.items()
-            if same and run.info.status == FINISHED:
-                outdated.remove(run)
-                break
-        else:
-            _write_run(client, experiment, arm, points[arm.name], tags)
-            writes += 1
-    for run in outdated:
-        client.delete_run(run.info.run_id)
+        if arm.name in wanted:
+            _write_run(client, experiment, arm, points[arm.name], wanted[arm.name])
+    for run_id in outdated:  # afterwards, as pages of a search move up with every deleted run
+        client.delete_run(run_id)
     headline = plan.analysis.metric
     view = dashboard.View(
         "Arms with their intervals",
@@ -97,7 +93,7 @@ def deliver_summaries(
         axes=(varied, [f"mean/{headline}", f"sd/{headline}"]),
     )
     dashboard.save(client, experiment, {dashboard.SUMMARY: view})
-    return writes
+    return len(wanted)
 
 
 def note(plan: Plan) -> str:
@@ -168,7 +164,8 @@ def deliver_models(
     """
     from mlflow.entities import Metric
 
-    stored = [model for model in _models(client, experiment) if model.tags.get("vitlab.root") == root]
+    every = service.paged(lambda token: client.search_logged_models([experiment], page_token=token))
+    stored = [model for model in every if model.tags.get("vitlab.root") == root]
     model_ids: dict[str, str] = {}
     for item, folder, run in selected:
         result = folder.result()
@@ -200,17 +197,6 @@ def deliver_models(
             client.finalize_logged_model(model.model_id, READY)
         model_ids[arm] = model.model_id
     return model_ids
-
-
-def _models(client: MlflowClient, experiment: str) -> Iterator[LoggedModel]:
-    """Yield all models of an experiment."""
-    token = None
-    while True:
-        page = client.search_logged_models([experiment], page_token=token)
-        yield from page
-        token = page.token
-        if not token:
-            return
 
 
 def _fill(client: MlflowClient, model: str, item: TrackedTrial, folder: TrialFolder, run: str, steps: int) -> None:

@@ -18,12 +18,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from vitlab.errors import Interrupted, UserError, count
@@ -42,6 +44,8 @@ log = logging.getLogger(__name__)
 
 DELIVERED = "delivered.json"
 """File in a study's folder that is there while the tracker lacks nothing: the tracker's place, and the address."""
+TRIAL_S = 0.001
+"""Time from one delivery during a run to the next, for each trial of the study: a delivery looks at all of them."""
 SILENCE_S = 1.0  #: time after which a sentence says what is left to deliver
 
 
@@ -117,7 +121,7 @@ def mark_undelivered(study: Path) -> None:
 
 
 class BackgroundDelivery:
-    """Delivery beside a run: updates return at once; updates during a delivery are combined into the next one.
+    """Delivery beside a run: updates return at once, and do nothing during a delivery, which a later one completes.
 
     Args:
         tracker: the tracker.
@@ -128,7 +132,7 @@ class BackgroundDelivery:
         self._tracker = tracker
         self._process = process
         self._thread: threading.Thread | None = None
-        self._due = False  #: whether there is an update that the delivery in progress may not have
+        self._next_at = 0.0
 
     def recorded_link(self) -> str | None:
         """Return the address of the study in its tracker; None if the tracker may lack something, by the records."""
@@ -141,10 +145,11 @@ class BackgroundDelivery:
         return link if is_complete and isinstance(link, str) else None
 
     def update(self) -> None:
-        """Start a delivery; if one is in progress, another one follows it."""
-        self._due = True
-        if self._tracker.title and (self._thread is None or not self._thread.is_alive()):
-            self._thread = threading.Thread(target=self._deliver, name=f"to {self._tracker.title}", daemon=True)
+        """Start a delivery, unless one is in progress or it is too early for the next one."""
+        tracker, now = self._tracker, time.monotonic()
+        if tracker.title and now >= self._next_at and (self._thread is None or not self._thread.is_alive()):
+            self._next_at = now + TRIAL_S * len(tracker.plan.trials)
+            self._thread = threading.Thread(target=self._call, args=["update"], daemon=True)
             self._thread.start()
 
     def close(self, report: Sequence[Path], say: Callable[[str], None] = lambda sentence: None) -> str | None:
@@ -187,11 +192,6 @@ class BackgroundDelivery:
         with suppress(Exception):  # the delivery reports its own errors
             missing = self._tracker.undelivered()
         say(f"delivering to {self._tracker.title}" + (f"; {count(missing, 'trial')} to go" if missing else ""))
-
-    def _deliver(self) -> None:
-        while self._due:
-            self._due = False
-            self._call("update")
 
     def _call(self, method: str, *arguments: Sequence[Path]) -> str | None:
         """Call a method of the tracker."""
@@ -269,8 +269,15 @@ def serve(descriptor: int) -> NoReturn:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     messages = queue.SimpleQueue[Study | Call]()
     threading.Thread(target=_listen, args=(driver, messages), daemon=True).start()
-    log = _ToDriver(driver)
-    logging.getLogger().addHandler(log)
+    sending = threading.Lock()
+
+    def send(message: logging.LogRecord | str | None) -> None:
+        with sending:
+            driver.send(message)
+
+    # The display of the driver would be disturbed by records that are written here.
+    log = SimpleNamespace(put_nowait=send)
+    logging.getLogger().addHandler(logging.handlers.QueueHandler(log))  # type: ignore[arg-type]  # it only puts
     tracker: Tracker | None = None
     while True:
         message = messages.get()
@@ -279,8 +286,7 @@ def serve(descriptor: int) -> NoReturn:
             tracker = trackers.build(run.tracker, plan, store, run)
         else:
             method, arguments = message
-            answer = getattr(tracker, method)(*arguments)
-            log.send(answer)
+            send(getattr(tracker, method)(*arguments))
 
 
 def _listen(driver: Connection, messages: queue.SimpleQueue[Study | Call]) -> None:
@@ -290,20 +296,3 @@ def _listen(driver: Connection, messages: queue.SimpleQueue[Study | Call]) -> No
             messages.put(driver.recv())
     finally:
         os._exit(0)
-
-
-class _ToDriver(logging.handlers.QueueHandler):
-    """Sends records of the log to the driver, whose display they would otherwise disturb, and answers."""
-
-    def __init__(self, driver: Connection) -> None:
-        super().__init__(queue.SimpleQueue())
-        self._driver, self._sending = driver, threading.Lock()
-
-    def enqueue(self, record: logging.LogRecord) -> None:
-        """Send a record."""
-        self.send(record)
-
-    def send(self, message: logging.LogRecord | str | None) -> None:
-        """Send a record or an answer."""
-        with self._sending:
-            self._driver.send(message)

@@ -13,8 +13,9 @@ import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -28,10 +29,7 @@ from vitlab.store.folders import Store
 from vitlab.trackers import arms, dashboard, delivery, records, service, tracker
 from vitlab.trackers.replay import TUNING, Cursor, Replay, TrackedTrial, TrialUpdate, Unreachable
 from vitlab.trackers.service import PAGES, comparison_link, locate, pages, unconfirmed
-from vitlab.trackers.trials import FAILED, FINISHED, KILLED, RUNNING, RunMark, TrialRuns, count_files
-
-if TYPE_CHECKING:
-    from mlflow.entities import Run
+from vitlab.trackers.trials import FAILED, FINISHED, KILLED, RUNNING, RunMark, TrialRuns, count_files, send_files
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +112,7 @@ class MlflowTracker(Replay):
     def deliver(self, *, final: bool, report: Sequence[Path]) -> str | None:
         """Deliver what is new."""
         if not self.address.is_reachable():
-            raise Unreachable(f"no answer from {self.address.public_uri}")
+            raise Unreachable(f"no answer from {public(self.address.uri)}")
         try:
             with service.quiet():
                 link = super().deliver(final=final, report=report)
@@ -124,7 +122,7 @@ class MlflowTracker(Replay):
             self._runs = None
             if getattr(error, "error_code", "") in REFUSALS:
                 raise Unreachable(
-                    f"{self.address.public_uri} refuses this user; set MLFLOW_TRACKING_USERNAME and "
+                    f"{public(self.address.uri)} refuses this user; set MLFLOW_TRACKING_USERNAME and "
                     "MLFLOW_TRACKING_PASSWORD to the name and password of an account there"
                 ) from error
             raise
@@ -157,22 +155,22 @@ class MlflowTracker(Replay):
     def holds(self, mark: Cursor) -> bool:
         """Return True if the run of a trial has what was delivered."""
         parsed = RunMark.of(mark)
-        return parsed is not None and self._session.is_intact(parsed)
+        return parsed is not None and parsed.run in self._session.intact
 
     def write(self, news: TrialUpdate, mark: Cursor | None) -> Cursor:
         """Deliver the new events of a trial to its run."""
         try:
-            now = self._session.write(news, None if mark is None else RunMark.of(mark))
+            now = self._session.write(news, RunMark.of(mark))
         except Exception as error:
             if not self.address.is_reachable():
                 raise Unreachable(str(error)) from error
             raise
         self._marks[news.item.identity] = now
-        return now.to_json()
+        return asdict(now)
 
     def points(self, mark: Cursor) -> Iterator[tuple[str, float, int]]:
         """Yield the points of a trial's run."""
-        client, run = self._session.client, RunMark(**mark).run
+        client, run = self._session.client, mark["run"]
         for name in client.get_run(run).data.metrics:
             yield from ((name, point.value, point.step) for point in client.get_metric_history(run, name))
 
@@ -211,7 +209,7 @@ class MlflowTracker(Replay):
     def _mark_of(self, item: TrackedTrial) -> RunMark | None:
         """Return the mark of a trial whose run is in MLflow."""
         mark = self._marks.get(item.identity)
-        return mark if mark is not None and self._session.is_intact(mark) else None
+        return mark if mark is not None and mark.run in self._session.intact else None
 
     # -- study --------------------------------------------------------------------------------------------------------
 
@@ -294,7 +292,7 @@ class MlflowTracker(Replay):
         for item in self.trials:
             mark = self._mark_of(item)
             if item.kind == "trial" and mark is not None:
-                link = dashboard.link(f"s{item.planned.seed}", mark.experiment, mark.run)
+                link = dashboard.link(f"s{item.planned.seed}", self._session.experiment, mark.run)
                 links.setdefault(item.planned.arm, []).append(link)
         return list(links.items())
 
@@ -313,15 +311,15 @@ class MlflowTracker(Replay):
                 experiment, tags={**tags, **self._session.source}, run_name=f"study {self.plan.study}"
             )
             self.delivered["runs"] += 1
-        self._send_study_files(run, report)
         run_id, status = str(run.info.run_id), self._status()
+        self._send_study_files(run_id, run.info.artifact_uri, report)
         if status == RUNNING:
             client.update_run(run_id, status=RUNNING)
         else:
             client.set_terminated(run_id, status)
         return run_id
 
-    def _send_study_files(self, run: Run, report: Sequence[Path]) -> None:
+    def _send_study_files(self, run: str, address: str, report: Sequence[Path]) -> None:
         """Send the study file, the plan, and the report with its pictures."""
         client = self._session.client
         with tempfile.TemporaryDirectory() as temporary:
@@ -333,9 +331,9 @@ class MlflowTracker(Replay):
             dashboard.shrink([path for path in report if path.suffix == ".png"], place / dashboard.SMALL)
             for path in report:
                 shutil.copy(path, place / "report")
-            before = count_files(client, run)
-            client.log_artifacts(run.info.run_id, temporary)
-            self.delivered["files"] += count_files(client, run) - before
+            before = count_files(client, run, address)
+            send_files(client, run, address, place)
+            self.delivered["files"] += count_files(client, run, address) - before
 
     def _status(self) -> str:
         """Return MLflow's status of the study."""
@@ -345,9 +343,8 @@ class MlflowTracker(Replay):
             if item.kind != TUNING  # a tuning candidate may diverge
             for mark in [self._mark_of(item)]
         }
-        if FAILED in statuses or statuses <= {FINISHED}:
-            return FAILED if FAILED in statuses else FINISHED
-        return RUNNING if RUNNING in statuses else KILLED
+        complete = FINISHED if statuses <= {FINISHED} else KILLED
+        return next((status for status in (FAILED, RUNNING) if status in statuses), complete)
 
 
 def _source_tags(study_file: Path, folder: Path) -> dict[str, str]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ABSENT = "-"
 """Value of a parameter that an arm lacks: all runs have the same parameters."""
 
-TAG_LENGTH, PARAM_LENGTH, KEY_LENGTH = 5000, 5000, 250
+LENGTH, KEY_LENGTH = 5000, 250  #: of tags and parameters, and of their names
 ARM_COLOURS = (*SERIES, INK, GREY, ALARM)
 
 
@@ -54,7 +54,7 @@ def flat(spec: Mapping[str, object]) -> dict[str, str]:
     """Flatten a resolved spec to dotted parameters; a component's type is the value of its slot's own path."""
     flattened: dict[str, str] = {}
     _flatten("", spec, flattened)
-    return {key(path): _clip(value, PARAM_LENGTH) for path, value in flattened.items()}
+    return {key(path): _clip(value) for path, value in flattened.items()}
 
 
 def params(trials: Iterable[Trial]) -> dict[str, dict[str, str]]:
@@ -64,8 +64,8 @@ def params(trials: Iterable[Trial]) -> dict[str, dict[str, str]]:
     return {trial_key: {name: own.get(name, ABSENT) for name in names} for trial_key, own in flattened.items()}
 
 
-def tags(plan: Plan, planned: Planned, kind: str) -> dict[str, str]:
-    """Return the tags that identify a trial's run and its origin; a trial of no arm has no arm tags."""
+def tags(plan: Plan, planned: Planned, kind: str, numbers: Mapping[str, int]) -> dict[str, str]:
+    """Return the tags of a trial's run: identity, origin and those of pages; a trial of no arm has no arm tags."""
     trial = planned.trial
     values = {
         **({"arm": planned.arm, "vitlab.arm": planned.arm} if planned.arm else {}),
@@ -77,21 +77,27 @@ def tags(plan: Plan, planned: Planned, kind: str) -> dict[str, str]:
         "vitlab.data": trial.data or ABSENT,
         "vitlab.origins": ", ".join(trial.origins),
         "vitlab.seeds": json.dumps(dict(trial.seeds)),
-        ORDER: order(plan, planned.arm, planned.seed),
+        **page_tags(numbers, planned.arm, planned.seed),
     }
     values |= {f"vitlab.needs.{role}": dependency for role, dependency in trial.needs.items()}
-    return {name: _clip(value, TAG_LENGTH) for name, value in values.items()}
+    return {name: _clip(value) for name, value in values.items()}
 
 
-def order(plan: Plan, arm: str, seed: int = 0) -> str:
-    """Return a sort key that orders runs by seed, then by arm as in the design; runs without an arm come last."""
-    arms = [item.name for item in plan.arms]
-    return f"{seed:09d} {arms.index(arm) if arm in arms else len(arms):06d}"
+def numbers(plan: Plan) -> dict[str, int]:
+    """Return the place of each arm in the design."""
+    return {arm.name: number for number, arm in enumerate(plan.arms)}
 
 
-def colours(plan: Plan) -> dict[str, str]:
-    """Return the colour of each arm, for pages that do not group runs."""
-    return {arm.name: ARM_COLOURS[index % len(ARM_COLOURS)] for index, arm in enumerate(plan.arms)}
+def page_tags(numbers: Mapping[str, int], arm: str, seed: int = 0) -> dict[str, str]:
+    """Return the tags by which pages sort runs, by seed and then by arm, those of no arm last; and colour them.
+
+    Args:
+        numbers: see :func:`numbers`.
+        arm: name of the run's arm; empty for none.
+        seed: its seed.
+    """
+    tags = {ORDER: f"{seed:09d} {numbers.get(arm, len(numbers)):06d}"}
+    return tags | {"mlflow.runColor": ARM_COLOURS[numbers[arm] % len(ARM_COLOURS)]} if arm in numbers else tags
 
 
 # -- points -----------------------------------------------------------------------------------------------------------
@@ -148,7 +154,7 @@ def result_tags(result: TrialResult) -> dict[str, str]:
         values["vitlab.nonfinite"] = ", ".join(nonfinite)
     values |= {f"vitlab.version.{key(name)}": version for name, version in circumstances.versions.items()}
     values |= {f"vitlab.numerics.{key(name)}": text(value) for name, value in circumstances.numerics.items()}
-    return {name: _clip(value, TAG_LENGTH) for name, value in values.items()}
+    return {name: _clip(value) for name, value in values.items()}
 
 
 # -- files and descriptions -------------------------------------------------------------------------------------------
@@ -193,5 +199,5 @@ def _flatten(path: str, value: Any, into: dict[str, str]) -> None:
             _flatten(f"{path}.{name}" if path else str(name), item, into)
 
 
-def _clip(value: str, length: int) -> str:
-    return value if len(value) <= length else f"{value[: length - 1]}…"
+def _clip(value: str) -> str:
+    return value if len(value) <= LENGTH else f"{value[: LENGTH - 1]}…"

@@ -165,15 +165,14 @@ class Replay(Tracker):
 
     def undelivered(self) -> int:
         """Return the number of trials that have begun and whose end is not delivered, or not all of their journal."""
-        states = self._account().trials
-
-        def is_delivered(item: TrackedTrial) -> bool:
+        states, missing = self._account().trials, 0
+        for item in self.trials:
             state, folder = states.get(item.identity), self.trial_folder(item)
-            if state is None or not state.end:
-                return not folder.path.exists()
-            return state.offset >= folder.journal_size()
-
-        return sum(not is_delivered(item) for item in self.trials)
+            if state is not None and state.end:
+                missing += state.offset < folder.journal_size()
+            else:
+                missing += folder.path.exists()
+        return missing
 
     def trial_folder(self, item: TrackedTrial) -> TrialFolder:
         """Return the folder of a trial."""
@@ -218,7 +217,7 @@ class Replay(Tracker):
         if end is None and (self.whole_trials or (not final and last - max(state.last_t, began) < LIVE_S * 1000)):
             return  # a short trial is written once, when it has ended
         if end is not None and end.result is not None:
-            events = [*_lost_measurements(folder, end, state.step), *events]
+            events = [*_lost_measurements(end, events, state.step), *events]
         mark = self.write(TrialUpdate(item, folder, began, tuple(events), end), state.mark)
         self.delivered["trials"] += 1
         steps = (event.body["step"] for event in events if event.kind == "metrics")
@@ -264,15 +263,23 @@ def began_at(folder: TrialFolder) -> int:
     return 0
 
 
-def _lost_measurements(folder: TrialFolder, end: End, delivered: int) -> list[Event]:
+def _lost_measurements(end: End, events: Iterable[Event], delivered: int) -> list[Event]:
     """Return the measurements after step ``delivered`` that a journal has lost, from the result.
 
     Their times are not known, so they have the time of the trial's end.
+
+    Args:
+        end: the trial's end, with a result.
+        events: events of the journal; those that are delivered have no later step.
+        delivered: last delivered step.
     """
     assert end.result is not None
-    steps = {event.body["step"] for event in folder.events()[0] if event.kind == "metrics"}
-    lost = [moment for moment in end.result.outcome.history if moment.step > delivered and moment.step not in steps]
-    return [Event(end.t, "metrics", asdict(moment)) for moment in lost]
+    steps = {event.body["step"] for event in events if event.kind == "metrics"}
+    return [
+        Event(end.t, "metrics", asdict(moment))
+        for moment in end.result.outcome.history
+        if moment.step > delivered and moment.step not in steps
+    ]
 
 
 def _end(folder: TrialFolder, result: TrialResult | None, last_t: int, final: bool) -> tuple[str, End | None]:

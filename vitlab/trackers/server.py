@@ -93,9 +93,8 @@ def reachable(host: str) -> str:
 def links(root: Path, base: str) -> dict[str, str]:
     """Return the page of every study in the database under ``root`` by name, the most recently planned first."""
     plans = sorted(root.glob("studies/*/plan.json"), key=lambda plan: plan.stat().st_mtime, reverse=True)
-    experiments = {plan.parent.name: pages(plan.parent, "embedded").get("study") for plan in plans}
     return {
-        study: comparison_link(base, experiment, dashboard.ARMS)
-        for study, experiment in experiments.items()
-        if experiment is not None
+        plan.parent.name: comparison_link(base, experiment, dashboard.ARMS)
+        for plan in plans
+        if (experiment := pages(plan.parent, "embedded").get("study"))
     }

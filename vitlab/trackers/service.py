@@ -12,24 +12,30 @@ import logging
 import os
 import sqlite3
 import ssl
+import sys
 import urllib.error
 import urllib.request
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from vitlab.errors import UserError, nearest
 from vitlab.spec.changes import MASK, public
-from vitlab.store.files import mapping, read_json, set_aside
+from vitlab.spec.tree import adapter
+from vitlab.store.files import read_json, set_aside
 from vitlab.trackers import lock
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Experiment, Run
+    from mlflow.store.entities import PagedList
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +43,7 @@ SERVERS = ("http", "https", "databricks")
 UI = "http://127.0.0.1:5000"
 """Default address of ``vitlab ui`` for a database."""
 
-PROBE_S = 2.0
+PROBE_S = 10.0  #: time within which a server says that it is there; a busy one needs seconds
 PAGES = "mlflow-pages.json"
 """File in a study's folder with the ids of its experiments, by destination."""
 
@@ -52,11 +58,6 @@ class Address:
     artifacts: Path | None  #: folder of artifacts; None if the server chooses it
     links: str  #: prefix of links
     embedded: bool  #: True for the database under the output folder
-
-    @property
-    def public_uri(self) -> str:
-        """The URI without secrets."""
-        return public(self.uri)
 
     def is_reachable(self) -> bool:
         """Return True if the server answers within `PROBE_S` seconds; a database file is always reachable."""
@@ -92,8 +93,7 @@ def pages(folder: Path, place: str) -> dict[str, str]:
         folder: the study's folder.
         place: name of the destination.
     """
-    ids = (read_json(folder / PAGES, mapping) or {}).get(place)
-    return {str(name): str(experiment) for name, experiment in ids.items()} if isinstance(ids, dict) else {}
+    return (read_json(folder / PAGES, adapter(dict[str, dict[str, str]]).validate_python) or {}).get(place, {})
 
 
 def database_file(root: Path) -> Path:
@@ -137,10 +137,8 @@ def locate(uri: str | None, root: Path) -> Address:
             f"{where} '{address}': MLflow refuses to write plain files; a database or a server is allowed. "
             f"Write sqlite:///{folder / 'mlflow.db'}, or http://HOST:PORT."
         )
-    if scheme == "databricks":
-        return Address(address, _name(address), None, None, address, embedded=False)
     if scheme in SERVERS:
-        if not parts.hostname:
+        if scheme != "databricks" and not parts.hostname:
             raise UserError(f"{where} '{public(address)}' names no host; write it as http://HOST:PORT.")
         return Address(address, _name(address), None, None, without_user(address), embedded=False)
     if scheme.partition("+")[0] != "sqlite":
@@ -201,9 +199,10 @@ SETTINGS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_DISABLE_AGENT_HINT": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    # With MLflow's defaults, a call to an unreachable server fails after four minutes.  Failed deliveries are retried.
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    # A server that is started again is back within the pauses of three retries, 0, 4 and 8 seconds.  MLflow's own seven
+    # would take four minutes without one.  Failed deliveries are retried.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",
 }
 """MLflow's settings as environment variables.  Values set by the user take precedence."""
 
@@ -212,10 +211,13 @@ SQLITE = {"MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool"}
 
 ACTIVE = 1  #: MLflow's ``ViewType.ACTIVE_ONLY``
 PAGE = 100
-"""Runs per request: a server needs seconds for a thousand, which would exceed the timeout."""
+"""Runs per request, and in memory: a server needs seconds for a thousand."""
 
 LIBRARIES = r"mlflow|alembic|sqlalchemy|pydantic|starlette|google"
 """Packages that MLflow imports or is, whose deprecation warnings concern no user of vitlab."""
+
+DATABRICKS = ("dbruntime", "IPython", "pyspark")
+"""Packages that MLflow looks for ten times a request.  Where they are missing, the search takes as long as the rest."""
 
 # MLflow logs errors of databases, and missing credentials of Databricks, although it raises them as well.
 LOGGERS = {
@@ -254,6 +256,7 @@ _configured: dict[str, str] = {}  # variables that the user had not set
 def quiet() -> Iterator[None]:
     """Mute MLflow's database messages, and from now on the deprecation warnings of its libraries.
 
+    Packages that MLflow looks for in vain are marked as missing meanwhile.
     Deliveries run in a thread, and Python restores filters of warnings for all threads at once: a filter that comes and
     goes would bring back, or take away, what another thread has set meanwhile.  So these stay.
     """
@@ -261,6 +264,8 @@ def quiet() -> Iterator[None]:
         warnings.filterwarnings("ignore", category=category, module=LIBRARIES)
     import mlflow  # noqa: F401  # configures its loggers, so they can be muted only after the import
 
+    missing = [name for name in DATABRICKS if name not in sys.modules and find_spec(name) is None]
+    sys.modules.update(dict.fromkeys(missing))  # type: ignore[arg-type]  # the import system's mark
     levels = {name: logging.getLogger(name).level for name in LOGGERS}
     for name, level in LOGGERS.items():
         logging.getLogger(name).setLevel(level)
@@ -269,6 +274,8 @@ def quiet() -> Iterator[None]:
     finally:
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
+        for name in missing:
+            sys.modules.pop(name, None)
 
 
 def open_client(address: Address) -> MlflowClient:
@@ -408,8 +415,8 @@ def set_experiment_tag(client: MlflowClient, experiment: Experiment, name: str, 
     return True
 
 
-def runs(client: MlflowClient, experiment_id: str, selection: str = "") -> list[Run]:
-    """Return all runs of an experiment that are not deleted, the oldest first.
+def runs(client: MlflowClient, experiment_id: str, selection: str = "") -> Iterator[Run]:
+    """Return all runs of an experiment that are not deleted, the oldest first.  Delete none before the last one.
 
     Args:
         client: MLflow's client.
@@ -417,11 +424,15 @@ def runs(client: MlflowClient, experiment_id: str, selection: str = "") -> list[
         selection: MLflow's filter.
     """
     order = ["attributes.start_time ASC"]
-    results: list[Run] = []
+    return paged(lambda token: client.search_runs([experiment_id], selection, ACTIVE, PAGE, order, token))
+
+
+def paged(search: Callable[[str | None], PagedList[T]]) -> Iterator[T]:
+    """Yield the entries of all pages of a search, which is called with the token of each page; None for the first."""
     token = None
     while True:
-        page = client.search_runs([experiment_id], selection, ACTIVE, PAGE, order, token)
-        results += page
+        page = search(token)
+        yield from page
         token = page.token
         if not token:
-            return results
+            return

@@ -17,16 +17,16 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from vitlab.planning.values import Plan
 from vitlab.spec.tree import parsed
-from vitlab.store.files import read_stored
+from vitlab.store.files import read_stored, write_bytes
 from vitlab.store.result import Ending
 from vitlab.trackers import records
 from vitlab.trackers.records import Point
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 FINISHED, FAILED, KILLED, RUNNING = "FINISHED", "FAILED", "KILLED", "RUNNING"
 STATUS = {Ending.DONE: FINISHED, Ending.STOPPED: KILLED}  #: of a trial that has ended; any other has FAILED
 SUPERSEDED = "superseded"
-ILLUSTRATED = 200
-"""Trials of a study that have confusion matrices and pictures in MLflow: the first seeds of its arms."""
+FILED = 200
+"""Trials of a study that have files in MLflow: the first seeds of its arms."""
 KINDS = ("trial", "prerequisite", TUNING, SUPERSEDED)
 
 
@@ -51,7 +51,6 @@ KINDS = ("trial", "prerequisite", TUNING, SUPERSEDED)
 class RunMark:
     """Mark of a trial, see :class:`~vitlab.trackers.replay.Replay`: its run, and what has been delivered of it."""
 
-    experiment: str
     run: str  #: MLflow's id
     status: str  #: last status sent to MLflow
     has_result: bool = False  #: the final values are delivered
@@ -68,10 +67,6 @@ class RunMark:
         except ValueError:
             return None
 
-    def to_json(self) -> dict[str, object]:
-        """Return the mark as JSON values."""
-        return asdict(self)
-
 
 @dataclass
 class TrialRuns:
@@ -84,10 +79,11 @@ class TrialRuns:
     source: Mapping[str, str]  #: tags of the delivering user and commit
     delivered: Counter[str]  #: counts what is delivered
     metrics: set[str] = field(default_factory=set)  #: names of all metrics in the runs
+    intact: set[str] = field(default_factory=set)  #: runs that hold what was delivered
     created: bool = False  #: True if a run was created since the last :meth:`match`
-    _intact: set[str] = field(default_factory=set)  #: runs that hold what was delivered
-    _illustrated: set[str] = field(default_factory=set)  #: identities of the trials that have pictures
-    _runs: dict[str, list[Run]] = field(default_factory=dict)  #: runs of each trial, by identity
+    _filed: set[str] = field(default_factory=set)  #: identities of the trials that have files
+    _runs: dict[str, list[StoredRun]] = field(default_factory=dict)  #: runs of each trial, by identity
+    _places: dict[str, str] = field(default_factory=dict)  #: addresses of the files of runs
 
     def match(self, runs: Iterable[Run], trials: Sequence[TrackedTrial], marks: Mapping[str, RunMark]) -> None:
         """Match the experiment's runs with the trials, and bring their tags and parameters up to date.
@@ -98,29 +94,31 @@ class TrialRuns:
         """
         self.created = False
         by_seed = sorted(trials, key=lambda item: item.planned.seed)
-        self._illustrated = {item.identity for item in by_seed[:ILLUSTRATED]}
-        self._intact.clear()
-        by_identity: dict[str, list[Run]] = defaultdict(list)
+        self._filed = {item.identity for item in by_seed[:FILED]}
+        self.intact.clear()
+        items = {item.identity: item for item in trials}
+        self._runs = {identity: [] for identity in items}
         for run in runs:
-            tags = run.data.tags
-            if tags.get("vitlab.kind") in KINDS and "vitlab.trial" in tags:
-                identity = identity_of(tags["vitlab.trial"], tags.get("vitlab.code", ""), tags.get("vitlab.arm", ""))
-                by_identity[identity].append(run)
-        self._runs = {item.identity: by_identity.pop(item.identity, []) for item in trials}
-        for item in trials:
-            mark, own = marks.get(item.identity), self._runs[item.identity]
-            marked = mark.run if mark is not None else ""
-            own.sort(key=lambda run: bool(run.info.run_id != marked))
+            tags, stored = run.data.tags, self._stored(run)
+            if stored.kind not in KINDS or "vitlab.trial" not in tags:
+                continue
+            identity = identity_of(tags["vitlab.trial"], tags.get("vitlab.code", ""), tags.get("vitlab.arm", ""))
+            if identity not in items:
+                self._supersede(stored)
+                continue
+            self.metrics.update(run.data.metrics)  # also of runs whose marks are lost, for the views
+            mark, own = marks.get(identity), self._runs[identity]
+            if mark is None or mark.run != stored.id:
+                own.append(stored)
+                continue
+            own.insert(0, stored)
+            self._update_tags_and_params(run, items[identity])
+            if not _lacks_data(run, mark):
+                self.intact.add(mark.run)
+        for own in self._runs.values():
             for index in reversed(range(len(own))):
-                if _training(own[index]) in map(_training, own[:index]):
-                    self.client.delete_run(own.pop(index).info.run_id)
-            self.metrics.update(*(run.data.metrics for run in own))  # also of runs whose marks are lost, for the views
-            if mark is not None and own and own[0].info.run_id == marked:
-                self._update_tags_and_params(own[0], item)
-                if not _lacks_data(own[0], mark):
-                    self._intact.add(mark.run)
-        for run in (run for others in by_identity.values() for run in others):
-            self._supersede(run)
+                if own[index].training in [run.training for run in own[:index]]:
+                    self.client.delete_run(own.pop(index).id)
 
     def _update_tags_and_params(self, run: Run, item: TrackedTrial) -> None:
         """Bring the tags and parameters of a run up to date with the plan, which may have changed since."""
@@ -130,24 +128,20 @@ class TrialRuns:
     def verify(self, marks: Iterable[RunMark]) -> None:
         """Compare the study's metric and the number of files of every run with those delivered.
 
-        A run that lacks some is not intact.  Sends two or more requests per run; :meth:`match` sends none.
+        A run that lacks some is not intact.  Sends a request per run, and more for files; :meth:`match` sends none.
         """
         name = records.key(self.plan.analysis.metric)
-        runs = {run.info.run_id: run for own in self._runs.values() for run in own}
         for mark in marks:
-            if mark.run in self._intact:
+            if mark.run in self.intact:
                 points = {(point.timestamp, point.step) for point in self.client.get_metric_history(mark.run, name)}
-                if len(points) < mark.points or count_files(self.client, runs[mark.run]) < mark.artifacts:
-                    self._intact.remove(mark.run)
-
-    def is_intact(self, mark: RunMark) -> bool:
-        """Return True if a trial's run holds what was delivered."""
-        return mark.experiment == self.experiment and mark.run in self._intact
+                files = count_files(self.client, mark.run, self._places[mark.run]) if mark.artifacts else 0
+                if len(points) < mark.points or files < mark.artifacts:
+                    self.intact.remove(mark.run)
 
     def write(self, news: TrialUpdate, mark: RunMark | None) -> RunMark:
         """Update one run by the new events of its trial; without a mark, find or create the run and send what it lacks.
 
-        A short trial needs four requests of about 10 ms: its run, values, files and status.
+        A short trial needs three requests, for its run, values and status, and one for each of its files.
         """
         with tempfile.TemporaryDirectory() as place:
             content = self._content(news, mark, Path(place))
@@ -158,7 +152,7 @@ class TrialRuns:
                 run = self._find(news)
                 lacking = self._lacking(run, content) if run is not None else replace(content, tags={})
                 run = run or self._create(news, content.tags)
-                now = RunMark(self.experiment, run.info.run_id, run.info.status)
+                now = RunMark(run.info.run_id, run.info.status)
                 self._send(now.run, lacking)
             self._advance(now, content)
         if news.end is not None:
@@ -167,14 +161,14 @@ class TrialRuns:
         elif now.status != RUNNING and (not now.has_result or any(event.kind == "start" for event in news.events)):
             now.status = RUNNING
             self.client.update_run(now.run, status=RUNNING)
-        self._intact.add(now.run)
+        self.intact.add(now.run)
         return now
 
     def _find(self, news: TrialUpdate) -> Run | None:
         """Return the run of a training with its present content; None if there is none."""
         training = (str(news.began), "") if news.began else ("", self.root)
-        runs = [run for run in self._runs[news.item.identity] if _training(run) == training]
-        return self.client.get_run(runs[0].info.run_id) if runs else None
+        runs = [run for run in self._runs[news.item.identity] if run.training == training]
+        return self.client.get_run(runs[0].id) if runs else None
 
     def _create(self, news: TrialUpdate, tags: Mapping[str, str]) -> Run:
         """Create the run of a training; runs of earlier trainings of the trial are superseded."""
@@ -188,8 +182,14 @@ class TrialRuns:
         )
         self.created = True
         self.delivered["runs"] += 1
-        self._runs[news.item.identity].insert(0, run)
+        self._runs[news.item.identity].insert(0, self._stored(run))
         return run
+
+    def _stored(self, run: Run) -> StoredRun:
+        """Note where the files of a run are, and return the rest that is needed of it."""
+        self._places[run.info.run_id] = run.info.artifact_uri
+        kind, root, began = (run.data.tags.get(f"vitlab.{name}", "") for name in ("kind", "root", "began"))
+        return StoredRun(run.info.run_id, run.info.status, kind, root, (began, "" if began else root))
 
     def _content(self, news: TrialUpdate, mark: RunMark | None, place: Path) -> _Content:
         """Return what an update adds to a run; files are written to ``place``."""
@@ -213,7 +213,8 @@ class TrialRuns:
         elif end is not None:
             content.tags["vitlab.status"] = end.how
         has_ended = end.how != Ending.STOPPED if end is not None else mark is not None and mark.has_result
-        if has_ended:  # also without a new end: a journal grows by explanations after the result
+        if has_ended and news.item.identity in self._filed:
+            # Also without a new end: a journal grows by explanations after the result.
             self._write_files(news, content, place)
         return content
 
@@ -231,12 +232,9 @@ class TrialRuns:
         if (folder.path / "explain").is_dir():
             shutil.copytree(folder.path / "explain", place / "explain")
         pictures = list(explanations(folder.path))
-        tables: Mapping[str, pd.DataFrame] = {}
-        if news.item.identity in self._illustrated:
-            tables = read_stored(folder.predictions, records.confusion) or {}
         if folder.predictions.is_file():
             shutil.copyfile(folder.predictions, place / folder.predictions.name)
-        for split, table in tables.items():
+        for split, table in (read_stored(folder.predictions, records.confusion) or {}).items():
             (place / "confusion").mkdir(exist_ok=True)
             (place / "confusion" / f"{split}.csv").write_text(table.to_csv(), encoding="utf-8")
             pictures.append(draw_confusion(news.item.name, split, result.outcome.steps, table))
@@ -249,10 +247,11 @@ class TrialRuns:
         histories = (self.client.get_metric_history(run.info.run_id, name) for name in run.data.metrics)
         stored = {(point.key, point.step) for history in histories for point in history}
         points = [point for point in content.points if (point.name, point.step) not in stored]
-        return replace(content.without_stored(run), points=points, stored_files=count_files(self.client, run))
+        files = count_files(self.client, run.info.run_id, run.info.artifact_uri) if content.file_count() else 0
+        return replace(content.without_stored(run), points=points, stored_files=files)
 
     def _send(self, run: str, content: _Content) -> None:
-        """Send values in one request and files in another."""
+        """Send values in one request, and files."""
         from mlflow.entities import Metric, Param, RunTag
 
         if content.points or content.tags or content.params:
@@ -263,12 +262,10 @@ class TrialRuns:
                 [RunTag(name, value) for name, value in content.tags.items()],
             )
         files = content.file_count()
-        if files:
-            self.client.log_artifacts(run, str(content.place))
+        if content.place is not None and files:
+            send_files(self.client, run, self._places[run], content.place)
         self.metrics |= {point.name for point in content.points}
-        self.delivered["points"] += len(content.points)
-        self.delivered["tags"] += len(content.tags)
-        self.delivered["parameters"] += len(content.params)
+        self.delivered.update(points=len(content.points), tags=len(content.tags), parameters=len(content.params))
         self.delivered["files"] += max(0, files - content.stored_files)
 
     def _advance(self, mark: RunMark, content: _Content) -> None:
@@ -282,17 +279,18 @@ class TrialRuns:
 
     def _tags(self, item: TrackedTrial) -> dict[str, str]:
         """Return the tags that follow from the plan."""
-        colour = records.colours(self.plan).get(item.planned.arm)
-        tags = records.tags(self.plan, item.planned, item.kind)
-        return tags if colour is None else tags | {"mlflow.runColor": colour}
+        return records.tags(self.plan, item.planned, item.kind, self._numbers)
 
-    def _supersede(self, run: Run) -> None:
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return records.numbers(self.plan)
+
+    def _supersede(self, run: StoredRun) -> None:
         """Mark a run of this output folder as superseded."""
-        tags = run.data.tags
-        if tags.get("vitlab.root") == self.root and tags["vitlab.kind"] != SUPERSEDED:
-            self.client.set_tag(run.info.run_id, "vitlab.kind", SUPERSEDED)
-            if run.info.status == RUNNING:
-                self.client.set_terminated(run.info.run_id, KILLED)
+        if run.root == self.root and run.kind != SUPERSEDED:
+            self.client.set_tag(run.id, "vitlab.kind", SUPERSEDED)
+            if run.status == RUNNING:
+                self.client.set_terminated(run.id, KILLED)
 
 
 @dataclass
@@ -317,22 +315,40 @@ class _Content:
         return 0 if self.place is None else sum(path.is_file() for path in self.place.rglob("*"))
 
 
-def count_files(client: MlflowClient, run: Run) -> int:
+class StoredRun(NamedTuple):
+    """What is needed of a run from one trial to the next; MLflow's own object takes 50 kB."""
+
+    id: str
+    status: str
+    kind: str
+    root: str  #: the output folder that has delivered it
+    training: tuple[str, str]
+    """What distinguishes the trainings of a trial: when a training began, or else the output folder."""
+
+
+def count_files(client: MlflowClient, run: str, place: str) -> int:
     """Return the number of a run's artifacts; in a folder of this machine without MLflow, which takes 30 ms."""
-    if os.path.isabs(run.info.artifact_uri):
-        return sum(len(files) for _, _, files in os.walk(run.info.artifact_uri))
+    if os.path.isabs(place):
+        return sum(len(files) for _, _, files in os.walk(place))
 
     def below(folder: str | None) -> int:
-        items = client.list_artifacts(run.info.run_id, folder)
+        items = client.list_artifacts(run, folder)
         return sum(below(item.path) if item.is_dir else 1 for item in items)
 
     return below(None)
 
 
-def _training(run: Run) -> tuple[str, str]:
-    """Return what distinguishes the trainings of a trial: when a training began, or else the output folder."""
-    began = run.data.tags.get("vitlab.began", "")
-    return began, "" if began else run.data.tags.get("vitlab.root", "")
+def send_files(client: MlflowClient, run: str, place: str, folder: Path) -> None:
+    """Send the files in a folder as a run's artifacts.
+
+    Into a folder of this machine they are written without MLflow, which cannot replace files of another user.
+    """
+    if not os.path.isabs(place):
+        client.log_artifacts(run, str(folder))
+        return
+    for file in folder.rglob("*"):
+        if file.is_file():
+            write_bytes(place / file.relative_to(folder), file.read_bytes(), fsync=False)
 
 
 def _lacks_data(run: Run, mark: RunMark) -> bool:
