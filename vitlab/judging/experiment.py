@@ -77,7 +77,7 @@ def _open(address: str, label: str) -> Iterator[MlflowClient]:
         location = _locate(address, label)
         if location.database is not None:
             location = _copy(location.database, Path(folder), label)
-        service.configure(location)
+        service.configure()
         try:
             with service.quiet():
                 from mlflow import MlflowClient

@@ -275,9 +275,8 @@ def serve(descriptor: int) -> NoReturn:
         with sending:
             driver.send(message)
 
-    # The display of the driver would be disturbed by records that are written here.
-    log = SimpleNamespace(put_nowait=send)
-    logging.getLogger().addHandler(logging.handlers.QueueHandler(log))  # type: ignore[arg-type]  # it only puts
+    # Records that are written here would disturb the display of the driver.
+    logging.getLogger().addHandler(logging.handlers.QueueHandler(SimpleNamespace(put_nowait=send)))
     tracker: Tracker | None = None
     while True:
         message = messages.get()

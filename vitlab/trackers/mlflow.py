@@ -80,7 +80,7 @@ class MlflowTracker(Replay):
         self._marks: dict[str, RunMark] = {}  #: by identity of the trial
         self._viewed: tuple[set[str], dict[str, int]] | None = None  #: metrics and images in the saved views
         self._verifies = False  #: whether a delivery checks every run
-        service.configure(self.address)
+        service.configure()
 
     @classmethod
     def prepare(cls) -> None:
@@ -94,7 +94,7 @@ class MlflowTracker(Replay):
 
     def close(self, report: Sequence[Path] = ()) -> str | None:
         """Deliver the rest with MLflow's settings in place, then restore them."""
-        service.configure(self.address)
+        service.configure()
         try:
             return super().close(report)
         finally:

@@ -21,7 +21,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from vitlab.errors import UserError, nearest
@@ -33,9 +33,8 @@ from vitlab.trackers import lock
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Experiment, Run
-    from mlflow.store.entities import PagedList
 
-T = TypeVar("T")
+_Ids = dict[str, dict[str, str]]
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +92,8 @@ def pages(folder: Path, place: str) -> dict[str, str]:
         folder: the study's folder.
         place: name of the destination.
     """
-    return (read_json(folder / PAGES, adapter(dict[str, dict[str, str]]).validate_python) or {}).get(place, {})
+    ids: _Ids = read_json(folder / PAGES, adapter(_Ids).validate_python) or {}
+    return ids.get(place, {})
 
 
 def database_file(root: Path) -> Path:
@@ -203,11 +203,10 @@ SETTINGS = {
     # would take four minutes without one.  Failed deliveries are retried.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",
+    # A pool of connections to a database file would keep a deleted file open as long as the process lives.
+    "MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool",
 }
 """MLflow's settings as environment variables.  Values set by the user take precedence."""
-
-SQLITE = {"MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool"}
-"""Setting for a database file: a connection pool would keep a deleted file open as long as the process lives."""
 
 ACTIVE = 1  #: MLflow's ``ViewType.ACTIVE_ONLY``
 PAGE = 100
@@ -229,13 +228,13 @@ LOGGERS = {
 }
 
 
-def configure(address: Address) -> None:
+def configure() -> None:
     """Set MLflow's settings for this process, until :func:`restore`.
 
     Call neither while another thread may copy the environment, as starting a worker does: a copy fails if the
     environment changes meanwhile.
     """
-    for name, value in {**SETTINGS, **(SQLITE if address.database is not None else {})}.items():
+    for name, value in SETTINGS.items():
         if name not in os.environ:
             os.environ[name] = value
             _configured[name] = value
@@ -427,7 +426,7 @@ def runs(client: MlflowClient, experiment_id: str, selection: str = "") -> Itera
     return paged(lambda token: client.search_runs([experiment_id], selection, ACTIVE, PAGE, order, token))
 
 
-def paged(search: Callable[[str | None], PagedList[T]]) -> Iterator[T]:
+def paged(search: Callable[[str | None], Any]) -> Iterator[Any]:
     """Yield the entries of all pages of a search, which is called with the token of each page; None for the first."""
     token = None
     while True:

@@ -20,7 +20,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -81,6 +81,7 @@ class TrialRuns:
     metrics: set[str] = field(default_factory=set)  #: names of all metrics in the runs
     intact: set[str] = field(default_factory=set)  #: runs that hold what was delivered
     created: bool = False  #: True if a run was created since the last :meth:`match`
+    _numbers: Mapping[str, int] = field(default_factory=dict)  #: places of the arms in the design
     _filed: set[str] = field(default_factory=set)  #: identities of the trials that have files
     _runs: dict[str, list[StoredRun]] = field(default_factory=dict)  #: runs of each trial, by identity
     _places: dict[str, str] = field(default_factory=dict)  #: addresses of the files of runs
@@ -93,8 +94,8 @@ class TrialRuns:
         server restored from a backup, is not intact.
         """
         self.created = False
-        by_seed = sorted(trials, key=lambda item: item.planned.seed)
-        self._filed = {item.identity for item in by_seed[:FILED]}
+        self._numbers = records.numbers(self.plan)
+        self._filed = {item.identity for item in sorted(trials, key=lambda item: item.planned.seed)[:FILED]}
         self.intact.clear()
         items = {item.identity: item for item in trials}
         self._runs = {identity: [] for identity in items}
@@ -112,18 +113,14 @@ class TrialRuns:
                 own.append(stored)
                 continue
             own.insert(0, stored)
-            self._update_tags_and_params(run, items[identity])
+            content = _Content(None, tags=self._tags(items[identity]), params=dict(items[identity].params))
+            self._send(stored.id, content.without_stored(run))  # the plan may have changed since
             if not _lacks_data(run, mark):
                 self.intact.add(mark.run)
         for own in self._runs.values():
             for index in reversed(range(len(own))):
                 if own[index].training in [run.training for run in own[:index]]:
                     self.client.delete_run(own.pop(index).id)
-
-    def _update_tags_and_params(self, run: Run, item: TrackedTrial) -> None:
-        """Bring the tags and parameters of a run up to date with the plan, which may have changed since."""
-        content = _Content(None, tags=self._tags(item), params=dict(item.params))
-        self._send(run.info.run_id, content.without_stored(run))
 
     def verify(self, marks: Iterable[RunMark]) -> None:
         """Compare the study's metric and the number of files of every run with those delivered.
@@ -194,9 +191,9 @@ class TrialRuns:
     def _content(self, news: TrialUpdate, mark: RunMark | None, place: Path) -> _Content:
         """Return what an update adds to a run; files are written to ``place``."""
         end, result = news.end, news.end.result if news.end is not None else None
-        content = _Content(place, tags=self._tags(news.item), params=dict(news.item.params))
-        if mark is not None:
-            content.tags, content.params = {}, {}
+        content = _Content(place)
+        if mark is None:
+            content.tags, content.params = self._tags(news.item), dict(news.item.params)
         for event in news.events:
             if event.kind == "metrics":
                 content.points += records.points(event)
@@ -280,10 +277,6 @@ class TrialRuns:
     def _tags(self, item: TrackedTrial) -> dict[str, str]:
         """Return the tags that follow from the plan."""
         return records.tags(self.plan, item.planned, item.kind, self._numbers)
-
-    @cached_property
-    def _numbers(self) -> dict[str, int]:
-        return records.numbers(self.plan)
 
     def _supersede(self, run: StoredRun) -> None:
         """Mark a run of this output folder as superseded."""
