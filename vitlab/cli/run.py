@@ -182,7 +182,7 @@ def _epilogue(answer: Answer) -> str:
     failed = f", {answer.failed} failed" if answer.failed else ""
     lines = [
         f"{answer.trained} trained, {answer.cached} taken from earlier runs{elsewhere}{failed}.",
-        f"{'Report':{width}}{display_path(answer.folder / 'report' / 'report.html')}",
+        f"{'Report':{width}}{display_path(answer.report)}",
     ]
     if answer.link:
         start = f"   (start it: {answer.start_command})" if answer.start_command else ""

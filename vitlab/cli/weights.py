@@ -136,6 +136,8 @@ def _model_facts(heads: int | None, source_grid: str | None) -> ModelFacts:
 
 
 def _rows(inspected: Inspection) -> dict[str, Any]:
+    from vitlab.weights.architecture import plain
+
     checkpoint, model = inspected.checkpoint, inspected.architecture
     contents, anatomy = checkpoint.contents, model.anatomy
     g = anatomy.geometry
@@ -149,8 +151,8 @@ def _rows(inspected: Inspection) -> dict[str, Any]:
         "dim": g.dim,
         "depth": g.depth,
         "heads": g.heads,
-        "patch": f"{_by(g.patch)} of {g.channels} channels, {anatomy.patch.type}",
-        "grid": f"{_by(g.grid)} (images of {_by(g.image)})",
+        "patch": f"{plain(g.patch)} of {g.channels} channels, {anatomy.patch.type}",
+        "grid": f"{plain(g.grid)} (images of {plain(g.image)})",
         "prefix": ", ".join(g.prefix) or "none",
         "head": anatomy.head.type if has_head else "none in the file",
         "classes": model.info.classes if has_head else 0,
@@ -177,10 +179,6 @@ def _yaml(model: Architecture) -> str:
     options = slot("model").resolve({"type": "vit", **model.options}).hashed()
     text: str = yaml.safe_dump(options, default_flow_style=True, sort_keys=False, width=10**6)
     return text.strip()
-
-
-def _by(pair: tuple[int, ...]) -> str:
-    return "x".join(map(str, pair))
 
 
 def _numbers(values: tuple[float, ...]) -> str:
