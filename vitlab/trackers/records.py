@@ -65,7 +65,14 @@ def params(trials: Iterable[Trial]) -> dict[str, dict[str, str]]:
 
 
 def tags(plan: Plan, planned: Planned, kind: str, numbers: Mapping[str, int]) -> dict[str, str]:
-    """Return the tags of a trial's run: identity, origin and those of pages; a trial of no arm has no arm tags."""
+    """Return the tags of a trial's run: identity, origin and those of pages; a trial of no arm has no arm tags.
+
+    Args:
+        plan: the study.
+        planned: the trial.
+        kind: ``trial``, ``prerequisite`` or ``tuning``.
+        numbers: see :func:`numbers`.
+    """
     trial = planned.trial
     values = {
         **({"arm": planned.arm, "vitlab.arm": planned.arm} if planned.arm else {}),

@@ -256,6 +256,7 @@ def quiet() -> Iterator[None]:
     """Mute MLflow's database messages, and from now on the deprecation warnings of its libraries.
 
     Packages that MLflow looks for in vain are marked as missing meanwhile.
+
     Deliveries run in a thread, and Python restores filters of warnings for all threads at once: a filter that comes and
     goes would bring back, or take away, what another thread has set meanwhile.  So these stay.
     """
