@@ -17,7 +17,7 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import SpecError, WeightsError
 from vitlab.lab import plan_study
 from vitlab.weights import named_weights, open_model
-from vitlab.weights.hub import fetch, fetched, repository_of
+from vitlab.weights.hub import fetch, fetch_by_name, repository_of
 
 torchvision("torchvision.models")
 timm = pytest.importorskip("timm")
@@ -81,7 +81,7 @@ def test_names_of_timm_and_hub_become_file_revision_and_digest(cache: Path, tmp_
         }
         keys.add(trial.key)
     assert len(keys) == 1
-    assert repository_of(NAME) == f"timm/{NAME}" and fetched("timm", NAME) == file
+    assert repository_of(NAME) == f"timm/{NAME}" and fetch_by_name("timm", NAME) == file
     assert open_model(file, head="new").info.image == (8, 8)
 
 
@@ -175,7 +175,7 @@ def test_exported_file_computes_the_same_and_a_false_one_is_deleted(
     model.initialise(0)  # 1.1 times logits of zero would be equal
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     monkeypatch.setattr(
-        export, "_save_torch", lambda program, file: file.touch() or (lambda x: program.module()(x) * 1.1)
+        export, "_export_torch", lambda program, file: file.touch() or (lambda x: program.module()(x) * 1.1)
     )
     with pytest.raises(WeightsError, match="computes other logits than the model"):
         export.export(model, info, mean, std, file, "torch")

@@ -88,7 +88,7 @@ CONFIGS = (
 @pytest.mark.parametrize("name", CONFIGS)
 def test_defaults_of_every_family_are_those_of_transformers(name: str) -> None:
     config = getattr(transformers, name)()
-    family = tables.FAMILIES[tables.family_of(config.to_dict(), "config.json")]
+    family = tables.FAMILIES[tables.detect_family(config.to_dict(), "config.json")]
     assert set(config.to_dict()) <= tables.KEYS
     eps = config.rms_norm_eps if hasattr(config, "rms_norm_eps") else config.layer_norm_eps
     assert (family.eps, family.act, family.heads) == (eps, config.hidden_act, config.num_attention_heads)

@@ -39,7 +39,7 @@ def weights_command() -> None:
 def inspect(file: Path, form: str | None, heads: int | None, source_grid: str | None) -> None:
     """Show what is in FILE: its format, the model it belongs to, and what does not fit.
 
-    FILE may be timm:NAME or hub:ORG/NAME, which are fetched.
+    FILE may be timm:NAME or hub:ORG/NAME, which are fetch_by_name.
     """
     from vitlab.weights import inspect as look
 
@@ -90,7 +90,7 @@ def convert(
     """Write the weights in SOURCE to TARGET in another format; TARGET's suffix decides the container.
 
     Tensors are left out only on request; a tensor that the other format cannot hold is an error. SOURCE may be
-    timm:NAME or hub:ORG/NAME, which are fetched.
+    timm:NAME or hub:ORG/NAME, which are fetch_by_name.
     """
     from vitlab.weights import convert as write
 
@@ -114,9 +114,9 @@ def _local(file: Path) -> Path:
     kind, _, name = str(file).partition(":")
     if kind not in ("timm", "hub") or file.exists():
         return file
-    from vitlab.weights import fetched
+    from vitlab.weights import fetch_by_name
 
-    return fetched("timm" if kind == "timm" else "hub", name)
+    return fetch_by_name("timm" if kind == "timm" else "hub", name)
 
 
 def parse_size(option: str, text: str | None) -> tuple[int, int] | None:
@@ -136,7 +136,7 @@ def _model_facts(heads: int | None, source_grid: str | None) -> ModelFacts:
 
 
 def _rows(inspected: Inspection) -> dict[str, Any]:
-    from vitlab.weights.architecture import plain
+    from vitlab.weights.architecture import format_sides
 
     checkpoint, model = inspected.checkpoint, inspected.architecture
     contents, anatomy = checkpoint.contents, model.anatomy
@@ -151,8 +151,8 @@ def _rows(inspected: Inspection) -> dict[str, Any]:
         "dim": g.dim,
         "depth": g.depth,
         "heads": g.heads,
-        "patch": f"{plain(g.patch)} of {g.channels} channels, {anatomy.patch.type}",
-        "grid": f"{plain(g.grid)} (images of {plain(g.image)})",
+        "patch": f"{format_sides(g.patch)} of {g.channels} channels, {anatomy.patch.type}",
+        "grid": f"{format_sides(g.grid)} (images of {format_sides(g.image)})",
         "prefix": ", ".join(g.prefix) or "none",
         "head": anatomy.head.type if has_head else "none in the file",
         "classes": model.info.classes if has_head else 0,

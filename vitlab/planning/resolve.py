@@ -328,7 +328,7 @@ class Resolver:
     def _resolve_fetched(self, draft: _Draft, role: str, path: Path, source: Tree, name: str) -> None:
         kind = "timm" if "timm" in source else "hub"
         try:
-            file = str(optional_module("weights").fetched(kind, name))
+            file = str(optional_module("weights").fetch_by_name(kind, name))
         except WeightsError as error:
             draft.refuse(((*path, kind), str(error)))
             return
@@ -340,7 +340,7 @@ class Resolver:
     def _resolve_published(self, draft: _Draft, role: str, path: Path, name: str) -> None:
         place = (*path, "pretrained")
         try:
-            digest = optional_module("weights").digest_of(name)
+            digest = optional_module("weights").published_digest(name)
         except (WeightsError, ImportError) as error:  # torchvision may be missing, or of another torch
             draft.refuse((place, str(error)))
             return

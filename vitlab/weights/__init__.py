@@ -9,10 +9,10 @@ from vitlab.weights.architecture import ModelFacts as ModelFacts
 from vitlab.weights.conversion import Inspection as Inspection
 from vitlab.weights.conversion import convert as convert
 from vitlab.weights.conversion import inspect as inspect
-from vitlab.weights.hub import fetched as fetched
+from vitlab.weights.hub import fetch_by_name as fetch_by_name
 from vitlab.weights.hub import named_weights as named_weights
 from vitlab.weights.opening import FORMATS as FORMATS
-from vitlab.weights.opening import digest_of as digest_of
 from vitlab.weights.opening import open_checkpoint as open_checkpoint
 from vitlab.weights.opening import open_model as open_model
 from vitlab.weights.opening import open_pretrained as open_pretrained
+from vitlab.weights.opening import published_digest as published_digest

@@ -79,7 +79,8 @@ class ModelFacts(Frozen):
             own, theirs = getattr(self, name), getattr(other, name)
             if None not in (own, theirs) and own != theirs:
                 raise WeightsError(
-                    f"the file says {name} {plain(own)}, and {plain(theirs)} was given; give {plain(own)}"
+                    f"the file says {name} {format_sides(own)}, and {format_sides(theirs)} was given; "
+                    f"give {format_sides(own)}"
                 )
         return other.or_else(self)
 
@@ -189,10 +190,10 @@ class Inference:
             WeightsError: if they belong to no Vision Transformer, or a fact without a default is unknown.
         """
         state, known = self.state, self.known
-        dim, channels, patch_size, patch, pixels = self._patches()
-        depth = depth_of(state)
+        dim, channels, patch_size, patch, pixels = self._infer_patches()
+        depth = count_blocks(state)
         if depth is None:
-            raise WeightsError(self._without("blocks.0.norm1.weight is missing"))
+            raise WeightsError(self._missing_message("blocks.0.norm1.weight is missing"))
         prefix = tuple(
             token for token, name in (("class", "cls_token"), ("distillation", "dist_token")) if name in state
         )
@@ -204,20 +205,20 @@ class Inference:
         if branches:
             block = {"type": "parallel_things", "number": len(branches)}
             first, second, norm1, scale = "blocks.0.attns.0.", "blocks.0.ffns.0.", "norm", "ls"
-        heads = self._heads(dim, f"{first}attn.q_norm.weight")
-        grid, rows = self._grid(len(prefix) + registers, pixels)
+        heads = self._infer_heads(dim, f"{first}attn.q_norm.weight")
+        grid, rows = self._infer_grid(len(prefix) + registers, pixels)
         final = "fc_norm" if "fc_norm.weight" in state else "norm"
-        head, outputs = self._head(prefix, registers, final)
-        eps = self._fact("eps", "norms of eps {:g}, the default of " + self.title)
+        head, outputs = self._infer_head(prefix, registers, final)
+        eps = self._known_or_assumed("eps", "norms of eps {:g}, the default of " + self.title)
         self._shape(f"{first}{norm1}.weight", 1)
-        norm = self._norm(first + norm1, eps, known.norm)
+        norm = self._infer_norm(first + norm1, eps, known.norm)
         if norm["type"] == "rmsnorm" and known.norm is None:
             self.assumed.append("norms without a shift are RMSNorm, and subtract no mean")
         attention = {
             "type": "auto",
             "qkv_bias": f"{first}attn.qkv.bias" in state,
             "proj_bias": f"{first}attn.proj.bias" in state,
-            "qk_norm": self._norm(f"{first}attn.q_norm", eps),
+            "qk_norm": self._infer_norm(f"{first}attn.q_norm", eps),
         }
         options = {
             "patch_size": patch_size,
@@ -227,27 +228,27 @@ class Inference:
             "prefix": prefix,
             "registers": registers,
             "patch": patch,
-            "position": self._position(rows),
+            "position": self._infer_position(rows),
             "block": block,
             "attention": attention,
-            "mlp": self._mlp(f"{second}mlp", dim),
+            "mlp": self._infer_mlp(f"{second}mlp", dim),
             "norm": norm,
             "layer_scale": 1e-5 if f"{first}{scale}.gamma" in state else None,
-            "stem_norm": self._norm("norm_pre", eps),
-            "final_norm": self._norm(final, eps),
+            "stem_norm": self._infer_norm("norm_pre", eps),
+            "final_norm": self._infer_norm(final, eps),
             "final_norm_at": "pooled" if final == "fc_norm" else "tokens",
             "head": head,
         }
         image = (grid[0] * pixels[0], grid[1] * pixels[1])
         labels = known.labels if known.labels is not None and len(known.labels) == outputs else ()
         info = DataInfo(image=image, channels=channels, classes=outputs, labels=labels)
-        mean, std, assumed = normalisation(known, self.usual, self.title, channels)
+        mean, std, assumed = choose_normalisation(known, self.usual, self.title, channels)
         return Architecture(options, info, mean, std, (*self.assumed, *assumed))
 
     def _shape(self, name: str, axes: int) -> tuple[int, ...]:
         value = self.state.get(name)
         if value is None:
-            raise WeightsError(self._without(f"{name} is missing"))
+            raise WeightsError(self._missing_message(f"{name} is missing"))
         if value.ndim != axes:
             raise WeightsError(
                 f"{name} has shape {tuple(value.shape)}; expected {axes} axes. Use a checkpoint of a Vision "
@@ -255,7 +256,7 @@ class Inference:
             )
         return tuple(value.shape)
 
-    def _without(self, fault: str) -> str:
+    def _missing_message(self, fault: str) -> str:
         """Return the message for ``fault``, preceded by tensors that no model of vitlab has."""
         foreign = sorted({*self.unknown, *(name for name in self.state if not _CANONICAL.fullmatch(name))})
         if not foreign:
@@ -263,7 +264,7 @@ class Inference:
         names = f"{some(foreign)} {'is' if len(foreign) == 1 else 'are'} unknown"
         return f"these are not the weights of a supported Vision Transformer: {names}, and {fault}; use other weights"
 
-    def _fact(self, name: str, sentence: str) -> Any:
+    def _known_or_assumed(self, name: str, sentence: str) -> Any:
         """Return the fact ``name``; the usual one is recorded as an assumption, in the words of ``sentence``."""
         value = getattr(self.known, name)
         if value is None:
@@ -272,15 +273,15 @@ class Inference:
                 self.assumed.append(sentence.format(value))
         return value
 
-    def _patches(self) -> tuple[int, int, Pair, Options, Pair]:
+    def _infer_patches(self) -> tuple[int, int, Pair, Options, Pair]:
         """Return width, channels, patch size, options of the patch embedding, and the pixels of a patch."""
         dim, channels, height, width = self._shape("patch_embed.proj.weight", 4)
         stems = (f"patch_embed.backbone.{at}conv.weight" for at in ("stem.", ""))
         stem = next((name for name in stems if name in self.state), None)
         if stem is None:
             if any(name.startswith("patch_embed.backbone.") for name in self.state):
-                raise WeightsError(self._without("patch_embed.backbone.conv.weight is missing"))
-            norm = self._norm("patch_embed.norm", self.known.eps or self.usual.eps or 1e-6)
+                raise WeightsError(self._missing_message("patch_embed.backbone.conv.weight is missing"))
+            norm = self._infer_norm("patch_embed.norm", self.known.eps or self.usual.eps or 1e-6)
             patch: Options = {"type": "linear", "bias": "patch_embed.proj.bias" in self.state, "norm": norm}
             return dim, channels, (height, width), patch, (height, width)
         stages = Counter(match[1] for match in map(_STAGE.fullmatch, self.state) if match)  # one name a block
@@ -290,8 +291,8 @@ class Inference:
         patch = {"type": "resnet", "layers": layers, "width_factor": out / 64}
         return dim, channels, (height, width), patch, (height * stride, width * stride)
 
-    def _heads(self, dim: int, q_norm: str) -> int:
-        """Return the number of heads, which no shape determines."""
+    def _infer_heads(self, dim: int, q_norm: str) -> int:
+        """Return the number of heads: a known fact, as a tensor shows, or as in the published model of this width."""
         if (heads := self.known.heads) is not None:
             if dim % heads:
                 raise WeightsError(
@@ -317,7 +318,7 @@ class Inference:
         self.assumed.append(f"{dim // HEAD_DIM} heads, of {HEAD_DIM} channels each")
         return dim // HEAD_DIM
 
-    def _grid(self, prefix: int, pixels: Pair) -> tuple[Pair, str]:
+    def _infer_grid(self, prefix: int, pixels: Pair) -> tuple[Pair, str]:
         """Return the grid of patches, and whether prefix tokens have rows of positions (``own`` or ``none``).
 
         By default the grid is assumed to be square and prefix tokens to have rows; weights for which only one of the
@@ -331,7 +332,7 @@ class Inference:
                 self.assumed.append(f"a square grid, {side}x{side}")
                 return (side, side), known.prefix_rows or "own"
             if requested is None and self.unknown:
-                raise WeightsError(self._without("pos_embed is missing"))
+                raise WeightsError(self._missing_message("pos_embed is missing"))
             if requested is None:
                 raise WeightsError(
                     f"these weights have no learned positions, so nothing shows their grid; {_GRID_HINT}"
@@ -350,9 +351,9 @@ class Inference:
                 if count == requested[0] * requested[1]:
                     return requested, kind
             raise WeightsError(
-                f"pos_embed has {rows} rows; a grid of {plain(requested)} patches has {requested[0] * requested[1]}, "
-                f"plus {prefix} if the tokens before the patches have rows. Correct the grid or the image size that is "
-                "given for these weights (--source-grid, or config.json)."
+                f"pos_embed has {rows} rows; a grid of {format_sides(requested)} patches has "
+                f"{requested[0] * requested[1]}, plus {prefix} if the tokens before the patches have rows. Correct the "
+                "grid or the image size that is given for these weights (--source-grid, or config.json)."
             )
         said = f"the {rows} rows of pos_embed, with {prefix} token{'' if prefix == 1 else 's'} before the patches,"
         square = {kind: math.isqrt(count) for kind, count in patches.items() if count > 0}
@@ -376,7 +377,7 @@ class Inference:
         self.assumed.append(f"a square grid, {side}x{side}{own}")
         return (side, side), kind
 
-    def _position(self, rows: str) -> Any:
+    def _infer_position(self, rows: str) -> Any:
         """Return the options of the position encoding; an encoding other than learned rows may leave no tensor."""
         learned = "pos_embed" in self.state
         encoding = self.known.position or self.usual.position
@@ -387,31 +388,31 @@ class Inference:
             self.assumed.append(f"positions are {self.title}'s {encoding.type}, which no tensor shows")
         parts: list[Options] = [{"type": "learned", "prefix_rows": rows}] if learned else []
         if RELATIVE in self.state:
-            shared = len(self.state[RELATIVE]) < (depth_of(self.state) or 1)
+            shared = len(self.state[RELATIVE]) < (count_blocks(self.state) or 1)
             parts.append({"type": "relative_bias", "where": "every_layer_shared" if shared else "every_layer"})
         if encoding is not None and encoding.type != "none":
             parts.append({"type": encoding.type, **encoding.options})
         return parts or "none"
 
-    def _norm(self, name: str, eps: float, kind: str | None = None) -> Options:
+    def _infer_norm(self, name: str, eps: float, kind: str | None = None) -> Options:
         """Return the options of the norm ``name``, if any; without a shift it is RMSNorm unless its kind is known."""
         if f"{name}.weight" not in self.state:
             return {"type": "none"}
         kind = kind or ("layernorm" if f"{name}.bias" in self.state else "rmsnorm")
         return {"type": kind, "eps": eps}
 
-    def _mlp(self, name: str, dim: int) -> Options:
+    def _infer_mlp(self, name: str, dim: int) -> Options:
         gated = f"{name}.fc1_g.weight" in self.state
         hidden, _ = self._shape(f"{name}.{'fc1_g' if gated else 'fc1'}.weight", 2)
         bias: Options = {} if f"{name}.fc2.bias" in self.state else {"bias": False}
         if gated:
-            self._fact("gelu", "the gate of the MLP is a SiLU, the first half where one matrix holds both")
-            return {"type": "swiglu", "ratio": ratio_of(hidden, dim), **bias}
+            self._known_or_assumed("gelu", "the gate of the MLP is a SiLU, the first half where one matrix holds both")
+            return {"type": "swiglu", "ratio": exact_ratio(hidden, dim), **bias}
         sentence = GELUS.get(str(self.usual.gelu), "")
-        gelu = self._fact("gelu", f"GELU {sentence}, as is the custom of {self.title}")
-        return {"type": "gelu", "ratio": ratio_of(hidden, dim), "approximate": gelu, **bias}
+        gelu = self._known_or_assumed("gelu", f"GELU {sentence}, as is the custom of {self.title}")
+        return {"type": "gelu", "ratio": exact_ratio(hidden, dim), "approximate": gelu, **bias}
 
-    def _head(self, prefix: tuple[str, ...], registers: int, final: str) -> tuple[Options, int]:
+    def _infer_head(self, prefix: tuple[str, ...], registers: int, final: str) -> tuple[Options, int]:
         state = self.state
         has_head = "head.weight" in state
         outputs = self._shape("head.weight", 2)[0] if has_head else 1
@@ -427,7 +428,7 @@ class Inference:
             hidden, dim = self._shape("attn_pool.mlp.fc1.weight", 2)
             options |= {"pool": "map", "approximate": self.known.gelu or self.usual.gelu}
             if hidden != 4 * dim:
-                options["ratio"] = ratio_of(hidden, dim)
+                options["ratio"] = exact_ratio(hidden, dim)
             sentence = "attention pooling reads the patches alone" if before else ""
         elif stated is None and (final == "fc_norm" or "class" not in prefix):
             options["pool"] = "gap"
@@ -442,18 +443,18 @@ class Inference:
         return options, outputs
 
 
-def ratio_of(hidden: int, dim: int) -> float:
+def exact_ratio(hidden: int, dim: int) -> float:
     """Return a ratio of an MLP that gives exactly this hidden width, which is rounded down."""
     return hidden / dim if int(dim * (hidden / dim)) == hidden else (hidden + 0.5) / dim
 
 
-def depth_of(state: State) -> int | None:
+def count_blocks(state: State) -> int | None:
     """Return the number of blocks in a canonical state; None if it has none."""
     blocks = [int(match[1]) for name in state if (match := re.match(r"blocks\.(\d+)\.", name))]
     return max(blocks) + 1 if blocks else None
 
 
-def normalisation(
+def choose_normalisation(
     known: ModelFacts, usual: ModelFacts, title: str, channels: int
 ) -> tuple[Values, Values, tuple[str, ...]]:
     """Return mean and standard deviation per channel, and a sentence if they are assumed.
@@ -475,7 +476,7 @@ def normalisation(
     return half, half, (f"pixels of {channels} channels normalised by mean 0.5 and std 0.5",)
 
 
-def plain(value: Any) -> str:
+def format_sides(value: Any) -> str:
     """Return a value as text; the sides of a pair are separated by ``x``."""
     return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
@@ -489,11 +490,13 @@ def requested_grid(image: Pair | None, grid: Pair | None, step: Pair) -> Pair | 
         return grid
     if image[0] % step[0] or image[1] % step[1]:
         raise WeightsError(
-            f"an image of {plain(image)} pixels is not a multiple of the patch size {plain(step)}; give a size that is"
+            f"an image of {format_sides(image)} pixels is not a multiple of the patch size {format_sides(step)}; "
+            "give a size that is"
         )
     requested = (image[0] // step[0], image[1] // step[1])
     if grid not in (None, requested):
         raise WeightsError(
-            f"images of {plain(image)} have a grid of {plain(requested)}, not of {plain(grid)}; give one of the two"
+            f"images of {format_sides(image)} have a grid of {format_sides(requested)}, not of {format_sides(grid)}; "
+            "give one of the two"
         )
     return requested

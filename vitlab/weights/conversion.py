@@ -19,14 +19,14 @@ from vitlab.store.files import read_json, write_json
 from vitlab.weights.architecture import GELUS, Architecture, ModelFacts, requested_grid
 from vitlab.weights.files import Json, WeightFile, container_of, read_file, write_file
 from vitlab.weights.formats import Format
-from vitlab.weights.hugging_face import HuggingFaceFormat, description
+from vitlab.weights.hugging_face import HuggingFaceFormat, transformers_configs
 from vitlab.weights.opening import (
     HEADER,
     Checkpoint,
+    build_from_canonical,
     format_named,
     interpret,
-    load,
-    naming,
+    name_file_in_errors,
     open_checkpoint,
     require_match,
 )
@@ -66,9 +66,9 @@ def inspect(file: Path, form: str | None = None, facts: ModelFacts = ModelFacts(
         WeightsError: if it cannot be read, or is not a Vision Transformer.
     """
     checkpoint = open_checkpoint(file, form)
-    with naming(file):
+    with name_file_in_errors(file):
         architecture = checkpoint.architecture(facts)
-        own = _canonical(architecture.skeleton(), "head.weight" in checkpoint.state)
+        own = _canonical_state(architecture.skeleton(), "head.weight" in checkpoint.state)
     return Inspection(checkpoint, architecture, mismatches(own, checkpoint.state, checkpoint.unknown))
 
 
@@ -115,7 +115,7 @@ def convert(
     if target.exists() and source.exists() and target.samefile(source):
         raise WeightsError(f"{target} is the file to be converted; give the new one another name")
     contents = read_file(source)
-    with naming(source):
+    with name_file_in_errors(source):
         checkpoint = interpret(contents, form)
         state, removed = drop_head(checkpoint.state, "new" if head == "drop" else "keep", pre_logits)
         if classes is not None:
@@ -130,13 +130,13 @@ def convert(
                 raise WeightsError(
                     f"only a config.json shows rotary positions; write to {NAMES_ON_THE_HUB[0]}, not {target}"
                 )
-        new = _with_rows(_for_grid(old, image, grid), state, library)
+        new = _match_prefix_rows(_change_grid(old, image, grid), state, library)
         # The two models differ in nothing but their positions.
         dtype = reduce(torch.promote_types, {value.dtype for value in state.values()})
         model = new.build().to(dtype)
         how = {"checkpoint": str(source), "head": "keep", "resample": resample}
-        start_from(model, load(old, state, checkpoint.unknown, dtype), InitFrom.model_validate(how))
-        state = _canonical(model, has_head)
+        start_from(model, build_from_canonical(old, state, checkpoint.unknown, dtype), InitFrom.model_validate(how))
+        state = _canonical_state(model, has_head)
         on_the_hub, has_config = target.name in NAMES_ON_THE_HUB, target.with_name("config.json").exists()
         beside: dict[Path, Json] = {}
         notes = [*checkpoint.notes(old, removed)]
@@ -150,7 +150,7 @@ def convert(
         else:
             tensors = library.from_canonical(state, new.geometry.heads)
             if on_the_hub and not has_config and isinstance(library, HuggingFaceFormat):
-                files = zip(map(target.with_name, DESCRIPTIONS), description(new, _family(new)), strict=True)
+                files = zip(map(target.with_name, DESCRIPTIONS), transformers_configs(new, _family(new)), strict=True)
                 beside = {file: content for file, content in files if not file.exists()}
             else:
                 notes += _notes_on_defaults(new, library)
@@ -168,7 +168,7 @@ def _family(model: Architecture) -> str:
     return "deit" if "distillation" in model.geometry.prefix else "vit"
 
 
-def _canonical(model: ViT, has_head: bool) -> NewState:
+def _canonical_state(model: ViT, has_head: bool) -> NewState:
     """Return the canonical state of a model, without a head that is not wanted."""
     state = model.to_canonical(model.state_dict())
     return state if has_head else drop_head(state, "new", "keep")[0]
@@ -187,7 +187,7 @@ def _with_norm_on_tokens(old: Architecture, state: NewState) -> tuple[Architectu
     return replace(old, options={**old.options, "final_norm_at": "tokens"}), renamed
 
 
-def _for_grid(old: Architecture, image: Pair | None, grid: Pair | None) -> Architecture:
+def _change_grid(old: Architecture, image: Pair | None, grid: Pair | None) -> Architecture:
     """Return the architecture for images of another size, or of another grid of patches."""
     g = old.geometry
     step = (g.image[0] // g.grid[0], g.image[1] // g.grid[1])
@@ -195,7 +195,7 @@ def _for_grid(old: Architecture, image: Pair | None, grid: Pair | None) -> Archi
     return replace(old, info=replace(old.info, image=(rows * step[0], columns * step[1])))
 
 
-def _with_rows(model: Architecture, state: State, library: Format) -> Architecture:
+def _match_prefix_rows(model: Architecture, state: State, library: Format) -> Architecture:
     """Return the architecture with rows of positions for prefix tokens if the library requires them, or without."""
     rows = library.facts(library.from_canonical(state, model.geometry.heads))[0].prefix_rows
     if rows is None or "learned" not in model.encodings:
@@ -229,7 +229,7 @@ def _verify_round_trip(
             if own != "qv"  # the file holds a bias of keys, of zeros
         ]
         if not differences:
-            require_match(_canonical(again, has_head), checkpoint.state, checkpoint.unknown)
+            require_match(_canonical_state(again, has_head), checkpoint.state, checkpoint.unknown)
     except (WeightsError, OptionError, GeometryError) as error:
         raise WeightsError(
             f"{refusal}: read back, the file would not be the same model; choose another format, or a folder without "

@@ -64,7 +64,7 @@ def export(model: Model, info: DataInfo, mean: Values, std: Values, file: Path, 
             with torch.no_grad():  # with gradients, ONNX's exporter refuses the strides of some attentions
                 # The example has several images, so that a batch of one is no special case.
                 program = torch.export.export(module, (batches[-1],), dynamic_shapes=shapes, strict=False)
-                run = _save_onnx(program, new) if form == "onnx" else _save_torch(program, new)
+                run = _export_onnx(program, new) if form == "onnx" else _export_torch(program, new)
                 pairs = [(module(x_BCHW), run(x_BCHW)) for x_BCHW in batches]
         except WeightsError:
             raise
@@ -83,12 +83,12 @@ def export(model: Model, info: DataInfo, mean: Values, std: Values, file: Path, 
     return difference
 
 
-def _save_torch(program: Any, file: Path) -> Callable[[Tensor], Tensor]:
+def _export_torch(program: Any, file: Path) -> Callable[[Tensor], Tensor]:
     torch.export.save(program, file)
     return torch.export.load(file).module()
 
 
-def _save_onnx(program: Any, file: Path) -> Callable[[Tensor], Tensor]:
+def _export_onnx(program: Any, file: Path) -> Callable[[Tensor], Tensor]:
     try:
         import onnxruntime
         import onnxscript  # noqa: F401  # of torch's exporter

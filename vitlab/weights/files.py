@@ -74,17 +74,17 @@ def read_file(file: Path, digests: Mapping[str, str] | None = None) -> WeightFil
     if not file.is_file():
         raise WeightsError(f"{file} is a folder; name the file in it" if file.is_dir() else f"no such file: {file}")
     container = container_of(file)
-    data, *beside = [_content(each, digests) for each in files_of(file)]
+    data, *beside = [_read_verified(each, digests) for each in files_of(file)]
     assert data is not None
     actual = _container_by_content(data)
     if actual is not None and actual != container:
         suffix = next(suffix for suffix, kind in SUFFIXES.items() if kind == actual)
         raise WeightsError(f"{file} is {_ARTICLE[actual]}, but its suffix is {file.suffix}; rename it to {suffix}")
-    reader = {"safetensors": _safetensors, "torch": _torch, "npz": _npz}[container]
+    reader = {"safetensors": _read_safetensors, "torch": _read_torch, "npz": _read_npz}[container]
     try:
         content, header = reader(data)
     except Exception as error:  # a damaged or hostile file makes the readers raise anything
-        raise WeightsError(f"{file} cannot be read as {_ARTICLE[container]}: {_reason(error)}") from None
+        raise WeightsError(f"{file} cannot be read as {_ARTICLE[container]}: {_explain_error(error)}") from None
     content, wrappers, other_keys = _unwrap(content)
     tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
     other_keys += [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
@@ -94,7 +94,7 @@ def read_file(file: Path, digests: Mapping[str, str] | None = None) -> WeightFil
         tensors = {name.removeprefix(_DISTRIBUTED): value for name, value in tensors.items()}
         wrappers.append(_DISTRIBUTED.removesuffix("."))
     config, preprocessor = (
-        _json(file.with_name(name), each) for name, each in zip(DESCRIPTIONS, beside or (None, None), strict=True)
+        _read_json(file.with_name(name), each) for name, each in zip(DESCRIPTIONS, beside or (None, None), strict=True)
     )
     return WeightFile(
         file,
@@ -144,7 +144,7 @@ _ARTICLE = {
 }
 
 
-def _content(file: Path, digests: Mapping[str, str] | None) -> bytes | None:
+def _read_verified(file: Path, digests: Mapping[str, str] | None) -> bytes | None:
     """Return the bytes of a file, None if it does not exist; another file than ``digests`` describes is refused."""
     try:
         data = file.read_bytes()
@@ -175,14 +175,14 @@ def _container_by_content(data: bytes) -> Container | None:
     return "safetensors" if data[8:9] == b"{" else None
 
 
-def _safetensors(data: bytes) -> tuple[NewState, Mapping[str, str]]:
+def _read_safetensors(data: bytes) -> tuple[NewState, Mapping[str, str]]:
     tensors = safetensors.torch.load(data)
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     # The order of names in safetensors changes from run to run, and messages name the first of them.
     return dict(sorted(tensors.items())), header.get("__metadata__") or {}
 
 
-def _torch(data: bytes) -> tuple[Mapping[Any, Any], Mapping[str, str]]:
+def _read_torch(data: bytes) -> tuple[Mapping[Any, Any], Mapping[str, str]]:
     # Training scripts save their arguments beside the weights; loading a Namespace executes nothing.
     with torch.serialization.safe_globals([argparse.Namespace]):
         content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
@@ -191,7 +191,7 @@ def _torch(data: bytes) -> tuple[Mapping[Any, Any], Mapping[str, str]]:
     return content, {}
 
 
-def _npz(data: bytes) -> tuple[dict[str, Any], Mapping[str, str]]:
+def _read_npz(data: bytes) -> tuple[dict[str, Any], Mapping[str, str]]:
     with np.load(io.BytesIO(data), allow_pickle=False) as archive:
         return {name: _from_numpy(archive[name]) for name in archive.files}, {}
 
@@ -214,7 +214,7 @@ def _unwrap(content: Mapping[Any, Any]) -> tuple[Mapping[Any, Any], list[str], l
     return content, wrappers, other_keys
 
 
-def _json(file: Path, data: bytes | None) -> Json:
+def _read_json(file: Path, data: bytes | None) -> Json:
     try:
         content = {} if data is None else json.loads(data)
     except ValueError as error:
@@ -222,7 +222,7 @@ def _json(file: Path, data: bytes | None) -> Json:
     return content if isinstance(content, Mapping) else {}
 
 
-def _reason(error: Exception) -> str:
+def _explain_error(error: Exception) -> str:
     if isinstance(error, pickle.UnpicklingError):
         objects = re.search(r"GLOBAL ([\w.]+)", str(error))
         if objects:

@@ -26,7 +26,7 @@ which flax calls ``{kernel}`` or bias in layers, and ``{scale}`` or bias in norm
 """
 
 
-def columns(text: str) -> Table:
+def parse_columns(text: str) -> Table:
     """Return the names in the lines of a text."""
     return tuple((ours, theirs) for ours, theirs in map(str.split, text.strip().splitlines()))
 
@@ -58,7 +58,7 @@ class Format:
 
     def to_canonical(self, state: State) -> Canonical:
         """Convert this format's names and shapes to canonical ones."""
-        return Canonical(*read((*self.table, *self.further), state))
+        return Canonical(*rename_to_canonical((*self.table, *self.further), state))
 
     def from_canonical(self, state: State, heads: int) -> NewState:
         """Convert canonical names and shapes to this format's.
@@ -74,7 +74,7 @@ class Format:
         return self._from_canonical(state, heads)
 
     def _from_canonical(self, state: State, heads: int) -> NewState:
-        return written(self.table, state, self.title)
+        return rename_from_canonical(self.table, state, self.title)
 
     def facts(self, state: State) -> tuple[ModelFacts, ModelFacts]:
         """Return the facts that names and shapes show, and facts to assume unless a file states others."""
@@ -84,7 +84,7 @@ class Format:
 # -- translation of names -------------------------------------------------------------------------------------------
 
 
-def _names(table: Table, state: State) -> Iterator[tuple[str, str]]:
+def _expand_names(table: Table, state: State) -> Iterator[tuple[str, str]]:
     """Yield every pair of names that a table has for the numbers that occur in a state."""
     # Blocks have several tensors each, so that a larger number counts something else, such as the date in a name.
     numbers = (int(number) for name in state for number in re.findall(r"\d{1,9}", name))
@@ -98,23 +98,23 @@ def _names(table: Table, state: State) -> Iterator[tuple[str, str]]:
                     yield ours, theirs
 
 
-def read(table: Table, state: State) -> tuple[NewState, tuple[str, ...]]:
+def rename_to_canonical(table: Table, state: State) -> tuple[NewState, tuple[str, ...]]:
     """Return the tensors under canonical names, and the names that the table does not have.
 
     Two tensors of one canonical name are refused.
     """
-    ours = {theirs: ours for ours, theirs in _names(table, state)}
+    ours = {theirs: ours for ours, theirs in _expand_names(table, state)}
     out: NewState = {}
     for name in (name for name in state if name in ours):
         if ours[name] in out:
             raise WeightsError(f"the file holds {name} twice, under two spellings; remove one of them")
         out[ours[name]] = state[name]
-    return joined(out, *QKV), tuple(name for name in state if name not in ours)
+    return join_qkv(out, *QKV), tuple(name for name in state if name not in ours)
 
 
-def written(table: Table, state: State, title: str) -> NewState:
+def rename_from_canonical(table: Table, state: State, title: str) -> NewState:
     """Return canonical tensors under a library's names; those that it has no name for are refused."""
-    theirs = dict(_names(table, state))
+    theirs = dict(_expand_names(table, state))
     if unsupported := [name for name in state if name not in theirs]:
         raise WeightsError(f"{title} has no tensor for {some(unsupported)}; use another format")
     return {theirs[name]: value for name, value in state.items()}
@@ -124,7 +124,7 @@ QKV = (r"blocks\.\d+\.attn", "qkv")  #: attentions, and the parts of their one m
 POOLING = ("attn_pool", "kv")
 
 
-def joined(state: State, attention: str, parts: str) -> NewState:
+def join_qkv(state: State, attention: str, parts: str) -> NewState:
     """Concatenate the parts of an attention, such as ``q``, ``k`` and ``v``, to one matrix and bias ``qkv``."""
     out = dict(state)
     for match in filter(None, (re.fullmatch(rf"({attention})\.{parts[0]}\.(weight|bias)", name) for name in state)):
@@ -134,8 +134,8 @@ def joined(state: State, attention: str, parts: str) -> NewState:
     return out
 
 
-def split(state: State, attention: str, parts: str) -> NewState:
-    """Take the parts of an attention's matrix and bias apart; the inverse of :func:`joined`."""
+def split_qkv(state: State, attention: str, parts: str) -> NewState:
+    """Take the parts of an attention's matrix and bias apart; the inverse of :func:`join_qkv`."""
     out = dict(state)
     for match in filter(None, (re.fullmatch(rf"({attention})\.{parts}\.(weight|bias)", name) for name in state)):
         for part, rows in zip(parts, out.pop(match[0]).chunk(len(parts)), strict=True):
@@ -148,7 +148,7 @@ def split(state: State, attention: str, parts: str) -> NewState:
 _GAMMA = re.compile(r"(blocks\.\d+)\.gamma_([12])")
 _GATED = re.compile(r"(blocks\..+\.mlp)\.fc1\.(weight|bias)")
 _QUERY_BIAS = re.compile(r"(blocks\.\d+\.attn)\.q_bias")
-_META = columns("""
+_META = parse_columns("""
 reg_token  register_tokens
 reg_token  storage_tokens
 mlp.fc1.   mlp.w12.
@@ -165,7 +165,7 @@ _UNREAD = re.compile(r"mask_token|rope_embed\..*|local_cls_norm\..*|.*\.(bias_ma
 META = ModelFacts(eps=1e-5).or_else(IMAGENET)
 
 
-def stacked_tables(state: State) -> NewState:
+def stack_tables(state: State) -> NewState:
     """Return a state whose tables of relative positions, one a block or one for all, are one tensor."""
     names = [name for name in state if name.endswith(".relative_position_bias_table") and name != RELATIVE]
     if not names:
@@ -175,7 +175,7 @@ def stacked_tables(state: State) -> NewState:
     return {**rest, RELATIVE: torch.stack([state[name] for name in names])}
 
 
-def without_class_row(state: State) -> NewState:
+def fold_class_row(state: State) -> NewState:
     """Return the class token with its row of positions added, and the rows without it; the sums are the same."""
     rows_1TD = state["pos_embed"]
     return {"cls_token": state["cls_token"] + rows_1TD[:, :1], "pos_embed": rows_1TD[:, 1:]}
@@ -209,8 +209,8 @@ class TimmFormat(Format):
                 ours = _GAMMA.sub(r"\1.ls\2.gamma", reduce(lambda text, pair: text.replace(*pair[::-1]), _META, name))
                 out[ours] = value if mask is None else value * mask
         if "register_tokens" in state:
-            out |= without_class_row(out)
-        out = stacked_tables(out)
+            out |= fold_class_row(out)
+        out = stack_tables(out)
         state = out.copy()
         if "rope.freqs" in out:
             out["position.freqs"] = out.pop("rope.freqs")
@@ -257,7 +257,7 @@ class TorchvisionFormat(Format):
     convention = ModelFacts(eps=1e-6).or_else(IMAGENET)
     needs = (*NEEDS, "blocks.0.attn.qkv.bias")
     square = True
-    table = columns("""
+    table = parse_columns("""
 cls_token                class_token
 pos_embed                encoder.pos_embedding
 patch_embed.proj.{p}     conv_proj.{p}
@@ -272,7 +272,7 @@ pre_logits.fc.{p}        heads.pre_logits.{p}
 head.{p}                 heads.head.{p}
 """)
     # Before version 0.12.
-    further = columns("""
+    further = parse_columns("""
 blocks.{i}.mlp.fc1.{p} encoder.layers.encoder_layer_{i}.mlp.linear_1.{p}
 blocks.{i}.mlp.fc2.{p} encoder.layers.encoder_layer_{i}.mlp.linear_2.{p}
 """)
@@ -282,7 +282,7 @@ blocks.{i}.mlp.fc2.{p} encoder.layers.encoder_layer_{i}.mlp.linear_2.{p}
 
 
 # flax numbers parts in order of creation, which differs between the code bases.
-_VIT_JAX = columns("""
+_VIT_JAX = parse_columns("""
 cls_token                                                      cls
 pos_embed                                                      Transformer/posembed_input/pos_embedding
 patch_embed.proj.{p}                                           embedding/{kernel}
@@ -316,7 +316,7 @@ attn_pool.norm.{p}                                             MAPHead_0/LayerNo
 attn_pool.mlp.fc1.{p}                                          MAPHead_0/MlpBlock_0/Dense_0/{kernel}
 attn_pool.mlp.fc2.{p}                                          MAPHead_0/MlpBlock_0/Dense_1/{kernel}
 """)
-_BIG_VISION = columns("""
+_BIG_VISION = parse_columns("""
 pos_embed                pos_embedding
 blocks.{i}.norm1.{p}     Transformer/encoderblock_{i}/LayerNorm_0/{scale}
 blocks.{i}.attn.q.{p}    Transformer/encoderblock_{i}/MultiHeadDotProductAttention_0/query/{kernel}
@@ -351,10 +351,10 @@ class GoogleFormat(Format):
 
     def to_canonical(self, state: State) -> Canonical:
         """Rename and transpose the weights, and fuse qkv."""
-        inside, outside = _model_of(state)
+        inside, outside = _select_model(state)
         translated = {name: _from_flax(name, value) for name, value in inside.items()}
-        canonical, unknown = read((*self.table, *self.further), translated)
-        canonical = joined(canonical, *POOLING)
+        canonical, unknown = rename_to_canonical((*self.table, *self.further), translated)
+        canonical = join_qkv(canonical, *POOLING)
         if not any(".stages." in name for name in canonical):  # timm has no module "stem" then
             canonical = {name.replace(_STEM, _STEM_ALONE): value for name, value in canonical.items()}
         positions = canonical.get("pos_embed")
@@ -363,15 +363,15 @@ class GoogleFormat(Format):
         return Canonical(canonical, unknown, outside)
 
     def _from_canonical(self, state: State, heads: int) -> NewState:
-        out = split(split(state, *QKV), *POOLING)
+        out = split_qkv(split_qkv(state, *QKV), *POOLING)
         if "patch_embed.backbone.conv.weight" in out:
             out = {name.replace(_STEM_ALONE, _STEM): value for name, value in out.items()}
-        renamed = written(self.table, out, self.title)
+        renamed = rename_from_canonical(self.table, out, self.title)
         return {name: _to_flax(name, value, heads) for name, value in renamed.items()}
 
     def facts(self, state: State) -> tuple[ModelFacts, ModelFacts]:
         """Return heads and rows of prefix tokens, and that big_vision's files without positions use computed ones."""
-        inside, _ = _model_of(state)
+        inside, _ = _select_model(state)
         kernel = next(
             (value for name, value in inside.items() if re.search(r"encoderblock_.*query/kernel", name)), None
         )
@@ -387,7 +387,7 @@ class GoogleFormat(Format):
         return known, ModelFacts(position=Encoding() if learned else computed).or_else(self.convention)
 
 
-def _model_of(state: State) -> tuple[NewState, tuple[str, ...]]:
+def _select_model(state: State) -> tuple[NewState, tuple[str, ...]]:
     """Return the tensors of the model, with the blocks that big_vision stacks on axis 0 apart, and the other names."""
     root = next((root for root in _ROOTS if f"{root}embedding/kernel" in state), "")
     out: NewState = {}

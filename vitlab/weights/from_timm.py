@@ -14,7 +14,7 @@ from torch import nn
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import WeightsError, nearest
 from vitlab.models.contract import NewState, State
-from vitlab.weights.architecture import Encoding, Options, ratio_of
+from vitlab.weights.architecture import Encoding, Options, exact_ratio
 from vitlab.weights.files import Json, WeightFile
 from vitlab.weights.formats import TimmFormat
 from vitlab.weights.transfer import to_native_rotation
@@ -35,7 +35,7 @@ BLOCKS: Mapping[str, str] = {
 NONE: Options = {"type": "none"}
 
 
-def timm_module() -> Any:
+def import_timm() -> Any:
     """Return timm, imported behind torchvision's operators; without it, raise a WeightsError."""
     torchvision()
     try:
@@ -67,7 +67,7 @@ def build_timm(contents: WeightFile) -> Any:
         WeightsError: if timm does not have the architecture, or the tensors do not belong to it.
     """
     config, tensors, where = contents.config, contents.tensors, contents.file.with_name("config.json")
-    timm, pretrained = timm_module(), pretrained_config(config)
+    timm, pretrained = import_timm(), pretrained_config(config)
     full_name = str(config.get("architecture") or pretrained.get("architecture"))
     name = full_name.partition(".")[0]
     if not timm.is_model(name):
@@ -124,13 +124,13 @@ def from_timm(module: nn.Module) -> tuple[Options, NewState]:
     if kind not in ("VisionTransformer", "VisionTransformerDistilled", "Eva", "Beit"):
         raise WeightsError(f"timm's {kind} is no model of vitlab's; train it as an arm with model: {{type: timm}}")
     m: Any = module
-    parts = [_block(block) for block in m.blocks]
+    parts = [_block_options(block) for block in m.blocks]
     for index, part in enumerate(parts):
         if part != parts[0]:
             raise _refusal(f"block {index} of the model", "differs from block 0, as vitlab's checkpoints do not")
-    heads = _attention_of(m.blocks[0]).num_heads
-    state = _canonical(m.state_dict())
-    encoding = _rotary(getattr(m, "rope", None), m.patch_embed.grid_size)
+    heads = _find_attention(m.blocks[0]).num_heads
+    state = _canonical_tensors(m.state_dict())
+    encoding = _rotary_encoding(getattr(m, "rope", None), m.patch_embed.grid_size)
     position: list[Options] = []
     if getattr(m, "pos_embed", None) is not None:
         position.append({"type": "learned", "prefix_rows": "none" if getattr(m, "no_embed_class", False) else "own"})
@@ -138,8 +138,8 @@ def from_timm(module: nn.Module) -> tuple[Options, NewState]:
         position.append({"type": encoding.type, **encoding.options})
         state = to_native_rotation(state, encoding, heads)
     if kind == "Beit":
-        position += _relative(m)
-    pooled, final_norm = _norm(getattr(m, "fc_norm", None)), _norm(m.norm)
+        position += _relative_options(m)
+    pooled, final_norm = _norm_options(getattr(m, "fc_norm", None)), _norm_options(m.norm)
     if NONE not in (pooled, final_norm):
         raise _refusal("the model", "has a norm on its tokens and another after pooling")
     options: Options = {
@@ -149,13 +149,13 @@ def from_timm(module: nn.Module) -> tuple[Options, NewState]:
         "heads": heads,
         "prefix": [name for name, token in (("class", "cls_token"), ("distillation", "dist_token")) if token in state],
         "registers": state["reg_token"].shape[1] if "reg_token" in state else 0,
-        "patch": _patch(m.patch_embed),
+        "patch": _patch_options(m.patch_embed),
         "position": position or "none",
         **parts[0],
-        "stem_norm": _norm(getattr(m, "norm_pre", None)),
+        "stem_norm": _norm_options(getattr(m, "norm_pre", None)),
         "final_norm": final_norm if pooled == NONE else pooled,
         "final_norm_at": "tokens" if pooled == NONE else "pooled",
-        "head": _head(m),
+        "head": _head_options(m),
     }
     return options, state
 
@@ -164,7 +164,7 @@ def _refusal(part: str, reason: str) -> WeightsError:
     return WeightsError(f"{part} {reason}; use other weights, or train the model as an arm with model: {{type: timm}}")
 
 
-def _patch(embed: Any) -> Options:
+def _patch_options(embed: Any) -> Options:
     backbone = getattr(embed, "backbone", None)
     if backbone is not None:
         stages = getattr(backbone, "stages", None)
@@ -175,10 +175,10 @@ def _patch(embed: Any) -> Options:
         return {"type": "resnet", "layers": layers, "width_factor": stem.conv.out_channels / 64}
     if type(embed).__name__ != "PatchEmbed":
         raise _refusal(f"its patch embedding {type(embed).__name__}", "is no part of vitlab's")
-    return {"type": "linear", "bias": embed.proj.bias is not None, "norm": _norm(embed.norm)}
+    return {"type": "linear", "bias": embed.proj.bias is not None, "norm": _norm_options(embed.norm)}
 
 
-def _block(block: Any) -> Options:
+def _block_options(block: Any) -> Options:
     """Return the options of one block: ``block``, ``attention``, ``mlp``, ``norm`` and ``layer_scale``."""
     kind = type(block).__name__
     if kind not in BLOCKS:
@@ -191,7 +191,7 @@ def _block(block: Any) -> Options:
     else:
         names = ("gamma_1", "gamma_2") if hasattr(block, "gamma_1") else ("ls1", "ls2")
         norms, scales, mlp = (block.norm1, block.norm2), [getattr(block, name, None) for name in names], block.mlp
-    norm, other = map(_norm, norms)
+    norm, other = map(_norm_options, norms)
     if norm != other:
         raise _refusal("a block", "has another norm before its MLP than before its attention")
     scaled = [not isinstance(scale, nn.Identity | None) for scale in scales]
@@ -199,14 +199,14 @@ def _block(block: Any) -> Options:
         raise _refusal("a block", "scales the output of its attention and not of its MLP")
     return {
         "block": choice,
-        "attention": _attention(_attention_of(block)),
-        "mlp": _mlp(mlp),
+        "attention": _attention_options(_find_attention(block)),
+        "mlp": _mlp_options(mlp),
         "norm": norm,
         "layer_scale": 1e-5 if scaled[0] else None,
     }
 
 
-def _norm(norm: Any) -> Options:
+def _norm_options(norm: Any) -> Options:
     kind = type(norm).__name__
     if isinstance(norm, nn.Identity | None):
         return NONE
@@ -218,11 +218,11 @@ def _norm(norm: Any) -> Options:
     raise _refusal(f"norm {kind} of timm", "is no part of vitlab's")
 
 
-def _attention_of(block: Any) -> Any:
+def _find_attention(block: Any) -> Any:
     return block.attns[0].attn if hasattr(block, "attns") else block.attn
 
 
-def _attention(attention: Any) -> Options:
+def _attention_options(attention: Any) -> Options:
     kind = type(attention).__name__
     if kind not in ("Attention", "EvaAttention", "AttentionRope"):
         raise _refusal(f"attention {kind} of timm", "is stored in a form that vitlab does not read")
@@ -234,25 +234,25 @@ def _attention(attention: Any) -> Options:
     return {
         "type": "auto" if getattr(attention, "gate", None) is None else "gated",
         "qkv_bias": of_keys or ("qv" if names & {"q_bias", "q_proj.bias"} else False),
-        "qk_norm": _norm(getattr(attention, "q_norm", None)),
-        "norm": _norm(getattr(attention, "norm", None)),
+        "qk_norm": _norm_options(getattr(attention, "q_norm", None)),
+        "norm": _norm_options(getattr(attention, "norm", None)),
         "proj_bias": attention.proj.bias is not None,
     }
 
 
-def _mlp(mlp: Any) -> Options:
+def _mlp_options(mlp: Any) -> Options:
     kind, activation = type(mlp).__name__, type(mlp.act).__name__
-    ratio = ratio_of(mlp.fc2.in_features, mlp.fc2.out_features)
-    options: Options = {"ratio": ratio, "bias": mlp.fc2.bias is not None, "norm": _norm(mlp.norm)}
+    ratio = exact_ratio(mlp.fc2.in_features, mlp.fc2.out_features)
+    options: Options = {"ratio": ratio, "bias": mlp.fc2.bias is not None, "norm": _norm_options(mlp.norm)}
     if kind == "Mlp":
-        return {"type": "gelu", "approximate": _gelu(mlp.act), **options}
+        return {"type": "gelu", "approximate": _gelu_option(mlp.act), **options}
     gates = {"SiLU": "swiglu", "GELU": "geglu"}
     if kind not in ("SwiGLU", "GluMlp") or activation not in gates or getattr(mlp, "gate_last", False):
         raise _refusal(f"mlp {kind} of timm, with {activation}", "is no part of vitlab's")
     return {"type": gates[activation], **options}
 
 
-def _gelu(act: Any) -> str:
+def _gelu_option(act: Any) -> str:
     kind = type(act).__name__
     if kind == "GELUTanh" or (kind == "GELU" and getattr(act, "approximate", "none") == "tanh"):
         return "tanh"
@@ -263,7 +263,7 @@ def _gelu(act: Any) -> str:
     return "none"
 
 
-def _rotary(rope: Any, grid: tuple[int, int]) -> Encoding:
+def _rotary_encoding(rope: Any, grid: tuple[int, int]) -> Encoding:
     """Return the rotary position encoding of a model; its type is ``none`` if there is none."""
     if rope is None:
         return Encoding()
@@ -284,7 +284,7 @@ def _rotary(rope: Any, grid: tuple[int, int]) -> Encoding:
     return Encoding(type="rope2d", options=options, axes=rope.grid_indexing, pairs=pairs)
 
 
-def _relative(m: Any) -> list[Options]:
+def _relative_options(m: Any) -> list[Options]:
     shared, own = m.rel_pos_bias is not None, m.blocks[0].attn.relative_position_bias_table is not None
     if shared and own:
         raise _refusal("the model", "has relative positions that its blocks share, and others for each block")
@@ -293,7 +293,7 @@ def _relative(m: Any) -> list[Options]:
     return [{"type": "relative_bias", "where": "every_layer_shared" if shared else "every_layer"}]
 
 
-def _head(m: Any) -> Options:
+def _head_options(m: Any) -> Options:
     if type(m).__name__ == "VisionTransformerDistilled":
         return {"type": "distilled"}
     pool = POOLS.get(m.global_pool or "token")
@@ -307,17 +307,20 @@ def _head(m: Any) -> Options:
         options["over"] = "all"
     if pool == "map":
         pooling = m.attn_pool
-        norm = _norm(pooling.norm)
+        norm = _norm_options(pooling.norm)
         options["pool_eps"] = norm.get("eps")
         if norm != {"type": "layernorm", "eps": options["pool_eps"], "affine": "scale_and_shift"}:
             raise _refusal("its attention pooling", "has another norm than vitlab's")
-        options |= {"approximate": _gelu(pooling.mlp.act), "ratio": ratio_of(pooling.mlp.fc1.out_features, m.embed_dim)}
-        if pooling.num_heads != _attention_of(m.blocks[0]).num_heads:
+        options |= {
+            "approximate": _gelu_option(pooling.mlp.act),
+            "ratio": exact_ratio(pooling.mlp.fc1.out_features, m.embed_dim),
+        }
+        if pooling.num_heads != _find_attention(m.blocks[0]).num_heads:
             options["pool_heads"] = pooling.num_heads
     return options
 
 
-def _canonical(state: State) -> NewState:
+def _canonical_tensors(state: State) -> NewState:
     """Return tensors of timm's models under canonical names, with one matrix of queries, keys and values."""
     out = TimmFormat().to_canonical(state).state
     for name in (name for name in state if ".q_proj." in name):

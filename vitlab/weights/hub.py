@@ -13,8 +13,8 @@ from vitlab.identity.trial import DESCRIPTIONS, NAMES_ON_THE_HUB
 from vitlab.models.contract import State
 from vitlab.weights.architecture import ModelFacts
 from vitlab.weights.files import Json, WeightFile
-from vitlab.weights.from_timm import names_timm, pretrained_config, timm_module
-from vitlab.weights.hugging_face import config_facts, key_set, note_on_unread, pair_of
+from vitlab.weights.from_timm import import_timm, names_timm, pretrained_config
+from vitlab.weights.hugging_face import as_pair, config_facts, note_on_unread, split_keys
 
 MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva", "beit")
 """Modules of timm whose models vitlab's ViT may compute."""
@@ -32,7 +32,7 @@ class Named(NamedTuple):
 
 def named_weights(pattern: str = "") -> list[Named]:
     """Return the weights in timm's own tables whose names hold a pattern, in which ``*`` and ``?`` stand for others."""
-    timm = timm_module()
+    timm = import_timm()
     names = timm.list_models(f"*{pattern}*", module=MODULES, pretrained=True)
     configs = {name: timm.get_pretrained_cfg(name) for name in names}
     return [
@@ -43,7 +43,7 @@ def named_weights(pattern: str = "") -> list[Named]:
 
 def repository_of(name: str) -> str:
     """Return the repository on the hub from which timm takes the weights of a name."""
-    timm = timm_module()
+    timm = import_timm()
     names = [each for each in timm.list_pretrained() if each.startswith(f"{name.partition('.')[0]}.")]
     if name not in names:
         hint = nearest(name, timm.list_pretrained())
@@ -58,7 +58,7 @@ def repository_of(name: str) -> str:
     return str(config.hf_hub_id)
 
 
-def fetched(kind: Literal["timm", "hub"], name: str) -> Path:
+def fetch_by_name(kind: Literal["timm", "hub"], name: str) -> Path:
     """Return the file of the weights that timm names, or of a repository on the hub; see :func:`fetch`."""
     return fetch(repository_of(name) if kind == "timm" else name)
 
@@ -121,9 +121,9 @@ def read_config(contents: WeightFile, state: State) -> Config:
     """
     config, where = contents.config, str(contents.file.with_name("config.json"))
     try:
-        pixels, unread = _preprocessor(contents.preprocessor, where)
+        pixels, unread = _preprocessor_facts(contents.preprocessor, where)
         if names_timm(config):
-            facts, notes = _timm(config, where)
+            facts, notes = _timm_facts(config, where)
         elif "model_type" in config:
             facts, notes = config_facts(config, state, where)
         else:
@@ -136,14 +136,14 @@ def read_config(contents: WeightFile, state: State) -> Config:
     return pixels.or_else(facts), [*notes, *unread]
 
 
-def _timm(config: Json, where: str) -> Config:
+def _timm_facts(config: Json, where: str) -> Config:
     """Return size, normalisation and classes; timm itself builds the model from the other keys."""
     pretrained = pretrained_config(config)
     labels, size = config.get("label_names") or pretrained.get("label_names"), pretrained.get("input_size")
     facts = ModelFacts(
-        image=pair_of(size[1:]) if size else None,
-        mean=_numbers(pretrained.get("mean")),
-        std=_numbers(pretrained.get("std")),
+        image=as_pair(size[1:]) if size else None,
+        mean=_as_numbers(pretrained.get("mean")),
+        std=_as_numbers(pretrained.get("std")),
         labels=tuple(map(str, labels)) if isinstance(labels, list | tuple) else None,
     )
     # How the authors prepare pictures for evaluation, which the options of the data decide here.
@@ -158,7 +158,7 @@ def _timm(config: Json, where: str) -> Config:
 
 # -- preprocessor_config.json ------------------------------------------------------------------------------------------
 
-_PREPROCESSOR_KEYS = key_set(
+_PREPROCESSOR_KEYS = split_keys(
     """
     image_mean image_std do_normalize do_rescale rescale_factor do_flip_channel_order offset do_resize size resample
     do_center_crop crop_size crop_pct do_convert_rgb do_pad pad_size do_reduce_labels do_thumbnail default_to_square
@@ -168,7 +168,7 @@ _PREPROCESSOR_KEYS = key_set(
 )
 
 
-def _preprocessor(preprocessor: Json, where: str) -> Config:
+def _preprocessor_facts(preprocessor: Json, where: str) -> Config:
     """Return the mean and standard deviation of pixels in [0, 1] that result from a preprocessor's steps."""
     where = where.replace("config.json", "preprocessor_config.json")
     for key in ("do_flip_channel_order", "offset"):
@@ -177,7 +177,7 @@ def _preprocessor(preprocessor: Json, where: str) -> Config:
                 f"{where}: {key} is {preprocessor[key]}; vitlab supports RGB images without an offset. Use other "
                 "weights."
             )
-    mean, std = _numbers(preprocessor.get("image_mean")), _numbers(preprocessor.get("image_std"))
+    mean, std = _as_numbers(preprocessor.get("image_mean")), _as_numbers(preprocessor.get("image_std"))
     if preprocessor.get("do_normalize") is False:
         mean, std = (0.0,), (1.0,)
     factor = preprocessor.get("rescale_factor", 1 / 255) if preprocessor.get("do_rescale", True) else 1.0
@@ -189,7 +189,7 @@ def _preprocessor(preprocessor: Json, where: str) -> Config:
     return ModelFacts(mean=mean, std=std), note_on_unread(preprocessor.keys() - _PREPROCESSOR_KEYS, where)
 
 
-def _numbers(values: Any) -> tuple[float, ...] | None:
+def _as_numbers(values: Any) -> tuple[float, ...] | None:
     if values is None:
         return None
     return (float(values),) if isinstance(values, int | float) else tuple(map(float, values))

@@ -15,7 +15,7 @@ from vitlab.components.base import Gelu
 from vitlab.errors import WeightsError, some
 from vitlab.geometry import Pair
 from vitlab.models.contract import NewState, State
-from vitlab.weights.architecture import CLIP, HALF, IMAGENET, Architecture, Encoding, ModelFacts, depth_of
+from vitlab.weights.architecture import CLIP, HALF, IMAGENET, Architecture, Encoding, ModelFacts, count_blocks
 from vitlab.weights.files import Json
 from vitlab.weights.formats import (
     FIXED,
@@ -26,18 +26,18 @@ from vitlab.weights.formats import (
     Format,
     Table,
     TimmFormat,
-    columns,
     dinov3_rotation,
-    joined,
-    read,
-    split,
-    stacked_tables,
-    without_class_row,
-    written,
+    fold_class_row,
+    join_qkv,
+    parse_columns,
+    rename_from_canonical,
+    rename_to_canonical,
+    split_qkv,
+    stack_tables,
 )
 from vitlab.weights.transfer import to_native_rotation
 
-_EMBEDDINGS = columns("""
+_EMBEDDINGS = parse_columns("""
 cls_token            embeddings.cls_token
 dist_token           embeddings.distillation_token
 pos_embed            embeddings.position_embeddings
@@ -47,7 +47,7 @@ pre_logits.fc.{p}    pooler.dense.{p}
 """)
 _VIT = (
     *_EMBEDDINGS,
-    *columns("""
+    *parse_columns("""
 blocks.{i}.norm1.{p}     encoder.layer.{i}.layernorm_before.{p}
 blocks.{i}.norm2.{p}     encoder.layer.{i}.layernorm_after.{p}
 blocks.{i}.attn.q.{p}    encoder.layer.{i}.attention.attention.query.{p}
@@ -58,7 +58,7 @@ blocks.{i}.mlp.fc1.{p}   encoder.layer.{i}.intermediate.dense.{p}
 blocks.{i}.mlp.fc2.{p}   encoder.layer.{i}.output.dense.{p}
 """),
 )
-_IN_MEMORY = columns("""
+_IN_MEMORY = parse_columns("""
 blocks.{i}.norm1.{p}     layers.{i}.layernorm_before.{p}
 blocks.{i}.norm2.{p}     layers.{i}.layernorm_after.{p}
 blocks.{i}.attn.q.{p}    layers.{i}.attention.q_proj.{p}
@@ -68,7 +68,7 @@ blocks.{i}.attn.proj.{p} layers.{i}.attention.o_proj.{p}
 blocks.{i}.mlp.fc1.{p}   layers.{i}.mlp.fc1.{p}
 blocks.{i}.mlp.fc2.{p}   layers.{i}.mlp.fc2.{p}
 """)
-_CLASSIFIERS = columns("""
+_CLASSIFIERS = parse_columns("""
 head.{p}      classifier.{p}
 head.{p}      cls_classifier.{p}
 head_dist.{p} distillation_classifier.{p}
@@ -77,7 +77,7 @@ head.{p}      visual_projection.{p}
 _RELATIVE = "relative_position_bias.relative_position_bias_table"
 _BEIT = (
     *_VIT,
-    *columns("""
+    *parse_columns("""
 blocks.{i}.ls1.gamma encoder.layer.{i}.lambda_1
 blocks.{i}.ls2.gamma encoder.layer.{i}.lambda_2
 fc_norm.{p}          pooler.layernorm.{p}
@@ -87,7 +87,7 @@ fc_norm.{p}          pooler.layernorm.{p}
 )
 _DINOV2 = (
     *_EMBEDDINGS,
-    *columns("""
+    *parse_columns("""
 reg_token                embeddings.register_tokens
 blocks.{i}.norm1.{p}     encoder.layer.{i}.norm1.{p}
 blocks.{i}.norm2.{p}     encoder.layer.{i}.norm2.{p}
@@ -103,7 +103,7 @@ blocks.{i}.mlp.fc1.{p}   encoder.layer.{i}.mlp.weights_in.{p}
 blocks.{i}.mlp.fc2.{p}   encoder.layer.{i}.mlp.weights_out.{p}
 """),
 )
-_DINOV3 = columns("""
+_DINOV3 = parse_columns("""
 cls_token                embeddings.cls_token
 reg_token                embeddings.register_tokens
 patch_embed.proj.{p}     embeddings.patch_embeddings.{p}
@@ -121,13 +121,13 @@ norm.{p}                 norm.{p}
 """)
 _DINOV3_GATED = (
     *(pair for pair in _DINOV3 if ".mlp." not in pair[0]),
-    *columns("""
+    *parse_columns("""
 blocks.{i}.mlp.fc1_g.{p} layer.{i}.mlp.gate_proj.{p}
 blocks.{i}.mlp.fc1_x.{p} layer.{i}.mlp.up_proj.{p}
 blocks.{i}.mlp.fc2.{p}   layer.{i}.mlp.down_proj.{p}
 """),
 )
-_CLIP = columns("""
+_CLIP = parse_columns("""
 cls_token                embeddings.class_embedding
 pos_embed                embeddings.position_embedding.weight
 patch_embed.proj.{p}     embeddings.patch_embedding.{p}
@@ -144,7 +144,7 @@ norm.{p}                 post_layernorm.{p}
 """)
 _SIGLIP = (
     *_CLIP,
-    *columns("""
+    *parse_columns("""
 attn_pool.latent      head.probe
 attn_pool.qkv.{p}     head.attention.in_proj_{p}
 attn_pool.proj.{p}    head.attention.out_proj.{p}
@@ -153,7 +153,7 @@ attn_pool.mlp.fc1.{p} head.mlp.fc1.{p}
 attn_pool.mlp.fc2.{p} head.mlp.fc2.{p}
 """),
 )
-_AIMV2 = columns("""
+_AIMV2 = parse_columns("""
 pos_embed                embeddings.position_embedding.weight
 patch_embed.proj.{p}     embeddings.patch_embed.{p}
 patch_embed.norm.{p}     embeddings.rms_norm.{p}
@@ -236,20 +236,20 @@ class HuggingFaceFormat(Format):
         unread = (*family.foreign, *(family.unread if has_classifier else ()))
         body = {n: v for n, v in bare.items() if not n.startswith(unread) and not _OTHER_PARTS.match(n)}
         table = self._table(any(".gate_proj." in name for name in body))
-        canonical, unknown = read((*table, *_IN_MEMORY, *_CLASSIFIERS), body)
+        canonical, unknown = rename_to_canonical((*table, *_IN_MEMORY, *_CLASSIFIERS), body)
         # Some attentions have no bias of keys, and CLIP's projection has none.
         for name in [name for name in canonical if re.fullmatch(r"blocks\.\d+\.attn\.q\.bias", name)]:
             canonical.setdefault(name.replace(".q.", ".k."), torch.zeros_like(canonical[name]))
-        canonical = joined(canonical, *QKV)
+        canonical = join_qkv(canonical, *QKV)
         if "head.weight" in canonical:
             canonical.setdefault("head.bias", canonical["head.weight"].new_zeros(len(canonical["head.weight"])))
         for name in ("cls_token", "pos_embed"):
             if name in canonical and canonical[name].ndim < 3:
                 canonical[name] = canonical[name].reshape(1, -1, canonical[name].shape[-1])
-        canonical = joined(split(canonical, "attn_pool", "qkv"), *POOLING)
+        canonical = join_qkv(split_qkv(canonical, "attn_pool", "qkv"), *POOLING)
         if "reg_token" in canonical and "pos_embed" in canonical:
-            canonical |= without_class_row(canonical)
-        halves = TimmFormat().to_canonical(stacked_tables(canonical)).state
+            canonical |= fold_class_row(canonical)
+        halves = TimmFormat().to_canonical(stack_tables(canonical)).state
         return Canonical(halves, unknown, tuple(name for name in bare if name not in body))
 
     def _from_canonical(self, state: State, heads: int) -> NewState:
@@ -269,7 +269,7 @@ class HuggingFaceFormat(Format):
         classifier = "cls_classifier" if "head_dist.weight" in state else "classifier"
         classifiers = (("head.{p}", classifier + ".{p}"), ("head_dist.{p}", "distillation_classifier.{p}"))
         body = tuple((ours, prefix + theirs) for ours, theirs in table)
-        out = written((*body, *classifiers), split(state, *QKV), self.title)
+        out = rename_from_canonical((*body, *classifiers), split_qkv(state, *QKV), self.title)
         if self.kind == "dinov3_vit":
             out["embeddings.mask_token"] = torch.zeros_like(state["cls_token"])
         return out
@@ -299,12 +299,12 @@ _ACTIVATIONS: Mapping[str, Gelu] = {
 }
 
 
-def key_set(text: str) -> frozenset[str]:
+def split_keys(text: str) -> frozenset[str]:
     """Return the keys in a text that separates them by white space."""
     return frozenset(text.split())
 
 
-KEYS = key_set(
+KEYS = split_keys(
     """
     model_type hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act layer_norm_eps image_size
     patch_size num_channels qkv_bias pooler_act pooler_output_size id2label label2id num_labels hidden_dropout_prob
@@ -334,7 +334,7 @@ KEYS = key_set(
 """Keys of these models, then keys of every model of transformers, which do not affect what these compute."""
 
 
-def family_of(config: Json, where: str) -> str:
+def detect_family(config: Json, where: str) -> str:
     """Return the key of :data:`FAMILIES` that a ``config.json`` names; empty if it names no model of transformers."""
     kind = str(config.get("model_type", "")).removesuffix("_vision_model")
     if kind and kind not in FAMILIES:
@@ -350,7 +350,7 @@ def config_facts(config: Json, state: State, where: str) -> tuple[ModelFacts, li
 
     The canonical tensors show a file that belongs to other weights, which is refused, as is an unsupported model.
     """
-    kind = family_of(config, where)
+    kind = detect_family(config, where)
     family, own = FAMILIES[kind], {**config, **(config.get("vision_config") or {})}
     act, pooler = own.get("hidden_act", family.act), own.get("pooler_act", "tanh")
     if own.get("is_native"):
@@ -371,7 +371,7 @@ def config_facts(config: Json, state: State, where: str) -> tuple[ModelFacts, li
         )
     # A config of other weights states heads and norms that no tensor contradicts.
     norm = state.get("blocks.0.norm1.weight")
-    for key, size in (("hidden_size", None if norm is None else len(norm)), ("num_hidden_layers", depth_of(state))):
+    for key, size in (("hidden_size", None if norm is None else len(norm)), ("num_hidden_layers", count_blocks(state))):
         if None not in (own.get(key), size) and own[key] != size:
             raise WeightsError(
                 f"{where} says {key} {own[key]}, and the tensors beside it have {size}; use the config.json of these "
@@ -381,7 +381,7 @@ def config_facts(config: Json, state: State, where: str) -> tuple[ModelFacts, li
     has_names = any(label != f"LABEL_{index}" for index, label in enumerate(labels))
     facts = ModelFacts(
         heads=own.get("num_attention_heads", family.heads),
-        image=pair_of(own.get("image_size", 224)),
+        image=as_pair(own.get("image_size", 224)),
         eps=own.get("rms_norm_eps" if kind == "aimv2" else "layer_norm_eps", family.eps),
         gelu="none" if gated else _ACTIVATIONS[act],
         position=dinov3_rotation(float(own.get("rope_theta", 100.0))) if kind == "dinov3_vit" else Encoding(),
@@ -390,7 +390,7 @@ def config_facts(config: Json, state: State, where: str) -> tuple[ModelFacts, li
     return facts, note_on_unread(own.keys() - KEYS, where)
 
 
-def description(model: Architecture, kind: str) -> tuple[Json, Json]:
+def transformers_configs(model: Architecture, kind: str) -> tuple[Json, Json]:
     """Return the ``config.json`` and ``preprocessor_config.json`` from which transformers builds a model."""
     g, block, info, facts = model.geometry, model.anatomy.blocks[0], model.info, model.facts()
     labels = info.labels or tuple(f"LABEL_{index}" for index in range(info.classes))
@@ -441,7 +441,7 @@ def note_on_unread(keys: Iterable[str], where: str) -> list[str]:
     return [f"{where}: unknown keys were not read: {some(sorted(keys))}"] if keys else []
 
 
-def pair_of(value: Any) -> Pair | None:
+def as_pair(value: Any) -> Pair | None:
     """Return height and width that a config states as one number or two."""
     if value is None:
         return None

@@ -31,13 +31,13 @@ from vitlab.spec import TrialSpec
 from vitlab.spec.tree import parsed
 from vitlab.store.files import mapping, read_json
 from vitlab.store.folders import TrialFolder
-from vitlab.weights.architecture import IMAGENET, Architecture, Inference, ModelFacts, Values, normalisation
+from vitlab.weights.architecture import IMAGENET, Architecture, Inference, ModelFacts, Values, choose_normalisation
 from vitlab.weights.files import WeightFile, read_file
-from vitlab.weights.formats import Format, GoogleFormat, TimmFormat, TorchvisionFormat, columns
+from vitlab.weights.formats import Format, GoogleFormat, TimmFormat, TorchvisionFormat, parse_columns
 from vitlab.weights.from_timm import build_timm, from_timm, names_timm
 from vitlab.weights.hub import read_config
-from vitlab.weights.hugging_face import HuggingFaceFormat, family_of
-from vitlab.weights.transfer import HEAD, drop_head, mismatches, sentence_of, to_native_rotation
+from vitlab.weights.hugging_face import HuggingFaceFormat, detect_family
+from vitlab.weights.transfer import HEAD, describe_mismatches, drop_head, mismatches, to_native_rotation
 
 HEADER = "vitlab.weights"
 """Key of the facts that tensors do not show, in the header of safetensors files that this package writes."""
@@ -111,12 +111,12 @@ def open_checkpoint(file: Path, form: str | None = None) -> Checkpoint:
         WeightsError: one sentence that names the file, and the first keys that are to blame.
     """
     contents = read_file(file)
-    with naming(file):
+    with name_file_in_errors(file):
         return interpret(contents, form)
 
 
 @contextmanager
-def naming(file: Path) -> Iterator[None]:
+def name_file_in_errors(file: Path) -> Iterator[None]:
     """Put the name of a file before the sentences of errors in its contents."""
     try:
         yield
@@ -127,15 +127,15 @@ def naming(file: Path) -> Iterator[None]:
 def interpret(contents: WeightFile, form: str | None = None) -> Checkpoint:
     """Return the checkpoint in the contents of a file; errors do not name the file."""
     if TRIAL in contents.header and form is None:
-        model, whole = _load_trial(contents)
+        model, whole = _build_trial_model(contents)
         if not isinstance(model, ViT):
             raise WeightsError(
                 f"only a ViT can be converted to other formats; this is a {type(model).__name__}. Keep its own file."
             )
         return Checkpoint(contents, Format(), model.to_canonical(model.state_dict()), whole.facts(), whole=whole)
     if names_timm(contents.config) and form in (None, "timm"):
-        return _built_by_timm(contents)
-    fmt = _format_of(contents, form)
+        return _checkpoint_from_timm(contents)
+    fmt = _choose_format(contents, form)
     canonical = fmt.to_canonical(contents.tensors)
     config, unread = read_config(contents, canonical.state)
     fixed, usual = fmt.facts(contents.tensors)
@@ -148,13 +148,13 @@ def interpret(contents: WeightFile, form: str | None = None) -> Checkpoint:
     return Checkpoint(contents, fmt, state, known, usual, canonical.unknown, dropped, tuple(unread))
 
 
-def _built_by_timm(contents: WeightFile) -> Checkpoint:
+def _checkpoint_from_timm(contents: WeightFile) -> Checkpoint:
     """Return a checkpoint whose ``config.json`` names an architecture of timm."""
     module = build_timm(contents)
     options, state = from_timm(module)
     facts, unread = read_config(contents, state)
     channels, form = module.in_chans, FORMATS["timm"]
-    mean, std, assumed = normalisation(facts, form.convention, form.title, channels)
+    mean, std, assumed = choose_normalisation(facts, form.convention, form.title, channels)
     classes = len(state["head.weight"]) if "head.weight" in state else 1
     labels = facts.labels if facts.labels and len(facts.labels) == classes else ()
     info = DataInfo(image=tuple(module.patch_embed.img_size), channels=channels, classes=classes, labels=labels)
@@ -164,7 +164,7 @@ def _built_by_timm(contents: WeightFile) -> Checkpoint:
     )
 
 
-def _load_trial(contents: WeightFile) -> tuple[Model, Architecture]:
+def _build_trial_model(contents: WeightFile) -> tuple[Model, Architecture]:
     """Return the model in a trial's file, in evaluation mode on the CPU, and its options and data."""
     text = contents.header[TRIAL]
     if contents.header.get(TRIAL_DIGEST) != hashlib.sha256(text.encode()).hexdigest():
@@ -221,9 +221,9 @@ def open_model(
         WeightsError: one sentence that names the file, and the first keys that are missing, unknown or misshapen.
     """
     contents = read_file(file, digests)
-    with naming(file):
+    with name_file_in_errors(file):
         if TRIAL in contents.header and form is None:
-            trial_model, trial = _load_trial(contents)
+            trial_model, trial = _build_trial_model(contents)
             return OpenedModel(trial_model, trial.info, trial.mean, trial.std, ())
         if form is None and head == "keep" and any(stem <= contents.tensors.keys() for stem in STEMS):
             return _open_convnet(contents.tensors, read_config(contents, {})[0].merge(facts))
@@ -235,11 +235,11 @@ def open_model(
                 "init_from.head: new"
             )
         arch = replace(checkpoint, state=state).architecture(facts)
-        model = load(arch, state, checkpoint.unknown)
+        model = build_from_canonical(arch, state, checkpoint.unknown)
     return OpenedModel(model.eval(), arch.info, arch.mean, arch.std, checkpoint.notes(arch, removed))
 
 
-def load(
+def build_from_canonical(
     arch: Architecture,
     state: State,
     unknown: tuple[str, ...] = (),
@@ -259,11 +259,13 @@ def load(
 def require_match(own: State, state: State, unknown: tuple[str, ...] = ()) -> None:
     """Refuse a state that does not have the names and shapes of ``own``."""
     if faults := mismatches(own, state, unknown):
-        raise WeightsError(f"these are not the weights of a supported Vision Transformer: {sentence_of(faults)}")
+        raise WeightsError(
+            f"these are not the weights of a supported Vision Transformer: {describe_mismatches(faults)}"
+        )
 
 
-def _format_of(contents: WeightFile, name: str | None) -> Format:
-    names, kind = contents.tensors.keys(), family_of(contents.config, str(contents.file.with_name("config.json")))
+def _choose_format(contents: WeightFile, name: str | None) -> Format:
+    names, kind = contents.tensors.keys(), detect_family(contents.config, str(contents.file.with_name("config.json")))
     if kind and name in (None, "hf"):
         return HuggingFaceFormat(kind)
     recognised = next((form for form in FORMATS.values() if form.recognise(names)), None)
@@ -307,7 +309,7 @@ STEMS = (
 """Names that only ResNets, torchvision's RegNets and timm's RegNets have."""
 
 _TIMM_NAMES = dict(
-    columns("""
+    parse_columns("""
 stem.conv       stem.0
 stem.bn         stem.1
 head.fc         fc
@@ -328,7 +330,7 @@ downsample.bn   proj.1
 
 def _open_convnet(tensors: State, known: ModelFacts) -> OpenedModel:
     """Return a network whose tensors have torchvision's names, or those of timm's RegNet, and its data."""
-    state = _from_timm(tensors) if "s1.b1.conv1.conv.weight" in tensors else dict(tensors)
+    state = _rename_from_timm(tensors) if "s1.b1.conv1.conv.weight" in tensors else dict(tensors)
     regnet = "stem.0.weight" in state
     stem_weight = "stem.0.weight" if regnet else "conv1.weight"
     if "fc.weight" not in state:
@@ -352,13 +354,13 @@ def _open_convnet(tensors: State, known: ModelFacts) -> OpenedModel:
             f"the file does not state how its images of {channels} channels were normalised; use weights for RGB images"
         )
     usual = TorchvisionFormat()
-    mean, std, of_pixels = normalisation(known, usual.convention, usual.title, channels)
+    mean, std, of_pixels = choose_normalisation(known, usual.convention, usual.title, channels)
     info = DataInfo(image=image, channels=channels, classes=len(state["fc.weight"]), labels=known.labels or ())
     with torch.random.fork_rng(devices=[]):
         if regnet:
             model: Model = RegNetY16GF(info)
         else:
-            kind = _resnet(state)
+            kind = _choose_resnet(state)
             model = kind(info, stem=stem, width_factor=width / kind.channels)
     expected = model.state_dict()
     counters = {key: value for key, value in expected.items() if key.endswith("num_batches_tracked")}
@@ -372,7 +374,7 @@ def _open_convnet(tensors: State, known: ModelFacts) -> OpenedModel:
     return OpenedModel(model.eval(), info, mean, std, tuple(f"assumed: {each}" for each in (*assumed, *of_pixels)))
 
 
-def _from_timm(tensors: State) -> NewState:
+def _rename_from_timm(tensors: State) -> NewState:
     state = {}
     for name, value in tensors.items():
         block = re.match(r"s(\d)\.b(\d+)\.", name)
@@ -384,7 +386,7 @@ def _from_timm(tensors: State) -> NewState:
     return state
 
 
-def _resnet(state: State) -> type[ResNet8 | ResNet18 | ResNet50]:
+def _choose_resnet(state: State) -> type[ResNet8 | ResNet18 | ResNet50]:
     """Return the class by the number of blocks of each stage, and by the last convolution of a block."""
     blocks = {match[0]: match[1] for name in sorted(state) if (match := re.match(r"layer(\d)\.\d+\.", name))}
     layers = tuple(Counter(blocks.values()).values())
@@ -406,13 +408,13 @@ def open_pretrained(name: str, planned: str | None = None) -> OpenedModel:
 
     Args:
         name: as ``torchvision.models.get_weight`` takes it: ``RegNet_Y_16GF_Weights.IMAGENET1K_V2``.
-        planned: the beginning of their SHA-256 in the plan, as :func:`digest_of` returned it there.
+        planned: the beginning of their SHA-256 in the plan, as :func:`published_digest` returned it there.
 
     Raises:
         WeightsError: if there are none of this name, they cannot be downloaded, differ from the published or
             planned ones, or belong to an unsupported network.
     """
-    weights, published = _published_weights(name), digest_of(name)
+    weights, published = _published_weights(name), published_digest(name)
     if planned is not None and published != planned:
         raise WeightsError(
             f"{name}: the installed torchvision publishes other weights (SHA-256 {published}...) than the plan names "
@@ -432,7 +434,7 @@ def open_pretrained(name: str, planned: str | None = None) -> OpenedModel:
     return open_model(file, facts=facts, digests=None if published is None else {file.name: published})
 
 
-def digest_of(name: str) -> str | None:
+def published_digest(name: str) -> str | None:
     """Return the beginning of the SHA-256 of published weights from their address; None if it has none."""
     # torch.hub's convention for the names of files.
     match = re.search(r"-([0-9a-f]{8,64})\.", Path(urlparse(_published_weights(name).url).path).name)

@@ -16,7 +16,7 @@ from vitlab.errors import WeightsError, some
 from vitlab.models.contract import NewState, State
 from vitlab.weights.architecture import Architecture, Options
 from vitlab.weights.files import Json
-from vitlab.weights.from_timm import POOLS, from_timm, timm_module
+from vitlab.weights.from_timm import POOLS, from_timm, import_timm
 from vitlab.weights.transfer import option_differences
 
 ENTRIES: Mapping[str, str] = {
@@ -54,7 +54,7 @@ def to_timm(architecture: Architecture, state: State) -> TimmTarget:
     Raises:
         WeightsError: if no model of timm does, with the options in which the most similar one differs.
     """
-    timm, wanted, mine = timm_module(), _arguments(architecture), architecture.skeleton()
+    timm, wanted, mine = import_timm(), _timm_arguments(architecture), architecture.skeleton()
     if "head.weight" not in state:
         wanted["num_classes"] = 0
     reasons: list[list[str]] = []
@@ -138,7 +138,7 @@ def timm_config(target: TimmTarget, architecture: Architecture) -> Json:
     }
 
 
-def _arguments(architecture: Architecture) -> Options:
+def _timm_arguments(architecture: Architecture) -> Options:
     """Return arguments of timm's ``VisionTransformer`` and ``Eva``, as far as JSON can hold them."""
     anatomy, encodings = architecture.anatomy, architecture.encodings
     g, block = anatomy.geometry, anatomy.blocks[0]

@@ -27,7 +27,7 @@ from vitlab.models.vit import TOKENS
 from vitlab.registry import BUILT_IN, ResolvedChoice
 from vitlab.spec.choice import label
 from vitlab.spec.trial import InitFrom
-from vitlab.weights.architecture import Encoding, plain
+from vitlab.weights.architecture import Encoding, format_sides
 
 HEAD = ("head.", "head_dist.")
 PRE_LOGITS = ("pre_logits.",)
@@ -49,10 +49,10 @@ def start_from(model: Model, source: Model, how: InitFrom) -> list[str]:
     state, own, keeps = source.state_dict(), model.state_dict(), how.head == "keep"
     excluded, new_head = (set(), set()) if keeps else (head_names(source), head_names(model))
     body = {name: value for name, value in state.items() if name not in excluded}
-    incoming = model.from_canonical(source.to_canonical(_fit(model, source, body, own, how)))
+    incoming = model.from_canonical(source.to_canonical(_fit_to_model(model, source, body, own, how)))
     if faults := mismatches({name: value for name, value in own.items() if name not in new_head}, incoming):
         hint = "; set init_from.head: new to leave out the stored head" if keeps else ""
-        raise WeightsError(f"these weights do not fit this model: {sentence_of(faults)}{hint}")
+        raise WeightsError(f"these weights do not fit this model: {describe_mismatches(faults)}{hint}")
     model.load_state_dict({**own, **incoming})
     if how.freeze == "body":
         model.freeze(head_names(model))
@@ -64,7 +64,7 @@ def start_from(model: Model, source: Model, how: InitFrom) -> list[str]:
     ]
     mine, theirs = model.geometry, source.geometry
     if mine and theirs and mine.grid != theirs.grid:
-        change = f"from a grid of {plain(theirs.grid)} patches to {plain(mine.grid)}"
+        change = f"from a grid of {format_sides(theirs.grid)} patches to {format_sides(mine.grid)}"
         loaded.append(f"positions resampled {change} (resample: {how.resample})")
     return loaded + [
         f"{option} is {here}, and in the model that the weights were trained in it is {there}"
@@ -85,7 +85,7 @@ def mismatches(own: State, other: State, unknown: Sequence[str] = ()) -> dict[st
     return {kind: names for kind, names in faults.items() if names}
 
 
-def sentence_of(faults: Mapping[str, Sequence[str]]) -> str:
+def describe_mismatches(faults: Mapping[str, Sequence[str]]) -> str:
     """Return the names of :func:`mismatches` in a sentence."""
     parts = (f"{some(names)} {'is' if len(names) == 1 else 'are'} {kind}" for kind, names in faults.items())
     return ", ".join(parts)
@@ -120,7 +120,7 @@ def option_differences(model: Model, source: Model, *, head: bool = True) -> lis
         if path not in source.component_choices or (path == "head" and not head):
             continue
         mine, theirs = (
-            {option: format_value(value) for option, value in options_of(each)}
+            {option: format_value(value) for option, value in iter_options(each)}
             for each in (choice, source.component_choices[path])
         )
         name, block = OPTIONS.get(path, path), -1  # a part outside of blocks
@@ -129,7 +129,7 @@ def option_differences(model: Model, source: Model, *, head: bool = True) -> lis
             block, name = int(number), rest[-1].rstrip("12") if rest else "block"
             name = "attention" if name == "attn" else name
             depth = max(depth, block + 1)
-        for option in _differing(mine, theirs):
+        for option in _differing_options(mine, theirs):
             if option.endswith(".prefix_rows"):
                 continue  # the table of positions has a row more or less
             if path == "head" and option in (".approximate", ".pool_eps") and mine.get(".pool") != "map":
@@ -155,7 +155,7 @@ def _parametrization(model: Model) -> tuple[int | None, str]:
     return None if model.geometry is None else model.geometry.dim, "standard"
 
 
-def _fit(model: Model, source: Model, state: State, own: State, how: InitFrom) -> NewState:
+def _fit_to_model(model: Model, source: Model, state: State, own: State, how: InitFrom) -> NewState:
     """Convert a state of ``source`` to the grid and, if ``how`` asks for it, to the tokens of ``model``."""
     out = dict(state)
     theirs, mine = source.geometry, model.geometry
@@ -165,8 +165,8 @@ def _fit(model: Model, source: Model, state: State, own: State, how: InitFrom) -
     if how.tokens == "convert":
         shared = tuple(t for t in TOKENS for _ in range(min(theirs.prefix.count(t), mine.prefix.count(t))))
         _exchange_tokens(out, own, shared)
-    new_encodings = _encodings(model)
-    for at, old in _encodings(source).items():
+    new_encodings = _position_encodings(model)
+    for at, old in _position_encodings(source).items():
         to, new = next(((to, new) for to, new in new_encodings.items() if isinstance(new, type(old))), ("", None))
         if new is None:
             continue
@@ -187,7 +187,7 @@ def _fit(model: Model, source: Model, state: State, own: State, how: InitFrom) -
     return out
 
 
-def _encodings(model: Model) -> dict[str, Position]:
+def _position_encodings(model: Model) -> dict[str, Position]:
     """Return the position encodings of a model by the prefix of their names in its state."""
     position = getattr(model, "position", None)
     if not isinstance(position, Position):
@@ -296,7 +296,7 @@ SHAPES = ("ratio", "representation_size", "width_factor")
 """Options of components that only decide shapes, so that they agree if all tensors fit."""
 
 
-def options_of(choice: ResolvedChoice, path: str = "") -> Iterator[tuple[str, Any]]:
+def iter_options(choice: ResolvedChoice, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the path and value of every option of a component, its type under the empty path.
 
     Options in :data:`TRAINED_BY` are left out; implementations of softmax attention have one type.
@@ -304,17 +304,17 @@ def options_of(choice: ResolvedChoice, path: str = "") -> Iterator[tuple[str, An
     if issubclass(choice.component, Together):
         yield path, label(choice.plain())
         for part in choices_of(choice):
-            yield from options_of(part, f"{path}.{part.type.rpartition(':')[2]}")
+            yield from iter_options(part, f"{path}.{part.type.rpartition(':')[2]}")
         return
     yield path, "softmax" if choice.component in SOFTMAX else choice.type.removeprefix(f"{BUILT_IN}:")
     for name, value in choice.options.items():
         if isinstance(value, ResolvedChoice):
-            yield from options_of(value, f"{path}.{name}")
+            yield from iter_options(value, f"{path}.{name}")
         elif name not in TRAINED_BY:
             yield f"{path}.{name}", value
 
 
-def _differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+def _differing_options(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     """Return the options that differ; of components of different types, only the types."""
     names = [
         name
