@@ -72,7 +72,7 @@ def test_layer_norm_is_that_of_torch() -> None:
 
 def test_patches_are_those_of_a_convolution() -> None:
     x_KBCHW, weight = drawn(2, 3, 2, 8, 6), drawn(5, 2, 4, 3, seed=1)
-    actual = patch.cut(x_KBCHW, (4, 3)) @ weight.flatten(1).T
+    actual = patch.cut_patches(x_KBCHW, (4, 3)) @ weight.flatten(1).T
     expected = F.conv2d(x_KBCHW.flatten(0, 1), weight, stride=(4, 3)).flatten(2).transpose(1, 2)
     torch.testing.assert_close(actual.flatten(0, 1), expected, rtol=1e-12, atol=1e-12)
 

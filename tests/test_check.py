@@ -227,8 +227,8 @@ def test_engine_of_seeds_is_traced(accepted: Path, monkeypatch: pytest.MonkeyPat
     facts = read_baseline(accepted / "gate.baseline.yaml").facts
     assert facts is not None and {trace.engine for arm in facts.arms.values() for trace in arm.traces} == {"batch_last"}
     (sound, *_) = facts.arms["baseline"].traces
-    products = batch_last_kernels.over_channels
-    monkeypatch.setattr(batch_last_kernels, "over_channels", lambda a, b: products(0.5 * a, b))
+    products = batch_last_kernels.sum_over_channels
+    monkeypatch.setattr(batch_last_kernels, "sum_over_channels", lambda a, b: products(0.5 * a, b))
     alone, stacked = (trace(plan, plan.trials[0], 20, "fp64", engine).losses for engine in ("loop", "batch_last"))
     assert alone == pytest.approx(sound.losses, rel=1e-9) != pytest.approx(stacked, rel=1e-6)
 

@@ -19,7 +19,7 @@ from vitlab import lab, noise
 from vitlab.data import corruption
 from vitlab.data import splits as sets_of_data
 from vitlab.data.corruption import KINDS as FUNCTIONS
-from vitlab.data.corruption import Draws, corrupt, parameters
+from vitlab.data.corruption import Draws, corrupt, corruption_parameters
 from vitlab.data.datasets.base import COMPUTED_CORRUPTIONS as NAMES
 from vitlab.data.datasets.base import Corrupted
 from vitlab.data.prepare import Feed, Normalize, data_info, prepare
@@ -63,7 +63,7 @@ def test_noise_has_published_moments():
 
     def changed(name, severity, x_BCHW=grey):
         draws = Draws(noise.key(0, name), torch.arange(len(x_BCHW)))
-        return FUNCTIONS[name](x_BCHW, parameters(name, severity, (32, 32)), draws).clamp(0, 1)
+        return FUNCTIONS[name](x_BCHW, corruption_parameters(name, severity, (32, 32)), draws).clamp(0, 1)
 
     values = changed("gaussian_noise", 3) - 128 / 255
     assert abs(values.std() - 0.08) < 5e-4 and abs(values.mean()) < 1e-3
@@ -78,13 +78,15 @@ def test_noise_has_published_moments():
 
 
 def test_parameters_follow_size():
-    assert parameters("motion_blur", 5, (32, 32)) == (9, 2.5)
-    assert parameters("motion_blur", 5, (8, 8)) == (9, 2.5)
-    assert parameters("motion_blur", 5, (64, 80)) == (18, 5)
-    assert parameters("motion_blur", 5, (224, 224)) == (20, 15)
-    assert parameters("motion_blur", 5, (112, 200)) == (10, 7.5)
-    assert parameters("contrast", 1, (64, 64)) == (0.75,) and parameters("contrast", 1, (96, 96)) == (0.4,)
-    assert parameters("elastic_transform", 1, (8, 8)) == (0, 0, 0.64)
+    assert corruption_parameters("motion_blur", 5, (32, 32)) == (9, 2.5)
+    assert corruption_parameters("motion_blur", 5, (8, 8)) == (9, 2.5)
+    assert corruption_parameters("motion_blur", 5, (64, 80)) == (18, 5)
+    assert corruption_parameters("motion_blur", 5, (224, 224)) == (20, 15)
+    assert corruption_parameters("motion_blur", 5, (112, 200)) == (10, 7.5)
+    assert corruption_parameters("contrast", 1, (64, 64)) == (0.75,) and corruption_parameters(
+        "contrast", 1, (96, 96)
+    ) == (0.4,)
+    assert corruption_parameters("elastic_transform", 1, (8, 8)) == (0, 0, 0.64)
 
 
 # -- the authors' formulas, of one picture (H, W, C) in [0, 1] ---------------------------------------------------------
@@ -234,7 +236,7 @@ REFERENCES = (
 def test_corruption_equals_authors_formula(reference):
     name, x_BCHW, id_B = reference.__name__, pictures(2), torch.tensor([7, 11])
     for severity in range(1, 2 if name == "fog" else 6):
-        key, of_size = noise.key(0, "corruption", name, severity), parameters(name, severity, (32, 32))
+        key, of_size = noise.key(0, "corruption", name, severity), corruption_parameters(name, severity, (32, 32))
         changed = FUNCTIONS[name](x_BCHW.float() / 255, of_size, Draws(key, id_B)).clamp(0, 1)
         levels = (corrupt(x_BCHW, name, severity, id_B) - changed * 255).abs()
         assert levels.max() <= 1.001, name

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import vitlab
 from vitlab import lab
-from vitlab.components.base import Part, stacked
+from vitlab.components.base import Part, inside_vmap
 from vitlab.data.prepare import Feed, prepare
 from vitlab.engines import base
 from vitlab.engines.base import train
@@ -500,7 +500,7 @@ def test_unstackable_trial_falls_back_to_loop_with_reason(tmp_path: Path, monkey
     forward = mlp.forward
 
     def failing(self: Any, x_BTD: Tensor) -> Tensor:
-        if stacked():
+        if inside_vmap():
             raise RuntimeError("no batching rule")
         return forward(self, x_BTD)  # type: ignore[no-any-return]
 
@@ -571,7 +571,7 @@ def test_stacked_is_true_only_inside_vmap() -> None:
     flags: list[bool] = []
 
     def look(x: Tensor) -> Tensor:
-        flags.append(stacked())
+        flags.append(inside_vmap())
         return x.sum()
 
     x = torch.ones(2, 3)

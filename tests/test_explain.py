@@ -276,7 +276,7 @@ def test_large_grid_draws_every_second_position(tmp_path: Path) -> None:
 
 
 def test_axis_labels_stay_inside_picture() -> None:
-    figure = pictures.curve(np.ones(3), ylabel="norm of patch tokens, largest over median")
+    figure = pictures.depth_curve(np.ones(3), ylabel="norm of patch tokens, largest over median")
     figure.draw_without_rendering()
     for label in (figure.axes[0].yaxis.label, figure.axes[0].xaxis.label):
         box = label.get_window_extent()

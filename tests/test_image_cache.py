@@ -347,8 +347,8 @@ def test_storage_rule_equals_documentation(root: Path, tmp_path: Path, monkeypat
     assert files.memory(tmp_path) == files.memory(tmp_path / "nowhere") > 1 << 28
     size = 90 * 3 * 24 * 20
     monkeypatch.setattr(files, "memory", lambda: 4 * size)
-    assert image_cache.place("auto", size) == "memory" and image_cache.place("auto", size + 1) == "never"
-    assert {image_cache.place(place_name, 1 << 50) for place_name in PLACES} == set(PLACES)
+    assert image_cache.choose_place("auto", size) == "memory" and image_cache.choose_place("auto", size + 1) == "never"
+    assert {image_cache.choose_place(place_name, 1 << 50) for place_name in PLACES} == set(PLACES)
     assert len(DataSource(choice(root, "auto")).notes()) == 1 and DataSource("digits").notes() == []
     assert "cached decoded in" in DataSource(choice(root, "disk")).notes()[-1]
     assert DataSource({"type": "image_folder", "root": "nowhere", "num_classes": 2}).notes() == []

@@ -493,6 +493,8 @@ def test_plan_says_how_large_a_decoded_set_is_and_how_long_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = written(tmp_path, write_parquet)
-    monkeypatch.setattr(image_cache, "seconds_each", lambda pictures: 0.5)
-    pattern = f"The 38 pictures of image_table are cached decoded in {image_cache.folder()} for all workers: 0.0 GiB, "
+    monkeypatch.setattr(image_cache, "measure_decoding", lambda pictures: 0.5)
+    pattern = (
+        f"The 38 pictures of image_table are cached decoded in {image_cache.cache_folder()} for all workers: 0.0 GiB, "
+    )
     assert DataSource(data(root)).notes()[-1].startswith(f"{pattern}about 19 s of one core, ")

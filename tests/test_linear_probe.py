@@ -17,7 +17,7 @@ from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 
 from vitlab import noise
-from vitlab.data.draws import at_most, fraction
+from vitlab.data.draws import at_most, stratified_share
 from vitlab.data.prepare import Feed, data_info, prepare
 from vitlab.driver.smoke import smoke
 from vitlab.errors import DataError, WeightsError
@@ -31,7 +31,7 @@ from vitlab.spec.design import changed
 from vitlab.spec.trial import InitFrom
 from vitlab.store.folders import TrialFolder
 from vitlab.store.result import TrialResult
-from vitlab.training.features import MIN_STD, fit_head, solve
+from vitlab.training.features import MIN_STD, fit_head, solve_ridge
 
 SEEDS = dict.fromkeys(STREAMS, 0)
 TARGET: dict[str, Any] = {"type": "digits", "classes": [7, 8, 9], "per_class": 5}
@@ -61,7 +61,7 @@ def test_linear_probe_is_ridge_regression(images: int, features: int, classes: i
     x_ND = torch.randn(images, features, generator=generator, dtype=torch.float64) * 3 + 5
     x_ND[:, 0] = 7.0  # a constant feature must not be divided by zero
     y_N = torch.randint(0, classes, (images,), generator=generator)
-    weight_KD, bias_K = solve(x_ND, y_N, classes, 2.0**exponent)
+    weight_KD, bias_K = solve_ridge(x_ND, y_N, classes, 2.0**exponent)
     classifier, mean, std = ridge(x_ND, y_N, classes, 2.0**exponent)
     wanted_KD = classifier.coef_ / std
     # The reference divides the rounding error of the constant feature by almost zero.
@@ -211,7 +211,7 @@ def test_few_shot_subsets_are_balanced_and_nested(counts: list[int], few: int, m
     assert torch.equal(small, small.sort().values)
     assert torch.bincount(y_N[small], minlength=len(counts)).tolist() == [min(few, n) for n in counts]
     assert set(small.tolist()) <= set(large.tolist())
-    halved = fraction(y_N, id_N, 0.5, key)
+    halved = stratified_share(y_N, id_N, 0.5, key)
     inside = [min(few, max(int(0.5 * n + 0.5), 1)) for n in counts]
     again = halved[at_most(y_N[halved], id_N[halved], few, key)]
     assert torch.bincount(y_N[again], minlength=len(counts)).tolist() == inside

@@ -368,7 +368,7 @@ def test_dino_equals_authors_procedure(patch: str) -> None:
                 if v != iq:
                     losses.append(torch.sum(-q * F.log_softmax(output / 0.1, dim=-1), dim=-1).mean())
         loss = sum(losses) / len(losses)
-        optimizer.param_groups[0]["lr"] = one.rate(step)
+        optimizer.param_groups[0]["lr"] = one.learning_rate(step)
         optimizer.zero_grad()
         loss.backward()
         one.train_step()

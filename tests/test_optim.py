@@ -14,7 +14,7 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import OptionError
 from vitlab.geometry import DataInfo
 from vitlab.registry import slot
-from vitlab.training.optim import decay_groups, fused, layer_groups, set_rate
+from vitlab.training.optim import decay_groups, set_rate, split_by_layer, supports_fused
 
 torchvision()  # timm imports torchvision, whose import may need a workaround
 import timm  # noqa: E402
@@ -88,9 +88,9 @@ def test_optimizers_equal_torch_bitwise(choice: str, peer: str) -> None:
 def test_update_is_one_kernel(choice: str) -> None:
     component = slot("optimizer").build(choice)
     groups = decay_groups(model(), component.weight_decay)
-    assert fused(groups)
+    assert supports_fused(groups)
     assert all(group["fused"] for group in component.build(groups).param_groups)
-    assert not fused(decay_groups(model().to("meta"), 0.0))
+    assert not supports_fused(decay_groups(model().to("meta"), 0.0))
 
 
 def test_weight_decay_exempts_same_parameters_as_timm() -> None:
@@ -279,7 +279,7 @@ def test_layer_decay_rates_equal_timm(prefix: list[str], factor: float) -> None:
             expected[names[id(p)]] = (pytest.approx(group["lr_scale"]), group["weight_decay"])
     layers = {name: ours.layer_of(name) for name, _ in ours.named_parameters()}
     rates = {}
-    for group in layer_groups(decay_groups(ours, 0.3, ours.no_weight_decay()), layers, factor):
+    for group in split_by_layer(decay_groups(ours, 0.3, ours.no_weight_decay()), layers, factor):
         for name, _ in group["params"]:
             rates[name.replace("position.pos_embed", "pos_embed")] = (group["lr_scale"], group["weight_decay"])
     heads = {name for name in rates if name.startswith("head")}
@@ -293,7 +293,7 @@ def test_layer_rate_is_share_of_optimizer_rate() -> None:
     net = model().double()
     layers = {name: int(name[0]) for name, _ in net.named_parameters()}
     component = slot("optimizer").build({"type": "sgd", "lr": 0.1, "momentum": 0.0})
-    optimizer = component.build(layer_groups(decay_groups(net, 0.0), layers, 0.5))
+    optimizer = component.build(split_by_layer(decay_groups(net, 0.0), layers, 0.5))
     set_rate(optimizer, 0.4)
     before = [p.detach().clone() for p in net.parameters()]
     sum(p.sum() for p in net.parameters()).backward()  # type: ignore[union-attr]
@@ -301,6 +301,6 @@ def test_layer_rate_is_share_of_optimizer_rate() -> None:
     scales = [0.5**3, 0.5**3, 0.5**2, 0.5**2, 1, 1]
     for p, was, scale in zip(net.parameters(), before, scales, strict=True):
         torch.testing.assert_close(was - p, torch.full_like(p, 0.4 * scale), rtol=1e-12, atol=1e-15)
-    again = component.build(layer_groups(decay_groups(net, 0.0), layers, 0.5))
+    again = component.build(split_by_layer(decay_groups(net, 0.0), layers, 0.5))
     again.load_state_dict(optimizer.state_dict())
     assert [group["lr_scale"] for group in again.param_groups] == [0.125, 0.25, 1, 0.125, 1][: len(again.param_groups)]

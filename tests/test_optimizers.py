@@ -25,10 +25,10 @@ from vitlab.registry import slot
 from vitlab.training import artifacts, optim
 from vitlab.training.optim import (
     decay_groups,
-    eager,
     hidden_matrices,
-    layer_groups,
     set_rate,
+    split_by_layer,
+    without_compile_hooks,
 )
 
 NEW = ["adafactor", "lamb", "lion", "muon", "normuon", "soap", "schedule_free"]
@@ -50,7 +50,9 @@ def component(name: str, **options: Any) -> Any:
 def built(one: Any, model: Model, layer_decay: float | None = None) -> torch.optim.Optimizer:
     groups = one.route(decay_groups(model, one.weight_decay, model.no_weight_decay()), model)
     if layer_decay is not None:
-        groups = layer_groups(groups, {name: model.layer_of(name) for name, _ in model.named_parameters()}, layer_decay)
+        groups = split_by_layer(
+            groups, {name: model.layer_of(name) for name, _ in model.named_parameters()}, layer_decay
+        )
     optimizer: torch.optim.Optimizer = one.build(groups)
     return optimizer
 
@@ -271,7 +273,7 @@ def test_models_without_hidden_layers_have_adamw() -> None:
     one = component("muon")
     optimizer = built(one, model)
     assert hidden_matrices(model) == {}
-    assert [type(part) for part in optimizer.parts] == [eager(torch.optim.AdamW)]  # type: ignore[attr-defined]
+    assert [type(part) for part in optimizer.parts] == [without_compile_hooks(torch.optim.AdamW)]  # type: ignore[attr-defined]
 
 
 def test_muon_is_independent_of_layout_of_qkv() -> None:

@@ -649,7 +649,7 @@ def test_unreadable_member_is_named_when_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"a.png cannot be read as a picture: cannot identify image file; replace or"):
         pictures(tmp_path / "a.png", size=(4, 4)).image(0)
-    assert image_cache.faults(pictures(tmp_path / "a.png", size=(4, 4))) == [(0, "cannot identify image file")]
+    assert image_cache.find_faults(pictures(tmp_path / "a.png", size=(4, 4))) == [(0, "cannot identify image file")]
 
 
 def test_draw_of_the_test_share_is_that_of_the_validation(tmp_path: Path) -> None:

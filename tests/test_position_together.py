@@ -12,7 +12,7 @@ import yaml
 from torch import Tensor
 
 from vitlab.cli.show import study_schema
-from vitlab.components.position import encodings, position
+from vitlab.components.position import encodings_by_prefix, position
 from vitlab.data.torchvision_import import torchvision
 from vitlab.engines.batch_last import incompatibility
 from vitlab.errors import OptionError, SpecError
@@ -65,7 +65,7 @@ def test_learned_and_rope_equal_timm_with_gradients(rows: str) -> None:
     ours = built(position=parts).double().eval()
     ours.load_state_dict(ours.from_canonical(theirs.state_dict()))
     sin, cos = (half[:, ::2] for half in theirs.rope.get_embed().chunk(2, -1))
-    rotary = encodings(ours.position)["parts.1."]
+    rotary = encodings_by_prefix(ours.position)["parts.1."]
     for name, theirs_NK in (("cos", cos), ("sin", sin)):
         own_TK = rotary.get_buffer(name)
         torch.testing.assert_close(own_TK[1:], theirs_NK, atol=1e-6, rtol=0)
@@ -114,7 +114,7 @@ def test_biases_are_summed() -> None:
 
 def test_hooks_compose_in_order() -> None:
     ours = built(position=FOUR).position
-    alone = list(encodings(ours).values())
+    alone = list(encodings_by_prefix(ours).values())
     assert [type(part).__name__ for part in alone] == ["Learned", "RelativeBias", "RoPE2D", "Conditional"]
     x = torch.randn(2, 7, 16)
     assert torch.equal(ours.add(x, 0), alone[0].add(x, 0))
@@ -122,7 +122,7 @@ def test_hooks_compose_in_order() -> None:
     assert ours.rotation(2) == alone[2].rotation(2)
     assert torch.equal(ours.mix(x, 1), alone[3].mix(x, 1))
     summed = position.build(["learned", "learned2d"], built().geometry)
-    first, second = encodings(summed).values()
+    first, second = encodings_by_prefix(summed).values()
     assert torch.equal(summed.add(x, 0), second.add(first.add(x, 0), 0))
 
 

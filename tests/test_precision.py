@@ -62,7 +62,7 @@ def test_fp16_equals_recipe_of_torch() -> None:
         optimizer.zero_grad()
         scaler.scale(loss).backward()
         for group in optimizer.param_groups:
-            group["lr"] = theirs.rate(step)
+            group["lr"] = theirs.learning_rate(step)
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 0.5)
         scaler.step(optimizer)
@@ -70,7 +70,7 @@ def test_fp16_equals_recipe_of_torch() -> None:
         assert same(state_of(ours), state_of(theirs))
         assert same(before, state_of(ours)) == (step == 2)
     assert ours.scaling is not None and ours.scaling.state_dict()["scaler"] == scaler.state_dict()
-    assert ours.scaling.take_skipped() == 1 and ours.scaling.take_skipped() == 0
+    assert ours.scaling.pop_skipped_steps() == 1 and ours.scaling.pop_skipped_steps() == 0
 
 
 def test_fp16_resumes_scale_and_skipped_steps() -> None:

@@ -148,7 +148,7 @@ def test_draws_follow_key_of_step() -> None:
 
 def test_factors_are_log_uniform_within_bounds() -> None:
     module: Any = position.build(AUGMENTED, geometry()).train()
-    places = [module._transformed(noise.key(0, step)) for step in range(400)]
+    places = [module._transform_places(noise.key(0, step)) for step in range(400)]
     rows, columns = (torch.stack(axis) for axis in zip(*places, strict=True))
     height, width = (axis[:, -1] - axis[:, 0] for axis in (rows, columns))
     still = position.build({**AUGMENTED, "shift": 0.0, "jitter": 1.0, "rescale": 1.0}, geometry())

@@ -49,7 +49,7 @@ MASKS = np.random.default_rng(0).integers(0, 5, (40, 12, 16)).astype(np.uint8)
 
 def test_scene_composes_digits_resized_by_torch_darkest_on_top() -> None:
     scenes = DigitScenes(train_images=40, image_size=(32, 40), digit_size=(7, 19))
-    images, placement = scenes.read("train"), scenes._placement("train", torch.arange(40))
+    images, placement = scenes.read("train"), scenes._draw_placement("train", torch.arange(40))
     source = digits.Digits().read("train")
     close = []
     for i in range(40):
@@ -73,7 +73,7 @@ def test_test_digits_are_never_trained_on() -> None:
     options = {"train_images": 400, "test_images": 100}
     scenes = DigitScenes(**options)
     prepared = prepare({"type": "digit_scenes", **options}, SEEDS)
-    contents = scenes._placement("train", torch.arange(400)).source_ND
+    contents = scenes._draw_placement("train", torch.arange(400)).source_ND
     trained_on, validated_on = (
         {digit for digit in contents[subset.id_N].flatten().tolist() if digit >= 0}
         for subset in (prepared.train, prepared.val)
@@ -83,7 +83,7 @@ def test_test_digits_are_never_trained_on() -> None:
     assert len(prepared.val) == 80 and len(prepared.train) == 320, "four sheets of twenty"
     # By pixels too, digits of the test split are in no training scene.
     assert max(trained_on | validated_on) < digits.TRAIN
-    assert scenes._placement("test", torch.arange(100)).source_ND.max() < digits.TEST
+    assert scenes._draw_placement("test", torch.arange(100)).source_ND.max() < digits.TEST
     assert torch.equal(prepared.test.y_N, scenes.read("test").y_N)
     other = prepare({"type": "digit_scenes", **options}, {**SEEDS, "split": 1})
     assert set(other.val.id_N.tolist()) != set(prepared.val.id_N.tolist())
@@ -105,15 +105,17 @@ def test_scenes_depend_on_seed_and_index() -> None:
     assert not torch.equal(other.x_NCHW, few.x_NCHW)
     assert not torch.equal(DigitScenes(test_images=20).read("test").x_NCHW, few.x_NCHW)
     counts = (
-        (DigitScenes(digits_per_image=(2, 5))._placement("train", torch.arange(2000)).source_ND >= 0).sum(1).bincount()
+        (DigitScenes(digits_per_image=(2, 5))._draw_placement("train", torch.arange(2000)).source_ND >= 0)
+        .sum(1)
+        .bincount()
     )
     assert counts[:2].tolist() == [0, 0] and (counts[2:] > 400).all(), "every number of digits equally often"
-    sides = DigitScenes()._placement("train", torch.arange(2000)).side_ND.flatten().bincount()
+    sides = DigitScenes()._draw_placement("train", torch.arange(2000)).side_ND.flatten().bincount()
     assert (sides[8:17] > 700).all() and sides.sum() == sides[8:17].sum()
 
 
 def test_scene_facts_need_no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digits, "_load", lambda: pytest.fail("read"))
+    monkeypatch.setattr(digits, "_load_digits", lambda: pytest.fail("read"))
     info = data_info({"type": "digit_scenes", "image_size": [24, 40]})
     assert (info.image, info.channels, info.classes, info.task) == ((24, 40), 1, 11, "segmentation")
     assert info.labels[:2] == ("background", "0") and digits.DIGEST in str(info.identity)

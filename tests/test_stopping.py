@@ -103,7 +103,7 @@ def test_trials_together_stop_as_alone(engine: str, tmp_path: Path) -> None:
 class OtherStops(SingleProcess):
     """One of two processes, of which the other one has found that the training ends."""
 
-    def any_rank(self, stop: Callable[[], bool]) -> Callable[[], bool]:
+    def share_stop(self, stop: Callable[[], bool]) -> Callable[[], bool]:
         return lambda: True
 
 

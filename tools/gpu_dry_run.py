@@ -39,7 +39,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from vitlab.components.base import stacked
+from vitlab.components.base import inside_vmap
 from vitlab.data.prepare import Feed, prepare
 from vitlab.engines.base import Engine
 from vitlab.engines.compiled import compile_loss
@@ -164,7 +164,7 @@ def arms() -> Iterator[Arm]:
 def graphs_of(arm: Arm, engine: str) -> int | str:
     """Return the number of graphs of an arm's loss in two steps, or why it cannot be compiled."""
     torch.compiler.reset()
-    torch.compiler.assume_constant_result(stacked)
+    torch.compiler.assume_constant_result(inside_vmap)
     counter = _GraphCounter()
     try:
         if engine == "loop":
@@ -175,7 +175,7 @@ def graphs_of(arm: Arm, engine: str) -> int | str:
         else:
             trainings = [arm.training(seed) for seed in range(2)]
             stack = Vmap(trainings)
-            stack._losses = torch.compile(stack._losses, backend=counter, fullgraph=True)  # type: ignore[method-assign]
+            stack._compute_losses = torch.compile(stack._compute_losses, backend=counter, fullgraph=True)  # type: ignore[method-assign]
             stack.train_step()
             stack.train_step()
     except Exception as error:

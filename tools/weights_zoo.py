@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitlab.components.position import encodings
+from vitlab.components.position import encodings_by_prefix
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import WeightsError
 from vitlab.registry import slot
@@ -144,8 +144,8 @@ def _exact_rotation(mine: Any, theirs: Any) -> bool:
     theirs.rope.get_embed = lambda shape=None: table
     with _float64():
         choice, context = mine._parts["position"]
-        fresh = encodings(slot("position").build(choice, *context))
-    for at, position in encodings(mine.position).items():
+        fresh = encodings_by_prefix(slot("position").build(choice, *context))
+    for at, position in encodings_by_prefix(mine.position).items():
         if type(position).__name__ == "RoPE2D":
             position.cos, position.sin = fresh[at].cos, fresh[at].sin
     return True

@@ -64,7 +64,7 @@ class Part(nn.Module):
         return {}
 
 
-def stacked() -> bool:
+def inside_vmap() -> bool:
     """Return True inside of ``torch.func.vmap``, at any depth, where several models are computed at once.
 
     Torch has no public function for it.

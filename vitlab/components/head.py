@@ -212,11 +212,11 @@ class LinearHead(_Pooled):
         output: Output = "logits",
     ) -> None:
         super().__init__(g, pool, approximate, pool_heads, ratio, pool_eps, over, drop)
-        self.fc = _classifier(g.dim, g.classes, weights)
+        self.fc = _build_classifier(g.dim, g.classes, weights)
         self.output = output
 
     def classify(self, x_BSD: Tensor) -> NamedTuple:
-        return _scores(self.fc(self.drop(x_BSD[:, 0])), self.output)
+        return _wrap_logits(self.fc(self.drop(x_BSD[:, 0])), self.output)
 
 
 @head.register("mlp")
@@ -245,12 +245,12 @@ class MLPHead(_Pooled):
         super().__init__(g, pool, approximate, pool_heads, ratio, pool_eps, over, drop)
         size = representation_size or g.dim
         self.pre_logits = nn.Linear(g.dim, size)
-        self.fc = _classifier(size, g.classes, weights)
+        self.fc = _build_classifier(size, g.classes, weights)
         self.output = output
 
     def classify(self, x_BSD: Tensor) -> NamedTuple:
         x_BR = torch.tanh(self.pre_logits(x_BSD[:, 0]))
-        return _scores(self.fc(self.drop(x_BR)), self.output)
+        return _wrap_logits(self.fc(self.drop(x_BR)), self.output)
 
 
 @head.register("distilled")
@@ -276,8 +276,8 @@ class Distilled(Head):
     ) -> None:
         super().__init__()
         self.at = (g.prefix.index("class"), g.prefix.index("distillation"))
-        self.fc = _classifier(g.dim, g.classes, weights)
-        self.fc_dist = _classifier(g.dim, g.classes, weights)
+        self.fc = _build_classifier(g.dim, g.classes, weights)
+        self.fc_dist = _build_classifier(g.dim, g.classes, weights)
         self.fusion = fusion
         self.output = output
 
@@ -333,7 +333,7 @@ class Segmentation(Head):
         self.skip = len(g.prefix)
         self.grid = g.grid
         self.image = g.image
-        self.fc = _classifier(g.dim, g.classes, weights)
+        self.fc = _build_classifier(g.dim, g.classes, weights)
         self.output = output
 
     def pool(self, x_BTD: Tensor) -> Tensor:
@@ -343,15 +343,15 @@ class Segmentation(Head):
         logits_BChw = self.fc(x_BSD).transpose(1, 2).unflatten(2, self.grid)
         # Logits are upsampled, not probabilities, so that the loss reads what the prediction is made of.
         logits_BCMW = F.interpolate(logits_BChw, size=self.image, mode="bilinear", align_corners=False)
-        return _scores(logits_BCMW, self.output)
+        return _wrap_logits(logits_BCMW, self.output)
 
 
-def _scores(logits: Tensor, output: str) -> NamedTuple:
+def _wrap_logits(logits: Tensor, output: str) -> NamedTuple:
     """Wrap logits, with the classes on axis 1, in the requested kind of output."""
     return Logits(logits) if output == "logits" else Probabilities(logits.softmax(1), logits)
 
 
-def _classifier(inputs: int, classes: int, weights: Weights) -> nn.Linear:
+def _build_classifier(inputs: int, classes: int, weights: Weights) -> nn.Linear:
     """Return a linear layer; if its weights are zero, the scheme of initial values leaves them so."""
     layer = nn.Linear(inputs, classes)
     if weights == "zero":

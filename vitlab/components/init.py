@@ -89,7 +89,7 @@ class Init:
                 nn.init.zeros_(x)
 
 
-def _fault(scheme: type[Init]) -> str | None:
+def _declaration_fault(scheme: type[Init]) -> str | None:
     """Return the sentence for a scheme with methods of the former contract, which would draw as its base does."""
     former = [name for name in ("linear", "linear_bias", "conv", "conv_bias", "token") if hasattr(scheme, name)]
     return (
@@ -97,7 +97,7 @@ def _fault(scheme: type[Init]) -> str | None:
     )
 
 
-init = Slot("init", Init, fault=_fault)
+init = Slot("init", Init, fault=_declaration_fault)
 
 
 @init.register("timm")
@@ -121,7 +121,7 @@ class _Xavier(Init):
 
     def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
         if kind == "linear":
-            xavier(x, g)
+            fill_xavier(x, g)
         else:
             super().fill(x, name, kind, fan_in, g)
 
@@ -189,7 +189,7 @@ class Torchvision(_Xavier):
             case "linear" if name.startswith("pre_logits"):
                 nn.init.trunc_normal_(x, std=1 / math.sqrt(x.shape[1]), generator=g)
             case "linear" if not _is_head(name):
-                xavier(x, g)
+                fill_xavier(x, g)
             case "linear_bias" if "mlp." in name:
                 nn.init.normal_(x, std=1e-6, generator=g)
             case "conv":
@@ -241,12 +241,12 @@ def draw_by_name(module: nn.Module, seed: int, prefix: str, draw: Callable[[Tens
             nn.init.zeros_(parameter)
 
 
-def xavier(x: Tensor, g: Generator) -> None:
+def fill_xavier(x: Tensor, g: Generator) -> None:
     """Draw from a Xavier uniform."""
     nn.init.xavier_uniform_(x, generator=g)
 
 
-def by_inputs(x: Tensor, g: Generator) -> None:
+def fill_lecun(x: Tensor, g: Generator) -> None:
     """Draw from a normal of deviation 1 / sqrt(inputs)."""
     nn.init.normal_(x, std=x.shape[1] ** -0.5, generator=g)
 

@@ -20,7 +20,7 @@ class SigmoidGELU(nn.Module):
         return x * (1.702 * x).sigmoid()
 
 
-def gelu(approximate: Gelu) -> nn.Module:
+def build_gelu(approximate: Gelu) -> nn.Module:
     """Return the GELU, exact or in one of its approximations."""
     return SigmoidGELU() if approximate == "sigmoid" else nn.GELU(approximate)
 
@@ -58,21 +58,21 @@ class _Hidden(MLP):
         super().__init__()
         # Rounded down as in timm, whose checkpoints have such widths.
         hidden = int(g.dim * ratio)
-        self._add_first(g.dim, hidden, bias)
+        self._build_input_layer(g.dim, hidden, bias)
         self.drop1 = Dropout(drop)
         self.norm = slot("norm").build(norm, hidden)
         self.fc2 = nn.Linear(hidden, g.dim, bias=bias)
         self.drop2 = Dropout(drop)
 
-    def _add_first(self, dim: int, hidden: int, bias: bool) -> None:
+    def _build_input_layer(self, dim: int, hidden: int, bias: bool) -> None:
         self.fc1 = nn.Linear(dim, hidden, bias=bias)
 
-    def _hidden(self, x_BTD: Tensor) -> Tensor:
+    def _compute_hidden(self, x_BTD: Tensor) -> Tensor:
         """Return the hidden layer, BTM."""
         raise NotImplementedError
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.drop2(self.fc2(self.norm(self.drop1(self._hidden(x_BTD)))))
+        return self.drop2(self.fc2(self.norm(self.drop1(self._compute_hidden(x_BTD)))))
 
 
 @mlp.register("gelu")
@@ -98,9 +98,9 @@ class GeluMLP(_Hidden):
         norm: NormChoice = "none",
     ) -> None:
         super().__init__(g, ratio=ratio, drop=drop, bias=bias, norm=norm)
-        self.act = gelu(approximate)
+        self.act = build_gelu(approximate)
 
-    def _hidden(self, x_BTD: Tensor) -> Tensor:
+    def _compute_hidden(self, x_BTD: Tensor) -> Tensor:
         return self.act(self.fc1(x_BTD))
 
 
@@ -108,7 +108,7 @@ class GeluMLP(_Hidden):
 class ReLU2(_Hidden):
     """Two linear layers with the square of a ReLU between.  Reference: arXiv:2109.08668 (Primer)."""
 
-    def _hidden(self, x_BTD: Tensor) -> Tensor:
+    def _compute_hidden(self, x_BTD: Tensor) -> Tensor:
         return self.fc1(x_BTD).relu().square()
 
 
@@ -130,7 +130,7 @@ class _Gated(_Hidden):
     ) -> None:
         super().__init__(g, ratio=ratio, drop=drop, bias=bias, norm=norm)
 
-    def _add_first(self, dim: int, hidden: int, bias: bool) -> None:
+    def _build_input_layer(self, dim: int, hidden: int, bias: bool) -> None:
         self.fc1_g = nn.Linear(dim, hidden, bias=bias)
         self.fc1_x = nn.Linear(dim, hidden, bias=bias)
 
@@ -139,7 +139,7 @@ class _Gated(_Hidden):
 class SwiGLU(_Gated):
     """A linear layer gated by the SiLU of another.  Reference: arXiv:2002.05202."""
 
-    def _hidden(self, x_BTD: Tensor) -> Tensor:
+    def _compute_hidden(self, x_BTD: Tensor) -> Tensor:
         return F.silu(self.fc1_g(x_BTD)) * self.fc1_x(x_BTD)
 
 
@@ -147,5 +147,5 @@ class SwiGLU(_Gated):
 class GEGLU(_Gated):
     """A linear layer gated by the GELU of another.  Reference: arXiv:2002.05202."""
 
-    def _hidden(self, x_BTD: Tensor) -> Tensor:
+    def _compute_hidden(self, x_BTD: Tensor) -> Tensor:
         return F.gelu(self.fc1_g(x_BTD)) * self.fc1_x(x_BTD)

@@ -57,11 +57,11 @@ class LinearPatches(PatchEmbedding):
         self.norm = slot("norm").build(norm, g.dim)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        x_BNF = cut(x_BCHW, self.proj.kernel_size)
+        x_BNF = cut_patches(x_BCHW, self.proj.kernel_size)
         return self.norm(F.linear(x_BNF, self.proj.weight.flatten(1), self.proj.bias))
 
 
-def cut(x_BCHW: Tensor, size: Sequence[int]) -> Tensor:
+def cut_patches(x_BCHW: Tensor, size: Sequence[int]) -> Tensor:
     """Cut images (..., C, H, W) into patches of ``size`` pixels, (..., N, F)."""
     height, width = size
     # Views alone; the last flatten copies.
@@ -106,7 +106,7 @@ class ConvStem(PatchEmbedding):
         return None
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        return _tokens(self.proj(self.convs(x_BCHW)))
+        return _map_to_tokens(self.proj(self.convs(x_BCHW)))
 
 
 @patch.register("resnet")
@@ -132,14 +132,14 @@ class ResNet(PatchEmbedding):
         width_factor: Positive = 1.0,
     ) -> None:
         super().__init__()
-        channels = _rounded(64 * width_factor)
+        channels = _round_channels(64 * width_factor)
         conv, norm = _StdConv(g.channels, channels, 7, 2), _group_norm(channels)
         stem = nn.Sequential(OrderedDict(conv=conv, norm=norm, act=nn.ReLU(), pool=_MaxPool()))
         self.backbone = nn.Sequential(OrderedDict(stem=stem)) if layers else stem
         if layers:
             stages = nn.Sequential()
             for stage, depth in enumerate(layers):
-                width = _rounded(256 * 2**stage * width_factor)
+                width = _round_channels(256 * 2**stage * width_factor)
                 blocks = nn.Sequential(_Bottleneck(channels, width, 1 if stage == 0 else 2, project=True))
                 blocks.extend(_Bottleneck(width, width, 1, project=False) for _ in range(depth - 1))
                 stages.append(nn.Sequential(OrderedDict(blocks=blocks)))
@@ -153,7 +153,7 @@ class ResNet(PatchEmbedding):
         return int(4 * 2 ** max(len(options.get("layers", (3, 4, 9))) - 1, 0))
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        return _tokens(self.proj(self.backbone(x_BCHW)))
+        return _map_to_tokens(self.proj(self.backbone(x_BCHW)))
 
 
 # -- the hybrid's parts -----------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class _Bottleneck(nn.Module):
 
     def __init__(self, channels: int, width: int, stride: int, project: bool) -> None:
         super().__init__()
-        inner = _rounded(width / 4)
+        inner = _round_channels(width / 4)
         self.downsample: nn.Module = nn.Identity()
         if project:
             shortcut = OrderedDict(conv=_StdConv(channels, width, 1, stride), norm=_group_norm(width))
@@ -204,7 +204,7 @@ def _group_norm(channels: int) -> nn.GroupNorm:
     return nn.GroupNorm(math.gcd(channels, 32), channels)
 
 
-def _rounded(channels: float) -> int:
+def _round_channels(channels: float) -> int:
     """Return the nearest multiple of 8 that is at least 0.9 times ``channels``."""
     near = max(8, int(channels + 4) // 8 * 8)
     return near + 8 if near < 0.9 * channels else near
@@ -219,5 +219,5 @@ def _pad_same(x_BCHW: Tensor, kernel: int, stride: int, value: float) -> Tensor:
     return F.pad(x_BCHW, pads, value=value) if any(pads) else x_BCHW
 
 
-def _tokens(x_BDHW: Tensor) -> Tensor:
+def _map_to_tokens(x_BDHW: Tensor) -> Tensor:
     return x_BDHW.flatten(2).transpose(1, 2)

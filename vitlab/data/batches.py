@@ -37,7 +37,7 @@ class Batch(NamedTuple):
     host_id_B: Tensor | None = None  #: ``id_B`` on the host, where draws launch no kernels; None if it is not known
 
 
-def samples_of(batch: Batch) -> Tensor:
+def sample_ids(batch: Batch) -> Tensor:
     """Return the identities of a batch's images, on the host if they are known there."""
     return batch.id_B if batch.host_id_B is None else batch.host_id_B
 
@@ -127,7 +127,7 @@ class Feed:
         request = step, batch_size, repeats, None if rows is None else tuple(rows), views
         if request not in self._ready:
             feeds = self._peers or (self,)
-            for feed, batch in zip(feeds, _batches(feeds, request), strict=True):
+            for feed, batch in zip(feeds, _build_batches(feeds, request), strict=True):
                 feed._ready = {request: batch}
         return self._ready.pop(request)
 
@@ -158,7 +158,7 @@ class Feed:
         for part, pixels_BCHW in zip(parts, pixels, strict=True):
             tensors = pixels_BCHW, images.y_N[part], images.id_N[part]
             x_BCHW, y_B, id_B = (noise.to_device(tensor, self.device) for tensor in tensors)
-            yield Batch(self._normalize(x_BCHW), _labels(y_B), id_B, 0)
+            yield Batch(self._normalize(x_BCHW), _convert_labels(y_B), id_B, 0)
 
     def _select(self, step: int, batch_size: int, repeats: int, rows: Sequence[range] | None, views: int) -> Selection:
         train = self._subsets["train"]
@@ -215,7 +215,7 @@ def make_batches_together(feeds: Sequence[Feed]) -> None:
         feed._peers = feeds if joint else ()
 
 
-def _batches(feeds: Sequence[Feed], request: Request) -> Sequence[Batch]:
+def _build_batches(feeds: Sequence[Feed], request: Request) -> Sequence[Batch]:
     """Return the batches of feeds of equal images, augmentations and normalisation."""
     first, several = feeds[0], len(feeds) > 1
     selections = [feed._select(*request) for feed in feeds]
@@ -240,7 +240,7 @@ def _batches(feeds: Sequence[Feed], request: Request) -> Sequence[Batch]:
                     key = noise.tensor_of(keys, id_B.device)[:, None].expand(-1, len(id_B) // len(keys)).flatten()
                 x_BCHW = augmentation(x_BCHW, key, id_B)
                 y_B = augmentation.masks(y_B, key, id_B) if y_B.ndim == 3 else y_B
-    chunks = (tensor.chunk(len(feeds)) for tensor in (x_BCHW, _labels(y_B), id_B))
+    chunks = (tensor.chunk(len(feeds)) for tensor in (x_BCHW, _convert_labels(y_B), id_B))
     return [Batch(x, y, ids, one.epoch, one.id_B) for x, y, ids, one in zip(*chunks, selections, strict=True)]
 
 
@@ -274,7 +274,7 @@ class Normalize:
         return torch.addcmul(self._shift_C11, x_BCHW.to(self._wide), self._scale_C11).to(self.dtype)
 
 
-def _labels(y_B: Tensor) -> Tensor:
+def _convert_labels(y_B: Tensor) -> Tensor:
     """Return int64 labels, with :data:`VOID` replaced by :data:`IGNORED`; float if an image has several."""
     if y_B.ndim == 2:
         return y_B.float()

@@ -71,7 +71,7 @@ BOUNDARY = 85
 """Shortest side up to which the table of CIFAR-10-C applies: the geometric mean of 32 and 224."""
 
 
-def parameters(name: str, severity: int, size: Pair) -> Parameters:
+def corruption_parameters(name: str, severity: int, size: Pair) -> Parameters:
     """Return the parameters of a corruption for images of a size.
 
     Images with a short side of up to :data:`BOUNDARY` pixels have the parameters of CIFAR-10-C, larger ones
@@ -98,12 +98,12 @@ def corrupt(x_BCHW: Tensor, name: str, severity: int, id_B: Tensor, seed: int = 
     Args:
         x_BCHW: uint8; 1 or 3 channels, at least 8 by 8 pixels.
         name: One of :data:`~vitlab.data.datasets.base.COMPUTED_CORRUPTIONS`.
-        severity: 1 to 5; parameters follow from it and the size, see :func:`parameters`.
+        severity: 1 to 5; parameters follow from it and the size, see :func:`corruption_parameters`.
         id_B: int64, identities of the images.
         seed: Of the draws.
     """
     channels, height, width = x_BCHW.shape[1:]
-    c, key = parameters(name, severity, (height, width)), noise.key(seed, "corruption", name, severity)
+    c, key = corruption_parameters(name, severity, (height, width)), noise.key(seed, "corruption", name, severity)
     at_once = max(1, CHUNK_VALUES // (channels * height * width))
     results = []
     for pixels_BCHW, part_B in zip(torch.split(x_BCHW.cpu(), at_once), torch.split(id_B.cpu(), at_once), strict=True):
@@ -145,7 +145,7 @@ def gaussian_noise(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
 
 def shot_noise(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
     """Replace each of 256 levels of light by a Poisson count around it."""
-    cumulative_M, counts = _poisson(c[0])
+    cumulative_M, counts = _poisson_table(c[0])
     level_BD = (x_BCHW.flatten(1) * 255).round()
     # The distributions of all levels stand one after another in a single sorted table.
     place_BD = torch.searchsorted(cumulative_M, (draws.uniform(0, level_BD.shape[1]).double() + level_BD), right=True)
@@ -160,7 +160,7 @@ def impulse_noise(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
 
 def defocus_blur(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
     """Average over a disk."""
-    taps = disk(c[0], c[1])
+    taps = disk_taps(c[0], c[1])
     margin = max(max(abs(row), abs(column)) for row, column, _ in taps)
     height, width = x_BCHW.shape[-2:]
     padded_BCHW = x_BCHW[:, :, mirrored(height, margin)][..., mirrored(width, margin)]
@@ -179,7 +179,7 @@ def glass_blur(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
     """
     height, width = x_BCHW.shape[-2:]
     reach, rounds = max(1, round(c[1])), int(c[2])
-    blur = partial(filtered, rows_HH=gaussian(height, c[0]), columns_WW=gaussian(width, c[0]))
+    blur = partial(filter_axes, rows_HH=gaussian_matrix(height, c[0]), columns_WW=gaussian_matrix(width, c[0]))
     x_BCHW = ((blur(x_BCHW) * 255 + 4e-4).floor() / 255).clamp(0, 1)
     order_HW = torch.arange(height * width).view(height, width)
     moved_HW = torch.zeros(height, width, dtype=torch.bool)
@@ -201,14 +201,14 @@ def glass_blur(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
 
 def motion_blur(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
     """Blur along a random direction."""
-    return motion(x_BCHW, c[0], c[1], draws.uniform(0, 1, -45, 45)[:, 0])
+    return blur_along(x_BCHW, c[0], c[1], draws.uniform(0, 1, -45, 45)[:, 0])
 
 
 def zoom_blur(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
     """Average over several enlargements."""
     height, width = x_BCHW.shape[-2:]
     x64_BCHW = x_BCHW.double()
-    pairs = list(zip(zooms(height, *c), zooms(width, *c), strict=True))
+    pairs = list(zip(zoom_matrices(height, *c), zoom_matrices(width, *c), strict=True))
     total_BCHW = torch.zeros_like(x64_BCHW)
     for rows_HH, columns_WW in pairs:
         total_BCHW += rows_HH @ x64_BCHW @ columns_WW.T
@@ -221,9 +221,9 @@ def snow(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
     height, width = x_BCHW.shape[-2:]
     factor = max(factor, 1)  # below 112 pixels, ImageNet's factors would be smaller: flakes of less than a pixel
     flakes_B1HW = mean + deviation * draws.normal(0, height * width).view(-1, 1, height, width)
-    flakes_B1HW = filtered(flakes_B1HW, zoom(height, factor), zoom(width, factor))
+    flakes_B1HW = filter_axes(flakes_B1HW, zoom_matrix(height, factor), zoom_matrix(width, factor))
     flakes_B1HW = (flakes_B1HW.masked_fill(flakes_B1HW < threshold, 0).clamp(0, 1) * 255).floor() / 255
-    flakes_B1HW = motion(flakes_B1HW, radius, sigma, draws.uniform(1, 1, -135, -45)[:, 0])
+    flakes_B1HW = blur_along(flakes_B1HW, radius, sigma, draws.uniform(1, 1, -135, -45)[:, 0])
     flakes_B1HW = (flakes_B1HW * 255).round() / 255
     bright_BCHW = torch.maximum(x_BCHW, _grey(x_BCHW) * 1.5 + 0.5)
     return share * x_BCHW + (1 - share) * bright_BCHW + flakes_B1HW + flakes_B1HW.flip(2, 3)
@@ -233,7 +233,7 @@ def fog(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
     """Add a plasma fractal, and scale to the old maximum."""
     height, width = x_BCHW.shape[-2:]
     side = 1 << (max(height, width) - 1).bit_length()  # the next power of two
-    map_BSS = plasma(draws.uniform(0, side * side, -1, 1), side, c[1])
+    map_BSS = plasma_fractals(draws.uniform(0, side * side, -1, 1), side, c[1])
     top_B111 = x_BCHW.amax((1, 2, 3), keepdim=True)
     return (x_BCHW + c[0] * map_BSS[:, None, :height, :width]) * top_B111 / (top_B111 + c[0])
 
@@ -265,16 +265,16 @@ def elastic_transform(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
         one_B3[:, 0, None, None] * column_W + one_B3[:, 1, None, None] * row_H1 + one_B3[:, 2, None, None]
         for one_B3 in inverse_B32.unbind(2)
     ]
-    x_BCHW = _sample(x_BCHW, at_B2HW[0], at_B2HW[1], repeat_edge=False)
+    x_BCHW = _sample_bilinear(x_BCHW, at_B2HW[0], at_B2HW[1], repeat_edge=False)
     if not amplitude:
         return x_BCHW
     smooth = partial(
-        filtered,
-        rows_HH=gaussian(height, sigma, 3.0, "reflect"),
-        columns_WW=gaussian(width, sigma, 3.0, "reflect"),
+        filter_axes,
+        rows_HH=gaussian_matrix(height, sigma, 3.0, "reflect"),
+        columns_WW=gaussian_matrix(width, sigma, 3.0, "reflect"),
     )
     field_B2HW = amplitude * smooth(draws.uniform(1, 2 * height * width, -1, 1).view(-1, 2, height, width)).double()
-    return _sample(x_BCHW, column_W + field_B2HW[:, 0], row_H1 + field_B2HW[:, 1], repeat_edge=True)
+    return _sample_bilinear(x_BCHW, column_W + field_B2HW[:, 0], row_H1 + field_B2HW[:, 1], repeat_edge=True)
 
 
 def pixelate(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
@@ -287,7 +287,7 @@ def pixelate(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
         small = picture.resize((int(width * c[0]), int(height * c[0])), Image.Resampling.BOX)
         return small.resize((width, height), Image.Resampling.BOX)
 
-    return _by_pillow(x_BCHW, change)
+    return _apply_with_pillow(x_BCHW, change)
 
 
 def jpeg_compression(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
@@ -300,7 +300,7 @@ def jpeg_compression(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
         picture.save(file, "JPEG", quality=int(c[0]))
         return Image.open(file)
 
-    return _by_pillow(x_BCHW, change)
+    return _apply_with_pillow(x_BCHW, change)
 
 
 KINDS: Mapping[str, Callable[[Tensor, Parameters, Draws], Tensor]] = {
@@ -324,7 +324,7 @@ def _grey(x_BCHW: Tensor) -> Tensor:
 
 
 @cache
-def _poisson(rate: float) -> tuple[Tensor, int]:
+def _poisson_table(rate: float) -> tuple[Tensor, int]:
     """Return the cumulative probabilities of the counts of 256 levels, plus the level's number, and their count."""
     from scipy import special
 
@@ -335,7 +335,7 @@ def _poisson(rate: float) -> tuple[Tensor, int]:
     return (cumulative_LM + torch.arange(256)[:, None]).flatten(), counts
 
 
-def _sample(x_BCHW: Tensor, column_BHW: Tensor, row_BHW: Tensor, *, repeat_edge: bool) -> Tensor:
+def _sample_bilinear(x_BCHW: Tensor, column_BHW: Tensor, row_BHW: Tensor, *, repeat_edge: bool) -> Tensor:
     """Return images at positions in pixels by bilinear interpolation, mirrored at their edges."""
     height, width = x_BCHW.shape[-2:]
     if repeat_edge:
@@ -346,7 +346,7 @@ def _sample(x_BCHW: Tensor, column_BHW: Tensor, row_BHW: Tensor, *, repeat_edge:
     return F.grid_sample(x_BCHW, grid_BHW2, "bilinear", "reflection", align_corners=not repeat_edge)
 
 
-def _by_pillow(x_BCHW: Tensor, change: Callable[[Any], Any]) -> Tensor:
+def _apply_with_pillow(x_BCHW: Tensor, change: Callable[[Any], Any]) -> Tensor:
     from PIL import Image
 
     pixels_BHWC = (x_BCHW * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
@@ -361,13 +361,15 @@ def _by_pillow(x_BCHW: Tensor, change: Callable[[Any], Any]) -> Tensor:
 # -- filters and random fields -----------------------------------------------------------------------------------------
 
 
-def filtered(x_BCHW: Tensor, rows_HH: Tensor, columns_WW: Tensor) -> Tensor:
+def filter_axes(x_BCHW: Tensor, rows_HH: Tensor, columns_WW: Tensor) -> Tensor:
     """Return images filtered along their rows and columns."""
     return (rows_HH @ x_BCHW.double() @ columns_WW.T).to(x_BCHW.dtype)
 
 
 @cache
-def gaussian(n: int, sigma: float, truncate: float = 4.0, mode: Literal["nearest", "reflect"] = "nearest") -> Tensor:
+def gaussian_matrix(
+    n: int, sigma: float, truncate: float = 4.0, mode: Literal["nearest", "reflect"] = "nearest"
+) -> Tensor:
     """Return the matrix of scipy's Gaussian filter over ``n`` pixels, (N, N), of a deviation of ``sigma`` pixels.
 
     ``reflect`` mirrors the image at its edge, repeating the last pixel; with ``nearest`` that continues.
@@ -378,7 +380,7 @@ def gaussian(n: int, sigma: float, truncate: float = 4.0, mode: Literal["nearest
 
 
 @cache
-def zoom(n: int, factor: float) -> Tensor:
+def zoom_matrix(n: int, factor: float) -> Tensor:
     """Return the matrix, (N, N), that enlarges the centre of ``n`` pixels to ``n`` pixels by scipy's linear zoom."""
     from scipy import ndimage
 
@@ -391,13 +393,13 @@ def zoom(n: int, factor: float) -> Tensor:
 
 
 @cache
-def zooms(n: int, stop: float, step: float) -> Tensor:
+def zoom_matrices(n: int, stop: float, step: float) -> Tensor:
     """Return the matrices, (Z, N, N), of the identity and of the factors 1, 1 + ``step``, ... below ``stop``."""
-    return torch.stack([zoom(n, factor) for factor in (1.0, *np.arange(1, stop, step).tolist())])
+    return torch.stack([zoom_matrix(n, factor) for factor in (1.0, *np.arange(1, stop, step).tolist())])
 
 
 @cache
-def disk(radius: float, sigma: float) -> tuple[tuple[int, int, float], ...]:
+def disk_taps(radius: float, sigma: float) -> tuple[tuple[int, int, float], ...]:
     """Return the taps (row, column, weight) of a disk with smoothed edges, the blur of a lens out of focus."""
     from scipy import ndimage
 
@@ -410,7 +412,7 @@ def disk(radius: float, sigma: float) -> tuple[tuple[int, int, float], ...]:
     return tuple((row - half, column - half, float(smooth[row, column])) for row, column in places)
 
 
-def motion(x_BCHW: Tensor, radius: float, sigma: float, angle_B: Tensor) -> Tensor:
+def blur_along(x_BCHW: Tensor, radius: float, sigma: float, angle_B: Tensor) -> Tensor:
     """Return images blurred in one direction, by half a Gaussian over ``2 radius + 1`` pixels, as in ImageMagick.
 
     The direction is in degrees; 0 is to the right and 90 down.  The last pixel continues beyond the edges.
@@ -436,7 +438,7 @@ def motion(x_BCHW: Tensor, radius: float, sigma: float, angle_B: Tensor) -> Tens
     return result_BCHW
 
 
-def plasma(u_BN: Tensor, side: int, decay: float) -> Tensor:
+def plasma_fractals(u_BN: Tensor, side: int, decay: float) -> Tensor:
     """Return plasma fractals by the diamond-square algorithm, (B, S, S), from 0 to 1.
 
     The side is a power of two; each map takes its square of uniform draws in [-1, 1).  ``decay`` is the ratio of the

@@ -26,15 +26,15 @@ def hold_out(y_N: Tensor, id_N: Tensor, share: float, k: noise.Key) -> tuple[Ten
     Raises:
         DataError: if no class has two images.
     """
-    held_out_N = _front(y_N, id_N, k, lambda n: min(_rounded_share(share, n), n - 1))
+    held_out_N = _first_of_class(y_N, id_N, k, lambda n: min(_rounded_share(share, n), n - 1))
     if not held_out_N.any():
         raise DataError(
             f"no class has two images, so none of the {len(y_N)} can be held out for validation; add images"
         )
-    return parted(held_out_N)
+    return split_by_mask(held_out_N)
 
 
-def parted(mask_N: Tensor) -> tuple[Tensor, Tensor]:
+def split_by_mask(mask_N: Tensor) -> tuple[Tensor, Tensor]:
     """Return the positions where a mask is false, and where it is true, both ascending."""
     return (~mask_N).nonzero()[:, 0], mask_N.nonzero()[:, 0]
 
@@ -51,27 +51,27 @@ def hold_out_groups(group_N: Tensor, share: float, k: noise.Key) -> tuple[Tensor
     if len(name_G) < 2:
         raise DataError("all images are of one group, so none can be held out for validation; add images")
     _, group_M = hold_out(torch.zeros_like(name_G), name_G, share, k)
-    return parted(torch.isin(index_N, group_M))
+    return split_by_mask(torch.isin(index_N, group_M))
 
 
-def fraction(y_N: Tensor, id_N: Tensor, share: float, k: noise.Key) -> Tensor:
+def stratified_share(y_N: Tensor, id_N: Tensor, share: float, k: noise.Key) -> Tensor:
     """Return the positions in ``id_N`` of a stratified share, ascending; a smaller share is a subset of a larger one.
 
     Of each class of n images ``share * n`` are selected, rounded, at least one.
     """
-    return _front(y_N, id_N, k, partial(_rounded_share, share)).nonzero()[:, 0]
+    return _first_of_class(y_N, id_N, k, partial(_rounded_share, share)).nonzero()[:, 0]
 
 
 def at_most(y_N: Tensor, id_N: Tensor, count: int, k: noise.Key) -> Tensor:
     """Return the positions in ``id_N`` of ``count`` images of each class, or of all if it has fewer, ascending.
 
-    A smaller count selects a subset of a larger one.  With the key of :func:`fraction`, both select from the front of
-    the same order.
+    A smaller count selects a subset of a larger one.  With the key of :func:`stratified_share`, both select from the
+    front of the same order.
     """
-    return _front(y_N, id_N, k, lambda n: count).nonzero()[:, 0]
+    return _first_of_class(y_N, id_N, k, lambda n: count).nonzero()[:, 0]
 
 
-def _front(y_N: Tensor, id_N: Tensor, k: noise.Key, count: Callable[[int], int]) -> Tensor:
+def _first_of_class(y_N: Tensor, id_N: Tensor, k: noise.Key, count: Callable[[int], int]) -> Tensor:
     """Return which images are among the first ``count(M)`` of their class, in an order drawn from ``k``, bool (N,)."""
     # Two words make equal ranks, whose order would depend on the other images, unlikely.
     word_N2 = noise.bits(k, id_N, 2).long() & 0x7FFFFFFF

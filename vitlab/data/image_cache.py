@@ -86,14 +86,14 @@ class StoredImages:
             out_BCHW[:] = self.decoded[request.row_B.numpy()]
             return
         channels, size = self.shape[1], self.shape[2:]
-        for position, x_CHW in enumerate(self._images(request)):
+        for position, x_CHW in enumerate(self._read_images(request)):
             out_BCHW[position] = resize(with_channels(x_CHW[None], channels), size)[0].numpy()
 
     def take(self, row_B: Tensor) -> Tensor:
         """Return some images, uint8 (B, C, H, W), on the CPU."""
         return next(iter_images(self, row_B, max(1, len(row_B))))
 
-    def _images(self, request: ReadRequest) -> Iterator[Tensor]:
+    def _read_images(self, request: ReadRequest) -> Iterator[Tensor]:
         rows, pictures = request.row_B.tolist(), self.pictures
         if request.crop is None:
             yield from map(pictures.image, rows)
@@ -117,7 +117,7 @@ class Prefetcher:
     def __init__(self, images: StoredImages, device: torch.device) -> None:
         self.images = images
         self.device = device
-        self._pool = _pool(max(1, torch.get_num_threads()))
+        self._thread_pool = _thread_pool(max(1, torch.get_num_threads()))
         self._pending: dict[tuple[int, Hashable], tuple[Tensor, list[Future[None]]]] = {}
 
     def take(self, step: int, part: Hashable, request: Callable[[int], ReadRequest | None]) -> Tensor:
@@ -149,7 +149,7 @@ class Prefetcher:
         out_BCHW = torch.empty((len(request.row_B), *self.images.shape[1:]), dtype=torch.uint8, pin_memory=pinned)
         chunks = zip(*(torch.split(each, CHUNK) for each in (out_BCHW, request.row_B, request.id_B)), strict=True)
         reads = [
-            self._pool.submit(self.images.fill, part_BCHW.numpy(), ReadRequest(row_B, id_B, request.crop))
+            self._thread_pool.submit(self.images.fill, part_BCHW.numpy(), ReadRequest(row_B, id_B, request.crop))
             for part_BCHW, row_B, id_B in chunks
         ]
         return out_BCHW, reads
@@ -161,7 +161,7 @@ def _cancel(reads: Iterable[Future[None]]) -> None:
 
 
 @cache
-def _pool(threads: int) -> ThreadPoolExecutor:
+def _thread_pool(threads: int) -> ThreadPoolExecutor:
     """Return the thread pool of this process, shared by all trials."""
     return ThreadPoolExecutor(threads, thread_name_prefix="vitlab-pictures")
 
@@ -180,14 +180,14 @@ def iter_images(
         yield prefetcher.take(step, None, request)
 
 
-def faults(pictures: EncodedPictures) -> list[tuple[int, str]]:
+def find_faults(pictures: EncodedPictures) -> list[tuple[int, str]]:
     """Return the index of each picture that cannot be decoded, and the reason; all processors decode them."""
     with ThreadPool(os.cpu_count()) as pool:
         reasons = pool.map(pictures.fault, range(len(pictures)), CHECKED_TOGETHER)
     return [(index, reason) for index, reason in enumerate(reasons) if reason]
 
 
-def seconds_each(pictures: Pictures) -> float:
+def measure_decoding(pictures: Pictures) -> float:
     """Return how long one core decodes a picture: the mean of some of them."""
     sample, began = range(0, len(pictures), -(-len(pictures) // TIMED)), time.perf_counter()
     for index in sample:
@@ -195,7 +195,7 @@ def seconds_each(pictures: Pictures) -> float:
     return (time.perf_counter() - began) / len(sample)
 
 
-def place(decoded: Decoded, required: int) -> Place:
+def choose_place(decoded: Decoded, required: int) -> Place:
     """Return the place for decoded pictures: the study's choice, or the default for ``auto``.
 
     The default is memory if the whole set takes up at most :data:`MAX_MEMORY_SHARE` of the machine's memory, or of its
@@ -206,12 +206,12 @@ def place(decoded: Decoded, required: int) -> Place:
     return "memory" if required <= MAX_MEMORY_SHARE * files.memory() else "never"
 
 
-def folder() -> Path:
+def cache_folder() -> Path:
     """Return the folder of decoded pictures, in the user's cache."""
     return files.cache() / "decoded"
 
 
-def on_disk(images: StoredImages, name: str, what: str, check: Callable[[], object]) -> np.ndarray:
+def open_disk_cache(images: StoredImages, name: str, what: str, check: Callable[[], object]) -> np.ndarray:
     """Return the images in a memory-mapped file that is written once for all processes of the machine.
 
     An invalid file, such as one truncated by a crash of the machine, is written again.
@@ -225,14 +225,14 @@ def on_disk(images: StoredImages, name: str, what: str, check: Callable[[], obje
     Raises:
         DataError: if a picture cannot be read, or the file cannot be written.
     """
-    file = folder() / f"{name}.npy"
+    file = cache_folder() / f"{name}.npy"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(file.with_suffix(".lock")):  # the other workers wait, and then find the file
-            x_MCHW = _map(file, images.shape)
+            x_MCHW = _open_map(file, images.shape)
             if x_MCHW is None:
                 _write(images, file, check)
-                x_MCHW = _map(file, images.shape)
+                x_MCHW = _open_map(file, images.shape)
         if x_MCHW is None:
             raise OSError("its content differs from what was written; check the disk")
     except (OSError, ValueError) as error:
@@ -242,7 +242,7 @@ def on_disk(images: StoredImages, name: str, what: str, check: Callable[[], obje
     return x_MCHW
 
 
-def _map(file: Path, shape: tuple[int, ...]) -> np.ndarray | None:
+def _open_map(file: Path, shape: tuple[int, ...]) -> np.ndarray | None:
     """Return the images in a file; None if the file is missing or has another format or shape."""
     try:
         # Copied where written to, as torch expects; nothing writes to it, so all processes share its pages.

@@ -20,11 +20,11 @@ from vitlab.data import draws, image_cache
 from vitlab.data.augment import Augment
 from vitlab.data.batches import Batch, Feed, Normalize
 from vitlab.data.datasets import files
-from vitlab.data.datasets.base import MIN_CORRUPTED_SIDE, SPLITS, Dataset, Images, constants_of
+from vitlab.data.datasets.base import MIN_CORRUPTED_SIDE, SPLITS, Dataset, Images, normalization_constants
 from vitlab.data.datasets.pictures import EncodedPictures, Pictures
 from vitlab.data.image_cache import StoredImages
 from vitlab.data.pixels import statistics
-from vitlab.data.splits import Prepared, Subset, TensorCache, TestSet, apply_options, selected, test_sets
+from vitlab.data.splits import Prepared, Subset, TensorCache, TestSet, apply_options, select_images, test_sets
 from vitlab.errors import DataError, count
 from vitlab.geometry import DataInfo, Task
 from vitlab.identity import source
@@ -68,12 +68,12 @@ class DataSource:
         Raises:
             DataError: if the options do not fit this data set, or its files are not as expected.
         """
-        with self.reading():
+        with self.raising_data_errors():
             return model_info(self.choice, self.dataset.info())
 
     def missing(self) -> str | None:
         """Return a sentence that says why the data cannot be read; None if no reason is known."""
-        with self.reading():
+        with self.raising_data_errors():
             return self.dataset.missing()
 
     def notes(self) -> list[str]:
@@ -82,7 +82,7 @@ class DataSource:
         Raises:
             DataError: if pictures cannot be decoded, with all their names.
         """
-        with self.reading():
+        with self.raising_data_errors():
             if self.dataset.missing() is not None:
                 return []
             pictures, notes = self.pictures(), list(self.dataset.notes())
@@ -101,13 +101,13 @@ class DataSource:
 
     def training_images(self, seeds: Mapping[str, int]) -> int | None:
         """Return the number of training images without decoding pictures; None if the data is absent."""
-        with self.reading():
+        with self.raising_data_errors():
             if self.dataset.missing() is not None or self.dataset.info().identity is None:
                 return None
             pictures = self.dataset.pictures("train")
             if pictures is None:
                 return len(prepare(self.choice, seeds).train)
-            images = selected(StoredImages(pictures, 3, (1, 1)), self.options["classes"])
+            images = select_images(StoredImages(pictures, 3, (1, 1)), self.options["classes"])
             return len(split(self, images, seeds)[0])
 
     def pictures(self) -> list[Pictures]:
@@ -120,7 +120,7 @@ class DataSource:
         return any(slot("augment").build(choice).of_picture for choice in self.options["augment"])
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
+    def raising_data_errors(self) -> Iterator[None]:
         """Return a context that turns an OSError, such as a missing permission, into a DataError with the data set."""
         try:
             yield
@@ -129,21 +129,21 @@ class DataSource:
             raise DataError(f"{self.choice.type} cannot be read: {error.strerror or error}{where}") from None
 
     def read_splits(self, info: DataInfo, check: Callable[[], object]) -> list[Subset]:
-        """Return both official splits, in memory or in storage; for ``check`` see :func:`image_cache.on_disk`."""
+        """Return both official splits, in memory or in storage; ``check`` is :func:`image_cache.open_disk_cache`'s."""
         pictures, subsets = self.pictures(), []
         if not pictures:
             return [apply_options(self.dataset.read(split), self.options) for split in SPLITS]
-        where, name = _place(pictures, info)[0], self.digest(info, (*NON_PIXEL_OPTIONS, "classes"))
+        where, name = _choose_storage(pictures, info)[0], self.digest(info, (*NON_PIXEL_OPTIONS, "classes"))
         for split, one in zip(SPLITS, pictures, strict=True):
             images, what = StoredImages(one, info.channels, info.image), f"{self.choice.type}: its {split} split"
             if where == "memory":
                 files.check_memory(math.prod(images.shape), what)
             if where != "never":
-                images.decoded = image_cache.on_disk(images, f"{name}.{split}", what, check)
+                images.decoded = image_cache.open_disk_cache(images, f"{name}.{split}", what, check)
             if where == "memory" and not self.crops_pictures:
                 subsets.append(apply_options(Images(torch.from_numpy(images.decoded), one.y_N), self.options))
             else:
-                subsets.append(selected(images, self.options["classes"]))
+                subsets.append(select_images(images, self.options["classes"]))
         return subsets
 
     def digest(self, info: DataInfo, exclude: Collection[str]) -> str:
@@ -152,11 +152,11 @@ class DataSource:
         from PIL import features
 
         hashed = {name: value for name, value in self.choice.hashed().items() if name not in exclude}
-        decoder = [PIL.__version__, features.version("jpg"), features.version("webp"), self.code()]
+        decoder = [PIL.__version__, features.version("jpg"), features.version("webp"), self.code_digest()]
         text = json.dumps([str(self.choice.origin), hashed, info.identity, decoder], sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
-    def code(self) -> str:
+    def code_digest(self) -> str:
         """Return a digest of the code that decodes the files, as loaded in this process.
 
         Of vitlab it covers the modules of the data set and :data:`DECODING_MODULES`, but not their imports, because
@@ -172,8 +172,8 @@ class DataSource:
         encoded = [one for one in pictures if isinstance(one, EncodedPictures)]
 
         def check() -> str:
-            found = [image_cache.faults(one) for one in encoded]
-            return json.dumps([found, 0.0 if any(found) else image_cache.seconds_each(pictures[0])])
+            found = [image_cache.find_faults(one) for one in encoded]
+            return json.dumps([found, 0.0 if any(found) else image_cache.measure_decoding(pictures[0])])
 
         note = files.cache() / "checked" / self.digest(self.info(), self.options)
         found, seconds = json.loads(files.noted(note, check))
@@ -191,8 +191,8 @@ class DataSource:
 
         There is none on a small set in memory.
         """
-        where, size_bytes = _place(pictures, self.info())
-        number, folder = sum(map(len, pictures)), image_cache.folder()
+        where, size_bytes = _choose_storage(pictures, self.info())
+        number, folder = sum(map(len, pictures)), image_cache.cache_folder()
         seconds = number * seconds_each
         if where == "memory" and seconds < 1:
             return []
@@ -231,7 +231,7 @@ def prepare(
         DataError: if the data is not here or its files are not as expected.
     """
     data = DataSource(choice)
-    raw = _raw(data)
+    raw = _load_raw(data)
     if expected is not None and str(raw.info.content) != expected:
         raise DataError(
             f"{data.choice.type} is not the data this was planned with: planned {expected}, found {raw.info.content}; "
@@ -241,11 +241,11 @@ def prepare(
     if data.options["normalize"] == "dataset":
         mean, std = raw.statistics
     else:
-        constants = (tuple(numbers) for numbers in constants_of(data.options["normalize"]))
+        constants = (tuple(numbers) for numbers in normalization_constants(data.options["normalize"]))
         mean, std = (numbers * (raw.info.channels if len(numbers) == 1 else 1) for numbers in constants)
     beside: Mapping[str, TestSet] = {}
     if any(data.options.get(name) for name in TEST_SET_OPTIONS):
-        with data.reading():
+        with data.raising_data_errors():
             beside = test_sets(data.dataset, data.options, raw.test, raw.info, raw.corrupted)
     return Prepared(train=train, val=val, test=raw.test, info=raw.info, mean=mean, std=std, test_sets=beside)
 
@@ -258,7 +258,7 @@ def split(data: DataSource, images: Subset, seeds: Mapping[str, int]) -> tuple[S
     stratum_N = y_N if y_N.ndim == 1 else torch.zeros_like(id_N)
     key = noise.key(seeds["split"], "split")
     if held_out_M is not None and not options["validation"]:
-        rest_N, val_N = draws.parted(torch.isin(id_N, held_out_M))
+        rest_N, val_N = draws.split_by_mask(torch.isin(id_N, held_out_M))
     elif group_N is None:
         rest_N, val_N = draws.hold_out(stratum_N, id_N, share, key)
     else:
@@ -270,7 +270,7 @@ def split(data: DataSource, images: Subset, seeds: Mapping[str, int]) -> tuple[S
         )
     key = noise.key(seeds["subset"], "subset")
     if options["fraction"] < 1:
-        rest_N = rest_N[draws.fraction(stratum_N[rest_N], id_N[rest_N], options["fraction"], key)]
+        rest_N = rest_N[draws.stratified_share(stratum_N[rest_N], id_N[rest_N], options["fraction"], key)]
     if options["per_class"] is not None:
         rest_N = rest_N[draws.at_most(y_N[rest_N], id_N[rest_N], options["per_class"], key)]
     return images.select(rest_N), images.select(val_N)
@@ -300,14 +300,14 @@ class _Raw:
             self.check()
             return json.dumps(result)
 
-        mean, std = json.loads(files.noted(image_cache.folder() / f"{self.name}.statistics.json", compute))
+        mean, std = json.loads(files.noted(image_cache.cache_folder() / f"{self.name}.statistics.json", compute))
         return tuple(mean), tuple(std)
 
 
 _cache: dict[str, _Raw] = {}  #: the last one used at the end
 
 
-def _raw(data: DataSource) -> _Raw:
+def _load_raw(data: DataSource) -> _Raw:
     """Return the data set decoded, filtered, converted and resized; cached under its options, code and identity."""
     info = data.dataset.info()
     name = data.digest(info, NON_PIXEL_OPTIONS)
@@ -341,10 +341,10 @@ def _check_unchanged(data: DataSource, identity: str | None) -> DataInfo:
     return info
 
 
-def _place(pictures: Sequence[Pictures], info: DataInfo) -> tuple[image_cache.Place, int]:
+def _choose_storage(pictures: Sequence[Pictures], info: DataInfo) -> tuple[image_cache.Place, int]:
     """Return where decoded pictures are stored (memory, disk or nowhere), and their size in bytes."""
     size_bytes = sum(map(len, pictures)) * info.channels * info.image[0] * info.image[1]
-    return image_cache.place(pictures[0].decoded, size_bytes), size_bytes
+    return image_cache.choose_place(pictures[0].decoded, size_bytes), size_bytes
 
 
 # -- options that do not fit the data ---------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ def model_info(resolved: ResolvedChoice, info: DataInfo) -> DataInfo:
     size, channels, classes = options["size"], options["channels"], options["classes"]
     if info.task != "classification":
         _check_labels(resolved, info.task)
-    _check_cuts(resolved)
+    _check_crops(resolved)
     outside = [label for label in classes or () if label >= info.classes]
     if outside:
         raise DataError(f"{resolved.type} has classes 0 to {info.classes - 1}; found {outside[0]} in 'classes'")
@@ -375,7 +375,7 @@ def model_info(resolved: ResolvedChoice, info: DataInfo) -> DataInfo:
     if options["corrupted"] is not None:
         _check_corrupted(resolved, result)
     normalize = options["normalize"]
-    numbers = len(constants_of(normalize)[0]) if normalize != "dataset" else 1
+    numbers = len(normalization_constants(normalize)[0]) if normalize != "dataset" else 1
     if numbers not in (1, result.channels):
         raise DataError(
             f"normalize has {numbers} numbers for {result.channels} channels; one for each, or one for all of them"
@@ -415,7 +415,7 @@ def _check_labels(resolved: ResolvedChoice, task: Task) -> None:
             )
 
 
-def _check_cuts(resolved: ResolvedChoice) -> None:
+def _check_crops(resolved: ResolvedChoice) -> None:
     """Reject crops of full-size pictures if there are none, or if the crop is not the first augmentation."""
     for place, choice in enumerate(resolved.options["augment"]):
         change = slot("augment").build(choice)

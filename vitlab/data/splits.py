@@ -132,7 +132,7 @@ def apply_options(images: Images, options: Mapping[str, Any]) -> Subset:
     return Subset.of(x_NCHW, y_N, id_N)
 
 
-def selected(images: StoredImages, classes: Sequence[int] | None) -> Subset:
+def select_images(images: StoredImages, classes: Sequence[int] | None) -> Subset:
     """Return the images of the selected classes."""
     id_N, y_N = select_classes(images.pictures.y_N, classes)
     return Subset(images, id_N, y_N, id_N)
@@ -166,19 +166,21 @@ def test_sets(
         for severity in corrupted.severities:
             name = f"corrupted/{kind}/{severity}"
             pictures = dataset.corrupted(kind, severity)
-            subset = _limit(test if pictures is None else _stored(pictures, info, classes, name), corrupted.images)
-            at = _corruption(subset, kind, severity, cache) if pictures is None else subset.at
+            subset = _limit(
+                test if pictures is None else _build_stored(pictures, info, classes, name), corrupted.images
+            )
+            at = _corrupted_images(subset, kind, severity, cache) if pictures is None else subset.at
             sets[name] = TestSet("mce", kind, subset.y_N, subset.id_N, at)
     for name, pictures in dataset.shifted_sets().items():
-        subset = _stored(pictures, info, classes, name)
+        subset = _build_stored(pictures, info, classes, name)
         occurring = tuple(sorted(set(subset.y_N.tolist())))
         sets[f"shifted/{name}"] = TestSet("shifted_accuracy", name, subset.y_N, subset.id_N, subset.at, occurring)
     if (right := dataset.reassessed()) is not None:
-        sets["real_labels"] = _reassessed(test, right, info.classes, classes)
+        sets["real_labels"] = _real_labels_set(test, right, info.classes, classes)
     return sets
 
 
-def _corruption(subset: Subset, kind: str, severity: int, cache: TensorCache) -> Callable[[slice], Tensor]:
+def _corrupted_images(subset: Subset, kind: str, severity: int, cache: TensorCache) -> Callable[[slice], Tensor]:
     def at(part: slice) -> Tensor:
         from vitlab.data.corruption import corrupt  # imported for the few studies that ask for corrupted images
 
@@ -193,7 +195,9 @@ def _corruption(subset: Subset, kind: str, severity: int, cache: TensorCache) ->
     return at
 
 
-def _reassessed(test: Subset, right: Sequence[frozenset[int]], count: int, classes: Sequence[int] | None) -> TestSet:
+def _real_labels_set(
+    test: Subset, right: Sequence[frozenset[int]], count: int, classes: Sequence[int] | None
+) -> TestSet:
     """Return the test images whose set of right classes, of the selected ones, is not empty."""
     place = {old: new for new, old in enumerate(classes or range(count))}
     right_NK = torch.zeros(len(test), count, dtype=torch.bool)
@@ -207,9 +211,9 @@ def _reassessed(test: Subset, right: Sequence[frozenset[int]], count: int, class
     return TestSet("real_accuracy", "real_labels", y_N, subset.id_N, subset.at, right_NK=right_NK[kept_N])
 
 
-def _stored(pictures: Pictures, info: DataInfo, classes: Sequence[int] | None, what: str) -> Subset:
+def _build_stored(pictures: Pictures, info: DataInfo, classes: Sequence[int] | None, what: str) -> Subset:
     """Return pictures of the selected classes with the channels and the size of the model's images."""
-    subset = selected(StoredImages(pictures, info.channels, info.image), classes)
+    subset = select_images(StoredImages(pictures, info.channels, info.image), classes)
     if not len(subset):
         raise DataError(f"{what}: there are no pictures of the classes of the training images; add some, or remove it")
     return subset

@@ -52,13 +52,13 @@ class Engine(ABC):
 
     def train_step(self) -> None:
         """Take one optimizer step of every training; raise EngineFailed if the first one fails."""
-        with self._falling_back():
+        with self._fallback_on_error():
             self.compute_step()
         self._completed = True
 
     def evaluate(self, splits: Sequence[Split]) -> Sequence[Iterable[EvaluationResult]]:
         """Return for each training its evaluations, possibly computed only when they are iterated over."""
-        with self._falling_back():
+        with self._fallback_on_error():
             evaluations = self.compute_evaluations(splits)
         self._completed = True
         return evaluations
@@ -72,7 +72,7 @@ class Engine(ABC):
         """Return for each training its evaluations of these splits."""
 
     @contextmanager
-    def _falling_back(self) -> Iterator[None]:
+    def _fallback_on_error(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # components that do not support an engine may raise anything
@@ -141,27 +141,27 @@ def train(
         while behind := [training for training in active if training.step < moment]:
             # Trainings at one step go on together until they reach the next ones ahead.
             step, *later = sorted({training.step for training in behind})
-            latest = _engine_of([training for training in behind if training.step == step], engine, latest)
+            latest = _reuse_or_build([training for training in behind if training.step == step], engine, latest)
             for _ in range(step, later[0] if later else moment):
                 if stop():
-                    _save(active)
+                    _save_all(active)
                     return [outcomes.get(training) for training in trainings]
                 latest.train_step()
                 if time.monotonic() - saved_at > every_s:
-                    _save(active)
+                    _save_all(active)
                     saved_at = time.monotonic()
         due = [training for training in active if last or training.last_measured_step < moment]
         if not due:  # before the point at which all have resumed
             continue
         # Saved before the last evaluation, which may take longer than all steps and fail.
         if last and time.monotonic() - saved_at > worth_s:
-            _save(due)
-        latest = _engine_of(due, engine, latest)
-        measurements = _measure(due, latest.evaluate(splits if last else splits[:1]), outcomes)
+            _save_all(due)
+        latest = _reuse_or_build(due, engine, latest)
+        measurements = _measure_or_diverge(due, latest.evaluate(splits if last else splits[:1]), outcomes)
         ending = list(measurements) if last else [training for training in measurements if training.stops_early()]
         if ending and not last:
-            latest = _engine_of(ending, engine, latest)
-            measurements |= _measure(ending, latest.evaluate(splits[1:]), outcomes)
+            latest = _reuse_or_build(ending, engine, latest)
+            measurements |= _measure_or_diverge(ending, latest.evaluate(splits[1:]), outcomes)
         for training, measurement in measurements.items():
             if training not in outcomes:
                 training.emit(measurement)
@@ -169,12 +169,12 @@ def train(
                     outcomes[training] = training.finish()
         active = [training for training in active if training not in outcomes]
         if not last and time.monotonic() - saved_at > worth_s:
-            _save(active)
+            _save_all(active)
             saved_at = time.monotonic()
     return [outcomes.get(training) for training in trainings]
 
 
-def _measure(
+def _measure_or_diverge(
     trainings: Sequence[Training], evaluations: Sequence[Iterable[EvaluationResult]], outcomes: dict[Training, Outcome]
 ) -> dict[Training, Measurement]:
     """Return the measurements of trainings; those that have diverged get an outcome instead."""
@@ -192,11 +192,11 @@ def evaluation_steps(steps: int, evaluations: int) -> list[int]:
     return sorted({-(-i * steps // evaluations) for i in range(1, evaluations + 1)})
 
 
-def _engine_of(trainings: list[Training], engine: type[Engine], latest: Engine | None) -> Engine:
+def _reuse_or_build(trainings: list[Training], engine: type[Engine], latest: Engine | None) -> Engine:
     """Return the engine of these trainings, which is the latest one if that has the same."""
     return latest if latest is not None and latest.trainings == trainings else engine(trainings)
 
 
-def _save(trainings: Iterable[Training]) -> None:
+def _save_all(trainings: Iterable[Training]) -> None:
     for training in trainings:
         training.save()

@@ -36,7 +36,7 @@ from vitlab.components.base import Dropout, DropPath
 from vitlab.components.block import LayerScale
 from vitlab.components.block.residual import PreNorm
 from vitlab.components.head import Distilled, LinearHead, MLPHead
-from vitlab.components.position import Position, Together, encodings
+from vitlab.components.position import Position, Together, encodings_by_prefix
 from vitlab.components.position.additive import Additive, Conditional
 from vitlab.engines.base import engine
 from vitlab.engines.batch_last_kernels import Attend, Normalise, Rotate, affine
@@ -73,7 +73,7 @@ class BatchLast(Vmap):
             training.model, training.spec.precision, training.feed.device
         )
 
-    def _losses(self, rows: Rows, x_KBCHW: Tensor, y_KB: Tensor, draws: noise.Draws) -> Value:
+    def _compute_losses(self, rows: Rows, x_KBCHW: Tensor, y_KB: Tensor, draws: noise.Draws) -> Value:
         first, head = self.trainings[0], HeadOnly(self.module)
         criterion = cast(Supervised, first.objective).criterion
 
@@ -82,17 +82,17 @@ class BatchLast(Vmap):
                 return criterion(forward_logits(head, x_BTD, first.spec.precision, rows), y_B)
 
         x_KBTD = BatchLastForward(head.model, rows, draws).features(x_KBCHW, tokens_read(head.model))
-        losses: Value = vmap(loss)(head.own(rows), x_KBTD, y_KB, draws)
+        losses: Value = vmap(loss)(head.own_tensors(rows), x_KBTD, y_KB, draws)
         return losses
 
-    def _views(self, rows: Rows, x_BCHW: Tensor, y_B: Tensor) -> dict[str, Tensor]:
+    def _compute_views(self, rows: Rows, x_BCHW: Tensor, y_B: Tensor) -> dict[str, Tensor]:
         first, head = self.trainings[0], HeadOnly(self.module)
         x_KBTD = BatchLastForward(head.model, rows).features(x_BCHW[None], tokens_read(head.model))
 
         def logits(rows: Rows, x_BTD: Tensor) -> dict[str, Tensor]:
             return forward_logits(head, x_BTD, first.spec.precision, rows)
 
-        views: dict[str, Tensor] = vmap(logits)(head.own(rows), x_KBTD)
+        views: dict[str, Tensor] = vmap(logits)(head.own_tensors(rows), x_KBTD)
         return views
 
 
@@ -111,7 +111,7 @@ class HeadOnly(Model):
         """Return the model's logits by head."""
         return self.model.logits_by_head(output)
 
-    def own(self, rows: Rows) -> dict[str, Tensor]:
+    def own_tensors(self, rows: Rows) -> dict[str, Tensor]:
         """Return the tensors of this part by their names here."""
         return {f"model.{name}": row for name, row in rows.items() if name.startswith(("fc_norm.", "head."))}
 
@@ -145,69 +145,71 @@ class BatchLastForward:
             x_KBCHW: Images; those that all trials share have an axis 0 of length 1.
             tokens: If given, T is this number of leading tokens, and the last block computes no others.
         """
-        x_KDTB = self._with_prefix(self._patches(x_KBCHW))
-        x_KDTB = self._part("norm_pre", self._part("pos_drop", self._positions("add", x_KDTB, 0)))
+        x_KDTB = self._add_prefix_tokens(self._embed_patches(x_KBCHW))
+        x_KDTB = self._apply_part("norm_pre", self._apply_part("pos_drop", self._apply_position("add", x_KDTB, 0)))
         for layer in range(1, len(self.model.blocks) + 1):
-            x_KDTB = self._positions("add", x_KDTB, layer)
+            x_KDTB = self._apply_position("add", x_KDTB, layer)
             queries = tokens if layer == len(self.model.blocks) else None
-            x_KDTB = self._block(f"blocks.{layer - 1}", x_KDTB, self._hints(layer, queries), queries)
-            x_KDTB = self._positions("mix", x_KDTB, layer)
-        return _to_KBTD(self._part("norm", x_KDTB))
+            x_KDTB = self._apply_block(f"blocks.{layer - 1}", x_KDTB, self._position_hints(layer, queries), queries)
+            x_KDTB = self._apply_position("mix", x_KDTB, layer)
+        return _to_KBTD(self._apply_part("norm", x_KDTB))
 
     # -- tokens -------------------------------------------------------------------------------------------------------
 
-    def _patches(self, x_KBCHW: Tensor) -> Tensor:
+    def _embed_patches(self, x_KBCHW: Tensor) -> Tensor:
         """Return the patch tokens (K, D, N, B)."""
         embed = self.model.patch_embed
         trials = len(self.row_K)
         if type(embed) is not patch.LinearPatches:
-            return _to_KDTB(self._vectorised("patch_embed", nn.Module.__call__, x_KBCHW.expand(trials, -1, -1, -1, -1)))
-        x_KMF = patch.cut(x_KBCHW, embed.proj.kernel_size).flatten(1, 2)
-        y_KDM = self._linear("patch_embed.proj", x_KMF.mT.expand(trials, -1, -1))
-        return self._part("patch_embed.norm", y_KDM.view(*y_KDM.shape[:2], x_KBCHW.shape[1], -1).transpose(2, 3))
+            return _to_KDTB(
+                self._call_vectorised("patch_embed", nn.Module.__call__, x_KBCHW.expand(trials, -1, -1, -1, -1))
+            )
+        x_KMF = patch.cut_patches(x_KBCHW, embed.proj.kernel_size).flatten(1, 2)
+        y_KDM = self._apply_linear("patch_embed.proj", x_KMF.mT.expand(trials, -1, -1))
+        return self._apply_part("patch_embed.norm", y_KDM.view(*y_KDM.shape[:2], x_KBCHW.shape[1], -1).transpose(2, 3))
 
-    def _with_prefix(self, x_KDNB: Tensor) -> Tensor:
+    def _add_prefix_tokens(self, x_KDNB: Tensor) -> Tensor:
         tokens = [self.rows[name] for name in ("cls_token", "dist_token", "reg_token") if name in self.rows]
         prefix = [_to_KBTD(token.expand(-1, x_KDNB.shape[3], -1, -1)) for token in tokens]
         return torch.cat([*prefix, x_KDNB], 2)
 
-    def _positions(self, hook: str, x_KDTB: Tensor, layer: int) -> Tensor:
+    def _apply_position(self, hook: str, x_KDTB: Tensor, layer: int) -> Tensor:
         """Apply ``add`` or ``mix`` of the position encoding to the tokens of a layer."""
-        parts = positions_of(self.model)
+        parts = list_positions(self.model)
         if all(inherits(Position, hook, part) or does_nothing(hook, part, layer) for part in parts):
             return x_KDTB
-        return self._tokenwise("position", x_KDTB, lambda part, x_BTD: getattr(part, hook)(x_BTD, layer))
+        return self._apply_tokenwise("position", x_KDTB, lambda part, x_BTD: getattr(part, hook)(x_BTD, layer))
 
-    def _hints(self, layer: int, queries: int | None) -> Hints:
+    def _position_hints(self, layer: int, queries: int | None) -> Hints:
         """Return what the position encoding tells the attention of a block."""
-        rotation = [each[:, None] if each.ndim == 3 else each for each in self._hint("rotation", layer)]
-        bias = [each_KHTT[:, :, :queries] for each_KHTT in self._hint("bias", layer)]
+        rotation = [each[:, None] if each.ndim == 3 else each for each in self._call_hook("rotation", layer)]
+        bias = [each_KHTT[:, :, :queries] for each_KHTT in self._call_hook("bias", layer)]
         return Hints([each_KHTP.mT[..., None] for each_KHTP in rotation], *bias)
 
-    def _hint(self, hook: str, layer: int) -> Sequence[Tensor]:
+    def _call_hook(self, hook: str, layer: int) -> Sequence[Tensor]:
         """Return the tensors of ``rotation`` or ``bias`` of the position encoding, with the trials on axis 0."""
-        if all(inherits(Position, hook, part) for part in positions_of(self.model)):
+        if all(inherits(Position, hook, part) for part in list_positions(self.model)):
             return ()
 
         def call(part: nn.Module) -> tuple[Tensor, ...]:
             hint = getattr(part, hook)(layer)
             return (hint,) if isinstance(hint, Tensor) else tuple(hint or ())
 
-        return cast("Sequence[Tensor]", self._vectorised("position", call))
+        return cast("Sequence[Tensor]", self._call_vectorised("position", call))
 
     # -- blocks -------------------------------------------------------------------------------------------------------
 
-    def _block(self, at: str, x_KDTB: Tensor, hints: Hints, queries: int | None) -> Tensor:
-        y_KDTB = self._attention(f"{at}.attn", self._part(f"{at}.norm1", x_KDTB), hints, queries)
-        x_KDTB = x_KDTB[:, :, :queries] + self._part(f"{at}.drop_path1", self._part(f"{at}.ls1", y_KDTB))
-        y_KDTB = self._part(f"{at}.mlp", self._part(f"{at}.norm2", x_KDTB))
-        return x_KDTB + self._part(f"{at}.drop_path2", self._part(f"{at}.ls2", y_KDTB))
+    def _apply_block(self, at: str, x_KDTB: Tensor, hints: Hints, queries: int | None) -> Tensor:
+        y_KDTB = self._apply_attention(f"{at}.attn", self._apply_part(f"{at}.norm1", x_KDTB), hints, queries)
+        x_KDTB = x_KDTB[:, :, :queries] + self._apply_part(f"{at}.drop_path1", self._apply_part(f"{at}.ls1", y_KDTB))
+        y_KDTB = self._apply_part(f"{at}.mlp", self._apply_part(f"{at}.norm2", x_KDTB))
+        return x_KDTB + self._apply_part(f"{at}.drop_path2", self._apply_part(f"{at}.ls2", y_KDTB))
 
-    def _attention(self, at: str, x_KDTB: Tensor, hints: Hints, queries: int | None) -> Tensor:
+    def _apply_attention(self, at: str, x_KDTB: Tensor, hints: Hints, queries: int | None) -> Tensor:
         attend = cast(softmax.SoftmaxAttention, self.model.get_submodule(at))
         trials, width, tokens, images = x_KDTB.shape
         heads = (attend.num_heads, attend.head_dim)
-        rows = _below(at, self.rows)
+        rows = _tensors_below(at, self.rows)
         # Projections that are several matrices, or without a bias of keys.
         if "qkv.weight" not in attend.stacked_maps() or attend.qkv_bias == "qv":
             rows = vmap(attend.to_canonical)(rows)
@@ -219,7 +221,7 @@ class BatchLastForward:
             kv_K2HETB = Rotate.apply(kv_K2HETB, *hints.rotation)  # type: ignore[no-untyped-call]
         y_KHEQB: Tensor = Attend.apply(q_KHEQB, kv_K2HETB, hints.bias_KHQS, attend.scale)  # type: ignore[no-untyped-call]
         y_KDM = affine(rows["proj.weight"], rows.get("proj.bias"), y_KHEQB.flatten(3).flatten(1, 2))
-        return self._part(f"{at}.proj_drop", y_KDM.view(trials, width, -1, images))
+        return self._apply_part(f"{at}.proj_drop", y_KDM.view(trials, width, -1, images))
 
     def _queries_keys_values(self, rows: Rows, x_KDTB: Tensor, queries: int | None) -> Sequence[Tensor]:
         """Return the queries (K, D, Q * B), and keys and values (K, 2 * D, M) of all tokens."""
@@ -232,18 +234,18 @@ class BatchLastForward:
         inputs = (x_KDTB[:, :, :queries].flatten(2), x_KDTB.flatten(2))
         return [affine(*each) for each in zip(weights, biases, inputs, strict=True)]
 
-    def _mlp(self, at: str, x_KDTB: Tensor) -> Tensor:
+    def _apply_mlp(self, at: str, x_KDTB: Tensor) -> Tensor:
         perceive = cast(mlp.GeluMLP, self.model.get_submodule(at))
         hidden_KOM = F.gelu(
-            self._linear(f"{at}.fc1", x_KDTB.flatten(2)), approximate=cast(nn.GELU, perceive.act).approximate
+            self._apply_linear(f"{at}.fc1", x_KDTB.flatten(2)), approximate=cast(nn.GELU, perceive.act).approximate
         )
-        hidden_KOTB = self._part(f"{at}.drop1", hidden_KOM.view(*hidden_KOM.shape[:2], *x_KDTB.shape[2:]))
-        y_KDM = self._linear(f"{at}.fc2", self._part(f"{at}.norm", hidden_KOTB).flatten(2))
-        return self._part(f"{at}.drop2", y_KDM.view(x_KDTB.shape))
+        hidden_KOTB = self._apply_part(f"{at}.drop1", hidden_KOM.view(*hidden_KOM.shape[:2], *x_KDTB.shape[2:]))
+        y_KDM = self._apply_linear(f"{at}.fc2", self._apply_part(f"{at}.norm", hidden_KOTB).flatten(2))
+        return self._apply_part(f"{at}.drop2", y_KDM.view(x_KDTB.shape))
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
-    def _part(self, at: str, x_KDTB: Tensor) -> Tensor:
+    def _apply_part(self, at: str, x_KDTB: Tensor) -> Tensor:
         """Apply a part from tokens to tokens, batch-last if it is supported."""
         part = self.model.get_submodule(at)
         if _is_identity(part):
@@ -253,16 +255,16 @@ class BatchLastForward:
             y_KDM: Tensor = Normalise.apply(x_KDTB.flatten(2), weight_KD, bias_KD, part.eps)  # type: ignore[no-untyped-call]
             return y_KDM.view(x_KDTB.shape)
         if type(part) is mlp.GeluMLP and type(part.act) is nn.GELU:
-            return self._mlp(at, x_KDTB)
-        return self._tokenwise(at, x_KDTB, nn.Module.__call__)
+            return self._apply_mlp(at, x_KDTB)
+        return self._apply_tokenwise(at, x_KDTB, nn.Module.__call__)
 
-    def _linear(self, at: str, x_KIM: Tensor) -> Tensor:
+    def _apply_linear(self, at: str, x_KIM: Tensor) -> Tensor:
         return affine(self.rows[f"{at}.weight"], self.rows.get(f"{at}.bias"), x_KIM)
 
-    def _tokenwise(self, at: str, x_KDTB: Tensor, call: Call) -> Tensor:
-        return _to_KDTB(self._vectorised(at, call, _to_KBTD(x_KDTB)))
+    def _apply_tokenwise(self, at: str, x_KDTB: Tensor, call: Call) -> Tensor:
+        return _to_KDTB(self._call_vectorised(at, call, _to_KBTD(x_KDTB)))
 
-    def _vectorised(self, at: str, call: Call, *inputs: Tensor) -> Any:
+    def _call_vectorised(self, at: str, call: Call, *inputs: Tensor) -> Any:
         """Call a part of each trial with its own weights, and with inputs that have the trials on axis 0."""
         call_part = _PartCall(self.model.get_submodule(at), call)
 
@@ -270,7 +272,7 @@ class BatchLastForward:
             with noise.drawing(draws) if draws is not None else nullcontext():
                 return functional_call(call_part, dict(rows), inputs)
 
-        rows = {f"part.{name}": row for name, row in _below(at, self.rows).items()}
+        rows = {f"part.{name}": row for name, row in _tensors_below(at, self.rows).items()}
         in_dims = (0, 0, None if self.draws is None else 0, *(0 for _ in inputs))
         return vmap(one, in_dims)(self.row_K, rows, self.draws, *inputs)
 
@@ -301,7 +303,7 @@ def _to_KDTB(x_KBTD: Tensor) -> Tensor:
     return x_KBTD.permute(0, 3, 2, 1).contiguous()
 
 
-def _below(at: str, rows: Rows) -> dict[str, Tensor]:
+def _tensors_below(at: str, rows: Rows) -> dict[str, Tensor]:
     """Return the tensors of a part by their names in it."""
     return {name.removeprefix(f"{at}."): row for name, row in rows.items() if name.startswith(f"{at}.")}
 
@@ -371,17 +373,17 @@ def tokens_read(model: ViT) -> int | None:
     ]
     if any(type(module) not in (*TOKENWISE, LayerScale) for part in parts for module in part.modules()):
         return None
-    if not all(inherits(Position, "mix", part) or does_nothing("mix", part, layer) for part in positions_of(model)):
+    if not all(inherits(Position, "mix", part) or does_nothing("mix", part, layer) for part in list_positions(model)):
         return None
     return 1 + max(model.geometry.prefix.index(token) for token in head.reads)
 
 
-def positions_of(model: ViT) -> list[Position]:
+def list_positions(model: ViT) -> list[Position]:
     """Return the position encodings of a model; a list of a derived class, which may combine them otherwise, is one."""
     whole = model.position
     if any(isinstance(part, Together) and type(part) is not Together for part in whole.modules()):
         return [whole]
-    return list(encodings(whole).values())
+    return list(encodings_by_prefix(whole).values())
 
 
 def inherits(base: type, method: str, part: nn.Module) -> bool:

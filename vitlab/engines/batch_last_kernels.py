@@ -44,7 +44,7 @@ class Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_KNHETB: Tensor, cos_KHPT1: Tensor, sin_KHPT1: Tensor) -> Tensor:
         """Return the first tensor rotated and the others unchanged."""
-        rotated = _rotated(x_KNHETB, cos_KHPT1, sin_KHPT1)
+        rotated = _rotate_first(x_KNHETB, cos_KHPT1, sin_KHPT1)
         ctx.save_for_backward(rotated, cos_KHPT1, sin_KHPT1)
         return rotated
 
@@ -52,27 +52,27 @@ class Rotate(torch.autograd.Function):
     def backward(ctx: Any, grad_KNHETB: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return the gradients of the input, the cosines and the sines."""
         rotated, cos_KHPT1, sin_KHPT1 = ctx.saved_tensors
-        grad_input = _rotated(grad_KNHETB, cos_KHPT1, -sin_KHPT1)
+        grad_input = _rotate_first(grad_KNHETB, cos_KHPT1, -sin_KHPT1)
         if not any(ctx.needs_input_grad[1:]):
             return grad_input, None, None
-        even, odd = _pairs(_rotated(rotated, cos_KHPT1, -sin_KHPT1))  # of the input
-        grad_even, grad_odd = _pairs(grad_KNHETB)
+        even, odd = _channel_pairs(_rotate_first(rotated, cos_KHPT1, -sin_KHPT1))  # of the input
+        grad_even, grad_odd = _channel_pairs(grad_KNHETB)
         grad_cos = (grad_even * even).addcmul_(grad_odd, odd).sum_to_size(cos_KHPT1.shape)
         grad_sin = (grad_odd * even).addcmul_(grad_even, odd, value=-1).sum_to_size(cos_KHPT1.shape)
         return grad_input, grad_cos, grad_sin
 
 
-def _rotated(x_KNHETB: Tensor, cos_KHPT1: Tensor, sin_KHPT1: Tensor) -> Tensor:
+def _rotate_first(x_KNHETB: Tensor, cos_KHPT1: Tensor, sin_KHPT1: Tensor) -> Tensor:
     out = torch.empty_like(x_KNHETB)
     out[:, 1:] = x_KNHETB[:, 1:]
-    even, odd = _pairs(x_KNHETB)
-    out_even, out_odd = _pairs(out)
+    even, odd = _channel_pairs(x_KNHETB)
+    out_even, out_odd = _channel_pairs(out)
     torch.mul(even, cos_KHPT1, out=out_even).addcmul_(odd, sin_KHPT1, value=-1)
     torch.mul(odd, cos_KHPT1, out=out_odd).addcmul_(even, sin_KHPT1)
     return out
 
 
-def _pairs(x_KNHETB: Tensor) -> tuple[Tensor, Tensor]:
+def _channel_pairs(x_KNHETB: Tensor) -> tuple[Tensor, Tensor]:
     """Return the even and the odd channels of the first tensor, each (K, H, E/2, T, B)."""
     return x_KNHETB[:, 0, :, 0::2], x_KNHETB[:, 0, :, 1::2]
 
@@ -87,13 +87,13 @@ class Attend(torch.autograd.Function):
     def forward(ctx: Any, q_KHEQB: Tensor, kv: Tensor, bias_KHQS: Tensor | None, scale: float) -> Tensor:
         """Return the weighted values, (K, H, E, Q, B)."""
         k, v = kv.unbind(1)
-        logits_KHQSB = over_channels(q_KHEQB * scale, k)
+        logits_KHQSB = sum_over_channels(q_KHEQB * scale, k)
         if bias_KHQS is not None:
             logits_KHQSB.add_(bias_KHQS[..., None])
         weights_KHQSB = logits_KHQSB.softmax(3)
         ctx.save_for_backward(q_KHEQB, kv, weights_KHQSB)
         ctx.scale, ctx.bias_shape = scale, None if bias_KHQS is None else bias_KHQS.shape
-        return over_tokens(weights_KHQSB.unbind(3), v.unbind(3))
+        return sum_over_tokens(weights_KHQSB.unbind(3), v.unbind(3))
 
     @staticmethod
     def backward(ctx: Any, grad_KHEQB: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
@@ -102,18 +102,18 @@ class Attend(torch.autograd.Function):
         k, v = kv.unbind(1)
         grad_kv = torch.empty_like(kv)
         grad_k, grad_v = grad_kv.unbind(1)
-        over_tokens(weights_KHQSB.unbind(2), grad_KHEQB.unbind(3), grad_v)
-        logits_KHQSB = over_channels(grad_KHEQB, v)
+        sum_over_tokens(weights_KHQSB.unbind(2), grad_KHEQB.unbind(3), grad_v)
+        logits_KHQSB = sum_over_channels(grad_KHEQB, v)
         # Gradient of the softmax: w * (g - sum of w * g over keys).
         logits_KHQSB = torch._softmax_backward_data(logits_KHQSB, weights_KHQSB, 3, logits_KHQSB.dtype)
         grad_bias = logits_KHQSB.sum(-1).sum_to_size(ctx.bias_shape) if ctx.needs_input_grad[2] else None
         logits_KHQSB.mul_(ctx.scale)
-        grad_q = over_tokens(logits_KHQSB.unbind(3), k.unbind(3))
-        over_tokens(logits_KHQSB.unbind(2), q_KHEQB.unbind(3), grad_k)
+        grad_q = sum_over_tokens(logits_KHQSB.unbind(3), k.unbind(3))
+        sum_over_tokens(logits_KHQSB.unbind(2), q_KHEQB.unbind(3), grad_k)
         return grad_q, grad_kv, grad_bias, None
 
 
-def over_channels(a_KHEQB: Tensor, b_KHESB: Tensor) -> Tensor:
+def sum_over_channels(a_KHEQB: Tensor, b_KHESB: Tensor) -> Tensor:
     """Return the sums over channels of the products of all pairs of tokens, (K, H, Q, S, B)."""
     (a, *others), (b, *partners) = a_KHEQB.unbind(2), b_KHESB.unbind(2)
     sum_KHQSB = a[:, :, :, None] * b[:, :, None]
@@ -122,7 +122,7 @@ def over_channels(a_KHEQB: Tensor, b_KHESB: Tensor) -> Tensor:
     return sum_KHQSB
 
 
-def over_tokens(weights: Sequence[Tensor], values: Sequence[Tensor], out_KHETB: Tensor | None = None) -> Tensor:
+def sum_over_tokens(weights: Sequence[Tensor], values: Sequence[Tensor], out_KHETB: Tensor | None = None) -> Tensor:
     """Return the sum over tokens of weight (K, H, T, B) times value (K, H, E, B), as (K, H, E, T, B).
 
     Both are sequences with one tensor per token; the sum is written to ``out_KHETB`` if given.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vitlab import noise
-from vitlab.components.base import stacked
+from vitlab.components.base import inside_vmap
 from vitlab.engines.base import Loop, engine
 from vitlab.engines.vmap import Vmap
 from vitlab.training.loop import LossFunction, Training
@@ -41,7 +41,7 @@ class Compiled(Loop):
 
     def __init__(self, trainings: Sequence[Training]) -> None:
         super().__init__(trainings)
-        with self._falling_back():
+        with self._fallback_on_error():
             torch.compiler.reset()  # otherwise graphs of earlier trainings of this process count towards a limit
             for training in self.trainings:
                 training.compiled_loss = compile_loss(training, self.backend)
@@ -65,9 +65,9 @@ class CompiledVmap(Vmap):
 
     def __init__(self, trainings: Sequence[Training]) -> None:
         super().__init__(trainings)
-        with self._falling_back():
+        with self._fallback_on_error():
             torch.compiler.reset()
-            self._losses = _compiled(self._losses, self.backend)  # type: ignore[method-assign]
+            self._compute_losses = _compile_function(self._compute_losses, self.backend)  # type: ignore[method-assign]
 
 
 def compile_loss(training: Training, backend: str) -> LossFunction:
@@ -77,7 +77,7 @@ def compile_loss(training: Training, backend: str) -> LossFunction:
         training: The training.
         backend: Backend of ``torch.compile``.
     """
-    compiled = _compiled(training.compute_loss, backend)
+    compiled = _compile_function(training.compute_loss, backend)
     device = training.feed.device
 
     def compute_loss(x_BCHW: Tensor, target: Tensor, draws: noise.Draws) -> Value:
@@ -87,9 +87,9 @@ def compile_loss(training: Training, backend: str) -> LossFunction:
     return compute_loss
 
 
-def _compiled(function: Function, backend: str) -> Function:
+def _compile_function(function: Function, backend: str) -> Function:
     # The function reads torch's stack of interpreters, which cannot be traced and is constant in a graph.
-    torch.compiler.assume_constant_result(stacked)  # type: ignore[no-untyped-call]
+    torch.compiler.assume_constant_result(inside_vmap)  # type: ignore[no-untyped-call]
     # As torch.use_deterministic_algorithms sets it, which :func:`vitlab.runner.run.torch_settings` avoids.
     deterministic = torch.are_deterministic_algorithms_enabled()
     options: Any = {"deterministic": deterministic} if backend == "inductor" else None

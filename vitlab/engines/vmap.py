@@ -29,14 +29,14 @@ from torch.func import vmap
 
 from vitlab import noise
 from vitlab.components.base import Part, path_scales
-from vitlab.data.batches import make_batches_together, samples_of
+from vitlab.data.batches import make_batches_together, sample_ids
 from vitlab.engines.base import Engine, engine
 from vitlab.models.contract import State
 from vitlab.training.evaluation import NARROW, EvaluationResult, MetricAccumulator, Split, evaluation_batches
 from vitlab.training.loop import Training
 from vitlab.training.losses import Value
 from vitlab.training.memory import WeightedLoss
-from vitlab.training.optim import Composite, Group, eager
+from vitlab.training.optim import Composite, Group, without_compile_hooks
 
 
 @engine.register("vmap")
@@ -48,7 +48,7 @@ class Vmap(Engine):
     def __init__(self, trainings: Sequence[Training]) -> None:
         super().__init__(trainings)
         make_batches_together([training.feed for training in trainings])
-        with self._falling_back():
+        with self._fallback_on_error():
             self._stack_weights()
 
     @classmethod
@@ -90,7 +90,7 @@ class Vmap(Engine):
                 for loss, weight in losses
             ]
             values.append(training.parts.combine(parts, training.parameters))
-            training.set_rate()
+            training.apply_learning_rate()
             training.clip_gradients()
         self.optimizers.step()
         for training, value in zip(self.trainings, values, strict=True):
@@ -110,9 +110,9 @@ class Vmap(Engine):
             step=noise.tensor_of([draws.step for _, draws in stacked], first.feed.device),
         )
         if first.path_layers:
-            keys, samples = zip(*((draws.drop_path, samples_of(batch)) for batch, draws in stacked), strict=True)
+            keys, samples = zip(*((draws.drop_path, sample_ids(batch)) for batch, draws in stacked), strict=True)
             draws = draws._replace(scale_LB=path_scales(first.path_layers, keys, samples, x_KBCHW))
-        loss = self._losses({**self.trainable, **self.frozen}, x_KBCHW, y_KB, draws)
+        loss = self._compute_losses({**self.trainable, **self.frozen}, x_KBCHW, y_KB, draws)
         weight_K = torch.ones_like(loss.total)
         if not first.parts.whole:
             weight_K = torch.stack([first.objective.weight(y_B) for y_B in y_KB]).to(loss.total)
@@ -130,23 +130,23 @@ class Vmap(Engine):
         self.module.eval()
         with ExitStack() as averages:
             for training in self.trainings:  # each copies its averaged weights into its row of the stack
-                averages.enter_context(training.averaged())
+                averages.enter_context(training.averaged_weights())
             for split in splits:
                 # All trials share the images, so that a batch is prepared once.
-                accumulators = [MetricAccumulator(training.metrics_of(split)) for training in self.trainings]
+                accumulators = [MetricAccumulator(training.split_metrics(split)) for training in self.trainings]
                 for batch in evaluation_batches(first.feed, split, first.task):
                     batch = first.objective.evaluation_batch(batch)
-                    views = self._views(rows, batch.x_BCHW, batch.y_B)
+                    views = self._compute_views(rows, batch.x_BCHW, batch.y_B)
                     for row, accumulator in enumerate(accumulators):
                         accumulator.add({name: view[row] for name, view in views.items()}, batch.y_B, batch.id_B)
                 for training, evaluations, accumulator in zip(self.trainings, results, accumulators, strict=True):
-                    evaluations.append(training.with_features(accumulator.result(split)))
+                    evaluations.append(training.add_feature_metrics(accumulator.result(split)))
         self.module.train()
         for training in self.trainings:
             training.exclude_time(time.perf_counter() - began)
         return results
 
-    def _losses(self, rows: State, x_KBCHW: Tensor, y_KB: Tensor, draws: noise.Draws) -> Value:
+    def _compute_losses(self, rows: State, x_KBCHW: Tensor, y_KB: Tensor, draws: noise.Draws) -> Value:
         """Return the losses of the batches of all trials, whose stacked weights are ``rows``."""
         first = self.trainings[0]
 
@@ -154,18 +154,18 @@ class Vmap(Engine):
             with noise.drawing(draws):
                 return first.objective.loss(x_BCHW, y_B, rows)
 
-        losses: Value = vmap(loss)(self._with_cast_biases(rows), x_KBCHW, y_KB, draws)
+        losses: Value = vmap(loss)(self._cast_biases(rows), x_KBCHW, y_KB, draws)
         return losses
 
-    def _views(self, rows: State, x_BCHW: Tensor, y_B: Tensor) -> dict[str, Tensor]:
+    def _compute_views(self, rows: State, x_BCHW: Tensor, y_B: Tensor) -> dict[str, Tensor]:
         """Return the views of the objective on a batch that all trials share, each with the trials on axis 0."""
         first = self.trainings[0]
         views: dict[str, Tensor] = vmap(first.objective.views, in_dims=(None, None, 0))(
-            x_BCHW, y_B, self._with_cast_biases(rows)
+            x_BCHW, y_B, self._cast_biases(rows)
         )
         return views
 
-    def _with_cast_biases(self, rows: State) -> State:
+    def _cast_biases(self, rows: State) -> State:
         """Return the stacked weights, with the biases of linear maps in the dtype that autocast gives their products.
 
         Autocast does not reach biases inside of vmap, where a layer is a product and a sum; a bias in 32 bits would
@@ -185,16 +185,16 @@ class Vmap(Engine):
         self.frozen: dict[str, Tensor] = {}  # frozen parameters and buffers
         named = [dict(model.named_parameters()) for model in models]
         for name, parameter in named[0].items():
-            rows = self._stacked([parameters[name] for parameters in named])
+            rows = self._stack_as_views([parameters[name] for parameters in named])
             (self.trainable if parameter.requires_grad else self.frozen)[name] = rows.requires_grad_(
                 parameter.requires_grad
             )
         for name, _ in self.module.named_buffers():
-            self.frozen[name] = self._stacked([model.get_buffer(name) for model in models])
+            self.frozen[name] = self._stack_as_views([model.get_buffer(name) for model in models])
         self.parameters = {name: [parameters[name] for parameters in named] for name in self.trainable}
         self.optimizers = Joint([training.optimizer for training in self.trainings])
 
-    def _stacked(self, tensors: Sequence[Tensor]) -> Tensor:
+    def _stack_as_views(self, tensors: Sequence[Tensor]) -> Tensor:
         """Stack the tensors of the trials and make each a view of its row."""
         rows = torch.stack([tensors[row].detach() for row in self.rows])
         # The models' own tensors become views, so optimizers, checkpoints and metrics need not know of the stack.
@@ -206,7 +206,7 @@ class Vmap(Engine):
 # -- optimizers of several models that step together ------------------------------------------------------------------
 
 _ADAMS, _SGDS = (torch.optim.Adam, torch.optim.AdamW), (torch.optim.SGD,)
-ADAMS, SGDS = (*_ADAMS, *map(eager, _ADAMS)), (*_SGDS, *map(eager, _SGDS))
+ADAMS, SGDS = (*_ADAMS, *map(without_compile_hooks, _ADAMS)), (*_SGDS, *map(without_compile_hooks, _SGDS))
 """Classes of elementwise optimizers; a derived class may compute another step."""
 
 

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlab.components.position import encodings
+from vitlab.components.position import encodings_by_prefix
 from vitlab.components.position.additive import Additive
 from vitlab.explain import measures, pictures
 from vitlab.explain.capture import capture
@@ -97,7 +97,7 @@ def explain(
     tables: dict[str, Table] = {}
     top: tuple[tuple[str, float], ...] = ()
     if head != "untrained":
-        tables["predictions"] = _predictions(logits_BC, labels, subject.class_name, head)
+        tables["predictions"] = _prediction_table(logits_BC, labels, subject.class_name, head)
         top = tuple(zip(tables["predictions"]["label"], tables["predictions"]["probability"], strict=True))[:TOP]
     image = image_HWC.double().numpy()
 
@@ -108,10 +108,12 @@ def explain(
     for token, map_BYX in measures.to_patches(rolled_BTT, geometry, reads).items():
         heat_YX = rollouts[token] = map_BYX[0].numpy()
         figures[f"rollout_{token}"] = pictures.attention_overlay(
-            image, heat_YX, title=f"attention rollout, {_token(token)}", predictions=top, truth=subject.class_name
+            image, heat_YX, title=f"attention rollout, {_token_title(token)}", predictions=top, truth=subject.class_name
         )
-        tables[f"rollout_{token}"] = _grid(heat_YX)
-        figures[f"heads_{token}"] = pictures.head_maps([maps[token].numpy() for maps in by_block], query=_token(token))
+        tables[f"rollout_{token}"] = _grid_table(heat_YX)
+        figures[f"heads_{token}"] = pictures.head_maps(
+            [maps[token].numpy() for maps in by_block], query=_token_title(token)
+        )
 
     distance_LH = torch.stack([measures.attention_distance(maps, geometry)[0] for maps in captured.maps_LBHTT])
     largest = float(measures.patch_distances(geometry).max())
@@ -122,14 +124,14 @@ def explain(
     norms = [measures.token_norms(tokens_BTD, geometry) for tokens_BTD in captured.tokens_LBTD]
     by_name = dict(zip(measures.Norms._fields, zip(*norms, strict=True), strict=True))
     tables["norms"] = {"depth": range(len(norms)), **by_name}
-    figures["norms"] = pictures.curve(np.array(by_name["ratio"]), "norm of patch tokens, largest over median")
+    figures["norms"] = pictures.depth_curve(np.array(by_name["ratio"]), "norm of patch tokens, largest over median")
     _add_positions(model, figures, tables)
     predicted_HW = None
     if head == "trained" and logits_BC.ndim == 4:
         predicted_HW = logits_BC[0].argmax(0).numpy()
         figures["labels"] = pictures.label_maps(image, {"prediction": predicted_HW}, labels, subject.label_HW)
-        tables["labels"] = _grid(predicted_HW)
-    files = _write(out, figures, tables, str(subject))
+        tables["labels"] = _grid_table(predicted_HW)
+    files = _write_files(out, figures, tables, str(subject))
     return Explanation(subject, tuple(files), image, rollouts, top, labels, predicted_HW)
 
 
@@ -157,14 +159,14 @@ def compare(explanations: Mapping[str, Explanation], study: str, out: Path) -> l
         }
         if len(models) > 1:
             figures[f"side_by_side_{token}"] = pictures.side_by_side(
-                models, title=f"attention rollout, {_token(token)}", truth=first.subject.class_name
+                models, title=f"attention rollout, {_token_title(token)}", truth=first.subject.class_name
             )
     predicted = {name: each.predicted_HW for name, each in explanations.items() if each.predicted_HW is not None}
     if len(predicted) > 1:
         segmenting = next(each for each in explanations.values() if each.predicted_HW is not None)
         image_HWC, labels, truth_HW = segmenting.image_HWC, segmenting.labels, segmenting.subject.label_HW
         figures["side_by_side_labels"] = pictures.label_maps(image_HWC, predicted, labels, truth_HW)
-    return _write(out, figures, {}, str(replace(first.subject, model=f"study {study}")))
+    return _write_files(out, figures, {}, str(replace(first.subject, model=f"study {study}")))
 
 
 def write_index(folder: Path, title: str) -> Path:
@@ -182,23 +184,23 @@ def write_index(folder: Path, title: str) -> Path:
     return page
 
 
-def _token(name: str) -> str:
+def _token_title(name: str) -> str:
     return "mean over patches" if name == "mean" else f"{name} token"
 
 
 def _add_positions(model: ViT, figures: dict[str, Figure], tables: dict[str, Table]) -> None:
     """Add the figure and the table of positions, if the model has some that are added to the tokens."""
     geometry = model.geometry
-    rows = [part.rows(0) for part in encodings(model.position).values() if isinstance(part, Additive)]
+    rows = [part.rows(0) for part in encodings_by_prefix(model.position).values() if isinstance(part, Additive)]
     if rows:
         rows_ND = torch.stack([rows_TD[-geometry.patches :] for rows_TD in rows]).sum(0)
         step = -(-max(geometry.grid) // GRIDS)  # a grid of 32 by 32 would have a thousand pictures
         similarity = measures.position_similarity(rows_ND, geometry)[::step, ::step]
         figures["positions"] = pictures.position_grids(similarity.numpy())
-        tables["positions"] = _grid(similarity.flatten(2).flatten(0, 1).numpy())
+        tables["positions"] = _grid_table(similarity.flatten(2).flatten(0, 1).numpy())
 
 
-def _predictions(logits_BC: Tensor, labels: tuple[str, ...], truth: str | None, head: Head) -> Table:
+def _prediction_table(logits_BC: Tensor, labels: tuple[str, ...], truth: str | None, head: Head) -> Table:
     """Return the classes, the most probable first; of a segmentation, by their mean probability over the pixels."""
     score_C = logits_BC[0].double()
     share_C = (score_C.sigmoid() if head == "multilabel" else score_C.softmax(0)).reshape(len(score_C), -1).mean(1)
@@ -210,11 +212,11 @@ def _predictions(logits_BC: Tensor, labels: tuple[str, ...], truth: str | None, 
     return table
 
 
-def _grid(values_YX: NDArray[Any]) -> Table:
+def _grid_table(values_YX: NDArray[Any]) -> Table:
     return {f"column {index}": column.astype(float) for index, column in enumerate(values_YX.T)}
 
 
-def _write(out: Path, figures: Mapping[str, Figure], tables: Mapping[str, Table], caption: str) -> list[Path]:
+def _write_files(out: Path, figures: Mapping[str, Figure], tables: Mapping[str, Table], caption: str) -> list[Path]:
     import pandas as pd
 
     out.mkdir(parents=True, exist_ok=True)

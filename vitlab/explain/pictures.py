@@ -42,14 +42,14 @@ def attention_overlay(
         truth: the true label, marked among the predictions; None where it is not known.
     """
     widths = [1, 1, 1, *([0.9] if predictions else [])]
-    figure = _figure(11.5 * sum(widths) / 3.9, 3.3)
+    figure = _new_figure(11.5 * sum(widths) / 3.9, 3.3)
     first, middle, right, *others = figure.subplots(1, len(widths), width_ratios=widths)
-    _show(first, image_HWC, "image")
-    _show(middle, image_HWC, title)
-    heatmap = _overlay(middle, image_HWC, _relative(heat_YX))
+    _show_image(first, image_HWC, "image")
+    _show_image(middle, image_HWC, title)
+    heatmap = _draw_overlay(middle, image_HWC, _scale_to_maximum(heat_YX))
     figure.colorbar(heatmap, ax=middle, shrink=0.8, label="attention relative to its maximum")
-    _show(right, image_HWC, "image weighted by it")
-    _overlay(right, image_HWC, np.zeros_like(heat_YX), alpha=0.85 * (1 - _relative(heat_YX)), cmap="gray")
+    _show_image(right, image_HWC, "image weighted by it")
+    _draw_overlay(right, image_HWC, np.zeros_like(heat_YX), alpha=0.85 * (1 - _scale_to_maximum(heat_YX)), cmap="gray")
     for bars in others:
         _draw_predictions(bars, predictions, truth)
     return figure
@@ -78,10 +78,10 @@ def side_by_side(
         truth: the true label; a wrong prediction is named in red.
     """
     figure, (first, *others) = _panels(len(models) + 1)
-    _show(first, next(iter(models.values()))[0], "image" if truth is None else f"image: {truth}")
+    _show_image(first, next(iter(models.values()))[0], "image" if truth is None else f"image: {truth}")
     for axis, (name, (image_HWC, heat_YX, predictions)) in zip(others, models.items(), strict=True):
-        _show(axis, image_HWC, name)
-        heatmap = _overlay(axis, image_HWC, _relative(heat_YX))
+        _show_image(axis, image_HWC, name)
+        heatmap = _draw_overlay(axis, image_HWC, _scale_to_maximum(heat_YX))
         for label, share in predictions[:1]:
             right = truth is None or label == truth
             axis.set_xlabel(f"predicts {label} ({share:.0%})", fontsize=8, color=INK if right else ALARM)
@@ -108,12 +108,12 @@ def label_maps(
     colours = [colormaps["tab20"](index)[:3] for index in (*range(0, 20, 2), *range(1, 20, 2))]
     colour_of = {label: colours[index % len(colours)] for index, label in enumerate(classes)}
     figure, (first, *others) = _panels(len(maps) + 1)
-    _show(first, image_HWC, "image")
+    _show_image(first, image_HWC, "image")
     for axis, (name, map_HW) in zip(others, maps.items(), strict=True):
         picture_HWC = np.ones((*map_HW.shape, 3))  # pixels without a label stay white
         for label, colour in colour_of.items():
             picture_HWC[map_HW == label] = colour
-        _show(axis, picture_HWC, name)
+        _show_image(axis, picture_HWC, name)
         if truth_HW is not None and name in predicted and map_HW.shape == truth_HW.shape:
             right_M = (map_HW == truth_HW)[truth_HW != IGNORED]
             if right_M.size:
@@ -144,7 +144,7 @@ def head_maps(maps_LHYX: Sequence[Array], *, query: str) -> Figure:
 
 def distances(distance_LH: Array, *, largest: float) -> Figure:
     """Draw the mean attention distance of every head against depth."""
-    figure, axis = _plot("block", "mean attention distance, pixels")
+    figure, axis = _new_plot("block", "mean attention distance, pixels")
     depth = np.arange(1, len(distance_LH) + 1)
     axis.plot(depth, distance_LH, "o", ms=4, color=SERIES[0], alpha=0.6)
     axis.plot(depth, distance_LH.mean(1), color=INK, lw=1.5, label="mean of the heads")
@@ -164,20 +164,20 @@ def position_grids(similarity_YXYX: Array) -> Figure:
     return figure
 
 
-def curve(values: Array, ylabel: str) -> Figure:
+def depth_curve(values: Array, ylabel: str) -> Figure:
     """Draw numbers by depth; depth 0 is before the first block."""
-    figure, axis = _plot("depth, blocks", "\n".join(textwrap.wrap(ylabel, MAX_AXIS_CHARACTERS)))
+    figure, axis = _new_plot("depth, blocks", "\n".join(textwrap.wrap(ylabel, MAX_AXIS_CHARACTERS)))
     axis.plot(values, "o-", ms=4)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
 
 
-def _figure(width: float, height: float) -> Figure:
+def _new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _plot(xlabel: str, ylabel: str) -> tuple[Figure, Any]:
-    figure = _figure(5.5, 3.5)
+def _new_plot(xlabel: str, ylabel: str) -> tuple[Figure, Any]:
+    figure = _new_figure(5.5, 3.5)
     axis = figure.subplots()
     axis.set(xlabel=xlabel, ylabel=ylabel)
     axis.spines[["top", "right"]].set_visible(False)
@@ -186,7 +186,7 @@ def _plot(xlabel: str, ylabel: str) -> tuple[Figure, Any]:
 
 def _tiles(rows: int, columns: int, width: float, height: float) -> tuple[Figure, Any]:
     """Return a figure of rows and columns of pictures, each of a width and a height in inches, and their axes."""
-    figure = _figure(width * columns + 1, height * rows + 0.5)
+    figure = _new_figure(width * columns + 1, height * rows + 0.5)
     return figure, figure.subplots(rows, columns, squeeze=False, subplot_kw={"xticks": [], "yticks": []})
 
 
@@ -199,18 +199,18 @@ def _panels(count: int) -> tuple[Figure, list[Any]]:
     return figure, list(axes.flat[:count])
 
 
-def _show(axis: Any, image_HWC: Array, title: str) -> None:
+def _show_image(axis: Any, image_HWC: Array, title: str) -> None:
     shown = image_HWC[..., :3] if image_HWC.shape[2] >= 3 else image_HWC[..., 0]  # colours, or the first as grey
     axis.imshow(shown, cmap="gray", vmin=0, vmax=1)
     axis.set(xticks=[], yticks=[])
     axis.set_title("\n".join(textwrap.wrap(title, 28)), fontsize=9)
 
 
-def _overlay(axis: Any, image_HWC: Array, values_YX: Array, alpha: Any = 0.6, cmap: str = HEAT) -> Any:
-    """Draw values over an image that :func:`_show` has drawn; bilinearly, so that a coarse grid looks smooth."""
+def _draw_overlay(axis: Any, image_HWC: Array, values_YX: Array, alpha: Any = 0.6, cmap: str = HEAT) -> Any:
+    """Draw values over an image that :func:`_show_image` has drawn; bilinearly, so that a coarse grid looks smooth."""
     extent = (-0.5, image_HWC.shape[1] - 0.5, image_HWC.shape[0] - 0.5, -0.5)
     return axis.imshow(values_YX, cmap=cmap, alpha=alpha, vmin=0, vmax=1, extent=extent, interpolation="bilinear")
 
 
-def _relative(heat_YX: Array) -> Array:
+def _scale_to_maximum(heat_YX: Array) -> Array:
     return heat_YX / max(float(heat_YX.max()), 1e-12)

@@ -77,7 +77,7 @@ def incompatibility(anatomy: Anatomy) -> str | None:
 
 def optimizer_incompatibility(component: type) -> str | None:
     """Return why this parametrization cannot be trained by an optimizer, by its class in the slot, or None."""
-    if issubclass(component, (_built_in("adamw"), _built_in("adam"))):
+    if issubclass(component, (_built_in_class("adamw"), _built_in_class("adam"))):
         return None
     return f"model.parametrization mup is for Adam, and the optimizer is {component.__name__}; use adamw or adam"
 
@@ -95,7 +95,7 @@ def growths(model: ViT) -> dict[str, Growth]:
     for path, (choice, context) in model._parts.items():
         # The part at the base width is built for its shapes alone.
         with torch.random.fork_rng(devices=[]):
-            base = slot(choice.slot).build(choice, *(_of_width(size, model.base_width) for size in context))
+            base = slot(choice.slot).build(choice, *(_at_width(size, model.base_width) for size in context))
         part = model.get_submodule(path)
         maps = {f"{name}.weight" for name, module in part.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)}
         for name, parameter in base.named_parameters():
@@ -137,7 +137,7 @@ def group_changes(factors: Mapping[str, float], optimizer: object) -> Callable[[
     """
     if reason := optimizer_incompatibility(type(optimizer)):
         raise UserError(reason)
-    is_decoupled = isinstance(optimizer, _built_in("adamw"))
+    is_decoupled = isinstance(optimizer, _built_in_class("adamw"))
 
     def changes(name: str, group: Group) -> Group:
         factor = factors.get(name, 1.0)
@@ -147,12 +147,12 @@ def group_changes(factors: Mapping[str, float], optimizer: object) -> Callable[[
     return changes
 
 
-def _built_in(optimizer: str) -> type:
+def _built_in_class(optimizer: str) -> type:
     """Return a built-in optimizer; its module is above this one."""
     return slot("optimizer").get(f"{BUILT_IN}:{optimizer}")
 
 
-def _of_width(size: Geometry | Place | int, width: int) -> Geometry | Place | int:
+def _at_width(size: Geometry | Place | int, width: int) -> Geometry | Place | int:
     if isinstance(size, Place):
         return replace(size, geometry=replace(size.geometry, dim=width))
     return replace(size, dim=width) if isinstance(size, Geometry) else width

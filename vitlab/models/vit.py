@@ -132,23 +132,23 @@ class ViT(Model):
         self.scheme: Init = slot("init").build(init)
         self._parts: dict[str, tuple[ResolvedChoice, tuple[Any, ...]]] = {}
 
-        self.patch_embed = self._part("patch_embed", anatomy.patch, g)
-        self.cls_token = _token(g, "class")
-        self.dist_token = _token(g, "distillation")
-        self.reg_token = _token(g, "register")
-        self.position = self._part("position", anatomy.position, g)
+        self.patch_embed = self._build_part("patch_embed", anatomy.patch, g)
+        self.cls_token = _create_token(g, "class")
+        self.dist_token = _create_token(g, "distillation")
+        self.reg_token = _create_token(g, "register")
+        self.position = self._build_part("position", anatomy.position, g)
         self.pos_drop = Dropout(drop)
         self.patch_drop = PatchDrop(patch_drop, len(g.prefix))
-        self.norm_pre = self._part("norm_pre", anatomy.stem_norm, g.dim)
+        self.norm_pre = self._build_part("norm_pre", anatomy.stem_norm, g.dim)
         self.blocks = nn.ModuleList()
         for i, parts in enumerate(anatomy.blocks):
             place = Place(g, i, layer_scale, drop_path * i / max(g.depth - 1, 1), anatomy.receives_values(i))
-            self.blocks.append(self._block(i, parts, place))
+            self.blocks.append(self._build_block(i, parts, place))
         # As in timm there are two places, and the other one stays empty.
         none = slot("norm").resolve("none")
-        self.norm = self._part("norm", anatomy.final_norm if final_norm_at == "tokens" else none, g.dim)
-        self.fc_norm = self._part("fc_norm", anatomy.final_norm if final_norm_at == "pooled" else none, g.dim)
-        self.head = self._part("head", anatomy.head, g)
+        self.norm = self._build_part("norm", anatomy.final_norm if final_norm_at == "tokens" else none, g.dim)
+        self.fc_norm = self._build_part("fc_norm", anatomy.final_norm if final_norm_at == "pooled" else none, g.dim)
+        self.head = self._build_part("head", anatomy.head, g)
         name_draws(self)
         self.base_width = base_width
         if parametrization == "mup":
@@ -165,7 +165,7 @@ class ViT(Model):
         ``position``, if given, takes the place of the model's own, such as one that leaves out tokens.
         """
         position = self.position if position is None else position
-        x_BTD = self._with_prefix(self.patch_embed(x_BCHW))
+        x_BTD = self._add_prefix_tokens(self.patch_embed(x_BCHW))
         x_BTD = self.norm_pre(self.patch_drop(self.pos_drop(position.add(x_BTD, 0))))
         passed: dict[str, Any] = {}  # from block to block
         for layer, block in enumerate(cast("Iterable[Block]", self.blocks), 1):
@@ -186,7 +186,7 @@ class ViT(Model):
             return self.head(x_BTD)
         return self.head.classify(self.fc_norm(self.head.pool(x_BTD)))
 
-    def _with_prefix(self, x_BND: Tensor) -> Tensor:
+    def _add_prefix_tokens(self, x_BND: Tensor) -> Tensor:
         prefix = [token for token in (self.cls_token, self.dist_token, self.reg_token) if token is not None]
         return torch.cat([*(token.expand(x_BND.shape[0], -1, -1) for token in prefix), x_BND], 1)
 
@@ -217,14 +217,14 @@ class ViT(Model):
     def component_choices(self) -> Mapping[str, ResolvedChoice]:
         return {path: choice for path, (choice, _) in self._parts.items()}
 
-    def _block(self, i: int, choices: BlockChoices, place: Place) -> Block:
-        block: Block = self._part(f"blocks.{i}", choices.block, place)
+    def _build_block(self, i: int, choices: BlockChoices, place: Place) -> Block:
+        block: Block = self._build_part(f"blocks.{i}", choices.block, place)
         for path, role in block.parts.items():
             context = place.geometry.dim if role == "norm" else place.geometry
-            block.add_part(path, self._part(f"blocks.{i}.{path}", getattr(choices, role), context))
+            block.add_part(path, self._build_part(f"blocks.{i}.{path}", getattr(choices, role), context))
         return block
 
-    def _part(self, path: str, choice: ResolvedChoice, *context: Geometry | Place | int) -> Any:
+    def _build_part(self, path: str, choice: ResolvedChoice, *context: Geometry | Place | int) -> Any:
         """Build a component and record its options for :meth:`initialise`."""
         self._parts[path] = (choice, context)
         return slot(choice.slot).build(choice, *context)
@@ -316,13 +316,13 @@ class ViT(Model):
         return {path: one for path, one in self.blocks.named_modules(prefix="blocks") if isinstance(one, Attention)}
 
     def to_canonical(self, state: State) -> NewState:
-        return self._converted(state, {name: self.canonical_name(name) for name in state}, "to_canonical")
+        return self._convert_state(state, {name: self.canonical_name(name) for name in state}, "to_canonical")
 
     def from_canonical(self, state: State) -> NewState:
         names = {self.canonical_name(name): name for name in self.state_dict()}
-        return self._converted(state, names, "from_canonical")
+        return self._convert_state(state, names, "from_canonical")
 
-    def _converted(
+    def _convert_state(
         self, state: State, names: Mapping[str, str], method: Literal["to_canonical", "from_canonical"]
     ) -> NewState:
         """Return a state whose attentions are converted, and whose other entries are renamed."""
@@ -341,7 +341,7 @@ class ViT(Model):
         return converted
 
 
-def _token(g: Geometry, name: str) -> nn.Parameter | None:
+def _create_token(g: Geometry, name: str) -> nn.Parameter | None:
     """Return a parameter (1, R, D) for the R tokens of that name, or None if there are none."""
     count = g.prefix.count(name)
     return nn.Parameter(torch.zeros(1, count, g.dim)) if count else None

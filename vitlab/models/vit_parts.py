@@ -22,7 +22,7 @@ from vitlab.components.base import Options
 from vitlab.components.block.residual import PreNorm
 from vitlab.components.head import Head
 from vitlab.components.norm import NoNorm, NormChoice
-from vitlab.components.position import choices_of
+from vitlab.components.position import flatten_choice
 from vitlab.errors import GeometryError
 from vitlab.geometry import DataInfo, Geometry, Work
 from vitlab.registry import BUILT_IN, Pick, ResolvedChoice, optional_module, slot
@@ -96,7 +96,7 @@ class Anatomy:
         Raises:
             GeometryError: for sizes that do not divide, and blocks that do not exist.
         """
-        blocks, faults = _by_depth(options)
+        blocks, faults = _choose_by_block(options)
         patch_size = options.patch_size
         try:
             geometry = Geometry(
@@ -162,7 +162,7 @@ class Anatomy:
         for index, (block, attention, *_) in enumerate(self.blocks):
             end = f"attention '{attention.type}' (block {index}) does not support that; change one of the two"
             can = attention.component
-            for position in choices_of(self.position):
+            for position in flatten_choice(self.position):
                 if position.component.needs_bias and not can.takes_bias:
                     yield f"position '{position.type}' adds a bias to the logits of attention, and {end}"
                 if position.component.needs_rotation and not can.takes_rotation:
@@ -191,7 +191,7 @@ class Anatomy:
                 )
         if merging is not None:
             causes.append((f"block '{merging}' merges some there", "another block"))
-        for position in choices_of(self.position):
+        for position in flatten_choice(self.position):
             if position.component.acts_in_blocks(position.options):
                 for cause, remedy in causes:
                     yield (
@@ -229,7 +229,7 @@ class Anatomy:
         return Work(g.tokens * g.dim, g.tokens**2 * g.head_dim if plain else None)
 
 
-def _by_depth(options: Any) -> tuple[tuple[BlockChoices, ...], list[tuple[tuple[str, ...], str]]]:
+def _choose_by_block(options: Any) -> tuple[tuple[BlockChoices, ...], list[tuple[tuple[str, ...], str]]]:
     """Return the components of every block, the model's own with the changes of ``blocks``, and faults in these."""
     own = BlockChoices(options.block, options.attention, options.mlp, options.norm)
     choices = [own] * options.depth

@@ -238,7 +238,7 @@ class Attempt:
         self.folder.require()
         self.settle()
         content = {"training": state, "wall_s": self.spent_s(), "numerics": self._numerics()}
-        self._writing = self.writer.submit(artifacts.copy_to_checkpoint(self.folder.checkpoint, content))
+        self._writing = self.writer.submit(artifacts.checkpoint_writer(self.folder.checkpoint, content))
 
     def settle(self) -> None:
         """Wait until the last checkpoint is written; raise the error that prevented it."""
@@ -270,7 +270,7 @@ class Attempt:
         """Write the weights that are evaluated at this moment, beside the last ones."""
         began = time.perf_counter()
         self.folder.require()
-        with self.training.averaged():
+        with self.training.averaged_weights():
             file = self.folder.path / f"weights-{name}.safetensors"
             write_weights(file, self.training.model.state_dict(), self.input_spec)
         self.training.exclude_time(time.perf_counter() - began)

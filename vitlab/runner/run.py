@@ -39,7 +39,7 @@ from vitlab.spec import TrialSpec
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import Busy
 from vitlab.store.result import Ending, Outcome, TrialResult
-from vitlab.training.distributed import PeerDied, RankMismatch, rendezvous
+from vitlab.training.distributed import PeerDied, RankMismatch, join_process_group
 from vitlab.training.loop import Training
 
 
@@ -324,13 +324,13 @@ def _run_rank(
                     return RankResult(Ending.DONE)
             device = device_of(settings.device)
             peers = contexts.enter_context(
-                rendezvous(rank, settings.processes, place, device, settings.nodes)
+                join_process_group(rank, settings.processes, place, device, settings.nodes)
             )  # first, since it chooses the GPU
             contexts.enter_context(torch_settings(settings, device, trial.spec.train.precision))
             own = replace(trial, spec=resolved(trial.spec))
             attempt = (Attempt if rank == 0 else ReadOnlyAttempt)(own, folder, settings, device, peers)
             contexts.enter_context(attempt.writer)
-            return RankResult(Ending.DONE if attempt.train(peers.any_rank(stop)) else Ending.STOPPED)
+            return RankResult(Ending.DONE if attempt.train(peers.share_stop(stop)) else Ending.STOPPED)
     except Busy:
         return RankResult(NoResult.BUSY)
     except PeerDied as error:

@@ -69,7 +69,7 @@ def _trials(folder: Path) -> tuple[Trial, ...]:
     return tuple(planned.trial for planned in plan.trials)
 
 
-def _calling(method: str) -> AbstractContextManager[None]:
+def _naming_method(method: str) -> AbstractContextManager[None]:
     return about(f"{method} raises an exception, which ends the run")
 
 
@@ -84,7 +84,7 @@ class _Driver:
             raise SkipTest(f"cannot be used here: {error}") from error
         self.executor.runner = jobs.__name__  # of this instance alone
         self.running: dict[Path, Job] = {}
-        with _calling("slots"):
+        with _naming_method("slots"):
             self.slots = self.executor.slots
         assert isinstance(self.slots, int) and 1 <= self.slots <= 2, (
             f"slots is {self.slots!r} for run.workers 2; it is at least 1 and at most run.workers"
@@ -92,12 +92,12 @@ class _Driver:
 
     def submit(self, job: Job) -> None:
         self.running[job.folder] = job
-        with _calling("submit"):
+        with _naming_method("submit"):
             self.executor.submit(job)
 
     def poll(self, timeout_s: float) -> list[JobEnd]:
         """Return the ended jobs; each of them was running until now."""
-        with _calling("poll"):
+        with _naming_method("poll"):
             ends = self.executor.poll(timeout_s)
         for end in ends:
             assert end.job.folder in self.running, (
@@ -126,9 +126,9 @@ class _Driver:
         for end in self.ends_until(lambda: bool(ends), patience_s):
             what = f"job '{end.job.name}' ended as {end.ending}" + (end.detail and f" ({end.detail})")
             assert end.job.folder == job.folder, f"{what}, although it was still running; only '{job.name}' had ended"
-            assert end.ending == ending, f"{what}; {rule}{_log(job)}"
+            assert end.ending == ending, f"{what}; {rule}{_last_log_line(job)}"
             ends.append(end)
-        assert ends, f"poll reports no end of job '{job.name}' within {patience_s:g} s; {rule}{_log(job)}"
+        assert ends, f"poll reports no end of job '{job.name}' within {patience_s:g} s; {rule}{_last_log_line(job)}"
         return ends[0]
 
     def expect_no_end(self) -> None:
@@ -137,12 +137,12 @@ class _Driver:
 
     def process_of(self, job: Job) -> str:
         """Poll until a job waits to be stopped, as its log says, and return the name of its process."""
-        for end in self.ends_until(lambda: jobs.WAITS in _text(job), START_S):
+        for end in self.ends_until(lambda: jobs.WAITS in _read_log(job), START_S):
             raise AssertionError(
                 f"job '{end.job.name}' ended as {end.ending} ({end.detail}), and it does not end by "
-                f"itself; workers run self.runner, and report what attempt returned{_log(end.job)}"
+                f"itself; workers run self.runner, and report what attempt returned{_last_log_line(end.job)}"
             )
-        assert jobs.WAITS in _text(job), (
+        assert jobs.WAITS in _read_log(job), (
             f"job '{job.name}' has not printed '{jobs.WAITS}' to log.txt in job.folder within {START_S:g} s; "
             "workers append their output there"
         )
@@ -168,12 +168,12 @@ def _check_workers(driver: _Driver, work: Mapping[str, Job], again: Callable[[],
         kill(victim)
         driver.end_of(killed, Ending.LOST, "a worker that died is lost, so that the trial is tried again", END_S)
     else:  # on another machine, where it cannot be killed from here
-        _cancel(driver)
+        _check_cancel(driver)
         driver = again()
     if stopped.folder not in driver.running:
         driver.submit(stopped)
     driver.process_of(stopped)
-    _cancel(driver)
+    _check_cancel(driver)
     assert TrialFolder(stopped.folder).checkpoint.is_dir(), (
         "there is no checkpoint of a job that cancel stopped; request the stop, and wait up to grace_s"
     )
@@ -192,7 +192,7 @@ def _check_timeout(driver: _Driver) -> None:
     timer.daemon = True
     timer.start()
     began = time.monotonic()
-    with _calling("poll"):
+    with _naming_method("poll"):
         ends = driver.executor.poll(TIMEOUT_S)
     took = time.monotonic() - began
     timer.cancel()
@@ -203,16 +203,16 @@ def _check_timeout(driver: _Driver) -> None:
     assert ends == [], f"poll reports {ends}, and no job has ended"
 
 
-def _cancel(driver: _Driver) -> None:
+def _check_cancel(driver: _Driver) -> None:
     """Cancel an executor, and check that its jobs end as stopped and leave no process."""
     cancelled = list(driver.running.values())
-    with _calling("cancel"):
+    with _naming_method("cancel"):
         driver.executor.cancel(GRACE_S)
     deadline = time.monotonic() + END_S
     for end in driver.ends_until(lambda: not driver.running, END_S):
         assert end.ending == Ending.STOPPED, (
             f"job '{end.job.name}' ended as {end.ending} ({end.detail}) after cancel; a job that "
-            f"writes a checkpoint within grace_s ends as stopped{_log(end.job)}"
+            f"writes a checkpoint within grace_s ends as stopped{_last_log_line(end.job)}"
         )
     names = ", ".join(job.name for job in driver.running.values())
     assert not names, (
@@ -242,7 +242,7 @@ def _check_done(driver: _Driver, job: Job) -> None:
 def _check_in_driver(driver: _Driver, work: Mapping[str, Job]) -> None:
     """Check an executor whose ``poll`` runs the jobs in this process."""
     driver.submit(work["stop"])
-    with _calling("cancel"):
+    with _naming_method("cancel"):
         driver.executor.cancel(GRACE_S)
     driver.end_of(work["stop"], Ending.STOPPED, "cancel drops a job that has not begun, as stopped", END_S)
     driver.submit(work["raise"])
@@ -250,7 +250,7 @@ def _check_in_driver(driver: _Driver, work: Mapping[str, Job]) -> None:
     _check_done(driver, work["train"])
 
 
-def _text(job: Job) -> str:
+def _read_log(job: Job) -> str:
     try:
         return (job.folder / "log.txt").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -259,7 +259,7 @@ def _text(job: Job) -> str:
 
 def _processes(work: Iterable[Job]) -> list[str]:
     """Return the processes that ran jobs, by their logs."""
-    return re.findall(rf"^{re.escape(jobs.MARK)}(\S+)$", "\n".join(map(_text, work)), re.MULTILINE)
+    return re.findall(rf"^{re.escape(jobs.MARK)}(\S+)$", "\n".join(map(_read_log, work)), re.MULTILINE)
 
 
 def _kill_workers(work: Iterable[Job]) -> None:
@@ -267,6 +267,6 @@ def _kill_workers(work: Iterable[Job]) -> None:
         kill(name)
 
 
-def _log(job: Job) -> str:
-    lines = [line for line in _text(job).splitlines() if line.strip() and not line.startswith("contract test: ")]
+def _last_log_line(job: Job) -> str:
+    lines = [line for line in _read_log(job).splitlines() if line.strip() and not line.startswith("contract test: ")]
     return f". Its log.txt ends with: {lines[-1][:300]}" if lines else ""

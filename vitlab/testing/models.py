@@ -60,7 +60,7 @@ def check_part(choice: ResolvedChoice) -> None:
         case = _Case(choice, g)
         with about(f"on {what}"):
             if (reason := case.refusal()) is None:
-                _check_on(case)
+                _check_case(case)
                 cases.append(case)
             else:
                 reasons.append(f"{what}: {reason}")
@@ -142,7 +142,7 @@ class _Probe(nn.Module):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         part, case, kind = self.part, self.case, self.case.choice.slot
         if kind == "position":
-            return self._position(x)
+            return self._call_position(x)
         if kind == "attention":
             return {"tokens": part(x, *case.hints(part, x))}
         if kind == "block":
@@ -158,7 +158,7 @@ class _Probe(nn.Module):
             return {f"view '{name}'": view for name, view in part.logits_by_head(part(x)).items()}
         return {"tokens": part(x)}
 
-    def _position(self, x: Tensor) -> dict[str, Tensor]:
+    def _call_position(self, x: Tensor) -> dict[str, Tensor]:
         out = {"add(x, 0)": self.part.add(x, 0)}
         for layer in range(1, self.case.g.depth + 1):
             out[f"add(x, {layer})"] = self.part.add(x, layer)
@@ -171,7 +171,7 @@ class _Probe(nn.Module):
         return out
 
 
-def _check_on(case: _Case) -> None:
+def _check_case(case: _Case) -> None:
     _check_values(case)
     _check_draws(case)
     _check_state(case)
@@ -179,13 +179,13 @@ def _check_on(case: _Case) -> None:
     _check_bfloat16(case)
     _check_samples_independent(case)
     if getattr(case.choice.component, "vmap_safe", False):
-        _check_stacked(case)
+        _check_vmap(case)
     if case.choice.slot == "position":
         _check_position(case)
     if case.choice.slot == "attention":
         _check_attention(case)
     if case.choice.slot == "head":
-        _check_reads(case)
+        _check_tokens_read(case)
 
 
 def _check_values(case: _Case) -> None:
@@ -230,7 +230,7 @@ def _check_outputs(case: _Case, out: Mapping[str, Tensor], x: Tensor) -> None:
         assert value.is_meta or value.isfinite().all(), f"{name} has values that are not finite"
 
 
-def _run(probe: Callable[[Tensor], Any], x: Tensor) -> Any:
+def _run_with_draws(probe: Callable[[Tensor], Any], x: Tensor) -> Any:
     """Return the outputs under keyed draws, as a training sets the keys of drops."""
     draws = noise.Draws(dropout=1, drop_path=2, sample_B=torch.arange(len(x)), step=3)
     with torch.no_grad(), torch.random.fork_rng([]), noise.drawing(draws):
@@ -248,7 +248,7 @@ def _check_draws(case: _Case) -> None:
 
     for when, training in (("evaluation", False), ("training", True)):
         probe.train(training)
-        draws = not torch.equal(_run(state_after, x), torch.Generator().manual_seed(0).get_state())
+        draws = not torch.equal(_run_with_draws(state_after, x), torch.Generator().manual_seed(0).get_state())
         assert training or not draws, "draws random numbers in evaluation"
         assert not (draws and getattr(case.choice.component, "vmap_safe", False)), (
             f"declares vmap_safe, and draws from torch's generator in {when}: "
@@ -259,10 +259,10 @@ def _check_draws(case: _Case) -> None:
 def _check_state(case: _Case) -> None:
     """Check that the state is all that a pass in training changes, and all that another instance needs."""
     probe, other, x = case.probe().train(), case.build().eval(), case.input()
-    _run(probe, x + 1)  # running statistics change in it
+    _run_with_draws(probe, x + 1)  # running statistics change in it
     with about("its state is loaded into another instance"):
         other.load_state_dict(probe.state_dict(), strict=True)
-    first, second = _run(probe.eval(), x), _run(other, x)
+    first, second = _run_with_draws(probe.eval(), x), _run_with_draws(other, x)
     for name in first:
         assert torch.equal(first[name], second[name]), (
             f"{name} differs under a state that was saved and loaded; it must depend on state and input alone: "
@@ -286,7 +286,7 @@ def _check_devices(case: _Case) -> None:
 def _check_bfloat16(case: _Case) -> None:
     x = case.input().to(torch.bfloat16)
     with about("in bfloat16"):
-        _check_outputs(case, _run(case.probe().to(torch.bfloat16).eval(), x), x)
+        _check_outputs(case, _run_with_draws(case.probe().to(torch.bfloat16).eval(), x), x)
 
 
 def _check_samples_independent(case: _Case) -> None:
@@ -298,7 +298,7 @@ def _check_samples_independent(case: _Case) -> None:
     has_batch_norm = any(isinstance(module, _BatchNorm) for module in probe.modules())
     for training in (False,) if has_batch_norm else (False, True):
         with about("forward in float64, and of one sample"):
-            batched, single = _run(probe.train(training), x), _run(probe, x[:1])
+            batched, single = _run_with_draws(probe.train(training), x), _run_with_draws(probe, x[:1])
         when = " in training; use torch's batch norm, which micro-batches refuse" if training else ""
         for name in batched:
             if batched[name].shape != single[name].shape:  # outputs with no batch axis have equal shapes
@@ -307,7 +307,7 @@ def _check_samples_independent(case: _Case) -> None:
                 )
 
 
-def _check_stacked(case: _Case) -> None:
+def _check_vmap(case: _Case) -> None:
     """Check that a stack of two members under ``torch.vmap`` computes the same as each alone, buffers included."""
     x = case.input().double()
     for when, training in (("evaluation", False), ("training", True)):
@@ -327,9 +327,9 @@ def _check_stacked(case: _Case) -> None:
         ):
             # Without a batching rule, torch falls back to a slow but correct loop and warns.
             warnings.filterwarnings("ignore", message="There is a performance drop")
-            stacked = _run(stack, x)
+            stacked = _run_with_draws(stack, x)
         for index, member in enumerate(members):
-            alone = _run(member, x)
+            alone = _run_with_draws(member, x)
             # Buffers are compared after the pass, which may change them.
             for name, value in {**alone, **dict(member.named_buffers())}.items():
                 actual = (stacked if name in stacked else buffers)[name][index].to(value.dtype)
@@ -339,11 +339,11 @@ def _check_stacked(case: _Case) -> None:
 
 
 def _check_position(case: _Case) -> None:
-    from vitlab.components.position import Resampling, choices_of
+    from vitlab.components.position import Resampling, flatten_choice
 
     position, g = case.probe().part, case.g
     layers = range(1, g.depth + 1)
-    components = [each.component for each in choices_of(case.choice)]
+    components = [each.component for each in flatten_choice(case.choice)]
     for flag, hook in (("needs_bias", position.bias), ("needs_rotation", position.rotation)):
         provided = any(hook(layer) is not None for layer in layers)
         declared = any(getattr(component, flag) for component in components)
@@ -394,7 +394,7 @@ def _check_attention(case: _Case) -> None:
     assert equal_states(restored, state), "from_canonical(to_canonical(state)) is not the state"
 
 
-def _check_reads(case: _Case) -> None:
+def _check_tokens_read(case: _Case) -> None:
     """Check that a head predicts from the tokens that it declares, and from no others."""
     probe, x = case.probe().eval(), case.input().requires_grad_()
     reads = probe.part.reads

@@ -70,10 +70,10 @@ def check_tracker(choice: ResolvedChoice) -> None:
     if not issubclass(choice.component, Replay):
         return  # where another tracker stores its points is not known here
     with TemporaryDirectory() as folder, about("is handed journals"):
-        _rehearse(choice, Path(folder))
+        _check_deliveries(choice, Path(folder))
 
 
-def _rehearse(choice: ResolvedChoice, folder: Path) -> None:
+def _check_deliveries(choice: ResolvedChoice, folder: Path) -> None:
     def build(store: Store) -> Replay:
         tracker: Replay = slot("tracker").build(choice, plan, store, RunSpec())
         return tracker
@@ -81,11 +81,11 @@ def _rehearse(choice: ResolvedChoice, folder: Path) -> None:
     plan = small_plan()
     at_once, in_pieces, anew = (Store(folder / name) for name in ("at-once", "in-pieces", "anew"))
     write_trials(at_once, plan)
-    before = _files(at_once.root)
+    before = _read_files(at_once.root)
     tracker = build(at_once)
-    assert _files(at_once.root) == before, "the tracker writes when it is constructed; use begin or write"
+    assert _read_files(at_once.root) == before, "the tracker writes when it is constructed; use begin or write"
     _deliver(tracker)
-    after = _files(at_once.root / "trials")
+    after = _read_files(at_once.root / "trials")
     changed = [name for name, content in after.items() if before.get(f"trials/{name}") != content]
     assert not changed, f"the tracker writes to the folders of trials, such as {changed[:1]}; write elsewhere"
     expected = _points(tracker)
@@ -143,7 +143,7 @@ def _points(tracker: Replay) -> dict[str, list[tuple[str, float, int]]]:
         raise AssertionError("it has no points(mark), which returns the stored metrics of a trial") from None
 
 
-def _files(root: Path) -> dict[str, bytes]:
+def _read_files(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 

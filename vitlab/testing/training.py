@@ -67,7 +67,7 @@ def check_optimizer(choice: ResolvedChoice) -> None:
     )
     along_gradient = sum(_moved_weights(choice, rate=RATE).values())
     assert along_gradient < 0, f"steps at rate {RATE:g} move no weight, or follow the gradients; go against them"
-    groups = decay_groups(_training({}).model, 0.5)
+    groups = decay_groups(_build_training({}).model, 0.5)
     decaying = {name for group in groups if group["weight_decay"] for name, _ in group["params"]}
     for weight_decay, expected in ((0.5, decaying), (0.0, set[str]())):
         # Without gradients, what moves is what decays.
@@ -85,18 +85,18 @@ def check_optimizer(choice: ResolvedChoice) -> None:
 def check_training(**fields: Any) -> None:
     """Check that a training with these fields of ``train`` repeats bit for bit, also if a checkpoint interrupts it."""
     # A component that draws from a global generator repeats only if that has the same state, so it never has.
-    with _scrambled(0), about("trains a small ViT"):
-        whole = _trained(_training(fields), STEPS)
+    with _scramble_generators(0), about("trains a small ViT"):
+        whole = _train_steps(_build_training(fields), STEPS)
     # A component that draws from a global generator draws other numbers now.
-    with tempfile.TemporaryDirectory() as folder, _scrambled(1):
-        first, second = _training(fields, folder=Path(folder)), _training(fields)
-        _trained(first, STEPS // 2)
+    with tempfile.TemporaryDirectory() as folder, _scramble_generators(1):
+        first, second = _build_training(fields, folder=Path(folder)), _build_training(fields)
+        _train_steps(first, STEPS // 2)
         with about("its state is written to a checkpoint and read again"):
             first.save()
             state = artifacts.read_checkpoint(Path(folder))
             assert state is not None
             second.load(state)
-        resumed = _trained(second, STEPS - STEPS // 2)
+        resumed = _train_steps(second, STEPS - STEPS // 2)
     assert equal_states(whole, resumed), (
         f"a training that was interrupted after {STEPS // 2} steps ends with other weights than an equal one; keep "
         "what steps change in the state that state_dict returns, and nothing outside of the instance, and draw from "
@@ -170,7 +170,7 @@ def check_objective(choice: ResolvedChoice) -> None:
     if reason := cls.incompatibility(info, model, trial):
         raise SkipTest(reason)
     check_training(**fields)
-    training = _training(fields)
+    training = _build_training(fields)
     objective: Objective = training.objective
     assert "loss" in objective.standard_metrics(info), "standard_metrics has no 'loss'; every evaluation reports one"
     with torch.no_grad(), about("views of an evaluation"):
@@ -187,27 +187,27 @@ def check_engine(choice: ResolvedChoice) -> None:
     """Check that trainings end with the loop's weights up to rounding, and do not depend on each other."""
     cls: type[Engine] = choice.component
     fields = [{"precision": "fp64", "optimizer": {"type": "adamw", "lr": rate}} for rate in (RATE, 3 * RATE)]
-    if reason := cls.incompatibility(_training(fields[0])):
+    if reason := cls.incompatibility(_build_training(fields[0])):
         raise SkipTest(reason)
-    together = _by_engine(cls, [_training(each) for each in fields])
+    together = _train_by_engine(cls, [_build_training(each) for each in fields])
     for each, weights in zip(fields, together, strict=True):
-        for name, value in _trained(_training(each), STEPS).items():
+        for name, value in _train_steps(_build_training(each), STEPS).items():
             assert torch.allclose(weights[name], value, rtol=1e-9, atol=1e-10), (
                 f"a training ends with another {name} than by engine loop; both compute the same steps"
             )
         # Which trials are trained together depends on the machine, so it must not show in their weights.
-        (alone,) = _by_engine(cls, [_training(each)])
+        (alone,) = _train_by_engine(cls, [_build_training(each)])
         assert equal_states(alone, weights), "the weights of a training depend on the trainings beside it"
 
 
-def _by_engine(cls: type[Engine], trainings: Sequence[Training]) -> list[NewState]:
+def _train_by_engine(cls: type[Engine], trainings: Sequence[Training]) -> list[NewState]:
     with about(f"trains {len(trainings)} small ViTs"):
         engine = cls(trainings)
         for _ in range(STEPS):
             engine.train_step()
         evaluations = [list(one) for one in engine.evaluate(["val"])]
     assert len(evaluations) == len(trainings), f"evaluate gives {len(evaluations)} results for {len(trainings)}"
-    return [_weights(training.module) for training in trainings]
+    return [_copy_weights(training.module) for training in trainings]
 
 
 def _check_mean(loss: Loss, logits: Tensor, target: Tensor) -> None:
@@ -233,7 +233,7 @@ def _check_mean(loss: Loss, logits: Tensor, target: Tensor) -> None:
         )
 
 
-def _training(fields: Mapping[str, Any], *, folder: Path | None = None) -> Training:
+def _build_training(fields: Mapping[str, Any], *, folder: Path | None = None) -> Training:
     """Return the training of a small ViT by these fields of ``train``, whose checkpoints are written to ``folder``."""
     choice = slot("dataset").resolve(DATA)
     prepared = prepare(choice, SEEDS)
@@ -246,14 +246,14 @@ def _training(fields: Mapping[str, Any], *, folder: Path | None = None) -> Train
     return Training(built.to(dtype), feed, spec, SEEDS, prepared.info.task, write=write)
 
 
-def _trained(training: Training, steps: int) -> NewState:
+def _train_steps(training: Training, steps: int) -> NewState:
     for _ in range(steps):
         training.train_step()
-    return _weights(training.module)
+    return _copy_weights(training.module)
 
 
 @contextmanager
-def _scrambled(seed: int) -> Iterator[None]:
+def _scramble_generators(seed: int) -> Iterator[None]:
     """Run a block with the generators of Python, numpy and torch in a state that depends on ``seed``."""
     states = random.getstate(), np.random.get_state()
     random.seed(seed)
@@ -274,14 +274,14 @@ def _moved_weights(
 
     The gradients are multiplied by ``scale``.
     """
-    model = _training({}).model
+    model = _build_training({}).model
     optimizer: Optimizer = slot("optimizer").build(choice)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.grad = scale * torch.randn(parameter.shape, generator=generator)
             parameter.add_(0.01)  # a weight of 0 could not shrink
-    before = _weights(model)
+    before = _copy_weights(model)
     with about(f"steps at rate {rate:g}"):
         built = optimizer.build(optimizer.route(decay_groups(model, weight_decay), model))
         set_rate(built, rate)
@@ -294,7 +294,7 @@ def _moved_weights(
     }
 
 
-def _weights(model: Model) -> NewState:
+def _copy_weights(model: Model) -> NewState:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
@@ -353,15 +353,15 @@ def _check_predictions(choice: ResolvedChoice, task: str) -> None:
     reference = values["random"]
     for cuts in CUTS[1:]:
         value = _evaluate(choice, random, target, cuts)
-        assert _close(value, reference), f"is {value:g} in batches of {cuts}, and {reference:g} in one of {N}"
+        assert _is_close(value, reference), f"is {value:g} in batches of {cuts}, and {reference:g} in one of {N}"
     value = _evaluate(choice, random.flip(0), target.flip(0))
-    assert _close(value, reference), f"is {value:g} with the images in another order, and was {reference:g}"
+    assert _is_close(value, reference), f"is {value:g} with the images in another order, and was {reference:g}"
     value = _evaluate(choice, random.double(), target)
-    assert _close(value, reference, 1e-4), f"is {value:g} of logits in float64, and {reference:g} of them in float32"
+    assert _is_close(value, reference, 1e-4), f"is {value:g} of logits in float64, and {reference:g} of them in float32"
     if task == "segmentation":
         unlabelled = (target == IGNORED)[:, None]
         value = _evaluate(choice, torch.where(unlabelled, random.flip(1), random), target)
-        assert _close(value, reference), "depends on predictions where there is no label; ignore these"
+        assert _is_close(value, reference), "depends on predictions where there is no label; ignore these"
 
 
 def _check_features(choice: ResolvedChoice) -> None:
@@ -380,7 +380,9 @@ def _check_features(choice: ResolvedChoice) -> None:
                 for images in [Features(x_ND[order_N], label_N[order_N])]
             )
         _check_bounds(cls, value, f"features are {kind}")
-        assert _close(value, reordered), f"is {reordered:g} with the images in another order, and was {value:g} before"
+        assert _is_close(value, reordered), (
+            f"is {reordered:g} with the images in another order, and was {value:g} before"
+        )
 
 
 def _check_bounds(cls: Any, value: float, where: str) -> None:
@@ -418,5 +420,5 @@ def _evaluate(choice: ResolvedChoice, logits: Tensor, target: Tensor, cuts: Sequ
     return value
 
 
-def _close(one: float, other: float, within: float = 1e-5) -> bool:
+def _is_close(one: float, other: float, within: float = 1e-5) -> bool:
     return math.isclose(one, other, rel_tol=within, abs_tol=within)

@@ -80,7 +80,7 @@ class Transform:
             batch = [image_CHW[None].cpu() for image_CHW in (images if images.ndim == 4 else images[None])]
         else:
             pictures = images if isinstance(images, Sequence) else [images]
-            batch = [_pixels(picture) for picture in pictures]
+            batch = [_picture_to_tensor(picture) for picture in pictures]
         info = self.input_spec.info
         x_BCHW = torch.cat([resize(with_channels(x_1CHW, info.channels), info.image) for x_1CHW in batch])
         return self._normalize(x_BCHW.to(self.device))
@@ -111,7 +111,7 @@ def read_weights(file: Path) -> tuple[dict[str, Tensor], InputSpec]:
         WeightsError: If the file does not exist or is not such a file.
     """
     try:
-        state, metadata = unpack(file)
+        state, metadata = read_safetensors(file)
         text = metadata[_HEADER]
         if metadata[_DIGEST] != _sha256(text):
             raise ValueError("its header is damaged")
@@ -164,7 +164,7 @@ def write_predictions(file: Path, predictions: Mapping[str, Columns], labels: Se
     write_bytes(file, buffer.getvalue().to_pybytes(), fsync=False)
 
 
-def _pixels(picture: Image) -> Tensor:
+def _picture_to_tensor(picture: Image) -> Tensor:
     """Return a picture as a uint8 tensor, (1, C, H, W), of one channel for grey and three otherwise."""
     grey = picture.mode in ("1", "L")
     pixels = np.array(picture.convert("L" if grey else "RGB"))
@@ -181,11 +181,11 @@ CHECKPOINT = "last.safetensors"
 
 
 def write_checkpoint(folder: Path, state: State) -> None:
-    """Replace the checkpoint in ``folder``; see :func:`copy_to_checkpoint`."""
-    copy_to_checkpoint(folder, state)()
+    """Replace the checkpoint in ``folder``; see :func:`checkpoint_writer`."""
+    checkpoint_writer(folder, state)()
 
 
-def copy_to_checkpoint(folder: Path, state: State) -> Callable[[], None]:
+def checkpoint_writer(folder: Path, state: State) -> Callable[[], None]:
     """Copy a state, and return a function that replaces the checkpoint in ``folder`` by it, in any thread.
 
     Args:
@@ -197,10 +197,10 @@ def copy_to_checkpoint(folder: Path, state: State) -> Callable[[], None]:
         VitlabError: If ``state`` contains anything else, with its type and place.
     """
     tensors: dict[str, Tensor] = {}
-    rest = json.dumps(_to_plain(dict(state), "", tensors))
+    rest = json.dumps(_extract_tensors(dict(state), "", tensors))
 
     def write(file: Path) -> None:
-        metadata = {_HEADER: rest, _DIGEST: _digest_of_file(tensors, rest)}
+        metadata = {_HEADER: rest, _DIGEST: _checkpoint_digest(tensors, rest)}
         try:
             safetensors.torch.save_file(tensors, file, metadata)
         except safetensors.SafetensorError as error:
@@ -223,28 +223,28 @@ def read_checkpoint(folder: Path) -> State | None:
     if not (folder / CHECKPOINT).exists():
         return None
     try:
-        tensors, metadata = unpack(folder / CHECKPOINT)
+        tensors, metadata = read_safetensors(folder / CHECKPOINT)
         rest = metadata[_HEADER]
-        if metadata[_DIGEST] != _digest_of_file(tensors, rest):
+        if metadata[_DIGEST] != _checkpoint_digest(tensors, rest):
             raise Damaged(f"{folder / CHECKPOINT} is damaged: its digest differs")
-        state: State = _from_plain(json.loads(rest), tensors)
+        state: State = _insert_tensors(json.loads(rest), tensors)
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         raise Damaged(f"{folder / CHECKPOINT} cannot be read: {error}") from error
     return state
 
 
-def unpack(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors of a safetensors file, on the CPU, and its metadata."""
     with safetensors.safe_open(file, framework="pt") as reader:
         # It is not a mapping.
         return {name: reader.get_tensor(name) for name in reader.keys()}, reader.metadata() or {}  # noqa: SIM118
 
 
-def _digest_of_file(tensors: Mapping[str, Tensor], rest: str) -> str:
+def _checkpoint_digest(tensors: Mapping[str, Tensor], rest: str) -> str:
     return _sha256(f"{digest(tensors)}\n{rest}")
 
 
-def _to_plain(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
+def _extract_tensors(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
     """Return ``value`` in JSON types, and add copies of its tensors to ``tensors`` under their places."""
     match value:
         case Tensor():
@@ -255,9 +255,9 @@ def _to_plain(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
             return {"tensor": place}
         case Mapping():
             # Pairs, because the keys of JSON are strings, and an optimizer's state has numbers as keys.
-            return {"pairs": [[key, _to_plain(item, f"{place}/{key}", tensors)] for key, item in value.items()]}
+            return {"pairs": [[key, _extract_tensors(item, f"{place}/{key}", tensors)] for key, item in value.items()]}
         case list() | tuple():
-            return [_to_plain(item, f"{place}/{index}", tensors) for index, item in enumerate(value)]
+            return [_extract_tensors(item, f"{place}/{index}", tensors) for index, item in enumerate(value)]
         case None | bool() | int() | float() | str():
             return value
     raise VitlabError(
@@ -265,12 +265,12 @@ def _to_plain(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
     )
 
 
-def _from_plain(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _insert_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     match value:
         case {"tensor": place}:
             return tensors[place]
         case {"pairs": pairs}:
-            return {key: _from_plain(item, tensors) for key, item in pairs}
+            return {key: _insert_tensors(item, tensors) for key, item in pairs}
         case list():
-            return [_from_plain(item, tensors) for item in value]
+            return [_insert_tensors(item, tensors) for item in value]
     return value

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlab.components.init import by_inputs, draw_by_name
+from vitlab.components.init import draw_by_name, fill_lecun
 from vitlab.errors import WeightsError
 from vitlab.models.contract import Model
 from vitlab.spec.trial import Distill, Matching
@@ -75,7 +75,7 @@ class Distillation:
             return student
         reader = FeatureReader(student, self.mine.info, self.how.matchings, self.precision, "this trial's model")
         projected = Projected(reader, self.teacher.widths)
-        draw_by_name(projected.projections, seed, "projections", by_inputs)
+        draw_by_name(projected.projections, seed, "projections", fill_lecun)
         return projected
 
     def __call__(self, loss: Loss, module: Model, target: Tensor, x_BCHW: Tensor) -> Value:
@@ -126,7 +126,7 @@ class Distillation:
         elif how.kind == "hard":
             distillation_term = F.cross_entropy(student_BK, teacher_BK.argmax(1))
         else:
-            distillation_term = soft(student_BK, teacher_BK.to(student_BK.dtype), how.tau, how.reduction)
+            distillation_term = soft_target_loss(student_BK, teacher_BK.to(student_BK.dtype), how.tau, how.reduction)
         total = (1 - how.alpha) * base.total + how.alpha * distillation_term
         return Value(total, {**base.parts, "loss_base": base.total, "loss_distillation": distillation_term})
 
@@ -198,20 +198,20 @@ class InputAdapter:
     """
 
     def __init__(self, mine: InputSpec, theirs: InputSpec, like: Tensor) -> None:
-        mean_C11, std_C11 = (_channels(values) for values in (mine.mean, mine.std))
+        mean_C11, std_C11 = (_per_channel(values) for values in (mine.mean, mine.std))
         luma_C11 = None
         if mine.info.channels != theirs.info.channels:
             if (mine.info.channels, theirs.info.channels) == (3, 1):
-                luma_C11 = _channels(LUMA) * std_C11
-                mean_C11, std_C11 = (_channels(LUMA) * mean_C11).sum(0, keepdim=True), torch.ones_like(mean_C11[:1])
+                luma_C11 = _per_channel(LUMA) * std_C11
+                mean_C11, std_C11 = (_per_channel(LUMA) * mean_C11).sum(0, keepdim=True), torch.ones_like(mean_C11[:1])
             elif mine.info.channels != 1:
                 raise WeightsError(
                     f"the teacher takes images of {theirs.info.channels} channels, and this trial's images have "
                     f"{mine.info.channels}; set data.channels: {theirs.info.channels}"
                 )
-        their_std_C11 = _channels(theirs.std)
+        their_std_C11 = _per_channel(theirs.std)
         self._scale_C11 = (std_C11 / their_std_C11).to(like)
-        self._shift_C11 = ((mean_C11 - _channels(theirs.mean)) / their_std_C11).to(like)
+        self._shift_C11 = ((mean_C11 - _per_channel(theirs.mean)) / their_std_C11).to(like)
         self.renormalised = (mine.mean, mine.std) != (theirs.mean, theirs.std)
         self.image = theirs.info.image
         self._luma_C11 = None if luma_C11 is None else luma_C11.to(like)
@@ -228,7 +228,7 @@ class InputAdapter:
         return x_BCHW
 
 
-def soft(
+def soft_target_loss(
     student_BK: Tensor, teacher_BK: Tensor, tau: float, reduction: Literal["numel", "batchmean"] = "numel"
 ) -> Tensor:
     """Return tau^2 times the Kullback-Leibler divergence of the student from the teacher at temperature ``tau``.
@@ -270,6 +270,6 @@ def matching_loss(predicted: Tensor, teacher: Tensor, how: Matching) -> Tensor:
     return (1 - F.cosine_similarity(predicted, target, dim=-1)).mean()
 
 
-def _channels(values: tuple[float, ...]) -> Tensor:
+def _per_channel(values: tuple[float, ...]) -> Tensor:
     """Return one number per channel, (C, 1, 1), float64."""
     return torch.tensor(values, dtype=torch.float64)[:, None, None]

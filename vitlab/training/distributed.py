@@ -63,7 +63,7 @@ class SingleProcess:
         """Return the range of this process's images in a batch of ``count``."""
         return range(count * self.rank // self.count, count * (self.rank + 1) // self.count)
 
-    def overlap(self, parameters: Sequence[nn.Parameter], passes: int) -> None:
+    def sum_during_backward(self, parameters: Sequence[nn.Parameter], passes: int) -> None:
         """Sum the gradients of these parameters in the last of so many backward passes of each step from now on."""
 
     def finish_sums(self, numbers: Tensor) -> None:
@@ -78,7 +78,7 @@ class SingleProcess:
         """Return the tensors of all evaluation batches in order, from each process's own; on the CPU if several."""
         return own
 
-    def any_rank(self, stop: Callable[[], bool]) -> Callable[[], bool]:
+    def share_stop(self, stop: Callable[[], bool]) -> Callable[[], bool]:
         """Return a function that returns True in all processes once ``stop`` does in one of them."""
         return stop
 
@@ -94,7 +94,7 @@ ALONE = SingleProcess()
 
 
 class ProcessGroup(SingleProcess):
-    """One of several processes; see :func:`rendezvous`.
+    """One of several processes; see :func:`join_process_group`.
 
     Raises:
         PeerDied: In every method, if another process has died.
@@ -104,7 +104,7 @@ class ProcessGroup(SingleProcess):
         self.rank = rank
         self.count = count
 
-    def overlap(self, parameters: Sequence[nn.Parameter], passes: int) -> None:
+    def sum_during_backward(self, parameters: Sequence[nn.Parameter], passes: int) -> None:
         """Divide the parameters into buckets, from the last one, whose gradients are computed first."""
         self._passes = passes
         self._buckets: list[list[nn.Parameter]] = []
@@ -112,41 +112,41 @@ class ProcessGroup(SingleProcess):
             if not self._buckets or sum(p.numel() for p in self._buckets[-1]) >= BUCKET_SIZE:
                 self._buckets.append([])
             self._buckets[-1].append(parameter)
-            hook = partial(self._count_gradient, len(self._buckets) - 1)
+            hook = partial(self._start_complete_sums, len(self._buckets) - 1)
             parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-        self._begin_step()
+        self._reset_sums()
 
-    def _begin_step(self) -> None:
+    def _reset_sums(self) -> None:
         self._missing = [self._passes * len(bucket) for bucket in self._buckets]  # gradients to be computed
         self._sums: list[tuple[Tensor, dist.Work]] = []  # of the first buckets; they may be under way
 
-    def _count_gradient(self, index: int, _parameter: Tensor) -> None:
+    def _start_complete_sums(self, index: int, _parameter: Tensor) -> None:
         """Start the sums of the buckets that are complete; in one order on all ranks, as collective calls need."""
         self._missing[index] -= 1
         while len(self._sums) < len(self._buckets) and not self._missing[len(self._sums)]:
-            self._start_sum()
+            self._start_next_sum()
 
-    def _start_sum(self) -> None:
-        flat = torch.cat([_gradient(parameter).reshape(-1) for parameter in self._buckets[len(self._sums)]])
-        with _peers_alive():
+    def _start_next_sum(self) -> None:
+        flat = torch.cat([_gradient_or_zeros(parameter).reshape(-1) for parameter in self._buckets[len(self._sums)]])
+        with _detect_dead_peers():
             self._sums.append((flat, dist.all_reduce(flat, async_op=True)))
 
     def finish_sums(self, numbers: Tensor) -> None:
         """Sum the other buckets and numbers, and store the summed gradients."""
         # A part of a model that no image of this process used has no gradient here, but may have one elsewhere.
         while len(self._sums) < len(self._buckets):
-            self._start_sum()
+            self._start_next_sum()
         here = [parameter.grad is not None for bucket in self._buckets for parameter in bucket]
         has = iter(torch.stack(self._all_gather(torch.tensor(here, dtype=torch.int32))).any(0).tolist())
-        with _peers_alive():
+        with _detect_dead_peers():
             dist.all_reduce(numbers)
             for _, work in self._sums:
                 work.wait()
         for bucket, (flat, _) in zip(self._buckets, self._sums, strict=True):
             for parameter, total in zip(bucket, torch.split(flat, [p.numel() for p in bucket]), strict=True):
                 if next(has):
-                    parameter.grad = _gradient(parameter).copy_(total.view_as(parameter))
-        self._begin_step()
+                    parameter.grad = _gradient_or_zeros(parameter).copy_(total.view_as(parameter))
+        self._reset_sums()
 
     def gather(self, own: ByBatch) -> ByBatch:
         """Return the tensors of all ranks; each holds all of them in memory, twice while they are sent."""
@@ -169,7 +169,7 @@ class ProcessGroup(SingleProcess):
             everything.setdefault(key.partition("/")[2], []).append(received[key])
         return everything
 
-    def any_rank(self, stop: Callable[[], bool]) -> Callable[[], bool]:
+    def share_stop(self, stop: Callable[[], bool]) -> Callable[[], bool]:
         """Return a function that is true on every rank if ``stop`` is true on one."""
         return lambda: any(self._all_gather(torch.tensor(int(stop()))))
 
@@ -182,13 +182,13 @@ class ProcessGroup(SingleProcess):
     def _all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, which have one shape, by gloo."""
         received = [torch.empty_like(tensor) for _ in range(self.count)]
-        with _peers_alive():
+        with _detect_dead_peers():
             dist.all_gather(received, tensor)
         return received
 
 
 @contextmanager
-def _peers_alive() -> Iterator[None]:
+def _detect_dead_peers() -> Iterator[None]:
     """Raise PeerDied for an error of a collective call inside the block, by NCCL on GPUs and by gloo on CPUs."""
     try:
         yield
@@ -199,12 +199,14 @@ def _peers_alive() -> Iterator[None]:
         raise PeerDied(f"another process of this trial has died: {error}") from error
 
 
-def _gradient(parameter: nn.Parameter) -> Tensor:
+def _gradient_or_zeros(parameter: nn.Parameter) -> Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 @contextmanager
-def rendezvous(rank: int, count: int, place: Path, device: torch.device, nodes: int = 1) -> Iterator[ProcessGroup]:
+def join_process_group(
+    rank: int, count: int, place: Path, device: torch.device, nodes: int = 1
+) -> Iterator[ProcessGroup]:
     """Join the process group inside the block; on GPUs each process uses a GPU of its own.
 
     Args:

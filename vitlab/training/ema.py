@@ -26,7 +26,7 @@ class Average(WeightAverage):
         self._current: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
         self._averaged = {name: value.detach().clone() for name, value in self._current.items()}
 
-    def share(self, step: int) -> float:
+    def decay(self, step: int) -> float:
         """Return the weight of the previous average at a step, counted from 1."""
         if not self.how.warmup:
             return self.how.decay
@@ -35,7 +35,7 @@ class Average(WeightAverage):
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Update the average with the weights after a step, counted from 1."""
-        move(self._averaged, self._current, 1 - self.share(step))
+        move_towards(self._averaged, self._current, 1 - self.decay(step))
 
     def own(self) -> list[Tensor]:
         """Return the weights and buffers of the model."""
@@ -43,7 +43,7 @@ class Average(WeightAverage):
 
     def replace(self) -> None:
         """Give the model the averaged weights."""
-        _copy(self._averaged, self._current)
+        _copy_values(self._averaged, self._current)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the averaged weights by name."""
@@ -51,11 +51,11 @@ class Average(WeightAverage):
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore the weights that :meth:`state_dict` returned."""
-        _copy(state, self._averaged)
+        _copy_values(state, self._averaged)
 
 
 @torch.no_grad()
-def move(target: State, source: State, share: float) -> None:
+def move_towards(target: State, source: State, share: float) -> None:
     """Move floating point values by a share towards others of the same names, and copy integers, such as counters."""
     floats = [name for name, value in target.items() if value.is_floating_point()]
     torch._foreach_lerp_([target[name] for name in floats], [source[name] for name in floats], share)  # type: ignore[no-untyped-call,unused-ignore]
@@ -64,6 +64,6 @@ def move(target: State, source: State, share: float) -> None:
 
 
 @torch.no_grad()
-def _copy(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
+def _copy_values(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
     for name, value in target.items():
         value.copy_(source[name])

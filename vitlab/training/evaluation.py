@@ -64,10 +64,10 @@ def forward_logits(
     with autocast(x_BCHW.device, precision):
         output = model(x_BCHW) if weights is None else functional_call(model, dict(weights), (x_BCHW,))
         views = model.logits_by_head(output)
-    return {name: wide(logits) for name, logits in views.items()}
+    return {name: to_float32_or_wider(logits) for name, logits in views.items()}
 
 
-def wide(x: Tensor) -> Tensor:
+def to_float32_or_wider(x: Tensor) -> Tensor:
     """Return a tensor in float32 or wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 

@@ -24,7 +24,7 @@ from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model, evaluating, head_names
 from vitlab.training.distributed import ALONE, SingleProcess
-from vitlab.training.evaluation import EVALUATION_BATCH, Split, autocast, forward_logits, wide
+from vitlab.training.evaluation import EVALUATION_BATCH, Split, autocast, forward_logits, to_float32_or_wider
 from vitlab.training.metrics.features import FeatureMetric, Features
 
 
@@ -47,7 +47,7 @@ def evaluate_features(
     needs_train = any(one.needs_train for one in metrics.values())
     with evaluating(model):
         # One image shows which layers make the logits.
-        layers = list(classifiers(model, next(feed.evaluation("train", 1)).x_BCHW, precision).values())[:1]
+        layers = list(find_classifiers(model, next(feed.evaluation("train", 1)).x_BCHW, precision).values())[:1]
         if not layers:
             raise WeightsError(
                 f"metrics of features need a head whose last layer is linear, and a {type(model).__name__} has none; "
@@ -55,14 +55,14 @@ def evaluate_features(
             )
         features = []
         for each in (split, "train")[: 1 + needs_train]:
-            (x_ND,), y_N = inputs_of(layers, model, feed, each, precision, peers)
+            (x_ND,), y_N = collect_inputs(layers, model, feed, each, precision, peers)
             features.append(Features(x_ND.cpu(), y_N.cpu()))
     return {
         name: one.of_features(features[0], features[1] if one.needs_train else None) for name, one in metrics.items()
     }
 
 
-def inputs_of(
+def collect_inputs(
     layers: Sequence[nn.Linear], model: Model, feed: Feed, split: Split, precision: str, peers: SingleProcess = ALONE
 ) -> tuple[list[Tensor], Tensor]:
     """Return the inputs of layers on a split, without augmentation, in float64, and its labels."""
@@ -83,7 +83,7 @@ def inputs_of(
     return features, y_N
 
 
-def classifiers(model: Model, x_BCHW: Tensor, precision: str) -> dict[str, nn.Linear]:
+def find_classifiers(model: Model, x_BCHW: Tensor, precision: str) -> dict[str, nn.Linear]:
     """Return the linear layers whose outputs are the model's logits, by name.
 
     Args:
@@ -133,13 +133,13 @@ class FeatureReader:
         x_BCHW = torch.zeros(1, info.channels, *info.image).to(next(model.parameters()))
         with evaluating(model), torch.no_grad():
             if "features" in names:
-                layers = list(classifiers(model, x_BCHW, precision).values())
+                layers = list(find_classifiers(model, x_BCHW, precision).values())
                 if not layers:
-                    raise _missing(role, model, "features", "a head whose last layer is linear")
+                    raise _missing_feature_error(role, model, "features", "a head whose last layer is linear")
                 # A bound method, so that a deep copy of this reader has its own.
                 layers[0].register_forward_pre_hook(self._store)
             if "tokens" in names and not hasattr(model, "forward_features"):
-                raise _missing(role, model, "tokens", "patch tokens or a feature map")
+                raise _missing_feature_error(role, model, "tokens", "patch tokens or a feature map")
             _, features = self(x_BCHW)
         self.widths = {name: feature.shape[1] for name, feature in features.items()}
 
@@ -151,7 +151,7 @@ class FeatureReader:
         with autocast(x_BCHW.device, self.precision):
             if "tokens" in self.names:
                 x = model.forward_features(x_BCHW)
-                features["tokens"] = x if x.ndim == 4 else _as_map(model, x)
+                features["tokens"] = x if x.ndim == 4 else _patch_map(model, x)
                 output = model.forward_head(x)
             else:
                 output = model(x_BCHW)
@@ -159,21 +159,23 @@ class FeatureReader:
         if "features" in self.names:
             features["features"] = self._inputs[0]
         self._inputs = None
-        return {name: wide(x) for name, x in logits_by_head.items()}, {name: wide(x) for name, x in features.items()}
+        return {name: to_float32_or_wider(x) for name, x in logits_by_head.items()}, {
+            name: to_float32_or_wider(x) for name, x in features.items()
+        }
 
     def _store(self, _layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         if self._inputs is not None:
             self._inputs.append(inputs[0])
 
 
-def _missing(role: str, model: Model, name: str, needs: str) -> WeightsError:
+def _missing_feature_error(role: str, model: Model, name: str, needs: str) -> WeightsError:
     return WeightsError(
         f"distill.{name} needs {needs}, and {role}, a {type(model).__name__}, has none; use a ViT or a convolutional "
         f"network, or remove {name}"
     )
 
 
-def _as_map(model: Any, x_BTD: Tensor) -> Tensor:
+def _patch_map(model: Any, x_BTD: Tensor) -> Tensor:
     """Return the patch tokens of a ViT at their places, (B, D, h, w)."""
     g = model.geometry
     x_BDN = x_BTD[:, len(g.prefix) :].transpose(1, 2)
@@ -195,27 +197,27 @@ def fit_head(model: Model, feed: Feed, l2: float, precision: str) -> None:
     Args:
         model: Model on the device of ``feed``; only its head changes.
         feed: The images.
-        l2: See :func:`solve`.
+        l2: See :func:`solve_ridge`.
         precision: Precision of the features; the solution is computed in float64.
 
     Raises:
         WeightsError: If the head does not consist of linear classifiers of images.
     """
     with evaluating(model):
-        layers = classifiers(model, next(feed.evaluation("train", 1)).x_BCHW, precision)
+        layers = find_classifiers(model, next(feed.evaluation("train", 1)).x_BCHW, precision)
         if reason := _fitting_incompatibility(model, layers, feed):
             raise WeightsError(
                 f"init_from.head: fitted needs a head of linear layers on the features of an image, and {reason}; "
                 "write init_from.head: new to train it"
             )
-        features, y_N = inputs_of(list(layers.values()), model, feed, "train", precision)
+        features, y_N = collect_inputs(list(layers.values()), model, feed, "train", precision)
     for layer, x_ND in zip(layers.values(), features, strict=True):
-        weight_KD, bias_K = solve(x_ND, y_N, layer.out_features, l2)
+        weight_KD, bias_K = solve_ridge(x_ND, y_N, layer.out_features, l2)
         layer.weight.copy_(weight_KD)
         layer.bias.copy_(bias_K)
 
 
-def solve(x_ND: Tensor, y_N: Tensor, classes: int, l2: float) -> tuple[Tensor, Tensor]:
+def solve_ridge(x_ND: Tensor, y_N: Tensor, classes: int, l2: float) -> tuple[Tensor, Tensor]:
     """Return weight (K, D) and bias (K) of regularised least squares, for unstandardised features.
 
     Args:

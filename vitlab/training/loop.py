@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitlab import noise
 from vitlab.components.base import path_layers, path_scales
-from vitlab.data.batches import samples_of
+from vitlab.data.batches import sample_ids
 from vitlab.data.prepare import Batch, Feed
 from vitlab.geometry import Task
 from vitlab.models.contract import Model, evaluating
@@ -31,7 +31,7 @@ from vitlab.training.evaluation import Columns, EvaluationResult, MetricAccumula
 from vitlab.training.features import evaluate_features
 from vitlab.training.losses import Value
 from vitlab.training.memory import MicroBatches, WeightedLoss, peak_memory
-from vitlab.training.metrics import Metric, mean, metrics_of, metrics_of_test_set, values_of_test_sets
+from vitlab.training.metrics import Metric, average_test_sets, mean, metrics_of, metrics_of_test_set
 from vitlab.training.metrics.features import FeatureMetric
 from vitlab.training.objective import Objective, Setup
 from vitlab.training.optim import (
@@ -40,9 +40,9 @@ from vitlab.training.optim import (
     Optimizer,
     WeightAverage,
     decay_groups,
-    layer_groups,
     set_rate,
-    split_groups,
+    split_by_layer,
+    split_by_settings,
 )
 from vitlab.training.optim.schedules import Schedule
 
@@ -125,9 +125,9 @@ class Training:
         self.schedule: Schedule = slot("schedule").build(spec.schedule)
         optimizer: Optimizer = slot("optimizer").build(spec.optimizer)
         self.base_rate = optimizer.lr
-        self.optimizer = optimizer.build(self._groups(optimizer))
+        self.optimizer = optimizer.build(self._build_param_groups(optimizer))
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self.parts.peers.overlap(self.parameters, len(self.parts.rows(self.batch_images)))
+        self.parts.peers.sum_during_backward(self.parameters, len(self.parts.rows(self.batch_images)))
         self.path_layers = path_layers(self.module)
         self.scaling = LossScaling(feed.device) if spec.precision == "fp16" else None
         self.average: WeightAverage | None = optimizer.average(self.optimizer)
@@ -150,16 +150,16 @@ class Training:
         self._interval_began = time.perf_counter()
         self._interval_images = 0
 
-    def _groups(self, optimizer: Optimizer) -> Sequence[Group]:
+    def _build_param_groups(self, optimizer: Optimizer) -> Sequence[Group]:
         """Return the parameters in groups of equal decay and rate."""
         groups: Sequence[Group] = decay_groups(self.module, optimizer.weight_decay, self.module.no_weight_decay())
         # Before rates are divided by layer and width, which split every rule's groups in the same way.
         groups = optimizer.route(groups, self.module)
         if self.spec.layer_decay is not None:
             layers = {name: self.module.layer_of(name) for name, _ in self.module.named_parameters()}
-            groups = layer_groups(groups, layers, self.spec.layer_decay)
+            groups = split_by_layer(groups, layers, self.spec.layer_decay)
         if factors := self.module.rate_factors():
-            groups = split_groups(groups, optional_module("mup").group_changes(factors, optimizer))
+            groups = split_by_settings(groups, optional_module("mup").group_changes(factors, optimizer))
         return groups
 
     @property
@@ -177,7 +177,7 @@ class Training:
         """Return the step of the last measurement, 0 before the first."""
         return self.history[-1].step if self.history else 0
 
-    def rate(self, step: int) -> float:
+    def learning_rate(self, step: int) -> float:
         """Return the learning rate of a step."""
         return self.base_rate * self.schedule.factor(step, self.steps)
 
@@ -188,7 +188,7 @@ class Training:
         # gradients are then combined to the ones of the whole batch.
         losses = [self.forward_backward(rows) for rows in self.parts.rows(self.batch_images)]
         loss = self.parts.combine(losses, self.parameters)
-        self.set_rate()
+        self.apply_learning_rate()
         if self.scaling is None:
             self.clip_gradients()
             self.optimizer.step()
@@ -204,7 +204,7 @@ class Training:
         noise.seed_torch(key, self.feed.device)
         compute_loss = self.compiled_loss or self.compute_loss
         if self.path_layers:
-            scale_1LB = path_scales(self.path_layers, [draws.drop_path], [samples_of(batch)], batch.x_BCHW)
+            scale_1LB = path_scales(self.path_layers, [draws.drop_path], [sample_ids(batch)], batch.x_BCHW)
             draws = draws._replace(scale_LB=scale_1LB[0])
         loss = compute_loss(batch.x_BCHW, batch.y_B, draws)
         # Not every part has equally many labels, so a mean over the batch weighs the means of its parts.
@@ -229,9 +229,9 @@ class Training:
         )
         return batch, draws
 
-    def set_rate(self) -> None:
+    def apply_learning_rate(self) -> None:
         """Set the learning rate of the step."""
-        set_rate(self.optimizer, self.rate(self.step))
+        set_rate(self.optimizer, self.learning_rate(self.step))
 
     def clip_gradients(self) -> None:
         """Clip the gradients to the largest global norm of the study, if it has one."""
@@ -254,16 +254,16 @@ class Training:
         """Evaluate a split with the weights that the training will end with; all processes at the same time."""
         objective, peers = self.objective, self.parts.peers
         further = nullcontext({}) if split in self.feed.test_sets else objective.evaluation_metrics()
-        accumulator = MetricAccumulator(self.metrics_of(split))
-        with self.averaged():
+        accumulator = MetricAccumulator(self.split_metrics(split))
+        with self.averaged_weights():
             with further as values, evaluating(self.module):
                 for batch in map(objective.evaluation_batch, evaluation_batches(self.feed, split, self.task, peers)):
                     accumulator.add(objective.views(batch.x_BCHW, batch.y_B), batch.y_B, batch.id_B)
             result = accumulator.result(split, peers)
             means = {name: mean(torch.cat(parts).cpu()) for name, parts in peers.gather(values).items()}
-            return self.with_features(result._replace(metrics={**result.metrics, **means}))
+            return self.add_feature_metrics(result._replace(metrics={**result.metrics, **means}))
 
-    def with_features(self, result: EvaluationResult) -> EvaluationResult:
+    def add_feature_metrics(self, result: EvaluationResult) -> EvaluationResult:
         """Add the metrics of features to an evaluation with the current weights, unless the training has diverged."""
         if result.split in self.feed.test_sets or not self.feature_metrics or not math.isfinite(result.metrics["loss"]):
             return result
@@ -272,7 +272,7 @@ class Training:
         )
         return result._replace(metrics={**result.metrics, **values})
 
-    def metrics_of(self, split: Split) -> Mapping[str, Metric]:
+    def split_metrics(self, split: Split) -> Mapping[str, Metric]:
         """Return the metrics of a split by name."""
         return self.test_set_metrics.get(split, self.metrics)
 
@@ -284,7 +284,7 @@ class Training:
         goal = {**self.metrics, **self.feature_metrics}[rule.metric].goal
         without_gain = len(self.history) - 1 - index_of_best(self.history, f"val/{rule.metric}", goal)
         # Machines may round an evaluation differently, and a process that went on alone would wait for ever.
-        return self.parts.peers.any_rank(lambda: without_gain >= rule.patience)()
+        return self.parts.peers.share_stop(lambda: without_gain >= rule.patience)()
 
     def measure(self, evaluations: Iterable[EvaluationResult]) -> Measurement:
         """Close the interval since the last measurement and return its metrics; a second one of a step adds splits.
@@ -302,13 +302,13 @@ class Training:
             losses = {name: torch.stack(values).double().cpu() for name, values in self.losses.items()}
             if len(infinite := (~losses["loss"].isfinite()).nonzero()):
                 step = self.step - len(losses["loss"]) + int(infinite[0]) + 1
-                rate = f"learning rate {self.rate(step - 1):g}"
+                rate = f"learning rate {self.learning_rate(step - 1):g}"
                 raise Diverged(f"the loss is not finite at step {step} of {self.steps} ({rate})")
             metrics = {f"train/{name}": mean(values) for name, values in losses.items()}
-            metrics["train/lr"] = self.rate(self.step - 1)
+            metrics["train/lr"] = self.learning_rate(self.step - 1)
             self.losses.clear()
             if self.scaling is not None:
-                metrics["train/skipped_steps"] = self.scaling.take_skipped()
+                metrics["train/skipped_steps"] = self.scaling.pop_skipped_steps()
         if adds_splits:
             metrics |= self.history.pop().metrics
         else:
@@ -325,7 +325,7 @@ class Training:
                 raise Diverged(f"the loss on {split} is not finite after step {self.step}")
             metrics |= {f"{split}/{name}": value for name, value in values_by_name.items()}
             self.predictions[split] = columns
-        metrics |= {f"test/{name}": value for name, value in values_of_test_sets(by_kind).items()}
+        metrics |= {f"test/{name}": value for name, value in average_test_sets(by_kind).items()}
         epoch = self.step / self.feed.steps_per_epoch(self.spec.batch_size)
         measurement = Measurement(self.step, epoch, self.images, metrics)
         self.history.append(measurement)
@@ -333,7 +333,7 @@ class Training:
         self._system["system/memory_bytes"] = float(peak_memory(self.feed.device))
         return Measurement(self.step, epoch, self.images, {**metrics, **self._system})
 
-    def averaged(self) -> AbstractContextManager[None]:
+    def averaged_weights(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the weights that are evaluated."""
         return self.average.applied() if self.average is not None else nullcontext()
 

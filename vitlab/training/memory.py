@@ -117,11 +117,11 @@ def recompute_blocks(model: Model) -> None:
         raise UserError(f"run.activation_checkpointing: a {type(model).__name__} has no list of blocks; set it to none")
     for block in blocks:
         kind: Any = type(block)
-        block.__class__ = _recomputed(kind)
+        block.__class__ = _recomputing_class(kind)
 
 
 @cache
-def _recomputed(kind: type[nn.Module]) -> type[nn.Module]:
+def _recomputing_class(kind: type[nn.Module]) -> type[nn.Module]:
     """Return a subclass of a block's class.
 
     A function stored in the block would be shared by its deep copies, which would then compute with its weights.
@@ -133,13 +133,13 @@ def _recomputed(kind: type[nn.Module]) -> type[nn.Module]:
         if not (self.training and torch.is_grad_enabled()):
             return forward(*inputs)
         # The contexts of the first pass, which is about to begin, and of the second one.
-        contexts = lambda: (nullcontext(), _second_pass(noise.current(), _state(self)))  # noqa: E731
+        contexts = lambda: (nullcontext(), _replay_first_pass(noise.current(), _copy_buffers(self)))  # noqa: E731
         return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts)
 
     return type(kind.__name__, (kind,), {"forward": checkpointed, "__module__": kind.__module__})
 
 
-def _state(block: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
+def _copy_buffers(block: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
     """Return copies of a block's buffers; those that are not persistent are constants."""
     return [
         (module, name, buffer.clone())
@@ -150,7 +150,7 @@ def _state(block: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
 
 
 @contextmanager
-def _second_pass(draws: noise.Draws | None, state: list[tuple[nn.Module, str, Tensor]]) -> Iterator[None]:
+def _replay_first_pass(draws: noise.Draws | None, state: list[tuple[nn.Module, str, Tensor]]) -> Iterator[None]:
     """Use the draws of the first pass, whose scope has ended, and copies of the buffers as they were before it."""
     after = [module._buffers[name] for module, name, _ in state]
     for module, name, buffer in state:

@@ -57,7 +57,7 @@ class Mixing:
         height, width = batch.x_BCHW.shape[-2:]
         weight, box = self.draw(step, height, width)
         share_BK = F.one_hot(batch.y_B, self.classes).to(batch.x_BCHW.dtype)
-        return batch._replace(x_BCHW=_combine(batch.x_BCHW, weight, box), y_B=_blend(share_BK, weight))
+        return batch._replace(x_BCHW=_mix_images(batch.x_BCHW, weight, box), y_B=_blend_with_partner(share_BK, weight))
 
     def rows(self, rows: range, count: int) -> list[range]:
         """Return the ranges of images needed to mix ``rows`` of a batch: ``rows``, then their partners.
@@ -83,12 +83,12 @@ class Mixing:
         weight = float(betaincinv(a, a, high + low * 2.0**-24))
         if not cuts:
             return Mixed(weight, None)
-        rows, columns = rectangle(weight, int(row * height), int(column * width), height, width)
+        rows, columns = cutmix_box(weight, int(row * height), int(column * width), height, width)
         covered = (rows.stop - rows.start) * (columns.stop - columns.start)
         return Mixed(1 - covered / (height * width), (rows, columns))
 
 
-def rectangle(weight: float, row: int, column: int, height: int, width: int) -> Box:
+def cutmix_box(weight: float, row: int, column: int, height: int, width: int) -> Box:
     """Return a box around a pixel that leaves the share ``weight`` of the image outside.
 
     The box has the aspect ratio of the image and is clipped at its borders, so callers must compute the actual weight
@@ -101,9 +101,9 @@ def rectangle(weight: float, row: int, column: int, height: int, width: int) -> 
     )
 
 
-def _combine(x_BCHW: Tensor, weight: float, box: Box | None) -> Tensor:
+def _mix_images(x_BCHW: Tensor, weight: float, box: Box | None) -> Tensor:
     if box is None:
-        return _blend(x_BCHW, weight)
+        return _blend_with_partner(x_BCHW, weight)
     inside = (..., *box)
     mixed_BCHW = x_BCHW.clone()
     # Image i and image B - 1 - i exchange their boxes.
@@ -111,5 +111,5 @@ def _combine(x_BCHW: Tensor, weight: float, box: Box | None) -> Tensor:
     return mixed_BCHW
 
 
-def _blend(value: Tensor, weight: float) -> Tensor:
+def _blend_with_partner(value: Tensor, weight: float) -> Tensor:
     return value if weight == 1 else value * weight + value.flip(0) * (1 - weight)

@@ -19,7 +19,7 @@ import torch
 from pydantic import PositiveFloat, PositiveInt
 
 from vitlab.components.base import Gelu
-from vitlab.components.position import choices_of
+from vitlab.components.position import flatten_choice
 from vitlab.errors import WeightsError, some
 from vitlab.geometry import DataInfo, Geometry, Pair
 from vitlab.models.contract import State
@@ -121,7 +121,7 @@ class Architecture:
     @property
     def encodings(self) -> dict[str, Options]:
         """The options of every position encoding, by type."""
-        return {choice.type: choice.plain() for choice in choices_of(self.anatomy.position)}
+        return {choice.type: choice.plain() for choice in flatten_choice(self.anatomy.position)}
 
     @property
     def prefix_rows(self) -> Literal["own", "none"]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vitlab.components.attention.softmax import SOFTMAX
-from vitlab.components.position import Position, Resampling, Together, choices_of, encodings
+from vitlab.components.position import Position, Resampling, Together, encodings_by_prefix, flatten_choice
 from vitlab.components.position.additive import Learned
 from vitlab.errors import WeightsError, some
 from vitlab.geometry import Geometry
@@ -192,7 +192,7 @@ def _position_encodings(model: Model) -> dict[str, Position]:
     position = getattr(model, "position", None)
     if not isinstance(position, Position):
         return {}
-    return {f"position.{at}": encoding for at, encoding in encodings(position).items()}
+    return {f"position.{at}": encoding for at, encoding in encodings_by_prefix(position).items()}
 
 
 def _exchange_tokens(out: NewState, own: State, shared: Sequence[str]) -> None:
@@ -303,7 +303,7 @@ def iter_options(choice: ResolvedChoice, path: str = "") -> Iterator[tuple[str, 
     """
     if issubclass(choice.component, Together):
         yield path, label(choice.plain())
-        for part in choices_of(choice):
+        for part in flatten_choice(choice):
             yield from iter_options(part, f"{path}.{part.type.rpartition(':')[2]}")
         return
     yield path, "softmax" if choice.component in SOFTMAX else choice.type.removeprefix(f"{BUILT_IN}:")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitlab.components.attention import Attention, MixValues, attention, rotate
-from vitlab.components.base import Dropout, NewState, Options, Probability, Rotation, State, stacked
+from vitlab.components.base import Dropout, NewState, Options, Probability, Rotation, State, inside_vmap
 from vitlab.components.norm import NormChoice
 from vitlab.geometry import Geometry
 from vitlab.registry import slot
@@ -72,7 +72,7 @@ class SoftmaxAttention(Attention):
         map_dim = g.head_dim // self.maps_per_head
         self.scale = map_dim**-0.5
         self.qkv_bias = qkv_bias
-        self._add_projections(g, qkv_bias)
+        self._build_projections(g, qkv_bias)
         self.q_norm = slot("norm").build(qk_norm, map_dim)
         self.k_norm = slot("norm").build(qk_norm, map_dim)
         self.attn_drop = Dropout(drop)
@@ -80,14 +80,14 @@ class SoftmaxAttention(Attention):
         self.proj = nn.Linear(g.dim, g.dim, bias=proj_bias)
         self.proj_drop = Dropout(proj_drop)
 
-    def _add_projections(self, g: Geometry, bias: QKVBias) -> None:
+    def _build_projections(self, g: Geometry, bias: QKVBias) -> None:
         self.qkv = QueryValueBias(g.dim) if bias == "qv" else nn.Linear(g.dim, 3 * g.dim, bias=bias)
 
     def to_canonical(self, state: State) -> NewState:
         """Give keys a bias of zeros where they have none."""
         out = dict(state)
         if self.qkv_bias == "qv" and "qkv.bias" in out:
-            out["qkv.bias"] = with_keys(out["qkv.bias"])
+            out["qkv.bias"] = insert_key_bias(out["qkv.bias"])
         return out
 
     def from_canonical(self, state: State) -> NewState:
@@ -108,22 +108,22 @@ class SoftmaxAttention(Attention):
         mix_values: MixValues | None = None,
     ) -> Tensor:
         # Blocks that merge tokens compare the keys that the product sees, so they get them rotated.
-        q_BHTK, k_BHTK, v_BHTK = self._qkv_for_product(x_BTD, rotation)
+        q_BHTK, k_BHTK, v_BHTK = self._prepare_qkv(x_BTD, rotation)
         if mix_values is not None:
             v_BHTK = mix_values(k_BHTK, v_BHTK)
         y_BTD = self._mix(q_BHTK, k_BHTK, v_BHTK, bias_HTT).transpose(1, 2).flatten(2)
-        return self.proj_drop(self.proj(self._before_projection(y_BTD, x_BTD)))
+        return self.proj_drop(self.proj(self._projection_input(y_BTD, x_BTD)))
 
-    def _before_projection(self, y_BTD: Tensor, x_BTD: Tensor) -> Tensor:
+    def _projection_input(self, y_BTD: Tensor, x_BTD: Tensor) -> Tensor:
         """Return the input of the output projection, from the mixed values and the input of the attention."""
         return self.norm(y_BTD)
 
     def maps(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
         """Return the weight of every key for every query, (B, H, T, T), before dropout."""
-        q_BHTK, k_BHTK, _ = self._qkv_for_product(x_BTD, rotation)
-        return _weights(q_BHTK * self.scale, k_BHTK, bias_HTT)
+        q_BHTK, k_BHTK, _ = self._prepare_qkv(x_BTD, rotation)
+        return _attention_weights(q_BHTK * self.scale, k_BHTK, bias_HTT)
 
-    def _qkv_for_product(self, x_BTD: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _prepare_qkv(self, x_BTD: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return normalised and rotated queries and keys, and values, each (B, H, T, K)."""
         q_BHTK, k_BHTK, v_BHTK = self._qkv(x_BTD)
         q_BHTK, k_BHTK = self.q_norm(q_BHTK), self.k_norm(k_BHTK)
@@ -139,21 +139,21 @@ class SoftmaxAttention(Attention):
 
     def _mix(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
         """Return the values mixed by attention weights, (B, H, T, K)."""
-        if self._kernel(v_BHTK, bias_HTT) == "explicit":
-            return self.attn_drop(_weights(q_BHTK * self.scale, k_BHTK, bias_HTT)) @ v_BHTK
+        if self._choose_kernel(v_BHTK, bias_HTT) == "explicit":
+            return self.attn_drop(_attention_weights(q_BHTK * self.scale, k_BHTK, bias_HTT)) @ v_BHTK
         mask = None if bias_HTT is None else bias_HTT.to(q_BHTK.dtype)
         if mask is not None and mask.ndim == 3:
             mask = mask[None]
         # Torch's own default is rounded in another way, and is kept where it is meant.
         scale = None if self.scale == q_BHTK.shape[-1] ** -0.5 else self.scale
-        if stacked() and v_BHTK.device.type == "cuda":
+        if inside_vmap() and v_BHTK.device.type == "cuda":
             # The gradients of other fused kernels fail inside of vmap, and autocast does not cast their inputs there.
             q_BHTK, k_BHTK = q_BHTK.to(v_BHTK.dtype), k_BHTK.to(v_BHTK.dtype)
             with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
                 return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask, scale=scale)
         return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask, scale=scale)
 
-    def _kernel(self, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Kernel:
+    def _choose_kernel(self, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Kernel:
         """Return the kernel for these values and this bias."""
         return "explicit"
 
@@ -167,10 +167,10 @@ class QueryValueBias(nn.Linear):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Return queries, keys and values, (B, T, D) to (B, T, 3 D)."""
-        return F.linear(x_BTD, self.weight, with_keys(self.bias))
+        return F.linear(x_BTD, self.weight, insert_key_bias(self.bias))
 
 
-def with_keys(bias: Tensor) -> Tensor:
+def insert_key_bias(bias: Tensor) -> Tensor:
     """Return a bias of queries and values with zeros for the keys between them, (2 D) to (3 D)."""
     queries, values = bias.chunk(2)
     return torch.cat([queries, torch.zeros_like(queries), values])
@@ -203,7 +203,7 @@ class SDPA(SoftmaxAttention):
             )
         return None
 
-    def _kernel(self, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Kernel:
+    def _choose_kernel(self, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Kernel:
         return "sdpa"
 
 
@@ -222,12 +222,12 @@ class Auto(SoftmaxAttention):
     ``kernel`` is the one of the latest forward pass.
     """
 
-    def _kernel(self, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Kernel:
+    def _choose_kernel(self, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Kernel:
         dropping = self.training and self.attn_drop.p > 0
         # The values' dtype decides: under autocast, a norm returns wide queries and keys, which the kernel casts back.
         narrow, device = v_BHTK.dtype in (torch.bfloat16, torch.float16), v_BHTK.device.type
         slow = device == "cpu" and narrow
-        unbatched = stacked() and not (device == "cuda" and narrow and bias_HTT is None)
+        unbatched = inside_vmap() and not (device == "cuda" and narrow and bias_HTT is None)
         self.kernel = "explicit" if dropping or slow or unbatched else "sdpa"
         return self.kernel
 
@@ -266,9 +266,9 @@ class Split(_Apart):
     Hugging Face's implementation has the same projections.
     """
 
-    def _add_projections(self, g: Geometry, bias: QKVBias) -> None:
+    def _build_projections(self, g: Geometry, bias: QKVBias) -> None:
         self.matrices = ["q", "k", "v"]
-        self.q, self.k, self.v = projections(g.dim, g.dim, bias)
+        self.q, self.k, self.v = build_projections(g.dim, g.dim, bias)
 
     def _qkv(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
         head_shape = (self.num_heads, self.head_dim)
@@ -283,7 +283,7 @@ class PerHead(_Apart):
     The form of textbooks, and the slowest.
     """
 
-    def _add_projections(self, g: Geometry, bias: QKVBias) -> None:
+    def _build_projections(self, g: Geometry, bias: QKVBias) -> None:
         self.matrices = [f"heads.{head}.{part}" for part in "qkv" for head in range(g.heads)]
         self.heads = nn.ModuleList([OneHead(g.dim, g.head_dim, bias) for _ in range(g.heads)])
 
@@ -295,7 +295,7 @@ class PerHead(_Apart):
         biases: Sequence[Tensor | None] = [None] * self.num_heads
         if bias_HTT is not None:  # an axis of length 1 stands for all heads
             biases = bias_HTT.expand(*bias_HTT.shape[:-3], self.num_heads, -1, -1).unbind(-3)
-        maps = [_weights(q_BHTK[:, head] * self.scale, k_BHTK[:, head], biases[head]) for head in heads]
+        maps = [_attention_weights(q_BHTK[:, head] * self.scale, k_BHTK[:, head], biases[head]) for head in heads]
         # One dropout for all heads, because the other implementations draw for all heads, too.
         dropped_BHTT = self.attn_drop(torch.stack(maps, 1))
         return torch.stack([dropped_BHTT[:, head] @ v_BHTK[:, head] for head in heads], 1)
@@ -306,10 +306,10 @@ class OneHead(nn.Module):
 
     def __init__(self, dim: int, head_dim: int, bias: QKVBias) -> None:
         super().__init__()
-        self.q, self.k, self.v = projections(dim, head_dim, bias)
+        self.q, self.k, self.v = build_projections(dim, head_dim, bias)
 
 
-def projections(dim: int, out: int, bias: QKVBias) -> Iterator[nn.Linear]:
+def build_projections(dim: int, out: int, bias: QKVBias) -> Iterator[nn.Linear]:
     """Yield the projections to queries, keys and values, from ``dim`` to ``out`` channels."""
     return (nn.Linear(dim, out, bias=has_bias) for has_bias in (bool(bias), bias is True, bool(bias)))
 
@@ -347,10 +347,10 @@ class Gated(Auto):
         )
         self.gate = nn.Linear(g.dim, g.dim if gate == "elementwise" else g.heads, bias=bool(qkv_bias))
 
-    def _before_projection(self, y_BTD: Tensor, x_BTD: Tensor) -> Tensor:
+    def _projection_input(self, y_BTD: Tensor, x_BTD: Tensor) -> Tensor:
         # From the attention's input, not from what it has found, as the reference's G1.
         gate_BTG = self.gate(x_BTD).sigmoid()
-        y_BTD = super()._before_projection(y_BTD, x_BTD)
+        y_BTD = super()._projection_input(y_BTD, x_BTD)
         return y_BTD * gate_BTG.repeat_interleave(y_BTD.shape[-1] // gate_BTG.shape[-1], -1)
 
 
@@ -371,7 +371,7 @@ class Sigmoid(Explicit):
         return self.attn_drop(logits_BHTT.sigmoid()) @ v_BHTK
 
 
-def _weights(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
+def _attention_weights(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
     """Return attention weights (..., T, T) of scaled queries and keys (..., T, K)."""
     logits = q @ k.transpose(-2, -1)
     if bias is not None:

@@ -79,7 +79,7 @@ class Block(Part):
         self.index = place.index
         for branch in range(1, self.branches + 1):
             # By name, so that checkpoints have timm's ls1, ls2.
-            self.add_module(f"ls{branch}", layer_scale(place))
+            self.add_module(f"ls{branch}", build_layer_scale(place))
             self.add_module(f"drop_path{branch}", DropPath(place.drop_path))
 
     def add_part(self, path: str, part: nn.Module) -> None:
@@ -94,16 +94,16 @@ class Block(Part):
         raise NotImplementedError
 
 
-def layer_scale(place: Place) -> nn.Module:
+def build_layer_scale(place: Place) -> nn.Module:
     """Return the layer scale of a branch, or the identity without one."""
     return nn.Identity() if place.layer_scale is None else LayerScale(place.geometry.dim, place.layer_scale)
 
 
-def _fault(component: type[Block]) -> str | None:
+def _declaration_fault(component: type[Block]) -> str | None:
     attentions = [path for path, role in component.parts.items() if role == "attention"]
     if {path.rpartition(".")[2] for path in attentions} != {"attn"}:
         return f"its parts have the attentions {attentions}; declare at least one, each called attn"
     return None
 
 
-block = Slot("block", Block, fault=_fault)
+block = Slot("block", Block, fault=_declaration_fault)

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vitlab.components.base import DropPath, Rotation
-from vitlab.components.block import Block, Place, Role, block, layer_scale
+from vitlab.components.block import Block, Place, Role, block, build_layer_scale
 
 
 @block.register("prenorm")
@@ -111,8 +111,8 @@ class ParallelThings(Block):
 
     def __init__(self, place: Place, *, number: Annotated[int, Field(gt=0, le=100)] = 2) -> None:
         super().__init__(place)
-        self.attns: Any = nn.ModuleList(_branch(place) for _ in range(number))
-        self.ffns: Any = nn.ModuleList(_branch(place) for _ in range(number))
+        self.attns: Any = nn.ModuleList(_build_branch_end(place) for _ in range(number))
+        self.ffns: Any = nn.ModuleList(_build_branch_end(place) for _ in range(number))
         self.parts = {path.replace("0", str(i)): role for i in range(number) for path, role in type(self).parts.items()}
 
     def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
@@ -121,6 +121,6 @@ class ParallelThings(Block):
         return x_BTD + sum(each.drop_path(each.ls(each.mlp(each.norm(x_BTD)))) for each in ffns)
 
 
-def _branch(place: Place) -> nn.Module:
+def _build_branch_end(place: Place) -> nn.Module:
     """Return the end of a branch, to which the model adds its norm and its attention or MLP."""
-    return nn.ModuleDict({"ls": layer_scale(place), "drop_path": DropPath(place.drop_path)})
+    return nn.ModuleDict({"ls": build_layer_scale(place), "drop_path": DropPath(place.drop_path)})

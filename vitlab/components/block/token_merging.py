@@ -96,14 +96,14 @@ class TokenMerging(Block):
         # A pair leaves one patch, so at most half of them can go.
         count = min(self.tokens, (x_BTD.shape[1] - self.prefix) // 2)
         if count:
-            new_BT = match(keys[0].mean(1), count, self.prefix)
-            x_BTD, merged = merge(x_BTD, new_BT, count, Merged.none(x_BTD) if merged is None else merged)
+            new_BT = match_tokens(keys[0].mean(1), count, self.prefix)
+            x_BTD, merged = merge_tokens(x_BTD, new_BT, count, Merged.none(x_BTD) if merged is None else merged)
         x_BTD = x_BTD + self.drop_path2(self.ls2(self.mlp(self.norm2(x_BTD))))
         return x_BTD, merged
 
 
 @torch.no_grad()
-def match(key_BSK: Tensor, count: int, prefix: int) -> Tensor:
+def match_tokens(key_BSK: Tensor, count: int, prefix: int) -> Tensor:
     """Return the index of every token after ``count`` of the patches, at most half of them, were merged, (B, S)."""
     images, tokens, _ = key_BSK.shape
     key_BSK = F.normalize(key_BSK, dim=-1, eps=torch.finfo(key_BSK.dtype).tiny)
@@ -125,7 +125,7 @@ def match(key_BSK: Tensor, count: int, prefix: int) -> Tensor:
     return torch.cat([new_P.expand(images, -1), new_BA, new_BB], 1).index_select(1, place_S)
 
 
-def merge(x_BSD: Tensor, new_BS: Tensor, count: int, merged: Merged) -> tuple[Tensor, Merged]:
+def merge_tokens(x_BSD: Tensor, new_BS: Tensor, count: int, merged: Merged) -> tuple[Tensor, Merged]:
     """Return the means of tokens of equal index, weighted by size, and the new sizes; ``count`` tokens are removed."""
     images, tokens, width = x_BSD.shape
     size_BS = merged.size_BS

@@ -97,7 +97,7 @@ class Position(Part):
         """Return whether the encoding acts at a later layer than the stem, where some patches may be missing."""
         return cls.needs_bias or cls.needs_rotation or cls.mix is not Position.mix
 
-    def _keep(self, name: str, value: Tensor) -> None:
+    def _register_constant(self, name: str, value: Tensor) -> None:
         """Register a buffer of the default dtype that is no part of the state."""
         self.register_buffer(name, value.to(torch.get_default_dtype()), persistent=False)
 
@@ -117,7 +117,7 @@ class Position(Part):
 position = Slot("position", Position)
 
 
-def places(g: Geometry) -> tuple[Tensor, Tensor]:
+def patch_places(g: Geometry) -> tuple[Tensor, Tensor]:
     """Return the row and column of every patch, each int64 (N,)."""
     place_N = torch.arange(g.patches)
     return place_N // g.grid[1], place_N % g.grid[1]
@@ -126,9 +126,9 @@ def places(g: Geometry) -> tuple[Tensor, Tensor]:
 # -- several at once --------------------------------------------------------------------------------------------------
 
 
-def _each_once(parts: tuple[ResolvedChoice, ...]) -> tuple[ResolvedChoice, ...]:
+def _flatten_parts(parts: tuple[ResolvedChoice, ...]) -> tuple[ResolvedChoice, ...]:
     """Return the encodings of a list, and of the lists in it, as one list."""
-    flat = tuple(inner for part in parts for inner in choices_of(part))
+    flat = tuple(inner for part in parts for inner in flatten_choice(part))
     names = [part.type for part in flat]
     for name in names:
         if names.count(name) > 1:
@@ -157,7 +157,7 @@ class Together(Position):
         g: Geometry,
         *,
         parts: Annotated[
-            tuple[Annotated[Choice | str, Pick("position")], ...], Field(min_length=1), AfterValidator(_each_once)
+            tuple[Annotated[Choice | str, Pick("position")], ...], Field(min_length=1), AfterValidator(_flatten_parts)
         ] = ("learned", "rope2d"),
     ) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class Together(Position):
             with torch.random.fork_rng(devices=[]):  # each draws its initial values as it does alone
                 self.parts.append(position.build(choice, g))
         self._names: dict[str, str] = {}
-        for prefix, part in encodings(self).items():
+        for prefix, part in encodings_by_prefix(self).items():
             # The first of equal names keeps timm's; another has its place in the list in its name.
             names = {prefix + name: name for name in part.state_dict() if name not in self._names.values()}
             self._names |= names
@@ -210,13 +210,13 @@ class Together(Position):
 
     def resample(self, state: State, old: Geometry, new: Geometry, how: Resampling) -> NewState:
         out: NewState = {}
-        for prefix, part in encodings(self).items():
+        for prefix, part in encodings_by_prefix(self).items():
             own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
             out |= {prefix + name: value for name, value in part.resample(own, old, new, how).items()}
         return out
 
 
-def encodings(whole: Position) -> dict[str, Position]:
+def encodings_by_prefix(whole: Position) -> dict[str, Position]:
     """Return the encodings that act in a module by the prefix of their names in its state.
 
     These are the encodings of a list, or the module itself, under an empty prefix.
@@ -226,6 +226,6 @@ def encodings(whole: Position) -> dict[str, Position]:
     return {f"parts.{index}.": part for index, part in enumerate(whole.parts)}
 
 
-def choices_of(choice: ResolvedChoice) -> tuple[ResolvedChoice, ...]:
+def flatten_choice(choice: ResolvedChoice) -> tuple[ResolvedChoice, ...]:
     """Return the choices of a list of encodings, or the choice itself."""
     return choice.options["parts"] if issubclass(choice.component, Together) else (choice,)

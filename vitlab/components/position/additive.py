@@ -17,7 +17,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from vitlab.components.base import NewState, Options, Positive, State
-from vitlab.components.position import Position, Resampling, places, position, resample_grid
+from vitlab.components.position import Position, Resampling, patch_places, position, resample_grid
 from vitlab.errors import WeightsError
 from vitlab.geometry import Geometry
 
@@ -93,7 +93,7 @@ class Learned(Additive):
         for rows_TD in state["pos_embed"]:
             grid = resample_grid(rows_TD[prefix:].unflatten(0, old.grid), new.grid, how).flatten(0, 1)
             if self.prefix_rows == "own":
-                grid = torch.cat([_prefix_rows(rows_TD[:prefix], old, new), grid])
+                grid = torch.cat([_select_prefix_rows(rows_TD[:prefix], old, new), grid])
             tables.append(grid)
         return {**state, "pos_embed": torch.stack(tables)}
 
@@ -135,7 +135,7 @@ class Learned2D(Additive):
         for name, size in (("x_embed", new.grid[1]), ("y_embed", new.grid[0])):
             out[name] = torch.stack([resample_grid(axis[None], (1, size), how)[0] for axis in state[name]])
         if "prefix_embed" in state:
-            out["prefix_embed"] = torch.stack([_prefix_rows(rows, old, new) for rows in state["prefix_embed"]])
+            out["prefix_embed"] = torch.stack([_select_prefix_rows(rows, old, new) for rows in state["prefix_embed"]])
         return out
 
 
@@ -194,7 +194,7 @@ class Sinusoidal(_Fixed):
             rows = torch.cat([sin, cos[:, :half]], 1)
         else:
             rows = F.pad(torch.cat([sin[:, :half], cos[:, :half]], 1), (0, g.dim % 2))
-        self._keep("pos_embed", rows[None])
+        self._register_constant("pos_embed", rows[None])
 
 
 @position.register("sincos2d")
@@ -228,7 +228,7 @@ class SinCos2D(_Fixed):
         convention: Literal["timm", "big_vision", "moco", "mae"] = "timm",
     ) -> None:
         super().__init__(g, where)
-        self._keep("pos_embed", sincos2d(g, temperature, convention)[None])
+        self._register_constant("pos_embed", sincos2d(g, temperature, convention)[None])
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Options) -> str | None:
@@ -282,7 +282,7 @@ class Fourier(Additive):
         gamma: Positive = 1.0,
     ) -> None:
         super().__init__(g, where)
-        self._keep("place_N2", torch.stack(places(g), 1))
+        self._register_constant("place_N2", torch.stack(patch_places(g), 1))
         self.encoders = nn.ModuleList([_Fourier(g.dim, features, hidden, gamma) for _ in range(self.tables)])
 
     def no_weight_decay(self) -> frozenset[str]:
@@ -295,7 +295,7 @@ class Fourier(Additive):
 def sincos2d(g: Geometry, temperature: float, convention: str) -> Tensor:
     """Return the rows (N, D) in float64; see :class:`SinCos2D`."""
     quarter = g.dim // 4
-    row, column = places(g)
+    row, column = patch_places(g)
     if convention == "moco":
         # MoCo's mesh runs over columns first, but tokens run over rows first: token n gets column n // rows.
         place = torch.arange(g.patches)
@@ -308,9 +308,9 @@ def sincos2d(g: Geometry, temperature: float, convention: str) -> Tensor:
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], 1)
 
 
-def _prefix_rows(rows_PD: Tensor, old: Geometry, new: Geometry) -> Tensor:
+def _select_prefix_rows(rows_PD: Tensor, old: Geometry, new: Geometry) -> Tensor:
     """Return the rows of ``new``'s prefix tokens among the rows of ``old``, by name; registers by order."""
-    available, required = _numbered(old.prefix), _numbered(new.prefix)
+    available, required = _number_repeats(old.prefix), _number_repeats(new.prefix)
     for name, number in required:
         if (name, number) not in available:
             raise WeightsError(
@@ -320,7 +320,7 @@ def _prefix_rows(rows_PD: Tensor, old: Geometry, new: Geometry) -> Tensor:
     return rows_PD[[available.index(token) for token in required]]
 
 
-def _numbered(names: Sequence[str]) -> list[tuple[str, int]]:
+def _number_repeats(names: Sequence[str]) -> list[tuple[str, int]]:
     """Return each name with the number of equal names before it."""
     return [(name, names[:place].count(name)) for place, name in enumerate(names)]
 

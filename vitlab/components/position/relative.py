@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.components.base import NewState, State
-from vitlab.components.position import Position, Resampling, places, position, resample_grid
+from vitlab.components.position import Position, Resampling, patch_places, position, resample_grid
 from vitlab.errors import WeightsError
 from vitlab.geometry import Geometry
 
@@ -40,7 +40,7 @@ class RelativeBias(Position):
         count = offsets + (3 if g.prefix else 0)
         self.relative_position_bias_table = nn.Parameter(torch.empty(self.tables, count, g.heads))
         nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
-        row_N, column_N = places(g)
+        row_N, column_N = patch_places(g)
         # Offsets are shifted to begin at 0.
         down = row_N[:, None] - row_N + rows - 1
         right = column_N[:, None] - column_N + columns - 1
@@ -88,12 +88,12 @@ class ALiBi2D(Position):
 
     def __init__(self, g: Geometry) -> None:
         super().__init__()
-        row_N, column_N = (place_N.double() for place_N in places(g))
+        row_N, column_N = (place_N.double() for place_N in patch_places(g))
         distance_NN = torch.hypot(row_N[:, None] - row_N, column_N[:, None] - column_N)
         slope_H = torch.tensor(slopes(g.heads), dtype=torch.float64)
         prefix = len(g.prefix)
         # Padding with zeros: no bias to and from prefix tokens.
-        self._keep("penalty", F.pad(-slope_H[:, None, None] * distance_NN, (prefix, 0, prefix, 0)))
+        self._register_constant("penalty", F.pad(-slope_H[:, None, None] * distance_NN, (prefix, 0, prefix, 0)))
 
     def bias(self, layer: int) -> Tensor:
         return self.penalty

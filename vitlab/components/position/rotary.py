@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitlab import noise
 from vitlab.components.base import Count, Options, Positive, Rotation
-from vitlab.components.position import Position, places, position
+from vitlab.components.position import Position, patch_places, position
 from vitlab.geometry import Geometry
 
 PLACE = 0x526F5045
@@ -99,7 +99,7 @@ class RoPE2D(_Rotary):
         super().__init__(g)
         self.shift, self.jitter, self.rescale = shift, jitter, rescale
         self.augments = (shift, jitter, rescale) != (0, 1, 1)
-        place_2N = torch.stack(places(g)).double() + offset
+        place_2N = torch.stack(patch_places(g)).double() + offset
         unit = 1.0  # angle of the first pair at coordinate 1
         if coordinates == "centred":
             unit = 2 * math.pi
@@ -124,7 +124,7 @@ class RoPE2D(_Rotary):
         if self.augments:
             buffers |= {"place_2N": place_2N, "frequency_Q": unit * frequency_Q}
         for name, value in buffers.items():
-            self._keep(name, value)
+            self._register_constant(name, value)
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Options) -> str | None:
@@ -147,7 +147,7 @@ class RoPE2D(_Rotary):
         draws = noise.current()
         if not (self.augments and self.training) or draws is None:
             return self.cos, self.sin
-        place_2N = self._transformed(draws.step)
+        place_2N = self._transform_places(draws.step)
         angle = _angles(place_2N, self.frequency_Q.to(place_2N.dtype))
         before = self.prefix
         cos, sin = (
@@ -156,7 +156,7 @@ class RoPE2D(_Rotary):
         )
         return cos, sin
 
-    def _transformed(self, step: noise.Key) -> Tensor:
+    def _transform_places(self, step: noise.Key) -> Tensor:
         """Return rows and columns after DINOv3's shift, jitter and rescaling, in this order."""
         place_2N = self.place_2N if self.place_2N.dtype.itemsize >= 4 else self.place_2N.float()
         # One sample: all images of a step share a transform, as in DINOv3.
@@ -202,9 +202,9 @@ class RoPE2DMixed(_Rotary):
         fx = (direction_LH2.cos()[..., None] * frequency_Q).flatten(2)
         fy = (direction_LH2.sin()[..., None] * frequency_Q).flatten(2)
         self.freqs = nn.Parameter(torch.stack([fx, fy]).to(torch.get_default_dtype()))  # (2, depth, H, K/2)
-        row_N, column_N = places(g)
-        self._keep("column", column_N)
-        self._keep("row", row_N)
+        row_N, column_N = patch_places(g)
+        self._register_constant("column", column_N)
+        self._register_constant("row", row_N)
 
     def no_weight_decay(self) -> frozenset[str]:
         return frozenset({"freqs"})

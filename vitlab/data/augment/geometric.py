@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from vitlab import noise
 from vitlab.data.augment import Augment, Boxes, Probability, Side, Stationary, augment, pixels
-from vitlab.data.datasets.base import Portion, ordered
+from vitlab.data.datasets.base import Portion, require_ascending
 from vitlab.data.pixels import VOID, mirrored, nearest
 
 ATTEMPTS = 10
@@ -22,10 +22,10 @@ ATTEMPTS = 10
 
 Sides = tuple[Side, Side]
 
-Area = Annotated[tuple[Portion, Portion], AfterValidator(ordered)]
+Area = Annotated[tuple[Portion, Portion], AfterValidator(require_ascending)]
 """Smallest and largest share of the image."""
 
-Ratio = Annotated[tuple[PositiveFloat, PositiveFloat], AfterValidator(ordered)]
+Ratio = Annotated[tuple[PositiveFloat, PositiveFloat], AfterValidator(require_ascending)]
 """Smallest and largest ratio of width to height."""
 
 
@@ -62,12 +62,12 @@ class Crop(Augment):
     mode: Literal["zero", "reflect"] = "zero"
 
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
-        return self._cut(x_BCHW, key, id_B, 0)
+        return self._crop_at_random(x_BCHW, key, id_B, 0)
 
     def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
-        return self._cut(y_BHW[:, None], key, id_B, VOID)[:, 0]
+        return self._crop_at_random(y_BHW[:, None], key, id_B, VOID)[:, 0]
 
-    def _cut(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor, outside: int) -> Tensor:
+    def _crop_at_random(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor, outside: int) -> Tensor:
         height, width = x_BCHW.shape[-2:]
         offset_B2 = noise.integers(key, id_B, 2, 2 * self.padding + 1)
         if self.mode == "zero":
@@ -159,8 +159,8 @@ class Erasing(Stationary):
         covered_B = noise.uniform(noise.fold(key, 1), id_B, 1)[:, 0] < self.p
         # A rectangle must be shorter than the image in both directions, as in torchvision.
         box = _draw_boxes(key, id_B, (height, width), (height - 1, width - 1), self.scale, self.ratio)
-        in_rows_BH = _between(box.top_B, box.height_B, height)
-        in_columns_BW = _between(box.left_B, box.width_B, width)
+        in_rows_BH = _interval_mask(box.top_B, box.height_B, height)
+        in_columns_BW = _interval_mask(box.left_B, box.width_B, width)
         hidden_BHW = in_rows_BH[:, :, None] & in_columns_BW[:, None] & (covered_B & box.fits_B)[:, None, None]
         if self.fill == "mean":
             return x_BCHW.masked_fill(hidden_BHW[:, None], 0)
@@ -189,6 +189,6 @@ def _draw_boxes(
     return Boxes(top_B1[:, 0], left_B1[:, 0], height_B1[:, 0], width_B1[:, 0], fits_BA.any(1))
 
 
-def _between(start_B: Tensor, length_B: Tensor, size: int) -> Tensor:
+def _interval_mask(start_B: Tensor, length_B: Tensor, size: int) -> Tensor:
     distance_BN = torch.arange(size, device=start_B.device) - start_B[:, None]
     return (distance_BN >= 0) & (distance_BN < length_B[:, None])

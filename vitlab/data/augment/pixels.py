@@ -129,7 +129,7 @@ def blur(x_BCHW: Tensor, sigma_B: Tensor) -> Tensor:
     x_1GHW = F.pad(x_BCHW.float().view(1, batch * channels, height, width), (radius,) * 4, mode="reflect")
     x_1GHW = F.conv2d(x_1GHW, kernel_GT[:, None, :, None], groups=batch * channels)
     x_1GHW = F.conv2d(x_1GHW, kernel_GT[:, None, None, :], groups=batch * channels)
-    return _rounded(x_1GHW.view(x_BCHW.shape))
+    return _round_levels(x_1GHW.view(x_BCHW.shape))
 
 
 def resized_crop(x_BCHW: Tensor, boxes: Boxes, kernel: Literal["bilinear", "bicubic"]) -> Tensor:
@@ -139,10 +139,10 @@ def resized_crop(x_BCHW: Tensor, boxes: Boxes, kernel: Literal["bilinear", "bicu
     ``bilinear`` Pillow and torch agree with it and without it; ``bicubic`` is the antialiased variant (a = -0.5).
     """
     height, width = x_BCHW.shape[-2:]
-    row_BOH = _weights(boxes.top_B, boxes.height_B, height, kernel)
-    column_BOW = _weights(boxes.left_B, boxes.width_B, width, kernel)
+    row_BOH = _resize_weights(boxes.top_B, boxes.height_B, height, kernel)
+    column_BOW = _resize_weights(boxes.left_B, boxes.width_B, width, kernel)
     out_BCHW = row_BOH[:, None] @ x_BCHW.to(row_BOH.dtype) @ column_BOW[:, None].mT
-    return _rounded(out_BCHW)
+    return _round_levels(out_BCHW)
 
 
 def affine(x_BCHW: Tensor, matrix_B23: Tensor) -> Tensor:
@@ -150,17 +150,17 @@ def affine(x_BCHW: Tensor, matrix_B23: Tensor) -> Tensor:
 
     Each matrix maps output to input coordinates, (column, row) in pixels from the centre of the image.
     """
-    grid_BHW2 = _grid(x_BCHW, matrix_B23)
+    grid_BHW2 = _sampling_grid(x_BCHW, matrix_B23)
     out_BCHW = F.grid_sample(x_BCHW.float(), grid_BHW2, mode="nearest", padding_mode="zeros", align_corners=False)
     return out_BCHW.to(torch.uint8)
 
 
 def affine_smooth(x_BCHW: Tensor, matrix_B23: Tensor, outside: int) -> Tensor:
     """Apply an affine transform with bilinear sampling and the level ``outside`` as fill."""
-    grid_BHW2 = _grid(x_BCHW, matrix_B23)
+    grid_BHW2 = _sampling_grid(x_BCHW, matrix_B23)
     out_BCHW = F.grid_sample(x_BCHW.float(), grid_BHW2, mode="bilinear", padding_mode="border", align_corners=False)
     inside_BHW = ((grid_BHW2 >= -1) & (grid_BHW2 < 1)).all(3)
-    return torch.where(inside_BHW[:, None], _rounded(out_BCHW), outside)
+    return torch.where(inside_BHW[:, None], _round_levels(out_BCHW), outside)
 
 
 def apply_where(x_BCHW: Tensor, mask_B: Tensor, change: Callable[..., Tensor], *amounts: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ def apply_where(x_BCHW: Tensor, mask_B: Tensor, change: Callable[..., Tensor], *
     return x_BCHW.index_copy(0, position_M, out_MCHW)
 
 
-def _grid(x_BCHW: Tensor, matrix_B23: Tensor) -> Tensor:
+def _sampling_grid(x_BCHW: Tensor, matrix_B23: Tensor) -> Tensor:
     """Return (B, H, W, 2) sampling positions in ``grid_sample`` coordinates: -1 to 1 across the image."""
     batch, _, height, width = x_BCHW.shape
     row_H = torch.arange(height, device=x_BCHW.device) + 0.5 - height / 2
@@ -189,7 +189,7 @@ def _grid(x_BCHW: Tensor, matrix_B23: Tensor) -> Tensor:
     return (place_HW3.view(1, -1, 3) @ (matrix_B23 / half_2[:, None]).mT).view(batch, height, width, 2)
 
 
-def _rounded(x_BCHW: Tensor) -> Tensor:
+def _round_levels(x_BCHW: Tensor) -> Tensor:
     return x_BCHW.clamp(0, 255).round().to(torch.uint8)
 
 
@@ -200,7 +200,7 @@ def _blend(x_BCHW: Tensor, other: Tensor, factor_B: Tensor) -> Tensor:
     return out_BCHW.clamp(0, 255).to(torch.uint8)
 
 
-def _weights(start_B: Tensor, length_B: Tensor, size: int, kernel: str) -> Tensor:
+def _resize_weights(start_B: Tensor, length_B: Tensor, size: int, kernel: str) -> Tensor:
     """Return (B, O, size) weights of each input pixel in each of ``size`` output pixels."""
     input_I = torch.arange(size, device=start_B.device)
     center_BO = start_B[:, None] + (input_I + 0.5) * length_B[:, None] / size - 0.5

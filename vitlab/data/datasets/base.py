@@ -41,7 +41,7 @@ NORMALIZATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 """Mean and standard deviation per channel, of pixels in [0, 1]; a single number applies to all channels."""
 
 
-def _size(value: Any) -> Any:
+def _parse_size(value: Any) -> Any:
     """Return ``(height, width)`` of a size; one number means a square."""
     match value:
         case bool():
@@ -57,7 +57,7 @@ _SIDE = {"type": "integer", "exclusiveMinimum": 0}
 
 Size = Annotated[
     Pair,
-    BeforeValidator(_size),
+    BeforeValidator(_parse_size),
     WithJsonSchema({"anyOf": [_SIDE, {"type": "array", "items": _SIDE, "minItems": 2, "maxItems": 2}]}),
 ]
 """Pixels: one number for a square, or ``[height, width]``."""
@@ -78,7 +78,7 @@ class Normalization(Frozen):
         return self
 
 
-def _normalize(value: Any) -> Any:
+def _parse_normalization(value: Any) -> Any:
     """Return a name or a Normalization; a pydantic union would report a typing error once for each branch."""
     names = ["dataset", *NORMALIZATIONS]
     if isinstance(value, str) and value in names:
@@ -119,40 +119,40 @@ MIN_CORRUPTED_SIDE = 8
 """Fewest rows and columns of an image that can be corrupted."""
 
 
-def distinct(value: Sequence[Any]) -> Sequence[Any]:
+def require_distinct(value: Sequence[Any]) -> Sequence[Any]:
     """Return a list in which nothing is repeated."""
     if repeated := [item for item in value if value.count(item) > 1]:
         raise ValueError(f"{repeated[0]} is listed twice")
     return value
 
 
-def ordered(value: tuple[Any, Any]) -> tuple[Any, Any]:
+def require_ascending(value: tuple[Any, Any]) -> tuple[Any, Any]:
     """Return a range whose smaller number stands first."""
     if value[0] > value[1]:
         raise ValueError(f"write the smaller number first; found {list(value)}")
     return value
 
 
-def _in_order(allowed: Sequence[Any]) -> AfterValidator:
+def _sort_by(allowed: Sequence[Any]) -> AfterValidator:
     """Return a validator that sorts a list in the order of ``allowed``, so that equal lists have equal keys."""
-    return AfterValidator(lambda value: tuple(sorted(distinct(value), key=allowed.index)))
+    return AfterValidator(lambda value: tuple(sorted(require_distinct(value), key=allowed.index)))
 
 
 class Corrupted(Frozen):
     """Corrupted copies of the test split, on which a training is evaluated at its end."""
 
-    corruptions: Annotated[tuple[CorruptionName, ...], Field(min_length=1), _in_order(CORRUPTIONS)] | None = None
+    corruptions: Annotated[tuple[CorruptionName, ...], Field(min_length=1), _sort_by(CORRUPTIONS)] | None = None
     """Kinds; each is reported as ``test/mce_NAME``, and the mean over them as ``test/mce``.  None: all fifteen of
     published pictures (``corrupted_root``), else the fourteen that are computed: ``frost`` is a set of photographs."""
     severities: Annotated[
-        tuple[Annotated[int, Field(ge=1, le=5)], ...], Field(min_length=1), _in_order((1, 2, 3, 4, 5))
+        tuple[Annotated[int, Field(ge=1, le=5)], ...], Field(min_length=1), _sort_by((1, 2, 3, 4, 5))
     ] = (1, 2, 3, 4, 5)
     """Severities, from 1 to 5; a kind's error is the mean over them."""
     images: PositiveInt | None = None
     """Number of test images, drawn once and the same for all trials; None: all."""
 
 
-def _corrupted(value: Any) -> Any:
+def _parse_corrupted(value: Any) -> Any:
     """Return the corrupted sets of ``all``, of a list of names or of a mapping; None for none."""
     match value:
         case None | Corrupted():
@@ -166,7 +166,7 @@ def _corrupted(value: Any) -> Any:
     raise ValueError(f"found {value!r}; allowed: all, a list of corruptions, or {{corruptions, severities, images}}")
 
 
-def _no_boolean(value: Any) -> Any:
+def _reject_boolean(value: Any) -> Any:
     """Return a value that is no boolean, which pydantic would take for 1 or 0."""
     if isinstance(value, bool):
         raise ValueError("found a boolean; 1 or 3 is allowed. YAML reads yes, no, on and off as booleans")
@@ -187,9 +187,9 @@ class DataOptions(Frozen):
 
     size: Size | None = None
     """Resize once to this, antialiased bilinear; None: as stored."""
-    channels: Annotated[Literal[1, 3] | None, BeforeValidator(_no_boolean)] = None
+    channels: Annotated[Literal[1, 3] | None, BeforeValidator(_reject_boolean)] = None
     """1: ITU-R 601 luma; 3: repeat grey; None: as stored."""
-    normalize: Annotated[NormalizationName | Normalization, BeforeValidator(_normalize)] = "dataset"
+    normalize: Annotated[NormalizationName | Normalization, BeforeValidator(_parse_normalization)] = "dataset"
     """``dataset``: mean and standard deviation of the official training split, after ``channels`` and ``size``."""
     validation: Share | None = None
     """Share of the training split held out for validation; None: the data set's default, 0.1 for most."""
@@ -197,15 +197,17 @@ class DataOptions(Frozen):
     """Share of the other training images, nested, stratified."""
     per_class: PositiveInt | None = None
     """At most so many of these per class, nested; None: all."""
-    classes: Annotated[list[NonNegativeInt], Field(min_length=2), AfterValidator(distinct)] | None = None
+    classes: Annotated[list[NonNegativeInt], Field(min_length=2), AfterValidator(require_distinct)] | None = None
     """Only these classes, relabelled 0, 1, ... in the order given; None: all."""
     augment: list[Annotated[Choice | str, Pick("augment")]] = Field([])
     """Augmentations, in this order."""
-    corrupted: Annotated[Literal["all"] | list[CorruptionName] | Corrupted | None, BeforeValidator(_corrupted)] = None
+    corrupted: Annotated[
+        Literal["all"] | list[CorruptionName] | Corrupted | None, BeforeValidator(_parse_corrupted)
+    ] = None
     """Corrupted test images: ``all`` published kinds, a list of them, or a mapping; None: none."""
 
 
-def constants_of(normalize: str | Normalization) -> tuple[Sequence[float], Sequence[float]]:
+def normalization_constants(normalize: str | Normalization) -> tuple[Sequence[float], Sequence[float]]:
     """Return the mean and standard deviation per channel of a normalisation other than ``dataset``."""
     if isinstance(normalize, Normalization):
         return normalize.mean, normalize.std

@@ -89,11 +89,11 @@ class Cifar(Checksummed):
 
     def read(self, split: Split) -> Images:
         paths = self._find_or_fetch()
-        parts = [self._batch(paths[name]) for name in self.batches[split]]
+        parts = [self._read_batch(paths[name]) for name in self.batches[split]]
         x_NCHW, y_N = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return Images(torch.from_numpy(x_NCHW), torch.from_numpy(y_N))
 
-    def _batch(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
+    def _read_batch(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
         batch, classes, problem = read_arrays(path), range(len(self.labels)), ""
         x_ND: Any = batch.get("data")
         y_N: Any = batch.get(self.key)
@@ -171,7 +171,7 @@ def read_arrays(path: Path) -> dict[str, Any]:
             content = _Unpickler(file, encoding="latin1").load()  # Python 2 stores the bytes of arrays in strings
         if not isinstance(content, dict):
             raise pickle.UnpicklingError(f"it holds a {type(content).__name__}, not a mapping")
-        return {str(key): _array(value) if isinstance(value, _StandIn) else value for key, value in content.items()}
+        return {str(key): _to_array(value) if isinstance(value, _StandIn) else value for key, value in content.items()}
     except pickle.UnpicklingError as error:
         raise DataError(f"{path} could not be read: {error}") from None
     except (EOFError, ValueError, TypeError, LookupError, AttributeError, MemoryError, OverflowError) as error:
@@ -191,7 +191,7 @@ class _StandIn:
         self.state = state
 
 
-def _array(value: _StandIn) -> np.ndarray:
+def _to_array(value: _StandIn) -> np.ndarray:
     """Return the array of unsigned bytes that a stand-in stores."""
     match value.state:
         case (_, shape, _StandIn(arguments=("u1", *_)), False | 0, str() | bytes() as data):

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, Field, PositiveInt
 from torch import Tensor
 
 from vitlab import noise
-from vitlab.data.datasets.base import Dataset, Images, Size, Split, dataset, ordered
+from vitlab.data.datasets.base import Dataset, Images, Size, Split, dataset, require_ascending
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo
 
@@ -41,7 +41,7 @@ CHUNK = 2048
 """Scenes drawn per batch."""
 
 
-Range = Annotated[tuple[PositiveInt, PositiveInt], AfterValidator(ordered)]
+Range = Annotated[tuple[PositiveInt, PositiveInt], AfterValidator(require_ascending)]
 """Minimum and maximum, both included."""
 
 
@@ -65,14 +65,14 @@ class Digits(Dataset):
         )
 
     def read(self, split: Split) -> Images:
-        level_NHW, y_N = _load()
+        level_NHW, y_N = _load_digits()
         part = slice(None, -TEST) if split == "train" else slice(-TEST, None)
         x_NHW = (level_NHW[part].astype(np.int32) * 255 + 8) // 16
         return Images(torch.from_numpy(x_NHW.astype(np.uint8))[:, None], torch.from_numpy(y_N[part].astype(np.int64)))
 
 
 @cache
-def _load() -> tuple[np.ndarray, np.ndarray]:
+def _load_digits() -> tuple[np.ndarray, np.ndarray]:
     """Return images in levels 0 to 16, (N, 8, 8), and labels, (N,), of all digits."""
     # Read the file directly: importing sklearn.datasets takes a second and starts a thread in every worker.
     library = importlib.util.find_spec("sklearn")
@@ -146,19 +146,19 @@ class DigitScenes(Dataset):
     def read(self, split: Split) -> Images:
         self.info()  # checks the options
         source, count = Digits().read(split), self.train_images if split == "train" else self.test_images
-        parts = [self._scenes(split, source, id_N) for id_N in torch.split(torch.arange(count), CHUNK)]
+        parts = [self._compose_scenes(split, source, id_N) for id_N in torch.split(torch.arange(count), CHUNK)]
         return Images(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
-    def _scenes(self, split: Split, source: Images, id_N: Tensor) -> Images:
+    def _compose_scenes(self, split: Split, source: Images, id_N: Tensor) -> Images:
         """Draw scenes, digit by digit, each on all scenes at once."""
-        placement = self._placement(split, id_N)
+        placement = self._draw_placement(split, id_N)
         level_NHW = torch.zeros(len(id_N), *self.image_size, dtype=torch.int64)
         y_NHW = torch.zeros_like(level_NHW)
         for place in range(placement.source_ND.shape[1]):
             source_N, side_N = placement.source_ND[:, place], placement.side_ND[:, place]
             visible_N = source_N >= 0
             row_NHS, column_NWS = (
-                _weights(start_ND[:, place], side_N, size)
+                _enlargement_weights(start_ND[:, place], side_N, size)
                 for start_ND, size in zip((placement.top_ND, placement.left_ND), self.image_size, strict=True)
             )
             digit_NSS = source.x_NCHW[source_N.clamp(min=0), 0].long() * visible_N[:, None, None]
@@ -171,7 +171,7 @@ class DigitScenes(Dataset):
             level_NHW = torch.maximum(level_NHW, ink_NHW)
         return Images(level_NHW.to(torch.uint8)[:, None], y_NHW.to(torch.uint8))
 
-    def _placement(self, split: Split, id_N: Tensor) -> _Placement:
+    def _draw_placement(self, split: Split, id_N: Tensor) -> _Placement:
         least, most = self.digits_per_image
         key = noise.key(self.seed, "digit_scenes", split)
         count_N = least + noise.integers(noise.fold(key, 0), id_N, 1, most - least + 1)[:, 0]
@@ -182,11 +182,11 @@ class DigitScenes(Dataset):
         columns: list[_Placement] = []
         for place in range(most):
             least_side, most_side = self.digit_size
-            source_N, side_N = _draws(
+            source_N, side_N = _draw_integers(
                 noise.fold(key, 2 * place + 1), id_N, (high_N - low_N, most_side - least_side + 1)
             )
             side_N = least_side + side_N
-            top_N, left_N = _draws(
+            top_N, left_N = _draw_integers(
                 noise.fold(key, 2 * place + 2), id_N, [size - side_N + 1 for size in self.image_size]
             )
             columns.append(_Placement(torch.where(place < count_N, low_N + source_N, -1), top_N, left_N, side_N))
@@ -202,13 +202,13 @@ class _Placement(NamedTuple):
     side_ND: Tensor
 
 
-def _draws(k: noise.Key, id_N: Tensor, bounds: Sequence[Tensor | int]) -> list[Tensor]:
+def _draw_integers(k: noise.Key, id_N: Tensor, bounds: Sequence[Tensor | int]) -> list[Tensor]:
     """Return uniform draws from [0, bound) for each of some bounds, int64 (N,)."""
     word_NB = noise.bits(k, id_N, len(bounds)).long() & 0xFFFFFFFF
     return [word_N * bound >> 32 for word_N, bound in zip(word_NB.unbind(1), bounds, strict=True)]
 
 
-def _weights(start_N: Tensor, length_N: Tensor, size: int) -> Tensor:
+def _enlargement_weights(start_N: Tensor, length_N: Tensor, size: int) -> Tensor:
     """Return the weights of a digit's rows in the canvas's rows, int64 (N, size, 8), in units of 1 / (2 * length).
 
     Bilinear interpolation with half-pixel centres, edges repeated, nothing outside of the digit.

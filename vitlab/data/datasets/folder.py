@@ -30,8 +30,8 @@ from vitlab.data.datasets.pictures import (
     PictureFiles,
     PictureSet,
     is_hidden,
-    listed_names,
     picture_suffixes,
+    quote_names,
 )
 from vitlab.errors import DataError, count
 from vitlab.geometry import DataInfo
@@ -101,7 +101,7 @@ class ImageFolder(PictureSet):
         return files.expand(self.root)
 
     def missing(self) -> str | None:
-        layout = self._layout()
+        layout = self._find_layout()
         return layout if isinstance(layout, str) else None
 
     def info(self) -> DataInfo:
@@ -114,10 +114,10 @@ class ImageFolder(PictureSet):
         return DataInfo(image=self.decoding.size, channels=3, classes=self.num_classes)
 
     def scan(self) -> Listing:
-        layout = self._layout()
+        layout = self._find_layout()
         assert isinstance(layout, Layout)
         folders = {TRAIN: layout.train, TEST: layout.test, VAL: layout.val}
-        found = {split: find(folder) for split, folder in folders.items() if folder is not None}
+        found = {split: find_class_pictures(folder) for split, folder in folders.items() if folder is not None}
         faults = [fault for split, one in found.items() for fault in self._faults(one, folders[split], found[TRAIN])]
         if faults:
             raise DataError(f"image_folder: {'; '.join(faults)}")
@@ -126,8 +126,8 @@ class ImageFolder(PictureSet):
         splits, start = {}, 0
         for split, one in found.items():
             splits[split] = torch.arange(start, start := start + len(one.pictures))
-        encoded = self._files(pictures, labels)
-        splits, notes = self.with_test(splits, encoded.y_N, str(layout.train))
+        encoded = self._picture_files(pictures, labels)
+        splits, notes = self.apply_test_option(splits, encoded.y_N, str(layout.train))
         test = layout.test
         return Listing(
             encoded,
@@ -136,7 +136,7 @@ class ImageFolder(PictureSet):
             keys=[f"{label}\0{relative_name(path, self.where)}" for label, path in pictures],
             files=[Path(path) for _, path in pictures],
             remark=f" (folder '{test.name}')" if test is not None and test.name != TEST else "",
-            rest=f", {describe([one.left_out for one in found.values()])}",
+            rest=f", {describe_left_out([one.left_out for one in found.values()])}",
             notes=(*layout.notes, *notes),
         )
 
@@ -163,12 +163,12 @@ class ImageFolder(PictureSet):
         """Return the pictures of a folder with a folder for each of some classes."""
         if not folder.is_dir():
             raise DataError(f"image_folder: there is no folder {folder}; correct its path in the study")
-        found, labels = find(folder), self.listed().labels
+        found, labels = find_class_pictures(folder), self.get_listing().labels
         for fault in _unknown_classes(found, folder, labels):
             raise DataError(f"image_folder: {fault}")
-        return self._files(found.pictures, labels)
+        return self._picture_files(found.pictures, labels)
 
-    def _files(self, pictures: Sequence[Picture], labels: Sequence[str]) -> PictureFiles:
+    def _picture_files(self, pictures: Sequence[Picture], labels: Sequence[str]) -> PictureFiles:
         index = {label: i for i, label in enumerate(labels)}
         y_N = torch.tensor([index[label] for label, _ in pictures], dtype=torch.int64)
         return PictureFiles([path for _, path in pictures], y_N, self.decoding, self.decoded)
@@ -176,19 +176,19 @@ class ImageFolder(PictureSet):
     def _shifted_roots(self) -> dict[str, Path]:
         return {name: files.expand(folder) for name, folder in (self.shifted or {}).items()}
 
-    def _layout(self) -> Layout | str:
+    def _find_layout(self) -> Layout | str:
         """Return the folders of the splits, or in one sentence which of them is missing."""
         root = self.where
         if not root.is_dir():
             return f"image_folder: there is no folder {root}; set 'root' to the folder of your pictures"
         train, test = root / TRAIN, root / TEST
         if not train.is_dir():
-            return self._flat_layout(_folders_in(root))
+            return self._find_flat_layout(_folders_in(root))
         beside = [name for name in VALIDATION if (root / name).is_dir()]
         unused = tuple(f"'{root / name}' is not used: '{beside[0]}' has validation pictures." for name in beside[1:])
         val = root / beside[0] if beside else None
-        classes = set(map(composed, _folders_in(train)))
-        is_labelled = not classes.isdisjoint(map(composed, _folders_in(test)))
+        classes = set(map(compose_unicode, _folders_in(train)))
+        is_labelled = not classes.isdisjoint(map(compose_unicode, _folders_in(test)))
         no_labels = f"'{test}' has no folder of a class of 'train', so its pictures have no labels"
         unlabelled = (f"{no_labels}; they are not used.",) if test.is_dir() and not is_labelled else ()
         if self.test is not None:
@@ -205,7 +205,7 @@ class ImageFolder(PictureSet):
             "the training pictures"
         )
 
-    def _flat_layout(self, classes: Sequence[str]) -> Layout | str:
+    def _find_flat_layout(self, classes: Sequence[str]) -> Layout | str:
         """Return the layout of a root without a folder ``train``, which has the folders of the classes."""
         root, no_train = self.where, f"image_folder: {self.where} has no folder '{TRAIN}'"
         if not set(classes).isdisjoint((TEST, *VALIDATION)) or len(classes) < 2:
@@ -213,7 +213,7 @@ class ImageFolder(PictureSet):
             return f"{no_train}; create it, with one folder per class.{''.join(below[:1])}"
         if self.test is None:
             return (
-                f"{no_train}; if its {len(classes)} folders ({listed_names(classes)}) are the classes, set 'test: 0.2' "
+                f"{no_train}; if its {len(classes)} folders ({quote_names(classes)}) are the classes, set 'test: 0.2' "
                 "to test on a share of the pictures of each"
             )
         return Layout(root, None, None)
@@ -227,8 +227,8 @@ class ImageFolder(PictureSet):
         yield from _unknown_classes(found, folder, train.labels)
         if empty := sorted(set(found.labels) - {label for label, _ in found.pictures}):
             yield (
-                f"{folder} has no pictures of {'class' if len(empty) == 1 else 'classes'} {listed_names(empty)} "
-                f"({describe([found.left_out])}); add some, or remove the folder"
+                f"{folder} has no pictures of {'class' if len(empty) == 1 else 'classes'} {quote_names(empty)} "
+                f"({describe_left_out([found.left_out])}); add some, or remove the folder"
             )
 
     def _identity_of_test_sets(self) -> str:
@@ -261,14 +261,14 @@ def _folders_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if not is_hidden(path.name) and path.is_dir())
 
 
-def find(folder: Path) -> Found:
+def find_class_pictures(folder: Path) -> Found:
     """Return the pictures below the class folders of a folder, those in subfolders included."""
     found, labels = Found(), set()
     for entry in sorted(folder.iterdir()):
         if is_hidden(entry.name):
             found.left_out["hidden"] += _count_files(entry)
         elif entry.is_dir():
-            labels.add(label := composed(entry.name))
+            labels.add(label := compose_unicode(entry.name))
             found.pictures += [(label, picture) for picture in pictures_below(entry, found.left_out)]
         else:
             found.left_out["outside of a class folder"] += 1
@@ -290,7 +290,7 @@ def pictures_below(folder: Path, left_out: Counter[str]) -> list[str]:
                 left_out["broken link or special file"] += 1
             else:
                 paths.append(path)
-    return sorted(paths, key=lambda path: composed(path).split(os.sep))
+    return sorted(paths, key=lambda path: compose_unicode(path).split(os.sep))
 
 
 def _walk(folder: Path, left_out: Counter[str]) -> Iterator[tuple[str, list[str]]]:
@@ -306,7 +306,7 @@ def _walk(folder: Path, left_out: Counter[str]) -> Iterator[tuple[str, list[str]
         left_out["hidden"] += sum(_count_files(Path(current, name)) for name in (*folders, *names) if is_hidden(name))
         # Links are followed last, so that a folder is read in its own place.
         folders[:] = [name for name in folders if not is_hidden(name)]
-        folders.sort(key=lambda name: (os.path.islink(os.path.join(current, name)), composed(name)))
+        folders.sort(key=lambda name: (os.path.islink(os.path.join(current, name)), compose_unicode(name)))
         yield current, [name for name in names if not is_hidden(name)]
 
 
@@ -321,7 +321,7 @@ def _count_files(entry: Path) -> int:
     return sum(len(names) for _, _, names in os.walk(entry))
 
 
-def composed(name: str) -> str:
+def compose_unicode(name: str) -> str:
     """Return a name in Unicode's composed form; macOS stores decomposed ones."""
     try:
         name.encode()
@@ -330,7 +330,7 @@ def composed(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
-def describe(left_out: Iterable[Counter[str]]) -> str:
+def describe_left_out(left_out: Iterable[Counter[str]]) -> str:
     """Return ``37 files left out (.txt 30, hidden 7)``; ``no files left out`` if there are none."""
     total = +sum(left_out, Counter[str]())
     if not total:
@@ -343,7 +343,7 @@ def describe(left_out: Iterable[Counter[str]]) -> str:
 def relative_name(path: str, root: Path) -> str:
     """Return the path of a picture below a folder, equal on every system."""
     prefix = len(str(root / "x")) - 1  # 0 for the root '.', which paths do not show
-    return composed(path[prefix:]).replace(os.sep, "/")
+    return compose_unicode(path[prefix:]).replace(os.sep, "/")
 
 
 _digests_of_names: dict[tuple[str, Path], tuple[Mapping[str, int], str]] = {}

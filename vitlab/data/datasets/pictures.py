@@ -34,7 +34,7 @@ Fit = Literal["crop", "squash"]
 """``crop`` resizes to cover both sides and crops the centre, ``squash`` ignores proportions."""
 
 Decoded = Literal["auto", "memory", "disk", "never"]
-"""Place for decoded pictures, see :func:`vitlab.data.image_cache.place`; it does not change a trial's results."""
+"""Place for decoded pictures, see :func:`vitlab.data.image_cache.choose_place`; it changes no trial's results."""
 
 Interpolation = Literal["bilinear", "bicubic"]
 
@@ -126,7 +126,7 @@ class Decoding:
         from PIL import Image
 
         height, width = self.size
-        whole = self._resized((picture.height, picture.width))
+        whole = self._resized_sides((picture.height, picture.width))
         if whole != (picture.height, picture.width):
             picture = picture.resize(whole[::-1], Image.Resampling[interpolation.upper()])
         if whole == self.size:
@@ -135,7 +135,7 @@ class Decoding:
         top, left = round((whole[0] - height) / 2), round((whole[1] - width) / 2)
         return picture.crop((left, top, left + width, top + height))
 
-    def _resized(self, sides: Pair) -> Pair:
+    def _resized_sides(self, sides: Pair) -> Pair:
         height, width = (math.floor(side / self.crop_pct) for side in self.size)
         if self.fit == "squash":
             return height, width
@@ -191,14 +191,14 @@ class EncodedPictures(Pictures):
 
     def image(self, index: int) -> Tensor:
         """Return a picture decoded by :class:`Decoding`, uint8 (3, H, W)."""
-        with reading(self.names[index]):
+        with naming_picture(self.names[index]):
             return self.decoding(self.header(index))
 
     def header(self, index: int) -> "Image":
         """Return a picture of which Pillow has read the header alone; its content is decoded on demand."""
         from PIL import Image
 
-        with reading(self.names[index]):
+        with naming_picture(self.names[index]):
             return Image.open(io.BytesIO(self.open(index)))
 
     def crop(self, index: int, header: "Image", box: Sequence[int], size: Pair, how: Interpolation) -> Tensor:
@@ -209,7 +209,7 @@ class EncodedPictures(Pictures):
         from PIL import Image
 
         top, left, height, width = box
-        with reading(self.names[index]):
+        with naming_picture(self.names[index]):
             picture = self.decoding.rgb(header).crop((left, top, left + width, top + height))
         return to_tensor(picture.resize(size[::-1], Image.Resampling[how.upper()]))
 
@@ -255,7 +255,7 @@ class Selection(EncodedPictures):
 
 
 @contextmanager
-def reading(name: str | Path) -> Iterator[None]:
+def naming_picture(name: str | Path) -> Iterator[None]:
     """Raise a DataError that names the picture for any error in reading it."""
     from PIL import Image
 
@@ -345,7 +345,7 @@ class PictureSet(Dataset):
         if (reason := self.missing()) is not None:
             raise DataError(reason)
         listing = self._listing = self.scan()
-        identity, *self._copies = content_of(self.kind, listing)
+        identity, *self._copies = digest_contents(self.kind, listing)
         return DataInfo(
             image=self.decoding.size,
             channels=3,
@@ -356,7 +356,7 @@ class PictureSet(Dataset):
             test_images=len(listing.splits[TEST]),
         )
 
-    def listed(self) -> Listing:
+    def get_listing(self) -> Listing:
         """Return the listing of the last call of :meth:`info`, which is called first if it has not been."""
         if self._listing is None:
             # info() may know the classes of a set that is not here.
@@ -368,7 +368,7 @@ class PictureSet(Dataset):
 
     def notes(self) -> Sequence[str]:
         """Return what was read, what was left out, and how many pictures are duplicates."""
-        listing = self.listed()
+        listing = self.get_listing()
         numbers = {split: len(row_M) for split, row_M in listing.splits.items()}
         parts = [
             f"train {numbers[TRAIN]:,} pictures of {len(listing.labels)} classes",
@@ -388,19 +388,21 @@ class PictureSet(Dataset):
 
     def pictures(self, split: Split) -> EncodedPictures:
         """Return the pictures of a split; the authors' validation pictures are the last training pictures."""
-        listing = self.listed()
+        listing = self.get_listing()
         row_M = listing.splits[split]
         if split == TRAIN and VAL in listing.splits:
             row_M = torch.cat([row_M, listing.splits[VAL]])
         return Selection(listing.pictures, row_M)
 
     def held_out(self) -> Tensor | None:
-        splits = self.listed().splits
+        splits = self.get_listing().splits
         if VAL not in splits:
             return None
         return torch.arange(len(splits[VAL])) + len(splits[TRAIN])
 
-    def with_test(self, splits: Mapping[str, Tensor], y_N: Tensor, source: str) -> tuple[dict[str, Tensor], list[str]]:
+    def apply_test_option(
+        self, splits: Mapping[str, Tensor], y_N: Tensor, source: str
+    ) -> tuple[dict[str, Tensor], list[str]]:
         """Return splits with the option ``test`` applied, and a note on it; ``source`` has the training pictures."""
         if self.test is None:
             return dict(splits), []
@@ -416,7 +418,7 @@ class PictureSet(Dataset):
         return {**splits, TRAIN: row_M[train_M], TEST: row_M[test_M]}, [note]
 
 
-def content_of(kind: str, listing: Listing) -> list[str]:
+def digest_contents(kind: str, listing: Listing) -> list[str]:
     """Return the identity of the bytes of all pictures, and sentences on pictures that are there twice.
 
     They are cached by the sizes, inodes and times of the files.
@@ -464,6 +466,6 @@ def notes_on_copies(pictures: Iterable[tuple[str, str, str]]) -> Iterator[str]:
         yield f"{count(number, 'picture')} {'is' if number == 1 else 'are'} in more than one class, byte for byte."
 
 
-def listed_names(names: Sequence[str]) -> str:
+def quote_names(names: Sequence[str]) -> str:
     """Return names in quotation marks, at most :data:`MAX_LISTED` of them."""
     return some((f"'{name}'" for name in names), MAX_LISTED)

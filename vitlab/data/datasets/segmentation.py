@@ -16,7 +16,7 @@ from torch import Tensor
 from vitlab.data.datasets import files
 from vitlab.data.datasets.base import SPLITS, Images, Size, Split, dataset
 from vitlab.data.datasets.files import Published
-from vitlab.data.datasets.pictures import Decoding, Fit, reading, to_tensor
+from vitlab.data.datasets.pictures import Decoding, Fit, naming_picture, to_tensor
 from vitlab.data.pixels import VOID
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo
@@ -68,7 +68,7 @@ class MaskedPictures(Published):
         )
 
     def read(self, split: Split) -> Images:
-        items = self._items(self._find_or_fetch(), split)
+        items = self._read_items(self._find_or_fetch(), split)
         decoding = Decoding(size=self.image_size, fit=self.fit, orient="ignore")  # masks are as the pictures are stored
         files.check_memory(len(items) * 4 * self.image_size[0] * self.image_size[1], f"{self.name}: its {split} split")
         x_NCHW = torch.empty((len(items), 3, *self.image_size), dtype=torch.uint8)
@@ -76,13 +76,13 @@ class MaskedPictures(Published):
         for x_CHW, y_HW, item in zip(x_NCHW, y_NHW, items, strict=True):
             picture_CHW, level_HW = decode_with_mask(item.picture, item.mask, decoding)
             x_CHW.copy_(picture_CHW)
-            y_HW.copy_(_labels_of(level_HW, item))
+            y_HW.copy_(_map_labels(level_HW, item))
         return Images(x_NCHW, y_NHW)
 
     def _names(self) -> list[str]:
         return list(self.lists.values())
 
-    def _items(self, paths: Mapping[str, Path], split: Split) -> list[Item]:
+    def _read_items(self, paths: Mapping[str, Path], split: Split) -> list[Item]:
         name = self.lists[split]
         file, items = paths[name], []
         base = file.parents[name.count("/")]
@@ -101,7 +101,7 @@ class MaskedPictures(Published):
     def _identity(self, paths: Mapping[str, Path]) -> str:
         digest = hashlib.blake2b(digest_size=16)
         for split in SPLITS:
-            for item in self._items(paths, split):
+            for item in self._read_items(paths, split):
                 sums = " ".join(files.checksum(path) for path in (item.picture, item.mask))
                 digest.update(f"{split}\0{item.picture.stem}\0{sorted(item.meaning.items())}\0{sums}\n".encode())
         return f"{self.name}:{digest.hexdigest()}"
@@ -179,7 +179,7 @@ class Pets(MaskedPictures):
         return None
 
 
-def _labels_of(level_HW: Tensor, item: Item) -> Tensor:
+def _map_labels(level_HW: Tensor, item: Item) -> Tensor:
     valid_L = torch.zeros(256, dtype=torch.bool)
     label_L = torch.zeros(256, dtype=torch.uint8)
     for level, label in item.meaning.items():
@@ -199,11 +199,11 @@ def decode_with_mask(path: Path, mask: Path, decoding: Decoding) -> tuple[Tensor
     import numpy as np
     from PIL import Image
 
-    with reading(mask), Image.open(mask) as levels:
+    with naming_picture(mask), Image.open(mask) as levels:
         levels.load()
     if levels.mode not in ("P", "L"):
         raise DataError(f"{mask} is not a label mask: Pillow reads it as mode {levels.mode}; save it as mode P or L")
-    with reading(path), Image.open(path) as picture:
+    with naming_picture(path), Image.open(path) as picture:
         rgb = decoding.rgb(picture)
     if levels.size != rgb.size:
         sizes = " and ".join("{1} by {0}".format(*image.size) for image in (rgb, levels))

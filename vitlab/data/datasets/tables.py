@@ -24,7 +24,7 @@ from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from vitlab.data.datasets import files
-from vitlab.data.datasets.base import dataset, distinct
+from vitlab.data.datasets.base import dataset, require_distinct
 from vitlab.data.datasets.pictures import (
     TEST,
     TRAIN,
@@ -35,8 +35,8 @@ from vitlab.data.datasets.pictures import (
     Listing,
     PictureSet,
     is_hidden,
-    listed_names,
     picture_suffixes,
+    quote_names,
 )
 from vitlab.errors import DataError, count, nearest
 from vitlab.registry import Unhashed
@@ -55,7 +55,7 @@ HUB = "hf://datasets/"
 
 BATCH = 64  #: rows of a Parquet file that are copied at once
 
-Names = Annotated[list[str], Field(min_length=2), AfterValidator(distinct)]
+Names = Annotated[list[str], Field(min_length=2), AfterValidator(require_distinct)]
 
 
 class Rows(NamedTuple):
@@ -117,7 +117,11 @@ class ImageTable(PictureSet):
     @cached_property  # of the hub, each look-up asks the network
     def where(self) -> Path:
         """The file or folder; of the hub, the folder in the local cache."""
-        return self._snapshot(self.root.removeprefix(HUB)) if self.root.startswith(HUB) else files.expand(self.root)
+        return (
+            self._download_snapshot(self.root.removeprefix(HUB))
+            if self.root.startswith(HUB)
+            else files.expand(self.root)
+        )
 
     def missing(self) -> str | None:
         try:
@@ -129,15 +133,15 @@ class ImageTable(PictureSet):
         import pandas as pd
 
         labels = [self.label] if isinstance(self.label, str) else self.label
-        paths, unread = self._paths()
-        parts = [self._read(path, labels) for path in paths]
+        paths, unread = self._find_files()
+        parts = [self._read_rows(path, labels) for path in paths]
         places = [place for part in parts for place in part.places]
         frame = pd.concat([part.table.to_pandas(integer_object_nulls=True) for part in parts], ignore_index=True)
         split_N = pd.Series([split for split, part in zip(paths.values(), parts, strict=True) for _ in part.places])
         splits = {str(split): torch.tensor(rows) for split, rows in split_N.groupby(split_N).groups.items()}
-        remark = self._complete(splits)
-        names, y_N = self._classes(frame, places, dict(zip(paths, parts, strict=True)), splits[TRAIN].tolist())
-        splits, notes = self.with_test(splits, y_N, str(self.where))
+        remark = self._choose_test_rows(splits)
+        names, y_N = self._encode_classes(frame, places, dict(zip(paths, parts, strict=True)), splits[TRAIN].tolist())
+        splits, notes = self.apply_test_option(splits, y_N, str(self.where))
         return Listing(
             TablePictures(parts, places, y_N, self.decoding, self.decoded),
             names,
@@ -152,7 +156,7 @@ class ImageTable(PictureSet):
             notes=(*unread, *notes),
         )
 
-    def _paths(self) -> tuple[dict[Path, str], list[str]]:
+    def _find_files(self) -> tuple[dict[Path, str], list[str]]:
         """Return the files and the split of each, and a note on those that are not read."""
         root = self.where
         if root.is_file():
@@ -172,10 +176,10 @@ class ImageTable(PictureSet):
         if not any(paths.values()):
             return dict.fromkeys(paths, TRAIN), []
         unnamed = [str(path) for path, split in paths.items() if not split]
-        notes = [f"Files whose names say no split are not read: {listed_names(unnamed)}."] if unnamed else []
+        notes = [f"Files whose names say no split are not read: {quote_names(unnamed)}."] if unnamed else []
         return {path: split for path, split in paths.items() if split}, notes
 
-    def _complete(self, splits: dict[str, Tensor]) -> str:
+    def _choose_test_rows(self, splits: dict[str, Tensor]) -> str:
         """Check that there are rows to train and test on, and return the remark that validation rows are the latter."""
         if TEST in splits and self.test is not None:
             raise DataError(f"image_table: {self.where} has test rows; remove the option 'test'")
@@ -190,7 +194,7 @@ class ImageTable(PictureSet):
         splits[TEST] = splits.pop(VAL)
         return " (the val rows)"
 
-    def _read(self, path: Path, columns: Sequence[str]) -> Rows:
+    def _read_rows(self, path: Path, columns: Sequence[str]) -> Rows:
         import pandas as pd
         import pyarrow as pa
         from pyarrow import parquet
@@ -198,21 +202,23 @@ class ImageTable(PictureSet):
         def check(present: Sequence[str]) -> None:
             if lacking := [column for column in (self.image, *columns) if column not in present]:
                 hints = "".join(nearest(column, present) for column in lacking)
-                raise ValueError(f"it has no column {listed_names(lacking)}, but {listed_names(present)}.{hints}")
+                raise ValueError(f"it has no column {quote_names(lacking)}, but {quote_names(present)}.{hints}")
 
         try:
             match path.suffix:
                 case ".tar":
-                    table = _copied(path, f"{self.image} {columns}", lambda: _samples(path, self.image, columns))
+                    table = _cache_as_arrow(
+                        path, f"{self.image} {columns}", lambda: _read_tar_samples(path, self.image, columns)
+                    )
                     places = [f"{path}:{key}" for key in table["#key"].to_pylist()]
-                    return Rows(table.select(columns), _opened(path, table["#image"]), places)
+                    return Rows(table.select(columns), _picture_reader(path, table["#image"]), places)
                 case ".parquet":
                     file = parquet.ParquetFile(path, memory_map=True)
                     check(file.schema_arrow.names)
                     to_read = [self.image, *columns]
-                    table = _copied(path, str(to_read), lambda: file.iter_batches(BATCH, columns=to_read))
+                    table = _cache_as_arrow(path, str(to_read), lambda: file.iter_batches(BATCH, columns=to_read))
                 case ".arrow":
-                    table = _mapped(path)
+                    table = _map_arrow_file(path)
                 case _:
                     cells = pd.read_csv(path, dtype=str, keep_default_na=False)
                     table = pa.Table.from_pandas(cells, preserve_index=False)
@@ -220,14 +226,14 @@ class ImageTable(PictureSet):
             pictures, places = table[self.image], [f"{path}, row {row}" for row in range(len(table))]
             if pa.types.is_string(pictures.type) or pa.types.is_large_string(pictures.type):
                 names = [path.parent / str(name) for name in pictures.to_pylist()]
-                _refuse(places, [not name.is_file() for name in names], "there is no such file", names)
+                _refuse_places(places, [not name.is_file() for name in names], "there is no such file", names)
                 return Rows(table.select(columns), lambda row: names[row].read_bytes(), places, names)
-            return Rows(table.select(columns), _opened(path, pictures), places)
+            return Rows(table.select(columns), _picture_reader(path, pictures), places)
         except (pa.ArrowException, tarfile.TarError, OSError, ValueError, LookupError, TypeError) as error:
             reason = " ".join(str(error).split())
             raise DataError(f"image_table: {path} cannot be read: {reason}; correct the options or the file") from None
 
-    def _classes(
+    def _encode_classes(
         self, frame: Any, places: Sequence[str], parts: Mapping[Path, Rows], train: Sequence[int]
     ) -> tuple[Sequence[str], Tensor]:
         """Return the names of the classes, and the classes of every row."""
@@ -242,18 +248,18 @@ class ImageTable(PictureSet):
                 )
             marks = frame[self.label].astype(str).replace({"True": "1", "False": "0", "1.0": "1", "0.0": "0"})
             for name in self.label:
-                _refuse(places, ~marks[name].isin(("0", "1")), f"'{name}' is neither 0 nor 1", marks[name])
+                _refuse_places(places, ~marks[name].isin(("0", "1")), f"'{name}' is neither 0 nor 1", marks[name])
             return of_columns, torch.from_numpy(marks.astype("uint8").to_numpy())
         cells, schema = frame[self.label], next(iter(parts.values())).table.schema
         several = self.label_separator is not None or pa.types.is_nested(schema.field(self.label).type)
         is_blank = cells.isna() if several else cells.isna() | (cells.astype(str).str.strip() == "")
-        _refuse(places, is_blank, "no label")
+        _refuse_places(places, is_blank, "no label")
         if self.label_separator is not None:
             cells = cells.astype(str).str.split(self.label_separator, regex=False)
         tokens = cells.explode().dropna().astype(str).str.strip()
         if several:
             tokens = tokens[tokens != ""]
-        names, why = self.class_names or _declared_by_all(parts, self.label), ""
+        names, why = self.class_names or _common_classes(parts, self.label), ""
         if not names:
             of_train, why = tokens[tokens.index.isin(train)], " of training rows"
             are_numbers = of_train.str.fullmatch(r"\d+")
@@ -271,14 +277,14 @@ class ImageTable(PictureSet):
             ways = (index_M, by_index_M) if self.class_names else (by_index_M, index_M)
             index_M = min(ways, key=lambda way: way.isna().sum())
         what = f"the label is none of the {len(names)} classes{why}"
-        _refuse([places[row] for row in tokens.index], index_M.isna(), what, tokens)
+        _refuse_places([places[row] for row in tokens.index], index_M.isna(), what, tokens)
         if not several:
             return names, torch.tensor(index_M.to_numpy("int64"))
         y_NK = torch.zeros(len(frame), len(names), dtype=torch.uint8)
         y_NK[torch.tensor(index_M.index), torch.tensor(index_M.to_numpy("int64"))] = 1
         return names, y_NK
 
-    def _snapshot(self, address: str) -> Path:
+    def _download_snapshot(self, address: str) -> Path:
         try:
             from huggingface_hub import snapshot_download
         except ImportError:
@@ -301,14 +307,16 @@ class ImageTable(PictureSet):
         return Path(root, folder)
 
 
-def _refuse(places: Sequence[str], wrong: Iterable[bool], what: str, cells: Iterable[object] | None = None) -> None:
+def _refuse_places(
+    places: Sequence[str], wrong: Iterable[bool], what: str, cells: Iterable[object] | None = None
+) -> None:
     """Raise a DataError that lists the places, and the cells, where something is wrong, if there are any."""
     all_cells = places if cells is None else [f"{place}: {cell}" for place, cell in zip(places, cells, strict=True)]
     if bad_places := [place for place, is_wrong in zip(all_cells, wrong, strict=True) if is_wrong]:
-        raise DataError(f"image_table: {what} in {listed_names(bad_places)}; correct it")
+        raise DataError(f"image_table: {what} in {quote_names(bad_places)}; correct it")
 
 
-def _samples(path: Path, image: str, columns: Sequence[str]) -> Iterator[Any]:
+def _read_tar_samples(path: Path, image: str, columns: Sequence[str]) -> Iterator[Any]:
     """Yield the samples of a tar archive, consecutive members of one name, as batches of labels and places."""
     import pyarrow as pa
 
@@ -339,20 +347,20 @@ def _samples(path: Path, image: str, columns: Sequence[str]) -> Iterator[Any]:
     yield pa.RecordBatch.from_pylist(list(samples.values()))
 
 
-def _declared_by_all(parts: Mapping[Path, Rows], column: str) -> list[str] | None:
+def _common_classes(parts: Mapping[Path, Rows], column: str) -> list[str] | None:
     """Return the class names of a column that files declare, which must be equal; None if there are none."""
-    declared = {path: names for path, part in parts.items() if (names := _declared(part.table.schema, column))}
+    declared = {path: names for path, part in parts.items() if (names := _declared_classes(part.table.schema, column))}
     for path, names in declared.items():
         first, expected = next(iter(declared.items()))
         if names != expected:
             raise DataError(
                 f"image_table: {path} and {first} declare different classes, or in another order: "
-                f"{listed_names(names)}; {listed_names(expected)}; write the files with one list"
+                f"{quote_names(names)}; {quote_names(expected)}; write the files with one list"
             )
     return next(iter(declared.values()), None)
 
 
-def _declared(schema: Any, column: str) -> list[str] | None:
+def _declared_classes(schema: Any, column: str) -> list[str] | None:
     """Return the class names of a column that Hugging Face ``datasets`` wrote into a schema; None if there are none."""
     try:
         content = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
@@ -364,7 +372,7 @@ def _declared(schema: Any, column: str) -> list[str] | None:
     return names
 
 
-def _opened(path: Path, column: Any) -> Callable[[int], bytes]:
+def _picture_reader(path: Path, column: Any) -> Callable[[int], bytes]:
     """Return a function that returns the picture of a row of bytes, of ``{bytes, path}``, or of places in the file."""
     import pyarrow as pa
 
@@ -384,14 +392,14 @@ def _opened(path: Path, column: Any) -> Callable[[int], bytes]:
     return lambda row: column[row].as_py() or b""
 
 
-def _mapped(path: Path) -> Any:
+def _map_arrow_file(path: Path) -> Any:
     """Return the table in an Arrow file, a stream of record batches, without reading it into memory."""
     import pyarrow as pa
 
     return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
 
 
-def _copied(path: Path, what: str, batches: Callable[[], Iterable[Any]]) -> Any:
+def _cache_as_arrow(path: Path, what: str, batches: Callable[[], Iterable[Any]]) -> Any:
     """Return record batches of a file, mapped from an Arrow file in the user's cache that is written once."""
     import pyarrow as pa
 
@@ -413,4 +421,4 @@ def _copied(path: Path, what: str, batches: Callable[[], Iterable[Any]]) -> Any:
             os.replace(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)
-    return _mapped(target)
+    return _map_arrow_file(target)

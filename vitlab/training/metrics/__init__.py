@@ -19,12 +19,13 @@ from vitlab.training.metrics.contract import TASKS, Metric, declaration_fault, m
 
 # The standard metrics are found by name; these imports make them part of the code of every trial.
 from vitlab.training.metrics.predictions import calibration_error, confusion, mean_iou
-from vitlab.training.metrics.test_sets import metrics_of_options, metrics_of_test_set, values_of_test_sets
+from vitlab.training.metrics.test_sets import average_test_sets, metrics_of_options, metrics_of_test_set
 
 __all__ = [
     "STANDARD",
     "TASKS",
     "Metric",
+    "average_test_sets",
     "calibration_error",
     "confusion",
     "declaration_fault",
@@ -35,7 +36,6 @@ __all__ = [
     "metrics_of_options",
     "metrics_of_test_set",
     "resolve_metrics",
-    "values_of_test_sets",
 ]
 
 STANDARD: Mapping[Task, tuple[str, ...]] = {
@@ -60,8 +60,8 @@ def metrics_of(
         standard: The metrics that every trial of its objective reports; by default the task's metrics.
     """
     if standard is None:
-        standard = {_name(choice): metric.build(choice) for choice in _standard(data)}
-    metrics = {**standard, **{_name(choice): metric.build(choice) for choice in map(metric.resolve, chosen)}}
+        standard = {_metric_name(choice): metric.build(choice) for choice in _standard_choices(data)}
+    metrics = {**standard, **{_metric_name(choice): metric.build(choice) for choice in map(metric.resolve, chosen)}}
     for one in metrics.values():
         one.labels = data.labels
     return metrics
@@ -79,16 +79,16 @@ def resolve_metrics(
         chosen: The metrics that the trial names.
         without_labels: The trial's objective, if it trains no predictions.
     """
-    standard = [] if without_labels else _standard(data)
+    standard = [] if without_labels else _standard_choices(data)
     components = [(choice.component, choice.options) for choice in standard]
     # Every objective reports a loss.
-    names = {"loss", *map(_name, standard)}
+    names = {"loss", *map(_metric_name, standard)}
     indices: list[int] = []
     faults = []
     for index, choice in enumerate(chosen):
         if (choice.component, choice.options) in components:
             continue
-        component, name, reason = choice.component, _name(choice), ""
+        component, name, reason = choice.component, _metric_name(choice), ""
         if data.task not in component.tasks:
             reason = f" is for {' and '.join(component.tasks)}, not {data.task}"
         elif without_labels and component.reads == "logits":
@@ -107,11 +107,11 @@ def resolve_metrics(
     return indices, faults
 
 
-def _standard(data: DataInfo) -> list[ResolvedChoice]:
+def _standard_choices(data: DataInfo) -> list[ResolvedChoice]:
     # By full name, since a plugin may register the same short name.
     choices = [metric.resolve(f"{BUILT_IN}:{name}") for name in STANDARD[data.task]]
     return [choice for choice in choices if choice.component.incompatibility(data, choice.options) is None]
 
 
-def _name(choice: ResolvedChoice) -> str:
+def _metric_name(choice: ResolvedChoice) -> str:
     return metric.build(choice).name or choice.type.rpartition(":")[2]

@@ -104,7 +104,7 @@ def metrics_of_test_set(test_set: TestSet) -> dict[str, Metric]:
     return {test_set.metric: one}
 
 
-def values_of_test_sets(by_kind: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, float]:
+def average_test_sets(by_kind: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, float]:
     """Return the metrics of all test sets: the mean of each kind, and the mean over kinds.
 
     Args:

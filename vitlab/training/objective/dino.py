@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from vitlab import noise
 from vitlab.components.base import Count, Positive, Probability
 from vitlab.components.head import Head
-from vitlab.components.init import by_inputs, draw_by_name
+from vitlab.components.init import draw_by_name, fill_lecun
 from vitlab.data.batches import Batch
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
 from vitlab.models.vit import ViT
 from vitlab.registry import ResolvedChoice
-from vitlab.training.ema import move
-from vitlab.training.evaluation import autocast, wide
+from vitlab.training.ema import move_towards
+from vitlab.training.evaluation import autocast, to_float32_or_wider
 from vitlab.training.losses import Value
 from vitlab.training.metrics import Metric
 from vitlab.training.objective import MeanLoss, Objective, Setup, Weights, objective
@@ -99,7 +99,7 @@ class DINO(Objective):
         projection = Projection(model.geometry.dim, hidden, bottleneck, prototypes)
         # The deviation of 0.02 in the authors' code is about 1 / sqrt(2,048), their inputs; in narrow layers it would
         # make the outputs of all images alike.
-        draw_by_name(projection, setup.seeds["init"], "projection", by_inputs)
+        draw_by_name(projection, setup.seeds["init"], "projection", fill_lecun)
         self.student = Projected(model, projection.to(next(model.parameters())))
         self.module: SelfDistillation = SelfDistillation(self.student)
 
@@ -138,15 +138,15 @@ class DINO(Objective):
         """Return the mean cross-entropy over pairs of different views, and update the centre."""
         views = x.unbind(1)
         with torch.no_grad():
-            teacher = torch.stack([self._teacher(view) for view in views[:TEACHER_VIEWS]])
+            teacher = torch.stack([self._teacher_outputs(view) for view in views[:TEACHER_VIEWS]])
             # Sharpened by the centre of the steps before, which is moved afterwards.
-            target_GBK = self._sharpened(teacher)
+            target_GBK = self._sharpen(teacher)
             self.module.centre_K.lerp_(teacher.mean((0, 1)).to(self.module.centre_K), 1 - self.centre_momentum)
         terms = []
         for number, view in enumerate(views):
-            with self._draws_of(number), autocast(x.device, self.setup.spec.precision):
+            with self._draws_for_view(number), autocast(x.device, self.setup.spec.precision):
                 student_BK = self.student(view)
-            log_BK = (wide(student_BK) / self.student_temperature).log_softmax(1)
+            log_BK = (to_float32_or_wider(student_BK) / self.student_temperature).log_softmax(1)
             # Equal views are left out: predicting one's own output teaches nothing.
             terms += [
                 -(target_BK * log_BK).sum(1).mean() for other, target_BK in enumerate(target_GBK) if other != number
@@ -157,9 +157,9 @@ class DINO(Objective):
     def views(self, x: Tensor, target: Tensor, weights: Weights | None = None) -> dict[str, Tensor]:
         """Return the cross-entropy of student and teacher on each image, (B,), for the metrics to read."""
         with autocast(x.device, self.setup.spec.precision):
-            student_BK = wide(self.student(x))
+            student_BK = to_float32_or_wider(self.student(x))
         log_BK = (student_BK / self.student_temperature).log_softmax(1)
-        return {"": -(self._sharpened(self._teacher(x)) * log_BK).sum(1)}
+        return {"": -(self._sharpen(self._teacher_outputs(x)) * log_BK).sum(1)}
 
     def after_step(self, step: int) -> None:
         """Move the teacher towards the student."""
@@ -167,14 +167,14 @@ class DINO(Objective):
         share = 1 - (1 - self.momentum) * (1 + math.cos(math.pi * progress)) / 2
         self.module.update_teacher(1 - share)
 
-    def _teacher(self, x_BCHW: Tensor) -> Tensor:
+    def _teacher_outputs(self, x_BCHW: Tensor) -> Tensor:
         with autocast(x_BCHW.device, self.setup.spec.precision):
-            return wide(self.module.teacher(x_BCHW))
+            return to_float32_or_wider(self.module.teacher(x_BCHW))
 
-    def _sharpened(self, teacher: Tensor) -> Tensor:
+    def _sharpen(self, teacher: Tensor) -> Tensor:
         return ((teacher - self.module.centre_K) / self.teacher_temperature).softmax(-1)
 
-    def _draws_of(self, view: int) -> AbstractContextManager[None]:
+    def _draws_for_view(self, view: int) -> AbstractContextManager[None]:
         """Return a context with random draws of its own for a view."""
         draws = noise.current()
         if draws is None:
@@ -209,7 +209,7 @@ class SelfDistillation(Model):
     def update_teacher(self, share: float) -> None:
         """Move weights and statistics of the teacher by a share towards the student's; copy its integer buffers."""
         # The statistics of batch normalisation belong to the weights: the teacher, in evaluation mode, updates none.
-        move(self.teacher.state_dict(), self.student.state_dict(), share)
+        move_towards(self.teacher.state_dict(), self.student.state_dict(), share)
 
 
 class Projected(nn.Module):

@@ -20,10 +20,10 @@ from vitlab.components.attention.softmax import SOFTMAX
 from vitlab.components.base import Count, Part, Rotation
 from vitlab.components.block import Place
 from vitlab.components.block.residual import PreNorm
-from vitlab.components.init import draw_by_name, xavier
+from vitlab.components.init import draw_by_name, fill_xavier
 from vitlab.components.mlp import GeluMLP
-from vitlab.components.patch import LinearPatches, cut
-from vitlab.components.position import Position, choices_of
+from vitlab.components.patch import LinearPatches, cut_patches
+from vitlab.components.position import Position, flatten_choice
 from vitlab.components.position.additive import Additive
 from vitlab.data.batches import Batch
 from vitlab.geometry import DataInfo, Geometry
@@ -31,7 +31,7 @@ from vitlab.models.contract import Model, head_names
 from vitlab.models.vit import ViT
 from vitlab.models.vit_parts import Anatomy
 from vitlab.registry import ResolvedChoice, slot
-from vitlab.training.evaluation import autocast, wide
+from vitlab.training.evaluation import autocast, to_float32_or_wider
 from vitlab.training.losses import Value
 from vitlab.training.metrics import Metric
 from vitlab.training.objective import MeanLoss, Objective, Setup, Weights, objective
@@ -109,12 +109,12 @@ class MAE(Objective):
     def batch(self, step: int, rows: range) -> Batch:
         """Return the images, and a random order of the patches of each."""
         batch = super().batch(step, rows)
-        return self._with_order(batch, noise.key(self.setup.seeds["augment"], "mae", batch.epoch))
+        return self._with_patch_order(batch, noise.key(self.setup.seeds["augment"], "mae", batch.epoch))
 
     def evaluation_batch(self, batch: Batch) -> Batch:
         """Return the images, and an order of patches that is the same in every evaluation of every trial."""
         # Key 0 for all seeds: losses of trials are then of the same patches.
-        return self._with_order(batch, noise.key(0, "mae", "evaluation"))
+        return self._with_patch_order(batch, noise.key(0, "mae", "evaluation"))
 
     def loss(self, x: Tensor, target: Tensor, weights: Weights | None = None) -> Value:
         """Return the mean over hidden patches; all images have as many."""
@@ -127,7 +127,7 @@ class MAE(Objective):
                 return {"": self.module(x, target)}
             return {"": functional_call(self.module, dict(weights), (x, target))}
 
-    def _with_order(self, batch: Batch, key: noise.Key) -> Batch:
+    def _with_patch_order(self, batch: Batch, key: noise.Key) -> Batch:
         draw_BN = noise.uniform(key, batch.id_B, self.patches)
         return batch._replace(y_B=draw_BN.argsort(dim=1, stable=True))
 
@@ -166,8 +166,8 @@ class MaskedAutoencoder(Model):
         position = PartialPosition(self.model.position, order_BN[:, : self.visible], self.model.geometry)
         x_BTD = self.model.forward_features(x_BCHW, position)
         predicted_BMF = self.decoder(x_BTD, order_BN)[:, self.visible :]
-        pixels_BNF = cut(x_BCHW, self.model.geometry.patch)
-        target_BMF = wide(_select(pixels_BNF, order_BN[:, self.visible :]))
+        pixels_BNF = cut_patches(x_BCHW, self.model.geometry.patch)
+        target_BMF = to_float32_or_wider(_gather_patches(pixels_BNF, order_BN[:, self.visible :]))
         if self.norm_pixels:
             centred_BMF = target_BMF - target_BMF.mean(2, keepdim=True)
             # Local contrast in place of brightness, which the paper found better.
@@ -215,7 +215,7 @@ class Decoder(Part):
         hidden = self.prefix + order_BN.shape[1] - x_BTE.shape[1]
         x_BTE = torch.cat([x_BTE, self.mask_token.to(x_BTE.dtype).expand(len(x_BTE), hidden, -1)], 1)
         # Attention does not depend on the order of its tokens, so they stay in the random one.
-        x_BTE = x_BTE + _rows_of(self.position.add(torch.zeros_like(x_BTE[:1]), 0), order_BN, self.prefix)
+        x_BTE = x_BTE + _select_rows(self.position.add(torch.zeros_like(x_BTE[:1]), 0), order_BN, self.prefix)
         for block in self.blocks:
             x_BTE = block(x_BTE, None, None)
         y_BNF: Tensor = self.pred(self.norm(x_BTE[:, self.prefix :]))
@@ -224,7 +224,7 @@ class Decoder(Part):
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
         """Draw every matrix from a Xavier uniform and the token from a normal, keyed by name; biases are zero."""
-        draw_by_name(self, seed, "decoder", xavier)
+        draw_by_name(self, seed, "decoder", fill_xavier)
         g = torch.Generator().manual_seed(noise.key(seed, "init", "decoder.mask_token"))
         nn.init.normal_(self.mask_token, std=0.02, generator=g)
 
@@ -252,31 +252,31 @@ class PartialPosition(Position):
         """Add the encoding and select the visible patches in the stem; add the rows of these in later layers."""
         (whole,), prefix = self.whole, len(self.g.prefix)
         if layer == 0:
-            return _rows_of(whole.add(x_BTD, 0), self.visible_BV, prefix)
+            return _select_rows(whole.add(x_BTD, 0), self.visible_BV, prefix)
         zeros_1TD = x_BTD.new_zeros(1, self.g.tokens, self.g.dim)
         rows_1TD = whole.add(zeros_1TD, layer)
-        return x_BTD if rows_1TD is zeros_1TD else x_BTD + _rows_of(rows_1TD, self.visible_BV, prefix)
+        return x_BTD if rows_1TD is zeros_1TD else x_BTD + _select_rows(rows_1TD, self.visible_BV, prefix)
 
     def rotation(self, layer: int) -> Rotation | None:
         """Return the cosines and sines of each image's tokens, (B, 1 or H, T, K/2)."""
         rotation = self.whole[0].rotation(layer)
-        return None if rotation is None else (self._turns(rotation[0]), self._turns(rotation[1]))
+        return None if rotation is None else (self._select_turns(rotation[0]), self._select_turns(rotation[1]))
 
-    def _turns(self, turn_HTK: Tensor) -> Tensor:
+    def _select_turns(self, turn_HTK: Tensor) -> Tensor:
         turn_1HTK = turn_HTK[None, None] if turn_HTK.ndim == 2 else turn_HTK[None]
         turn_1THK = turn_1HTK.transpose(1, 2)
-        rows_BTX = _rows_of(turn_1THK.flatten(2), self.visible_BV, len(self.g.prefix))
+        rows_BTX = _select_rows(turn_1THK.flatten(2), self.visible_BV, len(self.g.prefix))
         rows_BTHK: Tensor = rows_BTX.unflatten(2, turn_1THK.shape[2:])  # type: ignore[no-untyped-call]
         return rows_BTHK.transpose(1, 2)
 
 
-def _rows_of(x_BTD: Tensor, patches_BV: Tensor, prefix: int) -> Tensor:
+def _select_rows(x_BTD: Tensor, patches_BV: Tensor, prefix: int) -> Tensor:
     """Return the rows of the prefix tokens and of the given patches; one image stands for all."""
     x_BTD = x_BTD.expand(len(patches_BV), -1, -1)
-    return torch.cat([x_BTD[:, :prefix], _select(x_BTD[:, prefix:], patches_BV)], 1)
+    return torch.cat([x_BTD[:, :prefix], _gather_patches(x_BTD[:, prefix:], patches_BV)], 1)
 
 
-def _select(x_BND: Tensor, index_BV: Tensor) -> Tensor:
+def _gather_patches(x_BND: Tensor, index_BV: Tensor) -> Tensor:
     """Return the rows of each image at its indices, (B, V, D)."""
     return x_BND.gather(1, index_BV[:, :, None].expand(-1, -1, x_BND.shape[2]))
 
@@ -286,7 +286,7 @@ def _partial_incompatibility(anatomy: Anatomy) -> str | None:
     who = "objective 'mae' shows the model some of the patches, and"
     if anatomy.patch.component is not LinearPatches:
         return f"{who} patch '{anatomy.patch.type}' reads the pixels of others; use patch 'linear'"
-    for part in choices_of(anatomy.position):
+    for part in flatten_choice(anatomy.position):
         component: Any = part.component
         if component.needs_bias or component.bias is not Position.bias:
             return f"{who} position '{part.type}' adds a bias for every pair of them; use another position"

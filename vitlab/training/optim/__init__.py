@@ -105,7 +105,7 @@ class Optimizer(ABC):
         """Return the groups, split by what this optimizer does with the parameters of a group.
 
         By default all parameters have one rule.  An optimizer with several splits the groups by name
-        (:func:`split_groups`), and finds its rule for each group in ``build``;
+        (:func:`split_by_settings`), and finds its rule for each group in ``build``;
         :func:`hidden_matrices` names the parameters for rules of matrices.
         """
         return groups
@@ -159,7 +159,7 @@ class Composite(torch.optim.Optimizer):
             part.load_state_dict(state)
 
 
-def fused(groups: Sequence[Group]) -> bool:
+def supports_fused(groups: Sequence[Group]) -> bool:
     """Return True if torch has a fused optimizer kernel for these parameters, which is several times faster.
 
     Fused and unfused updates differ in the last bits, so the choice depends on device and dtype alone.
@@ -169,7 +169,7 @@ def fused(groups: Sequence[Group]) -> bool:
 
 
 @cache
-def eager(kind: type[Any]) -> Callable[..., torch.optim.Optimizer]:
+def without_compile_hooks(kind: type[Any]) -> Callable[..., torch.optim.Optimizer]:
     """Return an optimizer class without the hooks of ``torch.compile``, which no training applies to an optimizer.
 
     The first call of a hook imports torch._dynamo, which takes nearly as long as importing torch.
@@ -202,7 +202,7 @@ def decay_groups(model: nn.Module, weight_decay: float, declared: Collection[str
     return [group for group in groups if group["params"]]
 
 
-def layer_groups(groups: Sequence[Group], layers: Mapping[str, int], factor: float) -> list[Group]:
+def split_by_layer(groups: Sequence[Group], layers: Mapping[str, int], factor: float) -> list[Group]:
     """Split groups by layer, with a learning rate ``factor`` times the rate of the next deeper layer.
 
     Args:
@@ -217,10 +217,10 @@ def layer_groups(groups: Sequence[Group], layers: Mapping[str, int], factor: flo
     def scale(name: str, group: Group) -> Mapping[str, object]:
         return {"lr_scale": group.get("lr_scale", 1.0) * factor ** (deepest - layers[name])}
 
-    return split_groups(groups, scale)
+    return split_by_settings(groups, scale)
 
 
-def split_groups(groups: Sequence[Group], changes: Callable[[str, Group], Mapping[str, object]]) -> list[Group]:
+def split_by_settings(groups: Sequence[Group], changes: Callable[[str, Group], Mapping[str, object]]) -> list[Group]:
     """Split groups so that the parameters of a group have equal further settings.
 
     Args:
@@ -307,7 +307,7 @@ class LossScaling:
         self._scaler.update()
         self._skipped += ~norm.isfinite()
 
-    def take_skipped(self) -> float:
+    def pop_skipped_steps(self) -> float:
         """Return the number of steps skipped since the last call."""
         skipped = float(self._skipped)
         self._skipped.zero_()

@@ -11,7 +11,17 @@ from pydantic import Field
 from torch import Tensor
 
 from vitlab.data.torchvision_import import torchvision
-from vitlab.training.optim import Beta, Decay, Group, Optimizer, Rate, Small, WeightAverage, eager, optimizer
+from vitlab.training.optim import (
+    Beta,
+    Decay,
+    Group,
+    Optimizer,
+    Rate,
+    Small,
+    WeightAverage,
+    optimizer,
+    without_compile_hooks,
+)
 
 
 @optimizer.register("lamb")
@@ -41,7 +51,7 @@ class Lamb(Optimizer):
         torchvision()  # timm imports torchvision, whose import may need a workaround
         from timm.optim.lamb import Lamb as TimmLamb
 
-        return eager(TimmLamb)(groups, lr=self.lr, betas=self.betas, eps=self.eps, max_grad_norm=None)
+        return without_compile_hooks(TimmLamb)(groups, lr=self.lr, betas=self.betas, eps=self.eps, max_grad_norm=None)
 
 
 @optimizer.register("lion")
@@ -69,7 +79,7 @@ class Lion(Optimizer):
         torchvision()  # timm imports torchvision, whose import may need a workaround
         from timm.optim.lion import Lion as TimmLion
 
-        built = eager(TimmLion)(groups, lr=self.lr, betas=self.betas)
+        built = without_compile_hooks(TimmLion)(groups, lr=self.lr, betas=self.betas)
         built.joint_safe = True  # type: ignore[attr-defined]  # elementwise, without a counter of steps
         return built
 
@@ -113,7 +123,7 @@ class Soap(Optimizer):
         """Build pytorch-optimizer's SOAP."""
         from pytorch_optimizer import SOAP
 
-        built = eager(SOAP)(
+        built = without_compile_hooks(SOAP)(
             groups,
             lr=self.lr,
             betas=self.betas,
@@ -166,7 +176,7 @@ class ScheduleFree(Optimizer):
         """Build schedulefree's AdamW in its training mode."""
         from schedulefree import AdamWScheduleFree
 
-        built = eager(AdamWScheduleFree)(groups, lr=self.lr, betas=self.betas, eps=self.eps)
+        built = without_compile_hooks(AdamWScheduleFree)(groups, lr=self.lr, betas=self.betas, eps=self.eps)
         built.train()  # type: ignore[attr-defined]
         return built
 

@@ -21,11 +21,11 @@ from vitlab.training.optim import (
     Optimizer,
     Rate,
     Small,
-    eager,
-    fused,
     hidden_matrices,
     optimizer,
-    split_groups,
+    split_by_settings,
+    supports_fused,
+    without_compile_hooks,
 )
 
 
@@ -49,23 +49,23 @@ class BatchedMuon(torch.optim.Muon):
                 if p.grad is not None:
                     by_shape[p.shape].append(p)
             for params in by_shape.values():
-                self._step(params, group)
+                self._step_one_shape(params, group)
 
-    def _step(self, params: list[Tensor], group: Group) -> None:
+    def _step_one_shape(self, params: list[Tensor], group: Group) -> None:
         """Take a step of parameters of one shape."""
         rows, columns = params[0].shape
-        stacked_NMK = torch.stack(self._momentum(params, group)).view(-1, rows // group["maps"], columns)
+        stacked_NMK = torch.stack(self._update_momentum(params, group)).view(-1, rows // group["maps"], columns)
         if group["ns_precision"] == "bfloat16":
             stacked_NMK = stacked_NMK.bfloat16()
         # All maps of one shape in one iteration, also of several trainings.
         o_NMK = orthogonalise(stacked_NMK, group["ns_coefficients"], group["ns_steps"], group["eps"])
         o_NMK = o_NMK.to(params[0].dtype)
-        steps = list((o_NMK * self._scale(o_NMK, params, group)).view(-1, rows, columns).unbind())
+        steps = list((o_NMK * self._step_factors(o_NMK, params, group)).view(-1, rows, columns).unbind())
         # Decoupled decay comes before the step, as in torch's Muon.
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(params, steps, alpha=-group["lr"])
 
-    def _momentum(self, params: list[Tensor], group: Group) -> list[Tensor]:
+    def _update_momentum(self, params: list[Tensor], group: Group) -> list[Tensor]:
         """Update the averages of the gradients, and return the matrices to be orthogonalised."""
         for p in params:
             if "momentum_buffer" not in self.state[p]:
@@ -75,7 +75,7 @@ class BatchedMuon(torch.optim.Muon):
         torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
         return list(torch._foreach_lerp(gradients, averages, group["momentum"])) if group["nesterov"] else averages
 
-    def _scale(self, o_NMK: Tensor, params: list[Tensor], group: Group) -> Tensor | float:
+    def _step_factors(self, o_NMK: Tensor, params: list[Tensor], group: Group) -> Tensor | float:
         """Return the factors of orthogonal matrices that make them steps at a learning rate of 1."""
         rows, columns = o_NMK.shape[1:]
         if group["adjust_lr_fn"] == "original":
@@ -88,7 +88,7 @@ class BatchedNorMuon(BatchedMuon):
 
     eps = 1e-10
 
-    def _scale(self, o_NMK: Tensor, params: list[Tensor], group: Group) -> Tensor:
+    def _step_factors(self, o_NMK: Tensor, params: list[Tensor], group: Group) -> Tensor:
         rows, columns = o_NMK.shape[1:]
         for p in params:
             if "row_square" not in self.state[p]:
@@ -145,7 +145,7 @@ class Muon(Optimizer):
 
     matrix_optimizer: ClassVar[type[Any]] = BatchedMuon
 
-    def settings(self) -> Mapping[str, object]:
+    def matrix_settings(self) -> Mapping[str, object]:
         """Return the settings of the groups of matrices beside the settings of torch's Muon."""
         return {"ns_precision": self.ns_precision}
 
@@ -155,10 +155,10 @@ class Muon(Optimizer):
 
         def changes(name: str, group: Group) -> Mapping[str, object]:
             if name in matrices:
-                return {"maps": matrices[name], **self.settings()}
+                return {"maps": matrices[name], **self.matrix_settings()}
             return {"lr_scale": self.adamw_scale}
 
-        return split_groups(groups, changes)
+        return split_by_settings(groups, changes)
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
         """Build the optimizer of the matrices and torch's AdamW."""
@@ -167,7 +167,7 @@ class Muon(Optimizer):
         parts = []
         if matrices:
             parts.append(
-                eager(self.matrix_optimizer)(  # type: ignore[arg-type]  # mypy sees no hash of a class in a variable
+                without_compile_hooks(self.matrix_optimizer)(  # type: ignore[arg-type]  # mypy sees no hash of a class in a variable
                     matrices,
                     lr=self.lr,
                     momentum=self.momentum,
@@ -178,7 +178,11 @@ class Muon(Optimizer):
             )
         if rest:
             betas, eps = self.adamw_betas, self.adamw_eps
-            parts.append(eager(torch.optim.AdamW)(rest, lr=self.lr, betas=betas, eps=eps, fused=fused(rest)))
+            parts.append(
+                without_compile_hooks(torch.optim.AdamW)(
+                    rest, lr=self.lr, betas=betas, eps=eps, fused=supports_fused(rest)
+                )
+            )
         return Composite(parts)
 
 
@@ -206,9 +210,9 @@ class NorMuon(Muon):
 
     matrix_optimizer = BatchedNorMuon
 
-    def settings(self) -> Mapping[str, object]:
+    def matrix_settings(self) -> Mapping[str, object]:
         """Return the settings of Muon, and the decay rate of the squares."""
-        return {**super().settings(), "beta2": self.beta2}
+        return {**super().matrix_settings(), "beta2": self.beta2}
 
 
 def orthogonalise(x_NMK: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:

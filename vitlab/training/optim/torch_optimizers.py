@@ -9,7 +9,17 @@ from typing import Annotated, Any, ClassVar
 import torch
 from pydantic import Field
 
-from vitlab.training.optim import Beta, Decay, Group, Optimizer, Rate, Small, eager, fused, optimizer
+from vitlab.training.optim import (
+    Beta,
+    Decay,
+    Group,
+    Optimizer,
+    Rate,
+    Small,
+    optimizer,
+    supports_fused,
+    without_compile_hooks,
+)
 
 
 @dataclass(kw_only=True)
@@ -30,7 +40,9 @@ class _Adam(Optimizer):
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
         """Build torch's optimizer."""
-        return eager(self.torch_class)(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=fused(groups))
+        return without_compile_hooks(self.torch_class)(
+            groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=supports_fused(groups)
+        )
 
 
 @optimizer.register("adamw")
@@ -71,8 +83,8 @@ class SGD(Optimizer):
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
         """Build torch's SGD with momentum."""
         nesterov = self.nesterov and self.momentum > 0  # equal without momentum, where torch refuses nesterov
-        return eager(torch.optim.SGD)(
-            groups, lr=self.lr, momentum=self.momentum, nesterov=nesterov, fused=fused(groups)
+        return without_compile_hooks(torch.optim.SGD)(
+            groups, lr=self.lr, momentum=self.momentum, nesterov=nesterov, fused=supports_fused(groups)
         )
 
 
@@ -101,4 +113,6 @@ class Adafactor(Optimizer):
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
         """Build torch's Adafactor."""
         eps = (None, self.min_scale)
-        return eager(torch.optim.Adafactor)(groups, lr=self.lr, beta2_decay=self.beta2_decay, eps=eps, d=self.clip)
+        return without_compile_hooks(torch.optim.Adafactor)(
+            groups, lr=self.lr, beta2_decay=self.beta2_decay, eps=eps, d=self.clip
+        )
