@@ -57,7 +57,7 @@ def _restore_plugin_files() -> Iterator[None]:
     yield
     for module, file in _loaded_files().items():
         if module not in before:
-            sys.modules["vitlab.registry.file_loader"].unload(file)
+            sys.modules["vitlab.registry.file_loader"].unregister_file(file)
 
 
 def _loaded_files() -> dict[str, Any]:

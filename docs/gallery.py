@@ -25,7 +25,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitlab.planning.packaged import header, packaged_studies
+from vitlab.planning.packaged import packaged_studies, read_header
 from vitlab.report.comparison import MEANINGS
 from vitlab.report.document import Report
 from vitlab.report.formats import markdown, markdown_table
@@ -102,7 +102,9 @@ def document(study: str) -> Report:
 
 def command(study: str) -> str:
     """Return the command that runs a packaged study."""
-    match = re.search(rf"(?:\w+=\S+ )?vitlab run {study}\b(?: --set \S+)*", header(packaged_studies()[study])["Run"])
+    match = re.search(
+        rf"(?:\w+=\S+ )?vitlab run {study}\b(?: --set \S+)*", read_header(packaged_studies()[study])["Run"]
+    )
     assert match is not None, f"{study}: the header names no command after 'Run'"
     return match[0]
 
@@ -121,7 +123,7 @@ def _index(stored: list[str]) -> Iterator[str]:
         "sentences, figures and numbers of the report, and the files that they come from.\n"
     )
     for name in stored:
-        report, head = document(name), header(packaged_studies()[name])
+        report, head = document(name), read_header(packaged_studies()[name])
         yield f"## [{name}]({name}.md)\n"
         yield f"{markdown(report.question)}\n"
         yield f"{_finding(name)}\n"
@@ -131,14 +133,14 @@ def _index(stored: list[str]) -> Iterator[str]:
         "No results of these studies are stored here yet. Where the header of a study (`vitlab show study NAME`) has "
         "numbers, they are of a run whose results were not kept.\n"
     )
-    for name, head in ((name, header(file)) for name, file in packaged_studies().items() if name not in stored):
+    for name, head in ((name, read_header(file)) for name, file in packaged_studies().items() if name not in stored):
         state = "Numbers are in the header." if "Found" in head else "Not run yet."
         yield f"- `{name}`: {markdown(head['Question'])} {state} Cost: {markdown(_first(head['Cost']))}"
     yield ""
 
 
 def _page(study: str) -> Iterator[str]:
-    report, head = document(study), header(packaged_studies()[study])
+    report, head = document(study), read_header(packaged_studies()[study])
     analysis = report.analysis
     figures = re.findall(r"<figure>.*?</figure>", (FOLDER / study / "figures.html").read_text(encoding="utf-8"))
     yield f"# {study}\n"

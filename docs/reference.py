@@ -22,7 +22,7 @@ from vitlab.cli.show import shown_default, shown_type, study_schema
 from vitlab.comparison import MEANINGS
 from vitlab.components.head import DistilledLogits, DistilledProbabilities, Logits, Probabilities
 from vitlab.lab import Answer
-from vitlab.registry.options import arguments
+from vitlab.registry.options import parse_arguments
 from vitlab.report import api, comparison, frame
 from vitlab.report.notebook import Comparison
 from vitlab.training.artifacts import Transform
@@ -121,7 +121,7 @@ def _anchor(path: str) -> str:
 
 def _slot(name: str) -> Iterator[str]:
     component_slot = registry.slot(name)
-    built_in = [entry for entry in registry.listing(name) if entry.origin.source == registry.BUILT_IN]
+    built_in = [entry for entry in registry.list_components(name) if entry.origin.source == registry.BUILT_IN]
     contract = component_slot.contract.__qualname__
     contract = f"vitlab.plugin.{'Replay' if contract == 'Tracker' else contract}"
     yield f"# Slot `{name}`\n"
@@ -168,7 +168,7 @@ def _options(fields: dict[str, Any], schema: dict[str, Any]) -> Iterator[str]:
 
 def _split_sections(text: str) -> tuple[str, dict[str, str]]:
     """Return a docstring's prose and the entries of its "Args:" section."""
-    return re.split(r"\n+(?:Args|Raises|Returns):\n", text)[0], arguments(text)
+    return re.split(r"\n+(?:Args|Raises|Returns):\n", text)[0], parse_arguments(text)
 
 
 def _python() -> Iterator[str]:

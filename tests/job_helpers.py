@@ -64,10 +64,10 @@ def run_spec(
 ) -> TrialResult:
     """Run the trial of a spec by the loop, which must end well, and return its result."""
     from vitlab.data.prepare import data_info  # these import torch
-    from vitlab.identity.code import code_of_modules, modules_of_spec
+    from vitlab.identity.code import modules_of_spec, trial_code_digest
 
     resolved = TrialSpec.model_validate(spec)
-    code = code_of_modules(modules_of_spec(resolved), needs)
+    code = trial_code_digest(modules_of_spec(resolved), needs)
     trial = Trial(resolved, seeds, (), data_info(resolved.data).content, needs, key=key, code=code)
     result = run_trial(trial, folder, settings)
     assert result is not None and result.status == "done"

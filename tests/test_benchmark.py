@@ -21,7 +21,7 @@ from vitlab.driver.session import Session, Watch
 from vitlab.engines.vmap import Vmap
 from vitlab.lab import plan_study
 from vitlab.planning.values import EngineBenchmark
-from vitlab.spec.tree import parsed
+from vitlab.spec.tree import parse_as
 from vitlab.store.folders import Store
 
 STUDY: dict[str, Any] = {
@@ -187,7 +187,7 @@ def test_benchmark_output_and_stored_choice() -> None:
     assert probe.summary == (
         "engine vmap: 12,000 images/s of a worker, 16 trials together, 900 by loop; not batch_last: it is not known."
     )
-    assert parsed(EngineBenchmark, json.loads(json.dumps(asdict(probe)))) == probe
+    assert parse_as(EngineBenchmark, json.loads(json.dumps(asdict(probe)))) == probe
 
 
 def test_benchmark_of_gpu_runs_to_its_end_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

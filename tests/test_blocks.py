@@ -227,7 +227,7 @@ def test_arms_and_blocks_dropped_after_the_first_run_still_count(tmp_path: Path)
     """Without arm b, the verdict on arm a is corrected for both; without a data set, it is exploratory."""
     from synthetic_studies import study
 
-    from vitlab.planning.registration import registration
+    from vitlab.planning.registration import make_registration
     from vitlab.planning.values import Arm
     from vitlab.report.comparison import summary
     from vitlab.report.frame import StudyResults
@@ -244,7 +244,7 @@ def test_arms_and_blocks_dropped_after_the_first_run_still_count(tmp_path: Path)
         values = {arm.name: draws.normal(0.9, 0.01, 3).tolist() for arm in arms}
         folder = tmp_path / str(len(found))
         plan, store = study(folder, values, planned_arms=tuple(arms), registered=registered)
-        registered = registered or registration(plan)
+        registered = registered or make_registration(plan)
         found.append(over_blocks(plan, summary(StudyResults.read(plan, store))))
     assert [[(row.arm, row.family, row.remark) for row in rows] for rows in found] == [
         [("a", 2, ""), ("b", 2, "")],

@@ -23,7 +23,7 @@ from vitlab.data.datasets import dataset
 from vitlab.data.prepare import prepare
 from vitlab.errors import OptionError, Refused
 from vitlab.identity import source
-from vitlab.identity.code import closure, code_digest, modules_of, refresh
+from vitlab.identity.code import clear_caches, component_modules, modules_digest, transitive_digests
 from vitlab.lab import Answer
 from vitlab.planning.values import Trial
 from vitlab.spec import STREAMS
@@ -65,7 +65,7 @@ def forget_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
     importlib.invalidate_caches()
-    refresh()
+    clear_caches()
 
 
 def study(folder: Path, part: str | None = None, **run: Any) -> Path:
@@ -188,12 +188,12 @@ def test_digest_follows_sister_packages_and_foreign_base_classes(tmp_path: Path)
     )
     importlib.invalidate_caches()
     importlib.import_module("acme_vit")
-    modules = modules_of([mlp.resolve("acme")])
-    assert {"acme_vit", "acme_core.parts", "acme_hidden", "acme_numbers"} <= set(closure(modules))
+    modules = component_modules([mlp.resolve("acme")])
+    assert {"acme_vit", "acme_core.parts", "acme_hidden", "acme_numbers"} <= set(transitive_digests(modules))
 
     def digest() -> str:
-        refresh()
-        return code_digest(modules_of([mlp.resolve("acme")]))
+        clear_caches()
+        return modules_digest(component_modules([mlp.resolve("acme")]))
 
     digests = [digest()]
     for file in (base, numbers, hidden):
@@ -207,14 +207,14 @@ def test_digest_follows_modules_behind_star_import(tmp_path: Path) -> None:
     for number, name in (("one", "a"), ("two", "b"), ("three", "c")):
         write(tmp_path / "starry" / f"{number}.py", f"{name} = 1\n")
     write(tmp_path / "star_gazer.py", "from starry import *\n")
-    assert {"starry.one", "starry.two", "starry.three"} <= set(closure(["star_gazer"]))
+    assert {"starry.one", "starry.two", "starry.three"} <= set(transitive_digests(["star_gazer"]))
 
 
 def test_digest_of_mutually_importing_packages_terminates(tmp_path: Path) -> None:
     write(tmp_path / "ring_a" / "__init__.py", "from ring_b import name\n")
     write(tmp_path / "ring_b" / "__init__.py", "from ring_a import name\n")
     write(tmp_path / "ring_user.py", "from ring_a import name\n")
-    assert {"ring_user", "ring_a"} <= set(closure(["ring_user"]))
+    assert {"ring_user", "ring_a"} <= set(transitive_digests(["ring_user"]))
 
 
 def install(site: Path, name: str, version: str, recorded: Mapping[str, Any] | None = None) -> Path:
@@ -247,12 +247,12 @@ def test_installed_packages_count_by_version(
     write(tmp_path / "standing.py", "def f():\n    import base_pkg, torch, json, yaml\n    from PIL import Image\n")
 
     def digest() -> str:
-        refresh()
+        clear_caches()
         importlib.invalidate_caches()
-        return code_digest(frozenset({"standing"}))
+        return modules_digest(frozenset({"standing"}))
 
     first = digest()
-    assert set(closure({"standing"})) == {"standing", "base_pkg" if as_text else "base==1.0"}
+    assert set(transitive_digests({"standing"})) == {"standing", "base_pkg" if as_text else "base==1.0"}
     write(package, "x = 2\n")
     edited = digest()
     assert (edited != first) == as_text
@@ -277,11 +277,11 @@ def test_pinned_packages_are_requirements_of_vitlab() -> None:
 def test_unparsable_text_counts_by_bytes(tmp_path: Path) -> None:
     write(tmp_path / "asker.py", "try:\n    import spoilt\nexcept SyntaxError:\n    pass\n")
     spoilt = write(tmp_path / "spoilt.py", "def (:\n")
-    refresh()
-    first = code_digest(frozenset({"asker"}))
+    clear_caches()
+    first = modules_digest(frozenset({"asker"}))
     write(spoilt, "def ):\n")
-    refresh()
-    assert code_digest(frozenset({"asker"})) != first
+    clear_caches()
+    assert modules_digest(frozenset({"asker"})) != first
 
 
 # -- loaded code ------------------------------------------------------------------------------------------------------
@@ -351,7 +351,7 @@ def test_reloaded_data_set_reads_images_again(tmp_path: Path, monkeypatch: pytes
     seeds = dict.fromkeys(STREAMS, 0)
 
     def brightest() -> int:
-        refresh()
+        clear_caches()
         return int(prepare(dataset.resolve({"type": "shades"}), seeds).train.pixels_MCHW.max())  # type: ignore[union-attr]
 
     assert brightest() > 10
@@ -394,22 +394,28 @@ def test_loaded_code_continues_if_digest_is_known(tmp_path: Path) -> None:
     """As in workers forked before an edit of vitlab: trials planned before it still run."""
     module = write(tmp_path / "forked.py", component("forked", 1))
     importlib.import_module("forked")
-    refresh()
-    before = code_digest(frozenset({"forked"}), source.loaded)
-    assert before == code_digest(frozenset({"forked"}))
+    clear_caches()
+    before = modules_digest(frozenset({"forked"}), source.read_imported)
+    assert before == modules_digest(frozenset({"forked"}))
     write(module, component("forked", 555))
-    refresh()
-    assert code_digest(frozenset({"forked"}), source.loaded) == before != code_digest(frozenset({"forked"}))
+    clear_caches()
+    assert (
+        modules_digest(frozenset({"forked"}), source.read_imported) == before != modules_digest(frozenset({"forked"}))
+    )
 
 
 def test_edit_of_vitlab_does_not_disturb_running_study(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its driver plans again after every stage, and its workers are forked from a process started with the driver."""
-    digest = closure({"vitlab.training.loop"})
+    digest = transitive_digests({"vitlab.training.loop"})
     file = Path(sys.modules["vitlab.training.loop"].__file__ or "")
     monkeypatch.setattr(source, "stamp_of", lambda path: None if path == file else imports.stamp_of(path))
-    refresh()
-    assert closure({"vitlab.training.loop"}) == closure({"vitlab.training.loop"}, source.loaded) == digest
-    assert closure({"vitlab.training.loop"}, source.parse) != digest
+    clear_caches()
+    assert (
+        transitive_digests({"vitlab.training.loop"})
+        == transitive_digests({"vitlab.training.loop"}, source.read_imported)
+        == digest
+    )
+    assert transitive_digests({"vitlab.training.loop"}, source.read_current) != digest
 
 
 def test_two_versions_of_plugin_file_are_distinguished(tmp_path: Path) -> None:

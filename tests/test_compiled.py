@@ -17,7 +17,7 @@ from torch import Tensor
 from vitlab.engines import supported_engine
 from vitlab.engines.base import Loop, train
 from vitlab.engines.compiled import Compiled, CompiledVmap
-from vitlab.planning.engine_choice import engine_of, group_trials
+from vitlab.planning.engine_choice import choose_engine, group_trials
 from vitlab.planning.values import Planned
 from vitlab.registry import slot
 
@@ -79,7 +79,7 @@ def test_part_that_breaks_graph_is_trained_by_loop_with_reason(tmp_path: Path, m
 
 def test_compiled_trains_one_trial_at_a_time() -> None:
     planned = [Planned("a", seed, trial(seed, ema={"decay": 0.9})) for seed in range(3)]
-    assert engine_of(planned[0].trial, "compiled", lambda _: None, {}).engine == "compiled"
+    assert choose_engine(planned[0].trial, "compiled", lambda _: None, {}).engine == "compiled"
     groups = group_trials(planned, 1, "compiled", lambda _: None)
     assert [(engine, len(group)) for engine, group in groups] == [("compiled", 1)] * 3
     engine, _, note = supported_engine("compiled", training(precision="fp64"))

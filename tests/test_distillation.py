@@ -32,7 +32,7 @@ from vitlab.cli.plan import plan_command as command
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import SpecError, WeightsError
 from vitlab.geometry import DataInfo
-from vitlab.identity.code import code_of_modules, modules_of_spec
+from vitlab.identity.code import modules_of_spec, trial_code_digest
 from vitlab.lab import Answer, plan_study
 from vitlab.planning import sources
 from vitlab.planning.values import Plan
@@ -404,12 +404,12 @@ def test_distillation_code_is_only_in_digest_of_students(taught: Answer, tmp_pat
     student, teacher = taught.plan.trials[0].trial, taught.plan.prerequisites[0]
     keys = [[trial.spec.plain(), trial.needs] for trial in (student, teacher)]
     code = (
-        "import json; from vitlab.identity.code import code_of_modules, modules_of_spec; from vitlab.spec import TrialSpec; "
-        f"print(*[code_of_modules(modules_of_spec(TrialSpec.model_validate(spec)), needs) for spec, needs in json.loads({json.dumps(keys)!r})])"
+        "import json; from vitlab.identity.code import trial_code_digest, modules_of_spec; from vitlab.spec import TrialSpec; "
+        f"print(*[trial_code_digest(modules_of_spec(TrialSpec.model_validate(spec)), needs) for spec, needs in json.loads({json.dumps(keys)!r})])"
     )
     done = warm.python(code, tmp_path, os.environ)  # it finds the copy in its folder
     assert done.returncode == 0, done.stderr
-    assert [code_of_modules(modules_of_spec(trial.spec), trial.needs) for trial in (student, teacher)] == [
+    assert [trial_code_digest(modules_of_spec(trial.spec), trial.needs) for trial in (student, teacher)] == [
         student.code,
         teacher.code,
     ]
@@ -658,12 +658,12 @@ def test_split_search_ends_for_cycles_and_foreign_files(taught: Answer, monkeypa
     for file, dependency in (("/out/trials/a/c/w.safetensors", "a/c"), ("/w.safetensors", "b/c")):
         spec = {**teacher.to_json(), "needs": {"init_from": dependency}}
         monkeypatch.setattr(sources, "read_json", lambda path, spec=spec: spec)
-        assert sources._has_seen(Path(file), trial, Seeds()) == ""
+        assert sources._find_leak_of_file(Path(file), trial, Seeds()) == ""
     around = {"a": "b/c", "b": "a/c"}
     monkeypatch.setattr(
         sources, "read_json", lambda path: {**teacher.to_json(), "needs": {"teacher": around[path.parts[3]]}}
     )
-    assert sources._has_seen(Path("/out/trials/a/c/w.safetensors"), trial, Seeds()) == ""
+    assert sources._find_leak_of_file(Path("/out/trials/a/c/w.safetensors"), trial, Seeds()) == ""
 
 
 # -- plans ------------------------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def test_reference_has_every_component_and_option(name: str, reference: dict[str
     """The reference is the signatures, without vitlab's own schema."""
     text = reference[f"reference/{name}.md"]
     sections = dict(re.findall(r"(?ms)^## `(\w+)` \{#\w+\}\n(.*?)(?=^## |\Z)", text))
-    registered = {entry.name for entry in registry.listing(name) if entry.origin.source == registry.BUILT_IN}
+    registered = {entry.name for entry in registry.list_components(name) if entry.origin.source == registry.BUILT_IN}
     assert set(sections) == registered and registered
     for component, section in sections.items():
         cls = registry.slot(name).get(f"{registry.BUILT_IN}:{component}")

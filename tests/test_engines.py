@@ -38,12 +38,12 @@ from vitlab.planning.engine_choice import (
     MAX_VALUES,
     MIN_COMPILED_STEPS,
     batch_key,
-    engine_of,
+    choose_engine,
     group_trials,
-    shape,
+    shape_digest,
 )
 from vitlab.planning.values import Planned, Trial
-from vitlab.registry import listing, slot
+from vitlab.registry import list_components, slot
 from vitlab.runner.attempt import Attempt
 from vitlab.runner.job import Settings
 from vitlab.spec import STREAMS, Choice, TrainSpec, TrialSpec
@@ -212,7 +212,7 @@ def options() -> list[Any]:
     plain: dict[str, Any] = {"drop": 0.0, "drop_path": 0.0}  # draws take most of the time of so small a model
     small = {"resnet": {"type": "resnet", "layers": [1, 2, 1]}}  # a narrow one has groups of one value, all rounding
     for name in ("position", "block", "attention", "mlp", "norm", "patch"):
-        for entry in listing(name):
+        for entry in list_components(name):
             if getattr(slot(name).get(entry.name), "vmap_safe", True):
                 choice = small.get(entry.name, entry.name)
                 cases.append(pytest.param({**plain, name: choice}, {}, id=f"{name}-{entry.name}"))
@@ -226,7 +226,7 @@ def options() -> list[Any]:
         cases.append(pytest.param({**plain, "head": head}, {}, id=f"head-{head}"))
     cases.append(pytest.param({**plain, "head": {"type": "linear", "pool": "map"}}, {}, id="pool-map"))
     for name in ("optimizer", "schedule", "loss"):
-        for entry in listing(name):
+        for entry in list_components(name):
             if entry.name == "soap":
                 continue  # rounding decides on the axes of its bases that the first gradient leaves undetermined
             choice = {"type": entry.name, "lr": 1e-3} if name == "optimizer" else {"type": entry.name}
@@ -655,7 +655,7 @@ def test_speed_key_depends_on_picture_crops_only() -> None:
     augments: list[list[Any]] = [[], ["flip"], ["random_resized_crop"], [cut], [{**cut, "scale": [0.5, 1.0]}, "flip"]]
     data = {"type": "image_folder", "root": "nowhere", "num_classes": 2}
     plain, flipped, cropped, pictures, others = (
-        shape(replace(trial(0), spec=trial(0).spec.model_copy(update={"data": Choice.of(choice.plain())})))
+        shape_digest(replace(trial(0), spec=trial(0).spec.model_copy(update={"data": Choice.of(choice.plain())})))
         for choice in (slot("dataset").resolve({**data, "augment": augment}) for augment in augments)
     )
     assert plain == flipped == cropped != pictures == others
@@ -663,7 +663,7 @@ def test_speed_key_depends_on_picture_crops_only() -> None:
 
 def test_engine_is_function_of_trial() -> None:
     def engine(engine_name: str, work: Work | None, **train: Any) -> str:
-        return engine_of(trial(0, **train), engine_name, lambda _: work).engine
+        return choose_engine(trial(0, **train), engine_name, lambda _: work).engine
 
     most = MAX_VALUES // TRAIN["batch_size"]
     assert [engine("auto", Work(values)) for values in (most, most + 1)] == ["vmap", "loop"]
@@ -687,7 +687,7 @@ def test_engine_is_function_of_trial() -> None:
 def test_engine_on_gpu_is_cohort_of_models_too_small_for_it() -> None:
     def engine(values: int | None, **train: Any) -> str:
         work = None if values is None else Work(values, 1)
-        choice = engine_of(trial(0, **train), "auto", lambda _: work, device="cuda")
+        choice = choose_engine(trial(0, **train), "auto", lambda _: work, device="cuda")
         assert train.get("ema") or values is None or f"{values * TRAIN['batch_size']:,} values" in choice.reason
         return choice.engine
 

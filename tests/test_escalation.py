@@ -18,7 +18,7 @@ import vitlab
 from vitlab import lab
 from vitlab.comparison.study import refusals
 from vitlab.errors import SpecError
-from vitlab.planning.registration import changes, registration, with_registration
+from vitlab.planning.registration import analysis_changes, make_registration, with_registration
 from vitlab.planning.values import Arm, Looks, Plan
 from vitlab.report.comparison import inconclusive_arms
 from vitlab.spec import Analysis, Study
@@ -139,11 +139,11 @@ def test_inconclusive_arms_get_more_seeds_and_decided_ones_do_not(tmp_path, monk
 def test_escalation_added_later_is_exploratory(tmp_path):
     _, before = lab.plan_study(study(tmp_path, 2), out=tmp_path)
     _, after = lab.plan_study(study(tmp_path, {"count": 2, "escalate_to": 3}), out=tmp_path)
-    earlier = replace(before, registered=registration(before))
-    assert changes(with_registration(after, earlier, lambda key, code: True)) == [
+    earlier = replace(before, registered=make_registration(before))
+    assert analysis_changes(with_registration(after, earlier, lambda key, code: True)) == [
         "the results were to be judged once, and are judged at 2 and 3 seeds"
     ]
-    assert changes(with_registration(after, earlier, lambda key, code: False)) == []
+    assert analysis_changes(with_registration(after, earlier, lambda key, code: False)) == []
 
 
 def test_invalid_seed_counts_are_refused_with_place(tmp_path):
@@ -175,7 +175,7 @@ def registered_study(root: Path, arms: dict[str, list[float | None]], names: Seq
     """Return a study of two stages whose first run had only some of its arms."""
     plan, store = synthetic_studies.study(root, arms, looks=SEEDS)
     few = replace(plan, arms=tuple(arm for arm in plan.arms if arm.name in names))
-    return replace(plan, registered=registration(few)), store
+    return replace(plan, registered=make_registration(few)), store
 
 
 def test_escalation_waits_for_all_registered_trials(tmp_path):

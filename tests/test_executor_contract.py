@@ -23,7 +23,7 @@ from vitlab.executors import Executor, Job, JobEnd, executor, worker
 from vitlab.executors.inline import Inline
 from vitlab.executors.local import Local
 from vitlab.spec import RunSpec
-from vitlab.spec.tree import parsed
+from vitlab.spec.tree import parse_as
 from vitlab.store.files import read_json
 from vitlab.store.result import Ending
 from vitlab.testing import check_component
@@ -313,4 +313,4 @@ def test_job_survives_its_file(tmp_path: Path) -> None:
     settings = replace(one.settings, plugins=("/a/b.py",), threads=3, engine="vmap")
     work = Job(one.trials + other.trials, settings, timeout_s=2.5, gpu=0.5)
     data = json.loads(json.dumps(worker._to_json(work, "runner")))
-    assert (parsed(Job, data["job"]), data["runner"]) == (work, "runner")
+    assert (parse_as(Job, data["job"]), data["runner"]) == (work, "runner")

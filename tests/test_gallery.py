@@ -16,7 +16,7 @@ import synthetic_studies
 from scipy import stats
 from test_docs import ROOT, docs_module
 
-from vitlab.planning.packaged import header, packaged_studies
+from vitlab.planning.packaged import packaged_studies, read_header
 from vitlab.planning.study_folder import read_plan
 from vitlab.planning.values import Plan
 from vitlab.report import Report, phrasing
@@ -95,7 +95,7 @@ def test_differences_equal_independent_statistics(study: str) -> None:
 def test_findings_in_header_are_on_page(study: str) -> None:
     """A number is one of the arms that its clause names, or of the literature in the same header."""
     plan, _, _, doc = stored(study)
-    head = header(packaged_studies()[study])
+    head = read_header(packaged_studies()[study])
     laws = [cell for name in ("scaling", "blocks") for column in section_columns(name, doc) for cell in column.cells]
     everywhere = numbers(head["Expect"], "\n".join(doc["notes"]), *laws, *baseline_texts(plan, doc))
     texts = {row["arm"]: list(arm_texts(row["arm"], plan, doc)) for row in doc["arms"]}
@@ -110,7 +110,7 @@ def test_findings_in_header_are_on_page(study: str) -> None:
 
 @pytest.mark.parametrize("study", [name for name in packaged_studies() if "/" not in name])
 def test_finding_in_table_of_studies_is_that_of_header(study: str, pages: dict[str, str]) -> None:
-    head, finding = header(packaged_studies()[study]), docs_module("gallery").finding(study)
+    head, finding = read_header(packaged_studies()[study]), docs_module("gallery").finding(study)
     assert (finding == "not run yet") == ("Found" not in head)
     assert not (missing := numbers(finding) - numbers(head.get("Found", ""))), missing
     if study in STUDIES:

@@ -27,7 +27,7 @@ from vitlab.registry import slot
 from vitlab.runner.job import Settings
 from vitlab.runner.models import load_model
 from vitlab.spec import STREAMS
-from vitlab.spec.design import changed
+from vitlab.spec.design import apply_changes
 from vitlab.spec.trial import InitFrom
 from vitlab.store.folders import TrialFolder
 from vitlab.store.result import TrialResult
@@ -267,6 +267,6 @@ def test_smoke_run_shortens_prerequisites_too(tmp_path: Path) -> None:
 
 def test_length_overrides_length_in_prerequisite() -> None:
     base = {"train": {"epochs": 3}, "init_from": {"trial": {"train": {"images": 900}}}}
-    tree = changed(base, {"init_from.trial.train.steps": 0, "train.steps": 2}, base)
+    tree = apply_changes(base, {"init_from.trial.train.steps": 0, "train.steps": 2}, base)
     assert tree == {"train": {"steps": 2}, "init_from": {"trial": {"train": {"steps": 0}}}}
-    assert changed(base, {}, base) == base
+    assert apply_changes(base, {}, base) == base

@@ -24,7 +24,7 @@ from vitlab.driver.planning import plan_study
 from vitlab.engines import supported_engine
 from vitlab.engines.base import train as train_together
 from vitlab.errors import SpecError
-from vitlab.identity.code import closure, components, modules_of_spec
+from vitlab.identity.code import modules_of_spec, resolve_choices, transitive_digests
 from vitlab.models.contract import Model
 from vitlab.planning.resolve import Faults, Resolver
 from vitlab.registry import slot
@@ -98,7 +98,7 @@ def test_default_objective_is_outside_the_key() -> None:
     assert other.identity["train"]["objective"] == {"type": "mae", "mask_ratio": 0.5}
     assert masked.modules - without.modules == {"vitlab.training.objective.mae"}
     assert without.modules <= modules_of_spec(without.spec)
-    assert {one.slot for one in components(without.spec)} >= {"objective"}
+    assert {one.slot for one in resolve_choices(without.spec)} >= {"objective"}
 
 
 # -- MAE --------------------------------------------------------------------------------------------------------------
@@ -491,8 +491,8 @@ def test_kernels_of_parts_are_observed_once() -> None:
 
 def test_digest_covers_parts_that_are_built_by_name() -> None:
     parts = {"vitlab.components.mlp", "vitlab.components.norm", "vitlab.components.position.additive"}
-    assert parts <= closure({"vitlab.training.objective.mae"}).keys()
-    assert "vitlab.components.norm" in closure({"vitlab.components.attention.differential"})
+    assert parts <= transitive_digests({"vitlab.training.objective.mae"}).keys()
+    assert "vitlab.components.norm" in transitive_digests({"vitlab.components.attention.differential"})
 
 
 @pytest.mark.parametrize("run", ["{micro_batch_size: 4}", "{device: cpu, resources: {processes: 2}}"])

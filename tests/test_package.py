@@ -80,7 +80,7 @@ def test_public_names() -> None:
 @pytest.mark.parametrize("slot", registry.SLOT_MODULES)
 def test_built_ins_are_what_importing_every_module_registers(slot: str) -> None:
     """They are found in the text of the modules, none of which is imported for that."""
-    package = registry.slot_package(slot)
+    package = registry.import_slot(slot)
     for module in pkgutil.iter_modules(getattr(package, "__path__", []), f"{package.__name__}."):
         importlib.import_module(module.name)
     registered = {
@@ -89,12 +89,14 @@ def test_built_ins_are_what_importing_every_module_registers(slot: str) -> None:
         if source == registry.BUILT_IN
     }
     assert registered == dict(built_ins(slot)) and registered
-    assert {entry.name for entry in registry.listing(slot)} == set(registry.slot(slot).names()) >= set(registered)
+    assert (
+        {entry.name for entry in registry.list_components(slot)} == set(registry.slot(slot).names()) >= set(registered)
+    )
 
 
 def test_components_have_docstring_and_no_required_option() -> None:
     for slot in registry.SLOT_MODULES:
-        for entry in registry.listing(slot):
+        for entry in registry.list_components(slot):
             if entry.origin.source.endswith(".py"):
                 continue  # a file that another test of this process has loaded
             room = registry.slot(slot)

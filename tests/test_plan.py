@@ -19,16 +19,16 @@ from vitlab.data.prepare import prepare
 from vitlab.errors import SpecError
 from vitlab.geometry import DataInfo, Work, images_in
 from vitlab.identity import source
-from vitlab.identity.code import closure, code_digest, code_of_trial, refresh
+from vitlab.identity.code import clear_caches, modules_digest, transitive_digests, trial_module_digests
 from vitlab.identity.trial import key_of
 from vitlab.lab import plan_study
 from vitlab.planning import Plan
-from vitlab.planning.engine_choice import engine_of, shape
+from vitlab.planning.engine_choice import choose_engine, shape_digest
 from vitlab.planning.rules import RuleFault, holds, parse_rule
-from vitlab.planning.sources import same_images
+from vitlab.planning.sources import may_share_images
 from vitlab.planning.values import EngineBenchmark, Trial
 from vitlab.spec import Choice
-from vitlab.spec.design import Node, changes_of, short_names, text
+from vitlab.spec.design import Node, expand_design, format_value, short_names
 
 BASE: dict[str, Any] = {
     "data": {"type": "digits"},
@@ -51,7 +51,7 @@ def names(actual: Plan) -> list[str]:
 
 
 def values(node: dict[str, Any]) -> list[dict[str, Any]]:
-    return [dict(changes.values) for changes in changes_of(Node.model_validate(node))]
+    return [dict(changes.values) for changes in expand_design(Node.model_validate(node))]
 
 
 def test_one_at_a_time_is_base_and_single_alternatives() -> None:
@@ -71,7 +71,7 @@ def test_leave_one_out_in_each_direction() -> None:
 
 def test_part_of_leave_one_out_may_have_several_changes(tmp_path: Path) -> None:
     norms = {"model.norm": "rmsnorm", "model.final_norm": "rmsnorm"}
-    arms = changes_of(
+    arms = expand_design(
         Node.model_validate({"leave_one_out": {"of": {"norms": norms, "model.dim": 8}, "direction": "both"}})
     )
     assert [(arm.label, dict(arm.values)) for arm in arms] == [
@@ -103,7 +103,7 @@ def test_zip_pairs_union_concatenates_and_arms_are_explicit() -> None:
     assert values(rows) == [{"a": 1, "b": 3}, {"a": 2, "b": 4}]
     cli_only_option = {"arms": {"plain": None, "big": {"a": 9}}}
     assert values({"union": [rows, cli_only_option]}) == [{"a": 1, "b": 3}, {"a": 2, "b": 4}, {}, {"a": 9}]
-    assert [changes.label for changes in changes_of(Node.model_validate(cli_only_option))] == ["plain", "big"]
+    assert [changes.label for changes in expand_design(Node.model_validate(cli_only_option))] == ["plain", "big"]
 
 
 def test_sample_draws_without_replacement_by_own_seed() -> None:
@@ -193,8 +193,8 @@ def test_variation_beside_label_is_in_arm_name(tmp_path: Path) -> None:
 
 
 def test_arm_names_have_the_differences() -> None:
-    assert text({"type": "rope2d", "theta": 50}) == "rope2d(theta=50)"
-    assert text(1e-3) == "0.001" and text("none") == "none" and text([1, "a"]) == "[1, a]"
+    assert format_value({"type": "rope2d", "theta": 50}) == "rope2d(theta=50)"
+    assert format_value(1e-3) == "0.001" and format_value("none") == "none" and format_value([1, "a"]) == "[1, a]"
     short = short_names(["model.dim", "model.head.pool", "data.pool", "model.position.type"])
     assert list(short.values()) == ["dim", "head.pool", "data.pool", "position"]
 
@@ -349,13 +349,13 @@ def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def forget() -> None:
     importlib.invalidate_caches()
     source._texts.clear()
-    refresh()
+    clear_caches()
 
 
 def digest() -> str:
     """Return the current code digest of ``guest.block``."""
     forget()
-    return code_digest(frozenset({"guest.block"}))
+    return modules_digest(frozenset({"guest.block"}))
 
 
 @pytest.mark.usefixtures("reading")
@@ -430,7 +430,7 @@ def test_modules_are_read_without_import(tmp_path: Path) -> None:
                         import guest.parts
         """)
     )
-    modules = set(closure({"guest.block"}))
+    modules = set(transitive_digests({"guest.block"}))
     assert modules == {f"guest{name}" for name in ("", ".block", ".b", ".c", ".d", ".parts")}
     assert not [module for module in sys.modules if module.partition(".")[0] == "guest"]
 
@@ -454,7 +454,7 @@ def test_unparsable_code_is_digested(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_runner_and_engines_are_part_of_code_of_every_trial() -> None:
-    modules = code_of_trial(frozenset(), source.expected)
+    modules = trial_module_digests(frozenset(), source.read_for_worker)
     assert {"vitlab.runner.run", "vitlab.training.loop", "vitlab.noise", "vitlab.data.prepare"} <= set(modules)
     engines = {f"vitlab.engines.{name}" for name in ("vmap", "compiled", "batch_last", "batch_last_kernels")}
     assert engines <= set(modules), "each may have computed the trial"
@@ -467,7 +467,7 @@ def test_runner_and_engines_are_part_of_code_of_every_trial() -> None:
         "vitlab.spec.run",
     }
     assert not strangers & set(modules), "a change there would retrain everything"
-    assert code_digest(frozenset({"vitlab.models.convnet"})) != code_digest(frozenset())
+    assert modules_digest(frozenset({"vitlab.models.convnet"})) != modules_digest(frozenset())
 
 
 # -- prerequisites ----------------------------------------------------------------------------------------------------
@@ -641,26 +641,35 @@ def test_plan_names_engine_of_arm(tmp_path: Path) -> None:
 def test_benchmark_overrides_engine_rule(tmp_path: Path) -> None:
     study_plan = plan(tmp_path, design={"one_at_a_time": {"train.optimizer.lr": [1e-4], "model.depth": [1]}}, seeds=2)
     base, faster, shallow = (study_plan.find(arm.name, 0) for arm in study_plan.arms)
-    assert shape(base) == shape(study_plan.find("baseline", 1)) == shape(faster) != shape(shallow)
+    assert (
+        shape_digest(base)
+        == shape_digest(study_plan.find("baseline", 1))
+        == shape_digest(faster)
+        != shape_digest(shallow)
+    )
     longer = plan(tmp_path, base={**BASE, "train": {"epochs": 3, "batch_size": 8, "schedule": "constant"}})
-    assert shape(longer.find("baseline", 0)) == shape(base), "lengths and rates do not decide how fast a step is"
-    probes = {shape(base): EngineBenchmark("loop", 2, {"loop": 3.0, "vmap": 2.0})}
+    assert shape_digest(longer.find("baseline", 0)) == shape_digest(base), (
+        "lengths and rates do not decide how fast a step is"
+    )
+    probes = {shape_digest(base): EngineBenchmark("loop", 2, {"loop": 3.0, "vmap": 2.0})}
 
     def little(_: Trial) -> Work:
         return Work(1)
 
-    assert {engine_of(one, "measured", little, probes).engine for one in (base, faster)} == {"loop"}
-    assert engine_of(shallow, "measured", little, probes).engine == "vmap", "by the rule, where nothing was measured"
-    assert engine_of(base, "auto", little, probes).engine == "vmap"
+    assert {choose_engine(one, "measured", little, probes).engine for one in (base, faster)} == {"loop"}
+    assert choose_engine(shallow, "measured", little, probes).engine == "vmap", (
+        "by the rule, where nothing was measured"
+    )
+    assert choose_engine(base, "auto", little, probes).engine == "vmap"
 
 
 def test_further_test_images_do_not_hide_another_split() -> None:
     mine, theirs = (Choice("cifar10", {"validation": share}) for share in (0.1, 0.2))
     info = DataInfo(image=(8, 8), channels=1, classes=2, identity="cifar10:a")
     plain, further = info.content, replace(info, test_sets="0123456789abcdef" * 2).content
-    assert same_images(mine, further, theirs, plain) and same_images(mine, None, theirs, further)
-    assert not same_images(mine, further, theirs, f"cifar10:c+{'0' * 32}")
-    assert not same_images(mine, plain, Choice("cifar100"), plain)
+    assert may_share_images(mine, further, theirs, plain) and may_share_images(mine, None, theirs, further)
+    assert not may_share_images(mine, further, theirs, f"cifar10:c+{'0' * 32}")
+    assert not may_share_images(mine, plain, Choice("cifar100"), plain)
 
 
 def test_identity_of_images_is_without_further_ones() -> None:

@@ -17,7 +17,7 @@ from vitlab import plugin
 from vitlab.cli.new import KINDS, write_plugin
 from vitlab.components.base import Part
 from vitlab.identity import source
-from vitlab.identity.code import closure, refresh
+from vitlab.identity.code import clear_caches, transitive_digests
 from vitlab.registry import SLOT_MODULES, slot
 
 ROOT = Path(__file__).parents[1]
@@ -149,8 +149,8 @@ def test_code_of_a_component_has_the_modules_behind_the_door(tmp_path: Path, mon
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "through_names.py").write_text("from vitlab.plugin import noise, rotate\n")
     (tmp_path / "through_module.py").write_text("import vitlab.plugin\n")
-    refresh()
-    by_names = closure({"through_names"}, source.parse)
+    clear_caches()
+    by_names = transitive_digests({"through_names"}, source.read_current)
     assert {"vitlab.noise", "vitlab.components.attention"} <= set(by_names)
     assert not {"vitlab.plugin", "vitlab.executors.base"} & set(by_names), "neither the door nor what is not used"
-    assert {"vitlab.noise", "vitlab.executors.base"} <= set(closure({"through_module"}, source.parse))
+    assert {"vitlab.noise", "vitlab.executors.base"} <= set(transitive_digests({"through_module"}, source.read_current))

@@ -19,7 +19,7 @@ from vitlab.engines import supported_engine
 from vitlab.engines.base import Loop, train
 from vitlab.errors import UserError
 from vitlab.geometry import DataInfo
-from vitlab.planning.engine_choice import engine_of
+from vitlab.planning.engine_choice import choose_engine
 from vitlab.registry import slot
 from vitlab.runner.circumstances import cuda_settings
 from vitlab.runner.job import Settings
@@ -91,7 +91,7 @@ def test_fp16_resumes_scale_and_skipped_steps() -> None:
     assert result is not None and expected is not None and result.history == expected.history
     assert [point.metrics["train/skipped_steps"] for point in result.history] == [2, 1]
     assert supported_engine("vmap", training(0, **FP16))[1] is Loop
-    assert engine_of(trial(0, precision="fp16"), "auto", lambda _: None).engine == "loop"
+    assert choose_engine(trial(0, precision="fp16"), "auto", lambda _: None).engine == "loop"
 
 
 # -- activation checkpointing -----------------------------------------------------------------------------------------

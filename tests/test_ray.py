@@ -34,7 +34,7 @@ from vitlab.executors.inline import Inline
 from vitlab.executors.local import Local
 from vitlab.executors.ray import Ray, _SubmittedJob
 from vitlab.executors.task import FileSender, Finished, Started, apply_change, stream
-from vitlab.identity.code import code_of_modules, modules_of_spec
+from vitlab.identity.code import modules_of_spec, trial_code_digest
 from vitlab.planning.values import Trial
 from vitlab.registry import load_file
 from vitlab.runner.job import JobTrial, Settings
@@ -130,7 +130,7 @@ def real(root: Path, seed: int = 0, *, seeds: int = 1, name: str = "k") -> Job:
             (),
             None,
             key=f"{name}{each}",
-            code=code_of_modules(modules_of_spec(spec)),
+            code=trial_code_digest(modules_of_spec(spec)),
         )
         members.append(JobTrial(f"a/s{each}", Store(root).trial(one.key, one.code).path, one))
     return Job(tuple(members), Settings(device="cpu", engine="vmap" if seeds > 1 else "loop"))
@@ -269,7 +269,7 @@ def test_several_processes_train_a_trial_as_elsewhere(
     (tmp_path / "trouble").touch()
     load_file(plugin)
     what = by_several({"loss": {"type": "troubled", "trouble": "killed", "rank": 1}})
-    what = replace(what, code=code_of_modules(modules_of_spec(what.spec)))
+    what = replace(what, code=trial_code_digest(modules_of_spec(what.spec)))
     settings = Settings(device="cpu", plugins=(str(plugin),), processes=2)
     work = Job((JobTrial("a/s0", Store(tmp_path).trial("key", what.code).path, what),), settings)
     folder, spec = TrialFolder(work.folder), run(workers=None, resources=Resources(processes=2))

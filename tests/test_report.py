@@ -44,7 +44,7 @@ from vitlab import explain, report
 from vitlab.comparison import MEANINGS, Verdict
 from vitlab.errors import UserError
 from vitlab.planning import registration
-from vitlab.planning.study_folder import RunRecord, read_plan, record_run
+from vitlab.planning.study_folder import RunRecord, read_plan, write_record
 from vitlab.planning.values import Arm, EarlierResults, MetricFacts, Plan, Planned, Registration
 from vitlab.report import (
     comparison,
@@ -560,7 +560,7 @@ def test_registered_comparison_survives_stopped_later_run(tmp_path):
 
     stopped = registration.with_registration(edited, first, end_trial)
     other = dataclasses.replace(edited, analysis=Analysis(metric="val/loss", goal="min"))
-    assert registration.changes(registration.with_registration(other, stopped, end_trial)) == [
+    assert registration.analysis_changes(registration.with_registration(other, stopped, end_trial)) == [
         "metric was val/accuracy and is val/loss",
         "goal was max and is min",
     ]
@@ -624,21 +624,23 @@ def test_plan_is_read_as_it_was_written(tmp_path):
 def test_later_arm_is_corrected_for_all_and_removed_arm_still_counts(tmp_path):
     plan, store = study(tmp_path, analysis=Analysis(variance="own"))
     few = dataclasses.replace(plan, arms=plan.arms[:3])
-    extended = dataclasses.replace(plan, registered=registration.registration(few))
+    extended = dataclasses.replace(plan, registered=registration.make_registration(few))
     rows = arms_table(StudyResults.read(extended, store))
     raw = [stats.ttest_rel(values, BASE).pvalue for values in list(POSITIONS.values())[1:]]
     assert rows["family"].tolist()[1:] == [2, 2, 3]
     assert rows["p_corrected"].tolist()[1:3] == pytest.approx([2 * raw[0], min(1, 2 * raw[1])])
     assert rows["p_corrected"].iloc[3] == pytest.approx(min(1, 3 * raw[2]))
     assert rows["exploratory"].notna().tolist() == [False, False, False, True]
-    removed = dataclasses.replace(few, trials=plan.trials[:15], registered=registration.registration(plan))
+    removed = dataclasses.replace(few, trials=plan.trials[:15], registered=registration.make_registration(plan))
     rows = arms_table(StudyResults.read(removed, store))
     assert rows["family"].tolist()[1:] == [3, 3]
     assert rows["p_corrected"].iloc[1] == pytest.approx(3 * raw[0])
     assert any(
         "still counted in the correction: position=sinusoidal" in note for note in document(removed, store)["notes"]
     )
-    more = dataclasses.replace(plan, registered=dataclasses.replace(registration.registration(plan), seeds=(0, 1, 2)))
+    more = dataclasses.replace(
+        plan, registered=dataclasses.replace(registration.make_registration(plan), seeds=(0, 1, 2))
+    )
     assert any("there were 3 seeds and are 5" in note for note in document(more, store)["notes"])
 
 
@@ -1102,7 +1104,7 @@ def test_latex_fits_paper_width(tmp_path):
 
 def test_provenance_separates_trained_from_cached(tmp_path):
     plan, store = study(tmp_path)
-    record_run(store.study(plan.study), RunRecord(plan.version, 1.79e9 + 3600))  # a second run, after all had ended
+    write_record(store.study(plan.study), RunRecord(plan.version, 1.79e9 + 3600))  # a second run, after all had ended
     last = plan.trials[-1].trial
     result = result_of(last, {"val/accuracy": 0.9})
     later = dataclasses.replace(result.circumstances, ended=1.79e9 + 3700)

@@ -17,7 +17,7 @@ from test_escalation import study
 import vitlab
 from vitlab import lab
 from vitlab.errors import SpecError
-from vitlab.planning.registration import changes, registration, with_registration
+from vitlab.planning.registration import analysis_changes, make_registration, with_registration
 from vitlab.planning.values import Looks, Plan
 from vitlab.report.comparison import with_open_arms
 from vitlab.report.frame import StudyResults
@@ -170,7 +170,7 @@ LEVEL = [0.80, 0.812, 0.788, 0.799] * 3
 
 def looks_of(root: Path, arms: dict[str, list[float]], seeds: int) -> Looks:
     plan, store = synthetic_studies.study(root, {arm: values[:seeds] for arm, values in arms.items()}, looks=LOOKS)
-    looks = with_open_arms(Plan(**{**vars(plan), "registered": registration(plan)}), store)
+    looks = with_open_arms(Plan(**{**vars(plan), "registered": make_registration(plan)}), store)
     assert looks is not None
     return looks
 
@@ -227,9 +227,9 @@ def test_levels_are_those_registered_with_the_first_results(tmp_path: Path) -> N
     arms = {"baseline": {}, **{f"lr{n}": {"train.clip_grad": float(n)} for n in range(1, 20)}}
     _, many = lab.plan_study(study(tmp_path, seeds, analysis={}, design={"arms": arms}), out=tmp_path)
     assert few.looks is not None and many.looks is not None and many.looks.shares != few.looks.shares
-    earlier = replace(few, registered=registration(few))
+    earlier = replace(few, registered=make_registration(few))
     before = with_registration(many, earlier, lambda key, code: False)
-    assert before.looks == many.looks and not changes(before), "no result was there"
+    assert before.looks == many.looks and not analysis_changes(before), "no result was there"
     after = with_registration(many, earlier, lambda key, code: True)
     assert after.looks is not None and after.looks.shares == few.looks.shares
 
@@ -238,8 +238,8 @@ def test_added_look_is_exploratory(tmp_path: Path) -> None:
     seeds = {"until": "decided", "at_least": 2, "at_most": 6}
     _, before = lab.plan_study(study(tmp_path, seeds), out=tmp_path)
     _, after = lab.plan_study(study(tmp_path, {**seeds, "every": 1}), out=tmp_path)
-    earlier = replace(before, registered=registration(before))
-    [clause] = changes(with_registration(after, earlier, lambda key, code: True))
+    earlier = replace(before, registered=make_registration(before))
+    [clause] = analysis_changes(with_registration(after, earlier, lambda key, code: True))
     assert clause == "the results were to be judged at 2, 4 and 6 seeds, and are judged at 2, 3, 4, 5 and 6 seeds"
 
 

@@ -27,8 +27,8 @@ from pyarrow import parquet
 
 from vitlab.data.prepare import prepare
 from vitlab.errors import DataError, TrialFailed, UserError, VitlabError, WeightsError
-from vitlab.identity.code import code_of_modules, modules_of_spec
-from vitlab.identity.trial import digests_of, identity_of
+from vitlab.identity.code import modules_of_spec, trial_code_digest
+from vitlab.identity.trial import checkpoint_identity, weight_file_digests
 from vitlab.planning.values import Trial
 from vitlab.registry import slot
 from vitlab.runner import attempt, circumstances
@@ -343,7 +343,7 @@ def test_checkpoint_replaced_since_plan_fails_trial(role: str, pretrained: Trial
     """At the first attempt and at a later one; a plan of an older version has nothing to compare."""
     before, after = tmp_path / "before" / "code", tmp_path / "after"
     file = before / "weights.safetensors"
-    own = digests_of(file)
+    own = weight_file_digests(file)
     assert own == {"weights.safetensors": hashlib.sha256(file.read_bytes()).hexdigest()}
     what = by_file(role, file, own)
     expected = done(run_trial(what, TrialFolder(after / "whole"), Settings()))
@@ -367,12 +367,14 @@ def test_checkpoint_replaced_since_plan_fails_trial(role: str, pretrained: Trial
 def test_config_beside_checkpoint_is_part_of_it(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"weights")
-    bare = digests_of(file)
-    assert identity_of(bare) == bare["model.safetensors"] == hashlib.sha256(b"weights").hexdigest()
+    bare = weight_file_digests(file)
+    assert checkpoint_identity(bare) == bare["model.safetensors"] == hashlib.sha256(b"weights").hexdigest()
     beside = tmp_path / "config.json"
     beside.write_text('{"layer_norm_eps": 1e-6}')
-    described = digests_of(file)
-    assert list(described) == ["model.safetensors", "config.json"] and identity_of(described) != identity_of(bare)
+    described = weight_file_digests(file)
+    assert list(described) == ["model.safetensors", "config.json"] and checkpoint_identity(
+        described
+    ) != checkpoint_identity(bare)
     for digests in (bare, {**described, "config.json": "0" * 64}, {**described, "preprocessor_config.json": "1" * 64}):
         with pytest.raises(WeightsError, match=r"config\.json is not the expected file"):
             read_file(file, digests)
@@ -655,7 +657,7 @@ def test_data_differing_from_plan_is_refused(folder: Any) -> None:
 
 
 def test_code_differing_from_plan_is_refused(folder: Any) -> None:
-    code = code_of_modules(modules_of_spec(trial().spec))
+    code = trial_code_digest(modules_of_spec(trial().spec))
     done(run_trial(trial(code=code), folder("t"), Settings()))
     with pytest.raises(VitlabError, match="is not the code this trial was planned under"):
         run_trial(trial(code="f" * 32), folder("other"), Settings())

@@ -20,7 +20,7 @@ from vitlab.driver.session import Watch
 from vitlab.errors import SpecError
 from vitlab.lab import Answer, plan_study
 from vitlab.planning import Plan, Planned
-from vitlab.planning.tune import decide, edges
+from vitlab.planning.tune import choose_winner, knobs_at_edge
 from vitlab.planning.values import Rival, Trial, Tuning
 from vitlab.report.api import open_study
 from vitlab.spec import Analysis, Choice, TrainSpec, TrialSpec
@@ -171,7 +171,7 @@ def select_rival(tuning: Tuning, scores: dict[str, float | None], **analysis: An
         outcome = Outcome({} if score is None else {"val/accuracy": score}, history, "", 1, 1)
         return TrialResult(trial.key, "", "diverged" if score is None else "done", outcome, around)
 
-    return decide(tuning, result_of, Analysis(**analysis))
+    return choose_winner(tuning, result_of, Analysis(**analysis))
 
 
 def test_best_mean_wins_and_ties_go_to_first() -> None:
@@ -203,10 +203,10 @@ def test_nothing_is_chosen_before_all_rivals_end() -> None:
 
 def test_winner_at_edge_of_range_is_flagged() -> None:
     values, scores = (3.0, 1.0, 2.0), {"1.0/0": 0.1, "2.0/0": 0.2, "3.0/0": 0.3}
-    assert edges(select_rival(tuning_of(*values), scores)) == [LR]
-    assert edges(select_rival(tuning_of(*values), scores, goal="min")) == [LR]
-    assert edges(select_rival(tuning_of(*values), {**scores, "2.0/0": 0.9})) == []
-    assert edges(select_rival(tuning_of(1.0), scores)) == [] and edges(tuning_of(1.0, 2.0)) == []
+    assert knobs_at_edge(select_rival(tuning_of(*values), scores)) == [LR]
+    assert knobs_at_edge(select_rival(tuning_of(*values), scores, goal="min")) == [LR]
+    assert knobs_at_edge(select_rival(tuning_of(*values), {**scores, "2.0/0": 0.9})) == []
+    assert knobs_at_edge(select_rival(tuning_of(1.0), scores)) == [] and knobs_at_edge(tuning_of(1.0, 2.0)) == []
 
 
 # -- end to end -------------------------------------------------------------------------------------------------------

@@ -23,7 +23,14 @@ from vitlab.cli import cli
 from vitlab.driver.session import Watch
 from vitlab.errors import UserError
 from vitlab.planning import study_folder
-from vitlab.planning.study_folder import commit_of, content, differences, keep, name_of, versions
+from vitlab.planning.study_folder import (
+    archive_latest,
+    commit_of,
+    format_differences,
+    read_versions,
+    result_content,
+    version_name,
+)
 from vitlab.report.api import open_study
 from vitlab.store.files import read_json, write_json
 
@@ -125,7 +132,9 @@ def test_run_of_other_file_of_same_study_names_first(ran: Path) -> None:
 
 def test_command_line_changes_are_a_version_and_reported(here: Path) -> None:
     answer = lab.run("first.yaml", out="out", changes={"seeds": 1, "train.steps": 2, "run.workers": 1})
-    assert versions(answer.folder)[0].name == name_of(content(yaml.safe_load(Path("other.yaml").read_text())))
+    assert read_versions(answer.folder)[0].name == version_name(
+        result_content(yaml.safe_load(Path("other.yaml").read_text()))
+    )
     code, output = invoke("report", "first.yaml", "--set", "seeds=1", "--set", "train.steps=2")
     assert code == 0 and "was run with --set seeds=1 --set train.steps=2." in " ".join(output.split())
     code, output = invoke("status", "first.yaml", "--set", "seeds=1", "--set", "train.steps=2", "--json")
@@ -158,9 +167,9 @@ def test_studies_lists_every_version(here: Path) -> None:
 
 def test_rerunning_earlier_version_makes_it_latest(here: Path) -> None:
     folder = here / "out/studies/tiny"
-    before = [item.name for item in versions(folder)]
+    before = [item.name for item in read_versions(folder)]
     assert lab.run("first.yaml", out="out").trained == 0
-    assert [item.name for item in versions(folder)] == before[::-1]
+    assert [item.name for item in read_versions(folder)] == before[::-1]
     assert len(vitlab.results("tiny", out="out")) == 4 and len(vitlab.results("other.yaml", out="out")) == 2
 
 
@@ -172,7 +181,7 @@ def test_run_killed_at_start_keeps_stored_version(here: Path, monkeypatch: pytes
 
     write(here / "third.yaml", steps=3)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(study_folder, "record_run", killed)
+        patch.setattr(study_folder, "write_record", killed)
         lab.run("third.yaml", out="out")
     for _ in range(2):
         for file, steps in (("first.yaml", {4}), ("other.yaml", {2})):
@@ -191,7 +200,7 @@ def test_version_that_cannot_be_copied_leaves_no_file(here: Path, monkeypatch: p
 
     monkeypatch.setattr(os, "replace", refuse)
     with pytest.raises(OSError, match="No space"):
-        keep(study, "another")
+        archive_latest(study, "another")
     assert {path for path in study.rglob("*") if path.is_file()} == {path for path in before if path.is_file()}
 
 
@@ -201,10 +210,10 @@ def test_damaged_version_name_reads_no_other_file(here: Path, name: Any) -> None
     for file in ("plan.json", "run.json"):
         write_json(folder / file, {**read_json(folder / file), "version": name})
     before = {path.name for path in here.iterdir()}
-    keep(folder, "0123")
+    archive_latest(folder, "0123")
     assert {path.parent for path in here.glob("**/plan.json")} == {
         folder,
-        *(folder / "versions" / item.name for item in versions(folder)),
+        *(folder / "versions" / item.name for item in read_versions(folder)),
     }
     assert {path.name for path in here.iterdir()} == before and not (here / "out/escaped").exists()
 
@@ -213,7 +222,7 @@ def test_damaged_version_name_reads_no_other_file(here: Path, name: Any) -> None
 def test_damaged_record_of_run_counts_as_absent(here: Path, damage: dict[str, Any]) -> None:
     file = here / "out/studies/tiny/run.json"
     write_json(file, {**read_json(file), **damage})
-    version = versions(file.parent)[0]
+    version = read_versions(file.parent)[0]
     assert version.run == study_folder.RunRecord() and version.content is not None
     assert json.loads(str(report.render(*open_study("tiny", out="out"), "json")))["study"] == "tiny"
 
@@ -221,14 +230,14 @@ def test_damaged_record_of_run_counts_as_absent(here: Path, damage: dict[str, An
 def test_gc_keeps_trials_of_every_version_and_names_deletions(here: Path) -> None:
     code, output = invoke("gc", "--yes")
     assert code == 0 and "trials" not in output and len(list(here.glob("out/trials/*/*/result.json"))) == 6
-    latest, earlier = (item.name for item in versions(here / "out/studies/tiny"))
+    latest, earlier = (item.name for item in read_versions(here / "out/studies/tiny"))
     shutil.rmtree(here / "out/studies/tiny/versions" / earlier)
     code, would = invoke("gc")
     assert sum("trials" in line for line in would.splitlines()) == 4
     assert len(list(here.glob("out/trials/*/*/result.json"))) == 6, "nothing goes without --yes"
     code, _ = invoke("gc", "--yes")
     assert code == 0 and len(list(here.glob("out/trials/*/*/result.json"))) == 2
-    assert [item.name for item in versions(here / "out/studies/tiny")] == [latest]
+    assert [item.name for item in read_versions(here / "out/studies/tiny")] == [latest]
     (one,) = here.glob(f"out/trials/{open_study('tiny', out='out')[0].trials[0].trial.key}/*")
     shutil.copytree(one, one.with_name("older"))
     code, output = invoke("gc")
@@ -240,12 +249,25 @@ def test_gc_keeps_trials_of_every_version_and_names_deletions(here: Path) -> Non
 def test_run_settings_and_data_path_do_not_make_a_version() -> None:
     plain = {"base": {"data": "digits", "train": {"steps": 4}}, "seeds": 2}
     elsewhere = {**plain, "base": {**plain["base"], "data": {"type": "digits", "root": "/data"}}, "run": {"workers": 2}}  # type: ignore[dict-item]
-    assert name_of(content(plain)) == name_of(content(elsewhere)) != name_of(content({**plain, "seeds": 3}))
-    assert name_of(content(plain)) == name_of(content(dict(reversed(plain.items()))))
-    assert differences(content(plain), content({**plain, "question": "Why?"})) == "question (absent) -> Why?"
+    assert (
+        version_name(result_content(plain))
+        == version_name(result_content(elsewhere))
+        != version_name(result_content({**plain, "seeds": 3}))
+    )
+    assert version_name(result_content(plain)) == version_name(result_content(dict(reversed(plain.items()))))
+    assert (
+        format_differences(result_content(plain), result_content({**plain, "question": "Why?"}))
+        == "question (absent) -> Why?"
+    )
     cut = {**plain, "base": {"data": {"type": "digits", "fraction": 0.5}}}
-    assert differences(content(plain), content(cut)) == "train.steps 4 -> (absent); data.fraction (absent) -> 0.5"
-    assert differences(content(cut), content(plain)) == "data.fraction 0.5 -> (absent); train.steps (absent) -> 4"
+    assert (
+        format_differences(result_content(plain), result_content(cut))
+        == "train.steps 4 -> (absent); data.fraction (absent) -> 0.5"
+    )
+    assert (
+        format_differences(result_content(cut), result_content(plain))
+        == "data.fraction 0.5 -> (absent); train.steps (absent) -> 4"
+    )
 
 
 def test_advice_of_report_reuses_every_stored_trial(here: Path) -> None:

@@ -17,7 +17,7 @@ from vitlab.cli import cli
 from vitlab.data.prepare import data_info
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import VitlabError, WeightsError
-from vitlab.identity.code import code_of_modules, modules_of_spec
+from vitlab.identity.code import modules_of_spec, trial_code_digest
 from vitlab.planning.resolve import Resolver
 from vitlab.planning.values import Trial
 from vitlab.runner.job import Settings
@@ -129,7 +129,7 @@ def start(tmp_path: Path, file: Path, *, steps: int = 0, model: dict[str, Any] =
     folder = TrialFolder(tmp_path / f"trial{len(list(tmp_path.iterdir()))}" / "code")
     resolved = TrialSpec.model_validate(spec)
     planned = Trial(
-        resolved, dict.fromkeys(STREAMS, 0), (), None, key="k", code=code_of_modules(modules_of_spec(resolved))
+        resolved, dict.fromkeys(STREAMS, 0), (), None, key="k", code=trial_code_digest(modules_of_spec(resolved))
     )
     result = run_trial(planned, folder, Settings())
     assert result is not None and result.status == "done"
@@ -242,13 +242,13 @@ def test_code_of_trial_with_weight_file_includes_reader(tmp_path: Path) -> None:
     by_file = {**spec, "init_from": {"checkpoint": "a.pth"}}
     without, nothing = (TrialSpec.model_validate({**spec, **rest}) for rest in ({}, {"init_from": None}))
     assert (
-        code_of_modules(modules_of_spec(TrialSpec.model_validate(by_file)))
-        != code_of_modules(modules_of_spec(without))
-        == code_of_modules(modules_of_spec(nothing))
+        trial_code_digest(modules_of_spec(TrialSpec.model_validate(by_file)))
+        != trial_code_digest(modules_of_spec(without))
+        == trial_code_digest(modules_of_spec(nothing))
     )
     by_file["init_from"] = {"checkpoint": str(saved(vit(), tmp_path / "a.pth"))}
     planned = Resolver(data_info).resolve(by_file)
-    assert code_of_modules(planned.modules) == code_of_modules(modules_of_spec(planned.spec)), (
+    assert trial_code_digest(planned.modules) == trial_code_digest(modules_of_spec(planned.spec)), (
         "the plan and the worker agree"
     )
 

@@ -17,7 +17,7 @@ from vitlab.driver.planning import given_file, prepare_run, read_data, with_deci
 from vitlab.driver.planning import plan_study as plan_study
 from vitlab.driver.scheduler import train_missing
 from vitlab.driver.session import Session, Watch, cached_trials, next_stage, require_arm, sole_driver
-from vitlab.planning.study_folder import begin_run, is_recorded, registered, write_plan
+from vitlab.planning.study_folder import apply_registration, begin_run, is_recorded, write_plan
 from vitlab.planning.values import Plan
 from vitlab.report.api import Answer as Answer
 from vitlab.store.folders import OUT, Store
@@ -94,7 +94,7 @@ def run(
         # Where nothing has changed, the recorded time of the run stays, and the stored report with it.
         if missing or not is_recorded(plan, store, file, changes, plugins):
             plan = begin_run(plan, store, file, changes, plugins, watch.say)
-        plan = registered(plan, store)
+        plan = apply_registration(plan, store)
         # Built again, with the plan as it was recorded.
         tracker = trackers.build(study.run.tracker, plan, store, study.run)
         session = Session(store, study.run, plugins, watch, tracker)

@@ -97,9 +97,9 @@ def components_of(slot: str) -> Complete:
     """Return the completion of the names of a slot's components."""
 
     def complete(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-        from vitlab.registry import SLOT_MODULES, listing
+        from vitlab.registry import SLOT_MODULES, list_components
 
-        entries = listing(slot) if slot in SLOT_MODULES else ()
+        entries = list_components(slot) if slot in SLOT_MODULES else ()
         return [CompletionItem(entry.name, help=entry.summary) for entry in entries if entry.name.startswith(typed)]
 
     return complete

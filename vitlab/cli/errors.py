@@ -97,11 +97,11 @@ def _outcome(error: BaseException) -> tuple[int, str, str]:
         reason = (error.strerror or str(error)).lower()
         advice = "Results so far are kept; choose another place, or make this one writable, then run the same command"
         return UserError.exit_code, "machine", f"{place}: {reason}. {advice} to resume."
-    from vitlab.registry.plugins import culprit, place_of
+    from vitlab.registry.plugins import find_plugin_frame, format_frame
 
-    if (source := culprit(error)) is not None:
+    if (source := find_plugin_frame(error)) is not None:
         notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
-        lines = f"{place_of(source)}: {type(error).__name__}: {error}{notes}\n    {source.line}"
+        lines = f"{format_frame(source)}: {type(error).__name__}: {error}{notes}\n    {source.line}"
         return VitlabError.exit_code, "plugin", f"{lines}\nThis is a fault of the plugin in {source.filename}."
     lines = "".join(traceback.format_exception(error))
     advice = "This is a fault of vitlab or of a plugin, not of yours; the lines above say where."

@@ -98,7 +98,7 @@ def study_file(file: Path) -> Path:
         return file
     from vitlab.planning import packaged
 
-    return packaged.study_file(file, say)
+    return packaged.find_study_file(file, say)
 
 
 def display_path(path: Path) -> str:

@@ -13,11 +13,11 @@ from vitlab.cli.options import PATH, parse_changes, plugin_option, set_option, s
 from vitlab.errors import Problem, SpecError, count
 from vitlab.executors.machine import device_of
 from vitlab.planning.match import UTILISATION, device_hours, train_macs
-from vitlab.planning.tune import PENDING, name_of
+from vitlab.planning.tune import PENDING, format_values
 from vitlab.planning.values import Arm, Plan, Tuning
 from vitlab.report.formats import fitted_table
 from vitlab.report.phrasing import Column, Columns, compact, duration
-from vitlab.spec.design import text
+from vitlab.spec.design import format_value
 from vitlab.store.folders import Store
 
 MAX_ROWS = 60  #: largest number of arms in the table; JSON has all of them
@@ -164,7 +164,7 @@ def _columns(plan: Plan, arms: Sequence[Arm], cached: Set[tuple[str, int]], cost
         values = [arm.values[path] for arm in arms]
         if has_options:
             values = [value.get("type", value) if isinstance(value, Mapping) else value for value in values]
-        columns.append(Column(path.rpartition(".")[2], tuple(map(text, values)), rank=3, right=False))
+        columns.append(Column(path.rpartition(".")[2], tuple(map(format_value, values)), rank=3, right=False))
     columns = [
         column("arm", lambda arm: arm.name, right=False),
         *columns,
@@ -249,7 +249,7 @@ def _describe_tuning(tunings: Sequence[Tuning], cached: Set[tuple[str, int]]) ->
     """Yield a sentence for arms with the same choice, and one for arms that will choose among the same rivals."""
     alike: dict[str, list[Tuning]] = {}
     for tuning in tunings:
-        names = [name_of(rival.values) for rival in tuning.rivals]
+        names = [format_values(rival.values) for rival in tuning.rivals]
         if tuning.failure:
             yield tuning.failure
         elif tuning.winner is not None:

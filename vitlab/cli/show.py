@@ -55,7 +55,7 @@ def list_command(slot: str | None, pattern: str | None, plugins: tuple[Path, ...
         _list(slot)
     else:
         for name in registry.SLOT_MODULES:
-            _print(f"{name:12} ", ", ".join(entry.name for entry in registry.listing(name)))
+            _print(f"{name:12} ", ", ".join(entry.name for entry in registry.list_components(name)))
         _print(f"{STUDIES[0]:12} ", ", ".join(packaged.packaged_studies()))
 
 
@@ -85,7 +85,9 @@ def _list(slot: str | None) -> None:
     if slot in STUDIES:
         _list_studies()
         return
-    entries = [entry for each in ([slot] if slot else registry.SLOT_MODULES) for entry in registry.listing(each)]
+    entries = [
+        entry for each in ([slot] if slot else registry.SLOT_MODULES) for entry in registry.list_components(each)
+    ]
     if wants_json():
         print_json([{**vars(entry), "origin": str(entry.origin)} for entry in entries])
         return
@@ -121,7 +123,7 @@ def _list_studies() -> None:
             {
                 "name": name,
                 "question": data["question"],
-                "cost": packaged.header(file).get("Cost", "").partition("  ")[0],
+                "cost": packaged.read_header(file).get("Cost", "").partition("  ")[0],
                 "data": choice if isinstance(choice, str) else choice["type"],
                 "file": str(file),
             }
@@ -309,18 +311,20 @@ def plugins_command(strict: bool) -> None:
 def offers() -> Iterator[Offer]:
     """Yield the components of every installed distribution, slot by slot, importing them."""
     for slot in registry.SLOT_MODULES:
-        for point in sorted(plugin_sources.points(slot), key=lambda point: (plugin_sources.source(point), point.name)):
+        for point in sorted(
+            plugin_sources.slot_points(slot), key=lambda point: (plugin_sources.dist_name(point), point.name)
+        ):
             health, text = _health(slot, point)
             reason, _, detail = text.partition("\n")
-            who, version = plugin_sources.source(point), plugin_sources.version(point)
+            who, version = plugin_sources.dist_name(point), plugin_sources.dist_version(point)
             yield Offer(slot, point.name, who, version, _origin(point.dist), health, reason, detail)
 
 
 def _health(slot: str, point: EntryPoint) -> tuple[str, str]:
-    name = plugin_sources.source(point)
-    if reason := plugin_sources.refusal(point.dist):
+    name = plugin_sources.dist_name(point)
+    if reason := plugin_sources.why_unusable(point.dist):
         return "refused", reason
-    others = {entry.origin.source for entry in registry.listing(slot) if entry.name == point.name} - {name}
+    others = {entry.origin.source for entry in registry.list_components(slot) if entry.name == point.name} - {name}
     try:
         # Output of a plugin while it is imported must not mix with the list.
         with redirect_stdout(sys.stderr):

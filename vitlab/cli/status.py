@@ -15,7 +15,7 @@ from vitlab.cli import print_json, say, wants_json
 from vitlab.cli.completion import complete_arm, complete_study
 from vitlab.cli.options import PATH, display_path, out_option, parse_changes, set_option
 from vitlab.errors import UserError
-from vitlab.planning.study_folder import EARLIER, Version, differences, read_plan, versions
+from vitlab.planning.study_folder import EARLIER, Version, format_differences, read_plan, read_versions
 from vitlab.planning.values import Plan
 from vitlab.spec.tree import NewTree
 from vitlab.store.files import remove
@@ -133,7 +133,7 @@ def studies_command(out: Path) -> None:
 
 def _study_row(folder: Path, store: Store) -> NewTree | None:
     """Return a study with its versions, the latest first, as ``--json`` prints it; None if it was deleted meanwhile."""
-    recorded = versions(folder.resolve())
+    recorded = read_versions(folder.resolve())
     plans = [(version, plan) for version in recorded if (plan := read_plan(version.folder / "plan.json"))]
     rows = [_version_row(version, plan, recorded[0], store) for version, plan in plans]
     return {"study": folder.name, "question": plans[0][1].question, "versions": rows} if plans else None
@@ -151,7 +151,7 @@ def _version_row(version: Version, plan: Plan, latest: Version, store: Store) ->
         "run": version.when,
         "file": version.run.file,
         "set": version.set_options,
-        "differs": differences(latest.content or {}, version.content or {}) if comparable else "",
+        "differs": format_differences(latest.content or {}, version.content or {}) if comparable else "",
         **{state: states[state] for state in STATES},
         "answer": _answer(plan, store),
     }

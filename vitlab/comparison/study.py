@@ -16,7 +16,7 @@ import numpy as np
 
 from vitlab.comparison import Verdict
 from vitlab.comparison.arrays import VERDICTS, Choices, Contrast, Design, judge
-from vitlab.planning.registration import added_comparisons, altered_arms, changes
+from vitlab.planning.registration import added_comparisons, altered_arms, analysis_changes
 from vitlab.planning.values import Plan
 from vitlab.statistics import power, replicates
 from vitlab.statistics.replicates import NAN, Floats
@@ -90,7 +90,7 @@ class Family:
         dropped = 0 if plan.registered is None else max(0, len(plan.registered.family) - registered)
         sizes = {arm: dropped + (len(in_family) if arm in later else registered) for arm in in_family}
         sizes |= dict.fromkeys(controls, 1)
-        of_all, altered = changes(plan), altered_arms(plan)
+        of_all, altered = analysis_changes(plan), altered_arms(plan)
         known_before = plan.registered.known.comparisons if plan.registered else ()
         exploratory = {}
         for arm, baseline in compared.items():

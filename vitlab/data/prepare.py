@@ -28,7 +28,7 @@ from vitlab.data.splits import Prepared, Subset, TensorCache, TestSet, apply_opt
 from vitlab.errors import DataError, count
 from vitlab.geometry import DataInfo, Task
 from vitlab.identity import source
-from vitlab.identity.code import closure, modules_of_class
+from vitlab.identity.code import class_modules, transitive_digests
 from vitlab.identity.trial import key_of
 from vitlab.registry import BUILT_IN, ResolvedChoice, slot
 from vitlab.spec import Choice
@@ -163,8 +163,8 @@ class DataSource:
         decoding a large set again takes hours.
         """
         # Imports of the data set outside of vitlab count, since they decode what vitlab cannot.
-        begin = modules_of_class(self.choice.component) | DECODING_MODULES
-        texts = closure(begin, source.loaded).items()
+        begin = class_modules(self.choice.component) | DECODING_MODULES
+        texts = transitive_digests(begin, source.read_imported).items()
         return key_of({name: text for name, text in texts if name in begin or name.partition(".")[0] != BUILT_IN})[:32]
 
     def _check_pictures(self, pictures: Sequence[Pictures]) -> float:

@@ -98,7 +98,7 @@ def benchmark_engines(
 
     Args:
         plan: the plan with these trials.
-        shapes: trials by :func:`vitlab.planning.engine_choice.shape`.
+        shapes: trials by :func:`vitlab.planning.engine_choice.shape_digest`.
         session: the run; each result is shown in a sentence.
     """
     benchmarks = {}

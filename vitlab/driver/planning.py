@@ -22,14 +22,14 @@ from vitlab.errors import (
     VitlabError,
 )
 from vitlab.executors.machine import device_of, notes_on_device
-from vitlab.planning.engine_choice import RULES, without_benchmark
-from vitlab.planning.packaged import study_file
-from vitlab.planning.study_folder import content, name_of, read_decisions, with_builtins
-from vitlab.planning.tune import decide
+from vitlab.planning.engine_choice import RULES, trials_to_benchmark
+from vitlab.planning.packaged import find_study_file
+from vitlab.planning.study_folder import read_decisions, result_content, version_name, with_builtins
+from vitlab.planning.tune import choose_winner
 from vitlab.planning.values import UNDECIDED, Plan, Planned, Trial
 from vitlab.report.api import study_path
 from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
-from vitlab.spec.changes import full_path, is_known, public, study_document, unknown
+from vitlab.spec.changes import full_path, is_known_path, public, study_document, unknown_path_problem
 from vitlab.store.files import folder_name, mapping, read_json, write_bytes
 from vitlab.store.folders import OUT, Store
 from vitlab.store.result import TrialResult
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 def prepare_run(file: str | Path, changes: Mapping[str, object], store: Store) -> None:
     """Have tracker and executor of a study start up while it is planned, unless its last run left nothing to train."""
     with suppress(VitlabError, OSError, LookupError, TypeError):
-        study, _, problems = read_study(file, {path: value for path, value in changes.items() if is_known(path)})
+        study, _, problems = read_study(file, {path: value for path, value in changes.items() if is_known_path(path)})
         if study is None or problems:
             return
         folder = store.study(study.study)
@@ -62,7 +62,7 @@ def given_file(study: str | Path | Mapping[str, object], out: str | Path, watch:
         UserError: if there is no such file, or the content has a value that a file cannot have.
     """
     if not isinstance(study, Mapping):
-        return study_file(study_path(study), watch.say)
+        return find_study_file(study_path(study), watch.say)
     try:
         text = json.dumps(study, indent=1, ensure_ascii=False)  # which is YAML, too
     except (TypeError, ValueError) as error:
@@ -95,9 +95,9 @@ def plan_study(
         SpecError: if the file or a change is wrong, with every mistake; a value set by a change has it as its place.
     """
     loaded = [registry.load_file(plugin) for plugin in plugins]
-    valid = {path: value for path, value in changes.items() if is_known(path)}
+    valid = {path: value for path, value in changes.items() if is_known_path(path)}
     study, document, problems = read_study(file, valid)
-    problems += [unknown(path, changes[path], document) for path in changes if path not in valid]
+    problems += [unknown_path_problem(path, changes[path], document) for path in changes if path not in valid]
     if study is not None:
         study = study.model_copy(update={"run": with_builtins(study.run)})
         problems += _unmet(study, document, loaded)
@@ -121,7 +121,7 @@ def plan_study(
     about_data = _notes_on_data(plan, document)
     missing = [f"data not here: {reason}" for reason in _missing_data(plan, store)]
     notes = (*plan.notes, *_notes_on_averages(plan), *about_data, *missing, *notes_on_device(study.run.device))
-    plan = replace(plan, notes=notes, version=name_of(content(document.data)))
+    plan = replace(plan, notes=notes, version=version_name(result_content(document.data)))
     return study.model_copy(update={"analysis": plan.analysis}), plan
 
 
@@ -137,7 +137,7 @@ def with_decisions(plan: Plan, session: Session) -> Plan:
         return session.folder(trial).result()
 
     decided = replace(
-        plan, tuning=tuple(decide(item, result_of, plan.analysis) if item.open else item for item in plan.tuning)
+        plan, tuning=tuple(choose_winner(item, result_of, plan.analysis) if item.open else item for item in plan.tuning)
     )
     if plan.looks is not None:
         from vitlab.report.comparison import with_open_arms
@@ -146,7 +146,7 @@ def with_decisions(plan: Plan, session: Session) -> Plan:
     if session.run.engine == "measured" and decided == plan:  # otherwise other trials may be planned
         trials = [*plan.trials, *plan.pending]
         missing = [item for item in trials if not session.folder(item.trial).done()]
-        if shapes := without_benchmark(missing, plan.probes):
+        if shapes := trials_to_benchmark(missing, plan.probes):
             from vitlab.driver.benchmark import benchmark_engines
 
             decided = replace(plan, probes={**plan.probes, **benchmark_engines(plan, shapes, session)})
@@ -234,7 +234,7 @@ def _file_modules(study: Study | None, loaded: Sequence[registry.Origin]) -> fro
         with suppress(VitlabError):  # a wrong executor is reported with the file's mistakes
             if registry.slot("executor").get(study.run.executor.type).in_driver:
                 return frozenset(registry.plugins.files)
-    return frozenset(map(registry.plugins.module_of, loaded))
+    return frozenset(map(registry.plugins.file_module_name, loaded))
 
 
 def _count(choice: Choice | Mapping[str, Any], info: DataInfo) -> Cost:
@@ -313,7 +313,7 @@ def _unmet(study: Study, document: Document, loaded: Iterable[registry.Origin]) 
             if name not in files:
                 problems.append(document.problem(place, f"this study needs {name}: add --plugin PATH/{name}"))
             continue
-        if sentence := registry.plugins.unmet(name):
+        if sentence := registry.plugins.why_unmet(name):
             problems.append(document.problem(place, sentence))
     return problems
 

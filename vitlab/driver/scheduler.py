@@ -16,7 +16,7 @@ from vitlab.errors import Interrupted, Refused, TrialFailed, count
 from vitlab.executors import Executor, Job, JobEnd, JobTrial, Settings, machine, trial_endings
 from vitlab.geometry import Work
 from vitlab.identity.trial import Trial
-from vitlab.planning.engine_choice import engine_of, group_trials
+from vitlab.planning.engine_choice import choose_engine, group_trials
 from vitlab.planning.values import Plan, Planned
 from vitlab.spec import Analysis, RunSpec
 from vitlab.store.folders import Keep, TrialFolder
@@ -121,7 +121,7 @@ class Schedule:
 
         planned = {session.folder(item.trial).path: item for item in todo}
         engine_arguments = run.effective_engine, _work, plan.probes, machine.device_of(run)
-        running = executor.reattach([job(engine_of(item.trial, *engine_arguments).engine, [item]) for item in todo])
+        running = executor.reattach([job(choose_engine(item.trial, *engine_arguments).engine, [item]) for item in todo])
         reattached = {folder for job in running for folder in job.folders}
         rest = [item for folder, item in planned.items() if folder not in reattached]
         waiting = [job(*group) for group in group_trials(rest, executor.slots, *engine_arguments)]
@@ -134,7 +134,7 @@ class Schedule:
                 self._track()
                 self._submit()
                 for end in self._executor.poll(timeout_s=0.2) if self._running else ():
-                    self._note(end)
+                    self._handle_end(end)
                 if self._refusals:
                     self._waiting.clear()  # the rest was planned with the same code; running jobs continue to their end
                 self._check_abort()
@@ -179,7 +179,7 @@ class Schedule:
                 )
             self._waiting.clear()
 
-    def _note(self, end: JobEnd) -> None:
+    def _handle_end(self, end: JobEnd) -> None:
         """Handle the end of a job: each of its trials is done, has failed for good, or is tried again."""
         self._running.discard(end.job.folder)
         retries: list[tuple[Job, list[Path]]] = []  # trials whose successors are equal are retried together

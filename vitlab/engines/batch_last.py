@@ -4,7 +4,7 @@ For few tokens and narrow heads, the matrix products of a single image are too s
 tutorial has heads of 5 tokens by 3 channels.  Here activations have the axes (trials, width, tokens, images), so a
 linear map is one product for all images of a trial, and attention, norms and softmax operate on whole vectors of
 images.  This needs one operation for every channel of a head and every token, and stores all products of tokens, so it
-only pays if both numbers are small; :func:`vitlab.planning.engine_choice.engine_of` has the rule.
+only pays if both numbers are small; :func:`vitlab.planning.engine_choice.choose_engine` has the rule.
 
 If the head reads the class token alone, the last block computes only the keys and values of other tokens, which changes
 no result: with three blocks, this saves more than a quarter of the work of their linear maps.

@@ -46,7 +46,7 @@ from vitlab.executors.base import JobEnd, Stage, one_sentence
 from vitlab.imports import import_object
 from vitlab.runner import fork_server
 from vitlab.runner.job import NODE_VARIABLE, Job, JobTrial
-from vitlab.spec.tree import parsed
+from vitlab.spec.tree import parse_as
 from vitlab.store.files import load_json, mapping, open_in_place, read_json, write_json
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import DRIVER, Busy, end_orphan, is_alive
@@ -303,7 +303,7 @@ def _run_folder(folder: Path) -> NoReturn:
     data = load_json(folder / "job.json", mapping)
     if data is None:
         sys.exit(f"{folder} has no job.json: its driver has removed it, or this machine does not see the output folder")
-    job = parsed(Job, data["job"])
+    job = parse_as(Job, data["job"])
     stop = threading.Event()
 
     def wait_for_file() -> None:

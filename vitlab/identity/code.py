@@ -45,12 +45,12 @@ NOTHING = Surroundings()
 
 def modules_of_spec(spec: TrialSpec) -> frozenset[str]:
     """Return the root modules of a trial's code in this process, including every loaded component file."""
-    return modules_of(components(spec)) | optional_modules(spec) | frozenset(plugins.files)
+    return component_modules(resolve_choices(spec)) | optional_modules(spec) | frozenset(plugins.files)
 
 
-def requirements_of(spec: TrialSpec) -> dict[str, str]:
+def imported_requirements(spec: TrialSpec) -> dict[str, str]:
     """Return name to version of the installed distributions that a trial's code imports in this process."""
-    digests = code_of_trial(modules_of_spec(spec), source.loaded)
+    digests = trial_module_digests(modules_of_spec(spec), source.read_imported)
     pairs = (name.partition("==") for name in digests if "==" in name)
     return {name: version for name, _, version in pairs}
 
@@ -67,11 +67,11 @@ def optional_modules(spec: TrialSpec) -> frozenset[str]:
     return frozenset(OPTIONAL_MODULES[name] for name, used in is_used.items() if used)
 
 
-def code_of_modules(
+def trial_code_digest(
     modules: frozenset[str],
     needs: Mapping[str, str] = {},
     versions: Mapping[str, str] = {},
-    reader: source.Reader = source.expected,
+    reader: source.Reader = source.read_for_worker,
 ) -> str:
     """Return the code digest of a trial in this process.
 
@@ -82,17 +82,17 @@ def code_of_modules(
         reader: reads the source of a module.
     """
     # The code of prerequisites counts by their names, which hold it, so a change there retrains what starts from them.
-    own = code_digest(modules, reader)
+    own = modules_digest(modules, reader)
     beside = {**needs, **({"versions": dict(versions)} if versions else {})}
     return key_of({"own": own, **beside})[:32] if beside else own
 
 
-def modules_of(choices: Iterable[ResolvedChoice]) -> frozenset[str]:
+def component_modules(choices: Iterable[ResolvedChoice]) -> frozenset[str]:
     """Return the modules of the components of these choices and of their base classes, nested ones included."""
-    return frozenset().union(*(modules_of_class(part.component) for choice in choices for part in choice.parts()))
+    return frozenset().union(*(class_modules(part.component) for choice in choices for part in choice.parts()))
 
 
-def modules_of_class(component: type) -> frozenset[str]:
+def class_modules(component: type) -> frozenset[str]:
     """Return the modules of a component and of its base classes.
 
     A base class from an installed distribution counts as a requirement, such as ``timm==1.0.20``.
@@ -101,7 +101,7 @@ def modules_of_class(component: type) -> frozenset[str]:
     return frozenset({component.__module__, *bases} - {""})
 
 
-def components(spec: TrialSpec) -> Iterator[ResolvedChoice]:
+def resolve_choices(spec: TrialSpec) -> Iterator[ResolvedChoice]:
     """Yield the resolved choices of a trial: one for each of its slots, and the metrics it names."""
     for path, name in SLOTS_OF_A_TRIAL.items():
         yield slot(name).resolve(attrgetter(".".join(path))(spec))
@@ -109,28 +109,28 @@ def components(spec: TrialSpec) -> Iterator[ResolvedChoice]:
         yield slot("metric").resolve(metric)
 
 
-def resolved(spec: TrialSpec) -> TrialSpec:
+def resolve_spec(spec: TrialSpec) -> TrialSpec:
     """Return a trial's spec with its choices resolved, so that nobody who builds them resolves them again."""
-    data, model, *rest = components(spec)
+    data, model, *rest = resolve_choices(spec)
     names = [path[-1] for path in SLOTS_OF_A_TRIAL][2:]
     train = {**dict(zip(names, rest, strict=False)), "metrics": tuple(rest[len(names) :])}
     return spec.model_copy(update={"data": data, "model": model, "train": spec.train.model_copy(update=train)})
 
 
 @cache
-def code_digest(modules: frozenset[str], reader: source.Reader = source.expected) -> str:
+def modules_digest(modules: frozenset[str], reader: source.Reader = source.read_for_worker) -> str:
     """Return the digest of the code of a trial with the given root modules; 128 bits in hex."""
     digest = hashlib.blake2b(digest_size=16)
-    for module, text in sorted(code_of_trial(modules, reader).items()):
+    for module, text in sorted(trial_module_digests(modules, reader).items()):
         digest.update(f"{module}\n{text}\n".encode())
     return digest.hexdigest()
 
 
-def refresh() -> None:
+def clear_caches() -> None:
     """Clear all caches of source files, so that later digests are of the files as they are then."""
-    source.refresh()
-    code_digest.cache_clear()
-    code_of_trial.cache_clear()
+    source.clear_caches()
+    modules_digest.cache_clear()
+    trial_module_digests.cache_clear()
 
 
 _inherited: dict[str, tuple[str, list[str]]] = {}
@@ -140,24 +140,24 @@ They hold for as long as the process lives, whatever happens to the files.
 """
 
 
-def read_ahead() -> None:
+def preload_digests() -> None:
     """Read every imported module of vitlab, for the processes that are forked from this one."""
     for module in [name for name in sys.modules if name.partition(".")[0] == BUILT_IN]:
-        _inherited[module] = source.loaded(module).digest, source.dependencies(module, source.loaded)
-    refresh()  # every worker clears its caches, and clearing inherited ones would copy their memory
+        _inherited[module] = source.read_imported(module).digest, source.dependencies(module, source.read_imported)
+    clear_caches()  # every worker clears its caches, and clearing inherited ones would copy their memory
 
 
 @cache  # the trials of a job have few different sets of modules
-def code_of_trial(modules: frozenset[str], reader: source.Reader) -> Mapping[str, str]:
+def trial_module_digests(modules: frozenset[str], reader: source.Reader) -> Mapping[str, str]:
     """Return module name to digest, for the code of a trial: its root modules, the runner, the engines, their imports.
 
     Any built-in engine may compute the trial, and none is imported before it is chosen.
     """
     engines = (place.module for place in built_ins("engine").values())
-    return closure({RUNNER, *engines, *modules}, reader)
+    return transitive_digests({RUNNER, *engines, *modules}, reader)
 
 
-def closure(modules: Iterable[str], reader: source.Reader = source.expected) -> dict[str, str]:
+def transitive_digests(modules: Iterable[str], reader: source.Reader = source.read_for_worker) -> dict[str, str]:
     """Return module name to digest, for the given modules and their transitive dependencies.
 
     A requirement such as ``timm==1.0.20`` is a key, too, with an empty digest.
@@ -182,7 +182,7 @@ def closure(modules: Iterable[str], reader: source.Reader = source.expected) -> 
 def edited_module_message(modules: Iterable[str]) -> str:
     """Return an error message about the first module edited since this process imported it, or ``""``."""
     for module in modules:
-        if "==" not in module and source.loaded(module).digest != source.expected(module).digest:
+        if "==" not in module and source.read_imported(module).digest != source.read_for_worker(module).digest:
             return (
                 f"{source.file_of(module)} was edited after this process had imported it; restart the process (in a "
                 "notebook, restart the kernel, or reload the module) and run again"
@@ -209,7 +209,7 @@ def mixed_versions_message(modules: Iterable[str]) -> str:
         mine = last_imports.get(module)
         if mine is None or module not in sys.modules:
             continue
-        for base, name in source.loaded(module).imports if reloads else ():
+        for base, name in source.read_imported(module).imports if reloads else ():
             if reloads.get(base, -1) <= mine.number or not name:
                 continue
             if not isinstance(getattr(sys.modules.get(base), name, None), ModuleType):

@@ -7,7 +7,7 @@ that no other process has.
 Imports are followed from text to text (:func:`dependencies`).  A distribution installed from an index is not read: it
 counts as ``name==version``.
 
-Within a process, files are checked again after every :func:`refresh`, and read again if they have changed.
+Within a process, files are checked again after every :func:`clear_caches`, and read again if they have changed.
 """
 
 from __future__ import annotations
@@ -53,29 +53,29 @@ class ModuleSource:
 
 
 Reader = Callable[[str], ModuleSource]
-"""Returns the source of a module: :func:`parse`, :func:`loaded` or :func:`expected`."""
+"""Returns the source of a module: :func:`read_current`, :func:`read_imported` or :func:`read_for_worker`."""
 
 
-def refresh() -> None:
+def clear_caches() -> None:
     """Clear the caches, so that every file is checked again."""
-    for cached in (file_of, parse, loaded, requirement_of):
+    for cached in (file_of, read_current, read_imported, name_or_requirement):
         cached.cache_clear()
 
 
 @cache
-def parse(module: str) -> ModuleSource:
+def read_current(module: str) -> ModuleSource:
     """Return the source in a module's file as it is now."""
     if module in plugins.files:
-        return _parsed(plugins.files[module].text, "", is_package=False)
+        return _analyse_source(plugins.files[module].text, "", is_package=False)
     file = file_of(module)
     if file is None:
         return ModuleSource(SESSION if _is_imported_module(module) else "")
     stamp = stamp_of(file)
-    return ModuleSource("") if stamp is None else _parse(module, file, stamp)
+    return ModuleSource("") if stamp is None else _read_cached(module, file, stamp)
 
 
 @cache
-def loaded(module: str) -> ModuleSource:
+def read_imported(module: str) -> ModuleSource:
     """Return the source of a module as imported by this process, from which its file may have changed since.
 
     For a module that is not imported, this is the source in its file.  A module whose file changed before it was read
@@ -84,17 +84,17 @@ def loaded(module: str) -> ModuleSource:
     last, file = last_imports.get(module), file_of(module)
     is_imported = module in sys.modules and last is not None and module not in plugins.files
     if not is_imported or last is None or file is None or last.stamp == stamp_of(file):
-        return parse(module)
+        return read_current(module)
     return _texts.get((module, file, last.stamp), ModuleSource(f"unknown {SESSION}"))
 
 
-def expected(module: str) -> ModuleSource:
+def read_for_worker(module: str) -> ModuleSource:
     """Return the source of a module that a worker started now will run.
 
     Workers are forked from a process with this process's vitlab, so that editing vitlab does not disturb a running
     study.  Other modules are imported anew by every worker.
     """
-    return loaded(module) if _top(module) == BUILT_IN else parse(module)
+    return read_imported(module) if _top_level_name(module) == BUILT_IN else read_current(module)
 
 
 def dependencies(module: str, reader: Reader) -> list[str]:
@@ -104,8 +104,8 @@ def dependencies(module: str, reader: Reader) -> list[str]:
     except the standard library and vitlab's own requirements: modules, which are read as text, and requirements such
     as ``timm==1.0.20``.  The packages that contain a module are dependencies, too, unless they only re-export names.
     """
-    targets = [target for place in reader(module).imports for target in _targets(module, place, reader)]
-    if _top(module) != BUILT_IN:
+    targets = [target for place in reader(module).imports for target in _import_targets(module, place, reader)]
+    if _top_level_name(module) != BUILT_IN:
         packages = (module[: dot.start()] for dot in re.finditer(r"\.", module))
         targets += [above for above in packages if file_of(above) and not reader(above).passed_on]
     return targets
@@ -117,10 +117,10 @@ def dependency_name(module: str, importer: str) -> str:
     Modules of the importer's own package are read as text wherever they are, and others unless they are installed from
     an index.
     """
-    top = _top(module)
-    if top in (BUILT_IN, _top(importer)):
+    top = _top_level_name(module)
+    if top in (BUILT_IN, _top_level_name(importer)):
         return module
-    return "" if _top(importer) == BUILT_IN else requirement_of(module)
+    return "" if _top_level_name(importer) == BUILT_IN else name_or_requirement(module)
 
 
 def defining_module(module: str, name: str, reader: Reader) -> str:
@@ -160,13 +160,13 @@ def file_of(module: str) -> Path | None:
 
 
 @cache
-def requirement_of(module: str) -> str:
+def name_or_requirement(module: str) -> str:
     """Return the module's name if it is read as text, ``name==version`` if it is installed, or ``""``.
 
     ``""`` stands for the standard library, vitlab's own requirements and missing modules.  A distribution installed
     from a folder or a repository is read as text, because its version does not identify its code.
     """
-    top = _top(module)
+    top = _top_level_name(module)
     if top in PINNED:
         return ""
     file = file_of(top) or file_of(module)
@@ -189,22 +189,22 @@ _texts: dict[tuple[str, Path, Stamp], ModuleSource] = {}  # sources read in this
 tops: dict[str, str] = {}  #: requirement to the imported top-level package
 
 
-def _parse(module: str, file: Path, stamp: Stamp) -> ModuleSource:
+def _read_cached(module: str, file: Path, stamp: Stamp) -> ModuleSource:
     """Return the source in a file, from the cache of this process if possible."""
     source = _texts.get((module, file, stamp))
     if source is None:
         text = file.read_bytes()
         is_package = file.name == PACKAGE
         package = module if is_package else module.rpartition(".")[0]
-        source = _parsed(text, package, is_package) if file.suffix == ".py" else ModuleSource(_digest(text))
+        source = _analyse_source(text, package, is_package) if file.suffix == ".py" else ModuleSource(_digest(text))
         _texts[module, file, stamp] = source
     return source
 
 
-def _targets(module: str, place: tuple[str, str], reader: Reader) -> Iterator[str]:
+def _import_targets(module: str, place: tuple[str, str], reader: Reader) -> Iterator[str]:
     """Yield the dependency of a module on an import, which packages may re-export from one another."""
     base, name = place
-    if _top(module) == BUILT_IN and _top(base) != BUILT_IN:
+    if _top_level_name(module) == BUILT_IN and _top_level_name(base) != BUILT_IN:
         return  # before files are looked up, which takes time in every worker
     if name and file_of(base) is None:  # a namespace package
         base, name = f"{base}.{name}", ""
@@ -213,13 +213,13 @@ def _targets(module: str, place: tuple[str, str], reader: Reader) -> Iterator[st
         yield dependency
     elif dependency:
         target = defining_module(base, name, reader)
-        if _top(target) != _top(base):
+        if _top_level_name(target) != _top_level_name(base):
             target = dependency_name(target, module)
         if target and ("==" in target or file_of(target) or target in sys.modules):
             yield target
 
 
-def _top(module: str) -> str:
+def _top_level_name(module: str) -> str:
     return module.partition(".")[0]
 
 
@@ -254,23 +254,23 @@ def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def _parsed(text: bytes, package: str, is_package: bool) -> ModuleSource:
+def _analyse_source(text: bytes, package: str, is_package: bool) -> ModuleSource:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return ModuleSource(_digest(text))  # the error is reported when the module is imported
     words: list[str] = []
     running: list[ast.AST] = []
-    _read(tree, words.append, running.append)
+    _write_tree(tree, words.append, running.append)
     # What only type checkers import does not run, unless the module hands it out by __getattr__.
     lazy = [] if is_package else _lazy_exports(tree)
     nodes = [*running, *(node for statement in lazy for node in ast.walk(statement))]
-    imports = tuple(dict.fromkeys(place for node in nodes for place in _imports(node, package)))
-    passed_on = _passed_on(tree.body if is_package else lazy, package)
+    imports = tuple(dict.fromkeys(place for node in nodes for place in _imported_names(node, package)))
+    passed_on = _find_reexports(tree.body if is_package else lazy, package)
     return ModuleSource(_digest("\n".join(words).encode()), imports, passed_on)
 
 
-def _read(node: ast.AST, write: Callable[[str], None], note: Callable[[ast.AST], None] | None) -> None:
+def _write_tree(node: ast.AST, write: Callable[[str], None], note: Callable[[ast.AST], None] | None) -> None:
     """Write a syntax tree without docstrings word by word, and note the imports among the statements that can run.
 
     It takes half as long as ``ast.dump`` and a search for imports: planning and the fork server read a hundred modules.
@@ -283,21 +283,21 @@ def _read(node: ast.AST, write: Callable[[str], None], note: Callable[[ast.AST],
         value = getattr(node, name, None)
         if value.__class__ is list:
             inner = note
-            if name == "body" and isinstance(node, ast.If) and _for_type_checkers(node.test):
+            if name == "body" and isinstance(node, ast.If) and _is_type_checking(node.test):
                 inner = None
             elif name == "body" and isinstance(node, _DOCUMENTED):
                 value = value[ast.get_docstring(node, clean=False) is not None :]  # comments are in no tree
             write("[")
             for item in value:
                 if isinstance(item, ast.AST):
-                    _read(item, write, inner)
+                    _write_tree(item, write, inner)
                 else:
                     write(repr(item))
             write("]")
         elif not isinstance(value, ast.AST):
             write(repr(value))
         elif name != "ctx":  # whether a name is read or set follows from its place
-            _read(value, write, note)
+            _write_tree(value, write, note)
 
 
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -312,19 +312,19 @@ def _lazy_exports(tree: ast.Module) -> list[ast.stmt]:
     """Return the imports for type checkers in a module that imports these names when they are first read."""
     if not any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree.body):
         return []
-    blocks = [node.body for node in tree.body if isinstance(node, ast.If) and _for_type_checkers(node.test)]
+    blocks = [node.body for node in tree.body if isinstance(node, ast.If) and _is_type_checking(node.test)]
     return [node for block in blocks for node in block]
 
 
-def _imports(node: ast.AST, package: str) -> Iterator[tuple[str, str]]:
+def _imported_names(node: ast.AST, package: str) -> Iterator[tuple[str, str]]:
     if isinstance(node, ast.Import):
         yield from ((alias.name, "") for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
-        base = _base(node, package)
+        base = _absolute_module(node, package)
         yield from ((base, alias.name) for alias in node.names)
 
 
-def _base(node: ast.ImportFrom, package: str) -> str:
+def _absolute_module(node: ast.ImportFrom, package: str) -> str:
     """Return the module that names are imported from."""
     if not node.level:
         return node.module or ""
@@ -332,15 +332,15 @@ def _base(node: ast.ImportFrom, package: str) -> str:
     return ".".join([*above, node.module] if node.module else above)
 
 
-def _for_type_checkers(test: ast.expr) -> bool:
+def _is_type_checking(test: ast.expr) -> bool:
     return (test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", "")) == "TYPE_CHECKING"
 
 
-def _passed_on(body: Iterable[ast.stmt], package: str) -> dict[str, tuple[str, str]]:
+def _find_reexports(body: Iterable[ast.stmt], package: str) -> dict[str, tuple[str, str]]:
     names: dict[str, tuple[str, str]] = {}
     for node in body:
         if isinstance(node, ast.ImportFrom):
-            base = _base(node, package)
+            base = _absolute_module(node, package)
             names |= {alias.asname or alias.name: (base, alias.name) for alias in node.names}
         elif not _is_docstring_or_all(node):
             return {}

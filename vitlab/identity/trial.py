@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from vitlab.imports import Stamp, stamp_of
-from vitlab.spec.tree import NewTree, Tree, parsed
+from vitlab.spec.tree import NewTree, Tree, parse_as
 from vitlab.spec.trial import TrialSpec
 
 FolderName = Annotated[str, Field(pattern=r"^[\w-]*$")]
@@ -65,7 +65,7 @@ class Trial:
         Raises:
             ValueError: if a value is missing or of another type, naming it.
         """
-        return parsed(Trial, data)
+        return parse_as(Trial, data)
 
 
 # -- keys -------------------------------------------------------------------------------------------------------------
@@ -73,10 +73,10 @@ class Trial:
 
 def key_of(identity: Tree) -> str:
     """Return the hash of the canonical JSON of ``identity``."""
-    return hashlib.blake2b(canonical(identity).encode(), digest_size=32).hexdigest()
+    return hashlib.blake2b(canonical_json(identity).encode(), digest_size=32).hexdigest()
 
 
-def canonical(value: Any) -> str:
+def canonical_json(value: Any) -> str:
     """Return the canonical JSON of a value: sorted keys, no white space."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
@@ -89,27 +89,27 @@ NAMES_ON_THE_HUB = ("model.safetensors", "pytorch_model.bin")
 DESCRIPTIONS = ("config.json", "preprocessor_config.json")
 
 
-def files_of(file: Path) -> tuple[Path, ...]:
+def weight_files(file: Path) -> tuple[Path, ...]:
     """Return a file of weights and the files beside it that are read with it, whether they exist or not."""
     beside = DESCRIPTIONS if file.name in NAMES_ON_THE_HUB else ()
     return (file, *map(file.with_name, beside))
 
 
-def digests_of(file: Path) -> dict[str, str]:
+def weight_file_digests(file: Path) -> dict[str, str]:
     """Return name to SHA-256 of every file that a checkpoint consists of.
 
     Raises:
         FileNotFoundError: if the weights themselves do not exist.
     """
-    existing = [file, *(other for other in files_of(file)[1:] if other.is_file())]
+    existing = [file, *(other for other in weight_files(file)[1:] if other.is_file())]
     return {each.name: _sha256(each.resolve(), stamp_of(each)) for each in existing}
 
 
-def identity_of(digests: Mapping[str, str]) -> str | dict[str, str]:
+def checkpoint_identity(digests: Mapping[str, str]) -> str | dict[str, str]:
     """Return a checkpoint's part of a trial's identity: its content, independent of its path.
 
     Args:
-        digests: as returned by :func:`digests_of`, the weights first.
+        digests: as returned by :func:`weight_file_digests`, the weights first.
     """
     weights, *beside = digests.items()
     return {"weights": weights[1], **dict(beside)} if beside else weights[1]

@@ -17,7 +17,7 @@ from vitlab.judging import criterion
 from vitlab.judging.criterion import MAX_IMAGES
 from vitlab.judging.files import Columns, Remarks, Table, read_table, shortlist, spelled, table_of_frame
 from vitlab.judging.trainings import Trainings, check_columns, read_trainings
-from vitlab.planning.values import Arm, Looks, MetricFacts, Plan, unlike_scales
+from vitlab.planning.values import Arm, Looks, MetricFacts, Plan, scale_conflict
 from vitlab.report.comparison import summary
 from vitlab.report.document import Content
 from vitlab.report.frame import StudyResults
@@ -142,7 +142,7 @@ def judge(
     unit, bounds = "share", scale.bounds
     if scale.whole is None:
         unit, bounds = scale.unit, (None if trainings.frame["value"].min() < 0 else 0.0, None)
-    if block is not None and (fault := unlike_scales(analysis, unit, bounds)):
+    if block is not None and (fault := scale_conflict(analysis, unit, bounds)):
         remarks.of_options.append(f"--over-blocks: {fault}")
     if remarks.of_options or remarks.of_table:
         raise remarks.error()

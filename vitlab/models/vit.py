@@ -38,7 +38,7 @@ from vitlab.models.vit_parts import (
     Token,
     expand_size,
 )
-from vitlab.registry import Pick, ResolvedChoice, Unhashed, optional_module, slot
+from vitlab.registry import Pick, ResolvedChoice, Unhashed, import_optional, slot
 from vitlab.spec import Choice
 
 TOKENS = {"class": "cls_token", "distillation": "dist_token", "register": "reg_token"}
@@ -152,7 +152,7 @@ class ViT(Model):
         name_draws(self)
         self.base_width = base_width
         if parametrization == "mup":
-            optional_module("mup").scale_attention(self)
+            import_optional("mup").scale_attention(self)
 
     # -- the figure -------------------------------------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class ViT(Model):
         return super().no_weight_decay() | (set(TOKENS.values()) & dict(self.named_parameters()).keys())
 
     def rate_factors(self) -> dict[str, float]:
-        return optional_module("mup").rate_factors(self) if self.parametrization == "mup" else {}
+        return import_optional("mup").rate_factors(self) if self.parametrization == "mup" else {}
 
     def layer_of(self, name: str) -> int:
         """Return 0 for patches, tokens and positions, from 1 for blocks; the last norm belongs to the last block."""
@@ -254,7 +254,7 @@ class ViT(Model):
 
         Each component draws with a generator of its own, so that none changes the values of another.
         """
-        factors = optional_module("mup").init_factors(self) if self.parametrization == "mup" else {}
+        factors = import_optional("mup").init_factors(self) if self.parametrization == "mup" else {}
         for path, (choice, context) in self._parts.items():
             with seeded(seed, path), torch.device("cpu"):
                 fresh = slot(choice.slot).build(choice, *context)

@@ -25,7 +25,7 @@ from vitlab.components.norm import NoNorm, NormChoice
 from vitlab.components.position import flatten_choice
 from vitlab.errors import GeometryError
 from vitlab.geometry import DataInfo, Geometry, Work
-from vitlab.registry import BUILT_IN, Pick, ResolvedChoice, optional_module, slot
+from vitlab.registry import BUILT_IN, Pick, ResolvedChoice, import_optional, slot
 from vitlab.spec import Choice
 
 Token = Literal["class", "distillation"]
@@ -154,7 +154,7 @@ class Anatomy:
                 f"head '{head.type}' does not pool apart from classifying, so final_norm_at cannot be pooled; write "
                 "final_norm_at: tokens"
             )
-        if self.mup_base_width is not None and (reason := optional_module("mup").incompatibility(self)):
+        if self.mup_base_width is not None and (reason := import_optional("mup").incompatibility(self)):
             yield reason
 
     def _attention_faults(self) -> Iterator[str]:

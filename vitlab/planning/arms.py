@@ -19,10 +19,10 @@ from vitlab.planning.resolve import Faults, ResolvedTrial, Resolver
 from vitlab.planning.rules import RuleFault, holds, parse_rule
 from vitlab.registry import slot
 from vitlab.spec import Document, Study
-from vitlab.spec.design import Changes, changed, name_of, short_names
+from vitlab.spec.design import Changes, apply_changes, arm_name, short_names
 from vitlab.spec.run import REPORTING_SEEDS
-from vitlab.spec.study import To
-from vitlab.spec.tree import NewTree, Tree, Values, copied, put, value_at, without
+from vitlab.spec.study import Counterpart
+from vitlab.spec.tree import NewTree, Tree, Values, deep_copy, set_value, value_at, without
 from vitlab.spec.trial import SOURCES
 
 CONTROL_SEEDS = 2 * REPORTING_SEEDS  #: seeds of controls are larger than those of arms and of tunings
@@ -77,7 +77,7 @@ class ArmResolver:
         assert isinstance(self.resolved, ResolvedTrial)
         return self.resolved
 
-    def at(self, values: Values) -> ResolvedTrial:
+    def resolve_changed(self, values: Values) -> ResolvedTrial:
         """Return the base with ``values`` changed, resolved.
 
         Raises:
@@ -91,7 +91,7 @@ class ArmResolver:
 
     def changed(self, values: Values) -> NewTree:
         """Return the base with ``values`` changed, as it would be written in the document."""
-        return changed(self.base, values, self.resolved.plain)
+        return apply_changes(self.base, values, self.resolved.plain)
 
     def apply_rules(self, arm: ResolvedArm) -> list[Problem]:
         """Apply the rules to an arm: skip it, or return a problem, for each rule that it breaks."""
@@ -110,7 +110,7 @@ class ArmResolver:
                 arm.skip = rule.because
         return problems
 
-    def trial_of(self, resolved: ResolvedTrial, seed: int, splits: Mapping[str, int] = {}) -> Trial:
+    def make_trial(self, resolved: ResolvedTrial, seed: int, splits: Mapping[str, int] = {}) -> Trial:
         """Return a trial with its seeds and its key, and add the trials that it needs to ``prerequisites``.
 
         Args:
@@ -126,7 +126,7 @@ class ArmResolver:
         for role, prerequisite in resolved.needs.items():
             own = seed if prerequisite.seed == "same" else prerequisite.seed
             taught = {prerequisite.trial.spec.data.type: streams["split"]} if role == "teacher" else {}
-            other = self.trial_of(prerequisite.trial, own, {**taught, **splits})
+            other = self.make_trial(prerequisite.trial, own, {**taught, **splits})
             self.prerequisites[other.key] = other
             needs[role] = other.name
         return resolved.with_seeds(streams, needs)
@@ -155,7 +155,7 @@ class ResolvedDesign:
     faults: list[Path]  #: paths of mistakes in these trials
 
 
-def resolve_design(resolver: ArmResolver, design: Sequence[Changes], problems: list[Problem]) -> ResolvedDesign:
+def resolve_arms(resolver: ArmResolver, design: Sequence[Changes], problems: list[Problem]) -> ResolvedDesign:
     """Resolve the arms of a design, equal ones merged, and add their mistakes to ``problems``."""
     short = short_names(list(dict.fromkeys(path for changes in design for path in changes.values)))
     arms: dict[str, ResolvedArm] = {}
@@ -164,18 +164,18 @@ def resolve_design(resolver: ArmResolver, design: Sequence[Changes], problems: l
     faults: list[Path] = []
     for changes in design:
         try:
-            trial = resolver.at(changes.values)
+            trial = resolver.resolve_changed(changes.values)
         except Faults as error:
             trials.append((error.plain, error.info))
             for path, sentence in error.faults:
                 faults.append(path)
-                change, place = _locate(changes, path)
+                change, place = _locate_fault(changes, path)
                 values = change[:-1] if isinstance(change[-1], int) else change
                 place = values if place == change and is_about_key(path, sentence) else place
                 wrong.setdefault((values, sentence), []).append(place)
             continue
         trials.append((trial.plain, trial.info))
-        name, key = name_of(changes, short, trial.plain), key_of(trial.identity)
+        name, key = arm_name(changes, short, trial.plain), key_of(trial.identity)
         arm = arms.setdefault(key, ResolvedArm(changes, name, trial, key, skip=trial.incompatibility))
         if name != arm.name:
             arm.aliases.append(name)
@@ -184,10 +184,10 @@ def resolve_design(resolver: ArmResolver, design: Sequence[Changes], problems: l
     for (values, sentence), places in wrong.items():
         # A mistake that several values of a list share is reported once, at the list.
         problems.append(resolver.document.problem(places[0] if len(set(places)) == 1 else values, sentence))
-    controls = [each for arm in arms.values() if arm.is_base for each in _controls_of(arm, resolver.study.controls)]
+    controls = [each for arm in arms.values() if arm.is_base for each in _make_controls(arm, resolver.study.controls)]
     blocks = list(dict.fromkeys(arm.changes.block for arm in arms.values()))
     found = sorted([*arms.values(), *controls], key=lambda arm: blocks.index(arm.changes.block))
-    problems += [resolver.document.problem(arm.place, sentence) for arm, sentence in _mistakes_of(found)]
+    problems += [resolver.document.problem(arm.place, sentence) for arm, sentence in _find_conflicts(found)]
     return ResolvedDesign(found, trials, faults)
 
 
@@ -205,12 +205,12 @@ def set_baselines(resolver: ArmResolver, arms: Sequence[ResolvedArm]) -> None:
         if arm.twin:
             arm.baseline = arm.twin
             continue
-        against = {**arm.changes.values, **compare.to} if isinstance(compare, To) else arm.changes.against
+        against = {**arm.changes.values, **compare.to} if isinstance(compare, Counterpart) else arm.changes.against
         try:
-            other = by_key.get(key_of(resolver.at(against).identity))
+            other = by_key.get(key_of(resolver.resolve_changed(against).identity))
         except Faults as error:
             raise SpecError([resolver.document.problem((*place, "to"), str(error))]) from None
-        if other is None and isinstance(compare, To):
+        if other is None and isinstance(compare, Counterpart):
             pairs = ", ".join(f"{path}={value}" for path, value in compare.to.items())
             sentence = f"arm '{arm.name}' has no counterpart with {pairs} in the design"
             raise SpecError([resolver.document.problem(place, sentence)])
@@ -223,7 +223,7 @@ def set_baselines(resolver: ArmResolver, arms: Sequence[ResolvedArm]) -> None:
         raise SpecError([resolver.document.problem(("design",), sentence)])
 
 
-def _locate(changes: Changes, path: Path) -> tuple[Path, Path]:
+def _locate_fault(changes: Changes, path: Path) -> tuple[Path, Path]:
     """Return the place of the change that caused a fault of an arm, and the place of the fault inside it.
 
     The base does not have this fault, so one of the changes caused it.
@@ -233,7 +233,7 @@ def _locate(changes: Changes, path: Path) -> tuple[Path, Path]:
     causes = causes or [change for change in changes.values if change.startswith(f"{dotted}.")]
     if not causes and changes.values:
         # A change can make another value wrong, as a width does the number of heads: take the closest in the tree.
-        causes = [max(changes.values, key=lambda change: _shared(path, change))]
+        causes = [max(changes.values, key=lambda change: _count_shared_keys(path, change))]
     if causes:
         cause = max(causes, key=len)
         inner = path[cause.removesuffix(".type").count(".") + 1 :]
@@ -241,13 +241,13 @@ def _locate(changes: Changes, path: Path) -> tuple[Path, Path]:
     return ("base",), ("base", *path)
 
 
-def _shared(path: Path, change: str) -> int:
+def _count_shared_keys(path: Path, change: str) -> int:
     """Return the number of leading keys that the path of a fault and the path of a change share."""
     pairs = zip(path, change.split("."), strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _controls_of(arm: ResolvedArm, number: int) -> Iterator[ResolvedArm]:
+def _make_controls(arm: ResolvedArm, number: int) -> Iterator[ResolvedArm]:
     """Yield so many controls of an arm, which equal it but for their seeds."""
     for place in range(number):
         label = "control" if not place else f"control {place + 1}"
@@ -258,12 +258,12 @@ def _controls_of(arm: ResolvedArm, number: int) -> Iterator[ResolvedArm]:
         )
 
 
-def _mistakes_of(arms: Collection[ResolvedArm]) -> Iterator[tuple[ResolvedArm, str]]:
+def _find_conflicts(arms: Collection[ResolvedArm]) -> Iterator[tuple[ResolvedArm, str]]:
     """Yield each arm that cannot be in a study with another one, with a sentence."""
     by_training: dict[str, ResolvedArm] = {}
     by_name: dict[str, ResolvedArm] = {}
     for arm in arms:
-        other = arm if arm.twin else by_training.setdefault(key_of(_read(arm.trial)), arm)
+        other = arm if arm.twin else by_training.setdefault(key_of(_identity_without_unread(arm.trial)), arm)
         if other is not arm:
             own, others = arm.changes.values, other.changes.values
             paths = [path for path in {**others, **own} if own.get(path) != others.get(path)]
@@ -280,7 +280,7 @@ def _mistakes_of(arms: Collection[ResolvedArm]) -> Iterator[tuple[ResolvedArm, s
             return
 
 
-def _read(trial: ResolvedTrial) -> Tree:
+def _identity_without_unread(trial: ResolvedTrial) -> Tree:
     """Return the identity of a trial without what its objective never reads, and the same of its prerequisites."""
     identity = trial.identity
     objective: Any = slot("objective").resolve(trial.spec.train.objective).component
@@ -289,6 +289,6 @@ def _read(trial: ResolvedTrial) -> Tree:
         if value_at(identity, path[:-1]) == {}:  # as if no option of the component had been set
             identity = without(identity, path[:-1])
     for role, other in trial.needs.items():
-        identity = copied(identity)
-        put(identity, (*SOURCES[role], "trial"), _read(other.trial))
+        identity = deep_copy(identity)
+        set_value(identity, (*SOURCES[role], "trial"), _identity_without_unread(other.trial))
     return identity

@@ -46,7 +46,7 @@ AUGMENT = ("augment",)
 """Keys of ``data`` that may differ within a batch of trials."""
 
 RULES = ("auto", "measured")
-"""Values of ``run.engine`` that choose an engine by the rule of :func:`engine_of`."""
+"""Values of ``run.engine`` that choose an engine by the rule of :func:`choose_engine`."""
 
 Works = Callable[[Trial], Work | None]
 """Returns the work of a trial's model for one image; None if the model does not declare it."""
@@ -59,7 +59,7 @@ class EngineChoice(NamedTuple):
     reason: str
 
 
-def engine_of(
+def choose_engine(
     trial: Trial, chosen: str, works: Works, probes: Mapping[str, EngineBenchmark] = {}, device: str = "cpu"
 ) -> EngineChoice:
     """Return the engine of a trial: ``vmap`` or ``batch_last`` for one to train with others, even if there are none.
@@ -86,11 +86,11 @@ def engine_of(
     and the kernel of ``attention: auto`` follows a rule of its own and is recorded with every result.
     """
     train = trial.spec.train
-    if chosen not in RULES and (stackable(trial) or trains_alone(chosen)):
+    if chosen not in RULES and (is_stackable(trial) or trains_alone(chosen)):
         return EngineChoice(chosen, "")
-    if not stackable(trial):
+    if not is_stackable(trial):
         return EngineChoice("loop", "such trials cannot be trained together")
-    if chosen == "measured" and (probe := probes.get(shape(trial))) is not None:
+    if chosen == "measured" and (probe := probes.get(shape_digest(trial))) is not None:
         return EngineChoice(probe.engine, "")
     work = works(trial)
     if work is None:
@@ -104,7 +104,7 @@ def engine_of(
         if steps >= MIN_COMPILED_STEPS and train.precision != "fp64":
             return EngineChoice("compiled_vmap", f"{size}, too few for a GPU, and {steps:,} steps are worth compiling")
         return EngineChoice("vmap", f"{size}, too few for a GPU")
-    is_supervised = _objective(trial) is slot("objective").get("vitlab:supervised")
+    is_supervised = _objective_class(trial) is slot("objective").get("vitlab:supervised")
     precise = device == "cpu" and train.precision in ("fp32", "tf32", "fp64") and is_supervised
     if precise and work.products is not None and work.products <= MAX_PRODUCTS:
         return EngineChoice("batch_last", f"{size}, and a head has {work.products:,} products of tokens, both few")
@@ -119,36 +119,36 @@ def trains_alone(engine: str) -> bool:
     return bool(component.one_at_a_time)
 
 
-def stackable(trial: Trial) -> bool:
+def is_stackable(trial: Trial) -> bool:
     """Return True if a trial's spec allows it to be trained together with others."""
     single = trial.needs or trial.spec.distill or trial.spec.train.ema or trial.spec.train.precision == "fp16"
-    return not single and _objective(trial).vmap_safe
+    return not single and _objective_class(trial).vmap_safe
 
 
-def _objective(trial: Trial) -> Any:
+def _objective_class(trial: Trial) -> Any:
     """Return the class of a trial's objective."""
     choice = trial.spec.train.objective
     return slot("objective").find(choice.type)[0]
 
 
-def shape(trial: Trial) -> str:
+def shape_digest(trial: Trial) -> str:
     """Return a digest of the parts of a spec that decide training speed.
 
     These are all but seeds, lengths, rates and augmentations.  Whether images are crops of files, which are then
     decoded for every batch, is part of the digest.
     """
     beside = (*FREE, *LENGTHS, "evaluations")
-    spec = _without(trial.spec, train=beside, data=AUGMENT)
+    spec = _drop_keys(trial.spec, train=beside, data=AUGMENT)
     if any(Choice.of(change).options.get("of") == "picture" for change in trial.spec.data.options.get("augment", ())):
         spec["data"]["of"] = "picture"
     return key_of(spec)[:32]
 
 
-def without_benchmark(trials: Iterable[Planned], probes: Mapping[str, EngineBenchmark]) -> dict[str, list[Planned]]:
+def trials_to_benchmark(trials: Iterable[Planned], probes: Mapping[str, EngineBenchmark]) -> dict[str, list[Planned]]:
     """Return the stackable trials whose shape has no benchmark, by shape."""
     by_shape: dict[str, list[Planned]] = {}
     for planned in trials:
-        if stackable(planned.trial) and (trial_shape := shape(planned.trial)) not in probes:
+        if is_stackable(planned.trial) and (trial_shape := shape_digest(planned.trial)) not in probes:
             by_shape.setdefault(trial_shape, []).append(planned)
     return by_shape
 
@@ -159,7 +159,7 @@ def batch_key(trial: Trial) -> str:
     Such trials differ in seeds and in :data:`FREE` and :data:`AUGMENT` alone.  They share their validation and test
     images, because they are evaluated together.
     """
-    spec = _without(trial.spec, train=FREE, data=AUGMENT)
+    spec = _drop_keys(trial.spec, train=FREE, data=AUGMENT)
     return json.dumps([spec, trial.seeds["split"], trial.data, trial.code], sort_keys=True)
 
 
@@ -178,13 +178,13 @@ def group_trials(
         places: number of groups that can run at a time; groups are split as far as that ends the last one earlier.
         chosen: ``run.engine``.
         works: see :data:`Works`.
-        probes: benchmarks by shape, see :func:`engine_of`.
+        probes: benchmarks by shape, see :func:`choose_engine`.
         device: type of the device, ``cpu`` or ``cuda``.
     """
     groups: list[tuple[str, list[Planned]]] = []
     stacks: dict[str, list[Planned]] = {}
     for planned in todo:
-        engine = engine_of(planned.trial, chosen, works, probes, device).engine
+        engine = choose_engine(planned.trial, chosen, works, probes, device).engine
         if trains_alone(engine):
             groups.append((engine, [planned]))
             continue
@@ -193,19 +193,19 @@ def group_trials(
             stacks[key] = []
             groups.append((engine, stacks[key]))
         stacks[key].append(planned)
-    few = [(engine, part) for engine, group in groups for part in _parts(group, -(-len(group) // MAX_TOGETHER))]
+    few = [(engine, part) for engine, group in groups for part in _split_evenly(group, -(-len(group) // MAX_TOGETHER))]
     rest = len(few) % places  # batches of the last round; each is split to fill its share of the places
     whole, last = few[: len(few) - rest], few[len(few) - rest :]
-    mixed = whole + [(engine, part) for engine, group in last for part in _parts(group, -(-places // rest))]
+    mixed = whole + [(engine, part) for engine, group in last for part in _split_evenly(group, -(-places // rest))]
     many = [
         (engine, part)
         for engine, group in groups
-        for part in _parts(group, max(-(-len(group) // MAX_TOGETHER), places))
+        for part in _split_evenly(group, max(-(-len(group) // MAX_TOGETHER), places))
     ]
-    return min((few, mixed, many), key=lambda groups: _duration([len(group) for _, group in groups], places))
+    return min((few, mixed, many), key=lambda groups: _estimate_duration([len(group) for _, group in groups], places))
 
 
-def _duration(sizes: Iterable[int], places: int) -> int:
+def _estimate_duration(sizes: Iterable[int], places: int) -> int:
     """Return how long batches take that start in order, each where a place is free, in the time of a further trial."""
     free_at = [0] * places
     for size in sizes:
@@ -213,7 +213,7 @@ def _duration(sizes: Iterable[int], places: int) -> int:
     return max(free_at)
 
 
-def _without(spec: TrialSpec, train: Sequence[str], data: Sequence[str]) -> NewTree:
+def _drop_keys(spec: TrialSpec, train: Sequence[str], data: Sequence[str]) -> NewTree:
     """Return a spec in plain values without some keys of ``train`` and ``data``."""
     tree = spec.plain()
     for part, names in (("train", train), ("data", data)):
@@ -221,7 +221,7 @@ def _without(spec: TrialSpec, train: Sequence[str], data: Sequence[str]) -> NewT
     return tree
 
 
-def _parts(group: list[Planned], count: int) -> list[list[Planned]]:
+def _split_evenly(group: list[Planned], count: int) -> list[list[Planned]]:
     """Split a group into ``count`` nearly equal parts, or fewer, so that each has two trials or more."""
     count = min(count, -(-len(group) // 2))
     cuts = [index * len(group) // count for index in range(count + 1)]

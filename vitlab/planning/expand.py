@@ -16,17 +16,17 @@ from typing import Any
 
 from vitlab import errors
 from vitlab.errors import Problem, SpecError
-from vitlab.identity.code import NOTHING, Surroundings, refresh
+from vitlab.identity.code import NOTHING, Surroundings, clear_caches
 from vitlab.identity.trial import Trial, key_of
 from vitlab.planning import match, metrics, tune
-from vitlab.planning.arms import ArmResolver, ResolvedArm, parse_rules, resolve_design, set_baselines
-from vitlab.planning.engine_choice import EngineChoice, engine_of
+from vitlab.planning.arms import ArmResolver, ResolvedArm, parse_rules, resolve_arms, set_baselines
+from vitlab.planning.engine_choice import EngineChoice, choose_engine
 from vitlab.planning.resolve import Faults, Inform, ResolvedTrial, Resolver
 from vitlab.planning.sources import notes_on_files
 from vitlab.planning.values import UNDECIDED, Arm, Decisions, Looks, MetricFacts, Plan, Planned
 from vitlab.spec import Document, Study
 from vitlab.spec.choice import label
-from vitlab.spec.design import MOST, Changes, DesignFault, as_component, changes_of, in_blocks
+from vitlab.spec.design import MOST, Changes, DesignFault, as_component, expand_design, repeat_in_blocks
 from vitlab.spec.tree import keys_of, value_at
 from vitlab.spec.trial import METRICS, OBJECTIVE
 
@@ -63,25 +63,25 @@ def make_plan(
         SpecError: with every mistake of the file.
         BrokenComponent: if a plugin that the study names cannot be imported.
     """
-    refresh()
+    clear_caches()
     problems = list(problems)
-    resolver = _resolved_base(study, document, problems, machine)
-    arms = _sound_arms(resolver, problems)
+    resolver = _resolve_base(study, document, problems, machine)
+    arms = _resolve_and_check(resolver, problems)
     set_baselines(resolver, arms)
     study, matcher, notes = resolver.study, None, []
     if study.match is not None:
         matcher = match.Matcher(study.match, machine.count)
-        notes = match.solve(resolver, matcher, arms)
+        notes = match.match_arms(resolver, matcher, arms)
     baselines = {arm.baseline for arm in arms}
     for arm in arms:
         if arm.skip and arm.name in baselines:
             sentence = f"the baseline '{arm.name}' cannot be run: {arm.skip}"
             raise SpecError([document.problem(("base", "model"), sentence)])
-    tuning = tune.plan(resolver, matcher, arms, decisions.tunings) if study.tune is not None else []
-    looks = _looks(resolver, arms, decisions)
+    tuning = tune.plan_tunings(resolver, matcher, arms, decisions.tunings) if study.tune is not None else []
+    looks = _plan_looks(resolver, arms, decisions)
     notes += [f"'{arm.name}' is in the design more than once; it is one arm." for arm in arms if arm.is_repeated]
-    planned, pending = _trials(resolver, arms, looks)
-    facts = metrics.facts({arm.name: arm.trial for arm in arms})
+    planned, pending = _plan_trials(resolver, arms, looks)
+    facts = metrics.collect_facts({arm.name: arm.trial for arm in arms})
     return Plan(
         study=study.study,
         question=study.question,
@@ -89,17 +89,17 @@ def make_plan(
         trials=tuple(planned),
         analysis=study.analysis,
         prerequisites=tuple(resolver.prerequisites.values()),
-        notes=(*notes, *_notes(study, arms, facts)),
+        notes=(*notes, *_collect_notes(study, arms, facts)),
         tuning=tuple(tuning),
         pending=tuple(pending),
         probes=decisions.benchmarks,
         looks=looks,
         metrics=facts,
-        identities=_identities(study, arms),
+        identities=_arm_digests(study, arms),
     )
 
 
-def _resolved_base(study: Study | None, document: Document, problems: list[Problem], machine: Machine) -> ArmResolver:
+def _resolve_base(study: Study | None, document: Document, problems: list[Problem], machine: Machine) -> ArmResolver:
     """Return the resolver of a study's arms, with the base resolved; add mistakes of rules and base to ``problems``.
 
     Raises:
@@ -118,30 +118,30 @@ def _resolved_base(study: Study | None, document: Document, problems: list[Probl
         # Missing keys were reported while reading the file.
         new = [fault for fault in error.faults if is_sound or len(fault[0]) > 1 or fault[0][0] in base]
         problems += [document.problem(("base", *path), sentence) for path, sentence in new]
-    study = metrics.with_goal(study, metrics.metrics(resolved.plain, resolved.info))
+    study = metrics.with_goal(study, metrics.reported_metrics(resolved.plain, resolved.info))
     # The values that stand in for wrong ones in the file would break rules that the file does not break.
     return ArmResolver(study, document, resolver, base, resolved, rules if is_sound else {})
 
 
-def _sound_arms(resolver: ArmResolver, problems: list[Problem]) -> list[ResolvedArm]:
+def _resolve_and_check(resolver: ArmResolver, problems: list[Problem]) -> list[ResolvedArm]:
     """Return the resolved arms of a study without mistakes.
 
     Raises:
         SpecError: with every mistake of the study, ``problems`` included.
     """
     study, document, base = resolver.study, resolver.document, resolver.resolved
-    changes = _changes_of_arms(resolver, problems)
-    design = resolve_design(resolver, changes, problems)
+    changes = _expand_blocks(resolver, problems)
+    design = resolve_arms(resolver, changes, problems)
     if len(design.arms) * len(study.seeds.all) > MOST:
         size = f"{errors.count(len(design.arms), 'arm')} of {errors.count(len(study.seeds.all), 'seed')} each"
         sentence = f"{size}; a study has at most {MOST:,} trials"
         raise SpecError([*problems, document.problem(("seeds",), sentence)])
     paths = design.faults + ([path for path, _ in base.faults] if isinstance(base, Faults) else [])
     knows_metrics = not any(path[:2] in (METRICS, OBJECTIVE) for path in paths)
-    reported = metrics.metrics(base.plain, base.info)
-    faults = match.mistakes(study.match, base.plain, changes) if study.match is not None else []
-    faults += tune.mistakes(study, resolver.at, reported, changes) if study.tune is not None else []
-    faults += metrics.mistakes(study, document, reported, design.trials, knows_metrics)
+    reported = metrics.reported_metrics(base.plain, base.info)
+    faults = match.find_mistakes(study.match, base.plain, changes) if study.match is not None else []
+    faults += tune.find_mistakes(study, resolver.resolve_changed, reported, changes) if study.tune is not None else []
+    faults += metrics.find_mistakes(study, document, reported, design.trials, knows_metrics)
     if study.match is not None and value_at(base.plain, ("train", "stop_early")) is not None:
         sentence = "match compares arms of equal cost, and stop_early ends trainings before; remove one of the two"
         faults.append((("match",), sentence))
@@ -154,16 +154,16 @@ def _sound_arms(resolver: ArmResolver, problems: list[Problem]) -> list[Resolved
     return design.arms
 
 
-def _changes_of_arms(resolver: ArmResolver, problems: Sequence[Problem]) -> list[Changes]:
+def _expand_blocks(resolver: ArmResolver, problems: Sequence[Problem]) -> list[Changes]:
     study = resolver.study
     try:
-        changes = changes_of(study.design)
-        return changes if study.blocks is None else in_blocks(changes, study.blocks)
+        changes = expand_design(study.design)
+        return changes if study.blocks is None else repeat_in_blocks(changes, study.blocks)
     except DesignFault as error:
         raise SpecError([*problems, resolver.document.problem(error.place, str(error))]) from None
 
 
-def _looks(resolver: ArmResolver, arms: Sequence[ResolvedArm], decisions: Decisions) -> Looks | None:
+def _plan_looks(resolver: ArmResolver, arms: Sequence[ResolvedArm], decisions: Decisions) -> Looks | None:
     """Return the looks of a study that adds seeds, with what earlier ones left open; None if it adds none.
 
     Raises:
@@ -192,7 +192,7 @@ def _looks(resolver: ArmResolver, arms: Sequence[ResolvedArm], decisions: Decisi
     )
 
 
-def _trials(
+def _plan_trials(
     resolver: ArmResolver, arms: Sequence[ResolvedArm], looks: Looks | None
 ) -> tuple[list[Planned], list[Planned]]:
     """Return the trials of every arm that runs, and the trials whose tuned values are still to be chosen."""
@@ -205,7 +205,7 @@ def _trials(
                 trial = Trial(arm.trial.spec, seeds.streams(seed), arm.trial.origins, arm.trial.info.content)
                 pending.append(Planned(arm.name, seed, trial))
             else:
-                planned.append(Planned(arm.name, seed, resolver.trial_of(arm.trial, arm.first_seed + seed)))
+                planned.append(Planned(arm.name, seed, resolver.make_trial(arm.trial, arm.first_seed + seed)))
     # An arm may itself be a trial that others start from; it is planned once.
     for item in planned:
         resolver.prerequisites.pop(item.trial.key, None)
@@ -226,7 +226,7 @@ def _plan_arms(
             return EngineChoice("", "")
         model, info = arm.trial.model, arm.trial.info
         work = model.component.work(info, model.options)
-        return engine_of(first[arm.name], named, lambda _: work, decisions.benchmarks, device)
+        return choose_engine(first[arm.name], named, lambda _: work, decisions.benchmarks, device)
 
     return tuple(
         Arm(
@@ -258,7 +258,7 @@ def _shown_value(resolver: ArmResolver, arm: ResolvedArm, path: str) -> Any:
     return label(full)
 
 
-def _notes(study: Study, arms: Sequence[ResolvedArm], facts: Mapping[str, MetricFacts]) -> list[str]:
+def _collect_notes(study: Study, arms: Sequence[ResolvedArm], facts: Mapping[str, MetricFacts]) -> list[str]:
     """Return notes on arms, components, initial weights, the metric and the data."""
     runnable = [arm for arm in arms if not arm.skip]
     notes = [
@@ -272,7 +272,7 @@ def _notes(study: Study, arms: Sequence[ResolvedArm], facts: Mapping[str, Metric
     return notes
 
 
-def _identities(study: Study, arms: Sequence[ResolvedArm]) -> dict[str, str]:
+def _arm_digests(study: Study, arms: Sequence[ResolvedArm]) -> dict[str, str]:
     """Return arm to a digest of what it trains; values chosen by matching and tuning follow from it."""
     chosen_by = {
         name: None if how is None else how.model_dump(mode="json")

@@ -21,7 +21,7 @@ from vitlab.planning.arms import ArmResolver, ResolvedArm
 from vitlab.planning.resolve import Faults, ResolvedTrial
 from vitlab.spec import Choice, Match
 from vitlab.spec import trial as trial_spec
-from vitlab.spec.design import Changes, text
+from vitlab.spec.design import Changes, format_value
 from vitlab.spec.tree import Tree, keys_of, value_at
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Matcher:
         Raises:
             Unmatched: if the two cannot be compared.
         """
-        (amount, unit), (target, target_unit) = self._amount(trial), self._amount(reference)
+        (amount, unit), (target, target_unit) = self._cost_and_unit(trial), self._cost_and_unit(reference)
         if unit != target_unit:
             raise Unmatched(
                 f"its length is in {unit} and its baseline's in {target_unit}, and their ratio is not "
@@ -65,7 +65,9 @@ class Matcher:
             raise Unmatched(f"the baseline has 0 {self.match.quantity}, so no arm can be matched to it")
         return amount / target - 1
 
-    def solve(self, arm: ResolvedArm, reference: ResolvedTrial, at: Callable[[int | float], ResolvedTrial]) -> None:
+    def solve_knob(
+        self, arm: ResolvedArm, reference: ResolvedTrial, at: Callable[[int | float], ResolvedTrial]
+    ) -> None:
         """Give an arm the value of the knob at which its trial costs as much as the reference.
 
         Args:
@@ -80,7 +82,7 @@ class Matcher:
         now = value_at(trial.plain, keys_of(knob))
         if not is_number(now):
             raise Unmatched(f"it has no number at {knob}")
-        unit = _unit(trial, knob, now)
+        unit = _knob_spacing(trial, knob, now)
         found: dict[int, tuple[ResolvedTrial, float]] = {}
         tried: set[int] = set()
 
@@ -94,7 +96,7 @@ class Matcher:
                         found[k] = other, self.off(other, reference)
             return found[k][1] if k in found else None
 
-        near = [(k, found[k]) for k in _around(off, max(1, round(now / unit)))]
+        near = [(k, found[k]) for k in _bracket_target(off, max(1, round(now / unit)))]
         if not near:
             raise Unmatched(
                 f"no value of {knob} that was tried gives an arm that can be trained; choose another match.knob, or "
@@ -103,24 +105,24 @@ class Matcher:
         (_, best), *others = sorted(near, key=lambda item: (abs(item[1][1]), item[0]))
         solved, distance = best
         if abs(distance) > self.match.tolerance:
-            beyond = f"; {self._describe(others[0][1], reference)}" if others else ""
+            beyond = f"; {self._format_candidate(others[0][1], reference)}" if others else ""
             raise Unmatched(
-                f"the nearest that {knob} can reach is {self._describe(best, reference)}{beyond}; the tolerance is "
-                f"{100 * self.match.tolerance:g} %"
+                f"the nearest that {knob} can reach is {self._format_candidate(best, reference)}{beyond}; the "
+                f"tolerance is {100 * self.match.tolerance:g} %"
             )
-        arm.trial, arm.off, arm.note = solved, abs(distance), f"matched by {self._describe(best, reference)}"
+        arm.trial, arm.off, arm.note = solved, abs(distance), f"matched by {self._format_candidate(best, reference)}"
         arm.solved[knob] = value_at(solved.plain, keys_of(knob))
 
-    def _describe(self, candidate: tuple[ResolvedTrial, float], reference: ResolvedTrial) -> str:
+    def _format_candidate(self, candidate: tuple[ResolvedTrial, float], reference: ResolvedTrial) -> str:
         """Format a candidate: ``model.dim 36: 12,345 params, 0.42 % above 12,293``."""
         (trial, off), quantity, knob = candidate, self.match.quantity, self.match.knob
-        amounts = [self._amount(one) for one in (trial, reference)]
+        amounts = [self._cost_and_unit(one) for one in (trial, reference)]
         amount, target = (f"{value:,.0f}" if value < 1e7 else f"{value:.4g}" for value, _ in amounts)
         each = " for each image of the data" if amounts[0][1] not in ("", IMAGES) else ""
         apart = "exactly" if off == 0 else f"{100 * abs(off):.2g} % {'above' if off > 0 else 'below'} {target}"
-        return f"{knob} {text(value_at(trial.plain, keys_of(knob)))}: {amount} {quantity}{each}, {apart}"
+        return f"{knob} {format_value(value_at(trial.plain, keys_of(knob)))}: {amount} {quantity}{each}, {apart}"
 
-    def _amount(self, trial: ResolvedTrial) -> tuple[float, str]:
+    def _cost_and_unit(self, trial: ResolvedTrial) -> tuple[float, str]:
         """Return the cost of a trial, and the unit of its length."""
         cache_key = str(trial.spec.model), trial.info
         if cache_key not in self._costs:
@@ -131,11 +133,11 @@ class Matcher:
         counts = self._costs[cache_key]
         if self.match.quantity != "train_macs":
             return getattr(counts, self.match.quantity), ""
-        length, unit = _length(trial)
+        length, unit = _training_length(trial)
         return BACKWARD * counts.macs * length, unit
 
 
-def solve(resolver: ArmResolver, matcher: Matcher, arms: Sequence[ResolvedArm]) -> list[str]:
+def match_arms(resolver: ArmResolver, matcher: Matcher, arms: Sequence[ResolvedArm]) -> list[str]:
     """Solve for the knob of every arm that is compared with another; return notes for the report."""
     options, document, base = matcher.match, resolver.document, resolver.base_trial
     by_name = {arm.name: arm for arm in arms}
@@ -155,10 +157,10 @@ def solve(resolver: ArmResolver, matcher: Matcher, arms: Sequence[ResolvedArm]) 
             continue
 
         def at(value: int | float, arm: ResolvedArm = arm) -> ResolvedTrial:
-            return resolver.at({**arm.changes.values, options.knob: value})
+            return resolver.resolve_changed({**arm.changes.values, options.knob: value})
 
         try:
-            matcher.solve(arm, base if alone else reference.trial, at)
+            matcher.solve_knob(arm, base if alone else reference.trial, at)
         except Unmatched as error:
             unmatched[arm.name] = f"it cannot be matched in {options.quantity}: {error}"
     problems = []
@@ -182,7 +184,7 @@ def solve(resolver: ArmResolver, matcher: Matcher, arms: Sequence[ResolvedArm]) 
     ]
 
 
-def mistakes(match: Match, plain: Tree, design: Sequence[Changes]) -> list[tuple[Path, str]]:
+def find_mistakes(match: Match, plain: Tree, design: Sequence[Changes]) -> list[tuple[Path, str]]:
     """Return the mistakes in a ``match`` that show before any cost is counted, as places and sentences.
 
     Args:
@@ -198,7 +200,7 @@ def mistakes(match: Match, plain: Tree, design: Sequence[Changes]) -> list[tuple
         return [(("match", "knob"), sentence)]
     if not is_number(value_at(plain, keys_of(knob))) or not (knob in LENGTHS or knob.startswith("model.")):
         length = next(name for name in LENGTHS if value_at(plain, keys_of(name)) is not None)
-        numbers = [*_numbers(value_at(plain, ("model",)), "model"), length]
+        numbers = [*_number_paths(value_at(plain, ("model",)), "model"), length]
         sentence = f"the base has no number '{knob}' to match by.{nearest(knob, numbers)} Knobs: {', '.join(numbers)}."
         return [(("match", "knob"), sentence)]
     return [
@@ -206,21 +208,21 @@ def mistakes(match: Match, plain: Tree, design: Sequence[Changes]) -> list[tuple
             place,
             f"the design sets {knob}, for which 'match' solves; match by another knob, or remove it from the design",
         )
-        for place in setting(knob, design)
+        for place in places_of_knob(knob, design)
     ]
 
 
-def setting(knob: str, design: Sequence[Changes]) -> list[Path]:
+def places_of_knob(knob: str, design: Sequence[Changes]) -> list[Path]:
     """Return the places at which a design sets a knob: the first of every path that sets it."""
     places: dict[str, Path] = {}
     for changes in design:
         for path, value in changes.values.items():
-            if path not in places and _sets(path, value, knob):
+            if path not in places and _sets_knob(path, value, knob):
                 places[path] = changes.places[path]
     return list(places.values())
 
 
-def overlap(first: str, second: str) -> bool:
+def paths_overlap(first: str, second: str) -> bool:
     """Return whether two paths name the same value, or one names a part of the other."""
     if first in LENGTHS and second in LENGTHS:
         return True
@@ -232,14 +234,14 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _around(off: Callable[[int], float | None], start: int) -> list[int]:
+def _bracket_target(off: Callable[[int], float | None], start: int) -> list[int]:
     """Return the largest possible k below the target and the smallest possible k at or above it, if they exist.
 
     Args:
         off: difference from the target, increasing in k; None if k is impossible.
         start: the first k to try.
     """
-    low, high, last = 0, _possible(off, start, start + SPAN), None
+    low, high, last = 0, _first_possible(off, start, start + SPAN), None
     for _ in range(DOUBLINGS):
         if high is None:
             break
@@ -248,12 +250,12 @@ def _around(off: Callable[[int], float | None], start: int) -> list[int]:
         if here >= 0 or (last is not None and here <= last):
             break
         low, last = high, here
-        high = _possible(off, 2 * high, 2 * high + SPAN)
+        high = _first_possible(off, 2 * high, 2 * high + SPAN)
     if high is None:
         return [low] if low else []
     while True:
         middle = (low + high) // 2
-        k = _possible(off, max(middle, low + 1), high) or _possible(off, middle - 1, low, -1)
+        k = _first_possible(off, max(middle, low + 1), high) or _first_possible(off, middle - 1, low, -1)
         if k is None:
             return [k for k in (low, high) if k]
         if (off(k) or 0.0) < 0:
@@ -262,12 +264,12 @@ def _around(off: Callable[[int], float | None], start: int) -> list[int]:
             high = k
 
 
-def _possible(off: Callable[[int], float | None], first: int, stop: int, step: int = 1) -> int | None:
+def _first_possible(off: Callable[[int], float | None], first: int, stop: int, step: int = 1) -> int | None:
     """Return the first possible k in ``range(first, stop, step)``, or None."""
     return next((k for k in range(first, stop, step) if off(k) is not None), None)
 
 
-def _unit(trial: ResolvedTrial, knob: str, now: int | float) -> int | float:
+def _knob_spacing(trial: ResolvedTrial, knob: str, now: int | float) -> int | float:
     """Return the spacing of a knob's values."""
     if knob == "train.images":
         return trial.spec.train.batch_size
@@ -276,7 +278,7 @@ def _unit(trial: ResolvedTrial, knob: str, now: int | float) -> int | float:
     return 10.0 ** (floor(log10(now)) - 3) if now > 0 else 0.001
 
 
-def _length(trial: ResolvedTrial) -> tuple[float, str]:
+def _training_length(trial: ResolvedTrial) -> tuple[float, str]:
     """Return the number of images that a training sees, and the unit.
 
     The unit is epochs of the data set if the number of its images is not known yet.
@@ -288,22 +290,22 @@ def _length(trial: ResolvedTrial) -> tuple[float, str]:
     assert train.epochs is not None
     data = trial.spec.data.plain()
     options = {name: value for name, value in data.items() if name not in _SHOWN and value is not None}
-    return train.epochs, f"epochs of {text(options)}"
+    return train.epochs, f"epochs of {format_value(options)}"
 
 
 _SHOWN = ("size", "channels", "normalize", "augment")
 """Options of data sets that change the images' appearance, but not their number."""
 
 
-def _sets(path: str, value: Any, knob: str) -> bool:
+def _sets_knob(path: str, value: Any, knob: str) -> bool:
     """Return whether a change of ``path`` to ``value`` sets the knob, or a part of it."""
     path = path.removesuffix(".type")
     if knob.startswith(f"{path}."):
         return value_at(value, keys_of(knob[len(path) + 1 :])) is not None
-    return overlap(path, knob)
+    return paths_overlap(path, knob)
 
 
-def _numbers(tree: Tree, path: str) -> list[str]:
+def _number_paths(tree: Tree, path: str) -> list[str]:
     """Return the dotted paths of all numbers below a choice."""
     paths: list[str] = []
     for name, value in tree.items():
@@ -311,7 +313,7 @@ def _numbers(tree: Tree, path: str) -> list[str]:
         if is_number(value):
             paths.append(here)
         elif isinstance(value, Mapping):
-            paths += _numbers(value, here)
+            paths += _number_paths(value, here)
     return paths
 
 

@@ -11,8 +11,8 @@ from typing import Any, get_args
 from vitlab.errors import OptionError, Path, closest, nearest
 from vitlab.geometry import DataInfo, Task
 from vitlab.planning.resolve import ResolvedTrial
-from vitlab.planning.values import MetricFacts, own_metric, unlike_scales
-from vitlab.registry import slot, slot_package
+from vitlab.planning.values import MetricFacts, own_metric, scale_conflict
+from vitlab.registry import import_slot, slot
 from vitlab.spec import Analysis, Document, Study
 from vitlab.spec.choice import Goal, Unit
 from vitlab.spec.tree import NewTree, Tree, value_at
@@ -24,7 +24,7 @@ Metrics = Mapping[str, Any]
 TASKS: tuple[Task, ...] = get_args(Task)
 
 
-def metrics(plain: Tree, info: DataInfo | None) -> Metrics:
+def reported_metrics(plain: Tree, info: DataInfo | None) -> Metrics:
     """Return name to metric, for the metrics that a trial reports of a split; empty if its data is unknown."""
     if info is None:
         return {}
@@ -36,11 +36,11 @@ def metrics(plain: Tree, info: DataInfo | None) -> Metrics:
     if train.get(OBJECTIVE[1]) is not None:
         with suppress(OptionError, ValueError):
             standard = slot("objective").resolve(train[OBJECTIVE[1]]).component.standard_metrics(info)
-    room = slot_package("metric")
+    room = import_slot("metric")
     return {**room.metrics_of(info, components, standard), **room.metrics_of_options(data)}
 
 
-def _of_any_data(plain: Tree) -> Metrics:
+def _possible_metrics(plain: Tree) -> Metrics:
     """Return name to metric, for every metric that a trial may report, whatever its data turns out to be."""
     data = plain.get("data")
     added = dict.fromkeys(TEST_SET_OPTIONS, True)  # an option that adds a test set may be what is wrong
@@ -48,16 +48,16 @@ def _of_any_data(plain: Tree) -> Metrics:
     results: NewTree = {}
     for task in TASKS:
         info = DataInfo(image=(1, 1), channels=1, classes=1_000, task=task)
-        results |= metrics({**plain, "data": options}, info)
+        results |= reported_metrics({**plain, "data": options}, info)
     return results
 
 
-def facts(trials: Mapping[str, ResolvedTrial]) -> dict[str, MetricFacts]:
+def collect_facts(trials: Mapping[str, ResolvedTrial]) -> dict[str, MetricFacts]:
     """Return metric to its facts, for the metrics that the trials of a study's arms report."""
     results: dict[str, MetricFacts] = {}
     chance: dict[str, dict[str, float]] = {}
     for arm, trial in trials.items():
-        for name, metric in metrics(trial.plain, trial.info).items():
+        for name, metric in reported_metrics(trial.plain, trial.info).items():
             low, high = (end if math.isfinite(end) else None for end in metric.bounds)
             results[name] = MetricFacts(metric.goal, unit_of(metric), (low, high), metric.quantum, step=metric.step)
             level = metric.chance(trial.info)
@@ -120,7 +120,7 @@ def goal_notes(analysis: Analysis, reported: Metrics) -> list[str]:
     ]
 
 
-def mistakes(
+def find_mistakes(
     study: Study,
     document: Document,
     reported: Metrics,
@@ -138,7 +138,7 @@ def mistakes(
             be one of those, which have their own mistake.
     """
     if complete:
-        yield from _unreported(study, reported, trials)
+        yield from _find_unreported(study, reported, trials)
         validation = study.analysis.metric.replace("test/", "val/")
         if (
             study.run.keep.which == "best"
@@ -147,19 +147,19 @@ def mistakes(
         ):
             sentence = f"best is by a metric of validation, and no trial reports {validation} there; write keep: last"
             yield ("run", "keep"), sentence
-    yield from _amounts(study, document, reported)
+    yield from _find_large_amounts(study, document, reported)
     own = own_metric(study.analysis.metric.partition("/")[2], reported)
     if study.blocks is None:
         fault = "there are no blocks to judge over; remove it" * (study.analysis.over_blocks is not None)
     elif own is None:  # of a split without metrics but the loss, or reported as unknown
-        fault = unlike_scales(study.analysis, "number", (0.0, math.inf))
+        fault = scale_conflict(study.analysis, "number", (0.0, math.inf))
     else:
-        fault = unlike_scales(study.analysis, unit_of(reported[own]), reported[own].bounds)
+        fault = scale_conflict(study.analysis, unit_of(reported[own]), reported[own].bounds)
     if fault:
         yield ("analysis", "over_blocks"), fault
 
 
-def _unreported(
+def _find_unreported(
     study: Study, of_base: Metrics, trials: Iterable[tuple[Tree, DataInfo | None]]
 ) -> Iterator[tuple[Path, str]]:
     """Yield a mistake for each metric that the study compares or selects by and that no trial reports."""
@@ -183,7 +183,7 @@ def _unreported(
     is_data_known = bool(reported)
     for plain, info in trials:
         is_data_known &= info is not None
-        reported |= _of_any_data(plain) if info is None else metrics(plain, info)
+        reported |= _possible_metrics(plain) if info is None else reported_metrics(plain, info)
         if plain.get("distill"):
             return  # distillation reports values that are not metrics
     for place, metric in required.items():
@@ -199,7 +199,7 @@ def _unreported(
             yield place, f"no trial reports {metric}.{hint}{choices}{hint_to_name}"
 
 
-def _amounts(study: Study, document: Document, metrics_by_name: Metrics) -> Iterator[tuple[Path, str]]:
+def _find_large_amounts(study: Study, document: Document, metrics_by_name: Metrics) -> Iterator[tuple[Path, str]]:
     """Yield a mistake for each amount that is as large as the whole range of its metric."""
     amounts: list[tuple[Path, str, float]] = []
     if study.analysis.margin is not None:

@@ -37,7 +37,7 @@ def packaged_study(name: str) -> Path:
     return studies[name]
 
 
-def study_file(path: Path, say: Callable[[str], None] = lambda sentence: None) -> Path:
+def find_study_file(path: Path, say: Callable[[str], None] = lambda sentence: None) -> Path:
     """Return the file of a study that is given by its path or by the name of a packaged study.
 
     An existing path precedes a packaged study.
@@ -94,7 +94,7 @@ def packaged_name(file: Path) -> str:
     return next((name for name, path in packaged_studies().items() if path.resolve() == file.resolve()), "")
 
 
-def header(file: Path) -> dict[str, str]:
+def read_header(file: Path) -> dict[str, str]:
     """Return the entries of the comment at the top of a packaged study, such as ``Cost``, by their first word."""
     entries: dict[str, str] = {}
     name = ""

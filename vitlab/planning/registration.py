@@ -16,19 +16,19 @@ from vitlab.planning.values import EarlierResults, Plan, Registration
 JUDGED_BY = ("metric", "goal", "at", "margin", "correction", "variance", "over_blocks", "alpha")
 
 
-def registration(plan: Plan) -> Registration:
+def make_registration(plan: Plan) -> Registration:
     """Return the registration of a plan's analysis."""
     seeds = {planned.seed for planned in (*plan.trials, *plan.pending)} if plan.looks is None else plan.looks.seeds[0]
     return Registration(
         **{name: getattr(plan.analysis, name) for name in JUDGED_BY},
         seeds=tuple(sorted(seeds)),
         looks=() if plan.looks is None else tuple(zip(map(len, plan.looks.seeds), plan.looks.shares, strict=True)),
-        family=tuple(family(plan)),
+        family=tuple(comparison_family(plan)),
         arms=dict(plan.identities),
     )
 
 
-def family(plan: Plan) -> list[tuple[str, str]]:
+def comparison_family(plan: Plan) -> list[tuple[str, str]]:
     """Return every comparison of a plan but of controls: an arm that runs, and its baseline."""
     return [
         (arm.name, arm.baseline)
@@ -52,7 +52,7 @@ def with_registration(plan: Plan, earlier: Plan | None, ended: Callable[[str, st
 
     first = None if earlier is None else earlier.registered
     if earlier is None or first is None or not (first.seen or any_ended(earlier)):
-        return replace(plan, registered=replace(registration(plan), known=_count_earlier_results(plan, ended)))
+        return replace(plan, registered=replace(make_registration(plan), known=_count_earlier_results(plan, ended)))
     if plan.looks is not None and [size for size, _ in first.looks] == [len(seeds) for seeds in plan.looks.seeds]:
         # The levels that were registered stay: they depend on the number of comparisons.
         plan = replace(plan, looks=replace(plan.looks, shares=tuple(share for _, share in first.looks)))
@@ -61,9 +61,9 @@ def with_registration(plan: Plan, earlier: Plan | None, ended: Callable[[str, st
     return replace(plan, registered=replace(first, arms={**plan.identities, **first.arms}, seen=seen))
 
 
-def changes(plan: Plan) -> list[str]:
+def analysis_changes(plan: Plan) -> list[str]:
     """Return each change of the analysis since the first run as a clause; any makes all comparisons exploratory."""
-    first, now = plan.registered, registration(plan)
+    first, now = plan.registered, make_registration(plan)
     if first is None:
         return []
     pairs = {name: (getattr(first, name), getattr(now, name)) for name in JUDGED_BY}
@@ -88,7 +88,7 @@ def added_comparisons(plan: Plan) -> set[str]:
     """Return the arms whose comparison was not registered at the first run."""
     if plan.registered is None:
         return set()
-    return {pair[0] for pair in family(plan) if pair not in plan.registered.family}
+    return {pair[0] for pair in comparison_family(plan) if pair not in plan.registered.family}
 
 
 def altered_arms(plan: Plan) -> list[str]:
@@ -114,7 +114,7 @@ def blocks_since_registration(plan: Plan) -> tuple[set[str], set[str]]:
     """
     names = {arm.name_in_block for arm in plan.arms if arm.baseline is not None and not arm.skip and not arm.is_control}
     blocks = {arm.block for arm in plan.arms if not arm.skip}
-    compared, fewer = {arm for arm, _ in family(plan)}, set[str]()
+    compared, fewer = {arm for arm, _ in comparison_family(plan)}, set[str]()
     for arm, _ in () if plan.registered is None else plan.registered.family:
         if arm not in compared:
             inside = [arm.removeprefix(f"{block}: ") for block in blocks if arm.startswith(f"{block}: ")]
@@ -131,7 +131,7 @@ def _count_earlier_results(plan: Plan, ended: Callable[[str, str], bool]) -> Ear
     for (arm, seed), trial in trials.items():
         if trial in results:
             seeds.setdefault(arm, set()).add(seed)
-    compared = [arm for arm, baseline in family(plan) if seeds.get(arm, set()) & seeds.get(baseline, set())]
+    compared = [arm for arm, baseline in comparison_family(plan) if seeds.get(arm, set()) & seeds.get(baseline, set())]
     return EarlierResults(len(results), len(set(trials.values())), tuple(compared))
 
 

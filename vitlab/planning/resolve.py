@@ -15,22 +15,22 @@ from typing import Any, Literal
 
 from vitlab.errors import DataError, GeometryError, OptionError, Path, WeightsError, nearest
 from vitlab.geometry import DataInfo
-from vitlab.identity.code import NOTHING, Surroundings, code_of_modules, modules_of, optional_modules
-from vitlab.identity.trial import Trial, digests_of, identity_of, key_of
+from vitlab.identity.code import NOTHING, Surroundings, component_modules, optional_modules, trial_code_digest
+from vitlab.identity.trial import Trial, checkpoint_identity, key_of, weight_file_digests
 from vitlab.planning.sources import (
     drop_unused_options,
+    find_leak,
     incompatibilities,
-    other_labels,
-    other_split_below,
+    label_difference,
     parts_with_labels,
 )
-from vitlab.registry import ResolvedChoice, optional_module, slot, slot_package
+from vitlab.registry import ResolvedChoice, import_optional, import_slot, slot
 from vitlab.registry.slot_modules import BUILTIN_ORIGIN
 from vitlab.registry.slots import is_choice
 from vitlab.spec import Choice, TrainSpec, TrialSpec
 from vitlab.spec.changes import STAND_INS
-from vitlab.spec.mistakes import collect
-from vitlab.spec.tree import NewTree, Tree, copied, put, value_at
+from vitlab.spec.mistakes import collect_mistakes
+from vitlab.spec.tree import NewTree, Tree, deep_copy, set_value, value_at
 from vitlab.spec.trial import METRICS, OBJECTIVE, SLOTS_OF_A_TRIAL, SOURCES, TEST_SET_OPTIONS
 
 Inform = Callable[[ResolvedChoice], DataInfo]
@@ -95,7 +95,7 @@ class ResolvedTrial:
             "seeds": streams,
             "needs": {role: name.partition("/")[0] for role, name in needs.items()},  # their code is part of the code
         }
-        code = code_of_modules(self.modules, needs, self.versions)
+        code = trial_code_digest(self.modules, needs, self.versions)
         trial = Trial(self.spec, streams, self.origins, self.info.content, needs, self.files)
         return replace(trial, key=key_of(identity), code=code, versions=self.versions)
 
@@ -126,7 +126,7 @@ class _Draft:
     needs: dict[str, Prerequisite] = field(default_factory=dict)
     files: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    def refuse(self, *problems: tuple[Path, str | None]) -> None:
+    def add_faults(self, *problems: tuple[Path, str | None]) -> None:
         """Add the problems that have a sentence to the mistakes."""
         self.faults += [(place, sentence) for place, sentence in problems if sentence]
 
@@ -151,10 +151,10 @@ class Resolver:
             Faults: with every mistake.
             BrokenComponent: if a plugin that it names cannot be imported.
         """
-        collected = collect(TrialSpec, tree, STAND_INS)
+        collected = collect_mistakes(TrialSpec, tree, STAND_INS)
         spec = collected.value
-        plain = copied(collected.tree) if spec is None else spec.plain()
-        identity = copied(plain) if spec is None else spec.without_defaults()
+        plain = deep_copy(collected.tree) if spec is None else spec.plain()
+        identity = deep_copy(plain) if spec is None else spec.without_defaults()
         draft = _Draft(tree, plain, identity, [(mistake.path, mistake.message) for mistake in collected.mistakes])
         # Every step goes on with what the steps before it found sound, so that all mistakes are reported together.
         self._resolve_components(draft)
@@ -167,7 +167,7 @@ class Resolver:
         self._check_sources(draft)
         if draft.faults:
             raise Faults(draft.faults, draft.plain, draft.info)
-        return self._resolved(draft)
+        return self._make_resolved_trial(draft)
 
     def _resolve_components(self, draft: _Draft) -> None:
         """Resolve the component of every slot of a trial."""
@@ -175,9 +175,9 @@ class Resolver:
             value = value_at(draft.plain, path)
             if isinstance(value, Mapping) and value_at(draft.tree, path) is None:
                 value = {**value, "type": slot(name).qualify_builtin(value["type"])}
-            choice, option_error = self._choice(name, value)
+            choice, option_error = self._resolve_choice(name, value)
             if option_error is not None:
-                draft.refuse(*(((*path, *inner), sentence) for inner, sentence in option_error.faults))
+                draft.add_faults(*(((*path, *inner), sentence) for inner, sentence in option_error.faults))
                 draft.wrong[path] = option_error.wrong
             if choice is None:
                 continue
@@ -186,11 +186,11 @@ class Resolver:
             # A default component can stand in for a wrong one while the rest is checked; other defaults would mislead.
             if all(is_choice(choice.fields[str(option)]) for option in draft.wrong.get(path, ())):
                 draft.parts[path] = choice
-                put(draft.plain, path, choice.plain())
+                set_value(draft.plain, path, choice.plain())
                 if choice.hashed() == DEFAULT_CHOICES.get(path):
                     draft.identity[path[0]].pop(path[1], None)
                 else:
-                    put(draft.identity, path, choice.hashed())
+                    set_value(draft.identity, path, choice.hashed())
         if OBJECTIVE in draft.parts:
             draft.objective = draft.parts[OBJECTIVE].component
         elif OBJECTIVE not in draft.wrong:  # the rest of ``train`` is wrong, and leaves no spec with defaults
@@ -202,20 +202,20 @@ class Resolver:
         if ("data",) not in draft.parts:
             return
         try:
-            draft.info = self._info(draft.parts["data",], draft.plain["data"])
+            draft.info = self._data_info(draft.parts["data",], draft.plain["data"])
         except DataError as error:
-            draft.refuse((("data",), str(error)))
+            draft.add_faults((("data",), str(error)))
             return
-        draft.identity["data"] = _corrupted_in_key(draft.identity["data"], draft.info)
+        draft.identity["data"] = _normalise_corrupted(draft.identity["data"], draft.info)
         task = draft.info.task
         if task != "classification" and value_at(draft.plain, ("train", "mix")) is not None:
             sentence = f"train.mix needs classification, and the task of this data is {task}; remove it"
-            draft.refuse((("train", "mix"), sentence))
+            draft.add_faults((("train", "mix"), sentence))
         loss = draft.parts.get(("train", "loss"))
         reads_labels = draft.objective is None or draft.objective.labels
         if loss is not None and reads_labels and task not in (tasks := loss.component.tasks):
             sentence = f"loss '{loss.type}' is for {' and '.join(tasks)}, and the task of this data is {task}"
-            draft.refuse((("train", "loss"), f"{sentence}; write loss: bce"))
+            draft.add_faults((("train", "loss"), f"{sentence}; write loss: bce"))
 
     def _check_model(self, draft: _Draft) -> None:
         """Check that the model fits the data, and the objective both."""
@@ -229,7 +229,7 @@ class Resolver:
             except GeometryError as error:
                 faulty = draft.wrong.get(("model",), ())
                 sizes = [(options, message) for options, message in error.faults if not {*options} & {*faulty}]
-                draft.refuse(*((("model", options[0]), message) for options, message in sizes))
+                draft.add_faults(*((("model", options[0]), message) for options, message in sizes))
         if not reason and info is not None and objective is not None:
             reason = objective.incompatibility(info, model, draft.plain) or ""
         if not reason and objective is not None and not objective.labels and _is_mup(model):
@@ -247,8 +247,8 @@ class Resolver:
         optimizer: Any = draft.parts[place].component
         reason = optimizer.incompatibility(train)
         if not reason and draft.model is not None and _is_mup(draft.model):
-            reason = optional_module("mup").optimizer_incompatibility(optimizer)
-        draft.refuse((place, reason))
+            reason = import_optional("mup").optimizer_incompatibility(optimizer)
+        draft.add_faults((place, reason))
 
     def _resolve_metrics(self, draft: _Draft) -> None:
         """Resolve the metrics that a trial names, and keep those that it does not report anyway.
@@ -260,19 +260,19 @@ class Resolver:
             return  # reported by TrialSpec
         choices: list[ResolvedChoice] = []
         for index, value in enumerate(values):
-            choice, error = self._choice("metric", value)
+            choice, error = self._resolve_choice("metric", value)
             if error is not None:
-                draft.refuse(*(((*METRICS, index, *inner), sentence) for inner, sentence in error.faults))
+                draft.add_faults(*(((*METRICS, index, *inner), sentence) for inner, sentence in error.faults))
             elif choice is not None:
                 choices.append(choice)
         if choices and len(choices) == len(values) and draft.info is not None and draft.objective is not None:
             without_labels = "" if draft.objective.labels else str(value_at(draft.plain, (*OBJECTIVE, "type")))
-            indices, faults = slot_package("metric").resolve_metrics(draft.info, choices, without_labels)
-            draft.refuse(*(((*METRICS, index), sentence) for index, sentence in faults))
+            indices, faults = import_slot("metric").resolve_metrics(draft.info, choices, without_labels)
+            draft.add_faults(*(((*METRICS, index), sentence) for index, sentence in faults))
             draft.metrics = [choices[index] for index in indices]
-        put(draft.plain, METRICS, [choice.plain() for choice in draft.metrics])
+        set_value(draft.plain, METRICS, [choice.plain() for choice in draft.metrics])
         if draft.metrics:
-            put(draft.identity, METRICS, sorted((choice.hashed() for choice in draft.metrics), key=json.dumps))
+            set_value(draft.identity, METRICS, sorted((choice.hashed() for choice in draft.metrics), key=json.dumps))
         else:
             value_at(draft.identity, METRICS[:-1]).pop(METRICS[-1], None)
 
@@ -288,15 +288,15 @@ class Resolver:
                 remedy = "write schedule: constant" if path[1] == "schedule" else "remove stop_early"
                 name = f"{path[1]} '{choice.type.rpartition(':')[2]}'"
                 sentence = f"{name} is a course over the planned length, whose end such a training does not reach"
-                draft.refuse((place, f"stop_early: {sentence}; {remedy}"))
+                draft.add_faults((place, f"stop_early: {sentence}; {remedy}"))
         if draft.info is None or draft.objective is None:
             return
         standard = draft.objective.standard_metrics(draft.info)
-        reported = slot_package("metric").metrics_of(draft.info, draft.metrics, standard)
+        reported = import_slot("metric").metrics_of(draft.info, draft.metrics, standard)
         names = [name for name, metric in reported.items() if "val" in metric.splits]
         if rule["metric"] not in names:
             found = f"no metric of validation is called '{rule['metric']}'.{nearest(rule['metric'], names)}"
-            draft.refuse(((*place, "metric"), f"{found} Reported: {', '.join(names)}"))
+            draft.add_faults(((*place, "metric"), f"{found} Reported: {', '.join(names)}"))
 
     def _resolve_sources(self, draft: _Draft) -> None:
         """Resolve the teacher and the initial weights.
@@ -318,33 +318,33 @@ class Resolver:
     def _resolve_checkpoint(self, draft: _Draft, role: str, path: Path, name: str) -> None:
         place, file = (*path, "checkpoint"), FilePath(name)
         if not os.path.isfile(file):  # False, where Path raises, for names that no file can have
-            draft.refuse((place, f"no such file: {file}"))
+            draft.add_faults((place, f"no such file: {file}"))
             return
         file = FilePath(os.path.abspath(file))  # a link in the hub's cache has the name, and the configs beside it
-        draft.files[role] = digests_of(file)
-        put(draft.identity, place, identity_of(draft.files[role]))
-        put(draft.plain, place, str(file))
+        draft.files[role] = weight_file_digests(file)
+        set_value(draft.identity, place, checkpoint_identity(draft.files[role]))
+        set_value(draft.plain, place, str(file))
 
     def _resolve_fetched(self, draft: _Draft, role: str, path: Path, source: Tree, name: str) -> None:
         kind = "timm" if "timm" in source else "hub"
         try:
-            file = str(optional_module("weights").fetch_by_name(kind, name))
+            file = str(import_optional("weights").fetch_by_name(kind, name))
         except WeightsError as error:
-            draft.refuse(((*path, kind), str(error)))
+            draft.add_faults(((*path, kind), str(error)))
             return
         for tree in (draft.plain, draft.identity):
             value_at(tree, path).pop(kind)
-            put(tree, (*path, "checkpoint"), file)
+            set_value(tree, (*path, "checkpoint"), file)
         self._resolve_checkpoint(draft, role, path, file)
 
     def _resolve_published(self, draft: _Draft, role: str, path: Path, name: str) -> None:
         place = (*path, "pretrained")
         try:
-            digest = optional_module("weights").published_digest(name)
+            digest = import_optional("weights").published_digest(name)
         except (WeightsError, ImportError) as error:  # torchvision may be missing, or of another torch
-            draft.refuse((place, str(error)))
+            draft.add_faults((place, str(error)))
             return
-        put(draft.identity, place, {"name": name, "sha256": digest})
+        set_value(draft.identity, place, {"name": name, "sha256": digest})
         if digest is not None:
             draft.files[role] = {name: digest}
 
@@ -361,11 +361,11 @@ class Resolver:
         try:
             trial = self.resolve(tree)
         except Faults as error:
-            draft.refuse(*(((*place, *inner), sentence) for inner, sentence in error.faults))
+            draft.add_faults(*(((*place, *inner), sentence) for inner, sentence in error.faults))
             return
-        draft.refuse((place, trial.incompatibility))
-        put(draft.identity, place, trial.identity)
-        put(draft.plain, place, trial.plain)
+        draft.add_faults((place, trial.incompatibility))
+        set_value(draft.identity, place, trial.identity)
+        set_value(draft.plain, place, trial.plain)
         draft.needs[role] = Prerequisite(trial, source.get("seed", "same"))
 
     def _check_sources(self, draft: _Draft) -> None:
@@ -375,22 +375,22 @@ class Resolver:
             drop_unused_options(draft.identity["distill"])
             if info is not None and ("model",) in draft.parts and draft.model is not None:
                 teacher = draft.needs["teacher"].trial if "teacher" in draft.needs else None
-                draft.refuse(*incompatibilities(plain, info, draft.model, teacher))
+                draft.add_faults(*incompatibilities(plain, info, draft.model, teacher))
         if info is not None and draft.section("data") is not None:
             for role, prerequisite in draft.needs.items():
-                reason = other_split_below(Choice.of(plain["data"]), info.content, role, prerequisite.trial)
-                draft.refuse(((*SOURCES[role], "trial"), reason))
+                reason = find_leak(Choice.of(plain["data"]), info.content, role, prerequisite.trial)
+                draft.add_faults(((*SOURCES[role], "trial"), reason))
             source = draft.needs.get("init_from")
             if source is not None and plain["init_from"].get("head") == "keep":
-                reason = other_labels(plain["data"], info, source.trial.plain["data"], source.trial.info)
+                reason = label_difference(plain["data"], info, source.trial.plain["data"], source.trial.info)
                 sentence = (
                     f"head: keep keeps the outputs of other classes ({reason}); write head: new" if reason else None
                 )
-                draft.refuse((("init_from", "head"), sentence))
+                draft.add_faults((("init_from", "head"), sentence))
         if draft.objective is not None and not draft.objective.labels:
-            draft.refuse(*parts_with_labels(plain))
+            draft.add_faults(*parts_with_labels(plain))
 
-    def _resolved(self, draft: _Draft) -> ResolvedTrial:
+    def _make_resolved_trial(self, draft: _Draft) -> ResolvedTrial:
         """Return the trial of a draft without mistakes."""
         assert draft.info is not None
         spec = TrialSpec.model_validate(draft.plain)
@@ -402,7 +402,7 @@ class Resolver:
             draft.plain,
             draft.identity,
             origins=tuple(sorted({f"{part.slot}:{part.type.rpartition(':')[2]} {part.origin}" for part in parts})),
-            modules=optional_modules(spec) | self._surroundings.files | modules_of(choices),
+            modules=optional_modules(spec) | self._surroundings.files | component_modules(choices),
             info=draft.info,
             model=draft.parts["model",],
             incompatibility=draft.incompatibility,
@@ -412,7 +412,7 @@ class Resolver:
             notes=frozenset(notes).union(*(other.trial.notes for other in draft.needs.values())),
         )
 
-    def _choice(self, name: str, value: Any) -> tuple[ResolvedChoice | None, OptionError | None]:
+    def _resolve_choice(self, name: str, value: Any) -> tuple[ResolvedChoice | None, OptionError | None]:
         """Return the choice and its mistakes; if it has some, with defaults for the wrong options, or None."""
         if value is None:
             return None, None  # reported by TrialSpec
@@ -421,7 +421,7 @@ class Resolver:
         except OptionError as error:
             return error.sound if isinstance(error.sound, ResolvedChoice) else None, error
 
-    def _info(self, data: ResolvedChoice, plain: Tree) -> DataInfo:
+    def _data_info(self, data: ResolvedChoice, plain: Tree) -> DataInfo:
         cache_key = json.dumps(plain, sort_keys=True)
         if cache_key not in self._infos:
             self._infos[cache_key] = self._inform(data)
@@ -432,7 +432,7 @@ def _is_mup(model: ResolvedChoice) -> bool:
     return model.options.get("parametrization") == "mup"
 
 
-def _corrupted_in_key(data: Tree, info: DataInfo) -> Tree:
+def _normalise_corrupted(data: Tree, info: DataInfo) -> Tree:
     """Return the data of a key, where corrupting as many test images as there are, or more, is corrupting all."""
     count = (data.get("corrupted") or {}).get("images")
     if count is None or info.test_images is None or count < info.test_images:

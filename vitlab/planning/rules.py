@@ -77,35 +77,37 @@ def holds(rule: ast.expr, trial: Tree) -> bool:
         RuleFault: if it names a value that the trial does not have, or compares values that have no order.
     """
     try:
-        return bool(_value(rule, trial))
+        return bool(_evaluate(rule, trial))
     except (TypeError, ArithmeticError) as error:
         raise RuleFault(f"'{ast.unparse(rule)}' cannot be computed: {error}") from None
 
 
-def _value(node: ast.expr, trial: Tree) -> Any:
+def _evaluate(node: ast.expr, trial: Tree) -> Any:
     match node:
         case ast.Constant(value=value):
             return value
         case ast.Name() | ast.Attribute():
-            return _look_up(ast.unparse(node), trial)
+            return _value_or_label(ast.unparse(node), trial)
         case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_value(item, trial) for item in items]
+            return [_evaluate(item, trial) for item in items]
         case ast.BoolOp(op=ast.And(), values=values):
-            return all(_value(value, trial) for value in values)
+            return all(_evaluate(value, trial) for value in values)
         case ast.BoolOp(values=values):
-            return any(_value(value, trial) for value in values)
+            return any(_evaluate(value, trial) for value in values)
         case ast.UnaryOp(op=op, operand=operand):
-            return _OPERATORS[type(op)](_value(operand, trial))
+            return _OPERATORS[type(op)](_evaluate(operand, trial))
         case ast.BinOp(left=left, op=op, right=right):
-            return _OPERATORS[type(op)](_number(_value(left, trial)), _number(_value(right, trial)))
+            return _OPERATORS[type(op)](
+                _require_number(_evaluate(left, trial)), _require_number(_evaluate(right, trial))
+            )
         case ast.Compare(left=left, ops=ops, comparators=rights):
-            values = [_value(item, trial) for item in (left, *rights)]
+            values = [_evaluate(item, trial) for item in (left, *rights)]
             pairs = itertools.pairwise(values)
             return all(_OPERATORS[type(op)](*pair) for op, pair in zip(ops, pairs, strict=True))
     raise AssertionError(f"parse_rule() let {ast.dump(node)} through")
 
 
-def _number(value: Any) -> int | float:
+def _require_number(value: Any) -> int | float:
     """Check that an operand is a number, and return it; Python would repeat texts and lists to any length."""
     if not isinstance(value, int | float):
         raise TypeError(f"{value!r} is not a number")
@@ -119,7 +121,7 @@ def _depth(tree: ast.AST) -> int:
     return depth
 
 
-def _look_up(path: str, trial: Tree) -> Any:
+def _value_or_label(path: str, trial: Tree) -> Any:
     """Return the value at a dotted path of the trial; for a slot, the name of its component, or several by ``+``."""
     value: Any = trial
     for part in path.split("."):

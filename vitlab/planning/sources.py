@@ -83,11 +83,11 @@ def incompatibilities(
             "learn from its features or tokens alone, with kind: none"
         )
         yield place, sentence
-    elif reason := other_labels(plain["data"], info, teacher.plain["data"], teacher.info):
+    elif reason := label_difference(plain["data"], info, teacher.plain["data"], teacher.info):
         yield place, f"the teacher learned other classes: {reason}"
 
 
-def other_labels(data: Tree, info: DataInfo, their_data: Tree, theirs: DataInfo) -> str:
+def label_difference(data: Tree, info: DataInfo, their_data: Tree, theirs: DataInfo) -> str:
     """Return in a clause how the classes of another trial differ from a trial's; empty if they do not, or are unknown.
 
     Args:
@@ -98,24 +98,24 @@ def other_labels(data: Tree, info: DataInfo, their_data: Tree, theirs: DataInfo)
     """
     if theirs.labels and info.labels:
         same = theirs.labels == info.labels
-        return "" if same else f"{_listed(theirs.labels)}, and here they are {_listed(info.labels)}"
+        return "" if same else f"{_format_labels(theirs.labels)}, and here they are {_format_labels(info.labels)}"
     if data["type"] == their_data["type"] and data["classes"] != their_data["classes"]:
         return f"data.classes {their_data['classes']}, and here {data['classes']}"
     return ""
 
 
-def _listed(labels: tuple[str, ...]) -> str:
+def _format_labels(labels: tuple[str, ...]) -> str:
     return ", ".join(labels[:4]) + (", ..." if len(labels) > 4 else "")
 
 
-def other_split_below(data: Choice, identity: str | None, role: str, source: ResolvedTrial) -> str | None:
+def find_leak(data: Choice, identity: str | None, role: str, source: ResolvedTrial) -> str | None:
     """Return why one of a trial's prerequisites may have been trained on its validation images, or None."""
     whose = {"init_from": "pretraining's", "teacher": "teacher's"}
     queue = [(f"the {whose[role]}", source)]
     while queue:
         name, trial = queue.pop(0)
         theirs = trial.spec.data
-        if same_images(data, identity, theirs, trial.info.content) and (reason := other_split(data, theirs)):
+        if may_share_images(data, identity, theirs, trial.info.content) and (reason := split_difference(data, theirs)):
             return f"{name} {reason}: one would be trained on validation images of the other; give both the same"
         queue += [(f"{name} {whose[other]}", prerequisite.trial) for other, prerequisite in trial.needs.items()]
     return None
@@ -140,7 +140,7 @@ def parts_with_labels(plain: Tree) -> Iterator[tuple[Path, str]]:
         yield ("init_from", "freeze"), f"objective '{name}' trains the body alone; remove freeze"
 
 
-def same_images(mine: Choice, my_identity: str | None, theirs: Choice, their_identity: str | None) -> bool:
+def may_share_images(mine: Choice, my_identity: str | None, theirs: Choice, their_identity: str | None) -> bool:
     """Return whether two trials may share training and validation images.
 
     Args:
@@ -154,13 +154,13 @@ def same_images(mine: Choice, my_identity: str | None, theirs: Choice, their_ide
     return my_identity is None or their_identity is None or images_in(my_identity) == images_in(their_identity)
 
 
-def other_split(mine: Choice, theirs: Choice) -> str | None:
+def split_difference(mine: Choice, theirs: Choice) -> str | None:
     """Return why two trials on the same images hold out different ones under one seed, or None.
 
     The form is ``NAME is THEIRS, and here it is MINE``.  Fractions, images per class, colours and sizes do not change
     which images are held out; a subset of the classes does so only if whole groups are held out.
     """
-    here, there = (_held_out(data) for data in (mine, theirs))
+    here, there = (_format_held_out(data) for data in (mine, theirs))
     if here != there:
         return f"data.validation is {there}, and here it is {here}"
     room = slot("dataset")
@@ -171,7 +171,7 @@ def other_split(mine: Choice, theirs: Choice) -> str | None:
     return None
 
 
-def _held_out(data: Choice) -> str:
+def _format_held_out(data: Choice) -> str:
     """Format the share of the training images that is held out, or state that the data set defines the split."""
     room = slot("dataset")
     component: Any = room.get(data.type)
@@ -228,11 +228,13 @@ def notes_on_files(arms: Iterable[ResolvedArm], seeds: Seeds) -> list[str]:
         for role, source in arm.trial.spec.sources().items():
             reason = ""
             if source.pretrained is not None:
-                reason = _unknown(source.pretrained) if role == "teacher" else ""
+                reason = _unknown_teacher_note(source.pretrained) if role == "teacher" else ""
             elif source.checkpoint is not None:
                 file = FilePath(source.checkpoint)
-                exposure = _has_seen(file, arm.trial, seeds)
-                reason = exposure or (_unknown(file.name) if exposure is None and role == "teacher" else "")
+                exposure = _find_leak_of_file(file, arm.trial, seeds)
+                reason = exposure or (
+                    _unknown_teacher_note(file.name) if exposure is None and role == "teacher" else ""
+                )
             if reason:
                 arms_by_note.setdefault(f"{_SEEN_BY[role]} ({{arms}}): {reason}.", []).append(f"'{arm.name}'")
     return [note.replace("{arms}", ", ".join(names)) for note, names in arms_by_note.items()]
@@ -241,7 +243,7 @@ def notes_on_files(arms: Iterable[ResolvedArm], seeds: Seeds) -> list[str]:
 _SEEN_BY = {"init_from": "Validation seen in pretraining", "teacher": "Validation seen by teacher"}
 
 
-def _has_seen(
+def _find_leak_of_file(
     file: FilePath, trial: ResolvedTrial, seeds: Seeds, visited: frozenset[FilePath] = frozenset()
 ) -> str | None:
     """Return how the weights in a file may have been trained on a trial's validation images.
@@ -253,8 +255,8 @@ def _has_seen(
         source = Trial.from_json(read_json(file.with_name("spec.json")))
         theirs, identity, split = source.spec.data, source.data, source.seeds["split"]
         mine = trial.spec.data
-        if same_images(mine, trial.info.content, theirs, identity):
-            reason = other_split(mine, theirs)
+        if may_share_images(mine, trial.info.content, theirs, identity):
+            reason = split_difference(mine, theirs)
             if reason is not None or {seeds.streams(seed)["split"] for seed in seeds.all} != {split}:
                 why = f" ({reason})" if reason else ""
                 return f"{file.parent.name[:8]}/{file.name} was trained on another split of {mine.type}{why}"
@@ -265,12 +267,12 @@ def _has_seen(
     visited |= {file}
     for source_key in source.needs.values():
         needs_file = file.parents[2] / source_key / file.name
-        if needs_file not in visited and (clause := _has_seen(needs_file, trial, seeds, visited)):
+        if needs_file not in visited and (clause := _find_leak_of_file(needs_file, trial, seeds, visited)):
             return clause
     return ""
 
 
-def _unknown(teacher: str) -> str:
+def _unknown_teacher_note(teacher: str) -> str:
     return (
         f"the teacher {teacher} may have been trained on their validation images, so accuracies on these may be "
         "too high"

@@ -31,7 +31,7 @@ from vitlab.planning.values import UNDECIDED, Decisions, Plan
 from vitlab.registry import slot
 from vitlab.spec import Choice, Document, RunSpec, Study, read_study
 from vitlab.spec.changes import without_secrets
-from vitlab.spec.tree import NewTree, Tree, Values, adapter
+from vitlab.spec.tree import NewTree, Tree, Values, type_adapter
 from vitlab.store.files import Damaged, load_json, mapping, read_json, write_bytes, write_json
 from vitlab.store.folders import Store
 
@@ -52,7 +52,7 @@ def read_plan(file: Path) -> Plan | None:
         UserError: if the file is not a plan, or one in another format.
     """
     try:
-        return load_json(file, lambda data: _plan_of(file, data))
+        return load_json(file, lambda data: _parse_plan(file, data))
     except Damaged as error:
         raise UserError(
             f"{file} is damaged or in another format ({error}); 'vitlab run' sets it aside, plans the study again, and "
@@ -64,32 +64,32 @@ def read_decisions(store: Store, study: Study) -> Decisions:
     """Return the decisions of earlier runs of a study; none if the study asks for none or has not been run."""
     if study.tune is None and study.run.engine != "measured" and len(study.seeds.looks) == 1:
         return UNDECIDED
-    plan = _stored_plan(store.study(study.study) / "plan.json")
+    plan = _read_intact_plan(store.study(study.study) / "plan.json")
     if plan is None:
         return UNDECIDED
     tunings = {tuning.key: tuning for tuning in plan.tuning if not tuning.open}
     return Decisions(tunings, plan.probes if study.run.engine == "measured" else {}, plan.looks)
 
 
-def registered(plan: Plan, store: Store) -> Plan:
+def apply_registration(plan: Plan, store: Store) -> Plan:
     """Return the plan with the analysis registered at the first run."""
     file = store.study(plan.study) / "plan.json"
-    return with_registration(plan, _stored_plan(file), lambda *trial: store.trial(*trial).done())
+    return with_registration(plan, _read_intact_plan(file), lambda *trial: store.trial(*trial).done())
 
 
 def write_plan(plan: Plan, store: Store) -> Plan:
-    """Write the plan and return it as :func:`registered` does."""
-    plan = registered(plan, store)
+    """Write the plan and return it as :func:`apply_registration` does."""
+    plan = apply_registration(plan, store)
     write_json(store.study(plan.study) / "plan.json", plan.to_json())
     return plan
 
 
-def _stored_plan(file: Path) -> Plan | None:
+def _read_intact_plan(file: Path) -> Plan | None:
     """Return the plan in a file, or None if the file does not exist or is damaged."""
-    return read_json(file, lambda data: _plan_of(file, data))
+    return read_json(file, lambda data: _parse_plan(file, data))
 
 
-def _plan_of(file: Path, data: Any) -> Plan:
+def _parse_plan(file: Path, data: Any) -> Plan:
     """Parse a plan, and check that its study is the folder's."""
     plan = Plan.from_json(data)
     if file.parent.parent.name == "studies" and plan.study != file.parent.name:
@@ -118,7 +118,7 @@ class Version:
 
     folder: Path
     name: str  #: its digest
-    content: Tree | None  #: see :func:`content`; None if the file is missing or cannot be read
+    content: Tree | None  #: see :func:`result_content`; None if the file is missing or cannot be read
     changes: Values  #: ``--set``
     run: RunRecord
 
@@ -142,54 +142,54 @@ class Version:
         )
 
 
-def content(data: Tree) -> NewTree:
+def result_content(data: Tree) -> NewTree:
     """Return the content of a study file on which its results and its report depend."""
     return {name: _comparable(value) for name, value in data.items() if name not in BESIDE}
 
 
-def content_of(file: Path, changes: Values = {}) -> NewTree:
+def read_content(file: Path, changes: Values = {}) -> NewTree:
     """Return the content of a study file, with changes.
 
     Raises:
         SpecError: if the file cannot be read as a study.
     """
-    return content(_read(file, changes)[1].data)
+    return result_content(_read_sound_study(file, changes)[1].data)
 
 
-def _read(file: Path, changes: Values) -> tuple[Study, Document]:
+def _read_sound_study(file: Path, changes: Values) -> tuple[Study, Document]:
     study, document, problems = read_study(file, changes)
     if study is None or problems:
         raise SpecError(problems)
     return study, document
 
 
-def name_of(content: Tree) -> str:
+def version_name(content: Tree) -> str:
     """Return the name of the version that has this content."""
     return key_of(json.loads(json.dumps(content, default=str)))[:16]
 
 
-def versions(folder: Path) -> list[Version]:
+def read_versions(folder: Path) -> list[Version]:
     """Return the versions of the study in a folder: the latest first, then the earlier ones by time."""
-    latest = _version(folder)
-    earlier = list(filter(None, map(_version, (folder / EARLIER).glob("*"))))
+    latest = _parse_version(folder)
+    earlier = list(filter(None, map(_parse_version, (folder / EARLIER).glob("*"))))
     others = [candidate for candidate in earlier if latest is None or candidate.name != latest.name]
     return [*filter(None, [latest]), *sorted(others, key=lambda version: -version.time)]
 
 
-def folder_of(study: Path, name: str) -> Path:
+def version_folder(study: Path, name: str) -> Path:
     """Return the folder of a version of the study; the study's own folder for the latest."""
     earlier = study / EARLIER / name
     return earlier if name and (earlier / "plan.json").exists() else study
 
 
-def version(study: Path, name: str = "") -> Version | None:
+def read_version(study: Path, name: str = "") -> Version | None:
     """Return a version of the study in a folder, by default the latest; None where it has not been run."""
-    return _version(folder_of(study, name))
+    return _parse_version(version_folder(study, name))
 
 
-def keep(study: Path, new: str) -> Version | None:
+def archive_latest(study: Path, new: str) -> Version | None:
     """Move the latest version of a study to the earlier ones, unless ``new`` is the same; return it."""
-    latest = _version(study)
+    latest = _parse_version(study)
     if latest is None or latest.name == new:
         return latest
     folder = study / EARLIER / latest.name
@@ -217,17 +217,17 @@ def begin_run(
     differences.
     """
     folder = store.study(plan.study)
-    record = _record(folder, plan, file, plugins, time.time())
-    latest = keep(folder, plan.version)
+    record = _make_record(folder, plan, file, plugins, time.time())
+    latest = archive_latest(folder, plan.version)
     plan = write_plan(plan, store)
     write_bytes(folder / "study.yaml", Path(file).read_bytes())
     write_json(folder / "changes.json", without_secrets(changes))
-    record_run(folder, record)
+    write_record(folder, record)
     if latest is not None and latest.name != plan.version:
         previous = latest.run.file
         place = f" from {previous}," if previous and previous != record.file else ""
-        now = content_of(folder / "study.yaml", changes)
-        differ = "" if latest.content is None else f": {differences(latest.content, now)}"
+        now = read_content(folder / "study.yaml", changes)
+        differ = "" if latest.content is None else f": {format_differences(latest.content, now)}"
         say(
             f"study '{plan.study}' was last run{place} in another version ({latest.when}){differ}. Both are kept; "
             "'vitlab studies' lists them."
@@ -242,41 +242,41 @@ def is_recorded(plan: Plan, store: Store, file: str | Path, changes: Values, plu
         same_file = (folder / "study.yaml").read_bytes() == Path(file).read_bytes()
     except OSError:
         return False
-    run = _stored_record(folder)
-    same_run = run == _record(folder, plan, file, plugins, run.time)
-    written = json.loads(json.dumps([registered(plan, store).to_json(), without_secrets(changes)]))
+    run = _read_record(folder)
+    same_run = run == _make_record(folder, plan, file, plugins, run.time)
+    written = json.loads(json.dumps([apply_registration(plan, store).to_json(), without_secrets(changes)]))
     return same_file and same_run and written == [read_json(folder / name) for name in ("plan.json", "changes.json")]
 
 
-def _record(folder: Path, plan: Plan, file: str | Path, plugins: Sequence[str | Path], time_s: float) -> RunRecord:
+def _make_record(folder: Path, plan: Plan, file: str | Path, plugins: Sequence[str | Path], time_s: float) -> RunRecord:
     """Return the record of a run of the study that is stored in ``folder``."""
     source = Path(file).resolve()
     if source.is_relative_to(folder.parent):  # a stored copy, run again
-        source = Path(_stored_record(folder).file or source)
+        source = Path(_read_record(folder).file or source)
     modules = tuple(str(Path(plugin).resolve()) for plugin in plugins)
     return RunRecord(plan.version, time_s, str(source), str(Path.cwd()), modules, commit_of(source.parent))
 
 
-def _stored_record(folder: Path) -> RunRecord:
+def _read_record(folder: Path) -> RunRecord:
     """Return the record in run.json of a version; an empty one if it is missing or damaged."""
-    return read_json(folder / "run.json", adapter(RunRecord).validate_python) or RunRecord()
+    return read_json(folder / "run.json", type_adapter(RunRecord).validate_python) or RunRecord()
 
 
-def record_run(study: Path, record: RunRecord) -> None:
+def write_record(study: Path, record: RunRecord) -> None:
     """Write run.json of a version that is now the latest, and delete the plan that it had as an earlier one."""
     write_json(study / "run.json", vars(record))
     # Only the plan: study.yaml there may be the file being run.
     (study / EARLIER / record.version / "plan.json").unlink(missing_ok=True)
 
 
-def stored_run_spec(folder: Path) -> RunSpec:
+def read_run_spec(folder: Path) -> RunSpec:
     """Return the run section of a study's stored file with the stored changes of the command line.
 
     Raises:
         SpecError: if the file cannot be read as a study.
     """
     changes = read_json(folder / "changes.json", mapping) or {}
-    return with_builtins(_read(folder / "study.yaml", changes)[0].run)
+    return with_builtins(_read_sound_study(folder / "study.yaml", changes)[0].run)
 
 
 def with_builtins(run_spec: RunSpec) -> RunSpec:
@@ -315,13 +315,13 @@ def rev_parse(folder: Path, *arguments: str) -> str:
     return process.stdout.strip() if process.returncode == 0 else ""
 
 
-def find(study: Path, version: str) -> Version:
+def find_version(study: Path, version: str) -> Version:
     """Return the version of a study whose name starts with ``version``.
 
     Raises:
         UserError: if there is none, or more than one.
     """
-    existing = versions(study)
+    existing = read_versions(study)
     matches = [item for item in existing if version and item.name.startswith(version)]
     if len(matches) != 1:
         what = "no version" if not matches else f"{len(matches)} versions"
@@ -330,32 +330,33 @@ def find(study: Path, version: str) -> Version:
     return matches[0]
 
 
-def differences(first: Tree, second: Tree) -> str:
+def format_differences(first: Tree, second: Tree) -> str:
     """Format the differences of two contents: ``train.epochs 10 -> 1; seeds 5 -> 2``."""
-    before, after = flat(first), flat(second)
-    before, after = _with_types(before, after), _with_types(after, before)
+    before, after = flatten(first), flatten(second)
+    before, after = _lengthen_components(before, after), _lengthen_components(after, before)
     paths = [path for path in {**before, **after} if before.get(path, _ABSENT) != after.get(path, _ABSENT)]
     parts = [
-        f"{path.removeprefix('base.')} {_text(before.get(path, _ABSENT))} -> {_text(after.get(path, _ABSENT))}"
+        f"{path.removeprefix('base.')} "
+        + " -> ".join(_format_value(leaves.get(path, _ABSENT)) for leaves in (before, after))
         for path in paths[:SHOWN]
     ]
     return "; ".join([*parts, *([f"{len(paths) - SHOWN} more"] if len(paths) > SHOWN else [])])
 
 
-def flat(tree: Any, place: str = "") -> NewTree:
+def flatten(tree: Any, place: str = "") -> NewTree:
     """Return every leaf of nested mappings under its dotted path."""
     if not isinstance(tree, Mapping) or not tree:
         return {place: tree}
     leaves: NewTree = {}
     for name, value in tree.items():
-        leaves |= flat(value, f"{place}.{name}" if place else str(name))
+        leaves |= flatten(value, f"{place}.{name}" if place else str(name))
     return leaves
 
 
 _ABSENT = object()
 
 
-def _version(folder: Path) -> Version | None:
+def _parse_version(folder: Path) -> Version | None:
     """Return the version in a folder, or None if there is no plan.
 
     Its name is taken from the plan.  A run killed at its start may have written the plan alone; the other files are
@@ -363,11 +364,11 @@ def _version(folder: Path) -> Version | None:
     """
     if not (folder / "plan.json").exists():
         return None
-    run = _stored_record(folder)
+    run = _read_record(folder)
     changes = read_json(folder / "changes.json", mapping) or {}
     stored = None
     with suppress(SpecError):
-        stored = content_of(folder / "study.yaml", changes)
+        stored = read_content(folder / "study.yaml", changes)
     last = _version_in(vars(run))
     name = folder.name if folder.parent.name == EARLIER else ""
     with suppress(Damaged):
@@ -394,7 +395,7 @@ def _comparable(value: Any, name: str = "") -> Any:
     )
 
 
-def _with_types(leaves: Values, others: Values) -> NewTree:
+def _lengthen_components(leaves: Values, others: Values) -> NewTree:
     """Return the leaves with a component in its long form, ``data.type``, where that is what others name it by."""
     return {
         f"{path}.type" if path not in others and f"{path}.type" in others and isinstance(value, str) else path: value
@@ -402,6 +403,6 @@ def _with_types(leaves: Values, others: Values) -> NewTree:
     }
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     text = "(absent)" if value is _ABSENT else value if isinstance(value, str) else json.dumps(value, default=str)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -14,12 +14,12 @@ from dataclasses import replace
 from vitlab.errors import Path, Problem, SpecError
 from vitlab.identity.trial import key_of
 from vitlab.planning.arms import ArmResolver, ResolvedArm
-from vitlab.planning.match import Matcher, Unmatched, is_number, overlap, setting
+from vitlab.planning.match import Matcher, Unmatched, is_number, paths_overlap, places_of_knob
 from vitlab.planning.metrics import Metrics, goal_of
 from vitlab.planning.resolve import Faults, ResolvedTrial
 from vitlab.planning.values import Planned, Rival, Trial, Tuning
 from vitlab.spec import Analysis, Study, Tune
-from vitlab.spec.design import MOST, Changes, short_names, text
+from vitlab.spec.design import MOST, Changes, format_value, short_names
 from vitlab.spec.run import REPORTING_SEEDS
 from vitlab.spec.tree import NewTree, Tree, Values, keys_of, without
 from vitlab.store.result import Ending, TrialResult
@@ -28,39 +28,46 @@ PENDING = "pending(tune)"
 """Placeholder for a value that is not chosen yet."""
 
 
-def grid(tune: Tune) -> list[NewTree]:
+def knob_grid(tune: Tune) -> list[NewTree]:
     """Return every combination of the knobs' values, in the order of the file."""
     return [dict(zip(tune.knobs, values, strict=True)) for values in itertools.product(*tune.knobs.values())]
 
 
-def seeds(tune: Tune) -> range:
+def tuning_seeds(tune: Tune) -> range:
     """Return the seeds of a tuning, none of which a reported trial can have."""
     return range(REPORTING_SEEDS, REPORTING_SEEDS + tune.seeds)
 
 
-def selects(tune: Tune, analysis: Analysis) -> str:
+def selection_metric(tune: Tune, analysis: Analysis) -> str:
     """Return the metric to select by; for a test metric of the analysis, the same metric on validation."""
     return tune.select or analysis.metric.replace("test/", "val/")
 
 
-def name_of(values: Values) -> str:
+def format_values(values: Values) -> str:
     """Format a combination of values: ``lr=0.001, weight_decay=0.05``."""
     short = short_names(list(values))
-    return ", ".join(f"{short[path]}={text(value)}" for path, value in values.items())
+    return ", ".join(f"{short[path]}={format_value(value)}" for path, value in values.items())
 
 
-def key_without(trial: ResolvedTrial, study: Study) -> str:
+def tuning_key(trial: ResolvedTrial, study: Study) -> str:
     """Return the key of a tuning: a hash of the arm without the tuned knobs, and of all that the choice depends on."""
     tune, analysis = study.tune, study.analysis
     assert tune is not None
     spec: Tree = trial.identity
     for knob in tune.knobs:
         spec = without(spec, keys_of(knob))
-    question = [tune.knobs, tune.seeds, sorted(study.seeds.vary), selects(tune, analysis), analysis.goal, analysis.at]
+    question = [
+        tune.knobs,
+        tune.seeds,
+        sorted(study.seeds.vary),
+        selection_metric(tune, analysis),
+        analysis.goal,
+        analysis.at,
+    ]
     return key_of({"spec": spec, "origins": trial.foreign_origins, "data": trial.info.content, "tune": question})
 
 
-def mistakes(
+def find_mistakes(
     study: Study,
     at: Callable[[Values], ResolvedTrial],
     reported: Metrics,
@@ -97,16 +104,16 @@ def mistakes(
         ]
         faults += [
             (where, f"the design sets {knob}, which 'tune' chooses; remove it from one of the two")
-            for where in setting(knob, design)
+            for where in places_of_knob(knob, design)
         ]
-        if study.match is not None and overlap(knob, study.match.knob):
+        if study.match is not None and paths_overlap(knob, study.match.knob):
             faults.append((place, f"{knob} cannot be tuned: 'match' solves for {study.match.knob}"))
         faults += [
             (place, f"{knob} and {other} cannot both be tuned, because one contains the other; remove one")
             for other in list(tune.knobs)[:position]
-            if overlap(knob, other)
+            if paths_overlap(knob, other)
         ]
-    select, own = selects(tune, study.analysis), study.analysis.metric.partition("/")[2]
+    select, own = selection_metric(tune, study.analysis), study.analysis.metric.partition("/")[2]
     if select.partition("/")[2] != own and goal_of(select, reported) not in (None, study.analysis.goal):
         goal, other = study.analysis.goal, "min" if study.analysis.goal == "max" else "max"
         sentence = f"the goal of {select} is {other}, and that of the analysis {goal}; select by a metric with its goal"
@@ -114,7 +121,7 @@ def mistakes(
     return faults
 
 
-def plan(
+def plan_tunings(
     resolver: ArmResolver, matcher: Matcher | None, arms: Sequence[ResolvedArm], decided: Mapping[str, Tuning]
 ) -> list[Tuning]:
     """Return the tuning of every arm: one that is decided already, or one with the trials to decide it.
@@ -132,15 +139,17 @@ def plan(
     problems: list[Problem] = []
     tunings: dict[str, Tuning] = {}
     for arm in [all_arms] if study.tune.per == "study" else [arm for arm in runnable if not arm.twin]:
-        key = key_without(arm.trial, study)
+        key = tuning_key(arm.trial, study)
         name = None if arm is all_arms else arm.name
         earlier = decided.get(key)
         if earlier is not None and earlier.winner is not None:
             tunings[arm.name] = replace(earlier, arm=name)
             continue
-        rivals = _rivals(resolver, matcher, arm, problems)
-        tuning = Tuning(name, key, selects(study.tune, study.analysis), tuple(rivals))
-        if earlier is not None and _codes(earlier) == _codes(tuning):  # a failure under other code need not recur
+        rivals = _make_rivals(resolver, matcher, arm, problems)
+        tuning = Tuning(name, key, selection_metric(study.tune, study.analysis), tuple(rivals))
+        if earlier is not None and _trial_names(earlier) == _trial_names(
+            tuning
+        ):  # a failure under other code need not recur
             tuning = replace(earlier, arm=name)
         tunings[arm.name] = (
             tuning if rivals else replace(tuning, failure="no combination of the tuned values is possible")
@@ -155,9 +164,9 @@ def plan(
         else:
             arm.solved |= tuning.rivals[tuning.winner].values
             try:
-                arm.trial = resolver.at({**arm.changes.values, **arm.solved})
+                arm.trial = resolver.resolve_changed({**arm.changes.values, **arm.solved})
             except Faults as error:
-                problems += _of_knobs(resolver, arm.name, error)
+                problems += _knob_problems(resolver, arm.name, error)
                 continue
             arm.skip = arm.trial.incompatibility
             problems += resolver.apply_rules(arm)
@@ -166,7 +175,7 @@ def plan(
     return list(tunings.values())
 
 
-def decide(tuning: Tuning, result_of: Callable[[Trial], TrialResult | None], analysis: Analysis) -> Tuning:
+def choose_winner(tuning: Tuning, result_of: Callable[[Trial], TrialResult | None], analysis: Analysis) -> Tuning:
     """Return the tuning with its winner, or with the reason for a failure; unchanged until all its trials have ended.
 
     The rival with the best mean over the seeds wins, the first among equals.  A rival with a diverged training is worse
@@ -192,13 +201,13 @@ def decide(tuning: Tuning, result_of: Callable[[Trial], TrialResult | None], ana
         return replace(scored, failure=failure)
     finite = [(index, rival.score) for index, rival in enumerate(rivals) if rival.score is not None]
     if not finite:
-        combinations = "; ".join(name_of(rival.values) for rival in rivals)
+        combinations = "; ".join(format_values(rival.values) for rival in rivals)
         return replace(scored, failure=f"every combination of its tuning diverged: {combinations}")
     sign = 1 if analysis.goal == "max" else -1
     return replace(scored, winner=max(finite, key=lambda item: sign * item[1])[0])
 
 
-def edges(tuning: Tuning) -> list[str]:
+def knobs_at_edge(tuning: Tuning) -> list[str]:
     """Return the knobs whose winning value is the smallest or largest tried, so that a better one may lie beyond."""
     if tuning.winner is None:
         return []
@@ -210,41 +219,43 @@ def edges(tuning: Tuning) -> list[str]:
     return knobs
 
 
-def _codes(tuning: Tuning) -> set[tuple[str, str]]:
+def _trial_names(tuning: Tuning) -> set[tuple[str, str]]:
     return {(planned.trial.key, planned.trial.code) for planned in tuning.trials}
 
 
-def _rivals(resolver: ArmResolver, matcher: Matcher | None, arm: ResolvedArm, problems: list[Problem]) -> list[Rival]:
+def _make_rivals(
+    resolver: ArmResolver, matcher: Matcher | None, arm: ResolvedArm, problems: list[Problem]
+) -> list[Rival]:
     """Return the possible combinations of knob values for an arm, with their trials."""
     study = resolver.study
     assert study.tune is not None
     rivals = []
-    for values in grid(study.tune):
+    for values in knob_grid(study.tune):
         try:
-            trial = resolver.at({**arm.changes.values, **arm.solved, **values})
+            trial = resolver.resolve_changed({**arm.changes.values, **arm.solved, **values})
             if matcher is not None and abs(matcher.off(trial, arm.trial)) > matcher.match.tolerance:
-                sentence = f"tuning {name_of(values)} would undo the match in {matcher.match.quantity}"
+                sentence = f"tuning {format_values(values)} would undo the match in {matcher.match.quantity}"
                 problems.append(resolver.document.problem(("tune", "knobs"), sentence))
         except Faults as error:
-            problems += _of_knobs(resolver, arm.name, error)
+            problems += _knob_problems(resolver, arm.name, error)
             continue
         except Unmatched:
             pass  # the two cannot be compared, so there is no match to undo
-        rival = ResolvedArm(arm.changes, f"{arm.name} ({name_of(values)})", trial, "", skip=trial.incompatibility)
+        rival = ResolvedArm(arm.changes, f"{arm.name} ({format_values(values)})", trial, "", skip=trial.incompatibility)
         problems += resolver.apply_rules(rival)
         if not rival.skip:
-            trials = [Planned(rival.name, seed, resolver.trial_of(trial, seed)) for seed in seeds(study.tune)]
+            trials = [Planned(rival.name, seed, resolver.make_trial(trial, seed)) for seed in tuning_seeds(study.tune)]
             rivals.append(Rival(values, tuple(trials)))
     return rivals
 
 
-def _of_knobs(resolver: ArmResolver, arm: str, error: Faults) -> list[Problem]:
+def _knob_problems(resolver: ArmResolver, arm: str, error: Faults) -> list[Problem]:
     """Return a problem for each knob value that an arm cannot take."""
     assert resolver.study.tune is not None
     problems = []
     for path, sentence in error.faults:
         dotted = ".".join(map(str, path))
-        knob = next((knob for knob in resolver.study.tune.knobs if overlap(dotted, knob)), "")
+        knob = next((knob for knob in resolver.study.tune.knobs if paths_overlap(dotted, knob)), "")
         problems.append(resolver.document.problem(("tune", "knobs", knob), f"arm '{arm}': {sentence}"))
     return problems
 

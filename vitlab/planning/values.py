@@ -12,7 +12,7 @@ from vitlab.identity.trial import FolderName
 from vitlab.identity.trial import Trial as Trial
 from vitlab.spec import Analysis, TrialSpec
 from vitlab.spec.choice import Goal, Unit
-from vitlab.spec.tree import NewTree, Tree, Values, adapter, parsed
+from vitlab.spec.tree import NewTree, Tree, Values, parse_as, type_adapter
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def own_metric(name: str, names: Iterable[str]) -> str | None:
     return max((one for one in names if name == one or name.startswith(f"{one}_")), key=len, default=None)
 
 
-def unlike_scales(analysis: Analysis, unit: Unit, bounds: tuple[float | None, float | None]) -> str:
+def scale_conflict(analysis: Analysis, unit: Unit, bounds: tuple[float | None, float | None]) -> str:
     """Return why differences of a metric cannot be averaged over blocks; empty if they can."""
     metric, error_of_0 = analysis.metric, bounds[0] if analysis.goal == "min" else bounds[1]
     if analysis.over_blocks is None and unit != "share":
@@ -61,7 +61,7 @@ class Arm:
     skip: str = ""  #: why it is not run; empty if it is
     note: str = ""  #: result of matching, and its relative difference
     classes: int | None = None  #: number of classes of its data, from which the chance level follows
-    engine: str = ""  #: see :func:`vitlab.planning.engine_choice.engine_of`; empty if it is not run
+    engine: str = ""  #: see :func:`vitlab.planning.engine_choice.choose_engine`; empty if it is not run
     engine_reason: str = ""  #: why a rule chose it; empty if none did
     block: str = ""  #: name of the block it is trained in, with which its own name begins
     is_control: bool = False  #: whether it equals its baseline but for the seeds
@@ -96,7 +96,7 @@ class Tuning:
     """A tuning of knobs, for one arm or for the whole study: its rivals and its winner."""
 
     arm: str | None  #: None if one choice, made at the base, is for all arms
-    key: str  #: see :func:`vitlab.planning.tune.key_without`; identifies the tuning in later plans
+    key: str  #: see :func:`vitlab.planning.tune.tuning_key`; identifies the tuning in later plans
     select: str  #: the metric of the scores
     rivals: tuple[Rival, ...]
     winner: int | None = None  #: index among the rivals
@@ -137,7 +137,7 @@ class Tuning:
         for rival in data["rivals"]:
             spec = TrialSpec.model_validate(rival["spec"])
             rivals.append({**rival, "trials": [_with_spec(item, spec) for item in rival["trials"]]})
-        tuning = parsed(Tuning, {**data, "rivals": rivals})
+        tuning = parse_as(Tuning, {**data, "rivals": rivals})
         if tuning.winner is not None and not 0 <= tuning.winner < len(tuning.rivals):
             raise ValueError(f"there is no rival {tuning.winner}")
         return tuning
@@ -237,7 +237,7 @@ class Plan:
     """Trials of arms whose tuning is open: without a key, and with the knob values of the base."""
     probes: Mapping[str, EngineBenchmark] = field(
         default_factory=dict
-    )  #: by :func:`vitlab.planning.engine_choice.shape`
+    )  #: by :func:`vitlab.planning.engine_choice.shape_digest`
     registered: Registration | None = None  #: analysis of the first run
     looks: Looks | None = None
     """Set if the study adds seeds to inconclusive comparisons."""
@@ -303,7 +303,7 @@ class Plan:
         specs = {planned.arm: planned.trial.spec for planned in (*self.trials, *self.pending)}
         flattened = {"trials", "pending", "prerequisites", "tuning"}
         return {
-            **adapter(Plan).dump_python(self, mode="json", exclude=flattened),
+            **type_adapter(Plan).dump_python(self, mode="json", exclude=flattened),
             "specs": {arm: spec.plain() for arm, spec in specs.items()},
             "trials": [_without_spec(planned) for planned in self.trials],
             "pending": [_without_spec(planned) for planned in self.pending],
@@ -324,7 +324,7 @@ class Plan:
         def with_specs(items: Iterable[Tree]) -> list[NewTree]:
             return [_with_spec(item, specs[item["arm"]]) for item in items]
 
-        plan = parsed(
+        plan = parse_as(
             Plan,
             {
                 **data,

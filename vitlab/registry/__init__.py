@@ -26,8 +26,8 @@ in failures, :mod:`~vitlab.registry.options` derives schemas from signatures and
 
 from vitlab.registry.file_loader import load_file
 from vitlab.registry.options import ResolvedChoice, Unhashed
-from vitlab.registry.slot_modules import BUILT_IN, OPTIONAL_MODULES, SLOT_MODULES, Origin, optional_module, slot_package
-from vitlab.registry.slots import Entry, Pick, Slot, listing, slot
+from vitlab.registry.slot_modules import BUILT_IN, OPTIONAL_MODULES, SLOT_MODULES, Origin, import_optional, import_slot
+from vitlab.registry.slots import Entry, Pick, Slot, list_components, slot
 
 __all__ = [
     "BUILT_IN",
@@ -39,9 +39,9 @@ __all__ = [
     "ResolvedChoice",
     "Slot",
     "Unhashed",
-    "listing",
+    "import_optional",
+    "import_slot",
+    "list_components",
     "load_file",
-    "optional_module",
     "slot",
-    "slot_package",
 ]

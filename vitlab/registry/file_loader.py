@@ -19,7 +19,7 @@ from vitlab.errors import BrokenComponent, ClashError, UserError
 from vitlab.registry import plugins
 from vitlab.registry.plugins import PluginFile, sentence_with_place
 from vitlab.registry.slot_modules import Origin
-from vitlab.registry.slots import remove_all
+from vitlab.registry.slots import remove_origin
 
 _origins: dict[Path, Origin] = {}  # files that have run, with the digest of their code
 
@@ -59,9 +59,9 @@ def load_file(file: Path | str) -> Origin:
         return origin
     if path.suffix != ".py":
         raise UserError(f"plugin file {file}: rename it so that it ends in .py")
-    replaced = remove_all(_origins[path]) if path in _origins else []
+    replaced = remove_origin(_origins[path]) if path in _origins else []
     plugin = PluginFile(path, origin, text)
-    name = plugins.module_of(origin)
+    name = plugins.file_module_name(origin)
     plugins.files[name] = plugin
     loader = _TextLoader(name, plugin)
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
@@ -74,7 +74,7 @@ def load_file(file: Path | str) -> Origin:
     except BaseException as error:
         message = sentence_with_place(error)
         del sys.modules[name]
-        unload(plugin)
+        unregister_file(plugin)
         for slot, component_name, component in replaced:
             slot.add(component_name, component, _origins[path])
         if isinstance(error, KeyboardInterrupt | BrokenComponent | ClashError):
@@ -84,10 +84,10 @@ def load_file(file: Path | str) -> Origin:
     return origin
 
 
-def unload(file: PluginFile) -> None:
+def unregister_file(file: PluginFile) -> None:
     """Remove the components of a file, and forget that it was run."""
-    remove_all(file.origin)
-    plugins.files.pop(plugins.module_of(file.origin), None)
+    remove_origin(file.origin)
+    plugins.files.pop(plugins.file_module_name(file.origin), None)
     if _origins.get(file.path) == file.origin:
         del _origins[file.path]
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
 
 from vitlab.errors import BrokenComponent
-from vitlab.registry.slot_modules import BUILT_IN, Origin, slot_package
+from vitlab.registry.slot_modules import BUILT_IN, Origin, import_slot
 from vitlab.spec.choice import Choice, Frozen
 from vitlab.spec.tree import NewTree, Tree, Values
 
@@ -37,16 +37,16 @@ def option_names(component: type) -> list[str]:
     return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
 
 
-def arguments_of(component: type) -> dict[str, str]:
+def documented_arguments(component: type) -> dict[str, str]:
     """Return the documentation of the constructor arguments of a class, inherited ones included."""
     meanings: dict[str, str] = {}
     for base in reversed(component.__mro__):  # an argument that a subclass documents again has its words
         for documented in (base, vars(base).get("__init__")):
-            meanings |= arguments(inspect.cleandoc(getattr(documented, "__doc__", None) or ""))
+            meanings |= parse_arguments(inspect.cleandoc(getattr(documented, "__doc__", None) or ""))
     return meanings
 
 
-def arguments(text: str) -> dict[str, str]:
+def parse_arguments(text: str) -> dict[str, str]:
     """Return the entries of a docstring's ``Args:`` section."""
     _, _, section = text.partition("Args:\n")
     section = re.split(r"\n(?=\S)", section)[0]
@@ -54,7 +54,7 @@ def arguments(text: str) -> dict[str, str]:
     return {name: " ".join(meaning.split()) for name, meaning in entries}
 
 
-def options_of(component: type, base: type[BaseModel]) -> type[BaseModel]:
+def options_model(component: type, base: type[BaseModel]) -> type[BaseModel]:
     """Return a pydantic model of the keyword-only parameters of ``component``'s constructor.
 
     Raises:
@@ -66,7 +66,9 @@ def options_of(component: type, base: type[BaseModel]) -> type[BaseModel]:
     except Exception as error:  # a plugin's annotation may name anything, such as an import for type checkers only
         raise BrokenComponent(f"{component.__qualname__}: its annotations cannot be read: {error!r}") from error
     fields: dict[str, Any] = {}
-    meanings = arguments_of(component)  # become descriptions in the JSON Schema, for editors and ``vitlab show``
+    meanings = documented_arguments(
+        component
+    )  # become descriptions in the JSON Schema, for editors and ``vitlab show``
     for name, parameter in inspect.signature(constructor).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD and constructor is not object.__init__:
             raise BrokenComponent(f"{component.__qualname__}: replace **{name} by options with names")
@@ -98,7 +100,7 @@ class ResolvedChoice(Choice):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process has its own classes of options, which are made from signatures.
-        return _resolved_again, (self.slot, self.plain())
+        return _unpickle_choice, (self.slot, self.plain())
 
     def parts(self) -> Iterator[ResolvedChoice]:
         """Yield this choice and every choice nested in its options."""
@@ -113,11 +115,11 @@ class ResolvedChoice(Choice):
         changed default changes the code digest.  Options marked :class:`Unhashed` are left out, too.
         """
         name = self.type.removeprefix(f"{BUILT_IN}:") if self.origin.source == BUILT_IN else self.type
-        return {"type": name, **_hashed_fields(self.options, self.fields)}
+        return {"type": name, **_key_options(self.options, self.fields)}
 
 
-def _resolved_again(slot: str, plain: Tree) -> Any:
-    return getattr(slot_package(slot), slot).resolve(plain)
+def _unpickle_choice(slot: str, plain: Tree) -> Any:
+    return getattr(import_slot(slot), slot).resolve(plain)
 
 
 def _choices_in(value: Any) -> Iterator[ResolvedChoice]:
@@ -135,16 +137,16 @@ def _choices_in(value: Any) -> Iterator[ResolvedChoice]:
             yield from _choices_in(dict(value))
 
 
-def _hashed_fields(values: Values, fields: Mapping[str, FieldInfo]) -> NewTree:
+def _key_options(values: Values, fields: Mapping[str, FieldInfo]) -> NewTree:
     """Return the options that are part of a key: at another value than their default, and not :class:`Unhashed`."""
     return {
-        name: _hashed(value)
+        name: _key_value(value)
         for name, value in values.items()
         if not _is_unhashed(fields[name]) and not _is_default(value, fields[name])
     }
 
 
-def _hashed(value: Any) -> Any:
+def _key_value(value: Any) -> Any:
     """Return an option's value in plain JSON values, as a key contains it."""
     match value:
         case ResolvedChoice():
@@ -152,11 +154,11 @@ def _hashed(value: Any) -> Any:
         case Choice():
             return value.plain()
         case BaseModel():
-            return _hashed_fields(dict(value), type(value).model_fields)
+            return _key_options(dict(value), type(value).model_fields)
         case Mapping():
-            return {name: _hashed(item) for name, item in value.items()}
+            return {name: _key_value(item) for name, item in value.items()}
         case list() | tuple():
-            return [_hashed(item) for item in value]
+            return [_key_value(item) for item in value]
     return value
 
 
@@ -171,4 +173,4 @@ def _is_default(value: Any, info: FieldInfo) -> bool:
     if isinstance(value, ResolvedChoice) and isinstance(default, str):
         return value.hashed() == {"type": default}
     # True equals 1, and is another value of an option that takes both.
-    return isinstance(value, bool) == isinstance(default, bool) and bool(_hashed(value) == _hashed(default))
+    return isinstance(value, bool) == isinstance(default, bool) and bool(_key_value(value) == _key_value(default))

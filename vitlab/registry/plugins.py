@@ -38,22 +38,22 @@ files: dict[str, PluginFile] = {}
 """Module to file, of all files that this process has run, earlier versions of edited files included."""
 
 
-def module_of(origin: Origin) -> str:
+def file_module_name(origin: Origin) -> str:
     """Return the module name under which a file of components is run."""
     return f"vitlab_file_{Path(origin.source).stem}_{origin.version}"
 
 
-def points(slot: str) -> tuple[EntryPoint, ...]:
+def slot_points(slot: str) -> tuple[EntryPoint, ...]:
     """Return the entry points of a slot."""
-    return _installed().get(f"{BUILT_IN}.{slot}", ())
+    return _read_entry_points().get(f"{BUILT_IN}.{slot}", ())
 
 
-def source(point: EntryPoint) -> str:
+def dist_name(point: EntryPoint) -> str:
     """Return the name of the distribution of an entry point."""
     return _metadata(point.dist, "Name")
 
 
-def version(point: EntryPoint) -> str:
+def dist_version(point: EntryPoint) -> str:
     """Return the version of the distribution of an entry point."""
     return _metadata(point.dist, "Version")
 
@@ -66,12 +66,12 @@ def _metadata(dist: Distribution | None, key: str) -> str:
         return UNKNOWN
 
 
-def packages() -> frozenset[str]:
+def component_packages() -> frozenset[str]:
     """Return the top-level packages of the components of installed distributions."""
-    return frozenset(point.module.partition(".")[0] for points in _installed().values() for point in points)
+    return frozenset(point.module.partition(".")[0] for points in _read_entry_points().values() for point in points)
 
 
-def unmet(text: str) -> str | None:
+def why_unmet(text: str) -> str | None:
     """Return why a requirement such as ``acme-vit>=0.3,<1`` is not met here, or None if it is."""
     from packaging.requirements import InvalidRequirement, Requirement  # slow to import, and rarely needed
 
@@ -89,10 +89,10 @@ def unmet(text: str) -> str | None:
         return f"this study needs {text}, which is not installed: pip install {quoted}, or {own}"
     if not requirement.specifier.contains(dist.version, prereleases=True):
         return f"this study needs {text}, and {dist.version} is installed: pip install {quoted}"
-    return refusal(dist)
+    return why_unusable(dist)
 
 
-def refusal(dist: Distribution | None) -> str | None:
+def why_unusable(dist: Distribution | None) -> str | None:
     """Return why a distribution cannot be used with this vitlab, or None if it can."""
     if dist is None:
         return None
@@ -113,11 +113,11 @@ def refusal(dist: Distribution | None) -> str | None:
 
 
 @cache
-def _installed() -> dict[str, tuple[EntryPoint, ...]]:
+def _read_entry_points() -> dict[str, tuple[EntryPoint, ...]]:
     """Return entry points by group, read from disk once, without vitlab's own."""
     every = entry_points()  # reads the metadata of every distribution of the environment
     return {
-        group: tuple(point for point in every.select(group=group) if source(point) != BUILT_IN)
+        group: tuple(point for point in every.select(group=group) if dist_name(point) != BUILT_IN)
         for group in every.groups
         if group.startswith(f"{BUILT_IN}.")
     }
@@ -126,7 +126,7 @@ def _installed() -> dict[str, tuple[EntryPoint, ...]]:
 # -- the code of plugins in tracebacks --------------------------------------------------------------------------------
 
 
-def culprit(error: BaseException) -> traceback.FrameSummary | None:
+def find_plugin_frame(error: BaseException) -> traceback.FrameSummary | None:
     """Return the innermost plugin code in the traceback of an exception; None if vitlab and libraries alone are in it.
 
     It is that of the exception itself, or of the first one in its chain that has any.
@@ -151,7 +151,7 @@ def culprit(error: BaseException) -> traceback.FrameSummary | None:
 
 
 @contextmanager
-def import_failure(what: str) -> Iterator[None]:
+def raise_as_broken(what: str) -> Iterator[None]:
     """Raise whatever the block raises as a BrokenComponent that begins with ``what``; a plugin can raise anything."""
     try:
         yield
@@ -171,8 +171,8 @@ def sentence_with_place(error: BaseException) -> str:
         return text
     text, advice = _with_advice(text)
     text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    source = culprit(error)
-    return (text if source is None else f"{text}, at {place_of(source)}") + advice
+    source = find_plugin_frame(error)
+    return (text if source is None else f"{text}, at {format_frame(source)}") + advice
 
 
 def _with_advice(text: str) -> tuple[str, str]:
@@ -193,13 +193,13 @@ def _is_plugin_code(module: str, file: str) -> bool:
     """Return whether code belongs to a plugin, given the name and file of its module."""
     path, package = Path(file), module.partition(".")[0]
     loaded = [plugin.path for plugin in files.values()]
-    if path in loaded or package in packages():
+    if path in loaded or package in component_packages():
         return True
     is_beside = any(path.is_relative_to(each.parent) for each in loaded)
     return is_beside and package != BUILT_IN and not {"site-packages", "dist-packages"} & set(path.parts)
 
 
-def place_of(frame: traceback.FrameSummary) -> str:
+def format_frame(frame: traceback.FrameSummary) -> str:
     """Return ``my_blocks.py:13``, relative to the working directory if the file is below it."""
     file = Path(frame.filename)
     if file.is_relative_to(Path.cwd()):

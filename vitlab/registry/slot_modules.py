@@ -49,7 +49,7 @@ OPTIONAL_MODULES = {
 }
 """Name to module, of features that only some trials use.
 
-They are imported by :func:`optional_module`, so that the code digest of a trial without a feature does not cover it.
+They are imported by :func:`import_optional`, so that the code digest of a trial without a feature does not cover it.
 """
 
 BUILT_IN = "vitlab"
@@ -71,7 +71,7 @@ BUILTIN_ORIGIN = Origin(BUILT_IN, __version__)
 """The origin of built-in components."""
 
 
-def slot_module(name: str) -> str:
+def slot_module_name(name: str) -> str:
     """Return the name of the module that defines a slot.
 
     Raises:
@@ -115,11 +115,11 @@ def built_ins(slot: str) -> Mapping[str, BuiltIn]:
     return components
 
 
-def slot_package(name: str) -> Any:
-    """Import and return the module that defines a slot.  Raises as :func:`slot_module`."""
-    return import_object(slot_module(name))
+def import_slot(name: str) -> Any:
+    """Import and return the module that defines a slot.  Raises as :func:`slot_module_name`."""
+    return import_object(slot_module_name(name))
 
 
-def optional_module(name: str) -> Any:
+def import_optional(name: str) -> Any:
     """Import and return the module of an optional feature; see :data:`OPTIONAL_MODULES`."""
     return import_object(OPTIONAL_MODULES[name])

@@ -20,11 +20,11 @@ from pydantic_core import CoreSchema, PydanticCustomError
 from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent, nearest
 from vitlab.imports import import_object
 from vitlab.registry import plugins
-from vitlab.registry.options import Options, ResolvedChoice, option_names, options_of
-from vitlab.registry.plugins import import_failure
-from vitlab.registry.slot_modules import BUILT_IN, BUILTIN_ORIGIN, Origin, built_ins, slot_module, slot_package
-from vitlab.spec.choice import PARTS, SLOT_MARK, TOGETHER, Choice, schema_of
-from vitlab.spec.mistakes import NESTED, collect, how_to_name
+from vitlab.registry.options import Options, ResolvedChoice, option_names, options_model
+from vitlab.registry.plugins import raise_as_broken
+from vitlab.registry.slot_modules import BUILT_IN, BUILTIN_ORIGIN, Origin, built_ins, import_slot, slot_module_name
+from vitlab.spec.choice import PARTS, SLOT_MARK, TOGETHER, Choice, choice_schema
+from vitlab.spec.mistakes import NESTED, collect_mistakes, how_to_name
 from vitlab.spec.tree import Tree
 
 T = TypeVar("T")
@@ -78,15 +78,15 @@ class Slot(Generic[T]):
             BrokenComponent: if it does not implement the contract.
             ClashError: if its source has registered another class under this name.
         """
-        if sentence := self._mistake(component):
+        if sentence := self._declaration_mistake(component):
             raise BrokenComponent(f"{self.name} '{name}' from {origin}{sentence}")
         # A module that is imported again, as in a notebook, registers its classes a second time.
         other, _ = self.components.get((origin.source, name), (component, origin))
-        if not _replaces(component, other):
+        if not _may_replace(component, other):
             raise ClashError(f"{self.name} '{name}' is registered twice in {origin.source}")
         self.components[origin.source, name] = component, origin
 
-    def _mistake(self, component: type[T]) -> str | None:
+    def _declaration_mistake(self, component: type[T]) -> str | None:
         """Return what is wrong with what a class declares, as the end of a sentence; None if nothing is."""
         if not (inspect.isclass(component) and issubclass(component, self.contract)):
             contract = self.contract.__name__
@@ -113,8 +113,8 @@ class Slot(Generic[T]):
         """
         # The name of a plugin file may hold a colon, that of a component none.
         source, _, bare = name.rpartition(":")
-        points = {plugins.source(point): point for point in plugins.points(self.name) if point.name == bare}
-        sources = self._sources(bare)
+        points = {plugins.dist_name(point): point for point in plugins.slot_points(self.name) if point.name == bare}
+        sources = self._sources_offering(bare)
         if source:
             sources &= {source}
         if not sources:
@@ -131,11 +131,11 @@ class Slot(Generic[T]):
                 place = built_ins(self.name)[bare]
                 self.add(bare, import_object(place.module, place.cls), BUILTIN_ORIGIN)
             else:
-                self._load(points[where])
+                self._load_entry_point(points[where])
         component, origin = self.components[where, bare]
         # A notebook may have reloaded the module since.
         current = getattr(sys.modules.get(component.__module__), component.__qualname__, component)
-        if current is not component and _replaces(current, component):
+        if current is not component and _may_replace(current, component):
             self.add(bare, current, origin)
         return self.components[where, bare]
 
@@ -148,20 +148,20 @@ class Slot(Generic[T]):
 
         A study that relies on a default stays unambiguous after a clashing plugin is installed.
         """
-        sources = self._sources(name)
+        sources = self._sources_offering(name)
         return f"{BUILT_IN}:{name}" if BUILT_IN in sources and len(sources) > 1 else name
 
-    def _sources(self, bare: str) -> set[str]:
+    def _sources_offering(self, bare: str) -> set[str]:
         """Return the sources that offer a name."""
         known = {source for source, name in self.components if name == bare}
-        installed = {plugins.source(point) for point in plugins.points(self.name) if point.name == bare}
+        installed = {plugins.dist_name(point) for point in plugins.slot_points(self.name) if point.name == bare}
         return known | installed | ({BUILT_IN} if bare in built_ins(self.name) else set())
 
-    def _load(self, point: EntryPoint) -> None:
-        origin = Origin(plugins.source(point), plugins.version(point))
-        if reason := plugins.refusal(point.dist):
+    def _load_entry_point(self, point: EntryPoint) -> None:
+        origin = Origin(plugins.dist_name(point), plugins.dist_version(point))
+        if reason := plugins.why_unusable(point.dist):
             raise BrokenComponent(f"{self.name} '{point.name}' cannot be used: {reason}")
-        with import_failure(f"{self.name} '{point.name}' from {origin} failed to import"):
+        with raise_as_broken(f"{self.name} '{point.name}' from {origin} failed to import"):
             component = point.load()
         self.add(point.name, component, origin)
 
@@ -170,7 +170,7 @@ class Slot(Generic[T]):
     def options(self, component: type[T]) -> type[BaseModel]:
         """Return the pydantic model of a component's options, derived from its signature."""
         if component not in self._options:
-            self._options[component] = options_of(component, self.shared or Options)
+            self._options[component] = options_model(component, self.shared or Options)
         return self._options[component]
 
     def resolve(self, choice: Choice | str | Tree | Sequence[Any]) -> ResolvedChoice:
@@ -213,7 +213,7 @@ class Slot(Generic[T]):
         # The default of a built-in stays what it is after a plugin with a component of that name is installed.
         if origin.source == BUILT_IN:
             options |= _default_components(model, options)
-        collected = collect(model, options, who=f"{self.name} '{choice.type}'")
+        collected = collect_mistakes(model, options, who=f"{self.name} '{choice.type}'")
         result = None
         if collected.value is not None:
             values = {name: getattr(collected.value, name) for name in type(collected.value).model_fields}
@@ -249,10 +249,10 @@ def slot(name: str) -> Slot[Any]:
     Raises:
         UnknownComponent: if no slot has that name; the message gives the nearest name and all slots.
     """
-    return typing.cast("Slot[Any]", getattr(slot_package(name), name))
+    return typing.cast("Slot[Any]", getattr(import_slot(name), name))
 
 
-def remove_all(origin: Origin) -> list[tuple[Slot[Any], str, type[Any]]]:
+def remove_origin(origin: Origin) -> list[tuple[Slot[Any], str, type[Any]]]:
     """Remove the components of an origin from all slots, and return each with its slot and its name."""
     removed = []
     for each in _slots:
@@ -277,7 +277,7 @@ class Pick:
                 # A validator can raise only one error, so it carries all mistakes.
                 raise PydanticCustomError(NESTED, "{text}", {"text": str(error), NESTED: error.faults}) from None
 
-        return schema_of(validate)
+        return choice_schema(validate)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         # Not a $ref, which pydantic would follow; vitlab.cli.show replaces the mark by one.
@@ -312,7 +312,7 @@ def _origin_of(component: type[Any]) -> Origin:
     return BUILTIN_ORIGIN if package == BUILT_IN else Origin(package, "unversioned")
 
 
-def _replaces(new: type[Any], old: type[Any]) -> bool:
+def _may_replace(new: type[Any], old: type[Any]) -> bool:
     """Return whether a class may take the place of another: it is the same, or comes from a reload of its module.
 
     A class that a notebook defines again does not, because its code has no digest that changes with it.
@@ -335,13 +335,13 @@ class Entry:
     summary: str = ""  #: the first line of its documentation; empty for plugins, which are not imported
 
 
-def listing(name: str) -> list[Entry]:
+def list_components(name: str) -> list[Entry]:
     """Return every component of a slot without importing any.
 
     Raises:
         UnknownComponent: if no slot has that name.
     """
-    slot_module(name)  # raises for a name that no slot has
+    slot_module_name(name)  # raises for a name that no slot has
     return sorted(_entries(name), key=lambda entry: (entry.name, str(entry.origin)))
 
 
@@ -351,8 +351,10 @@ def _entries(slot: str) -> list[Entry]:
         Entry(slot, component, BUILTIN_ORIGIN, f"{place.module}:{place.cls}", without_markup(place.summary))
         for component, place in built_ins(slot).items()
     ]
-    for point in plugins.points(slot):
-        entries.append(Entry(slot, point.name, Origin(plugins.source(point), plugins.version(point)), point.value))
+    for point in plugins.slot_points(slot):
+        entries.append(
+            Entry(slot, point.name, Origin(plugins.dist_name(point), plugins.dist_version(point)), point.value)
+        )
     known = {(entry.origin.source, entry.name) for entry in entries}
     for each in _slots:
         for (source, name), (cls, origin) in each.components.items():

@@ -9,7 +9,7 @@ from vitlab import lab
 from vitlab.driver.planning import costs, read_data
 from vitlab.driver.session import Watch
 from vitlab.errors import TrialFailed, UserError, count
-from vitlab.identity.code import requirements_of
+from vitlab.identity.code import imported_requirements
 from vitlab.planning.values import Plan
 from vitlab.regression import TIERS, Tier, gate
 from vitlab.regression.baseline import ACCEPT, Baseline, Values, read_baseline, update_baseline, write_baseline
@@ -49,7 +49,7 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
     findings: list[Finding] = []
     cells: list[Cell] = []
     installed = _installed_versions()
-    imported = [requirements_of(planned.trial.spec) for planned in plan.first_trials.values()]
+    imported = [imported_requirements(planned.trial.spec) for planned in plan.first_trials.values()]
     notes = gate.version_notes(baseline, dict(ChainMap(*imported, installed)))
     if "exact" in tiers:
         if baseline.facts is None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitlab.errors import count
-from vitlab.planning.study_folder import flat
+from vitlab.planning.study_folder import flatten
 from vitlab.planning.values import Plan, Planned
 from vitlab.regression.baseline import ArmFacts, Facts, Trace
 from vitlab.regression.decide import Finding
@@ -49,7 +49,7 @@ def compute_facts(plan: Plan, costs: Mapping[str, Mapping[str, int]], plugins: S
             origins=trial.origins,
             data=trial.data,
             seeds=dict(trial.seeds),
-            spec={path: list(x) if isinstance(x, tuple) else x for path, x in flat(trial.spec.plain()).items()},
+            spec={path: list(x) if isinstance(x, tuple) else x for path, x in flatten(trial.spec.plain()).items()},
             params=costs[arm]["params"],
             macs=costs[arm]["macs"],
             traces=tuple(traces),

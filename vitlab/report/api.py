@@ -13,7 +13,15 @@ from urllib.parse import quote
 
 from vitlab.errors import UserError, nearest
 from vitlab.planning.packaged import study_name
-from vitlab.planning.study_folder import EARLIER, content_of, differences, find, name_of, read_plan, versions
+from vitlab.planning.study_folder import (
+    EARLIER,
+    find_version,
+    format_differences,
+    read_content,
+    read_plan,
+    read_versions,
+    version_name,
+)
 from vitlab.planning.values import Plan
 from vitlab.report import frame
 from vitlab.report.document import collect
@@ -129,7 +137,7 @@ def open_study(path: str | Path, *, out: str | Path = OUT, changes: Mapping[str,
         if file is not None:
             folder = _version_of(file, changes, study)
         elif version:
-            folder = find(study, version).folder
+            folder = find_version(study, version).folder
     plan = read_plan(folder / "plan.json")
     if plan is None:
         names = sorted(item.parent.name for item in Path(out).glob("studies/*/plan.json"))
@@ -253,16 +261,16 @@ def study_path(path: str | Path) -> Path:
 
 def _version_of(file: Path, changes: Mapping[str, Any], study: Path) -> Path:
     """Return the folder of the version that a file is, with changes applied; a version that was not run is an error."""
-    stored = versions(study)
+    stored = read_versions(study)
     if all(version.content is None for version in stored):  # the version of the results is not recorded
         return study
-    requested = content_of(file, changes)
-    folders = [version.folder for version in stored if version.name == name_of(requested)]
+    requested = read_content(file, changes)
+    folders = [version.folder for version in stored if version.name == version_name(requested)]
     if folders:
         return folders[0]
     name, options = study.name, f" with {stored[0].set_options}" if stored[0].set_options else ""
     latest = stored[0].content
-    difference = "" if latest is None else f": {differences(requested, latest)}"
+    difference = "" if latest is None else f": {format_differences(requested, latest)}"
     raise UserError(
         f"{file}: this version of study '{name}' has not been run. The latest one that has been, {name}@"
         f"{stored[0].name[:8]} ({stored[0].when}{options}), differs from it{difference}. "

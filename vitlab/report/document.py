@@ -233,7 +233,7 @@ def state(plan: Plan, store: Store) -> str:
         endings.append([*(path.stat().st_mtime_ns if path.exists() else 0 for path in files), folder.is_locked()])
     inputs = [[name, str(section.find(name)[1]), part.inputs(plan, store)] for name, part in sections().items()]
     # The time of the last run decides which trials it is said to have trained.
-    latest, own = (study_folder.version(store.study(plan.study), version) for version in ("", plan.version))
+    latest, own = (study_folder.read_version(store.study(plan.study), version) for version in ("", plan.version))
     runs = latest and latest.name, own and own.time
     content = [__version__, _code_digest(), plan.to_json(), endings, inputs, runs]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
@@ -250,7 +250,7 @@ def _code_digest() -> str:
 
 
 def _folder(plan: Plan, store: Store) -> Path:
-    return study_folder.folder_of(store.study(plan.study), plan.version) / "report"
+    return study_folder.version_folder(store.study(plan.study), plan.version) / "report"
 
 
 def _format(name: str) -> Format:

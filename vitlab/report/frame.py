@@ -19,7 +19,7 @@ import numpy as np
 
 from vitlab.planning.values import Plan, Planned, Trial
 from vitlab.spec import Analysis
-from vitlab.spec.design import text
+from vitlab.spec.design import format_value
 from vitlab.store.files import read_stored
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.result import Ending, TrialResult
@@ -311,7 +311,7 @@ def _column(values: list[Any]) -> pd.Series[Any]:
     values = pd.Series(values).tolist()  # None beside numbers becomes NaN
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return pd.Series(values, dtype="float64" if any(isinstance(value, float) for value in values) else "int64")
-    return pd.Series([text(value) for value in values], dtype="string")
+    return pd.Series([format_value(value) for value in values], dtype="string")
 
 
 def plain(frame: pd.DataFrame) -> list[dict[str, Any]]:

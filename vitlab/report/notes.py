@@ -12,9 +12,9 @@ import numpy as np
 from vitlab.comparison import Verdict
 from vitlab.comparison.study import is_futile
 from vitlab.errors import count
-from vitlab.planning.match import overlap
-from vitlab.planning.registration import added_comparisons, altered_arms, changes, removed_comparisons
-from vitlab.planning.tune import edges
+from vitlab.planning.match import paths_overlap
+from vitlab.planning.registration import added_comparisons, altered_arms, analysis_changes, removed_comparisons
+from vitlab.planning.tune import knobs_at_edge
 from vitlab.planning.values import Plan
 from vitlab.report import phrasing
 from vitlab.report.frame import StoredTrial, StudyResults, is_metric, metric_column
@@ -200,7 +200,7 @@ def _best_of_training(plan: Plan) -> Iterator[str]:
 
 
 def _exploratory(plan: Plan) -> Iterator[str]:
-    for edit in changes(plan):
+    for edit in analysis_changes(plan):
         yield f"Exploratory: since the study was first run, {edit}; every verdict was reached after results were known."
     for what, arms in (
         ("Exploratory: changed after results were seen", altered_arms(plan)),
@@ -243,7 +243,7 @@ def _tuning(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
         )
     arms: dict[str, list[str]] = defaultdict(list)
     for item in plan.tuning:
-        for knob in edges(item):
+        for knob in knobs_at_edge(item):
             arms[knob].append(item.arm or "all arms")
     for knob, affected in arms.items():
         yield (
@@ -429,7 +429,7 @@ def _split_noise(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
 def _learning_rate(plan: Plan) -> Iterator[str]:
     specs = [planned.trial.spec for planned in plan.trials]
     rates = {spec.train.optimizer.options.get("lr") for spec in specs}
-    tuned = any(overlap(RATE, knob) for item in plan.tuning for rival in item.rivals for knob in rival.values)
+    tuned = any(paths_overlap(RATE, knob) for item in plan.tuning for rival in item.rivals for knob in rival.values)
     if not tuned and len(rates) == 1 and any(spec.model != specs[0].model for spec in specs):
         [rate] = rates
         at = f" ({rate:g})" if isinstance(rate, float | int) else ""

@@ -14,7 +14,7 @@ import numpy as np
 
 from vitlab.comparison.arrays import MIN_SEEDS, Correction, Design, Variance, judge
 from vitlab.errors import UserError, count
-from vitlab.planning.registration import family as family_of
+from vitlab.planning.registration import comparison_family as family_of
 from vitlab.planning.study_folder import read_plan
 from vitlab.planning.values import Plan, Trial
 from vitlab.report import phrasing

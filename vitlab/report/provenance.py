@@ -65,7 +65,7 @@ def provenance(plan: Plan, store: Store, trials: Sequence[StoredTrial]) -> Prove
     """Return the provenance: command, versions, data, time, and counts of distinct trainings."""
     trials = list({(item.planned.trial.key, item.planned.trial.code): item for item in trials}.values())
     results = [item.result for item in trials if item.result is not None]
-    version = study_folder.version(store.study(plan.study), plan.version)
+    version = study_folder.read_version(store.study(plan.study), plan.version)
     fresh = sum(version is not None and result.circumstances.ended >= version.time for result in results)
     specs = [item.planned.trial for item in trials]
     data = {(trial.spec.data.type, None if trial.data is None else str(trial.data)) for trial in specs}
@@ -100,14 +100,16 @@ def _values_of_all(mappings: Iterable[Mapping[str, object]]) -> dict[str, str]:
 def of_version(plan: Plan, store: Store) -> Iterator[str]:
     """Yield sentences that name the version of the study, if it has changes or is not the latest; else none."""
     study = store.study(plan.study)
-    this, latest = study_folder.version(study, plan.version), study_folder.version(study)
+    this, latest = study_folder.read_version(study, plan.version), study_folder.read_version(study)
     if this is None or latest is None:
         return
     if this.set_options:
         yield f"Version {this.name[:8]} of this study was run with {this.set_options}."
     if this.name != latest.name:
         both_recorded = this.content is not None and latest.content is not None
-        difference = f": {study_folder.differences(this.content or {}, latest.content or {})}" if both_recorded else ""
+        difference = (
+            f": {study_folder.format_differences(this.content or {}, latest.content or {})}" if both_recorded else ""
+        )
         yield (
             f"This is an earlier version of the study ({this.name[:8]}, run {this.when}); the latest is "
             f"{latest.name[:8]}, run {latest.when}{difference}."

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from vitlab.errors import UserError
-from vitlab.planning.study_folder import differences
+from vitlab.planning.study_folder import format_differences
 from vitlab.planning.values import Arm, Plan, Planned, Trial
 from vitlab.report.comparison import summary
 from vitlab.report.document import Content
@@ -138,7 +138,7 @@ def _notes(old: _Side, new: _Side) -> Iterator[str]:
     for arm in new.common:
         before, after = old.first_trial(arm), new.first_trial(arm)
         if before is not None and after is not None:
-            clauses = [differences(before.spec.plain(), after.spec.plain())]
+            clauses = [format_differences(before.spec.plain(), after.spec.plain())]
             clauses += [f"code {before.code[:8]} -> {after.code[:8]}"] * (before.code != after.code)
             if difference := "; ".join(filter(None, clauses)):
                 yield f"From its counterpart, {new.name(arm)} differs by {difference}."

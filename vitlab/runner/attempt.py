@@ -21,7 +21,7 @@ from vitlab.data.prepare import Feed, prepare
 from vitlab.engines import supported_engine
 from vitlab.engines.base import train
 from vitlab.errors import OutOfMemory
-from vitlab.identity.code import requirements_of
+from vitlab.identity.code import imported_requirements
 from vitlab.identity.trial import Trial
 from vitlab.models.contract import digest
 from vitlab.registry import ResolvedChoice, slot
@@ -204,7 +204,7 @@ class Attempt:
             params=params,
             macs=macs,
             memory_bytes=peak_memory(self.device),
-            versions={**versions(), **requirements_of(self.trial.spec)},
+            versions={**versions(), **imported_requirements(self.trial.spec)},
             numerics={**self._numerics(), "attention": attention_of(self.kernels, self.trial.spec.model)},
             ended=time.time(),
             weights=tuple(self.weights),

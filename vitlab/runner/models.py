@@ -15,7 +15,7 @@ from vitlab.errors import UserError, WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.identity.trial import Trial
 from vitlab.models.contract import Model, digest
-from vitlab.registry import optional_module, slot
+from vitlab.registry import import_optional, slot
 from vitlab.spec.trial import Source
 from vitlab.store.files import read_json
 from vitlab.store.folders import TrialFolder
@@ -117,7 +117,7 @@ def distillation_of(trial: Trial, folder: TrialFolder, prepared: Prepared, devic
             print(f"of the teacher's weights: {note}", file=sys.stderr)
     if teacher is not None:
         teacher.to(device, dtype_of(precision))
-    return optional_module("distillation").Distillation(how, teacher, theirs, mine, precision)
+    return import_optional("distillation").Distillation(how, teacher, theirs, mine, precision)
 
 
 def _start_from_others(model: Model, trial: Trial, folder: TrialFolder, info: DataInfo) -> list[str]:
@@ -162,7 +162,7 @@ def _open_weights(
         head: See :func:`vitlab.weights.open_model`.
         trial: The trial, with the digests of its plan.
     """
-    weights, digests = optional_module("weights"), trial.files.get(role)
+    weights, digests = import_optional("weights"), trial.files.get(role)
     if source.pretrained is not None:
         return weights.open_pretrained(source.pretrained, (digests or {}).get(source.pretrained))
     assert source.checkpoint is not None  # planning makes one of the other sources

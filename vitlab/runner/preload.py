@@ -14,10 +14,10 @@ import signal
 from contextlib import suppress
 
 from vitlab.identity import source
-from vitlab.identity.code import code_of_trial, read_ahead
+from vitlab.identity.code import preload_digests, trial_module_digests
 from vitlab.imports import import_object
 from vitlab.registry import SLOT_MODULES, slot
-from vitlab.registry.plugins import points
+from vitlab.registry.plugins import slot_points
 from vitlab.registry.slot_modules import built_ins
 
 gc.disable()  # a collection during imports takes time and finds nothing
@@ -46,7 +46,7 @@ with suppress(Exception):  # a failing import is repeated, and reported, by the 
 
     import vitlab.runner.run
 
-    if points("optimizer"):
+    if slot_points("optimizer"):
         import torch._dynamo
 with suppress(ImportError):  # private modules, which other versions of torch may lack
     import torch.fx.experimental.symbolic_shapes
@@ -57,10 +57,10 @@ for name in SLOTS:
         with suppress(Exception):  # as above, or it has options without a default, or shares its name with a plugin
             slot(name).resolve(component)
 
-for module in code_of_trial(frozenset(), source.loaded):
+for module in trial_module_digests(frozenset(), source.read_imported):
     with suppress(Exception):  # as above
         import_object(module)
-read_ahead()  # every worker compares the installed code with its plan's
+preload_digests()  # every worker compares the installed code with its plan's
 
 with suppress(Exception):  # as above
     from vitlab.runner.circumstances import rehearse

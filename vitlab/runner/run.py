@@ -21,13 +21,13 @@ from vitlab.engines.base import EngineFailed, train
 from vitlab.errors import OutOfMemory, ProcessLost, Refused, TrialFailed, UserError, VitlabError
 from vitlab.identity import source
 from vitlab.identity.code import (
-    code_of_modules,
-    code_of_trial,
+    clear_caches,
     edited_module_message,
     mixed_versions_message,
     modules_of_spec,
-    refresh,
-    resolved,
+    resolve_spec,
+    trial_code_digest,
+    trial_module_digests,
 )
 from vitlab.identity.trial import Trial
 from vitlab.registry import load_file
@@ -49,7 +49,7 @@ def resolve_trials(trials: Iterable[Trial]) -> list[Trial]:
     Raises:
         Refused: If this process runs other code or versions than a trial was planned with, or lacks a component.
     """
-    refresh()
+    clear_caches()
     ready: list[Trial] = []
     last = None
     for trial in trials:
@@ -63,15 +63,15 @@ def resolve_trials(trials: Iterable[Trial]) -> list[Trial]:
 def _resolve(trial: Trial) -> TrialSpec:
     """Return the spec of a trial, resolved; for what it raises see :func:`resolve_trials`."""
     if not trial.code:  # it has no plan
-        return resolved(trial.spec)
+        return resolve_spec(trial.spec)
     here = versions()
     if other := [f"{name} {v}, not {here.get(name)}" for name, v in trial.versions.items() if here.get(name) != v]:
         raise Refused(f"this trial was planned under {' and '.join(other)}; plan it again with 'vitlab run'")
     try:
-        spec = resolved(trial.spec)
+        spec = resolve_spec(trial.spec)
         roots = modules_of_spec(spec)
-        code = code_of_modules(roots, trial.needs, trial.versions, source.loaded)
-        modules = code_of_trial(roots, source.loaded)
+        code = trial_code_digest(roots, trial.needs, trial.versions, source.read_imported)
+        modules = trial_module_digests(roots, source.read_imported)
     except VitlabError as error:
         raise Refused(
             f"the components of this trial differ from its plan: {error}; plan it again with 'vitlab run'"
@@ -327,7 +327,7 @@ def _run_rank(
                 join_process_group(rank, settings.processes, place, device, settings.nodes)
             )  # first, since it chooses the GPU
             contexts.enter_context(torch_settings(settings, device, trial.spec.train.precision))
-            own = replace(trial, spec=resolved(trial.spec))
+            own = replace(trial, spec=resolve_spec(trial.spec))
             attempt = (Attempt if rank == 0 else ReadOnlyAttempt)(own, folder, settings, device, peers)
             contexts.enter_context(attempt.writer)
             return RankResult(Ending.DONE if attempt.train(peers.share_stop(stop)) else Ending.STOPPED)

@@ -10,9 +10,9 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from vitlab.errors import Path, Problem, SpecError, closest
-from vitlab.spec.mistakes import collect, how_to_write, models_in
+from vitlab.spec.mistakes import collect_mistakes, how_to_write, models_in
 from vitlab.spec.study import Study
-from vitlab.spec.tree import NewTree, Tree, Values, copied
+from vitlab.spec.tree import NewTree, Tree, Values, deep_copy
 from vitlab.spec.trial import LENGTHS, TrialSpec
 from vitlab.spec.yaml import Document, read_document
 
@@ -32,14 +32,14 @@ def read_study(file: FilePath | str, changes: Values | None = None) -> tuple[Stu
         study is None if too few values are sound.
     """
     document = study_document(file, changes or {})
-    collected = collect(Study, document.data, STAND_INS)
+    collected = collect_mistakes(Study, document.data, STAND_INS)
     problems = [document.problem(mistake.path, mistake.message) for mistake in collected.mistakes]
     study = collected.value
     if problems and study is None:
         # The base is too incomplete to be validated; validate the rest of the study with another base.
-        study = collect(Study, {**collected.tree, "base": BASE}, STAND_INS).value
+        study = collect_mistakes(Study, {**collected.tree, "base": BASE}, STAND_INS).value
         if isinstance(base := document.data.get("base"), Mapping):
-            collected.tree["base"] = collect(TrialSpec, base, STAND_INS).tree
+            collected.tree["base"] = collect_mistakes(TrialSpec, base, STAND_INS).tree
     return study, document.with_sound(collected.tree, collected.written) if problems else document, problems
 
 
@@ -53,7 +53,7 @@ def study_document(file: FilePath | str, changes: Values = {}) -> Document:
     options: dict[Path, str] = {}
     for path, value in changes.items():
         keys = tuple(full_path(path).split("."))
-        _set(document.data, keys, copied(value))
+        _apply_change(document.data, keys, deep_copy(value))
         options[keys] = format_change(path, value)
     return replace(document, changes=options)
 
@@ -69,7 +69,7 @@ def full_path(path: str) -> str:
     return path if path.split(".")[0] in Study.model_fields else f"base.{path}"
 
 
-def _set(data: Any, path: tuple[str, ...], value: Any) -> None:
+def _apply_change(data: Any, path: tuple[str, ...], value: Any) -> None:
     """Set one value of the document in place.
 
     Shorthand names along the path become mappings; a length of the training replaces any other.
@@ -86,16 +86,16 @@ def _set(data: Any, path: tuple[str, ...], value: Any) -> None:
     data[path[-1]] = value
 
 
-def is_known(path: str) -> bool:
+def is_known_path(path: str) -> bool:
     """Return whether a path starts with a key of a study or of its base."""
     first = path.split(".")[0]
     return first in Study.model_fields or first in TrialSpec.model_fields
 
 
-def unknown(path: str, value: Any, document: Document) -> Problem:
+def unknown_path_problem(path: str, value: Any, document: Document) -> Problem:
     """Return the problem of a change whose path does not start with a key of a study or of its base."""
     first = path.split(".")[0]
-    names = _names(document)
+    names = _paths_by_name(document)
     close = closest(first, [*Study.model_fields, *TrialSpec.model_fields]) or closest(first, names)
     meant = f" Did you mean '{names[close]}'?" if close is not None else ""
     hint = meant if first in names else how_to_write(first) or meant
@@ -132,7 +132,7 @@ _NO_PORT = re.compile(r"(://[^\s'\"/:@\[]*:)(?!\d*(?:[/?#:;,.)\s'\"]|$))[^\s'\"]
 _SECRET = re.compile(r"([?&;](?:\w*(?:password|passwd|pwd|token|secret|key))=)[^&;#\s'\"]+", re.IGNORECASE)
 
 
-def _names(document: Document) -> dict[str, str]:
+def _paths_by_name(document: Document) -> dict[str, str]:
     """Return every name that can end a path, with the shortest path to it."""
     fields = {**Study.model_fields, **TrialSpec.model_fields}
     names = {name: name for name in fields}

@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from vitlab.spec.mistakes import conflict
+from vitlab.spec.mistakes import conflict_error
 from vitlab.spec.tree import NewTree, Tree
 
 
@@ -36,16 +36,16 @@ class Frozen(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _reject_booleans(cls, value: Any, info: ValidationInfo) -> Any:
         # YAML reads yes, no, on and off as booleans, which Python accepts as 1 and 0.
         if any(isinstance(item, bool) for item in (value if isinstance(value, list) else [value])):
             allowed = _types_in(cls.model_fields[info.field_name or ""].annotation)
             if allowed & {int, float} and bool not in allowed:
-                raise conflict("found a boolean; a number is allowed. YAML reads yes, no, on and off as booleans")
+                raise conflict_error("found a boolean; a number is allowed. YAML reads yes, no, on and off as booleans")
         return value
 
 
-def _in_units(value: Any) -> Any:
+def _parse_points(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*points?\s*", value)
@@ -59,7 +59,7 @@ def is_unit(value: str) -> bool:
     return len(value) <= 20 and re.fullmatch(r"(?:[^\W_]|%)(?:[^\W_]|[ /%.-])*(?<![ /-])", value) is not None
 
 
-def _checked_unit(value: str) -> str:
+def _require_unit(value: str) -> str:
     if not is_unit(value):
         raise ValueError(f"found {value!r}; allowed: {UNITS}")
     return value
@@ -68,12 +68,12 @@ def _checked_unit(value: str) -> str:
 UNITS = "share, number, or a unit of 1 to 20 letters, digits, spaces, /, %, . and -, such as images or ms"
 Goal = Literal["max", "min"]
 OverBlocks = Literal["difference", "relative"]
-Unit = Annotated[str, AfterValidator(_checked_unit)]
+Unit = Annotated[str, AfterValidator(_require_unit)]
 """``share``: of one, shown in percent; ``number``: shown without a unit; any other word is shown as the unit."""
 
 Amount = Annotated[
     float,
-    BeforeValidator(_in_units),
+    BeforeValidator(_parse_points),
     WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": r"^[\d.]+ *points?$"}]}),
 ]
 """A difference in units of a metric; for a share, ``2 points`` means ``0.02``."""
@@ -127,12 +127,12 @@ class Choice:
             try:
                 return cls.of(value)
             except ValueError as error:
-                raise conflict(str(error)) from None
+                raise conflict_error(str(error)) from None
 
-        return schema_of(validate)
+        return choice_schema(validate)
 
 
-def schema_of(validate: Callable[[Any], Choice]) -> CoreSchema:
+def choice_schema(validate: Callable[[Any], Choice]) -> CoreSchema:
     """Return pydantic's schema of a choice that a function validates."""
     return core_schema.no_info_plain_validator_function(
         validate, serialization=core_schema.plain_serializer_function_ser_schema(lambda choice: choice.plain())
@@ -143,7 +143,7 @@ SLOT_MARK = "x-slot"
 """Key in a JSON Schema of an option that is a choice from a slot; :mod:`vitlab.cli.show` replaces it."""
 
 
-def of_slot(name: str) -> WithJsonSchema:
+def choice_from_slot(name: str) -> WithJsonSchema:
     """Return the annotation of a choice from a slot."""
     return WithJsonSchema({SLOT_MARK: name})
 

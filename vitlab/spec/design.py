@@ -22,8 +22,8 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from vitlab.errors import Path
 from vitlab.spec.choice import PARTS, TOGETHER, Frozen
-from vitlab.spec.mistakes import conflict
-from vitlab.spec.tree import NewTree, Tree, Values, copied, index_in, keys_of, value_at
+from vitlab.spec.mistakes import conflict_error
+from vitlab.spec.tree import NewTree, Tree, Values, deep_copy, index_in, keys_of, value_at
 from vitlab.spec.trial import LENGTHS, TrialSpec
 
 Levels = Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)]
@@ -55,7 +55,7 @@ class Zip(Frozen):
         return self.__pydantic_extra__
 
     @model_validator(mode="after")
-    def _equal_lengths(self) -> Zip:
+    def _check_lengths(self) -> Zip:
         lengths = {path: len(levels) for path, levels in self.levels.items()}
         if self.labels is not None:
             lengths["labels"] = len(self.labels)
@@ -104,12 +104,12 @@ class Node(Frozen):
     """Arms drawn from a design."""
 
     @model_validator(mode="after")
-    def _exactly_one(self) -> Node:
+    def _check_one_kind(self) -> Node:
         kinds_set = [name for name in type(self).model_fields if getattr(self, name) is not None]
         if len(kinds_set) != 1:
             kinds = ", ".join(type(self).model_fields)
             actual = " and ".join(kinds_set) if kinds_set else "an empty design"
-            raise conflict(f"a design has exactly one of {kinds}; found {actual}", *kinds_set)
+            raise conflict_error(f"a design has exactly one of {kinds}; found {actual}", *kinds_set)
         return self
 
     @property
@@ -144,7 +144,7 @@ class Changes:
     block: str = ""  #: name of the block
     conditions: Values = field(default_factory=dict)  #: values of the block, which are among the others
 
-    def and_(self, other: Changes) -> Changes:
+    def merge(self, other: Changes) -> Changes:
         """Return the changes of both."""
         return Changes(
             {**self.values, **other.values},
@@ -155,7 +155,7 @@ class Changes:
         )
 
 
-def changes_of(node: Node | None, place: Path = ("design",)) -> list[Changes]:
+def expand_design(node: Node | None, place: Path = ("design",)) -> list[Changes]:
     """Return the changes of a design's arms in order, duplicates included; without a design, the base alone.
 
     Raises:
@@ -168,7 +168,7 @@ def changes_of(node: Node | None, place: Path = ("design",)) -> list[Changes]:
     return KINDS[node.kind](getattr(node, node.kind), here)
 
 
-def _limit(here: Path, arms: int) -> None:
+def _check_size(here: Path, arms: int) -> None:
     if arms > MOST:
         raise DesignFault(here, f"a {here[-1]} of {arms:,} arms; a design has at most {MOST:,}")
 
@@ -198,7 +198,7 @@ def _leave_one_out(design: LeaveOneOut, place: Path) -> list[Changes]:
     for key, removed in zip(parts, remove, strict=True):
         if direction != "remove" and (shared := bare.values.keys() & removed.values.keys()):
             raise DesignFault((*here, key), f"two parts both set '{min(shared)}'; no arm can have only one of them")
-        bare = replace(bare.and_(removed), label="bare", beside=frozenset())
+        bare = replace(bare.merge(removed), label="bare", beside=frozenset())
     add = [bare]
     for key, restored in parts.items():
         rest = {path: value for path, value in bare.values.items() if path not in restored}
@@ -236,13 +236,13 @@ def _arms(arms: Mapping[str, Tree | None], here: Path) -> list[Changes]:
 def _union(nodes: Sequence[Node], here: Path) -> list[Changes]:
     arms: list[Changes] = []
     for index, node in enumerate(nodes):
-        arms += changes_of(node, (*here, index))
-        _limit(here, len(arms))
+        arms += expand_design(node, (*here, index))
+        _check_size(here, len(arms))
     return arms
 
 
 def _sample(sample: Sample, here: Path) -> list[Changes]:
-    population = changes_of(sample.over, (*here, "over"))
+    population = expand_design(sample.over, (*here, "over"))
     if sample.n > len(population):
         sentence = f"a sample of {sample.n} is larger than its population of {len(population)}"
         raise DesignFault((*here, "n"), sentence)
@@ -254,17 +254,17 @@ def _product(grid: Levels | Sequence[Node], here: Path) -> list[Changes]:
     if isinstance(grid, Mapping):
         axes = [_alone({path: values}, here) for path, values in grid.items()]
     else:
-        axes = [changes_of(part, (*here, index)) for index, part in enumerate(grid)]
+        axes = [expand_design(part, (*here, index)) for index, part in enumerate(grid)]
     for first, second in itertools.combinations(axes, 2):
         shared = {path for changes in first for path in changes.values} & {
             path for changes in second for path in changes.values
         }
         if shared:
             raise DesignFault(here, f"two parts of one grid both set '{min(shared)}'; a grid varies each path once")
-    _limit(here, math.prod(map(len, axes)))
+    _check_size(here, math.prod(map(len, axes)))
     products = [Changes()]
     for axis in axes:
-        products = [left.and_(right) for left in products for right in axis]
+        products = [left.merge(right) for left in products for right in axis]
     return products
 
 
@@ -290,20 +290,20 @@ def short_names(paths: Tree | Sequence[str]) -> dict[str, str]:
         parts = path.removesuffix(".type").split(".")
         for take in range(1, len(parts) + 1):
             name = ".".join(parts[-take:])
-            if not any(_ends(other, name) for other in paths if other != path):
+            if not any(_ends_with(other, name) for other in paths if other != path):
                 break
         names[path] = name
     return names
 
 
-def _ends(path: str, name: str) -> bool:
+def _ends_with(path: str, name: str) -> bool:
     return f".{path.removesuffix('.type')}".endswith(f".{name}")
 
 
 # -- arms: names, blocks, and changes of the base ---------------------------------------------------------------------
 
 
-def name_of(changes: Changes, short: Mapping[str, str], resolved: Values) -> str:
+def arm_name(changes: Changes, short: Mapping[str, str], resolved: Values) -> str:
     """Return the name of an arm: its label and the values that the label does not cover, or ``baseline``.
 
     Example: ``position=learned+rope2d(theta=50), patch_size=4``.
@@ -315,7 +315,7 @@ def name_of(changes: Changes, short: Mapping[str, str], resolved: Values) -> str
     """
     parts = [changes.label] if changes.label else []
     parts += [
-        f"{short[path]}={text(as_component(value, value_at(resolved, keys_of(path))))}"
+        f"{short[path]}={format_value(as_component(value, value_at(resolved, keys_of(path))))}"
         for path, value in changes.values.items()
         if path not in changes.conditions and (not changes.label or path in changes.beside)
     ]
@@ -323,7 +323,7 @@ def name_of(changes: Changes, short: Mapping[str, str], resolved: Values) -> str
     return f"{changes.block}: {name}" if changes.block else name
 
 
-def in_blocks(design: Sequence[Changes], blocks: Zip) -> list[Changes]:
+def repeat_in_blocks(design: Sequence[Changes], blocks: Zip) -> list[Changes]:
     """Return the changes of every arm in every block; each is compared with an arm of its block.
 
     Raises:
@@ -338,7 +338,7 @@ def in_blocks(design: Sequence[Changes], blocks: Zip) -> list[Changes]:
         values = {path: blocks.levels[key][row] for key, path in paths.items()}
         places: dict[str, Path] = {path: ("blocks", key, row) for key, path in paths.items()}
         name = ", ".join(
-            text(value) if isinstance(value, str | Mapping) else f"{short[path]}={text(value)}"
+            format_value(value) if isinstance(value, str | Mapping) else f"{short[path]}={format_value(value)}"
             for path, value in values.items()
         )
         name = blocks.labels[row] if blocks.labels else name
@@ -346,7 +346,7 @@ def in_blocks(design: Sequence[Changes], blocks: Zip) -> list[Changes]:
             raise DesignFault(next(iter(places.values())), f"two blocks are called '{name}'; name them by labels")
         block = Changes(values, places, against=values)
         crossed[name] = [
-            replace(changes.and_(block), beside=changes.beside, block=name, conditions=values) for changes in design
+            replace(changes.merge(block), beside=changes.beside, block=name, conditions=values) for changes in design
         ]
     return [changes for arms in crossed.values() for changes in arms]
 
@@ -363,23 +363,23 @@ def as_component(value: Any, resolved: Any) -> Any:
     return value
 
 
-def text(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Format a value of the document briefly: ``learned+rope2d(theta=50)``, ``0.001``, ``none``."""
     if isinstance(value, Mapping) and value.get("type") == TOGETHER and isinstance(value.get(PARTS), list):
-        return "+".join(map(text, value[PARTS]))
+        return "+".join(map(format_value, value[PARTS]))
     if isinstance(value, Mapping):
-        options = ", ".join(f"{name}={text(item)}" for name, item in value.items() if name != "type")
+        options = ", ".join(f"{name}={format_value(item)}" for name, item in value.items() if name != "type")
         return (
             f"{value['type']}({options})" if "type" in value and options else str(value.get("type", f"{{{options}}}"))
         )
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(text, value)) + "]"
+        return "[" + ", ".join(map(format_value, value)) + "]"
     if value is None or isinstance(value, bool):
         return {None: "none", True: "true", False: "false"}[value]
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def changed(base: Values, changes: Values, resolved: Values) -> NewTree:
+def apply_changes(base: Values, changes: Values, resolved: Values) -> NewTree:
     """Return ``base`` with an arm's changes, shortest paths first; a new type replaces its whole slot.
 
     Args:
@@ -387,9 +387,9 @@ def changed(base: Values, changes: Values, resolved: Values) -> NewTree:
         changes: dotted path to value.
         resolved: the resolved base, which names the component of a slot that the document leaves out.
     """
-    tree: NewTree = copied(base)
+    tree: NewTree = deep_copy(base)
     for path in sorted(changes, key=lambda path: (path.count("."), path)):
-        value = copied(changes[path])
+        value = deep_copy(changes[path])
         parts = keys_of(path)
         node: Any = tree
         there: Any = resolved

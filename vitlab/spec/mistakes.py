@@ -16,11 +16,11 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from vitlab.errors import Path, closest, nearest
-from vitlab.spec.tree import NewTree, Tree, copied, value_at
+from vitlab.spec.tree import NewTree, Tree, deep_copy, value_at
 
 M = TypeVar("M", bound=BaseModel)
 
-CONFLICT = "conflict"  #: type of the pydantic errors that :func:`conflict` returns
+CONFLICT = "conflict"  #: type of the pydantic errors that :func:`conflict_error` returns
 NESTED = "nested"  #: type of the pydantic errors that carry the mistakes in a nested component
 
 FORM = re.compile(r"<.*|constrained-\w+|int|float|str|bool|(tuple|list|dict|literal|function-\w+)\[.*")
@@ -54,7 +54,7 @@ PATTERNS = {
 """Patterns of texts in words; other patterns are shown unchanged."""
 
 
-def conflict(message: str, *fields: str) -> PydanticCustomError:
+def conflict_error(message: str, *fields: str) -> PydanticCustomError:
     """Return the error of a rule across ``fields`` of one model, for its validators to raise."""
     return PydanticCustomError(CONFLICT, "{message}", {"message": message, "fields": fields})
 
@@ -71,7 +71,7 @@ class Mistake:
 
 @dataclass
 class Collected(Generic[M]):
-    """The result of :func:`collect`."""
+    """The result of :func:`collect_mistakes`."""
 
     tree: NewTree  #: sound values and stand-ins
     value: M | None = None  #: model of the sound values; None if too few are sound
@@ -87,7 +87,7 @@ class Collected(Generic[M]):
         return path
 
 
-def collect(model: type[M], data: Tree, stand_ins: Tree = {}, who: str = "") -> Collected[M]:
+def collect_mistakes(model: type[M], data: Tree, stand_ins: Tree = {}, who: str = "") -> Collected[M]:
     """Validate ``data`` and return every mistake in it.
 
     Args:
@@ -96,7 +96,7 @@ def collect(model: type[M], data: Tree, stand_ins: Tree = {}, who: str = "") -> 
         stand_ins: name to value for missing or wrong required fields, so that the rest can be validated.
         who: the component whose options these are; empty for other values.
     """
-    collected = Collected[M](copied(data))
+    collected = Collected[M](deep_copy(data))
     while True:
         try:
             collected.value = model.model_validate(collected.tree)
@@ -105,22 +105,22 @@ def collect(model: type[M], data: Tree, stand_ins: Tree = {}, who: str = "") -> 
         else:
             return collected
         # Under the right names, the other mistakes are found again, and keys that seemed to be missing are there.
-        misspelt = [mistake for mistake in found if mistake.rename is not None and _rename(collected, mistake)]
-        before = copied(collected.tree)
+        misspelt = [mistake for mistake in found if mistake.rename is not None and _correct_key(collected, mistake)]
+        before = deep_copy(collected.tree)
         for mistake in misspelt or found:
             # A misspelt key whose value is of another kind may mean another name; the nearest need not take this value.
-            if mistake.path not in collected.written and not _follows(mistake, collected.removed):
+            if mistake.path not in collected.written and not _follows_from(mistake, collected.removed):
                 place = collected.place_of(mistake.path)
                 collected.mistakes.append(Mistake(place, mistake.message, mistake.fields))
         if misspelt:
             continue
         for mistake in found:
-            _remove(collected, mistake, stand_ins)
+            _remove_wrong(collected, mistake, stand_ins)
         if collected.tree == before:
             return collected
 
 
-def _rename(collected: Collected[Any], mistake: Mistake) -> bool:
+def _correct_key(collected: Collected[Any], mistake: Mistake) -> bool:
     """Give a misspelt key the name that was meant, unless that is in use; return whether it has it now."""
     path, name = mistake.path, mistake.rename
     node = value_at(collected.tree, path[:-1])
@@ -132,7 +132,7 @@ def _rename(collected: Collected[Any], mistake: Mistake) -> bool:
     return True
 
 
-def _follows(mistake: Mistake, removed: set[Path]) -> bool:
+def _follows_from(mistake: Mistake, removed: set[Path]) -> bool:
     """Return whether a mistake is a consequence of a removal."""
     concerned = [(*mistake.path, name) for name in mistake.fields]
     if not concerned:  # such as a mapping that is now empty, or a rule that names no fields
@@ -140,7 +140,7 @@ def _follows(mistake: Mistake, removed: set[Path]) -> bool:
     return any(path[: len(gone)] == gone for path in (mistake.path, *concerned) for gone in removed)
 
 
-def _remove(collected: Collected[Any], mistake: Mistake, stand_ins: Tree) -> None:
+def _remove_wrong(collected: Collected[Any], mistake: Mistake, stand_ins: Tree) -> None:
     """Remove the values that a mistake is about; put a stand-in where there is one for their key."""
     path, names = (mistake.path, mistake.fields) if mistake.fields else (mistake.path[:-1], mistake.path[-1:])
     holder = value_at(collected.tree, path)
@@ -150,7 +150,7 @@ def _remove(collected: Collected[Any], mistake: Mistake, stand_ins: Tree) -> Non
             del holder[name]
         stand_in = next((str(name) for name in names if name in stand_ins), None)
         if stand_in is not None:
-            holder[stand_in] = copied(stand_ins[stand_in])
+            holder[stand_in] = deep_copy(stand_ins[stand_in])
         collected.removed.update((*path, name) for name in names)
         if present or stand_in is not None:
             return
@@ -168,9 +168,9 @@ def _remove(collected: Collected[Any], mistake: Mistake, stand_ins: Tree) -> Non
 
 
 def mistakes_in(error: ValidationError, model: type[BaseModel], who: str = "") -> list[Mistake]:
-    """Return each of pydantic's errors as a mistake; the arguments are as in :func:`collect`."""
+    """Return each of pydantic's errors as a mistake; the arguments are as in :func:`collect_mistakes`."""
     mistakes = []
-    for detail in _details(error):
+    for detail in _relevant_errors(error):
         kind, location, context = detail["type"], detail["loc"], detail.get("ctx", {})
         end = len(location) - (kind == "extra_forbidden")  # an unknown key may have the name of a form, such as 'int'
         path = tuple(part for at, part in enumerate(location) if at >= end or not FORM.fullmatch(str(part)))
@@ -178,16 +178,16 @@ def mistakes_in(error: ValidationError, model: type[BaseModel], who: str = "") -
         if kind == NESTED:
             mistakes += [Mistake((*path, *inner), sentence) for inner, sentence in context[NESTED]]
         elif kind == "extra_forbidden":
-            mistakes.append(_unknown_key(path, model, who))
+            mistakes.append(_unknown_key_mistake(path, model, who))
         else:
             fields = tuple(context.get("fields", ())) if kind == CONFLICT else ()
             if len(fields) == 1:  # a rule of one field, which may hold in one model and not in another
                 path, fields = (*path, *fields), ()
-            mistakes.append(Mistake(path, about + _sentence(detail, path), fields))
+            mistakes.append(Mistake(path, about + _describe_error(detail, path), fields))
     return mistakes
 
 
-def _details(error: ValidationError) -> list[ErrorDetails]:
+def _relevant_errors(error: ValidationError) -> list[ErrorDetails]:
     """Return pydantic's errors, for a union only the errors of the form that the value most likely has."""
     groups: dict[tuple[Any, ...], list[ErrorDetails]] = {}
     for index, detail in enumerate(error.errors(include_url=False)):
@@ -197,15 +197,15 @@ def _details(error: ValidationError) -> list[ErrorDetails]:
     for group in groups.values():
         relevant = [detail for detail in group if not detail["type"].endswith(("_type", "_parsing"))]
         if not relevant and len(group) > 1:
-            forms = " or ".join(dict.fromkeys(_kind(detail) or detail["msg"] for detail in group))
+            forms = " or ".join(dict.fromkeys(_expected_type(detail) or detail["msg"] for detail in group))
             relevant = [{**group[0], "type": "forms_type", "ctx": {"forms": forms}}]
         selected += relevant or group
     return selected
 
 
-def _unknown_key(path: Path, model: type[BaseModel], who: str) -> Mistake:
+def _unknown_key_mistake(path: Path, model: type[BaseModel], who: str) -> Mistake:
     """Return the mistake of an unknown key: one of another trainer, or a misspelt one."""
-    key, allowed = str(path[-1]), _allowed(path, model)
+    key, allowed = str(path[-1]), _allowed_keys(path, model)
     close, how = closest(key, allowed), how_to_write(key)
     if how and not (close and who):  # a component's own options are nearer than what other trainers call so
         close = None
@@ -218,7 +218,7 @@ def _unknown_key(path: Path, model: type[BaseModel], who: str) -> Mistake:
     return Mistake(path, f"{about}unknown key '{key}'.{hint}{options}", rename=close)
 
 
-def _sentence(detail: ErrorDetails, path: Path) -> str:
+def _describe_error(detail: ErrorDetails, path: Path) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
     value = detail["input"]
     name = ".".join(str(part) for part in path)
@@ -230,13 +230,12 @@ def _sentence(detail: ErrorDetails, path: Path) -> str:
     if kind == "literal_error":
         expected = str(context["expected"])
         choices = re.findall(r"'([^']*)'", expected)
-        return (
-            f"{name}: found {_format(value)}; allowed: {', '.join(choices) or expected}.{nearest(str(value), choices)}"
-        )
+        allowed = f"{', '.join(choices) or expected}.{nearest(str(value), choices)}"
+        return f"{name}: found {_format_value(value)}; allowed: {allowed}"
     if kind == "string_type" and isinstance(value, bool):
         return f"{name}: a text belongs here, and YAML reads yes, no, on and off as true or false; put it in quotes"
-    actual = f"; found {_format(value)}"
-    if words := context.get("forms") or _kind(detail):
+    actual = f"; found {_format_value(value)}"
+    if words := context.get("forms") or _expected_type(detail):
         return f"{name} must be {words}{actual}"
     if kind in BOUNDS:
         words, bound = BOUNDS[kind]
@@ -253,7 +252,7 @@ def _sentence(detail: ErrorDetails, path: Path) -> str:
     return f"{name}: {detail['msg'][0].lower()}{detail['msg'][1:]}{actual}"
 
 
-def _kind(detail: ErrorDetails) -> str:
+def _expected_type(detail: ErrorDetails) -> str:
     """Return in words the type that was expected; empty if the mistake is not a wrong type."""
     kind = detail["type"]
     if kind == "int_from_float":
@@ -264,7 +263,7 @@ def _kind(detail: ErrorDetails) -> str:
     return ""
 
 
-def _format(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Format a value for an error message: lists and mappings by kind, long text shortened."""
     if isinstance(value, Mapping):
         return "a mapping" if value else "an empty mapping"
@@ -276,7 +275,7 @@ def _format(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _allowed(path: Path, model: type[BaseModel]) -> list[str]:
+def _allowed_keys(path: Path, model: type[BaseModel]) -> list[str]:
     """Return the keys allowed in the mapping of the unknown key at ``path``, if a model defines them."""
     fields = dict(model.model_fields)
     for part in path[:-1]:

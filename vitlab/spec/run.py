@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from vitlab.spec.choice import Choice, Frozen, of_slot
-from vitlab.spec.mistakes import conflict
+from vitlab.spec.choice import Choice, Frozen, choice_from_slot
+from vitlab.spec.mistakes import conflict_error
 from vitlab.spec.trial import STREAMS, Stream
 
 RetryCount = Annotated[int, Field(ge=0)]
@@ -46,14 +46,14 @@ class Resources(Frozen):
         return self.cpu or threads * self.together
 
     @model_validator(mode="after")
-    def _whole_gpus(self) -> Resources:
+    def _check_whole_gpus(self) -> Resources:
         if self.gpu is not None and self.gpu > 1 and self.gpu != int(self.gpu):
-            raise conflict(
+            raise conflict_error(
                 f"found gpu: {self.gpu}; allowed: a share of one GPU, such as 0.25, or whole GPUs, such as 1 or 8",
                 "gpu",
             )
         if self.together % self.nodes:
-            raise conflict(
+            raise conflict_error(
                 f"{self.together} processes cannot be divided equally among {self.nodes} machines; set gpu, or "
                 "processes, to a multiple of nodes",
                 "nodes",
@@ -109,7 +109,7 @@ class Weights(Frozen):
 class RunSpec(Frozen):
     """Execution of trials.  On one kind of machine, no option here changes a result by more than rounding."""
 
-    executor: Annotated[Choice, of_slot("executor")] = Choice("local")
+    executor: Annotated[Choice, choice_from_slot("executor")] = Choice("local")
     """Where trials run."""
     workers: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Trials at a time; by default as many as fit on the machine."""
@@ -159,47 +159,47 @@ class RunSpec(Frozen):
     steps."""
     explain: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """Test images explained for the first seed of every arm."""
-    tracker: Annotated[Choice, of_slot("tracker")] = Choice("mlflow")
+    tracker: Annotated[Choice, choice_from_slot("tracker")] = Choice("mlflow")
     """Experiment tracker."""
 
     @field_validator("tracker", mode="before")
     @classmethod
-    def _with_type(cls, value: Any) -> Any:
+    def _complete_tracker(cls, value: Any) -> Any:
         """Complete the options of a tracker without ``type`` by the type of the default."""
         if isinstance(value, Mapping) and "type" not in value:
             return {"type": f"vitlab:{cls.model_fields['tracker'].default.type}", **value}
         return value
 
     @model_validator(mode="after")
-    def _weights_to_explain(self) -> RunSpec:
+    def _check_explain(self) -> RunSpec:
         if self.explain and self.keep.which == "none":
-            raise conflict("explain needs stored weights; write keep: last", "explain", "keep")
+            raise conflict_error("explain needs stored weights; write keep: last", "explain", "keep")
         return self
 
     @model_validator(mode="after")
-    def _several_processes(self) -> RunSpec:
+    def _check_processes(self) -> RunSpec:
         count, resources = self.resources.together, self.resources
         if resources.processes is not None and self.device != "cpu":
-            raise conflict(
+            raise conflict_error(
                 "resources.processes needs device: cpu; for GPUs, set resources.gpu",
                 "resources",
                 "device",
             )
         if resources.gpu is not None and resources.gpu > 1 and self.device == "cpu":
-            raise conflict(
+            raise conflict_error(
                 f"resources.gpu is {count} and device is cpu; for the CPU, set resources.processes",
                 "resources",
                 "device",
             )
         if count > 1 and self.engine not in ("auto", "loop"):
-            raise conflict(
+            raise conflict_error(
                 f"engine {self.engine} trains in one process, and resources request {count} processes for one trial; "
                 "remove one of the two",
                 "resources",
                 "engine",
             )
         if self.activation_checkpointing != "none" and self.engine not in ("auto", "loop"):
-            raise conflict(
+            raise conflict_error(
                 f"engine {self.engine} stores all activations; set engine: loop, or activation_checkpointing: none",
                 "activation_checkpointing",
                 "engine",
@@ -244,7 +244,7 @@ class Seeds(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _values_of_a_count(cls, value: Any) -> Any:
+    def _expand_count(cls, value: Any) -> Any:
         """Set ``values`` to 0, 1, 2, ... if their number is given."""
         if not isinstance(value, Mapping):
             return value
@@ -261,38 +261,38 @@ class Seeds(Frozen):
 
     @field_validator("values")
     @classmethod
-    def _distinct(cls, values: tuple[int, ...]) -> tuple[int, ...]:
+    def _check_distinct(cls, values: tuple[int, ...]) -> tuple[int, ...]:
         if len(set(values)) < len(values):
             raise ValueError("a seed is listed twice; each seed is one replicate")
         return values
 
     @model_validator(mode="after")
-    def _more(self) -> Self:
+    def _check_more_seeds(self) -> Self:
         if self.until is None:
             for name in ("at_most", "every"):
                 if getattr(self, name) is not None:
-                    raise conflict(f"{name} needs until: decided", name, "until")
+                    raise conflict_error(f"{name} needs until: decided", name, "until")
         elif self.escalate_to is not None:
-            raise conflict("escalate_to and until are two ways to add seeds; remove one", "escalate_to", "until")
+            raise conflict_error("escalate_to and until are two ways to add seeds; remove one", "escalate_to", "until")
         elif self.at_most is None or self.at_most <= len(self.values):
-            raise conflict(
+            raise conflict_error(
                 f"until: decided needs at_most, the total number of seeds of an arm: more than the {len(self.values)} "
                 f"of the first look; found {self.at_most or 'none'}",
                 "at_most",
                 "values",
                 "until",
             )
-        elif len(self._sizes) > MAX_LOOKS:
-            raise conflict(
-                f"a study has at most {MAX_LOOKS} looks at its results, and this one has {len(self._sizes):,}; "
+        elif len(self._look_sizes) > MAX_LOOKS:
+            raise conflict_error(
+                f"a study has at most {MAX_LOOKS} looks at its results, and this one has {len(self._look_sizes):,}; "
                 "raise every",
                 "every",
                 "at_most",
             )
-        if len(self._sizes) > 1 and len(self.values) < 2:
-            raise conflict("adding seeds needs at least 2 seeds at first, which have a spread", "values")
+        if len(self._look_sizes) > 1 and len(self.values) < 2:
+            raise conflict_error("adding seeds needs at least 2 seeds at first, which have a spread", "values")
         if self.escalate_to is not None and self.escalate_to <= len(self.values):
-            raise conflict(
+            raise conflict_error(
                 f"escalate_to is the total number of seeds: more than the {len(self.values)} of the first look; found "
                 f"{self.escalate_to}",
                 "escalate_to",
@@ -314,10 +314,10 @@ class Seeds(Frozen):
     @property
     def looks(self) -> tuple[tuple[int, ...], ...]:
         """Seeds of each look, of which the last has all."""
-        return tuple(self.all[:size] for size in self._sizes)
+        return tuple(self.all[:size] for size in self._look_sizes)
 
     @property
-    def _sizes(self) -> Sequence[int]:
+    def _look_sizes(self) -> Sequence[int]:
         """Number of seeds at each look."""
         step = self._most if self.until is None else self.every or len(self.values)
         return [*range(len(self.values), self._most, step), self._most]
@@ -332,7 +332,7 @@ class Seeds(Frozen):
         return {stream: seed if stream in self.vary else 0 for stream in STREAMS}
 
 
-def _as_mapping(value: Any) -> Any:
+def _expand_shorthand(value: Any) -> Any:
     """Expand ``5`` and ``[0, 1, 7]``."""
     if isinstance(value, bool | float | str):
         found = str(value).lower() if isinstance(value, bool) else repr(value)
@@ -342,5 +342,5 @@ def _as_mapping(value: Any) -> Any:
     return {"values": value} if isinstance(value, list | tuple) else value
 
 
-SeedsOrNumber = Annotated[Seeds, BeforeValidator(_as_mapping, json_schema_input_type=Count | Values | Seeds)]
+SeedsOrNumber = Annotated[Seeds, BeforeValidator(_expand_shorthand, json_schema_input_type=Count | Values | Seeds)]
 """Seeds as a study file has them: their number, a list, or a mapping."""

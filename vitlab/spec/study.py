@@ -15,7 +15,7 @@ from pydantic import (
 
 from vitlab.spec.choice import Amount, Frozen, Goal, OverBlocks
 from vitlab.spec.design import Node, Zip
-from vitlab.spec.mistakes import conflict
+from vitlab.spec.mistakes import conflict_error
 from vitlab.spec.run import RunSpec, Seeds, SeedsOrNumber
 from vitlab.spec.tree import NewTree
 from vitlab.spec.trial import TrialSpec
@@ -32,13 +32,13 @@ class Rule(Frozen):
     """Reason, shown with the arms that break it."""
 
 
-def not_a_metric(name: str) -> str:
+def metric_error(name: str) -> str:
     """Return the error message for a text that is not a metric of a split."""
     hint = f" Did you mean 'val/{name}'?" if re.fullmatch(r"\w+", name) else ""
     return f"found '{name}'; allowed: train/NAME, val/NAME or test/NAME, such as val/accuracy.{hint}"
 
 
-class To(Frozen):
+class Counterpart(Frozen):
     """A comparison of every arm with the arm that differs from it in these values alone."""
 
     to: NewTree = Field(min_length=1)
@@ -57,8 +57,8 @@ class Analysis(Frozen):
     """Value of the metric: at the last evaluation, or at the best one."""
     # The tags are the forms that messages about a mistake here name.
     compare: Annotated[
-        Annotated[Literal["baseline", "none"], Tag("<name>")] | Annotated[To, Tag("<to>")],
-        Discriminator(lambda compare: "<to>" if isinstance(compare, Mapping | To) else "<name>"),
+        Annotated[Literal["baseline", "none"], Tag("<name>")] | Annotated[Counterpart, Tag("<to>")],
+        Discriminator(lambda compare: "<to>" if isinstance(compare, Mapping | Counterpart) else "<name>"),
     ] = "baseline"
     """Arm that each arm is compared with, or ``{to: {PATH: value}}`` for its counterpart with these values."""
     margin: Annotated[Amount, Field(gt=0)] | None = None
@@ -118,10 +118,10 @@ class Check(Frozen):
 
     @field_validator("metrics", "margin", "min_abs")
     @classmethod
-    def _metric_names(cls, value: dict[str, object]) -> dict[str, object]:
+    def _check_metric_names(cls, value: dict[str, object]) -> dict[str, object]:
         for name in value:
             if not re.fullmatch(r"(train|val|test)/\w+", name):
-                raise ValueError(not_a_metric(name))
+                raise ValueError(metric_error(name))
         return value
 
 
@@ -158,7 +158,7 @@ class Tune(Frozen):
 
     @field_validator("knobs")
     @classmethod
-    def _distinct(cls, knobs: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    def _check_distinct(cls, knobs: dict[str, list[Any]]) -> dict[str, list[Any]]:
         for path, values in knobs.items():
             for index, value in enumerate(values):
                 if value in values[:index]:
@@ -167,7 +167,7 @@ class Tune(Frozen):
 
     @field_validator("select")
     @classmethod
-    def _never_by_test(cls, select: str | None) -> str | None:
+    def _reject_test_metric(cls, select: str | None) -> str | None:
         if select is not None and not re.fullmatch(r"(train|val)/\w+", select):
             because = "; the test split must not decide a choice" if select.startswith("test/") else ""
             raise ValueError(f"found '{select}'; allowed: val/NAME or train/NAME{because}")
@@ -217,7 +217,7 @@ class Study(Frozen):
 
     @field_validator("analysis")
     @classmethod
-    def _metric_of_a_split(cls, analysis: Analysis) -> Analysis:
+    def _check_metric(cls, analysis: Analysis) -> Analysis:
         if not re.fullmatch(r"(train|val|test)/\w+", analysis.metric):
-            raise conflict(not_a_metric(analysis.metric), "metric")
+            raise conflict_error(metric_error(analysis.metric), "metric")
         return analysis

@@ -22,26 +22,26 @@ Values = Mapping[str, Any]
 """Values of a study by dotted path, such as ``model.dim: 64``: the changes of an arm, or of the command line."""
 
 
-def parsed(kind: type[T], value: Any) -> T:
+def parse_as(kind: type[T], value: Any) -> T:
     """Return plain values, such as of JSON, as a value of a type.
 
     Raises:
         ValueError: if a value is missing or of another type, naming it.
     """
-    return cast(T, adapter(kind).validate_python(value))  # type: ignore[arg-type]  # a class is hashable
+    return cast(T, type_adapter(kind).validate_python(value))  # type: ignore[arg-type]  # a class is hashable
 
 
 @cache  # a plan has thousands of values of one type, and an adapter takes milliseconds
-def adapter(kind: Any) -> TypeAdapter[Any]:
+def type_adapter(kind: Any) -> TypeAdapter[Any]:
     """Return pydantic's adapter of a type."""
     return TypeAdapter(kind)
 
 
-def copied(value: Any) -> Any:
+def deep_copy(value: Any) -> Any:
     """Return a deep copy of plain values; several times faster than ``copy.deepcopy``."""
     if isinstance(value, Mapping):
-        return {key: copied(item) for key, item in value.items()}
-    return [copied(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: deep_copy(item) for key, item in value.items()}
+    return [deep_copy(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def keys_of(dotted: str) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ def index_in(values: Sequence[Any], part: str | int) -> int | None:
     return int(part) if str(part).isdecimal() and int(part) < len(values) else None
 
 
-def put(tree: Any, path: Path, value: Any) -> None:
+def set_value(tree: Any, path: Path, value: Any) -> None:
     """Set the value at a path whose parents exist."""
     for part in path[:-1]:
         tree = tree[part]

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticKnownError
 
-from vitlab.spec.choice import Choice, Frozen, of_slot
-from vitlab.spec.mistakes import conflict
+from vitlab.spec.choice import Choice, Frozen, choice_from_slot
+from vitlab.spec.mistakes import conflict_error
 from vitlab.spec.tree import NewTree
 
 Stream = Literal["init", "order", "augment", "mixup", "dropout", "drop_path", "subset", "split"]
@@ -79,13 +79,13 @@ class TrainSpec(Frozen):
     repeats: Annotated[int, Field(ge=1, le=1000)] = 1
     """Consecutive repetitions of an image in an epoch, each augmented anew.  The length of an epoch does not change: it
     contains a share 1 / repeats of the images.  Reference: arXiv:1901.09335, arXiv:2012.12877."""
-    optimizer: Annotated[Choice, of_slot("optimizer")] = Choice("adamw")
+    optimizer: Annotated[Choice, choice_from_slot("optimizer")] = Choice("adamw")
     """Optimizer and its learning rate."""
-    schedule: Annotated[Choice, of_slot("schedule")] = Choice("cosine")
+    schedule: Annotated[Choice, choice_from_slot("schedule")] = Choice("cosine")
     """Learning rate over the training."""
-    loss: Annotated[Choice, of_slot("loss")] = Choice("cross_entropy")
+    loss: Annotated[Choice, choice_from_slot("loss")] = Choice("cross_entropy")
     """Training loss."""
-    objective: Annotated[Choice, of_slot("objective")] = Choice("supervised")
+    objective: Annotated[Choice, choice_from_slot("objective")] = Choice("supervised")
     """What is minimised: ``loss`` on labels, or a task that needs none; then the head is not trained."""
     mix: Mix | None = None
     """Training on mixed pairs of images."""
@@ -101,15 +101,15 @@ class TrainSpec(Frozen):
     overflow."""
     evaluations: Annotated[int, Field(ge=1, le=1_000_000)] = 10
     """Number of evaluations on validation, evenly spaced, the last at the end."""
-    metrics: tuple[Annotated[Choice, of_slot("metric")], ...] = ()
+    metrics: tuple[Annotated[Choice, choice_from_slot("metric")], ...] = ()
     """Metrics beside those that every trial of the task reports."""
     stop_early: StopEarly | None = None
     """Rule by which trainings end before their length, the same for all arms; with a constant schedule alone."""
 
     @model_validator(mode="after")
-    def _evaluated_often_enough(self) -> Self:
+    def _check_evaluations(self) -> Self:
         if self.stop_early is not None and self.stop_early.patience >= self.evaluations:
-            raise conflict(
+            raise conflict_error(
                 f"stop_early.patience {self.stop_early.patience} is never used up by {self.evaluations} evaluations; "
                 "set more evaluations",
                 "stop_early",
@@ -118,12 +118,12 @@ class TrainSpec(Frozen):
         return self
 
     @model_validator(mode="after")
-    def _one_length(self) -> Self:
+    def _check_one_length(self) -> Self:
         units = [name for name in LENGTHS if getattr(self, name) is not None]
         if len(units) != 1:
             actual = " and ".join(units) if units else "none of them"
             sentence = f"the length of a training is epochs, steps or images, exactly one; found {actual}"
-            raise conflict(sentence, *LENGTHS)
+            raise conflict_error(sentence, *LENGTHS)
         return self
 
     def images_seen(self, examples: int | None = None) -> int | None:
@@ -143,13 +143,13 @@ class TrainSpec(Frozen):
 
     @field_validator("layer_decay")
     @classmethod
-    def _equal_rates(cls, value: float | None) -> float | None:
+    def _drop_neutral_decay(cls, value: float | None) -> float | None:
         """Return None for a factor of 1, which has no effect."""
         return None if value == 1 else value
 
     @field_validator("mix")
     @classmethod
-    def _nothing_mixed(cls, value: Mix | None) -> Mix | None:
+    def _drop_unused_mix(cls, value: Mix | None) -> Mix | None:
         """Return None for options that never mix, so that such an arm equals the arm without ``mix``."""
         return None if value is None or not value.prob or not (value.mixup or value.cutmix) else value
 
@@ -175,7 +175,7 @@ class Source(Frozen):
 
     @field_validator("trial", mode="plain", json_schema_input_type=NewTree | None)
     @classmethod
-    def _complete_if_possible(cls, value: Any) -> TrialSpec | NewTree | None:
+    def _parse_complete_trial(cls, value: Any) -> TrialSpec | NewTree | None:
         """Parse a complete trial; any other mapping is completed by planning, which reports the mistakes in it."""
         if value is None or isinstance(value, TrialSpec):
             return value
@@ -188,16 +188,16 @@ class Source(Frozen):
 
     @field_validator("pretrained")
     @classmethod
-    def _always_the_same(cls, value: str | None) -> str | None:
+    def _reject_default_weights(cls, value: str | None) -> str | None:
         if value is not None and value.endswith(".DEFAULT"):
             raise ValueError("DEFAULT depends on the version of torchvision; name the weights, such as IMAGENET1K_V2")
         return value
 
     @model_validator(mode="after")
-    def _one_source(self) -> Self:
+    def _check_one_source(self) -> Self:
         kinds = ("checkpoint", "trial", "pretrained", "timm", "hub")
         if sum(getattr(self, name) is not None for name in kinds) != 1:
-            raise conflict(f"exactly one of {', '.join(kinds)} must be set", *kinds)
+            raise conflict_error(f"exactly one of {', '.join(kinds)} must be set", *kinds)
         return self
 
 
@@ -228,9 +228,9 @@ class InitFrom(Source):
         return value
 
     @model_validator(mode="after")
-    def _l2_of_a_fitted_head(self) -> Self:
+    def _check_l2(self) -> Self:
         if self.l2 is not None and self.head != "fitted":
-            raise conflict("l2 needs head: fitted", "l2", "head")
+            raise conflict_error("l2 needs head: fitted", "l2", "head")
         return self
 
 
@@ -246,10 +246,12 @@ class Teacher(Source):
     """Pixels per side of its images, for a checkpoint without them."""
 
     @model_validator(mode="after")
-    def _of_a_file(self) -> Self:
+    def _check_source(self) -> Self:
         for name in ("heads", "size"):
             if getattr(self, name) is not None and self.checkpoint is None:
-                raise conflict(f"{name} needs a checkpoint; other sources record it themselves", name, "checkpoint")
+                raise conflict_error(
+                    f"{name} needs a checkpoint; other sources record it themselves", name, "checkpoint"
+                )
         return self
 
 
@@ -298,20 +300,22 @@ class Distill(Frozen):
 
     @field_validator("features", "tokens")
     @classmethod
-    def _nothing_matched(cls, value: Matching | None) -> Matching | None:
+    def _drop_zero_weight(cls, value: Matching | None) -> Matching | None:
         """Return None for a weight of 0, so that such an arm equals the arm without the term."""
         return None if value is None or not value.weight else value
 
     @model_validator(mode="after")
-    def _taught(self) -> Self:
+    def _check_teacher(self) -> Self:
         if self.teacher is None and self.kind in ("hard", "soft"):
             sentence = f"kind '{self.kind}' needs a teacher; set teacher.trial or teacher.checkpoint"
-            raise conflict(sentence, "kind", "teacher")
+            raise conflict_error(sentence, "kind", "teacher")
         for name in self.matchings:
             if self.kind == "labels":
-                raise conflict(f"kind 'labels' has no teacher, and {name} needs one; remove {name}", "kind", name)
+                raise conflict_error(f"kind 'labels' has no teacher, and {name} needs one; remove {name}", "kind", name)
             if self.teacher is None:
-                raise conflict(f"{name} needs a teacher; set teacher.trial or teacher.checkpoint", name, "teacher")
+                raise conflict_error(
+                    f"{name} needs a teacher; set teacher.trial or teacher.checkpoint", name, "teacher"
+                )
         return self
 
     @property
@@ -324,9 +328,9 @@ class Distill(Frozen):
 class TrialSpec(Frozen):
     """One complete trial: its data, its model and its training."""
 
-    data: Annotated[Choice, of_slot("dataset")]
+    data: Annotated[Choice, choice_from_slot("dataset")]
     """Data set, its split, augmentation and normalisation."""
-    model: Annotated[Choice, of_slot("model")]
+    model: Annotated[Choice, choice_from_slot("model")]
     """Model and its components."""
     train: TrainSpec
     """Training of the model."""
@@ -337,7 +341,7 @@ class TrialSpec(Frozen):
 
     @field_validator("distill")
     @classmethod
-    def _as_read(cls, value: Distill | None) -> Distill | None:
+    def _drop_unused_options(cls, value: Distill | None) -> Distill | None:
         """Drop the options that the kind does not use, so that they do not change the trial."""
         if value is None or (value.kind == "none" and not value.matchings):
             return None

@@ -95,7 +95,7 @@ class Document:
         key, value = self.places[here]
         # What is written in one line from the key on, where look-alike letters and ${...} are found.
         entry = re.split(r"[,}\]]|\s#", _line(self.lines, key[0])[key[1] - 1 :])[0] if here else ""
-        hint = letters("".join(map(str, path)) + entry) + _interpolation(entry)
+        hint = letters("".join(map(str, path)) + entry) + _interpolation_hint(entry)
         line, column = key if is_about_key(here, message) else value
         if hint and message[-1] not in ".?":
             message += "."
@@ -137,7 +137,7 @@ def parse_document(text: str, name: str) -> Document:
     # Lines as YAML counts them; str.splitlines has other separators.
     lines = tuple(re.split(r"\r\n|[\n\r\x85\u2028\u2029]", text))
 
-    refuse = partial(_refusal, name, lines)
+    refuse = partial(_error_at, name, lines)
     reader = _Reader()
     try:
         root = yaml.compose(text, Loader=_Loader)
@@ -147,10 +147,10 @@ def parse_document(text: str, name: str) -> Document:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
-        raise refuse(_sentence(lines, error, line), line, column) from None
+        raise refuse(_explain_error(lines, error, line), line, column) from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position].split("\n")
-        what = f"not YAML: a character that cannot be printed, {_code(text[error.position])}"
+        what = f"not YAML: a character that cannot be printed, {_format_code_point(text[error.position])}"
         raise refuse(what, len(before), len(before[-1]) + 1) from None
     except (yaml.YAMLError, ValueError) as error:
         raise refuse(f"not YAML: {error}") from None
@@ -179,12 +179,12 @@ def read_value(text: str) -> Any:
         raise ValueError(error.problems[0].message) from None
 
 
-def _refusal(name: str, lines: tuple[str, ...], message: str, line: int = 0, column: int = 0) -> SpecError:
+def _error_at(name: str, lines: tuple[str, ...], message: str, line: int = 0, column: int = 0) -> SpecError:
     return SpecError([Problem(name, line, column, message, _line(lines, line))])
 
 
 def _read_text(file: FilePath, name: str) -> str:
-    refuse = partial(_refusal, name, ())
+    refuse = partial(_error_at, name, ())
     try:
         if file.exists() and not file.is_file():
             raise refuse("is not a regular file")
@@ -217,16 +217,16 @@ class _Reader:
         """Return the plain value of a node, which has a key if it is in a mapping."""
         key = key or node
         if len(path) > DEEPEST:  # of an alias that contains itself; others are counted when they are composed
-            raise _fault(key, TOO_DEEP)
+            raise _not_allowed(key, TOO_DEEP)
         if len(self.places) > MOST_NODES:
-            raise _fault(key, f"more than {MOST_NODES:,} values; a study file is a page or two")
+            raise _not_allowed(key, f"more than {MOST_NODES:,} values; a study file is a page or two")
         # An alias has the place of what it repeats, which is before its key.
         is_single = isinstance(node, yaml.ScalarNode) and node.start_mark.index >= key.start_mark.index
-        self.places[path] = _place(key), _place(node if is_single else key)
+        self.places[path] = _node_place(key), _node_place(node if is_single else key)
         if isinstance(node, yaml.ScalarNode):
-            return _single_value(node)
+            return _scalar_value(node)
         if node.tag not in (f"{TAG}seq", f"{TAG}map"):
-            raise _wrong_tag(node)
+            raise _tag_not_allowed(node)
         if isinstance(node, yaml.SequenceNode):
             return [self.read(item, (*path, index)) for index, item in enumerate(node.value)]
         return {name: self.read(value, (*path, name), at) for name, (at, value) in self.entries(node).items()}
@@ -236,13 +236,13 @@ class _Reader:
         if node in self._entries:
             return self._entries[node]
         if not isinstance(node, yaml.MappingNode):
-            raise _fault(node, "'<<' takes a mapping or a list of mappings, such as *alias")
+            raise _not_allowed(node, "'<<' takes a mapping or a list of mappings, such as *alias")
         self._entries[node] = {}  # an alias that contains itself adds nothing
         first: dict[str, Place] = {}
         own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         for key, value in node.value:
-            name, place = _name(key), _place(key)
+            name, place = _key_name(key), _node_place(key)
             if name in first:
                 self.repeated.append((name, place, first[name][0]))
             first.setdefault(name, place)
@@ -259,29 +259,29 @@ class _NotAllowed(yaml.MarkedYAMLError):
     """Valid YAML that is not allowed in a study."""
 
 
-def _fault(node: yaml.Node, sentence: str) -> _NotAllowed:
+def _not_allowed(node: yaml.Node, sentence: str) -> _NotAllowed:
     return _NotAllowed(problem=sentence, problem_mark=node.start_mark)
 
 
-def _wrong_tag(node: yaml.Node) -> _NotAllowed:
-    return _fault(node, f"the tag {node.tag.replace(TAG, '!!'):.60} is not allowed in a study; leave it out")
+def _tag_not_allowed(node: yaml.Node) -> _NotAllowed:
+    return _not_allowed(node, f"the tag {node.tag.replace(TAG, '!!'):.60} is not allowed in a study; leave it out")
 
 
-def _name(key: yaml.Node) -> str:
+def _key_name(key: yaml.Node) -> str:
     """Return the name that a key is."""
     if not isinstance(key, yaml.ScalarNode):
-        raise _fault(key, "a key must be a single name, such as seeds")
+        raise _not_allowed(key, "a key must be a single name, such as seeds")
     _check_printable(key)
     if key.tag == f"{TAG}bool":
-        raise _fault(key, f"YAML reads the key '{key.value}' as a boolean; put it in quotes")
+        raise _not_allowed(key, f"YAML reads the key '{key.value}' as a boolean; put it in quotes")
     if key.tag == f"{TAG}null":
-        raise _fault(key, "a key without a name")
+        raise _not_allowed(key, "a key without a name")
     if not key.tag.startswith(TAG):
-        raise _wrong_tag(key)
+        raise _tag_not_allowed(key)
     return str(key.value)
 
 
-def _single_value(node: yaml.ScalarNode) -> Any:
+def _scalar_value(node: yaml.ScalarNode) -> Any:
     """Return the value of a node that is neither a list nor a mapping."""
     _check_printable(node)
     match node.tag.removeprefix(TAG):
@@ -291,41 +291,41 @@ def _single_value(node: yaml.ScalarNode) -> Any:
             return node.value
         case "bool":
             if node.value.lower() not in _Loader.bool_values:
-                raise _fault(node, f"'{node.value:.40}' is neither true nor false")
+                raise _not_allowed(node, f"'{node.value:.40}' is neither true nor false")
             return _Loader.bool_values[node.value.lower()]
         case "int":
-            return _number(node, lambda text: int(text, 16 if "0x" in text else 10))
+            return _parse_number(node, lambda text: int(text, 16 if "0x" in text else 10))
         case "float":
-            return _number(node, lambda text: float(re.sub(r"\.(?=inf|nan)", "", text)))
-    raise _wrong_tag(node)
+            return _parse_number(node, lambda text: float(re.sub(r"\.(?=inf|nan)", "", text)))
+    raise _tag_not_allowed(node)
 
 
-def _number(node: yaml.ScalarNode, parse: Callable[[str], int | float]) -> int | float:
+def _parse_number(node: yaml.ScalarNode, parse: Callable[[str], int | float]) -> int | float:
     try:
         value = parse(node.value.replace("_", "").lower())
         if math.isfinite(value):
             return value
     except ValueError:
-        raise _fault(node, f"'{node.value:.40}' is not a number") from None
+        raise _not_allowed(node, f"'{node.value:.40}' is not a number") from None
     except OverflowError:  # a whole number beyond the range of floats
         pass
-    raise _fault(node, f"'{node.value:.40}' is not finite; a finite number is allowed")
+    raise _not_allowed(node, f"'{node.value:.40}' is not finite; a finite number is allowed")
 
 
 def _check_printable(node: yaml.ScalarNode) -> None:
     """Refuse unprintable characters, which would reach terminals, reports and file names."""
     if node.style == '"' and re.match(r"[A-Za-z]:[\n\t]", node.value):
-        raise _fault(node, PATH_IN_QUOTES)
+        raise _not_allowed(node, PATH_IN_QUOTES)
     for character in node.value:
         if unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t":
-            raise _fault(node, f"a character that cannot be printed, {_code(character)}; remove it")
+            raise _not_allowed(node, f"a character that cannot be printed, {_format_code_point(character)}; remove it")
 
 
-def _code(character: str) -> str:
+def _format_code_point(character: str) -> str:
     return f"U+{ord(character):04X}"
 
 
-def _place(node: yaml.Node) -> Place:
+def _node_place(node: yaml.Node) -> Place:
     return node.start_mark.line + 1, node.start_mark.column + 1
 
 
@@ -334,7 +334,7 @@ def _line(lines: tuple[str, ...], number: int) -> str:
     return lines[number - 1] if 0 < number <= len(lines) else ""
 
 
-def _sentence(lines: tuple[str, ...], error: yaml.MarkedYAMLError, number: int) -> str:
+def _explain_error(lines: tuple[str, ...], error: yaml.MarkedYAMLError, number: int) -> str:
     """Return the message for a text that is not YAML; for common mistakes, it says what to type.
 
     Args:
@@ -349,12 +349,12 @@ def _sentence(lines: tuple[str, ...], error: yaml.MarkedYAMLError, number: int) 
         return PATH_IN_QUOTES
     here, before = _line(lines, number), _line(lines, number - 1)
     for at, line in ((number, here), (number - 1, before)):
-        if "\t" in line[: _indent(line)]:
+        if "\t" in line[: _indent_width(line)]:
             return f"line {at} is indented with a tab; YAML needs spaces"
-        if hint := _interpolation(line) or letters(line):
+        if hint := _interpolation_hint(line) or letters(line):
             return f"not YAML.{hint}"
     column = mark.column if mark else 0
-    if "expected <block end>" in problem and start is not None and column <= _indent(here):
+    if "expected <block end>" in problem and start is not None and column <= _indent_width(here):
         kind = "keys" if "mapping" in str(error.context) else "items"
         return (
             f"wrong indentation: it begins in column {column + 1}, and the {kind} from line {start.line + 1} on "
@@ -363,7 +363,7 @@ def _sentence(lines: tuple[str, ...], error: yaml.MarkedYAMLError, number: int) 
     if "mapping values are not allowed" in problem:
         if re.search(r":\s", here[:column]):
             return "a text that contains ': ' needs quotes; write key: 'text'"
-        if _indent(here) > _indent(before):
+        if _indent_width(here) > _indent_width(before):
             return (
                 f"wrong indentation: it is indented deeper than line {number - 1}, which has a value already; indent "
                 "all keys of one level alike, with spaces"
@@ -371,9 +371,9 @@ def _sentence(lines: tuple[str, ...], error: yaml.MarkedYAMLError, number: int) 
     return f"not YAML: {', '.join(filter(None, (error.context, problem)))}"
 
 
-def _indent(line: str) -> int:
+def _indent_width(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def _interpolation(text: str) -> str:
+def _interpolation_hint(text: str) -> str:
     return " A study file has no interpolation ('${...}'); use --set PATH=VALUE." if "${" in text else ""

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitlab.errors import UserError
-from vitlab.spec.tree import adapter, parsed
+from vitlab.spec.tree import parse_as, type_adapter
 from vitlab.store.files import (
     DAMAGED,
     DRIVER_LOCK,
@@ -192,7 +192,7 @@ class TrialFolder:
 
     def last_failure(self) -> Failure | None:
         """Return the stored failure of the last attempt; None if none is stored."""
-        return read_json(self.path / "failure.json", partial(parsed, Failure))
+        return read_json(self.path / "failure.json", partial(parse_as, Failure))
 
     def failure(self) -> str | None:
         """Return in one sentence why the last attempt failed; None if it did not."""
@@ -373,9 +373,9 @@ def _event(body: Any) -> Event:
     Raises:
         ValueError, LookupError, TypeError, AttributeError: if the line is damaged.
     """
-    t, kind = adapter(Millis).validate_python(body.pop("t")), body.pop("kind")
+    t, kind = type_adapter(Millis).validate_python(body.pop("t")), body.pop("kind")
     if kind == "metrics":
-        parsed(Measurement, {"images": 0, **body})  # readers need no number of images
+        parse_as(Measurement, {"images": 0, **body})  # readers need no number of images
     elif not isinstance(kind, str):
         raise TypeError("a kind is text")
     return Event(t, kind, body)

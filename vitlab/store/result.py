@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from vitlab.spec.tree import parsed
+from vitlab.spec.tree import parse_as
 
 
 class Ending(StrEnum):
@@ -128,7 +128,7 @@ class TrialResult:
     @classmethod
     def from_json(cls, data: Any) -> TrialResult:
         """Parse a result from JSON values; raise ValueError if one is missing or of another type, with its name."""
-        return parsed(TrialResult, data)
+        return parse_as(TrialResult, data)
 
 
 @dataclass(frozen=True)

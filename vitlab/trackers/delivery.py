@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 
 from vitlab.errors import Interrupted, UserError, count
 from vitlab.interrupts import is_command
-from vitlab.planning.study_folder import read_plan, stored_run_spec
+from vitlab.planning.study_folder import read_plan, read_run_spec
 from vitlab.planning.values import Plan
 from vitlab.spec import Choice, RunSpec
 from vitlab.spec.changes import MASK, public
@@ -84,7 +84,7 @@ def sync(folder: str | Path, *, tracker: Choice | str | Mapping[str, Any] | None
     unreadable: list[str] = []
     for file in sorted(store.root.glob("studies/*/plan.json")):
         try:
-            plan, run = read_plan(file), stored_run_spec(file.parent)
+            plan, run = read_plan(file), read_run_spec(file.parent)
         except UserError as error:
             unreadable.append(str(error))
             continue

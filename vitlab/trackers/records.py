@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vitlab.explain import ALARM, GREY, INK, SERIES
 from vitlab.planning.values import Plan, Planned, Trial
 from vitlab.spec import Analysis
-from vitlab.spec.design import text
+from vitlab.spec.design import format_value
 from vitlab.store.folders import Event
 from vitlab.store.result import TrialResult
 from vitlab.trackers.dashboard import ORDER
@@ -160,7 +160,7 @@ def result_tags(result: TrialResult) -> dict[str, str]:
     if nonfinite:
         values["vitlab.nonfinite"] = ", ".join(nonfinite)
     values |= {f"vitlab.version.{key(name)}": version for name, version in circumstances.versions.items()}
-    values |= {f"vitlab.numerics.{key(name)}": text(value) for name, value in circumstances.numerics.items()}
+    values |= {f"vitlab.numerics.{key(name)}": format_value(value) for name, value in circumstances.numerics.items()}
     return {name: _clip(value) for name, value in values.items()}
 
 
@@ -193,10 +193,10 @@ def confusion(predictions: Path) -> dict[str, pd.DataFrame]:
 
 def _flatten(path: str, value: Any, into: dict[str, str]) -> None:
     if not isinstance(value, Mapping) or not value:
-        into[path] = text(value) if not isinstance(value, float) else repr(value)
+        into[path] = format_value(value) if not isinstance(value, float) else repr(value)
         return
     if {"data", "model", "train"} <= set(value) and path:  # summarises a nested trial by its model and data
-        model, data = (text(dict(value[part]).get("type", value[part])) for part in ("model", "data"))
+        model, data = (format_value(dict(value[part]).get("type", value[part])) for part in ("model", "data"))
         into[path] = f"{model} trained on {data}"
         return
     if isinstance(value.get("type"), str):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 from vitlab.planning.values import Plan, Planned
-from vitlab.spec.tree import adapter, parsed
+from vitlab.spec.tree import parse_as, type_adapter
 from vitlab.store.files import read_json, write_json
 from vitlab.store.folders import Event, TrialFolder
 from vitlab.store.result import Ending, TrialResult
@@ -321,8 +321,8 @@ class _Account:
         """Read the state from a file; without a valid one, everything is delivered again."""
         account = cls(file, place)
         with suppress(ValueError):
-            places = read_json(file, adapter(_Accounts).validate_python) or {}
-            account.trials = parsed(dict[str, _TrialState], places.get(place, {}))
+            places = read_json(file, type_adapter(_Accounts).validate_python) or {}
+            account.trials = parse_as(dict[str, _TrialState], places.get(place, {}))
         account.stored = account._now()
         return account
 
@@ -330,7 +330,7 @@ class _Account:
         """Write the state, if it has changed, beside the states at other destinations."""
         now = self._now()
         if now != self.stored:
-            places = read_json(self.file, adapter(_Accounts).validate_python) or {}
+            places = read_json(self.file, type_adapter(_Accounts).validate_python) or {}
             write_json(self.file, {**places, self.place: now})
             self.stored = now
 

@@ -26,7 +26,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from vitlab.errors import UserError, nearest
 from vitlab.spec.changes import MASK, public
-from vitlab.spec.tree import adapter
+from vitlab.spec.tree import type_adapter
 from vitlab.store.files import read_json, set_aside
 from vitlab.trackers import lock
 
@@ -92,7 +92,7 @@ def pages(folder: Path, place: str) -> dict[str, str]:
         folder: the study's folder.
         place: name of the destination.
     """
-    ids: _Ids = read_json(folder / PAGES, adapter(_Ids).validate_python) or {}
+    ids: _Ids = read_json(folder / PAGES, type_adapter(_Ids).validate_python) or {}
     return ids.get(place, {})
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from vitlab.planning.values import Plan
-from vitlab.spec.tree import parsed
+from vitlab.spec.tree import parse_as
 from vitlab.store.files import read_stored, write_bytes
 from vitlab.store.result import Ending
 from vitlab.trackers import records
@@ -63,7 +63,7 @@ class RunMark:
     def of(cls, mark: Cursor) -> RunMark | None:
         """Parse a mark; None if an incompatible version has written it."""
         try:
-            return parsed(RunMark, mark)
+            return parse_as(RunMark, mark)
         except ValueError:
             return None
 

@@ -23,7 +23,7 @@ from vitlab.data.batches import sample_ids
 from vitlab.data.prepare import Batch, Feed
 from vitlab.geometry import Task
 from vitlab.models.contract import Model, evaluating
-from vitlab.registry import optional_module, slot
+from vitlab.registry import import_optional, slot
 from vitlab.spec import TrainSpec
 from vitlab.store.result import Measurement, Outcome
 from vitlab.training.artifacts import State as State
@@ -132,7 +132,7 @@ class Training:
         self.scaling = LossScaling(feed.device) if spec.precision == "fp16" else None
         self.average: WeightAverage | None = optimizer.average(self.optimizer)
         if spec.ema is not None:
-            self.average = optional_module("averaging").Average(self.module, spec.ema)
+            self.average = import_optional("averaging").Average(self.module, spec.ema)
         self.compiled_loss: LossFunction | None = None  #: of an engine that compiles :meth:`compute_loss`
 
         metrics = metrics_of(feed.info, spec.metrics, self.objective.standard_metrics(feed.info))
@@ -159,7 +159,7 @@ class Training:
             layers = {name: self.module.layer_of(name) for name, _ in self.module.named_parameters()}
             groups = split_by_layer(groups, layers, self.spec.layer_decay)
         if factors := self.module.rate_factors():
-            groups = split_by_settings(groups, optional_module("mup").group_changes(factors, optimizer))
+            groups = split_by_settings(groups, import_optional("mup").group_changes(factors, optimizer))
         return groups
 
     @property

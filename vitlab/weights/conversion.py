@@ -11,7 +11,7 @@ import torch
 from vitlab.components.position import Resampling
 from vitlab.errors import GeometryError, OptionError, WeightsError
 from vitlab.geometry import Pair
-from vitlab.identity.trial import DESCRIPTIONS, NAMES_ON_THE_HUB, files_of
+from vitlab.identity.trial import DESCRIPTIONS, NAMES_ON_THE_HUB, weight_files
 from vitlab.models.contract import NewState, State
 from vitlab.models.vit import ViT
 from vitlab.spec.trial import InitFrom
@@ -215,7 +215,7 @@ def _verify_round_trip(
             raise WeightsError(
                 f"{refusal}: its {what} are of {height}x{width} pixels, and the format supports square ones alone"
             )
-    read_beside = [beside.get(file) or read_json(file) or {} for file in files_of(target)[1:]]
+    read_beside = [beside.get(file) or read_json(file) or {} for file in weight_files(target)[1:]]
     contents = WeightFile(target, container_of(target), dict(tensors), (), (), {}, *read_beside)
     # The head's pooling, where the format fixes it, and positions that no tensor shows are read from the file itself.
     fixed, _ = library.facts(tensors)

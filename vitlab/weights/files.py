@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitlab.components.base import NewState, State
 from vitlab.errors import WeightsError, some
-from vitlab.identity.trial import DESCRIPTIONS, files_of
+from vitlab.identity.trial import DESCRIPTIONS, weight_files
 from vitlab.store.files import sort_metadata, write_bytes
 
 Container = Literal["safetensors", "torch", "npz"]
@@ -74,7 +74,7 @@ def read_file(file: Path, digests: Mapping[str, str] | None = None) -> WeightFil
     if not file.is_file():
         raise WeightsError(f"{file} is a folder; name the file in it" if file.is_dir() else f"no such file: {file}")
     container = container_of(file)
-    data, *beside = [_read_verified(each, digests) for each in files_of(file)]
+    data, *beside = [_read_verified(each, digests) for each in weight_files(file)]
     assert data is not None
     actual = _container_by_content(data)
     if actual is not None and actual != container:

@@ -28,7 +28,7 @@ from vitlab.models.convnet import RegNetY16GF, ResNet8, ResNet18, ResNet50
 from vitlab.models.vit import ViT
 from vitlab.registry import slot
 from vitlab.spec import TrialSpec
-from vitlab.spec.tree import parsed
+from vitlab.spec.tree import parse_as
 from vitlab.store.files import mapping, read_json
 from vitlab.store.folders import TrialFolder
 from vitlab.weights.architecture import IMAGENET, Architecture, Inference, ModelFacts, Values, choose_normalisation
@@ -184,7 +184,7 @@ def _build_trial_model(contents: WeightFile) -> tuple[Model, Architecture]:
         )
     try:
         header = json.loads(text)
-        info = parsed(DataInfo, header["info"])
+        info = parse_as(DataInfo, header["info"])
         choice = slot("model").resolve(TrialSpec.model_validate(trial["spec"]).model)
         with torch.random.fork_rng(devices=[]):
             model = cast(Model, slot("model").build(choice, info))

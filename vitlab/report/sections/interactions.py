@@ -13,7 +13,7 @@ from vitlab.comparison.arrays import Design, judge
 from vitlab.planning.values import Arm
 from vitlab.report.phrasing import Columns, Scale, half_width, interval_name, p_value
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
-from vitlab.spec.design import text
+from vitlab.spec.design import format_value
 from vitlab.statistics import replicates
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ class Interactions(Section[Interaction]):
         varied = [
             (place, path)
             for place, path in enumerate(paths)
-            if len({(arm.block, text(arm.values.get(path))) for arm in running}) > len({arm.block for arm in running})
+            if len({(arm.block, format_value(arm.values.get(path))) for arm in running})
+            > len({arm.block for arm in running})
         ]
         for (i, first), (j, second) in itertools.combinations(varied, 2):
             squares: dict[tuple[str, str], list[list[str]]] = {}
@@ -116,7 +117,7 @@ class Interactions(Section[Interaction]):
 
 
 def _levels(paths: Sequence[str], arm: Arm) -> tuple[str, ...]:
-    return tuple(text(arm.values.get(path)) for path in paths)
+    return tuple(format_value(arm.values.get(path)) for path in paths)
 
 
 def _square(

@@ -17,7 +17,7 @@ from vitlab.report.drawing import WIDTH, Drawing, new_figure, plain_ticks, style
 from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import DASH, MINUS, Columns, Scale, percent
 from vitlab.report.sections import Findings, Section, Table, section
-from vitlab.spec.design import text
+from vitlab.spec.design import format_value
 from vitlab.statistics import scaling
 from vitlab.statistics.scaling import Estimate
 
@@ -235,7 +235,7 @@ def _series(results: StudyResults) -> dict[str, list[Arm]]:
 
 
 def _label(path: str, value: Any) -> str:
-    return f"{path.rpartition('.')[2]}={text(value)}" if is_number(value) else text(value)
+    return f"{path.rpartition('.')[2]}={format_value(value)}" if is_number(value) else format_value(value)
 
 
 def _series_paths(plan: Plan, arms: Sequence[Arm], sized: Mapping[str, float]) -> list[str]:

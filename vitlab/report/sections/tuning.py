@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vitlab.planning.tune import edges, name_of
+from vitlab.planning.tune import format_values, knobs_at_edge
 from vitlab.report.phrasing import DASH, Columns, Scale, duration
 from vitlab.report.sections import Findings, Section, Table, section
 
@@ -37,13 +37,13 @@ class Tuning(Section[Candidate]):
 
     def rows(self, findings: Findings) -> Iterator[Candidate]:
         for tuning in findings.plan.tuning:
-            edge = edges(tuning)
+            edge = knobs_at_edge(tuning)
             win = f"chosen, at the edge of the grid of {', '.join(edge)}" if edge else "chosen"
             for index, rival in enumerate(tuning.rivals):
                 other = "" if tuning.open or rival.score is not None else "diverged"
                 outcome, arm = win if index == tuning.winner else other, tuning.arm or "all arms"
                 facts = rival.score, len(rival.trials), rival.wall_s, outcome
-                yield Candidate(arm, name_of(rival.values), tuning.select, *facts)
+                yield Candidate(arm, format_values(rival.values), tuning.select, *facts)
 
     def table(self, rows: Sequence[Candidate], report: Report) -> Table:
         scale, column = Scale.of(rows[0].metric, report.units), Columns(rows)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitlab.data.batches import Batch
 from vitlab.geometry import DataInfo
-from vitlab.registry import optional_module, slot
+from vitlab.registry import import_optional, slot
 from vitlab.training.evaluation import forward_logits
 from vitlab.training.losses import Loss, Value
 from vitlab.training.metrics import Metric, metrics_of
@@ -35,7 +35,7 @@ class Supervised(Objective):
             self.module = self.distillation.module(setup.model, setup.seeds["init"])
         self.mixing: Mixing | None = None
         if spec.mix is not None:
-            self.mixing = optional_module("mixing").Mixing(spec.mix, setup.seeds["mixup"], feed.info.classes)
+            self.mixing = import_optional("mixing").Mixing(spec.mix, setup.seeds["mixup"], feed.info.classes)
 
     @classmethod
     def standard_metrics(cls, data: DataInfo) -> dict[str, Metric]:
