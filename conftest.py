@@ -127,7 +127,7 @@ def _databases_of_mlflow_are_copies(tmp_path_factory: pytest.TempPathFactory) ->
     """Have MLflow migrate one database, which takes seconds, and copy it for every other one of this process."""
     from vitlab.trackers import service
 
-    migrate, first = service.migrate, tmp_path_factory.mktemp("migrated") / "mlflow.db"
+    migrate, first = service.create_tables, tmp_path_factory.mktemp("migrated") / "mlflow.db"
 
     def copy(database: Path) -> None:
         if not first.exists():
@@ -135,5 +135,5 @@ def _databases_of_mlflow_are_copies(tmp_path_factory: pytest.TempPathFactory) ->
         shutil.copyfile(first, database)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(service, "migrate", copy)
+        patch.setattr(service, "create_tables", copy)
         yield

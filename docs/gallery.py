@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab.planning.packaged import packaged_studies, read_header
-from vitlab.report.comparison import MEANINGS
+from vitlab.report.comparison import COLUMNS
 from vitlab.report.document import Report
-from vitlab.report.formats import markdown, markdown_table
-from vitlab.report.sections import sections
+from vitlab.report.formats import escape_markdown, markdown_table
+from vitlab.report.sections import all_sections
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -97,7 +97,7 @@ def pages() -> dict[str, str]:
 def document(study: str) -> Report:
     """Return the stored report of a study; columns that the table of arms had not then are None."""
     doc: dict[str, Any] = json.loads((FOLDER / study / "report.json").read_text(encoding="utf-8"))
-    return Report.from_json(doc | {"arms": [dict.fromkeys(MEANINGS) | row for row in doc["arms"]]})
+    return Report.from_json(doc | {"arms": [dict.fromkeys(COLUMNS) | row for row in doc["arms"]]})
 
 
 def command(study: str) -> str:
@@ -125,9 +125,9 @@ def _index(stored: list[str]) -> Iterator[str]:
     for name in stored:
         report, head = document(name), read_header(packaged_studies()[name])
         yield f"## [{name}]({name}.md)\n"
-        yield f"{markdown(report.question)}\n"
+        yield f"{escape_markdown(report.question)}\n"
         yield f"{_finding(name)}\n"
-        yield f"Cost: {markdown(_first(head['Cost']))}\n"
+        yield f"Cost: {escape_markdown(_first(head['Cost']))}\n"
     yield "## Without a page\n"
     yield (
         "No results of these studies are stored here yet. Where the header of a study (`vitlab show study NAME`) has "
@@ -135,7 +135,7 @@ def _index(stored: list[str]) -> Iterator[str]:
     )
     for name, head in ((name, read_header(file)) for name, file in packaged_studies().items() if name not in stored):
         state = "Numbers are in the header." if "Found" in head else "Not run yet."
-        yield f"- `{name}`: {markdown(head['Question'])} {state} Cost: {markdown(_first(head['Cost']))}"
+        yield f"- `{name}`: {escape_markdown(head['Question'])} {state} Cost: {escape_markdown(_first(head['Cost']))}"
     yield ""
 
 
@@ -144,15 +144,15 @@ def _page(study: str) -> Iterator[str]:
     analysis = report.analysis
     figures = re.findall(r"<figure>.*?</figure>", (FOLDER / study / "figures.html").read_text(encoding="utf-8"))
     yield f"# {study}\n"
-    yield f"**{markdown(report.question)}**\n"
+    yield f"**{escape_markdown(report.question)}**\n"
     yield f"{_finding(study)}\n"
     yield f"{figures[0]}\n"
     yield "## Comparisons\n"
     if report.overview:
         yield f"{report.overview}\n"
-    yield from (f"- {markdown(answer)}" for answer in report.answers)
+    yield from (f"- {escape_markdown(answer)}" for answer in report.answers)
     yield ""
-    columns = sections()["arms"].table((), report).columns
+    columns = all_sections()["arms"].table((), report).columns
     yield from markdown_table([c for c in columns if c.rank <= MAX_RANK and not c.title.startswith("test ")])
     yield f"\n{analysis.metric}, {analysis.direction}, at the {analysis.at} evaluation.\n"
     yield from (f"{figure}\n" for figure in figures[1:])
@@ -167,19 +167,19 @@ def _page(study: str) -> Iterator[str]:
             )
     for name, title in (("Expect", "Expected"), ("Found", "Findings in full")):
         if name in head:
-            yield f"## {title}\n\n{_papers(markdown(head[name]))}\n"
+            yield f"## {title}\n\n{_papers(escape_markdown(head[name]))}\n"
     for name in ("blocks", "scaling", "heads", "tuning"):
-        part = sections()[name]
+        part = all_sections()[name]
         if table := report.table(name):
-            lines = [f"## {part.heading}\n", f"{markdown(table.caption)}\n", *markdown_table(table.columns), ""]
+            lines = [f"## {part.heading}\n", f"{escape_markdown(table.caption)}\n", *markdown_table(table.columns), ""]
             yield "\n".join(lines)
     if report.notes:
-        yield "\n".join(["## Notes\n", *(f"- {markdown(note)}" for note in report.notes), ""])
+        yield "\n".join(["## Notes\n", *(f"- {escape_markdown(note)}" for note in report.notes), ""])
     yield f"## How it was made\n\n```sh\n{command(study)}\n```\n"
     seeds = sorted({row["planned"] for row in report.arms})
     yield f"- Seeds: {' or '.join(map(str, seeds))} per arm"
-    yield f"- Cost: {markdown(head['Cost'])}"
-    yield from (f"- {name}: {markdown(text)}" for name, text in report.provenance if name != "To reproduce")
+    yield f"- Cost: {escape_markdown(head['Cost'])}"
+    yield from (f"- {name}: {escape_markdown(text)}" for name, text in report.provenance if name != "To reproduce")
     yield ""
     yield from (f"- [{name}]({study}/{name}): {meaning}" for name, meaning in DOWNLOADS.items())
     yield ""
@@ -237,11 +237,11 @@ def store_results(study: str, out: Path, picture: Path | None = None) -> Path:
 
 def _figures(content: Content) -> Iterator[str]:
     """Yield the figures of the report as elements of a page."""
-    from vitlab.report.drawing import element
+    from vitlab.report.drawing import svg_to_element
 
     for name in FIGURES:
         if drawing := content.figures.get(name):
-            picture = f'<div class="picture">{element(drawing.svg, name, drawing.caption)}</div>'
+            picture = f'<div class="picture">{svg_to_element(drawing.svg, name, drawing.caption)}</div>'
             figure = f"<figure>{picture}<figcaption>{escape(drawing.caption)}</figcaption></figure>"
             yield " ".join(figure.split()) + "\n"
 

@@ -204,7 +204,7 @@ def _python() -> Iterator[str]:
         "Also `summary.csv` of a report. One row per arm. Shares are between 0 and 1 where the report shows percent. "
         "The mean and the standard deviation of `test/NAME` follow these columns.\n"
     )
-    yield from _meanings_of(comparison.MEANINGS)
+    yield from _meanings_of(comparison.COLUMNS)
     yield "The column `verdict` has the word used in the sentences and tables of the report:\n"
     yield "| verdict | meaning |\n| --- | --- |"
     for word, meaning in MEANINGS.items():

@@ -427,7 +427,9 @@ def test_mistake_shows_source_line_with_caret(here: Path, monkeypatch: pytest.Mo
     def messages_under(**environment: str) -> str:
         terminal = Terminal()
         with mock.patch.object(sys, "stderr", terminal), mock.patch.dict(os.environ, environment):
-            errors.show(SpecError([Problem("s.yaml", 1, 1, "a sentence of several words " * 6, "study: small")] * 2))
+            errors.print_error(
+                SpecError([Problem("s.yaml", 1, 1, "a sentence of several words " * 6, "study: small")] * 2)
+            )
         return terminal.getvalue()
 
     monkeypatch.delenv("NO_COLOR", raising=False)

@@ -231,7 +231,7 @@ def test_arms_and_blocks_dropped_after_the_first_run_still_count(tmp_path: Path)
     from vitlab.planning.values import Arm
     from vitlab.report.comparison import summary
     from vitlab.report.frame import StudyResults
-    from vitlab.report.sections.blocks import over_blocks
+    from vitlab.report.sections.blocks import average_over_blocks
 
     draws, registered = np.random.default_rng(0), None
     found: list[Any] = []
@@ -245,7 +245,7 @@ def test_arms_and_blocks_dropped_after_the_first_run_still_count(tmp_path: Path)
         folder = tmp_path / str(len(found))
         plan, store = study(folder, values, planned_arms=tuple(arms), registered=registered)
         registered = registered or make_registration(plan)
-        found.append(over_blocks(plan, summary(StudyResults.read(plan, store))))
+        found.append(average_over_blocks(plan, summary(StudyResults.read(plan, store))))
     assert [[(row.arm, row.family, row.remark) for row in rows] for rows in found] == [
         [("a", 2, ""), ("b", 2, "")],
         [("a", 2, "")],

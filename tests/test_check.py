@@ -36,8 +36,8 @@ from vitlab.errors import Refused, TrialFailed, UserError
 from vitlab.planning.study_folder import write_plan
 from vitlab.regression import check
 from vitlab.regression.baseline import read_baseline
-from vitlab.regression.facts import trace
-from vitlab.regression.gate import learning
+from vitlab.regression.facts import train_trace
+from vitlab.regression.gate import check_learning
 from vitlab.report import api
 from vitlab.runner import circumstances
 from vitlab.store.files import read_json
@@ -229,7 +229,7 @@ def test_engine_of_seeds_is_traced(accepted: Path, monkeypatch: pytest.MonkeyPat
     (sound, *_) = facts.arms["baseline"].traces
     products = batch_last_kernels.sum_over_channels
     monkeypatch.setattr(batch_last_kernels, "sum_over_channels", lambda a, b: products(0.5 * a, b))
-    alone, stacked = (trace(plan, plan.trials[0], 20, "fp64", engine).losses for engine in ("loop", "batch_last"))
+    alone, stacked = (train_trace(plan, plan.trials[0], 20, "fp64", engine).losses for engine in ("loop", "batch_last"))
     assert alone == pytest.approx(sound.losses, rel=1e-9) != pytest.approx(stacked, rel=1e-6)
 
 
@@ -237,7 +237,7 @@ def test_changed_option_is_named_although_trials_fail(accepted: Path, monkeypatc
     def failing(*_: object) -> None:
         raise TrialFailed("2 trials failed, so the gate has no verdict.")
 
-    monkeypatch.setattr(check, "_train", failing)
+    monkeypatch.setattr(check, "_train_missing", failing)
     tiers = ("--tier", "exact", "--tier", "statistical")
     done = vitlab(accepted, *tiers, "--set", "train.optimizer.weight_decay=0.3", "--set", "seeds=1")
     assert "- 2 trials failed, so the gate has no verdict." in done.stdout
@@ -251,9 +251,9 @@ def test_untrained_arm_is_detected(accepted: Path, monkeypatch: pytest.MonkeyPat
     easier = {"data.augment": [], "train.batch_size": 32, "train.optimizer.lr": 0.005, "train.steps": 100}
     easier |= {"design": None}
     _, plan = check.lab.plan_study(accepted / "gate.yaml", changes=easier)
-    assert [item.verdict for item in learning(plan)] == ["pass"]
+    assert [item.verdict for item in check_learning(plan)] == ["pass"]
     monkeypatch.setattr(Training, "rate", lambda self, step: 0.0)
-    findings = list(learning(plan))
+    findings = list(check_learning(plan))
     assert [item.verdict for item in findings] == ["regressed"]
     assert "validation loss went from" in findings[0].sentence
 
@@ -261,10 +261,10 @@ def test_untrained_arm_is_detected(accepted: Path, monkeypatch: pytest.MonkeyPat
 def test_trace_equals_start_of_real_training(accepted: Path) -> None:
     """The mean of its losses equals the logged loss of a trial with as many steps."""
     _, plan = check.lab.plan_study(accepted / "gate.yaml")
-    facts_traced = trace(plan, plan.trials[0], 24)
+    facts_traced = train_trace(plan, plan.trials[0], 24)
     frame = api.results(accepted / "out" / "studies" / "gate-check")
     assert sum(facts_traced.losses) / 24 == pytest.approx(frame["train/loss"][0], rel=1e-6)
-    assert torch.tensor(facts_traced.losses).isfinite().all() and len(trace(plan, plan.trials[0], 5).losses) == 5
+    assert torch.tensor(facts_traced.losses).isfinite().all() and len(train_trace(plan, plan.trials[0], 5).losses) == 5
 
 
 def test_trial_with_prerequisite_is_traced_with_it(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_trial_with_prerequisite_is_traced_with_it(tmp_path: Path) -> None:
     file = write(tmp_path, base={**CONTENT["base"], "init_from": {"trial": body}}, design=None, seeds=1)
     _, plan = check.lab.plan_study(file)
     assert plan.prerequisites
-    cold, warm = (trace(item, item.trials[0], 10) for item in (check.lab.plan_study(write(tmp_path))[1], plan))
+    cold, warm = (train_trace(item, item.trials[0], 10) for item in (check.lab.plan_study(write(tmp_path))[1], plan))
     assert warm.losses != cold.losses and len(warm.losses) == 10
 
 

@@ -11,7 +11,7 @@ import pytest
 import synthetic_studies
 from scipy import stats
 
-from vitlab.comparison.arrays import Choices, Contrast, Design, judge
+from vitlab.comparison.arrays import Choices, Contrast, Design, judge_studies
 from vitlab.planning.values import Rival, Tuning
 from vitlab.report.frame import StudyResults
 from vitlab.spec import Analysis
@@ -42,9 +42,9 @@ def test_comparison_adds_variance_of_choices() -> None:
 
     def contrast(values: np.ndarray, *variances: float) -> Contrast:
         choices = Choices(np.array([[variances]]), np.full((1, 1, len(variances)), 2.0))
-        return judge(values, design, choices=choices).contrasts.of(0, 0)
+        return judge_studies(values, design, choices=choices).contrasts.of(0, 0)
 
-    alone, tuned = judge(values, design).contrasts.of(0, 0), contrast(values, 1e-4, 0.0)
+    alone, tuned = judge_studies(values, design).contrasts.of(0, 0), contrast(values, 1e-4, 0.0)
     variance = alone.se**2 + 1e-4
     df = variance**2 / (alone.se**4 / 3 + 1e-8 / 2)
     low, high = stats.t.interval(0.9, df, alone.difference, math.sqrt(variance))
@@ -52,7 +52,9 @@ def test_comparison_adds_variance_of_choices() -> None:
     assert tuned.p == pytest.approx(2 * stats.t.sf(alone.difference / math.sqrt(variance), df))
     assert contrast(values, 0.0).p == pytest.approx(alone.p)
     shifted = np.array([[second, np.add(second, 0.125)]])
-    assert judge(shifted, design).contrasts.of(0, 0).test == "sign flip" and contrast(shifted, 1e-4).test == "none"
+    assert (
+        judge_studies(shifted, design).contrasts.of(0, 0).test == "sign flip" and contrast(shifted, 1e-4).test == "none"
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,8 +83,10 @@ def test_arms_that_respond_alike_are_told_apart_in_one_of_twenty_studies(
             places = slice(None) if arm == 0 else arm - 1
             variance[study, places, int(arm > 0)], df[study, places, int(arm > 0)] = choice
     design = Design.with_one_baseline(arms)
-    naive = (judge(values, design).contrasts.p_corrected <= 0.05).any(axis=1).mean()
-    found = (judge(values, design, choices=Choices(variance, df)).contrasts.p_corrected <= 0.05).any(axis=1).mean()
+    naive = (judge_studies(values, design).contrasts.p_corrected <= 0.05).any(axis=1).mean()
+    found = (
+        (judge_studies(values, design, choices=Choices(variance, df)).contrasts.p_corrected <= 0.05).any(axis=1).mean()
+    )
     assert naive > 0.07, "the study must be one in which the choice matters"
     assert found <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / studies)
 

@@ -20,7 +20,7 @@ from vitlab.cli import cli
 from vitlab.errors import UserError
 from vitlab.planning.values import Plan, Planned
 from vitlab.report import frame
-from vitlab.report.comparison import MEANINGS
+from vitlab.report.comparison import COLUMNS
 from vitlab.spec import Choice
 from vitlab.store.files import write_json
 from vitlab.store.folders import Store
@@ -79,8 +79,8 @@ def test_arms_of_equal_name_are_compared_at_equal_seeds_as_one_family(out: Path)
 def test_columns_do_not_depend_on_comparison(out: Path) -> None:
     one, two = vitlab.compare("old", out=out), vitlab.compare("old", "new", out=out)
     of_test = dict.fromkeys(("test/accuracy", "test/accuracy_sd"), "float64")  # not measured in either
-    assert tuple(one.columns) == tuple(two.columns) == (*MEANINGS, *of_test)
-    promised = {**{name: kind for name, (kind, _) in MEANINGS.items()}, **of_test}
+    assert tuple(one.columns) == tuple(two.columns) == (*COLUMNS, *of_test)
+    promised = {**{name: kind for name, (kind, _) in COLUMNS.items()}, **of_test}
     assert {name: str(kind) for name, kind in one.dtypes.items()} == promised
     assert one.dtypes.equals(two.dtypes)
     assert one["arm"].tolist() == list(OLD)

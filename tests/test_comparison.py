@@ -18,7 +18,7 @@ from scipy import stats
 from sklearn.datasets import load_digits
 
 from vitlab.comparison import Verdict
-from vitlab.comparison.arrays import VERDICTS, Contrast, Contrasts, Design, collapsed_pairs, judge
+from vitlab.comparison.arrays import VERDICTS, Contrast, Contrasts, Design, collapsed_pairs, judge_studies
 from vitlab.comparison.study import Sample, judge_study
 from vitlab.planning.values import Arm, MetricFacts, Plan
 from vitlab.report import phrasing
@@ -34,8 +34,8 @@ ONE = Design.with_one_baseline(1)
 
 def contrast(first: dict[int, float], second: dict[int, float], design: Design = ONE) -> Contrast:
     """Return the contrast of an arm with its baseline, given the value of each at each seed."""
-    values_AN = replicates.as_array((second, first), sorted(first.keys() | second.keys()))
-    return judge(values_AN[None], design).contrasts.of(0, 0)
+    values_AN = replicates.values_to_array((second, first), sorted(first.keys() | second.keys()))
+    return judge_studies(values_AN[None], design).contrasts.of(0, 0)
 
 
 BETTER = VERDICTS.index(Verdict.BETTER)
@@ -124,7 +124,7 @@ def test_exchangeable_learners_are_told_apart_on_overlapping_splits_by_plain_t_a
             scores = x[:, val] @ means.transpose(0, 2, 1) - (means**2).sum(axis=2)[:, None] / 2
             accuracy[study, :, split] = (scores.argmax(axis=2) == y[val]).mean(axis=1)
     plain, corrected = (
-        (judge(accuracy, replace(ONE, overlap=ratio)).contrasts.p < 0.05).mean() for ratio in (0.0, 20 / 180)
+        (judge_studies(accuracy, replace(ONE, overlap=ratio)).contrasts.p < 0.05).mean() for ratio in (0.0, 20 / 180)
     )
     assert plain > 0.1 and corrected < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 300)
 
@@ -186,7 +186,7 @@ def test_darwin_maize_equals_fisher() -> None:
     eighths = [49.0, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
     result = pairs(eighths, [0.0] * 15)
     assert result.difference / result.se == pytest.approx(2.148, abs=5e-4)
-    assert replicates.sign_flip(eighths) == close(1726 / 32768)
+    assert replicates.sign_flip_p(eighths) == close(1726 / 32768)
 
 
 def test_interaction_equals_repeated_measures_anova() -> None:
@@ -212,7 +212,7 @@ def test_variances_are_shared_by_the_rule() -> None:
     """Written out for one study; a loud arm counts at most 100 times a quiet one's variance."""
     draws = np.random.default_rng(1)
     values = draws.normal(size=(1, 9, 4)) * np.array([1, 1, 1, 1, 1, 1, 1, 1, 300])[:, None]
-    found = judge(values, Design.with_one_baseline(8)).contrasts
+    found = judge_studies(values, Design.with_one_baseline(8)).contrasts
     d = values[0, 1:] - values[0, :1]
     v = d.var(axis=1, ddof=1)
     c = min(1, (8 - 1) / 6)
@@ -222,7 +222,7 @@ def test_variances_are_shared_by_the_rule() -> None:
     assert found.se[0] == pytest.approx(np.sqrt(variance / 4)) and found.df[0] == pytest.approx([3 * (1 + c)] * 8)
     p = 2 * stats.t.sf(np.abs(d.mean(axis=1)) / np.sqrt(variance / 4), 3 * (1 + c))
     assert found.p_corrected[0] == pytest.approx(np.minimum(1, 8 * p))
-    own = judge(values, replace(Design.with_one_baseline(8), variance="own")).contrasts
+    own = judge_studies(values, replace(Design.with_one_baseline(8), variance="own")).contrasts
     assert own.p[0] == pytest.approx([stats.ttest_1samp(row, 0).pvalue for row in d])
 
 
@@ -232,15 +232,15 @@ def test_comparisons_share_with_those_of_their_baseline_and_seeds() -> None:
     values[0, 4] = values[0, 0] + 1  # no spread
     values[0, 5, 0] = -1000.0  # collapsed
     design = replace(Design.with_one_baseline(7), baselines=np.array([0, 0, 0, 0, 0, 0, 1]))
-    found = judge(values, design).contrasts
+    found = judge_studies(values, design).contrasts
     assert found.shared[0].tolist() == [3, 3, 1, 1, 1, 3, 1]
     assert [found.of(0, place).test for place in (0, 2, 3, 4)] == ["paired t", "paired t", "sign flip", "sign flip"]
     # Registered comparisons share with registered ones alone, so that later ones change nothing of them.
     later = replace(Design.with_one_baseline(3), registered=np.array([True, True, False]))
-    both = judge(values[:, :4, :4], later).contrasts
-    alone = judge(values[:, :3, :4], Design.with_one_baseline(2)).contrasts
+    both = judge_studies(values[:, :4, :4], later).contrasts
+    alone = judge_studies(values[:, :3, :4], Design.with_one_baseline(2)).contrasts
     assert both.shared[0].tolist() == [2, 2, 3] and both.se[0, :2] == pytest.approx(alone.se[0])
-    two = judge(values[:, :4, :2], Design.with_one_baseline(3)).contrasts
+    two = judge_studies(values[:, :4, :2], Design.with_one_baseline(3)).contrasts
     assert two.shared[0].tolist() == [1, 1, 1], "two pairs tell too little"
 
 
@@ -253,10 +253,10 @@ def test_many_studies_are_judged_as_each_alone() -> None:
     values[35:40, 4] = values[35:40, 0] + 0.5  # without spread
     lost = np.isnan(values) & (draws.random(values.shape) < 0.5)
     design, chance = replace(Design.with_one_baseline(5), margin=1.5), np.array([0.0, 0, 0, math.nan, 0, 0])
-    together = judge(values, design, lost_SAN=lost, chance_A=chance)
+    together = judge_studies(values, design, lost_SAN=lost, chance_A=chance)
     verdicts = set()
     for study in range(60):
-        alone = judge(values[[study]], design, lost_SAN=lost[[study]], chance_A=chance)
+        alone = judge_studies(values[[study]], design, lost_SAN=lost[[study]], chance_A=chance)
         for name in Contrasts.__dataclass_fields__:
             of_all, of_one = (getattr(some.contrasts, name) for some in (together, alone))
             assert of_all[study] == pytest.approx(of_one[0], nan_ok=True), name
@@ -271,7 +271,7 @@ def test_report_judges_as_the_array_function_does(seeds: int) -> None:
     arms = ["baseline", "a", "b", "c"]
     values = 0.8 + 0.01 * draws.normal(size=(50, 4, seeds)) + 0.02 * draws.normal(size=(50, 4, 1))
     plan = Plan("s", "", tuple(Arm(arm, {}, None if arm == "baseline" else "baseline") for arm in arms), (), Analysis())
-    judged = judge(values, Design.with_one_baseline(3))
+    judged = judge_studies(values, Design.with_one_baseline(3))
     for study in range(50):
         samples = {arm: Sample(dict(enumerate(row))) for arm, row in zip(arms, values[study].tolist(), strict=True)}
         found = judge_study(plan, dict.fromkeys(arms[1:], "baseline"), samples)
@@ -286,7 +286,7 @@ def test_a_verdict_and_its_interval_never_disagree() -> None:
     draws = np.random.default_rng(3)
     values = draws.normal(size=(400, 5, 4)) + 1.5 * draws.normal(size=(400, 5, 1))
     for design in (Design.with_one_baseline(4), replace(Design.with_one_baseline(4), share=0.3, margin=1.0)):
-        judged = judge(values, design)
+        judged = judge_studies(values, design)
         excludes_zero = (judged.contrasts.low > 0) | (judged.contrasts.high < 0)
         has_interval = ~np.isnan(judged.contrasts.low)
         assert (excludes_zero == (judged.verdict >= BETTER))[has_interval].all() and excludes_zero.any()
@@ -311,7 +311,7 @@ def test_alpha_holds_where_arms_scatter_differently(name: str) -> None:
     n, spread = SPREADS[name]
     studies, m = 3000, len(spread) - 1
     values = np.random.default_rng([7, n, m]).standard_normal((studies, m + 1, n)) * spread[:, None]
-    alarms = (judge(values, Design.with_one_baseline(m)).verdict >= BETTER).any(axis=1).mean()
+    alarms = (judge_studies(values, Design.with_one_baseline(m)).verdict >= BETTER).any(axis=1).mean()
     assert alarms <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / studies)
 
 
@@ -321,7 +321,7 @@ def test_alpha_holds_for_a_loud_arm_beside_arms_that_differ() -> None:
     values = np.random.default_rng(8).standard_normal((studies, m + 1, n))
     values[:, 1] *= 10
     values[:, 2:] += 1e4
-    alarms = (judge(values, Design.with_one_baseline(m)).verdict[:, 0] >= BETTER).mean()
+    alarms = (judge_studies(values, Design.with_one_baseline(m)).verdict[:, 0] >= BETTER).mean()
     assert alarms <= 0.05
 
 
@@ -330,7 +330,9 @@ def test_equal_arms_are_told_apart_by_differences_of_which_single_comparisons_se
     values = np.random.default_rng(9).standard_normal((studies, m + 1, n))
     values[:, 1] += 6.1
     found = {
-        kind: (judge(values, replace(Design.with_one_baseline(m), variance=kind)).verdict[:, 0] >= BETTER).mean()
+        kind: (
+            judge_studies(values, replace(Design.with_one_baseline(m), variance=kind)).verdict[:, 0] >= BETTER
+        ).mean()
         for kind in ("shared", "own")
     }
     assert found["shared"] == pytest.approx(0.8, abs=0.04) and found["own"] < 0.3
@@ -341,7 +343,7 @@ def test_intervals_cover_at_once() -> None:
     values = np.random.default_rng(21).standard_normal((studies, m + 1, n))
     truth = np.array([1.0, 0.0, 0.0, 0.0])
     values[:, 1:] += truth[:, None]
-    found = judge(values, Design.with_one_baseline(m)).contrasts
+    found = judge_studies(values, Design.with_one_baseline(m)).contrasts
     covered = ((found.low <= truth) & (truth <= found.high)).all(axis=1).mean()
     assert covered >= 0.95 - 3 * math.sqrt(0.05 * 0.95 / studies)
 
@@ -359,12 +361,12 @@ def test_collapsed_seeds_are_found_by_the_scale_of_their_pair() -> None:
     assert np.argwhere(arms).tolist() == [[0, 0, 5]], "of a loss, larger is worse"
     arms, _ = np.moveaxis(collapsed_pairs(2 - values, Design.with_one_baseline(2)), 2, 0)
     assert not arms.any(), "far better is no collapse"
-    judged = judge(values, Design.with_one_baseline(2))
+    judged = judge_studies(values, Design.with_one_baseline(2))
     assert judged.contrasts.of(0, 0).test == "sign flip" and judged.contrasts.of(0, 1).test == "paired t"
     unpaired = values.copy()
     unpaired[0, 0, :4], unpaired[0, 1, 4:] = math.nan, math.nan
     unpaired[0, 1, 0] = 0.1
-    assert judge(unpaired, Design.with_one_baseline(2)).contrasts.of(0, 0).test == "none", "nothing rests on t"
+    assert judge_studies(unpaired, Design.with_one_baseline(2)).contrasts.of(0, 0).test == "none", "nothing rests on t"
 
 
 def test_verdict_has_to_hold_with_chance_in_place_of_lost_seeds() -> None:
@@ -372,12 +374,12 @@ def test_verdict_has_to_hold_with_chance_in_place_of_lost_seeds() -> None:
     arm = base + 0.02 + 0.0003 * np.array([1, -1, 0, 1, -1, 0])
     values, lost = np.array([[base, arm]]), np.zeros((1, 2, 6), bool)
     values[0, 1, 5], lost[0, 1, 5] = math.nan, True
-    judged = judge(values, ONE, lost_SAN=lost, chance_A=np.array([0.1, 0.1]))
+    judged = judge_studies(values, ONE, lost_SAN=lost, chance_A=np.array([0.1, 0.1]))
     filled = stats.ttest_rel([*arm[:5], 0.1], base)
     assert judged.with_chance.p[0, 0] == pytest.approx(filled.pvalue)
     assert VERDICTS[judged.complete_verdict[0, 0]] is Verdict.BETTER
     assert VERDICTS[judged.verdict[0, 0]] is Verdict.CANNOT_TELL
-    unknown = judge(values, ONE, lost_SAN=lost)
+    unknown = judge_studies(values, ONE, lost_SAN=lost)
     assert VERDICTS[unknown.verdict[0, 0]] is Verdict.CANNOT_TELL and math.isnan(unknown.with_chance.p[0, 0])
 
 

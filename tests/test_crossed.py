@@ -16,7 +16,7 @@ from statsmodels.stats.anova import anova_lm
 import vitlab
 from vitlab import lab
 from vitlab.report import frame as reader
-from vitlab.report.frame import gather
+from vitlab.report.frame import gather_trials
 from vitlab.statistics.replicates import MeanSquares, interval_for_new_images, sd_interval, split_sd
 
 pytestmark = pytest.mark.usefixtures("no_figures")
@@ -27,7 +27,7 @@ def test_mean_squares_equal_analysis_of_variance() -> None:
     frame = pd.DataFrame([(s, i, values_SI[s, i]) for s in range(4) for i in range(7)], columns=["s", "i", "y"])
     reference = anova_lm(ols("y ~ C(s) + C(i)", frame).fit())
     expected = reference["sum_sq"] / reference["df"]
-    squares = MeanSquares.of(values_SI)
+    squares = MeanSquares.from_table(values_SI)
     assert [squares.seeds, squares.images, squares.rest] == pytest.approx(expected.tolist())
 
 
@@ -100,7 +100,7 @@ def test_comparison_has_interval_for_new_images(study: Path) -> None:
     rows = vitlab.predictions(study, out=out).query("split == 'val'")
     right = (rows["prediction"] == rows["label"]).astype(float).to_numpy().reshape(2, 3, -1)
     for number, arm in enumerate(("baseline", "other")):
-        squares = MeanSquares.of(right[number])
+        squares = MeanSquares.from_table(right[number])
         expected = math.sqrt(squares.rest / right.shape[2])
         assert table.loc[arm, "split_sd"] == pytest.approx(expected)
     d = right[1] - right[0]
@@ -116,7 +116,7 @@ def test_values_of_images_are_read_if_their_mean_is_the_metric(study: Path, metr
     from vitlab.store.folders import Store
 
     store = Store((study.parent / "out").resolve())
-    values = reader.image_values(plan, gather(plan, store))
+    values = reader.image_values(plan, gather_trials(plan, store))
     assert bool(values) == available
     if available:
         assert {arm: sorted(seeds) for arm, seeds in values.items()} == {"baseline": [0, 1, 2], "other": [0, 1, 2]}
@@ -126,15 +126,17 @@ def test_values_of_other_images_are_not_crossed(study: Path, monkeypatch: pytest
     from vitlab.store.folders import Store
 
     _, plan = lab.plan_study(study, out=study.parent / "out")
-    trials = gather(plan, Store((study.parent / "out").resolve()))
-    load, calls = reader._values, iter(range(100))
+    trials = gather_trials(plan, Store((study.parent / "out").resolve()))
+    load, calls = reader._read_image_values, iter(range(100))
 
     def shifted(*arguments):  # the images of the third trial are others
         ids, values = load(*arguments)
         return ids + (next(calls) == 2), values
 
     assert reader.image_values(plan, trials)
-    monkeypatch.setattr(reader, "_values", shifted)
+    monkeypatch.setattr(reader, "_read_image_values", shifted)
     assert reader.image_values(plan, trials) == {}
-    monkeypatch.setattr(reader, "_values", lambda *arguments: tuple(values[:1] for values in load(*arguments)))
+    monkeypatch.setattr(
+        reader, "_read_image_values", lambda *arguments: tuple(values[:1] for values in load(*arguments))
+    )
     assert reader.image_values(plan, trials) == {}, "one image has no spread"

@@ -66,9 +66,9 @@ def test_database_that_cannot_be_created_leaves_no_file(tmp_path: Path, monkeypa
             database.with_name(database.name + suffix).write_bytes(b"half")
         _refuse()
 
-    monkeypatch.setattr(service, "migrate", fail)
+    monkeypatch.setattr(service, "create_tables", fail)
     with pytest.raises(OSError, match="No space"):
-        service.initialise(tmp_path / "mlflow.db")
+        service.initialise_database(tmp_path / "mlflow.db")
     assert {path.name for path in tmp_path.iterdir()} <= {".mlflow.db.lock"}
 
 

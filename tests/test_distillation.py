@@ -331,13 +331,13 @@ def test_report_has_table_of_heads(taught: Answer) -> None:
 
 
 def test_teacher_kinds_are_compared_from_three_trainings_on(tmp_path: Path) -> None:
-    from vitlab.comparison.study import refusals
+    from vitlab.comparison.study import refusals_by_arm
 
     other = {"one_at_a_time": {"distill.teacher.trial.model": [VIT]}}
-    (reason,) = refusals(planned(tmp_path, design=other, seeds=2)).values()
+    (reason,) = refusals_by_arm(planned(tmp_path, design=other, seeds=2)).values()
     assert "differ by their teacher, of which 2 trainings stand behind an arm: fewer than 3" in reason
-    assert refusals(planned(tmp_path, design=other, seeds=3)) == {}
-    assert refusals(planned(tmp_path, seeds=2)) == {}, "of one and the same two teachers"
+    assert refusals_by_arm(planned(tmp_path, design=other, seeds=3)) == {}
+    assert refusals_by_arm(planned(tmp_path, seeds=2)) == {}, "of one and the same two teachers"
 
 
 def test_token_cosine_equals_trained_model(taught: Answer) -> None:

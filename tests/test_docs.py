@@ -18,7 +18,7 @@ import vitlab
 from vitlab import registry
 from vitlab.cli import COMMANDS
 from vitlab.components.head import Logits
-from vitlab.report.comparison import MEANINGS
+from vitlab.report.comparison import COLUMNS
 from vitlab.report.frame import AFTER, BEFORE, HISTORY
 from vitlab.spec import Analysis, RunSpec, TrainSpec, TrialSpec
 from vitlab.spec.run import Retries
@@ -164,7 +164,7 @@ def test_reference_has_every_public_function_and_argument(reference: dict[str, s
             assert re.search(rf"(?m)^    {argument}\b", sections[name]), (name, argument)
     errors = {name for name, member in public.items() if inspect.isclass(member)}
     assert {f"vitlab.{name}" for name in errors} <= set(re.findall(r"(?m)^\| `([\w.]+)` \|", text))
-    for name, columns in (("results", BEFORE | AFTER), ("compare", MEANINGS), ("history", HISTORY)):
+    for name, columns in (("results", BEFORE | AFTER), ("compare", COLUMNS), ("history", HISTORY)):
         rows = set(re.findall(r"(?m)^\| `([\w./]+)` \|", sections[name]))
         assert columns.keys() <= rows, name
     fields = re.findall(r"(?m)^\| `Logits` \| (.*?) \|", sections["load"])

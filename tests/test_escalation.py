@@ -16,7 +16,7 @@ from scipy import stats
 
 import vitlab
 from vitlab import lab
-from vitlab.comparison.study import refusals
+from vitlab.comparison.study import refusals_by_arm
 from vitlab.errors import SpecError
 from vitlab.planning.registration import analysis_changes, make_registration, with_registration
 from vitlab.planning.values import Arm, Looks, Plan
@@ -225,6 +225,6 @@ def test_comparison_is_refused_only_from_its_own_stage(tmp_path):
         for item in plan.trials
     )
     plan = replace(plan, trials=taught, looks=SEEDS)
-    assert refusals(plan, SEEDS.seeds[0]) == {} and "far" in refusals(plan)
+    assert refusals_by_arm(plan, SEEDS.seeds[0]) == {} and "far" in refusals_by_arm(plan)
     rows = synthetic_studies.judged_rows(plan, {"baseline": dict(enumerate(BASE)), "far": dict(enumerate(FAR))})
     assert rows["far"]["refused"] is None and rows["far"]["p_corrected"] < 0.05

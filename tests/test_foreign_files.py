@@ -84,7 +84,7 @@ def test_detached_driver_imports_nothing_from_the_current_folder(foreign: Path, 
     file.write_text("study: tiny\nseeds: 1\nbase: {data: synthetic, model: {type: vit, patch_size: 4, dim: 8, depth: 1, heads: 2}, train: {steps: 1}}\n")  # fmt: skip
     out = tmp_path / "out"
     with pytest.raises(TrialFailed, match="--only nothing: write arm=PATTERN"):
-        cli_run._detach(file, out, {}, (), ["--out", str(out), "--only", "nothing"])
+        cli_run._start_detached(file, out, {}, (), ["--out", str(out), "--only", "nothing"])
     assert not foreign.exists()
 
 
@@ -105,8 +105,8 @@ def test_server_imports_nothing_from_the_results(foreign: Path, monkeypatch: pyt
 
     monkeypatch.setattr(subprocess, "Popen", popen)
     responses = iter([False, True])  # the port is free, then the server responds
-    monkeypatch.setattr(server, "locate", lambda *_: SimpleNamespace(is_reachable=lambda: next(responses)))
-    with server.running(Path.cwd(), port=45_931) as started:
+    monkeypatch.setattr(server, "parse_uri", lambda *_: SimpleNamespace(is_reachable=lambda: next(responses)))
+    with server.run_server(Path.cwd(), port=45_931) as started:
         assert started.wait(60) == 0
     assert not foreign.exists()
 
@@ -154,7 +154,7 @@ def test_file_written_in_place_is_no_link(name: str, tmp_path: Path) -> None:
             case "driver.log":
                 file = tmp_path / "tiny.yaml"
                 file.write_text("study: tiny\nseeds: 1\nbase: {data: synthetic, model: {type: vit, patch_size: 4, dim: 8, depth: 1, heads: 2}, train: {steps: 1}}\n")  # fmt: skip
-                cli_run._detach(file, out, {}, (), [])
+                cli_run._start_detached(file, out, {}, (), [])
     assert target.read_text() == "mine\n"
 
 

@@ -23,7 +23,7 @@ from vitlab.report import Report, phrasing
 from vitlab.report.comparison import summary
 from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import Column
-from vitlab.report.sections.arms import columns
+from vitlab.report.sections.arms import arm_columns
 
 FOLDER = ROOT / "docs" / "pages" / "gallery"
 STUDIES = sorted(folder.name for folder in FOLDER.iterdir() if folder.is_dir())
@@ -63,7 +63,7 @@ def test_table_of_arms_follows_from_parquet(study: str, pages: dict[str, str]) -
     page = pages[f"gallery/{study}.md"]
     for text in (plan.question, *doc["answers"], *doc["notes"]):
         assert " ".join(text.split()) in page
-    for column in columns(rows, plan.analysis, plan.units):
+    for column in arm_columns(rows, plan.analysis, plan.units):
         if column.title in ("difference", "verdict") or "interval" in column.title:
             assert all(f"| {cell} |" in page for cell in column.cells), column.title
 
@@ -122,7 +122,7 @@ def test_answer_in_readme_is_that_of_the_page() -> None:
     (block,) = re.findall(r"```\n(How much.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     sentences, table = block.split("\n\n")
     assert " ".join(sentences.split()) == " ".join([plan.question, *doc["answers"]])
-    cells_of = {column.title: column.cells for column in columns(doc["arms"], plan.analysis, plan.units)}
+    cells_of = {column.title: column.cells for column in arm_columns(doc["arms"], plan.analysis, plan.units)}
     titles, _, *rows = [re.split(r" {2,}", line.strip()) for line in table.splitlines()]
     shown = [cells_of[title] for title in titles]
     assert rows == [[cell for cell in cells if cell] for cells in zip(*shown, strict=True)]
@@ -135,7 +135,7 @@ def names(arm: str) -> set[str]:
 def arm_texts(arm: str, plan: Plan, doc: Mapping[str, Any]) -> Iterator[str]:
     """Yield the cells and the answers that concern an arm."""
     index = [row["arm"] for row in doc["arms"]].index(arm)
-    yield from (column.cells[index] for column in columns(doc["arms"], plan.analysis, plan.units))
+    yield from (column.cells[index] for column in arm_columns(doc["arms"], plan.analysis, plan.units))
     yield from (answer for answer in doc["answers"] if answer.startswith(f"{arm} "))
     for group in (section_columns("heads", doc), section_columns("tuning", doc)):
         for at, name in enumerate(group[0].cells if group else ()):

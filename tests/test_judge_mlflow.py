@@ -125,7 +125,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         assert vitlab.run(file, out=folder).link
-    with service.quiet():
+    with service.mute_mlflow():
         client = client_of(f"sqlite:///{folder / 'mlflow.db'}")
         log_runs(client, "positions")
         log_many(client, folder / "mlflow.db")
@@ -152,7 +152,7 @@ def address(folder: Path) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with server.running(folder, port=port):
+    with server.run_server(folder, port=port):
         yield f"http://127.0.0.1:{port}"
 
 
@@ -246,7 +246,7 @@ def test_filter_of_a_page_selects_its_runs_with_a_note(database: str, address: s
 def test_older_database_is_read_and_not_upgraded(tmp_path: Path) -> None:
     """The file has the tables of MLflow 2.4, which its client refuses, and has the same bytes afterwards."""
     file = tmp_path / "older.db"
-    with service.quiet():
+    with service.mute_mlflow():
         from alembic import command as alembic
         from mlflow.store.db.utils import _get_alembic_config, create_sqlalchemy_engine
         from mlflow.store.tracking.dbmodels.initial_models import Base

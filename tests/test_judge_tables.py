@@ -14,7 +14,7 @@ import pytest
 
 import vitlab
 from vitlab.errors import UserError
-from vitlab.judging.criterion import goal_of
+from vitlab.judging.criterion import infer_goal
 from vitlab.judging.judgement import judge
 from vitlab.registry import slot
 from vitlab.report.notebook import Comparison
@@ -362,12 +362,12 @@ def test_row_per_model_has_no_seeds_and_no_verdict(tmp_path: Path) -> None:
     ],
 )
 def test_whole_words_tell_the_goal(goal: str | None, names: str) -> None:
-    assert {name: goal_of(name) for name in names.split()} == dict.fromkeys(names.split(), goal)
+    assert {name: infer_goal(name) for name in names.split()} == dict.fromkeys(names.split(), goal)
 
 
 def test_metrics_of_vitlab_have_their_registered_goals() -> None:
     for name in slot("metric").names():
-        assert goal_of(f"val/{name}") == metrics.get(name).goal, name
+        assert infer_goal(f"val/{name}") == metrics.get(name).goal, name
 
 
 def test_goal_that_nothing_tells_is_asked_for(tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ def test_unit_chance_and_quantum_of_plugin_metric_are_used(tmp_path: Path) -> No
     assert "val gap (%)" in (answer.folder / "report" / "report.md").read_text()
     found, plan = lab.plan_study(file, plugins=[plugin])
     images = vitlab.predictions(file, out=tmp_path / "out").query("split == 'val' and seed == 0 and arm == 'baseline'")
-    assert gate.values_of(plan, answer.store, found).quanta == {"val/gap": 1 / len(images)}
+    assert gate.final_values(plan, answer.store, found).quanta == {"val/gap": 1 / len(images)}
 
 
 COUNT = GUEST.replace(
@@ -254,7 +254,7 @@ def test_count_with_own_unit_is_planned_reported_and_gated(tmp_path: Path) -> No
     page = (answer.folder / "report" / "report.md").read_text()
     assert "val far (images)" in page and "images" in answer.answers[0] and "val/far: lower is better." in page
     found, plan = lab.plan_study(file, plugins=[plugin])
-    assert gate.values_of(plan, answer.store, found).quanta == {"val/far": 1.0}
+    assert gate.final_values(plan, answer.store, found).quanta == {"val/far": 1.0}
     predicted = vitlab.predictions(file, out=tmp_path / "out")
     for row in answer.results().to_dict("records"):
         own = predicted.query(f"split == 'val' and seed == {row['seed']} and arm == '{row['arm']}'")
@@ -357,8 +357,8 @@ def test_plugin_metric_is_planned_trained_reported_and_gated_like_builtin(tmp_pa
     assert result is not None
     assert {"final/val/gap", "final/test/gap"} <= {point.name for point in records.final_points(result, answer.plan.analysis)}  # fmt: skip
     parsed, plan = lab.plan_study(file, plugins=[plugin])
-    assert gate.goals(parsed) == {"val/gap": "min", "test/gap": "min"}
-    values = gate.values_of(plan, answer.store, parsed)
+    assert gate.judged_goals(parsed) == {"val/gap": "min", "test/gap": "min"}
+    values = gate.final_values(plan, answer.store, parsed)
     assert set(values.metrics) == {"val/gap", "test/gap"} and len(values.metrics["val/gap"]["baseline"]) == SEEDS
 
 

@@ -59,8 +59,8 @@ from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.trackers import dashboard, records, replay, service, trials
 from vitlab.trackers.delivery import Delivery, sync
-from vitlab.trackers.server import links
-from vitlab.trackers.service import Address, locate
+from vitlab.trackers.server import study_links
+from vitlab.trackers.service import Address, parse_uri
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -188,8 +188,8 @@ def migrations_are_read_once() -> Iterator[None]:
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an empty MLflow database, created once because that takes seconds."""
     file = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    with service.quiet():
-        service.initialise(file)
+    with service.mute_mlflow():
+        service.initialise_database(file)
     return file
 
 
@@ -873,16 +873,16 @@ def test_database_follows_umask_and_killed_writers_leave_nothing(tmp_path: Path)
     """The creating process is killed in the middle, as MLflow migrates; the next one removes what it left."""
     killed = (
         "import os, sys; from pathlib import Path; from vitlab.trackers import service\n"
-        "service.migrate = lambda file: (file.write_bytes(b'half'), os.kill(os.getpid(), 9))\n"
-        "service.initialise(Path(sys.argv[1]))"
+        "service.create_tables = lambda file: (file.write_bytes(b'half'), os.kill(os.getpid(), 9))\n"
+        "service.initialise_database(Path(sys.argv[1]))"
     )
     file = tmp_path / "mlflow.db"
     done = subprocess.run([sys.executable, "-c", killed, str(file)], check=False)
     assert done.returncode == -signal.SIGKILL and (tmp_path / ".mlflow.db.new").exists()
     umask = os.umask(0o002)
     try:
-        with service.quiet():
-            service.initialise(file)
+        with service.mute_mlflow():
+            service.initialise_database(file)
     finally:
         os.umask(umask)
     assert not list(tmp_path.glob(".mlflow.db.new*")) and stat.S_IMODE(file.stat().st_mode) == 0o664
@@ -918,7 +918,7 @@ def test_delivery_leaves_environment_unchanged(runs: Runs, monkeypatch: Patch) -
 
     Once nothing more is delivered, it is as before.
     """
-    service.restore()  # left by unclosed trackers of other tests
+    service.restore_settings()  # left by unclosed trackers of other tests
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "33")
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
     before = dict(os.environ)
@@ -978,7 +978,7 @@ def test_trials_are_flat_and_arms_have_intervals(delivered: Runs) -> None:
 
 def test_saved_view_groups_by_arm_and_charts_existing_metrics(delivered: Runs) -> None:
     experiment = delivered.client.get_experiment_by_name("tiny")
-    link = links(delivered.out, "http://127.0.0.1:5000")["tiny"]
+    link = study_links(delivered.out, "http://127.0.0.1:5000")["tiny"]
     view = json.loads(experiment.tags[f"mlflow.sharedViewState.{link.partition('viewStateShareKey=')[2]}"])
     assert set(view) == {"name", "createdAt", "updatedAt", "state"}
     state = json.loads(view["state"])
@@ -1064,7 +1064,7 @@ def test_description_has_report_and_links(delivered: Runs) -> None:
 
 def test_long_description_is_cut_at_line_and_names_are_escaped() -> None:
     short, long = (
-        dashboard.describe(
+        dashboard.describe_study(
             "# a\n\n" + "a line of it\n" * number, ["[x](#/y)"], [("<b>|[x](javascript:y)", ["[s0](#)"])], "r"
         )
         for number in (3, 3000)
@@ -1131,8 +1131,8 @@ def test_password_in_address_reaches_only_the_server(runs: Runs, caplog: Any) ->
     with HTTPServer(("127.0.0.1", 0), Health) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         uri = f"http://me:hush@127.0.0.1:{server.server_port}"
-        assert locate(uri, runs.out).is_reachable(), "a name and a password are no part of the host"
-        assert "hush" not in locate(uri, runs.out).links
+        assert parse_uri(uri, runs.out).is_reachable(), "a name and a password are no part of the host"
+        assert "hush" not in parse_uri(uri, runs.out).links
         tracker = runs.tracker(uri)
         tracker.warn(ConnectionError(f"API request to {uri}/api/2.0/mlflow/runs/search?token=hush failed"))
         tracker.update()
@@ -1141,7 +1141,7 @@ def test_password_in_address_reaches_only_the_server(runs: Runs, caplog: Any) ->
     assert "not up to date" in caplog.text and "hush" not in caplog.text and "127.0.0.1:9" in caplog.text
     for bad in ("http://me:hush@", "http://me:hu/sh@host:port", "ftp://me:hush@host/x"):
         with pytest.raises(UserError) as error:
-            locate(bad, runs.out)
+            parse_uri(bad, runs.out)
         assert "hush" not in str(error.value) and "hu/sh" not in str(error.value)
 
     file = runs.out / "studies/tiny/study.yaml"
@@ -1155,7 +1155,7 @@ def test_password_in_address_reaches_only_the_server(runs: Runs, caplog: Any) ->
 @pytest.mark.parametrize("address", ["file:///a%00b", "sqlite:///a%00b.db", "sqlite:///a\0b.db", "a\0b"])
 def test_address_with_a_nul_is_refused(address: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="it is not a URI"):
-        locate(address, tmp_path)
+        parse_uri(address, tmp_path)
 
 
 def test_command_line_password_is_not_stored(runs: Runs, caplog: Any, monkeypatch: Patch) -> None:
@@ -1285,10 +1285,10 @@ def test_concurrent_workers_store_every_point_once(database: Path, tmp_path: Pat
 def test_view_too_long_for_tag_is_compressed() -> None:
     charts = [dashboard.Section("metrics", [f"metric {number}" for number in range(500)])]
     view = dashboard.View("long", "trial", charts, [])
-    value = dashboard.envelope(view, 0)
+    value = dashboard.encode_view(view, 0)
     packed = json.loads(value)["state"]
     assert len(value) <= dashboard.LIMIT and packed.startswith("deflate;")
-    assert json.loads(zlib.decompress(base64.b64decode(packed.removeprefix("deflate;")))) == dashboard.state(view)
+    assert json.loads(zlib.decompress(base64.b64decode(packed.removeprefix("deflate;")))) == dashboard.view_state(view)
 
 
 @pytest.mark.parametrize("uri", ["file:///tmp/mlruns", "mlruns", "./mlruns", "postgre://host/db"])
@@ -1344,7 +1344,7 @@ def test_ui_opens_latest_or_named_study(tmp_path: Path, monkeypatch: Patch) -> N
         served.append(root)
         yield Stopped()
 
-    monkeypatch.setattr(server, "running", running)
+    monkeypatch.setattr(server, "run_server", running)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     for words, number in ((["ui"], 2), (["ui", "older"], 1)):
         shown = runner.invoke(cli.cli, [*words, "--out", str(tmp_path)])
@@ -1362,7 +1362,7 @@ def test_port_of_server_that_speaks_no_http_is_refused(tmp_path: Path) -> None:
         port = other.getsockname()[1]
         with (
             pytest.raises(UserError, match=f"port {port} of 127.0.0.1 is used by another server"),
-            server.running(tmp_path, port=port),
+            server.run_server(tmp_path, port=port),
         ):
             pass
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -1373,7 +1373,7 @@ def test_port_of_server_that_speaks_no_http_is_refused(tmp_path: Path) -> None:
                 connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
 
         threading.Thread(target=greet).start()
-        assert not locate(f"http://127.0.0.1:{other.getsockname()[1]}", tmp_path).is_reachable()
+        assert not parse_uri(f"http://127.0.0.1:{other.getsockname()[1]}", tmp_path).is_reachable()
 
 
 def test_server_answers_from_a_folder_of_its_own_and_is_ended(delivered: Runs, monkeypatch: Patch) -> None:
@@ -1383,13 +1383,13 @@ def test_server_answers_from_a_folder_of_its_own_and_is_ended(delivered: Runs, m
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     before = sorted(delivered.out.iterdir())
-    with server.running(delivered.out, port=port) as process:
+    with server.run_server(delivered.out, port=port) as process:
         assert Path(f"/proc/{process.pid}/cwd").resolve() not in (Path.cwd(), delivered.out)
         client = MlflowClient(tracking_uri=f"http://127.0.0.1:{port}")
         assert client.get_experiment_by_name("tiny") is not None
         with (
             pytest.raises(UserError, match=f"port {port} of 127.0.0.1 is used by another server"),
-            server.running(delivered.out, port=port),
+            server.run_server(delivered.out, port=port),
         ):
             pass
     assert process.poll() is not None and sorted(delivered.out.iterdir()) == before

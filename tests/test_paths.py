@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from vitlab import cli as commands
 from vitlab.cli import cli
-from vitlab.cli.errors import show
+from vitlab.cli.errors import print_error
 from vitlab.errors import UserError
 
 STUDY = "study: tiny\nseeds: 1\nbase: {data: synthetic, model: {type: vit, patch_size: 4, dim: 8, depth: 1, heads: 2}, train: {steps: 1}}\n"  # fmt: skip
@@ -96,7 +96,7 @@ def test_refused_command_line_writes_nothing(words: list[str], tmp_path: Path, m
 @pytest.mark.parametrize("number", [errno.EEXIST, errno.ENOTDIR, errno.EISDIR])
 def test_file_in_place_of_a_folder_is_one_sentence(number: int, capsys: pytest.CaptureFixture[str]) -> None:
     """A file or a loop of links is in the place of a folder that a command would make."""
-    assert show(OSError(number, os.strerror(number), "a/loop")) == 2
+    assert print_error(OSError(number, os.strerror(number), "a/loop")) == 2
     assert capsys.readouterr().err.startswith(f"a/loop: {os.strerror(number).lower()}. ")
 
 
@@ -104,7 +104,7 @@ def test_loop_of_links_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises((RuntimeError, OSError)) as error:
         (tmp_path / "loop").resolve(strict=True)
-    assert show(error.value) == 2
+    assert print_error(error.value) == 2
     assert capsys.readouterr().err.partition(". ")[0].endswith("loop: too many levels of symbolic links")
 
 

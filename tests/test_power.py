@@ -17,11 +17,11 @@ from test_escalation import study as tiny_study
 
 from vitlab import lab
 from vitlab.cli import cli
-from vitlab.comparison.arrays import Design, judge
+from vitlab.comparison.arrays import Design, judge_studies
 from vitlab.errors import UserError
 from vitlab.planning.study_folder import write_plan
 from vitlab.planning.values import Plan
-from vitlab.report.power import forecast, simulate
+from vitlab.report.power import detectable_difference, forecast
 from vitlab.spec import Analysis
 from vitlab.store.folders import Store
 
@@ -68,7 +68,7 @@ def test_predicted_power_is_realised_in_most_studies(tmp_path: Path) -> None:
         effect = dict(forecast(*stored(tmp_path / str(number), sd, arms=5, seed=number)).detectable)[seeds]
         shift = effect / sd
         values = draws + np.where(np.arange(5) == 1, shift, 0.0)[:, None]
-        judged = judge(values, Design.with_one_baseline(4))
+        judged = judge_studies(values, Design.with_one_baseline(4))
         realised = (judged.contrasts.p_corrected[:, 0] <= 0.05).mean()
         within += 0.75 <= realised / 0.8 <= 1.33
     assert within >= 24
@@ -77,14 +77,14 @@ def test_predicted_power_is_realised_in_most_studies(tmp_path: Path) -> None:
 def test_comparisons_that_share_detect_what_simulation_says() -> None:
     """Standard deviations of a seed, from simulations by another program."""
     for (seeds, family), simulated in {(3, 3): 5.6, (3, 10): 6.1, (5, 10): 3.2, (10, 10): 1.9, (5, 5): 3.0}.items():
-        predicted = math.sqrt(2) * simulate(seeds, family, 0.05, "bonferroni", "shared")
+        predicted = math.sqrt(2) * detectable_difference(seeds, family, 0.05, "bonferroni", "shared")
         assert predicted == pytest.approx(simulated, rel=0.05), (seeds, family)
 
 
 @pytest.mark.parametrize(("n", "family"), [(5, 1), (10, 4), (40, 50)])
 def test_own_variances_have_the_power_of_student_t(n: int, family: int) -> None:
     bound = stats.t.isf(0.05 / family / 2, n - 1)
-    shift = simulate(n, family, 0.05, "bonferroni", "own") * math.sqrt(n)
+    shift = detectable_difference(n, family, 0.05, "bonferroni", "own") * math.sqrt(n)
     assert stats.nct.sf(bound, n - 1, shift) == pytest.approx(0.8, abs=0.03)
 
 

@@ -29,19 +29,19 @@ from vitlab.regression.decide import (
     Cells,
     Finding,
     Pair,
-    as_array,
     chance_to_pass,
     judge_arrays,
-    overall,
+    loss_warnings,
     pooled_sd,
     robust_sd,
     seeds_to_pass,
-    warnings,
+    values_to_array,
+    worst_verdict,
 )
-from vitlab.regression.decide import judge as judge_all
+from vitlab.regression.decide import judge_family as judge_all
 from vitlab.regression.facts import compare_facts
-from vitlab.regression.gate import CheckResult, family, more_seeds, outlook, statistical
-from vitlab.regression.phrasing import as_json, junit, markdown, outlook_table
+from vitlab.regression.gate import CheckResult, outlook, pair_cells, second_look_seeds, train_and_judge
+from vitlab.regression.phrasing import outlook_table, render_json, render_junit, render_markdown
 from vitlab.spec import Study
 from vitlab.statistics import replicates
 
@@ -74,7 +74,7 @@ def judge(pairs: list[Pair], alpha: float = 0.05) -> list[Cell]:
 def verdict_of(*pairs: Pair) -> str:
     """Return the verdict of a study."""
     cells, findings = judge_all([replace(item, arm=f"{item.arm} {place}") for place, item in enumerate(pairs)])
-    return overall([*(cell.verdict for cell in cells), *(finding.verdict for finding in findings)])
+    return worst_verdict([*(cell.verdict for cell in cells), *(finding.verdict for finding in findings)])
 
 
 # -- verdicts ---------------------------------------------------------------------------------------------------------
@@ -109,8 +109,8 @@ def test_three_verdicts() -> None:
     assert worse.verdict == "regressed" and worse.p_adjusted < 0.05
     assert noisy.verdict == "inconclusive"
     assert (
-        overall([same.verdict, noisy.verdict]) == "inconclusive"
-        and overall([noisy.verdict, worse.verdict]) == "regressed"
+        worst_verdict([same.verdict, noisy.verdict]) == "inconclusive"
+        and worst_verdict([noisy.verdict, worse.verdict]) == "regressed"
     )
 
 
@@ -169,7 +169,7 @@ def test_seeds_from_one_training_are_no_sample() -> None:
     )
     assert judge([pair(old, old, **one)])[0].reason == "identical"
     shared = values().model_copy(update={"behind": {"a": 1, "b": 3}})
-    pairs, _ = family(study(), baseline(values()), shared)
+    pairs, _ = pair_cells(study(), baseline(values()), shared)
     assert ["1 training stands behind" in item.no_sample for item in pairs] == [True, False]
 
 
@@ -211,8 +211,10 @@ def test_pass_probability_equals_simulation() -> None:
 
 
 def test_spread_is_pooled_within_arms() -> None:
-    assert pooled_sd(as_array({"a": {0: 1, 1: 3}, "b": {0: 10, 1: 10, 2: 13}})) == pytest.approx(math.sqrt((2 + 6) / 3))
-    assert pooled_sd(as_array({"a": {0: 1.0}})) == 0
+    assert pooled_sd(values_to_array({"a": {0: 1, 1: 3}, "b": {0: 10, 1: 10, 2: 13}})) == pytest.approx(
+        math.sqrt((2 + 6) / 3)
+    )
+    assert pooled_sd(values_to_array({"a": {0: 1.0}})) == 0
 
 
 # -- a study ----------------------------------------------------------------------------------------------------------
@@ -249,18 +251,18 @@ def baseline(names: Values) -> Baseline:
 
 
 def test_margins_come_from_spread_of_baseline() -> None:
-    pairs, _ = family(study(), baseline(values()), values(-0.05))
+    pairs, _ = pair_cells(study(), baseline(values()), values(-0.05))
     sd = 0.02
     assert [item.arm for item in pairs] == ["a", "b"]
     assert pairs[0].margin == pytest.approx(2 * sd) and pairs[0].min_abs == pytest.approx(sd)
-    pairs, _ = family(study(margin_sd=3, min_abs={"val/accuracy": 0.5}), baseline(values()), values())
+    pairs, _ = pair_cells(study(margin_sd=3, min_abs={"val/accuracy": 0.5}), baseline(values()), values())
     assert pairs[0].margin == 0.5 and pairs[0].min_abs == 0.5
-    assert family(study(margin={"val/accuracy": 0.01}), baseline(values()), values())[0][0].margin == 0.01
+    assert pair_cells(study(margin={"val/accuracy": 0.01}), baseline(values()), values())[0][0].margin == 0.01
 
 
 def test_differing_arms_devices_and_data_are_reported() -> None:
     new = values(device="cuda", c=[0.5, 0.5, 0.6])  # type: ignore[arg-type]
-    pairs, notes = family(study(), baseline(values()), new)
+    pairs, notes = pair_cells(study(), baseline(values()), new)
     assert [item.refused for item in pairs] == [
         "",
         "",
@@ -268,12 +270,12 @@ def test_differing_arms_devices_and_data_are_reported() -> None:
     ]
     assert judge(pairs)[2].verdict == "inconclusive"
     assert any("trained on cpu, and the candidate on cuda" in note for note in notes)
-    pairs, _ = family(
+    pairs, _ = pair_cells(
         study(), baseline(values()), values().model_copy(update={"data": {"a": "digits:2", "b": "digits:1"}})
     )
     assert [judge([item])[0].verdict for item in pairs] == ["inconclusive", "pass"]
     with pytest.raises(UserError, match="no results of trials"):
-        family(study(), Baseline(study="s", accepted=()), new)
+        pair_cells(study(), Baseline(study="s", accepted=()), new)
 
 
 def test_more_seeds_are_trained_only_for_inconclusive_arms() -> None:
@@ -287,11 +289,11 @@ def test_more_seeds_are_trained_only_for_inconclusive_arms() -> None:
         baseline_values.metrics["val/accuracy"]["a"] = {s: v for s, v in noisy.items() if seeds or s < 3}
         return baseline_values
 
-    cells, _, notes = statistical(study(escalate_to=6), baseline(full), train)
+    cells, _, notes = train_and_judge(study(escalate_to=6), baseline(full), train)
     assert requests == [(None, ()), ((0, 1, 2, 3, 4, 5), ["a"])]
     assert [(cell.arm, cell.n) for cell in cells] == [("a", 6), ("b", 3)]
     assert any("6 seeds of a" in note for note in notes)
-    assert more_seeds(study()) is None and more_seeds(study(escalate_to=4)) == (0, 1, 2, 3)
+    assert second_look_seeds(study()) is None and second_look_seeds(study(escalate_to=4)) == (0, 1, 2, 3)
 
 
 def test_additional_seeds_are_limited_by_baseline() -> None:
@@ -303,16 +305,16 @@ def test_additional_seeds_are_limited_by_baseline() -> None:
         requests.append(seeds)
         return noisy
 
-    cells, _, notes = statistical(study(escalate_to=6), baseline(values(seeds=3)), train)
+    cells, _, notes = train_and_judge(study(escalate_to=6), baseline(values(seeds=3)), train)
     assert requests == [None] and cells[0].verdict == "inconclusive" and "accept a baseline again" in notes[0]
 
 
 def test_arm_without_metric_gets_no_more_seeds() -> None:
     old, new = (values().model_copy(deep=True) for _ in range(2))
     old.metrics["val/accuracy"]["b"], new.metrics["val/accuracy"]["b"] = {}, {}
-    pairs, notes = family(study(), baseline(old), new)
+    pairs, notes = pair_cells(study(), baseline(old), new)
     assert [item.arm for item in pairs] == ["a"] and "'b' has no val/accuracy" in notes[0]
-    pairs, _ = family(study(), baseline(old), new.model_copy(update={"diverged": {"b": (0, 1, 2)}}))
+    pairs, _ = pair_cells(study(), baseline(old), new.model_copy(update={"diverged": {"b": (0, 1, 2)}}))
     assert [(item.arm, item.lost[1]) for item in pairs] == [("a", frozenset()), ("b", {0, 1, 2})]
 
 
@@ -495,7 +497,7 @@ plugin allows, as far as it is needed here."""
 def test_junit_is_valid_for_jenkins() -> None:
     """Arms and reasons may have characters that XML cannot represent."""
     odd = Finding("a\x00\x1b[31m<b>&\"'\ud800", "trace", "regressed", "\x08 why\n]]>")
-    text = junit(replace(CHECKED, findings=(*CHECKED.findings, odd)))
+    text = render_junit(replace(CHECKED, findings=(*CHECKED.findings, odd)))
     suite = ElementTree.fromstring(text.encode())
     for element in suite.iter():
         must, may, children = JUNIT[element.tag]
@@ -506,7 +508,7 @@ def test_junit_is_valid_for_jenkins() -> None:
 
 
 def test_junit_counts_failures() -> None:
-    suite = ElementTree.fromstring(junit(CHECKED))
+    suite = ElementTree.fromstring(render_junit(CHECKED))
     assert suite.attrib | {"tests": "4", "failures": "1", "skipped": "1", "errors": "0"} == suite.attrib
     assert len(suite.findall("testcase")) == 4
     assert [case.get("classname") for case in suite if case.find("failure") is not None] == ["a|b"]
@@ -516,11 +518,11 @@ def test_junit_counts_failures() -> None:
 
 
 def test_markdown_keeps_table_and_json_is_valid() -> None:
-    text_out = markdown(CHECKED)
+    text_out = render_markdown(CHECKED)
     rows = [line for line in text_out.splitlines() if line.startswith("|")]
     assert {line.replace("\\|", "").count("|") for line in rows} == {12}
     assert "2 of 4 checks pass" in text_out and r"\<of 1>" in text_out and "a note." in text_out
-    assert json.loads(as_json(CHECKED))["cells"][1]["drop"] is None
+    assert json.loads(render_json(CHECKED))["cells"][1]["drop"] is None
 
 
 def test_settings_are_checked_like_rest_of_file() -> None:
@@ -564,7 +566,7 @@ def test_count_of_all_arms_is_judged_by_exact_test() -> None:
     assert cells[0].verdict == "inconclusive"
     assert cells[0].reason == "4 of 10 trainings diverged or have no finite value, 0 of 10 in the baseline"
     fisher = stats.fisher_exact([[3, 1], [2, 1999]], alternative="greater").pvalue
-    assert replicates.boschloo((1, 3), (2000, 5)) == pytest.approx(fisher, rel=1e-9)
+    assert replicates.boschloo_p((1, 3), (2000, 5)) == pytest.approx(fisher, rel=1e-9)
 
 
 def test_warning_has_count_of_newly_collapsed_trainings() -> None:
@@ -572,11 +574,11 @@ def test_warning_has_count_of_newly_collapsed_trainings() -> None:
     new[:4] = 0.1
     sound = pair([*old], [*old[:9]], lost=(0, 1), arm="sound")
     cells, _ = judge_all([pair([*old], [*new], margin=1.0, arm="rope"), sound])
-    [warning] = warnings(cells)
+    [warning] = loss_warnings(cells)
     assert warning == "4 of 10 trainings of rope collapsed, 0 of 10 in the baseline"
     result = replace(CHECKED, warnings=(warning,))
-    assert f"**Warning:** {warning}." in markdown(result).splitlines()
-    assert json.loads(as_json(result))["warnings"] == [warning]
+    assert f"**Warning:** {warning}." in render_markdown(result).splitlines()
+    assert json.loads(render_json(result))["warnings"] == [warning]
 
 
 def test_metrics_of_one_training_count_once() -> None:
@@ -655,7 +657,7 @@ def test_collapsed_seed_of_baseline_does_not_hide_drop(collapsed: tuple[int, ...
             side.model_copy(update={"metrics": {"val/accuracy": {"a": dict(enumerate(numbers.tolist()))}}})
             for side, numbers in zip(sides, (old, new), strict=True)
         )
-        [cell], _, _ = statistical(study(seeds=10), baseline(stored), lambda more, arms: fresh)
+        [cell], _, _ = train_and_judge(study(seeds=10), baseline(stored), lambda more, arms: fresh)
         return cell
 
     other = np.where(old < 0.5, 0.2, old)

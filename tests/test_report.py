@@ -55,8 +55,8 @@ from vitlab.report import (
 from vitlab.report.frame import StudyResults
 from vitlab.report.notebook import Comparison
 from vitlab.report.page import trial_columns
-from vitlab.report.sections import Findings, curves, sections
-from vitlab.report.sections.arms import columns as arm_columns
+from vitlab.report.sections import Findings, all_sections, curves
+from vitlab.report.sections.arms import arm_columns as arm_columns
 from vitlab.spec import Analysis, Choice
 from vitlab.statistics.replicates import mean_interval
 from vitlab.store.files import write_json
@@ -212,7 +212,7 @@ def test_metric_judged_at_best_is_no_further_metric(tmp_path):
     results = StudyResults.read(dataclasses.replace(plan, trials=tuple(trials)), store)
     rows = comparison.summary(results)
     assert [row["mean"] for row in rows] == [0.9, 0.9]
-    further = list(sections()["heads"].rows(Findings(results, rows, store)))
+    further = list(all_sections()["heads"].rows(Findings(results, rows, store)))
     assert [row.means for row in further] == [{"val/brier": pytest.approx(0.35)}] * 2
 
 
@@ -432,7 +432,7 @@ def test_step_of_count_widens_interval_of_equal_values(tmp_path):
     ],
 )
 def test_values_are_rounded_to_step(value, step, expected):
-    assert frame._on_step(value, step) == pytest.approx(expected, rel=1e-15)
+    assert frame._round_to_quantum(value, step) == pytest.approx(expected, rel=1e-15)
 
 
 def test_diverged_seeds_are_counted_excluded_and_reported(tmp_path):
@@ -453,7 +453,7 @@ def test_diverged_seeds_are_counted_excluded_and_reported(tmp_path):
 def test_caption_of_one_comparison_speaks_of_no_others(tmp_path):
     for arms, several in (({"baseline": BASE, "b": NONE}, False), ({"baseline": BASE, "b": NONE, "c": SINE}, True)):
         doc = document(*study(tmp_path / str(several), arms))
-        caption = sections()["comparisons"].table((), report.Report.from_json(doc)).caption
+        caption = all_sections()["comparisons"].table((), report.Report.from_json(doc)).caption
         assert ("of one comparison alone" in caption) is several
 
 
@@ -801,7 +801,7 @@ def test_comparisons_of_varied_splits_share_their_variance_and_leave_no_sign_fli
 @pytest.mark.parametrize("values", [{}, {"baseline": [None]}, {"baseline": BASE}, {"baseline": BASE, "b": NONE}])
 def test_columns_of_comparison_are_same_for_every_study(tmp_path: Path, values: dict[str, list[Any]]) -> None:
     plan, store, _, table = outcome(tmp_path, values)
-    columns = [*comparison.MEANINGS, "test/accuracy", "test/accuracy_sd"]
+    columns = [*comparison.COLUMNS, "test/accuracy", "test/accuracy_sd"]
     assert ["arm", *table.columns] == columns and len(table) == len(values)
     assert list(Comparison.of(report.collect(plan, store)).columns) == columns
     assert table["test/accuracy"].dtype == "float64" and table["test/accuracy"].notna().all() == (
@@ -861,7 +861,7 @@ def test_failed_prerequisite_is_reported(tmp_path, undrawn):
     plan, store = study(tmp_path, {"baseline": BASE, "b": [None] * 5})
     teacher = trial_of("teacher", 0)
     plan = dataclasses.replace(plan, prerequisites=(teacher,))
-    fresh = frame.prerequisites(plan, store)[0]
+    fresh = frame.gather_prerequisites(plan, store)[0]
     assert fresh.status == "missing"
     report.write(report.collect(plan, store), store.study(plan.study) / "report")
     store.trial(teacher.key, teacher.code).fail("the worker ran out of memory")
@@ -981,14 +981,14 @@ def test_stored_report_is_stale_after_trial_ends(tmp_path, undrawn):
 def test_trial_ending_during_report_makes_it_stale(tmp_path, monkeypatch, undrawn):
     plan, store = study(tmp_path, {"baseline": BASE, "b": [*NONE[:4], None]})
     last = plan.trials[-1].trial
-    gather = frame.gather
+    gather = frame.gather_trials
 
     def then_ends(*args: Any) -> Any:
         content = gather(*args)
         store.trial(last.key, last.code).finish(result_of(last, {"val/accuracy": 0.9}))
         return content
 
-    monkeypatch.setattr(frame, "gather", then_ends)
+    monkeypatch.setattr(frame, "gather_trials", then_ends)
     report.write(report.collect(plan, store), store.study(plan.study) / "report")
     assert report.read_report(plan, store, "csv") is None
 
@@ -1160,7 +1160,7 @@ def test_labels_have_only_differences():
         "position=rope2d, attention=linear(eps=1, dim=2), seedless",
     ]
     assert list(drawing.short_labels(names).values()) == ["position=none", "position=rope2d"]
-    assert drawing.name_parts(names[0]) == ("position=none", "attention=linear(eps=1, dim=2)", "seedless")
+    assert drawing.split_name(names[0]) == ("position=none", "attention=linear(eps=1, dim=2)", "seedless")
     assert drawing.short_labels(["a=1"]) == {"a=1": "a=1"} and drawing.short_labels(["a, b", "a"]) == {
         "a, b": "b",
         "a": "a",
@@ -1294,34 +1294,34 @@ def test_curves_use_epochs_if_all_arms_agree(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE, "b": NONE})
     findings = findings_of(plan, store)
     results, history = findings.results, findings.history.copy()
-    figure_set = curves.draw(results, history, "val/accuracy").figure
+    figure_set = curves.draw_curves(results, history, "val/accuracy").figure
     assert figure_set.get_supxlabel() == "epoch" and figure_set.axes[0].get_xlim() == (0, STEPS[-1] / 20)
     history.loc[history["arm"] == "b", "epoch"] *= 2  # half as many images
-    figure_set = curves.draw(results, history, "val/accuracy").figure
+    figure_set = curves.draw_curves(results, history, "val/accuracy").figure
     assert figure_set.get_supxlabel() == "optimizer step" and figure_set.axes[0].get_xlim() == (0, STEPS[-1])
 
 
 def test_loss_has_own_curves(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE, "b": NONE})
     findings = findings_of(plan, store)
-    draw = sections()["loss"].figure
+    draw = all_sections()["loss"].figure
     assert draw((), findings) is None
     loss = findings.history[findings.history["metric"] == "val/accuracy"].assign(metric="val/loss")
     findings.__dict__["history"] = pd.concat([findings.history, loss.assign(value=1 - loss["value"])])
     assert draw((), findings).figure.get_supylabel() == "val loss"
     loss_plan = dataclasses.replace(plan, analysis=Analysis(metric="val/loss", goal="min"))
-    assert sections()["loss"].metric(loss_plan) is None
+    assert all_sections()["loss"].metric(loss_plan) is None
 
 
 def test_vector_figures_have_text_and_are_reproducible(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE, "b $x$": NONE})
     [first, second] = [figures_of(plan, store)["arms"] for _ in range(2)]
     svg = drawing.Drawing(first, "").svg
-    assert svg == drawing.Drawing(second, "").svg and drawing.pdf(first) == drawing.pdf(second)
+    assert svg == drawing.Drawing(second, "").svg and drawing.render_pdf(first) == drawing.render_pdf(second)
     tree = ElementTree.fromstring(svg)
     texts = {"".join(item.itertext()) for item in tree.iter("{http://www.w3.org/2000/svg}text")}
     assert {"baseline", "b $x$", "val accuracy (%); higher is better"} <= texts
-    assert drawing.pdf(first).startswith(b"%PDF") and b"/FontType 3" not in drawing.pdf(first)
+    assert drawing.render_pdf(first).startswith(b"%PDF") and b"/FontType 3" not in drawing.render_pdf(first)
 
 
 def test_page_starts_with_answer_and_folds_columns(tmp_path):
@@ -1354,8 +1354,8 @@ def test_any_number_of_arms_and_seeds_is_drawn(tmp_path, count):
     arms = {f"arm {index} 日本": [0.9 + 0.001 * index + 0.002 * seed for seed in range(2)] for index in range(count)}
     for name, figure in figures_of(*study(tmp_path, arms)).items():
         if count == 2:
-            assert drawing.png(figure, dpi=40).startswith(b"\x89PNG")
-        assert drawing.element(drawing.Drawing(figure, name).svg, name, 'a "b" <c> 0.0123').startswith(
+            assert drawing.render_png(figure, dpi=40).startswith(b"\x89PNG")
+        assert drawing.svg_to_element(drawing.Drawing(figure, name).svg, name, 'a "b" <c> 0.0123').startswith(
             '<svg role="img" aria-label="a &quot;b&quot; &lt;c&gt; 0.0123"'
         )
 
@@ -1405,7 +1405,7 @@ def test_arms_figure_cuts_interval_of_another_magnitude(tmp_path):
 
 
 def test_numbers_have_readable_precision():
-    assert [phrasing.compact(n) for n in (950, 12_345, 999_950, 5.7e9)] == ["950", "12.3 k", "1.00 M", "5.70 G"]
+    assert [phrasing.compact_number(n) for n in (950, 12_345, 999_950, 5.7e9)] == ["950", "12.3 k", "1.00 M", "5.70 G"]
     assert [phrasing.p_value(p, 0.05) for p in (0.0004, 0.0123, 0.612, 0.05004)] == [
         "< 0.001",
         "0.012",
@@ -1425,9 +1425,9 @@ def test_numbers_have_readable_precision():
     assert ends == ["0.02", "\N{MINUS SIGN}0.0003", "0.0", "1.6"]
     # Equal values have no spread: their mean and the ends of its interval differ by rounding alone.
     rounding = {"low": 0.09999999999999998, "high": 0.10000000000000006}
-    assert phrasing.widths([rounding, {"low": 0.1, "high": 0.2}], "low", "high") == [None, pytest.approx(0.05)]
+    assert phrasing.half_widths([rounding, {"low": 0.1, "high": 0.2}], "low", "high") == [None, pytest.approx(0.05)]
     scale = phrasing.Scale.of("val/accuracy", units)
-    assert scale.decimals(phrasing.widths([rounding], "low", "high")) == 1
+    assert scale.decimals(phrasing.half_widths([rounding], "low", "high")) == 1
     assert scale.end(2.8e-17, 1) == "0.0"
 
 

@@ -23,7 +23,7 @@ from vitlab.errors import TrialFailed, UserError
 from vitlab.regression import ab, cost
 from vitlab.regression import checkout as revisions
 from vitlab.regression.baseline import Facts, read_baseline
-from vitlab.regression.checkout import Revision, checkout, commit_of, commits_of
+from vitlab.regression.checkout import Revision, checkout, resolve_commit, resolve_revisions
 from vitlab.store.folders import Store
 
 PART = '''
@@ -138,7 +138,7 @@ def test_revision_imports_its_own_package_and_entry_points(
         "print(acme.NAME, [point.name for point in entry_points(group='vitlab.position') if point.dist.name == 'acme'])"
     )
     assert Revision("here").run("-c", program) == "after ['after']\n"
-    with checkout(commit_of("HEAD~"), "base", tmp_path / "out") as base:
+    with checkout(resolve_commit("HEAD~"), "base", tmp_path / "out") as base:
         assert base.run("-c", program) == "before ['before']\n"
         (tmp_path / "elsewhere" / "acme").mkdir(parents=True)
         (tmp_path / "elsewhere" / "acme" / "__init__.py").write_text("")
@@ -159,7 +159,7 @@ def test_worktree_leaves_the_index_and_other_worktrees_of_the_user_alone(
     staged = git("status", "--short")
     monkeypatch.setenv("GIT_INDEX_FILE", str(repository / ".git" / "index"))
     monkeypatch.setenv("GIT_DIR", str(repository / ".git"))
-    with checkout(commit_of("HEAD~"), "base", tmp_path / "out", [Path("own.py")]) as base:
+    with checkout(resolve_commit("HEAD~"), "base", tmp_path / "out", [Path("own.py")]) as base:
         assert base.plugins[0].read_text() == PART.format(value="0.0")
         names = base.run("-c", "import os; print([name for name in os.environ if name.startswith('GIT_')])")
         assert "GIT_INDEX_FILE" not in names and "GIT_DIR" not in names
@@ -176,9 +176,9 @@ def test_worktree_of_a_killed_process_is_removed_by_the_next_one(repository: Pat
     (out / "revisions" / "link").symlink_to(kept)
     (out / "revisions" / "other").mkdir()
     (out / "revisions" / "other" / "lock").symlink_to(kept / "lock")
-    with checkout(commit_of("HEAD~"), "base", out, [Path("own.py")]) as first:
+    with checkout(resolve_commit("HEAD~"), "base", out, [Path("own.py")]) as first:
         assert not left.exists() and len(git("worktree", "list").splitlines()) == 3
-        with checkout(commit_of("HEAD"), "head", out, [Path("own.py")]):
+        with checkout(resolve_commit("HEAD"), "head", out, [Path("own.py")]):
             assert Path(first.plugins[0]).exists(), "its process lives"
     assert len(git("worktree", "list").splitlines()) == 2 and (kept / "tree").is_dir(), "links are not followed"
 
@@ -194,12 +194,12 @@ def test_installed_wheel_of_the_repository_is_no_package_of_its_commits(
         json.dumps({"url": f"{repository.as_uri()}/dist/acme.whl", "archive_info": {}})
     )
     monkeypatch.syspath_prepend(site.parent)
-    with pytest.raises(UserError, match=r"nothing of .* is installed"), checkout(commit_of("HEAD"), "x", tmp_path):
+    with pytest.raises(UserError, match=r"nothing of .* is installed"), checkout(resolve_commit("HEAD"), "x", tmp_path):
         pass
 
 
 def test_commits_that_cannot_be_compared_are_refused(repository: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    (_, first), (name, second) = commits_of("HEAD~..")
+    (_, first), (name, second) = resolve_revisions("HEAD~..")
     assert (first, second) == (git("rev-parse", "HEAD~").strip(), git("rev-parse", "HEAD").strip())
     assert name == f"HEAD ({second[:7]})"
     for words, message in [
@@ -208,13 +208,13 @@ def test_commits_that_cannot_be_compared_are_refused(repository: Path, tmp_path:
         ("nowhere..HEAD", "no commit 'nowhere' is here.*fetch"),
     ]:
         with pytest.raises(UserError, match=message):
-            commits_of(words)
+            resolve_revisions(words)
     with pytest.raises(UserError, match=r"nothing of .* is installed"), checkout(second, "HEAD", tmp_path / "out"):
         pass
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))  # a checkout may be above it
     with pytest.raises(UserError, match="in no git repository"):
-        commit_of("HEAD")
+        resolve_commit("HEAD")
 
 
 def test_failing_revision_is_named_with_its_exit_code() -> None:
@@ -264,7 +264,7 @@ def test_cost_is_measured_with_prerequisites(
     study["base"]["init_from"] = {"trial": {**study["base"]}}
     Path("started.yaml").write_text(yaml.safe_dump(study))
     request = {"file": "started.yaml", "plugins": [], "changes": {}, "out": "vitlab-runs"}
-    cost.main("baseline", json.dumps(request))
+    cost.measure_and_print("baseline", json.dumps(request))
     measured = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert 0 < measured["time"] < 1 and measured["memory"] > 1 << 20
     assert not Path("vitlab-runs").exists(), "nothing is stored"
@@ -377,7 +377,7 @@ def test_ab_of_environments_with_other_versions_trains_every_arm_apart(
     """No digest of code covers torch, so neither is an arm out of reach, nor is a result shared."""
     monkeypatch.setattr(Revision, "run", run_in_fork)
     monkeypatch.setattr(ab, "checkout", lambda *words: checkout(*words[:-1]))  # the environments are those here
-    monkeypatch.setattr(ab, "_versions", lambda it: {"torch": "1" if it.name.startswith("HEAD~") else "2"})
+    monkeypatch.setattr(ab, "_numeric_versions", lambda it: {"torch": "1" if it.name.startswith("HEAD~") else "2"})
     monkeypatch.setattr("vitlab.regression.gate.measure_costs", lambda *_: [])
     Path("README.md").write_text("A bias.")
     commit("words")

@@ -79,7 +79,7 @@ def test_server_listens_on_this_machine_by_default(tmp_path: Path, monkeypatch: 
         raise Stopped
 
     monkeypatch.setattr(subprocess, "Popen", popen)
-    monkeypatch.setattr(server, "links", lambda *_: {"tiny": "page"})
+    monkeypatch.setattr(server, "study_links", lambda *_: {"tiny": "page"})
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     result = CliRunner().invoke(cli.cli, ["ui", "--out", str(tmp_path), "--port", "45932", "--no-browser"])
     assert isinstance(result.exception, Stopped) and hosts == ["127.0.0.1"]

@@ -48,16 +48,16 @@ def test_non_finite_values_are_refused():
 def test_sign_flip_equals_brute_force(n):
     d = np.random.default_rng(n).normal(0.5, 1, n).round(1)  # rounded, so that there are ties
     sums = [abs(np.dot(signs, d)) for signs in itertools.product([1, -1], repeat=n)]
-    assert replicates.sign_flip(d) == close(np.mean([total >= abs(d.sum()) - 1e-9 for total in sums]))
+    assert replicates.sign_flip_p(d) == close(np.mean([total >= abs(d.sum()) - 1e-9 for total in sums]))
 
 
 def test_sign_flip_equals_scipy_permutation_test_and_its_bound():
     d = np.random.default_rng(3).normal(0.4, 1, 10)
     reference = stats.permutation_test((d,), np.mean, permutation_type="samples", n_resamples=np.inf)
-    assert replicates.sign_flip(d) == close(reference.pvalue)
-    assert replicates.sign_flip([1, 2, 3, 4, 5]) == 0.0625
-    assert replicates.sign_flip(np.ones(40)) == close(2.0**-39)
-    assert math.isnan(replicates.sign_flip(np.ones(41)))
+    assert replicates.sign_flip_p(d) == close(reference.pvalue)
+    assert replicates.sign_flip_p([1, 2, 3, 4, 5]) == 0.0625
+    assert replicates.sign_flip_p(np.ones(40)) == close(2.0**-39)
+    assert math.isnan(replicates.sign_flip_p(np.ones(41)))
 
 
 @pytest.mark.parametrize(("n", "alpha"), [(3, 0.05), (5, 0.05), (5, 0.05 / 3), (20, 0.01), (200, 0.05)])
@@ -80,7 +80,7 @@ def test_pareto_front_equals_brute_force():
     random = np.random.default_rng(8)
     for _ in range(50):
         costs, values = random.integers(0, 6, (2, 9)).astype(float)
-        front = scaling.pareto(costs, values)
+        front = scaling.on_pareto_front(costs, values)
         for index, (cost, value) in enumerate(zip(costs, values, strict=True)):
             dominated = any(
                 c <= cost and v >= value and (c, v) != (cost, value) for c, v in zip(costs, values, strict=True)

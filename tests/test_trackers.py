@@ -212,7 +212,10 @@ def test_journal_that_begins_during_a_delivery_is_one_training(tmp_path: Path, m
 
     store, plan = Store(tmp_path), results.small_plan()
     results.write_trials(store, plan, events=3)
-    genuine, late = replay.began_at, {file: file.read_bytes() for file in store.root.glob("trials/*/*/events.jsonl")}
+    genuine, late = (
+        replay.training_start,
+        {file: file.read_bytes() for file in store.root.glob("trials/*/*/events.jsonl")},
+    )
     for file in late:
         file.unlink()
 
@@ -222,7 +225,7 @@ def test_journal_that_begins_during_a_delivery_is_one_training(tmp_path: Path, m
             journal.write_bytes(late.pop(journal))
         return moment
 
-    monkeypatch.setattr(replay, "began_at", began_at)
+    monkeypatch.setattr(replay, "training_start", began_at)
     board = Began(plan, store, RunSpec())
     board.update()
     board.close()

@@ -19,7 +19,7 @@ from vitlab.identity.trial import Trial
 from vitlab.planning.values import Arm, Plan, Planned
 from vitlab.report import comparison
 from vitlab.report.frame import StudyResults
-from vitlab.report.sections import Findings, sections
+from vitlab.report.sections import Findings, all_sections
 from vitlab.report.sections.cost import SPEEDS, MeasuredCost, write_costs
 from vitlab.spec import STREAMS, Analysis, Choice, TrainSpec, TrialSpec
 from vitlab.store.folders import Store
@@ -52,7 +52,7 @@ def findings(plan: Plan, store: Store) -> Findings:
 
 def rows_of(name: str, plan: Plan, store: Store) -> list[Any]:
     """Return the rows of a section of a report."""
-    return list(sections()[name].rows(findings(plan, store)))
+    return list(all_sections()[name].rows(findings(plan, store)))
 
 
 def test_numeric_arms_get_law_only_where_study_asks(tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_missing_law_has_reason(sizes: tuple[int, ...], error: float, reason: st
     arms = {f"dim={size}": ({"model.dim": size}, [1 - error, 0.7], size, 1.0) for size in sizes}
     plan, store = study(tmp_path, arms, Analysis(power_law="params"))
     assert rows_of("scaling", plan, store) == []
-    assert list(sections()["scaling"].notes([], findings(plan, store))) == [f"No law over parameters: {reason}."]
-    assert not list(sections()["scaling"].notes([], findings(*study(tmp_path / "unasked", arms))))
+    assert list(all_sections()["scaling"].notes([], findings(plan, store))) == [f"No law over parameters: {reason}."]
+    assert not list(all_sections()["scaling"].notes([], findings(*study(tmp_path / "unasked", arms))))
 
 
 def test_offset_is_claimed_only_where_sizes_show_it(tmp_path: Path) -> None:
@@ -113,10 +113,10 @@ def test_offset_is_claimed_only_where_sizes_show_it(tmp_path: Path) -> None:
             arms[f"{size:.0f}"] = ({"model.dim": int(size)}, (1 - errors).tolist(), int(size), 1.0)
         plan, store = study(tmp_path / name, arms, Analysis(power_law="params"))
         found = findings(plan, store)
-        [row] = sections()["scaling"].rows(found)
+        [row] = all_sections()["scaling"].rows(found)
         assert row.offset_low <= offset <= row.offset_high and row.exponent_low <= 0.5 <= row.exponent_high
         assert row.levels_off is (offset > 0)
-        notes = list(sections()["scaling"].notes([row], found))
+        notes = list(all_sections()["scaling"].notes([row], found))
         assert any("cannot tell whether the error keeps falling or levels off" in note for note in notes) is not (
             row.levels_off
         )
@@ -135,7 +135,7 @@ def test_front_has_arms_not_beaten_in_both(tmp_path: Path) -> None:
     same = {name: (values, reached, 100, wall_s) for name, (values, reached, _, wall_s) in arms.items()}
     plan, store = study(tmp_path / "same", same)
     found = findings(plan, store)
-    assert not list(sections()["fronts"].rows(found))
+    assert not list(all_sections()["fronts"].rows(found))
     costs = []
     for arm, speed in zip(plan.arms, (400.0, 100.0, 300.0, 200.0), strict=True):
         speeds = {f"{name}{end}": speed if name[0] == "t" else 1.0 for name in SPEEDS for end in ("", "_q1", "_q3")}
@@ -143,7 +143,7 @@ def test_front_has_arms_not_beaten_in_both(tmp_path: Path) -> None:
         numbers = dict.fromkeys(("rounds", "peak_bytes", "threads", "batch_size", "load"), 1)
         costs.append(MeasuredCost(arm=arm.name, trial=f"{arm.name}-0", **text, **numbers, **speeds))
     write_costs(costs, plan, store)
-    [row] = sections()["fronts"].rows(found)
+    [row] = all_sections()["fronts"].rows(found)
     assert (row.cost, row.arms) == ("train_images_per_s", expected), "measured of each arm alone"
 
 
@@ -156,7 +156,7 @@ def test_front_arms_with_diverged_seeds_are_marked(tmp_path: Path) -> None:
         assert result is not None
         folder.finish(replace(result, status="diverged", outcome=replace(result.outcome, metrics={})))
     content = report.collect(plan, store)
-    _, arms_on_front = sections()["fronts"].table(content.report.sections["fronts"], content.report).columns
+    _, arms_on_front = all_sections()["fronts"].table(content.report.sections["fronts"], content.report).columns
     assert set(arms_on_front.cells) == {"small; large (2 broken seeds)"}
 
 
@@ -165,7 +165,7 @@ def test_front_names_every_arm_once_by_a_sign_of_its_own(tmp_path: Path) -> None
     arms |= {f"waste {index}": ({}, [0.1, 0.2], 900, 1.0) for index in range(6)}
     for number, expected in ((9, list(arms)[:9]), (15, ["arm 6", "arm 7", "arm 8"])):
         found = findings(*study(tmp_path / str(number), dict(itertools.islice(arms.items(), number))))
-        part = sections()["fronts"]
+        part = all_sections()["fronts"]
         drawn = part.figure(list(part.rows(found)), found).figure
         [legend] = drawn.legends
         assert [text.get_text() for text in legend.get_texts()] == expected, "of many arms, those on a front"

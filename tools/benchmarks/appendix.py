@@ -3,7 +3,7 @@
     python tools/benchmarks/appendix.py --studies 2000 --write      # all tables
     python tools/benchmarks/appendix.py --studies 500 --only looks  # prints one of them
 
-Studies are judged by ``vitlab.comparison.arrays.judge``, as the report judges them.  Sources of values are synthetic, or
+Studies are judged by ``vitlab.comparison.arrays.judge_studies``, as the report judges them.  Sources of values are synthetic, or
 draw from the final values of real trainings without replacement (``sources.py``).  The exit code is 1 if false alarms
 exceed 5 % and three standard errors where their rate is claimed.
 """
@@ -41,7 +41,7 @@ from tables import ALPHA, markdown, percent, standard_error
 
 import vitlab
 from vitlab.comparison import Verdict
-from vitlab.comparison.arrays import VERDICTS, Choices, Design, Judged, judge
+from vitlab.comparison.arrays import VERDICTS, Choices, Design, Judged, judge_studies
 from vitlab.comparison.blocks import OverBlocks, judge_blocks
 from vitlab.statistics import power, replicates
 
@@ -106,7 +106,7 @@ def _judge_looks(
     outcome = Outcome(np.zeros(shape, int), np.full(shape, sizes[-1]), *np.full((3, *shape), math.nan))
     waiting = np.ones(shape, bool)
     for size, level in zip(sizes, levels, strict=True):
-        of_look: Judged = judge(
+        of_look: Judged = judge_studies(
             values[:, :, :size],
             replace(design, share=level / design.alpha),
             tested_SC=waiting,
@@ -307,7 +307,7 @@ def of_detection(studies: int, seed: int) -> tuple[str, bool]:
                 values[:, 0] *= baseline
                 for kind in ("own", "shared"):
                     design = replace(Design.with_one_baseline(m), variance=kind)
-                    parts = [judge(values[some], design).contrasts for some in chunks(values)]
+                    parts = [judge_studies(values[some], design).contrasts for some in chunks(values)]
                     bounds = np.concatenate(
                         [(part.high - part.low)[:, 0] / 2 - part.difference[:, 0] for part in parts]
                     )
@@ -457,7 +457,7 @@ def over_blocks(
         noise = draws.standard_normal(studies) * apart ** draws.random(studies) * math.sqrt(2 / n)
     values[:, :, 1:] += np.moveaxis(effects[:, :, :blocks], 1, 2)[..., None]
     single = replace(Design.with_one_baseline(m), family=np.full(m, m * blocks))
-    contrasts = judge(values.reshape(-1, m + 1, n), single).contrasts
+    contrasts = judge_studies(values.reshape(-1, m + 1, n), single).contrasts
     difference, se = (
         np.moveaxis(one.reshape(studies, blocks, m), 1, 2) for one in (contrasts.difference, contrasts.se)
     )

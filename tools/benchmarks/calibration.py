@@ -38,10 +38,10 @@ from sources import pool as pool_of
 from tables import markdown
 
 from vitlab.comparison.arrays import Design
-from vitlab.comparison.arrays import judge as judge_contrasts
+from vitlab.comparison.arrays import judge_studies as judge_contrasts
 from vitlab.regression.baseline import Baseline, Values
-from vitlab.regression.decide import VERDICTS, Cell, Cells, Judged, Verdict, judge_arrays, overall, robust_sd
-from vitlab.regression.gate import statistical
+from vitlab.regression.decide import VERDICTS, Cell, Cells, Judged, Verdict, judge_arrays, robust_sd, worst_verdict
+from vitlab.regression.gate import train_and_judge
 from vitlab.spec import Study
 
 SEEDS, ARMS, ALPHA = (3, 5, 10), (1, 5, 20), 0.05
@@ -101,10 +101,10 @@ def gate(
     """Return the cells and the verdict of a study, from the values of its arms at all seeds that it may need."""
     baseline = Baseline.model_construct(study="s", accepted=(), values=_values(old, quantum))
     samples = {seeds: _values(new[:, :seeds], quantum), second: _values(new, quantum)}
-    cells, counts, _ = statistical(
+    cells, counts, _ = train_and_judge(
         study(seeds, second, margin), baseline, lambda more, _: samples[len(more or range(seeds))]
     )
-    return cells, overall([*(cell.verdict for cell in cells), *(finding.verdict for finding in counts)])
+    return cells, worst_verdict([*(cell.verdict for cell in cells), *(finding.verdict for finding in counts)])
 
 
 def gates(values_SA2N: Floats, lost_SA2N: NDArray[np.bool_] | None = None) -> Judged:

@@ -20,7 +20,7 @@ from sklearn.datasets import load_digits
 from tables import ALPHA, markdown
 
 from vitlab.comparison import Verdict
-from vitlab.comparison.arrays import VERDICTS, Design, judge
+from vitlab.comparison.arrays import VERDICTS, Design, judge_studies
 from vitlab.statistics import replicates
 
 Floats = NDArray[np.float64]
@@ -109,7 +109,7 @@ def section(studies: int, seed: int) -> tuple[str, bool]:
             rates = []
             for overlap, kind in itertools.product((0.0, ratio), ("own", "shared")):
                 design = replace(Design.with_one_baseline(m), overlap=overlap, variance=kind, quantum=1 / count)
-                found = judge(values, design).verdict >= VERDICTS.index(Verdict.BETTER)
+                found = judge_studies(values, design).verdict >= VERDICTS.index(Verdict.BETTER)
                 rates.append(float(found.any(axis=1).mean()))
             wider = math.sqrt(1 + seeds * ratio)
             worst = max(worst, *rates[2:])
@@ -117,7 +117,7 @@ def section(studies: int, seed: int) -> tuple[str, bool]:
             needed = differences.mean(axis=1).var() / (differences.var(axis=1, ddof=1).mean() / seeds)
             flips = "-"
             if m == 1 and seeds <= 10:
-                p = np.array([replicates.sign_flip(some) for some in differences])
+                p = np.array([replicates.sign_flip_p(some) for some in differences])
                 flips = f"{100 * (p <= ALPHA).mean():.1f}"
             cells = [name, f"{100 * share:.0f} % of {images}", trained, f"{seeds} x {m}"]
             cells += [f"{100 * rates[0]:.1f} / {100 * rates[1]:.1f}", flips]

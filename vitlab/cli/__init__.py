@@ -117,7 +117,7 @@ def print_lines(lines: Sequence[str]) -> None:
 
 
 @contextmanager
-def _interrupts() -> Iterator[None]:
+def _raise_interrupted() -> Iterator[None]:
     """Raise Interrupted for Ctrl-C, for which click would print an empty line."""
     try:
         yield
@@ -146,11 +146,11 @@ class _Commands(click.Group):
         return [*commands, *click.Command.shell_complete(self, context, incomplete)]  # no command is imported
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
-        with _interrupts():
+        with _raise_interrupted():
             return super().make_context(*args, **options)
 
     def invoke(self, context: click.Context) -> None:
-        with _interrupts():
+        with _raise_interrupted():
             value = super().invoke(context)
             if value is not None:
                 print_lines(value)
@@ -174,7 +174,7 @@ def cli() -> None:
     """vitlab: a laboratory for Vision Transformer ablations."""
 
 
-def _standard_output() -> TextIO:
+def _reserve_stdout() -> TextIO:
     """Return standard output for the answer alone: what else is written to its descriptor goes to standard error."""
     is_of_process = sys.stdout is sys.__stdout__
     if not is_of_process:  # but of a test
@@ -191,7 +191,7 @@ def _standard_output() -> TextIO:
 
 def main() -> None:
     """Run the ``vitlab`` command of this process and exit with its code."""
-    output = _standard_output() if "--json" in sys.argv[1:] else None
+    output = _reserve_stdout() if "--json" in sys.argv[1:] else None
     try:
         # What plugins and libraries print must not mix with JSON.
         with nullcontext() if output is None else redirect_stdout(sys.stderr):
@@ -200,8 +200,8 @@ def main() -> None:
         # click and rich exit with 1 when the reader of a pipe has closed it; nothing else exits with 1 here.
         sys.exit(0 if exit_.code == 1 else exit_.code)
     except BaseException as error:  # a plugin can raise anything
-        from vitlab.cli.errors import show
+        from vitlab.cli.errors import print_error
 
-        code = show(error, output)
+        code = print_error(error, output)
     if code:
         sys.exit(code)

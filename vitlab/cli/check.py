@@ -13,7 +13,15 @@ import click
 
 from vitlab._version import __version__
 from vitlab.cli import print_json, print_lines, say, wants_json
-from vitlab.cli.options import FILE, Numbers, as_written, junit_option, parse_changes, study_file, study_options
+from vitlab.cli.options import (
+    FILE,
+    Numbers,
+    find_study_file,
+    junit_option,
+    parse_changes,
+    repeat_options,
+    study_options,
+)
 from vitlab.errors import UserError
 from vitlab.regression import TIERS
 
@@ -69,15 +77,15 @@ def check_command(
             "--json and --junit write the result of a check, and --accept, --plan and --workflow do no check; leave "
             "out one or the other"
         )
-    name, file = file, study_file(file)
+    name, file = file, find_study_file(file)
     if baseline is None:  # a packaged study has its own in the current folder
         baseline = (file if file == name else Path(name.name)).with_suffix(".baseline.yaml")
     if workflow:
-        words = [str(name), *as_written(context, without=(*CHOICES, "--baseline", "--out"))]
+        words = [str(name), *repeat_options(context, without=(*CHOICES, "--baseline", "--out"))]
         from vitlab.regression.baseline import read_baseline
 
         stored = read_baseline(baseline) if baseline.exists() else None
-        click.echo(_workflow("check", [*words, "--baseline", str(baseline)], stored))
+        click.echo(_render_workflow("check", [*words, "--baseline", str(baseline)], stored))
         return
 
     from vitlab.driver.progress import watch_on
@@ -92,8 +100,8 @@ def check_command(
         click.echo(f"{baseline} is written; review it, and commit it.")
         return
     checked = check.check(request, tiers or TIERS)
-    page = phrasing.markdown(checked)
-    _finish(checked, page, page, junit)
+    page = phrasing.render_markdown(checked)
+    _print_and_exit(checked, page, page, junit)
 
 
 @click.command()
@@ -126,29 +134,31 @@ def ab_command(
     file makes that a failure.
     """
     if workflow:
-        words = as_written(context, without=("--workflow", "--junit", "--json", "--format", "--out"))
-        click.echo(_workflow("ab", [str(file), *words]))
+        words = repeat_options(context, without=("--workflow", "--junit", "--json", "--format", "--out"))
+        click.echo(_render_workflow("ab", [str(file), *words]))
         return
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's end is handled like Ctrl-C
     from vitlab.regression.ab import compare_revisions
     from vitlab.regression.check import CheckRequest
 
-    request = CheckRequest(study_file(file), Path(), out, parse_changes(changes), plugins)
+    request = CheckRequest(find_study_file(file), Path(), out, parse_changes(changes), plugins)
     content, result = compare_revisions(revisions, request, install)
-    _finish(result, str(content.render(form)), str(content.render("md")), junit, content.report)
+    _print_and_exit(result, str(content.render(form)), str(content.render("md")), junit, content.report)
 
 
-def _finish(checked: CheckResult, shown: str, page: str, junit: Path | None, report: Report | None = None) -> None:
+def _print_and_exit(
+    checked: CheckResult, shown: str, page: str, junit: Path | None, report: Report | None = None
+) -> None:
     """Print a result, write JUnit and the summary of a GitHub job, and exit with the code of a check."""
     from vitlab.regression import phrasing
 
     if wants_json():
-        print_json(phrasing.as_json(checked, report))
+        print_json(phrasing.render_json(checked, report))
     else:
         click.echo(shown)
     if junit is not None:
         junit.parent.mkdir(parents=True, exist_ok=True)
-        junit.write_text(phrasing.junit(checked), encoding="utf-8")
+        junit.write_text(phrasing.render_junit(checked), encoding="utf-8")
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with open(summary, "a", encoding="utf-8") as file:
             file.write(page)
@@ -156,9 +166,9 @@ def _finish(checked: CheckResult, shown: str, page: str, junit: Path | None, rep
     click.get_current_context().exit(failure if checked.fails else 0)
 
 
-def _workflow(command: str, words: Sequence[str], stored: Baseline | None = None) -> str:
+def _render_workflow(command: str, words: Sequence[str], stored: Baseline | None = None) -> str:
     """Return the workflow of a command, with Python and torch of its baseline, or the installed ones without one."""
-    from vitlab.cli.new import templates
+    from vitlab.cli.new import template_environment
     from vitlab.runner.circumstances import versions
 
     recorded = dict(versions())
@@ -169,7 +179,7 @@ def _workflow(command: str, words: Sequence[str], stored: Baseline | None = None
     requirement = "-e ." if Path("pyproject.toml").is_file() else f"vitlab=={__version__}"
     # Values used in a shell are quoted.
     workflow = (
-        templates()
+        template_environment()
         .get_template(f"{command}.yml.j2")
         .render(
             words=shlex.join(words),
@@ -212,7 +222,7 @@ def coordinates_command(
     """
     if len(set(widths)) < 2 or min(widths) < 1:
         raise click.BadParameter("give at least two different positive widths", param_hint="--widths")
-    file, widths = study_file(file), tuple(sorted(set(widths)))
+    file, widths = find_study_file(file), tuple(sorted(set(widths)))
     say("importing PyTorch")
     from vitlab.driver.coordinates import check_coordinates
 

@@ -45,7 +45,7 @@ def completion_command(shell: str) -> list[str]:
     return source.splitlines()
 
 
-def _completion(values: Callable[[click.Context, str], Iterable[str]]) -> Complete:
+def _make_completion(values: Callable[[click.Context, str], Iterable[str]]) -> Complete:
     """Return the completion of an argument by values, which depend on the command line and on what was typed."""
 
     def complete(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
@@ -57,7 +57,7 @@ def _completion(values: Callable[[click.Context, str], Iterable[str]]) -> Comple
     return complete
 
 
-@_completion
+@_make_completion
 def complete_packaged(context: click.Context, typed: str) -> Iterable[str]:
     """Complete the name of a packaged study."""
     from vitlab.planning.packaged import packaged_studies
@@ -65,21 +65,21 @@ def complete_packaged(context: click.Context, typed: str) -> Iterable[str]:
     return packaged_studies()
 
 
-@_completion
+@_make_completion
 def complete_file(context: click.Context, typed: str) -> Iterable[str]:
     """Complete the name of a packaged study, or the path of a study file."""
     from vitlab.planning.packaged import packaged_studies
 
-    return [*packaged_studies(), *_files(typed)]
+    return [*packaged_studies(), *_matching_files(typed)]
 
 
-@_completion
+@_make_completion
 def complete_study(context: click.Context, typed: str) -> Iterable[str]:
     """Complete the name of a study that has been run, or the path of a study file."""
-    return [*sorted(plan.parent.name for plan in _studies(context).glob("*/plan.json")), *_files(typed)]
+    return [*sorted(plan.parent.name for plan in _studies_folder(context).glob("*/plan.json")), *_matching_files(typed)]
 
 
-@_completion
+@_make_completion
 def complete_slot(context: click.Context, typed: str) -> Iterable[str]:
     """Complete the name of a slot, or of the studies that ``list`` and ``show`` take in its place."""
     from vitlab.registry import SLOT_MODULES
@@ -90,10 +90,10 @@ def complete_slot(context: click.Context, typed: str) -> Iterable[str]:
 def complete_component(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
     """Complete the name of a component of the slot before it on the command line, or of a packaged study."""
     slot = str(context.params.get("slot"))
-    return (complete_packaged if slot in STUDIES else components_of(slot))(context, parameter, typed)
+    return (complete_packaged if slot in STUDIES else complete_components(slot))(context, parameter, typed)
 
 
-def components_of(slot: str) -> Complete:
+def complete_components(slot: str) -> Complete:
     """Return the completion of the names of a slot's components."""
 
     def complete(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
@@ -105,7 +105,7 @@ def components_of(slot: str) -> Complete:
     return complete
 
 
-@_completion
+@_make_completion
 def complete_arm(context: click.Context, typed: str) -> Iterable[str]:
     """Complete the name of an arm of the study on the command line, if it has been run; ``arm=NAME`` for ``run``."""
     from vitlab.planning.packaged import study_name
@@ -117,20 +117,20 @@ def complete_arm(context: click.Context, typed: str) -> Iterable[str]:
     with suppress(VitlabError, OSError, ValueError, LookupError, TypeError):
         name = study_name(str(path) if path.is_file() else path.name.partition("@")[0])
         # read_plan would import planning, which takes longer than a user waits for a completion.
-        plan = json.loads((_studies(context) / name / "plan.json").read_bytes())
+        plan = json.loads((_studies_folder(context) / name / "plan.json").read_bytes())
         arms = [arm["name"] for arm in plan["arms"] if not arm.get("skip")]
         return [f"arm={arm}" for arm in arms] if context.info_name == "run" else arms
     return ()
 
 
-def _studies(context: click.Context) -> Path:
+def _studies_folder(context: click.Context) -> Path:
     """Return the folder of studies in the output folder on the command line, or in the default one."""
     from vitlab.store.folders import OUT
 
     return Path(context.params.get("out") or OUT) / "studies"
 
 
-def _files(typed: str) -> list[str]:
+def _matching_files(typed: str) -> list[str]:
     """Return the study files whose paths begin with a text, and those in the folders whose paths do."""
     start = glob.escape(typed)
     return sorted(file for pattern in ("*.y*ml", "*/*.y*ml") for file in glob.glob(start + pattern))

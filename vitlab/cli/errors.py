@@ -31,7 +31,7 @@ SUGGESTION = re.compile(r"Did you mean '([^']+)'\?")
 NAME = re.compile(r"'?([\w./:@+-]+)'?")
 
 
-def show(error: BaseException, output: TextIO | None = None) -> int:
+def print_error(error: BaseException, output: TextIO | None = None) -> int:
     """Print an error on stderr, and as JSON on ``output`` if there is one; return the exit code.
 
     Colours and wrapped lines are for terminals only; elsewhere a mistake is one line, followed by two of its source.
@@ -39,10 +39,10 @@ def show(error: BaseException, output: TextIO | None = None) -> int:
     """
     from vitlab.spec.changes import public
 
-    code, kind, text = _outcome(error)
+    code, kind, text = _classify_error(error)
     if output is not None:
         problems = error.complete if isinstance(error, SpecError) else [Problem("", 0, 0, text)]
-        document: dict[str, Any] = {"exit_code": code, "kind": kind, "mistakes": [*map(_plain, problems)]}
+        document: dict[str, Any] = {"exit_code": code, "kind": kind, "mistakes": [*map(_problem_to_json, problems)]}
         if (result := getattr(error, "result", None)) is not None:
             document["result"] = result
         with suppress(OSError):  # it cannot be written
@@ -55,11 +55,11 @@ def show(error: BaseException, output: TextIO | None = None) -> int:
     width = shutil.get_terminal_size().columns if terminal else 0
     if not isinstance(error, SpecError):
         text = public(text)
-        click.echo(wrapped(text, width) if isinstance(error, UserError) else text, err=True)
+        click.echo(wrap_text(text, width) if isinstance(error, UserError) else text, err=True)
         return code
     for problem in error.problems:
         shown = replace(problem, message=public(problem.message), source=public(problem.source))
-        click.echo(public(_excerpt(shown, width)), err=True, color=colour)
+        click.echo(public(_source_excerpt(shown, width)), err=True, color=colour)
     if len(error.problems) > 1:
         files = list(dict.fromkeys(problem.file for problem in error.problems))
         typed = any(file.startswith("--set ") for file in files)
@@ -68,7 +68,7 @@ def show(error: BaseException, output: TextIO | None = None) -> int:
     return code
 
 
-def _plain(problem: Problem) -> dict[str, Any]:
+def _problem_to_json(problem: Problem) -> dict[str, Any]:
     """Return a mistake as plain values; what its sentence lists and suggests is there by itself, too."""
     allowed, meant = ALLOWED.search(problem.message), SUGGESTION.search(problem.message)
     names = [NAME.fullmatch(item) for item in allowed[1].split(", ")] if allowed else []
@@ -82,7 +82,7 @@ def _plain(problem: Problem) -> dict[str, Any]:
     return facts
 
 
-def _outcome(error: BaseException) -> tuple[int, str, str]:
+def _classify_error(error: BaseException) -> tuple[int, str, str]:
     if isinstance(error, click.ClickException):
         return error.exit_code, "usage", error.format_message()
     if isinstance(error, VitlabError):
@@ -92,7 +92,7 @@ def _outcome(error: BaseException) -> tuple[int, str, str]:
     # pathlib hides the number of an error about links behind an exception of its own.
     if isinstance(error, RuntimeError) and getattr(error.__context__, "errno", 0) == errno.ELOOP:
         error = error.__context__ or error  # of Path.resolve, before Python 3.13
-    if isinstance(error, OSError) and _is_of_machine(error):
+    if isinstance(error, OSError) and _is_system_error(error):
         place = error.filename or "standard output, or the disk"  # which have no names here
         reason = (error.strerror or str(error)).lower()
         advice = "Results so far are kept; choose another place, or make this one writable, then run the same command"
@@ -108,7 +108,7 @@ def _outcome(error: BaseException) -> tuple[int, str, str]:
     return VitlabError.exit_code, VitlabError.kind, lines + advice
 
 
-def _is_of_machine(error: OSError) -> bool:
+def _is_system_error(error: OSError) -> bool:
     """Return whether an error is of a disk, a path or a closed standard output, and not of a program."""
     # An error that names a file is about that file, unless a program looks for one that is not there.
     if error.errno in MACHINE or (error.filename and error.errno != errno.ENOENT):
@@ -122,7 +122,7 @@ def _is_of_machine(error: OSError) -> bool:
     return False
 
 
-def wrapped(text: str, width: int, indent: str = "  ") -> str:
+def wrap_text(text: str, width: int, indent: str = "  ") -> str:
     """Return text in lines of at most ``width`` columns, broken between words; 0 leaves it as it is."""
     if not width:
         return text
@@ -132,12 +132,12 @@ def wrapped(text: str, width: int, indent: str = "  ") -> str:
     )
 
 
-def _excerpt(problem: Problem, width: int) -> str:
+def _source_excerpt(problem: Problem, width: int) -> str:
     """Return a mistake above its line, of which a long one is cut, and carets below the wrong value."""
     from rich.cells import cell_len
 
     place = str(problem)[: -len(problem.message) - 2]
-    lines = wrapped(str(problem), width)
+    lines = wrap_text(str(problem), width)
     if lines.startswith(place):
         lines = click.style(place, bold=True) + lines[len(place) :]
     if not problem.source.strip():

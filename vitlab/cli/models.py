@@ -76,8 +76,8 @@ def explain_command(
     from vitlab.explain.one_image import Explanation, Subject, compare, write_index
     from vitlab.runner.models import load_vit
 
-    pictures = {image: _picture(image) for image in images if not re.fullmatch(r"test:\d+", image)}
-    names = {image: _distinct(Path(image).stem, image) for image in pictures}
+    pictures = {image: _read_image(image) for image in images if not re.fullmatch(r"test:\d+", image)}
+    names = {image: _name_with_digest(Path(image).stem, image) for image in pictures}
     folders = {image: target / names.get(image, image.replace(":", "-")) for image in images}
     explained: dict[str, dict[str, Explanation]] = {image: {} for image in images}
     lines, reasons = list[str](), list[str]()
@@ -111,7 +111,7 @@ def explain_command(
     return [*lines, str(write_index(target, heading))]
 
 
-def _picture(image: str) -> Any:
+def _read_image(image: str) -> Any:
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -123,7 +123,7 @@ def _picture(image: str) -> Any:
         raise UserError(f"--image {image} cannot be read: {error.strerror or error}") from None
 
 
-def _distinct(name: str, source: str) -> str:
+def _name_with_digest(name: str, source: str) -> str:
     """Return the name of a folder with a digest of its source, such as ``cat-1f0c2a9b`` of a file ``cat.jpg``."""
     return f"{folder_name(name)}-{hashlib.blake2b(source.encode(), digest_size=4).hexdigest()}"
 
@@ -133,7 +133,7 @@ def arm_folder(plan: Plan, arm: str, seed: int) -> str:
     name = f"{arm}-s{seed}"
     # Disks that ignore case have one folder for names that differ in case alone.
     is_unique = sum(other.name.casefold() == arm.casefold() for other in plan.arms) == 1
-    return folder_name(name) if is_unique else _distinct(name, name)
+    return folder_name(name) if is_unique else _name_with_digest(name, name)
 
 
 @click.command()
@@ -178,15 +178,15 @@ def export_command(study: Path, arm: str, seed: int, form: Any, target: Path, ou
     file = folder / f"model{SUFFIX[form]}"
     difference = export(model, sees.info, sees.mean, sees.std, file, form)
     name = f"study {plan.study}, arm {arm}, seed {seed}"
-    text = card(name, sees, file.name, difference, str(render(plan, store, "md")))
+    text = model_card(name, sees, file.name, difference, str(render(plan, store, "md")))
     (folder / "README.md").write_text(text, encoding="utf-8")
     for path in (file, folder / "README.md"):
         click.echo(str(path))
 
 
-def card(name: str, sees: InputSpec, file: str, difference: float, report: str) -> str:
+def model_card(name: str, sees: InputSpec, file: str, difference: float, report: str) -> str:
     """Return the model card in Markdown; ``difference`` is relative to the largest logit."""
-    from vitlab.report.formats import markdown
+    from vitlab.report.formats import escape_markdown
 
     info = sees.info
     shape = ", ".join(map(str, (info.channels, *info.image)))
@@ -194,10 +194,10 @@ def card(name: str, sees: InputSpec, file: str, difference: float, report: str) 
 tags: [image-classification, vitlab]
 ---
 
-`{file}` holds one model, {markdown(name)}; the verdict below is about the means of arms over seeds.
+`{file}` holds one model, {escape_markdown(name)}; the verdict below is about the means of arms over seeds.
 It takes pixels in [0, 1], float32, (batch, {shape}), and returns logits (batch, {info.classes}); the normalisation is
 inside. On random pixels its logits differ from the trained model's by at most {difference:.1e} of the largest.
 
-Classes: {markdown(", ".join(info.labels)) or info.classes}
+Classes: {escape_markdown(", ".join(info.labels)) or info.classes}
 
 {report}"""

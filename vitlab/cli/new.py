@@ -64,7 +64,7 @@ def study(file: Path, source: str) -> list[str]:
         raise UserError(f"{file}: a study has the name of its file; use letters, digits, '.', '_' and '-'")
     # The comment at the top is about the results of the original.
     _, _, body = packaged_study(source).read_text(encoding="utf-8").partition("\nstudy: ")
-    template = templates().get_template("new_study.yaml.j2")
+    template = template_environment().get_template("new_study.yaml.j2")
     text = template.render(schema=SCHEMA, file=file, study=file.stem, body=body.partition("\n")[2].rstrip())
     file.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(file, text.encode())
@@ -112,7 +112,7 @@ def skill_command() -> list[str]:
         for name, part in parts.items()
         if name.startswith("slot.")
     }
-    template = templates().get_template("skill.md.j2")
+    template = template_environment().get_template("skill.md.j2")
     return template.render(
         example=packaged_study("quickstart").read_text(encoding="utf-8").partition("\nstudy: ")[2],
         parts=parts,
@@ -153,7 +153,7 @@ def write_plugin(name: str, slot: str, *, component: str | None = None, out: Pat
     }
     partial = temporary(folder)
     try:
-        for path, text in _render(values).items():
+        for path, text in _render_files(values).items():
             file = partial / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
@@ -165,8 +165,8 @@ def write_plugin(name: str, slot: str, *, component: str | None = None, out: Pat
     return folder
 
 
-def _render(values: Mapping[str, str]) -> dict[str, str]:
-    environment = templates()
+def _render_files(values: Mapping[str, str]) -> dict[str, str]:
+    environment = template_environment()
     component, slot = values["component"], values["slot"]
     source = environment.get_template(f"components/{slot}.py.j2")
     facts: dict[str, Any] = {"base": "", "cls": "", "cost": "about a minute or two on 2 cores"}
@@ -184,7 +184,7 @@ def _render(values: Mapping[str, str]) -> dict[str, str]:
     return {path: environment.get_template(source).render({**facts, **values}) for path, source in sources.items()}
 
 
-def templates() -> Environment:
+def template_environment() -> Environment:
     """Return the templates of packages and studies, which have no autoescape: their values have been checked."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

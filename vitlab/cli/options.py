@@ -61,7 +61,7 @@ class Numbers(click.ParamType[tuple[int, ...]]):
             self.fail(f"'{value}' is no list such as 3,5,10.", param, ctx)
 
 
-def as_written(context: click.Context, *, without: Sequence[str]) -> Iterator[str]:
+def repeat_options(context: click.Context, *, without: Sequence[str]) -> Iterator[str]:
     """Yield the words of the command line that repeat the options of a command, except those in ``without``."""
     for option in context.command.params:
         if not isinstance(option, click.Option) or set(without) & set(option.opts):
@@ -92,7 +92,7 @@ def parse_changes(changes: tuple[str, ...]) -> dict[str, Any]:
     return values
 
 
-def study_file(file: Path) -> Path:
+def find_study_file(file: Path) -> Path:
     """Return the file of a study, given by its path or by the name of a packaged study; print a note if both exist."""
     if file.suffix and os.path.isfile(file):  # the name of a packaged study has no suffix
         return file

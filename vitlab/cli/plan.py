@@ -9,14 +9,14 @@ import click
 
 from vitlab.cli import print_json, wants_json
 from vitlab.cli.completion import complete_file
-from vitlab.cli.options import PATH, parse_changes, plugin_option, set_option, study_file, study_options
+from vitlab.cli.options import PATH, find_study_file, parse_changes, plugin_option, set_option, study_options
 from vitlab.errors import Problem, SpecError, count
 from vitlab.executors.machine import device_of
 from vitlab.planning.match import UTILISATION, device_hours, train_macs
 from vitlab.planning.tune import PENDING, format_values
 from vitlab.planning.values import Arm, Plan, Tuning
-from vitlab.report.formats import fitted_table
-from vitlab.report.phrasing import Column, Columns, compact, duration
+from vitlab.report.formats import fit_table
+from vitlab.report.phrasing import Column, Columns, compact_number, duration
 from vitlab.spec.design import format_value
 from vitlab.store.folders import Store
 
@@ -53,12 +53,12 @@ def plan_command(
     """Show the arms and trials of FILE: what runs, what is skipped and why, what has been trained already."""
     from vitlab.driver.planning import plan_study
 
-    study, plan = plan_study(study_file(file), changes=parse_changes(changes), plugins=plugins, out=out)
+    study, plan = plan_study(find_study_file(file), changes=parse_changes(changes), plugins=plugins, out=out)
     store = Store(out.resolve())
     trials = (*plan.trials, *plan.rival_trials)
     cached = {(planned.arm, planned.seed) for planned in trials if store.folder(planned.trial).done()}
     device = device_of(study.run)
-    costs = _costs(plan, device, device_tflops) if cost else {}
+    costs = _costs_by_arm(plan, device, device_tflops) if cost else {}
     forecast = None
     if power:
         from vitlab.report.power import forecast as forecast_of
@@ -81,7 +81,7 @@ def plan_command(
     if costs:
         sentences.append(_describe_costs(plan, costs))
     sentences += [_describe_trials(plan, cached), *_describe_time(plan, store, cached)]
-    _print(plan, cached, costs, sentences)
+    _print_plan(plan, cached, costs, sentences)
     if forecast is not None:
         for sentence in forecast.sentences(plan):
             click.echo(sentence)
@@ -104,7 +104,7 @@ Costs = Mapping[str, ArmCost]
 """The cost of each arm by its name."""
 
 
-def _costs(plan: Plan, device: str, tflops: float | None) -> Costs:
+def _costs_by_arm(plan: Plan, device: str, tflops: float | None) -> Costs:
     import torch
 
     from vitlab.data.prepare import DataSource
@@ -133,7 +133,7 @@ def _costs(plan: Plan, device: str, tflops: float | None) -> Costs:
     return by_arm
 
 
-def _print(plan: Plan, cached: Set[tuple[str, int]], costs: Costs, sentences: Sequence[str]) -> None:
+def _print_plan(plan: Plan, cached: Set[tuple[str, int]], costs: Costs, sentences: Sequence[str]) -> None:
     """Print the question, the table of the arms, of many only the first, and the sentences."""
     from rich.console import Console
     from rich.text import Text
@@ -142,7 +142,7 @@ def _print(plan: Plan, cached: Set[tuple[str, int]], costs: Costs, sentences: Se
     if plan.question:
         console.print(Text(plan.question), style="italic")
     arms = plan.arms[:MAX_ROWS]
-    console.print(fitted_table(_columns(plan, arms, cached, costs), console, [bool(arm.skip) for arm in arms]))
+    console.print(fit_table(_arm_columns(plan, arms, cached, costs), console, [bool(arm.skip) for arm in arms]))
     if len(plan.arms) > MAX_ROWS:
         console.print(f"... {len(plan.arms) - MAX_ROWS:,} more ...")
     for arm in arms:
@@ -152,7 +152,7 @@ def _print(plan: Plan, cached: Set[tuple[str, int]], costs: Costs, sentences: Se
         console.print(Text(sentence))
 
 
-def _columns(plan: Plan, arms: Sequence[Arm], cached: Set[tuple[str, int]], costs: Costs) -> list[Column]:
+def _arm_columns(plan: Plan, arms: Sequence[Arm], cached: Set[tuple[str, int]], costs: Costs) -> list[Column]:
     """Return the table of the arms; columns that repeat an arm's name are the first to go in a narrow terminal."""
     trials = Counter(planned.arm for planned in plan.trials)
     done = Counter(planned.arm for planned in plan.trials if (planned.arm, planned.seed) in cached)
@@ -176,14 +176,16 @@ def _columns(plan: Plan, arms: Sequence[Arm], cached: Set[tuple[str, int]], cost
     if costs:
         column_of_costs = Columns([costs.get(arm.name) for arm in arms])
         columns += [
-            column_of_costs("params", lambda cost: compact(cost.params) if cost else ""),
-            column_of_costs("MACs", lambda cost: compact(cost.macs) if cost else ""),
-            column_of_costs(f"{next(iter(costs.values())).unit}-h", lambda cost: _hours(cost.hours) if cost else ""),
+            column_of_costs("params", lambda cost: compact_number(cost.params) if cost else ""),
+            column_of_costs("MACs", lambda cost: compact_number(cost.macs) if cost else ""),
+            column_of_costs(
+                f"{next(iter(costs.values())).unit}-h", lambda cost: _format_hours(cost.hours) if cost else ""
+            ),
         ]
     return columns
 
 
-def _hours(hours: float | None) -> str:
+def _format_hours(hours: float | None) -> str:
     return "?" if hours is None else f"{hours:,.1f}" if hours >= 1 else f"{hours:.2g}"
 
 
@@ -200,9 +202,9 @@ def _describe_costs(plan: Plan, costs: Costs) -> str:
     total = sum(hours[planned.arm] for planned in (*plan.trials, *plan.pending))
     for tuning in plan.tuning:
         if tuning.arm not in hours:  # tuned once, at the base, for all arms
-            return f"{sentence}; in all {_hours(total)}, and the tuning."
+            return f"{sentence}; in all {_format_hours(total)}, and the tuning."
         total += len(tuning.trials) * hours[tuning.arm]
-    return f"{sentence}; in all {_hours(total)}."
+    return f"{sentence}; in all {_format_hours(total)}."
 
 
 def _describe_trials(plan: Plan, cached: Set[tuple[str, int]]) -> str:
@@ -283,7 +285,7 @@ def validate_command(files: tuple[Path, ...], changes: tuple[str, ...], plugins:
             click.echo(f"{file}: a baseline of 'vitlab check', no study: skipped", err=wants_json())
             continue
         try:
-            _, plan = plan_study(study_file(file), changes=parse_changes(changes), plugins=plugins)
+            _, plan = plan_study(find_study_file(file), changes=parse_changes(changes), plugins=plugins)
         except SpecError as error:
             problems += error.complete
             continue

@@ -37,7 +37,7 @@ def report_command(study: Path, out: Path, changes: tuple[str, ...], plugins: tu
     for plugin in plugins:
         load_file(plugin)
     plan, store = open_study(study, out=out, changes=parse_changes(changes))
-    _print(render(plan, store, form), form)
+    _print_rendered(render(plan, store, form), form)
 
 
 @click.command()
@@ -49,7 +49,7 @@ def compare_command(first: Path, second: Path, out: Path, form: str) -> None:
     """Compare every arm of SECOND with the arm of that name in FIRST (their files or folders)."""
     from vitlab.report.two_studies import compare_studies
 
-    _print(compare_studies(open_study(first, out=out), open_study(second, out=out)).render(form), form)
+    _print_rendered(compare_studies(open_study(first, out=out), open_study(second, out=out)).render(form), form)
 
 
 EXAMPLES = """\b
@@ -89,10 +89,10 @@ def judge_command(results: str, form: str, **options: Any) -> None:
     """
     from vitlab.judging.judgement import judge
 
-    _print(judge(results, **options).render(form), form)
+    _print_rendered(judge(results, **options).render(form), form)
 
 
-def _print(rendered: str | bytes, form: str) -> None:
+def _print_rendered(rendered: str | bytes, form: str) -> None:
     if click.get_current_context().obj is not None:
         print_json(rendered)
         return

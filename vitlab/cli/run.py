@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vitlab.cli import print_json, say, wants_json
-from vitlab.cli.completion import complete_arm, components_of
-from vitlab.cli.options import as_written, display_path, parse_changes, study_file, study_options
+from vitlab.cli.completion import complete_arm, complete_components
+from vitlab.cli.options import display_path, find_study_file, parse_changes, repeat_options, study_options
 from vitlab.errors import TrialFailed, UserError, count
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ TAIL = 20  #: lines of its log that are shown where it does not get so far
 @study_options
 @click.option(
     "--executor",
-    shell_complete=components_of("executor"),
+    shell_complete=complete_components("executor"),
     help="Where trials run: local, inline, ray, slurm, or a plugin's.",
 )
 @click.option("--workers", type=click.IntRange(min=1), help="Trials at a time.")
@@ -68,17 +68,17 @@ def run_command(
     Trials that have been trained before, by this or another study, are not trained again.
     """
     say(f"reading {file}")  # the imports that follow take seconds
-    values, pattern = parse_changes(changes), _pattern(only)
+    values, pattern = parse_changes(changes), _compile_pattern(only)
     for path, value in {"run.executor": executor, "run.workers": workers, "run.tracker.uri": tracking_uri}.items():
         if value is not None:
             values[path] = value
     if detach:
         if smoke:
             raise UserError("--smoke is over in moments; leave out --detach")
-        return _detach(file, out, values, plugins, list(as_written(context, without=(DETACH,))))
+        return _start_detached(file, out, values, plugins, list(repeat_options(context, without=(DETACH,))))
     # A scheduler ends a job with SIGTERM; handle it like Ctrl-C, with checkpoints.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    file = study_file(file)
+    file = find_study_file(file)
     from vitlab import lab
     from vitlab.driver.progress import watch_on
 
@@ -101,7 +101,7 @@ def run_command(
         on_report=lambda render: reports.append(str(render("json"))) if as_json else click.echo(render("terminal")),
     )
     if not as_json:
-        click.echo(_epilogue(answer))
+        click.echo(_closing_lines(answer))
     elif not answer.failed:
         print_json(reports[0])
     if answer.failed:
@@ -115,7 +115,7 @@ def run_command(
     return None
 
 
-def _detach(
+def _start_detached(
     file: Path, out: Path, changes: Mapping[str, Any], plugins: tuple[Path, ...], options: Sequence[str]
 ) -> list[str]:
     """Start the run in a session of its own, and return what to print; mistakes are raised before anything starts."""
@@ -127,7 +127,7 @@ def _detach(
     from vitlab.store.folders import Store
 
     # Mistakes are reported here, where the user looks, and not only in the log.
-    study, plan = plan_study(study_file(file), changes=changes, plugins=plugins, out=out)
+    study, plan = plan_study(find_study_file(file), changes=changes, plugins=plugins, out=out)
     store = Store(out.resolve())
     words = ["vitlab", "run", str(file), *options]
     again = shlex.join(words)
@@ -167,7 +167,7 @@ def _detach(
     ]
 
 
-def _pattern(only: str | None) -> str:
+def _compile_pattern(only: str | None) -> str:
     if only is None:
         return "*"
     name, equals, pattern = only.partition("=")
@@ -176,7 +176,7 @@ def _pattern(only: str | None) -> str:
     return pattern
 
 
-def _epilogue(answer: Answer) -> str:
+def _closing_lines(answer: Answer) -> str:
     width = max(len("Report"), len(answer.tracker)) + 3
     elsewhere = f", {answer.elsewhere} trained by other runs meanwhile" if answer.elsewhere else ""
     failed = f", {answer.failed} failed" if answer.failed else ""

@@ -21,7 +21,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema
 from vitlab import registry
 from vitlab.cli import print_json, say, wants_json
 from vitlab.cli.completion import STUDIES, complete_component, complete_slot
-from vitlab.cli.errors import wrapped
+from vitlab.cli.errors import wrap_text
 from vitlab.cli.options import plugin_option
 from vitlab.errors import BrokenComponent, ClashError, UserError
 from vitlab.planning import packaged
@@ -50,13 +50,13 @@ def list_command(slot: str | None, pattern: str | None, plugins: tuple[Path, ...
     for plugin in plugins:
         registry.load_file(plugin)
     if slot == "weights":
-        _list_weights(pattern or "")
+        _print_weights(pattern or "")
     elif slot or wants_json():
-        _list(slot)
+        _print_components(slot)
     else:
         for name in registry.SLOT_MODULES:
-            _print(f"{name:12} ", ", ".join(entry.name for entry in registry.list_components(name)))
-        _print(f"{STUDIES[0]:12} ", ", ".join(packaged.packaged_studies()))
+            _print_indented(f"{name:12} ", ", ".join(entry.name for entry in registry.list_components(name)))
+        _print_indented(f"{STUDIES[0]:12} ", ", ".join(packaged.packaged_studies()))
 
 
 @click.command()
@@ -72,18 +72,18 @@ def show_command(slot: str, name: str | None, plugins: tuple[Path, ...]) -> list
     for plugin in plugins:
         registry.load_file(plugin)
     if name is None:
-        _list(slot)
+        _print_components(slot)
     elif slot in STUDIES:
         return packaged.packaged_study(name).read_text(encoding="utf-8").splitlines()
     else:
-        _show(slot, name)
+        _print_component(slot, name)
     return None
 
 
-def _list(slot: str | None) -> None:
+def _print_components(slot: str | None) -> None:
     """Print the packaged studies, or the components of a slot, or of all slots."""
     if slot in STUDIES:
-        _list_studies()
+        _print_studies()
         return
     entries = [
         entry for each in ([slot] if slot else registry.SLOT_MODULES) for entry in registry.list_components(each)
@@ -94,10 +94,10 @@ def _list(slot: str | None) -> None:
     clashes = Counter(entry.name for entry in entries)
     for entry in entries:
         label = f"{entry.origin.source}:{entry.name}" if clashes[entry.name] > 1 else entry.name
-        _print(f"{label:20} {entry.origin!s:20} ", entry.summary or entry.target)
+        _print_indented(f"{label:20} {entry.origin!s:20} ", entry.summary or entry.target)
 
 
-def _list_weights(pattern: str) -> None:
+def _print_weights(pattern: str) -> None:
     from vitlab.weights import named_weights
 
     rows = named_weights(pattern)
@@ -112,7 +112,7 @@ def _list_weights(pattern: str) -> None:
         click.echo(f"{row.name:{width}}  {row.image} pixels  {classes:14}  {row.license or 'licence not stated'}")
 
 
-def _list_studies() -> None:
+def _print_studies() -> None:
     from vitlab.spec import read_document
 
     rows = []
@@ -134,16 +134,16 @@ def _list_studies() -> None:
     for row in rows:
         click.echo(f"{row['name']}  ({row['data']})")
         for line in (row["question"], row["cost"]):
-            _print("    ", line)
+            _print_indented("    ", line)
 
 
-def _print(head: str, text: str) -> None:
+def _print_indented(head: str, text: str) -> None:
     """Print a text behind a head; on a terminal, break lines between words and indent them below the text."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    click.echo(wrapped(head + text, width, " " * (len(head) if len(head) < width // 2 else 4)))
+    click.echo(wrap_text(head + text, width, " " * (len(head) if len(head) < width // 2 else 4)))
 
 
-def _show(slot: str, name: str) -> None:
+def _print_component(slot: str, name: str) -> None:
     room = registry.slot(slot)
     component, origin = room.find(name)
     text = without_markup(inspect.getdoc(component) or "")
@@ -151,7 +151,7 @@ def _show(slot: str, name: str) -> None:
         schema = room.options(component).model_json_schema()
     except PydanticInvalidForJsonSchema as error:
         raise BrokenComponent(f"{slot} '{name}': its options have no JSON Schema: {error.message}") from error
-    place = _place(component)
+    place = _source_place(component)
     if wants_json():
         where = {"slot": slot, "name": name, "origin": str(origin), "place": place}
         print_json({**where, "documentation": text, "options": schema})
@@ -170,7 +170,7 @@ def _show(slot: str, name: str) -> None:
             click.echo(f"  {option:20} {shown_type(field):34} {default}")
 
 
-def _place(component: type) -> str:
+def _source_place(component: type) -> str:
     try:
         return f"{inspect.getsourcefile(component)}:{inspect.getsourcelines(component)[1]}"
     except (OSError, TypeError):
@@ -292,7 +292,7 @@ class Offer:
 )
 def plugins_command(strict: bool) -> None:
     """List what installed plugins offer, loading each to see whether it works."""
-    offered = list(offers())
+    offered = list(installed_offers())
     failing = [offer for offer in offered if offer.health != "works"]
     rows = [asdict(offer) for offer in offered]
     if not wants_json():
@@ -308,19 +308,19 @@ def plugins_command(strict: bool) -> None:
         raise error
 
 
-def offers() -> Iterator[Offer]:
+def installed_offers() -> Iterator[Offer]:
     """Yield the components of every installed distribution, slot by slot, importing them."""
     for slot in registry.SLOT_MODULES:
         for point in sorted(
             plugin_sources.slot_points(slot), key=lambda point: (plugin_sources.dist_name(point), point.name)
         ):
-            health, text = _health(slot, point)
+            health, text = _load_status(slot, point)
             reason, _, detail = text.partition("\n")
             who, version = plugin_sources.dist_name(point), plugin_sources.dist_version(point)
-            yield Offer(slot, point.name, who, version, _origin(point.dist), health, reason, detail)
+            yield Offer(slot, point.name, who, version, _distribution_origin(point.dist), health, reason, detail)
 
 
-def _health(slot: str, point: EntryPoint) -> tuple[str, str]:
+def _load_status(slot: str, point: EntryPoint) -> tuple[str, str]:
     name = plugin_sources.dist_name(point)
     if reason := plugin_sources.why_unusable(point.dist):
         return "refused", reason
@@ -348,7 +348,7 @@ def _print_offers(offered: list[Offer]) -> None:
             click.echo(f"  {offer.slot:12} {offer.name:20} {detail}")
 
 
-def _origin(dist: Distribution | None) -> str:
+def _distribution_origin(dist: Distribution | None) -> str:
     """Return the recorded folder or address a distribution was installed from, or else its location."""
     if dist is None:
         return "unknown"

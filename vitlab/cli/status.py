@@ -40,10 +40,10 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
 
     from vitlab.driver.session import driver_of
     from vitlab.report.api import open_study
-    from vitlab.report.formats import fitted_table
+    from vitlab.report.formats import fit_table
     from vitlab.report.phrasing import Column
 
-    plan, store = open_study(_latest(out) if study is None else study, out=out, changes=parse_changes(changes))
+    plan, store = open_study(_find_latest(out) if study is None else study, out=out, changes=parse_changes(changes))
     counts: dict[str, Counter[str]] = {arm.name: Counter() for arm in plan.arms}
     tuning: Counter[str] = Counter()
     failures, progress = [], []
@@ -53,7 +53,7 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
         folder = store.folder(planned.trial)
         state = _state_of(folder)
         if state in ("running", "paused"):
-            progress.append(f"{planned.arm} s{planned.seed}: {state}{_reached(folder)}")
+            progress.append(f"{planned.arm} s{planned.seed}: {state}{_last_evaluation(folder)}")
         if state == Ending.FAILED:
             log = folder.path / "log.txt"
             place = f" ({display_path(log)})" if log.is_file() else ""
@@ -75,7 +75,7 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
     if reasons:
         columns.append(Column("", tuple(reasons.get(name, "") for name in rows), right=False))
     console = Console()
-    console.print(fitted_table(columns, console))
+    console.print(fit_table(columns, console))
     if driver:
         log = store.study(plan.study) / "driver.log"
         console.print(Text(f"run by {driver}" + (f"; its log is {display_path(log)}" if log.exists() else "")))
@@ -83,7 +83,7 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
         console.print(Text(line))
 
 
-def _latest(out: Path) -> Path:
+def _find_latest(out: Path) -> Path:
     """Return the folder of the study that was run last, and name the others on stderr."""
     plans = sorted(out.glob("studies/*/plan.json"), key=lambda file: file.stat().st_mtime)
     if not plans:
@@ -106,7 +106,7 @@ def _state_of(folder: TrialFolder) -> str:
     return "paused" if folder.checkpoint.exists() else "missing"
 
 
-def _reached(folder: TrialFolder) -> str:
+def _last_evaluation(folder: TrialFolder) -> str:
     """Return the last evaluated step and epoch in a trial's journal, or nothing before the first evaluation."""
     reached = [event.body for event in folder.events()[0] if event.kind == "metrics"]
     return f", at step {reached[-1]['step']:,}, epoch {reached[-1]['epoch']:.3g}" if reached else ""
@@ -128,7 +128,7 @@ def studies_command(out: Path) -> None:
     if not studies:
         say(f"no study has been run in {out}")
     for study in studies:
-        _print(study)
+        _print_study(study)
 
 
 def _study_row(folder: Path, store: Store) -> NewTree | None:
@@ -153,11 +153,11 @@ def _version_row(version: Version, plan: Plan, latest: Version, store: Store) ->
         "set": version.set_options,
         "differs": format_differences(latest.content or {}, version.content or {}) if comparable else "",
         **{state: states[state] for state in STATES},
-        "answer": _answer(plan, store),
+        "answer": _answer_or_status(plan, store),
     }
 
 
-def _answer(plan: Plan, store: Store) -> str:
+def _answer_or_status(plan: Plan, store: Store) -> str:
     from vitlab import report
 
     rows = json.loads(report.render(plan, store, "json"))["arms"]
@@ -165,7 +165,7 @@ def _answer(plan: Plan, store: Store) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing compared"
 
 
-def _print(study: NewTree) -> None:
+def _print_study(study: NewTree) -> None:
     from vitlab.planning.packaged import packaged_name
 
     click.echo(f"{study['study']}  {study['question']}")
@@ -195,8 +195,8 @@ def logs_command(trial: str, arm: str | None, seed: int | None, out: Path) -> li
     The first letters of KEY are enough.
     """
     lines = []
-    for folder in _folders(trial, arm, seed, out):
-        lines += [str(folder.path), *map(_line, folder.events()[0])]
+    for folder in _find_trial_folders(trial, arm, seed, out):
+        lines += [str(folder.path), *map(_format_event, folder.events()[0])]
         log = folder.path / "log.txt"
         if log.is_file():
             lines += log.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -206,7 +206,7 @@ def logs_command(trial: str, arm: str | None, seed: int | None, out: Path) -> li
     return lines
 
 
-def _folders(trial: str, arm: str | None, seed: int | None, out: Path) -> list[TrialFolder]:
+def _find_trial_folders(trial: str, arm: str | None, seed: int | None, out: Path) -> list[TrialFolder]:
     """Return the folders of a trial, one for each version of the code."""
     from vitlab.report.api import open_study
 
@@ -231,16 +231,16 @@ def _folders(trial: str, arm: str | None, seed: int | None, out: Path) -> list[T
     return [folder]
 
 
-def _line(event: Event) -> str:
+def _format_event(event: Event) -> str:
     moment = datetime.fromtimestamp(event.t / 1000).isoformat(" ", "seconds")
-    return f"{moment}  {event.kind:8}  {'  '.join(_pairs(event.body))}"
+    return f"{moment}  {event.kind:8}  {'  '.join(_format_pairs(event.body))}"
 
 
-def _pairs(values: Mapping[str, object]) -> list[str]:
+def _format_pairs(values: Mapping[str, object]) -> list[str]:
     pairs: list[str] = []
     for name, value in values.items():
         if isinstance(value, Mapping):
-            pairs += _pairs(value)
+            pairs += _format_pairs(value)
         else:
             pairs.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
     return pairs
@@ -259,7 +259,7 @@ def gc_command(out: Path, yes: bool) -> list[str]:
         if folder.is_symlink():  # results may come from other people, and the link may lead to any folder of the user
             raise UserError(f"{folder} is a link, and nothing outside of the output folder is deleted; move it there")
     required, names = set(), dict[str, str]()
-    for file in _plans(out):
+    for file in _stored_plans(out):
         try:
             plan = read_plan(file)
         except UserError as error:
@@ -275,7 +275,7 @@ def gc_command(out: Path, yes: bool) -> list[str]:
     store = Store(out)
     freed, lines = 0, []
     for path in store.leftovers():
-        freed += _size(path)
+        freed += _folder_size(path)
         lines.append(str(path))
         if yes:
             remove(path)
@@ -283,7 +283,7 @@ def gc_command(out: Path, yes: bool) -> list[str]:
         path = trial.path
         if (path.parent.name, path.name) in required or trial.is_locked():
             continue
-        freed += _size(path)
+        freed += _folder_size(path)
         lines.append(f"{path}\t{names.get(path.parent.name, 'belongs to no study, such as from --smoke')}")
         if not yes:
             continue
@@ -296,7 +296,7 @@ def gc_command(out: Path, yes: bool) -> list[str]:
     return lines
 
 
-def _plans(out: Path) -> Iterator[Path]:
+def _stored_plans(out: Path) -> Iterator[Path]:
     """Yield every stored plan; the latest ones twice, because a run that starts meanwhile replaces one."""
     for pattern in ("studies/*/plan.json", f"studies/*/{EARLIER}/*/plan.json", "studies/*/plan.json"):
         yield from out.glob(pattern)
@@ -310,5 +310,5 @@ def _trial_names(plan: Plan) -> dict[tuple[str, str], str]:
     return names
 
 
-def _size(path: Path) -> int:
+def _folder_size(path: Path) -> int:
     return sum(file.lstat().st_size for file in (path, *path.rglob("*")) if file.is_file())

@@ -43,8 +43,8 @@ def inspect(file: Path, form: str | None, heads: int | None, source_grid: str | 
     """
     from vitlab.weights import inspect as look
 
-    inspected = look(_local(file), form, _model_facts(heads, source_grid))
-    rows = _rows(inspected)
+    inspected = look(_fetch_file(file), form, _model_facts(heads, source_grid))
+    rows = _inspection_rows(inspected)
     if wants_json():
         print_json({name.replace(" ", "_"): value for name, value in rows.items()})
         return
@@ -95,7 +95,7 @@ def convert(
     from vitlab.weights import convert as write
 
     result = write(
-        _local(source),
+        _fetch_file(source),
         target,
         to,
         form=form,
@@ -109,7 +109,7 @@ def convert(
     return [str(file) for file in result.files]
 
 
-def _local(file: Path) -> Path:
+def _fetch_file(file: Path) -> Path:
     """Return a file, fetched if it is ``timm:NAME`` or ``hub:ORG/NAME``."""
     kind, _, name = str(file).partition(":")
     if kind not in ("timm", "hub") or file.exists():
@@ -135,7 +135,7 @@ def _model_facts(heads: int | None, source_grid: str | None) -> ModelFacts:
     return ModelFacts(heads=heads, grid=parse_size("--source-grid", source_grid))
 
 
-def _rows(inspected: Inspection) -> dict[str, Any]:
+def _inspection_rows(inspected: Inspection) -> dict[str, Any]:
     from vitlab.weights.architecture import format_sides
 
     checkpoint, model = inspected.checkpoint, inspected.architecture
@@ -156,8 +156,8 @@ def _rows(inspected: Inspection) -> dict[str, Any]:
         "prefix": ", ".join(g.prefix) or "none",
         "head": anatomy.head.type if has_head else "none in the file",
         "classes": model.info.classes if has_head else 0,
-        "normalised by": f"mean {_numbers(model.mean)}, std {_numbers(model.std)}",
-        "model": _yaml(model),
+        "normalised by": f"mean {_format_numbers(model.mean)}, std {_format_numbers(model.std)}",
+        "model": _model_yaml(model),
     }
     if checkpoint.wrapper_note:
         rows["opened"] = checkpoint.wrapper_note
@@ -170,7 +170,7 @@ def _rows(inspected: Inspection) -> dict[str, Any]:
     return rows | {name: value for name, value in lists.items() if value}
 
 
-def _yaml(model: Architecture) -> str:
+def _model_yaml(model: Architecture) -> str:
     """Return the model as a study's file has it, without options at their defaults."""
     import yaml
 
@@ -181,5 +181,5 @@ def _yaml(model: Architecture) -> str:
     return text.strip()
 
 
-def _numbers(values: tuple[float, ...]) -> str:
+def _format_numbers(values: tuple[float, ...]) -> str:
     return " ".join(f"{value:g}" for value in values)

@@ -1,6 +1,6 @@
 """Comparison of arms with their baselines: samples, the rule of spread, families, looks and verdicts.
 
-:func:`vitlab.comparison.study.judge_study` judges a plan, :func:`vitlab.comparison.arrays.judge` any number of studies
+:func:`vitlab.comparison.study.judge_study` judges a plan, :func:`vitlab.comparison.arrays.judge_studies` many studies
 as arrays.  A replicate is a seed, so there are few: 3, 5, perhaps 10.  The methods follow from that:
 
 - Arms are compared by their differences at equal seeds, with Student's t; without pairs, with Welch's t.

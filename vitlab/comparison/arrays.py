@@ -14,7 +14,7 @@ import numpy as np
 
 from vitlab.comparison import Verdict
 from vitlab.statistics import replicates
-from vitlab.statistics.replicates import Floats, Ints, Mask, moments, rounding_of
+from vitlab.statistics.replicates import Floats, Ints, Mask, moments, rounding_error
 
 Variance = Literal["shared", "own"]
 Correction = Literal["bonferroni", "none"]
@@ -24,9 +24,10 @@ Name = TypeVar("Name")
 
 TESTS = ("none", "paired t", "Welch t", "sign flip")
 NONE, PAIRED, WELCH, SIGN_FLIP = range(4)
+#: in this order, because those after EQUIVALENT say which arm is better, see :func:`judge_studies`
 VERDICTS = (Verdict.CANNOT_TELL, Verdict.SAME, Verdict.EQUIVALENT, Verdict.BETTER, Verdict.WORSE)
 MIN_SEEDS = 3  #: with fewer pairs there is no interval, and variances are not shared
-MOST_LOUD = 100.0  #: multiple of one's own variance at which another's counts at most, so ten times one's spread
+MOST_LOUD = 100.0  #: the variance of another comparison counts at most as this multiple of one's own
 FULL_WEIGHT_FROM = 7  #: comparisons from which on the mean variance of all weighs as much as one's own
 
 
@@ -122,7 +123,7 @@ class Choices:
     df: Floats = field(default_factory=lambda: np.ones((1, 1, 1)))
 
 
-def judge(
+def judge_studies(
     values_SAN: Floats,
     design: Design,
     *,
@@ -149,8 +150,8 @@ def judge(
     d_SCN = values_SAN[:, design.arms] - values_SAN[:, design.baselines]
     _, sound_SC, _ = moments(np.where(collapsed_SC2N.any(axis=2), math.nan, d_SCN))
     collapsed_arms, sound_difference = collapsed_SC2N[:, :, 0], np.where(collapsed_SC > 0, sound_SC, math.nan)
-    complete = contrasts(values_SAN, design, collapsed_SC, tested_SC, choices)
-    verdict_SC = verdicts(complete, design)
+    complete = compute_contrasts(values_SAN, design, collapsed_SC, tested_SC, choices)
+    verdict_SC = decide_verdicts(complete, design)
     if lost_SAN is None or not lost_SAN.any():
         no_lost_SC = np.zeros_like(complete.pairs)
         return Judged(complete, complete, verdict_SC, verdict_SC, no_lost_SC, collapsed_arms, sound_difference)
@@ -159,7 +160,7 @@ def judge(
     unknown_SA = (lost_SAN & np.isnan(chance_A1)).any(axis=2)
     unknown_SC = unknown_SA[:, design.arms] | unknown_SA[:, design.baselines]
     filled_SAN = np.where(lost_SAN, chance_A1, values_SAN)
-    filled = contrasts(filled_SAN, design, collapsed_SC, tested_SC & ~unknown_SC, choices)
+    filled = compute_contrasts(filled_SAN, design, collapsed_SC, tested_SC & ~unknown_SC, choices)
     filled = replace(filled, difference=np.where(unknown_SC, math.nan, filled.difference))
     lost_SA = lost_SAN.sum(axis=2)
     lost_SC = lost_SA[:, design.arms] + lost_SA[:, design.baselines]
@@ -174,7 +175,7 @@ def judge(
     return Judged(complete, filled, verdict_with_lost_SC, verdict_SC, lost_SC, collapsed_arms, sound_difference)
 
 
-def contrasts(
+def compute_contrasts(
     values_SAN: Floats,
     design: Design,
     collapsed_SC: Ints,
@@ -193,12 +194,12 @@ def contrasts(
     n, difference, sd = moments(d_SCN)
     n_x, mean_x, sd_x = moments(x_SCN)
     n_y, mean_y, sd_y = moments(y_SCN)
-    rounding = rounding_of(np.concatenate([x_SCN, y_SCN], axis=2))
+    rounding = rounding_error(np.concatenate([x_SCN, y_SCN], axis=2))
     overlap = np.asarray(design.overlap)
     is_paired, is_welch = n >= 2, (n < 2) & (n_x >= 2) & (n_y >= 2)
     difference = np.where(is_welch | (n == 0), mean_x - mean_y, difference)
     difference = np.where(np.abs(difference) <= rounding, 0.0, difference)
-    scatters = np.where(is_paired, sd > rounding, (sd_x > rounding_of(x_SCN)) | (sd_y > rounding_of(y_SCN)))
+    scatters = np.where(is_paired, sd > rounding, (sd_x > rounding_error(x_SCN)) | (sd_y > rounding_error(y_SCN)))
     by_t = tested_SC & scatters & (collapsed_SC == 0) & ~np.isnan(overlap)
     # Only independent seeds can be flipped; differences of 0 at every seed need no test.
     is_same = ~scatters & (difference == 0) & (collapsed_SC == 0)
@@ -230,16 +231,16 @@ def contrasts(
         if difference[study, place] == 0:
             p[study, place] = 1.0
         elif scatters[study, place]:
-            p[study, place] = replicates.sign_flip(pairs)
+            p[study, place] = replicates.sign_flip_p(pairs)
         else:  # all are equal, but for rounding: the smallest p that the test can reach
             p[study, place] = min(1.0, 2.0 ** (1 - len(pairs)))
     test = np.where((test == SIGN_FLIP) & np.isnan(p), NONE, test)
 
     has_interval = uses_t & (np.where(test == WELCH, np.minimum(n_x, n_y), n) >= MIN_SEEDS)
-    low, high = _interval(difference, se, df, design.levels / 2, has_interval, design.reach)
+    low, high = _bounded_interval(difference, se, df, design.levels / 2, has_interval, design.reach)
     equal_low = equal_high = p_equal = np.full(n.shape, math.nan)
     if design.margin is not None:
-        equal_low, equal_high = _interval(difference, se, df, design.levels, has_interval, design.reach)
+        equal_low, equal_high = _bounded_interval(difference, se, df, design.levels, has_interval, design.reach)
         below, above = (stdtr(df, (sign * difference - design.margin) / se) for sign in (1, -1))
         p_equal = np.maximum(below, above)
     # A look may spend its share of alpha alone: its p values are enlarged, and compare with alpha at every look.
@@ -274,11 +275,11 @@ def collapsed_pairs(values_SAN: Floats, design: Design) -> Mask:
     """Return which seeds of each arm and its baseline collapsed (S, C, 2, N); the two together give the scale."""
     pairs_SC2N = np.stack([values_SAN[:, design.arms], values_SAN[:, design.baselines]], axis=2)
     studies, comparisons, *rest = pairs_SC2N.shape  # there may be no seeds yet
-    flags = replicates.collapsed(pairs_SC2N.reshape(studies * comparisons, *rest), design.sign)
+    flags = replicates.find_collapsed(pairs_SC2N.reshape(studies * comparisons, *rest), design.sign)
     return flags.reshape(pairs_SC2N.shape)
 
 
-def verdicts(contrasts: ContrastArrays, design: Design) -> Ints:
+def decide_verdicts(contrasts: ContrastArrays, design: Design) -> Ints:
     """Return the verdict of each comparison as its place in ``VERDICTS`` (S, C)."""
     same = (contrasts.test == SIGN_FLIP) & (contrasts.difference == 0) & (contrasts.collapsed == 0)
     claimed = contrasts.p_corrected <= design.alpha
@@ -293,7 +294,7 @@ def verdicts(contrasts: ContrastArrays, design: Design) -> Ints:
     return np.select([*conditions.values()], [VERDICTS.index(verdict) for verdict in conditions], 0)
 
 
-def _interval(
+def _bounded_interval(
     difference: Floats, se: Floats, df: Floats, tail: Floats, where: Mask, reach: float
 ) -> tuple[Floats, Floats]:
     """Return the interval that leaves out a tail on either side, no wider than the bounds of the metric."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from vitlab.comparison import Verdict
-from vitlab.comparison.arrays import VERDICTS, Choices, Contrast, Design, judge
+from vitlab.comparison.arrays import VERDICTS, Choices, Contrast, Design, judge_studies
 from vitlab.planning.registration import added_comparisons, altered_arms, analysis_changes
 from vitlab.planning.values import Plan
 from vitlab.statistics import power, replicates
@@ -35,7 +35,7 @@ class Sample:
     """Seed to one value per image; the images of all arms are the same, in the same order."""
 
 
-def prerequisites(plan: Plan, seeds: Collection[int] | None = None) -> dict[str, dict[str, set[str]]]:
+def prerequisites_by_arm(plan: Plan, seeds: Collection[int] | None = None) -> dict[str, dict[str, set[str]]]:
     """Return the trainings that each arm's trials start from, by arm and role, at the given seeds or at all."""
     found: dict[str, dict[str, set[str]]] = {}
     for planned in plan.trials:
@@ -45,22 +45,24 @@ def prerequisites(plan: Plan, seeds: Collection[int] | None = None) -> dict[str,
     return found
 
 
-def refusals(plan: Plan, seeds: Collection[int] | None = None) -> dict[str, str]:
+def refusals_by_arm(plan: Plan, seeds: Collection[int] | None = None) -> dict[str, str]:
     """Return the reasons why comparisons are refused, by arm, at the given seeds or at all.
 
     If two arms differ by their prerequisite (a teacher, a pre-trained body), the prerequisites are the sample:
     five students of one teacher are one sample of the teacher.
     """
-    of_arms, reasons = prerequisites(plan, seeds), {}
+    of_arms, reasons = prerequisites_by_arm(plan, seeds), {}
     for arm in plan.arms:
         first, second = of_arms.get(arm.name, {}), of_arms.get(arm.baseline or "", {})
         for role in sorted(first.keys() & second.keys()):
-            if first[role] != second[role] and (reason := no_sample(min(len(first[role]), len(second[role])))):
+            if first[role] != second[role] and (
+                reason := describe_small_sample(min(len(first[role]), len(second[role])))
+            ):
                 reasons[arm.name] = f"the arms differ by their {role}, of which {reason}"
     return reasons
 
 
-def no_sample(prerequisites: int) -> str:
+def describe_small_sample(prerequisites: int) -> str:
     """Return why so many distinct prerequisites of an arm are no sample; empty if they are."""
     if prerequisites >= MIN_PREREQUISITES:
         return ""
@@ -81,7 +83,7 @@ class Family:
     exploratory: Mapping[str, str]  #: arm to what of its comparison was decided after the first run
 
     @classmethod
-    def of(cls, plan: Plan, compared: Mapping[str, str]) -> Family:
+    def from_plan(cls, plan: Plan, compared: Mapping[str, str]) -> Family:
         """Return the family of a plan's comparisons, given arm to baseline."""
         controls = {arm.name for arm in plan.arms if arm.is_control}
         in_family = compared.keys() - controls
@@ -123,7 +125,7 @@ def judge_study(
         compared: arm to its baseline.
         samples: arm to its sample, at least of every arm in ``compared`` and their baselines.
         quantum: smallest change of the metric; 0 if it has none or it is not known.
-        refused: arm to a reason why its comparison is refused, in addition to :func:`refusals`.
+        refused: arm to a reason why its comparison is refused, in addition to :func:`refusals_by_arm`.
         awaited: arm to the number of trials of its comparison that have not ended, also at its latest look.
     """
     if not compared:
@@ -131,10 +133,10 @@ def judge_study(
     # Until all further seeds have ended, the look before gives the verdicts.
     numbers = {arm: 0 if plan.looks is None else plan.looks.number(arm) for arm in compared}
     looks = {arm: max(0, number - bool(awaited.get(arm, 0))) for arm, number in numbers.items()}
-    study = _Study(plan, compared, samples, quantum, Family.of(plan, compared))
+    study = _Study(plan, compared, samples, quantum, Family.from_plan(plan, compared))
     comparisons: dict[str, dict[str, Any]] = {}
     for look in sorted(set(looks.values())):
-        of_look = study.judge(look, {arm for arm in compared if looks[arm] >= look}, refused, awaited)
+        of_look = study.judge_look(look, {arm for arm in compared if looks[arm] >= look}, refused, awaited)
         comparisons |= {arm: comparison for arm, comparison in of_look.items() if looks[arm] == look}
     return {arm: comparisons[arm] for arm in compared}
 
@@ -155,7 +157,7 @@ class _Study:
         self.facts = plan.facts(analysis.metric)
         arms = [*samples]
         self.seeds = np.unique([seed for sample in samples.values() for seed in (*sample.values, *sample.lost)])
-        self.values_AN = replicates.as_array([sample.values for sample in samples.values()], self.seeds.tolist())
+        self.values_AN = replicates.values_to_array([sample.values for sample in samples.values()], self.seeds.tolist())
         self.lost_AN = np.array([np.isin(self.seeds, sample.lost) for sample in samples.values()])
         bounds = (None, None) if self.facts is None else self.facts.bounds
         overlap_C2 = np.array([[samples[name].overlap for name in pair] for pair in compared.items()])
@@ -174,19 +176,19 @@ class _Study:
             reach=math.inf if bounds[0] is None or bounds[1] is None else bounds[1] - bounds[0],
         )
 
-    def judge(
+    def judge_look(
         self, look: int, waiting: set[str], refused: Mapping[str, str], awaited: Mapping[str, int]
     ) -> dict[str, dict[str, Any]]:
         """Return the comparisons of a look, tested for the arms that wait at it."""
         looks, shares = self.plan.looks, self.plan.alpha_shares
         seen_N = np.isin(self.seeds, self.seeds if looks is None else looks.seeds[look])
         values_AN = np.where(seen_N, self.values_AN, NAN)
-        reasons = refusals(self.plan, None if looks is None else set(looks.seeds[look])) | dict(refused)
+        reasons = refusals_by_arm(self.plan, None if looks is None else set(looks.seeds[look])) | dict(refused)
         chance = {} if self.facts is None else self.facts.chance
         of_arms = {arm: row[np.isfinite(row)].tolist() for arm, row in zip(self.samples, values_AN, strict=True)}
-        choice, sd_of_choice = self._choices(of_arms)
+        choice, sd_of_choice = self._tuning_variances(of_arms)
         design = replace(self.design, share=shares[look])
-        result = judge(
+        result = judge_studies(
             values_AN[None],
             design,
             tested_SC=np.array([[arm in waiting and arm not in reasons for arm in self.compared]]),
@@ -198,7 +200,7 @@ class _Study:
         for place, (arm, baseline) in enumerate(self.compared.items()):
             contrast, reason, lost = result.contrasts.of(0, place), reasons.get(arm), int(result.lost[0, place])
             verdict, of_complete = (VERDICTS[each[0, place]] for each in (result.verdict, result.complete_verdict))
-            low, high = self._for_new_images(arm, baseline, contrast, float(design.levels[place]))
+            low, high = self._new_image_interval(arm, baseline, contrast, float(design.levels[place]))
             rows[arm] = {
                 **vars(contrast),
                 **{f"difference_{name}": getattr(contrast, name) for name in ("sd", "se", "df", "low", "high")},
@@ -217,7 +219,7 @@ class _Study:
                 "collapsed_seeds": self.seeds[result.collapsed_arms[0, place]].tolist(),
                 "sound_difference": float(result.sound_difference[0, place]),
                 "choice_sd": sd_of_choice[place],
-                "decidable": self._decidable(contrast, place),
+                "decidable": self._chance_to_decide(contrast, place),
                 "new_images_low": low,
                 "new_images_high": high,
             }
@@ -228,7 +230,7 @@ class _Study:
                 rows[arm] |= {"chance": chance.get(arm, NAN), **of_chance}
         return rows
 
-    def _choices(self, values: Mapping[str, Sequence[float]]) -> tuple[Choices, list[float]]:
+    def _tuning_variances(self, values: Mapping[str, Sequence[float]]) -> tuple[Choices, list[float]]:
         """Return what the choice of knobs by the metric of the analysis adds to each comparison, and its sd."""
         sign, of_arms = self.design.sign, {}
         for tuning in self.plan.tuning:
@@ -249,7 +251,7 @@ class _Study:
         added_C = np.where(np.isnan(variance_C2).all(axis=1), NAN, np.nansum(variance_C2, axis=1))
         return Choices(np.nan_to_num(variance_C2)[None], df_C2[None]), np.sqrt(added_C).tolist()
 
-    def _decidable(self, contrast: Contrast, place: int) -> float:
+    def _chance_to_decide(self, contrast: Contrast, place: int) -> float:
         """Return the probability that all seeds that a comparison may get decide it; NaN if it gets no more."""
         looks, design = self.plan.looks, self.design
         if looks is None or not looks.futility or not 1 < contrast.pairs < len(looks.seeds[-1]):
@@ -260,7 +262,7 @@ class _Study:
         difference, se, df = contrast.difference, contrast.se, contrast.df
         return power.predictive_power(difference, se, df, sizes, level, design.margin, overlap)
 
-    def _for_new_images(self, arm: str, baseline: str, contrast: Contrast, level: float) -> tuple[float, float]:
+    def _new_image_interval(self, arm: str, baseline: str, contrast: Contrast, level: float) -> tuple[float, float]:
         """Return the interval for new images, if the pairs have values of single images."""
         first, second = self.samples[arm], self.samples[baseline]
         seeds = sorted(first.values.keys() & second.values.keys())

@@ -27,7 +27,7 @@ from vitlab.planning.packaged import find_study_file
 from vitlab.planning.study_folder import read_decisions, result_content, version_name, with_builtins
 from vitlab.planning.tune import choose_winner
 from vitlab.planning.values import UNDECIDED, Plan, Planned, Trial
-from vitlab.report.api import study_path
+from vitlab.report.api import require_path
 from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
 from vitlab.spec.changes import full_path, is_known_path, public, study_document, unknown_path_problem
 from vitlab.store.files import folder_name, mapping, read_json, write_bytes
@@ -62,7 +62,7 @@ def given_file(study: str | Path | Mapping[str, object], out: str | Path, watch:
         UserError: if there is no such file, or the content has a value that a file cannot have.
     """
     if not isinstance(study, Mapping):
-        return find_study_file(study_path(study), watch.say)
+        return find_study_file(require_path(study), watch.say)
     try:
         text = json.dumps(study, indent=1, ensure_ascii=False)  # which is YAML, too
     except (TypeError, ValueError) as error:
@@ -140,9 +140,9 @@ def with_decisions(plan: Plan, session: Session) -> Plan:
         plan, tuning=tuple(choose_winner(item, result_of, plan.analysis) if item.open else item for item in plan.tuning)
     )
     if plan.looks is not None:
-        from vitlab.report.comparison import with_open_arms
+        from vitlab.report.comparison import update_looks
 
-        decided = replace(decided, looks=with_open_arms(plan, session.store))
+        decided = replace(decided, looks=update_looks(plan, session.store))
     if session.run.engine == "measured" and decided == plan:  # otherwise other trials may be planned
         trials = [*plan.trials, *plan.pending]
         missing = [item for item in trials if not session.folder(item.trial).done()]

@@ -44,7 +44,7 @@ MIXED = (20, 500)  #: ratios of values above 1 to others, between which they see
 ROUNDING = 1e-6  #: of shares in single precision
 
 
-def words(name: str) -> list[str]:
+def split_words(name: str) -> list[str]:
     """Return the words of a name in lower case: ``valTop-1 Acc`` holds val, top1 and acc, ``lossless`` no loss."""
     text = re.sub(r"(?<=[a-zA-Z])[\W_]+(?=[0-9])", "", name)
     parts = re.findall(r"[^\W_]+", text)
@@ -66,9 +66,9 @@ class Scale:
         return (None if self.whole is None else 0.0), self.whole
 
 
-def goal_of(metric: str) -> Goal | None:
+def infer_goal(metric: str) -> Goal | None:
     """Return the direction in which a metric is better; None if its name does not tell."""
-    name_words = words(metric)
+    name_words = split_words(metric)
     higher, lower = (not names.isdisjoint(name_words) for names in (HIGHER, LOWER))
     if REVERSALS.isdisjoint(name_words) and not (higher and lower):
         if higher or lower:
@@ -85,9 +85,9 @@ def goal_of(metric: str) -> Goal | None:
     return goal
 
 
-def scale_of(metric: str, frame: pd.DataFrame, has_signs: bool, remarks: Remarks) -> Scale:
+def infer_scale(metric: str, frame: pd.DataFrame, has_signs: bool, remarks: Remarks) -> Scale:
     """Return the scale of a metric, which percent signs in cells and the name may say, or else the whole column."""
-    name_words, finite = {*words(metric)}, frame["value"].dropna()
+    name_words, finite = {*split_words(metric)}, frame["value"].dropna()
     is_share = not SHARES.isdisjoint(name_words)
     fits = len(finite) > 0 and finite.min() >= 0
     is_small = fits and finite.max() <= 1 + ROUNDING
@@ -150,7 +150,7 @@ def chance_in_units(
         remarks.of_options.append(f"--chance {chance:g} is no value of '{metric}'; write it in units of the column")
     if classes is None or classes < 2:
         return chance
-    name_words = {*words(metric)}
+    name_words = {*split_words(metric)}
     if chance is not None:
         remarks.mistake("--chance and --classes say the same; give one of them")
     if scale.whole is None or COUNTED.isdisjoint(name_words):
@@ -169,7 +169,7 @@ def quantum_in_units(images: int | None, metric: str, scale: Scale, remarks: Rem
     """Return the smallest step of a metric that counts images, in units of the column; 0 if it is not known."""
     if images is None or not 1 <= images <= MAX_IMAGES:
         return 0.0
-    if scale.whole is None or COUNTED.isdisjoint(words(metric)):
+    if scale.whole is None or COUNTED.isdisjoint(split_words(metric)):
         remarks.of_options.append(
             f"--images: the step of '{metric}' does not follow from the number of images; leave it out"
         )

@@ -23,7 +23,7 @@ from vitlab.errors import UserError, count, nearest
 from vitlab.judging.files import Columns, Remarks, Table, names_of, shortlist
 from vitlab.spec.changes import MASK, public
 from vitlab.trackers import service
-from vitlab.trackers.service import SERVERS, Address, locate
+from vitlab.trackers.service import SERVERS, Address, parse_uri
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,27 +59,27 @@ def read_experiment(uri: str, columns: Columns) -> Table:
     address, _, place = uri.partition("#")
     label = public(address).replace(f"{MASK}@", "").removesuffix("/")  # without user and password
     selection = parse_qs(place.partition("?")[2]).get("searchFilter", [""])[0] if _PAGE.fullmatch(place) else ""
-    with _open(address, label) as client:
-        entry = _select(client, place, label)
-        runs = list(service.runs(client, entry.experiment_id, selection))
+    with _open_client(address, label) as client:
+        entry = _find_experiment(client, place, label)
+        runs = list(service.iterate_runs(client, entry.experiment_id, selection))
     source = f"{label}#{entry.name}"
     notes = [f"Only runs that the filter of the address selects are judged: {selection}."] if selection else []
-    return _table(entry.name, source, runs, notes, columns)
+    return _runs_table(entry.name, source, runs, notes, columns)
 
 
 # -- stores -----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _open(address: str, label: str) -> Iterator[MlflowClient]:
+def _open_client(address: str, label: str) -> Iterator[MlflowClient]:
     """Open a client for the duration of the block; of a database file, on a copy."""
     with TemporaryDirectory() as folder:
-        location = _locate(address, label)
+        location = _resolve_address(address, label)
         if location.database is not None:
-            location = _copy(location.database, Path(folder), label)
-        service.configure()
+            location = _copy_database(location.database, Path(folder), label)
+        service.configure_mlflow()
         try:
-            with service.quiet():
+            with service.mute_mlflow():
                 from mlflow import MlflowClient
 
                 if location.database is not None:  # an older database is upgraded, which affects the copy alone
@@ -90,12 +90,12 @@ def _open(address: str, label: str) -> Iterator[MlflowClient]:
         except UserError:
             raise
         except Exception as error:  # MLflow's client raises errors of several libraries
-            raise UserError(f"{label} {_reason(error, address)}") from None
+            raise UserError(f"{label} {_describe_failure(error, address)}") from None
         finally:
-            service.restore()
+            service.restore_settings()
 
 
-def _locate(address: str, label: str) -> Address:
+def _resolve_address(address: str, label: str) -> Address:
     scheme = address.partition(":")[0].partition("+")[0]
     if scheme not in SCHEMES:
         raise UserError(
@@ -107,7 +107,7 @@ def _locate(address: str, label: str) -> Address:
         if not folder.startswith("/") or not Path(unquote(folder)).is_dir():
             raise UserError(f"{label} is no folder; write file:///FOLDER#NAME, with the whole path of MLflow's folder")
         return Address(address, "", None, None, "", embedded=False)
-    location = locate(address, Path.cwd())
+    location = parse_uri(address, Path.cwd())
     if not location.is_reachable():
         raise UserError(
             f"no answer from {label} within {service.PROBE_S:g} s; check the address, and that the server runs"
@@ -115,11 +115,11 @@ def _locate(address: str, label: str) -> Address:
     return location
 
 
-def _copy(file: Path, folder: Path, label: str) -> Address:
+def _copy_database(file: Path, folder: Path, label: str) -> Address:
     """Copy a SQLite file of MLflow to a folder, and return the address of the copy."""
     if not file.exists():
         raise UserError(f"{file} does not exist")
-    if problem := service.foreign(file) or ("" if service.intact(file) else "it is empty"):
+    if problem := service.describe_foreign_file(file) or ("" if service.has_tables(file) else "it is empty"):
         raise UserError(f"{file} is not an MLflow database: {problem}")
     copy = folder / "mlflow.db"
     try:
@@ -130,10 +130,10 @@ def _copy(file: Path, folder: Path, label: str) -> Address:
             source.backup(target)
     except sqlite3.Error as error:
         raise UserError(f"{label} cannot be read: {error}") from None
-    return locate(f"sqlite:///{copy}", folder)
+    return parse_uri(f"sqlite:///{copy}", folder)
 
 
-def _reason(error: Exception, address: str) -> str:
+def _describe_failure(error: Exception, address: str) -> str:
     """Return why a store cannot be read, without secrets, and what to do."""
     if getattr(error, "error_code", "") in _REFUSALS:
         return f"refuses access; {ACCESS}"
@@ -146,7 +146,7 @@ def _reason(error: Exception, address: str) -> str:
     return f"cannot be read: {line}{access if address.startswith('databricks') else ''}"
 
 
-def _select(client: MlflowClient, place: str, label: str) -> Experiment:
+def _find_experiment(client: MlflowClient, place: str, label: str) -> Experiment:
     """Return the experiment that the part of a URI after ``#`` names."""
     from mlflow.exceptions import MlflowException
 
@@ -176,7 +176,7 @@ def _select(client: MlflowClient, place: str, label: str) -> Experiment:
 # -- runs -------------------------------------------------------------------------------------------------------------
 
 
-def _table(name: str, source: str, runs: Sequence[Run], notes: list[str], named: Columns) -> Table:
+def _runs_table(name: str, source: str, runs: Sequence[Run], notes: list[str], named: Columns) -> Table:
     """Return the table of an experiment's runs, see :func:`read_experiment`."""
     import pandas as pd
 
@@ -188,11 +188,11 @@ def _table(name: str, source: str, runs: Sequence[Run], notes: list[str], named:
     frame = pd.DataFrame(data, index=[run.info.run_id for run in runs])
     remarks = Remarks(source)
     columns = {
-        name: _column(frame, name, remarks)
+        name: _param_or_tag(frame, name, remarks)
         for name in filter(None, (named.arm, named.seed, named.block, named.baselines))
     }
     if named.arm is None:
-        remarks.mistake(f"name the parameter or tag of the arm with --arm. {_varied(frame)}")
+        remarks.mistake(f"name the parameter or tag of the arm with --arm. {_describe_varied(frame)}")
     metric = named.metric
     values = frame.get(f"metrics.{metric}")
     if values is None:
@@ -215,7 +215,7 @@ def _table(name: str, source: str, runs: Sequence[Run], notes: list[str], named:
         leave_out(reason, status.isin(statuses), "Warning: ")
     for column in filter(None, (named.arm, named.seed)):
         leave_out(f"without '{column}'", columns[column].isna())
-    leave_out("in favour of nested runs", names.index.to_series().isin(_ancestors(frame, frame.index[is_judged])))
+    leave_out("in favour of nested runs", names.index.to_series().isin(_parent_runs(frame, frame.index[is_judged])))
     if not is_judged.any():
         raise UserError(f"{source}: no run can be judged. {' '.join(notes)}")
     # A metric that is NaN has diverged; a run without it has failed.
@@ -224,12 +224,12 @@ def _table(name: str, source: str, runs: Sequence[Run], notes: list[str], named:
     return Table(name, source, rows.reset_index(drop=True), tuple(notes), [*names[is_judged]])
 
 
-def _column(frame: pd.DataFrame, name: str, remarks: Remarks) -> pd.Series[Any]:
+def _param_or_tag(frame: pd.DataFrame, name: str, remarks: Remarks) -> pd.Series[Any]:
     """Return a parameter or tag of every run; ``params.`` or ``tags.`` before its name says which."""
     columns = [frame[key].mask(frame[key] == "") for key in (f"params.{name}", f"tags.{name}", name) if key in frame]
     if not columns:
         names = [key.partition(".")[2] for key in names_of(frame) if not key.startswith("metrics.")]
-        remarks.mistake(f"no parameter or tag '{name}'.{nearest(name, names)} {_varied(frame)}")
+        remarks.mistake(f"no parameter or tag '{name}'.{nearest(name, names)} {_describe_varied(frame)}")
         return frame.index.to_series()
     first, last = columns[0], columns[-1]
     if (first.notna() & last.notna() & (first != last)).any():
@@ -237,14 +237,14 @@ def _column(frame: pd.DataFrame, name: str, remarks: Remarks) -> pd.Series[Any]:
     return first.fillna(last)
 
 
-def _varied(frame: pd.DataFrame) -> str:
+def _describe_varied(frame: pd.DataFrame) -> str:
     """Return a sentence on the parameters and tags that differ between runs, without those that MLflow itself sets."""
     keys = [key for key in names_of(frame) if not key.startswith(("metrics.", "tags.mlflow."))]
     names = sorted({key.partition(".")[2] for key in keys if frame[key].nunique() > 1})
     return f"Different between runs: {', '.join(names)}." if names else "No parameter or tag differs between runs."
 
 
-def _ancestors(frame: pd.DataFrame, runs: Iterable[str]) -> set[str]:
+def _parent_runs(frame: pd.DataFrame, runs: Iterable[str]) -> set[str]:
     """Return the ids of all runs in which some runs are nested."""
     parents = frame.get("tags.mlflow.parentRunId", frame.index.to_series()).dropna()
     ancestors: set[str] = set()

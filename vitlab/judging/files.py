@@ -100,24 +100,24 @@ def table_of_frame(frame: pd.DataFrame) -> Table:
         raise UserError("results: columns have several levels; give each one name")
     if frame.empty:
         raise UserError("results have no rows")
-    return Table("results", "results", _with_index(frame))
+    return Table("results", "results", _index_to_columns(frame))
 
 
-def _with_names(rows: pd.DataFrame, header: Iterable[Any]) -> pd.DataFrame:
+def _name_columns(rows: pd.DataFrame, header: Iterable[Any]) -> pd.DataFrame:
     """Return rows with the names of their columns as texts."""
     names = [str(name).strip() or f"Unnamed: {place}" for place, name in enumerate(header)]  # as pandas calls them
     return rows.set_axis(names, axis=1)
 
 
-def _with_index(frame: pd.DataFrame) -> pd.DataFrame:
+def _index_to_columns(frame: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     if not isinstance(frame.index, pd.RangeIndex) or frame.index.name is not None:
         frame = frame.reset_index(allow_duplicates=True)
-    return _with_names(frame, frame)
+    return _name_columns(frame, frame)
 
 
-def _text(path: Path, notes: list[str]) -> str:
+def _decode_text(path: Path, notes: list[str]) -> str:
     """Return the text of a file: UTF-8, UTF-16 with its mark, or else Windows-1252, which is said."""
     data = path.read_bytes()
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -133,11 +133,11 @@ def _text(path: Path, notes: list[str]) -> str:
     return text
 
 
-def _delimited(path: Path, notes: list[str]) -> pd.DataFrame:
+def _read_delimited(path: Path, notes: list[str]) -> pd.DataFrame:
     """Read a table of cells between commas, semicolons, tabs or bars, whichever gives the header most names."""
     import pandas as pd
 
-    text = _text(path, notes).lstrip("\r\n")
+    text = _decode_text(path, notes).lstrip("\r\n")
     first = re.match(r"sep=(.)\r?\n", text)  # as spreadsheets write it
     delimiters = (first[1],) if first else DELIMITERS
     text = text[first.end() if first else 0 :]
@@ -171,14 +171,14 @@ def _delimited(path: Path, notes: list[str]) -> pd.DataFrame:
         if (rows.iloc[:, len(header) :] != "").any(axis=None):
             raise ValueError(f"line 2 {too_many}")
         rows = rows.iloc[:, : len(header)]
-    return _with_names(rows[(rows != "").any(axis=1)], header)
+    return _name_columns(rows[(rows != "").any(axis=1)], header)
 
 
-def _json(path: Path, notes: list[str]) -> pd.DataFrame:
+def _read_json(path: Path, notes: list[str]) -> pd.DataFrame:
     """Read a list of objects, an object a line, or an object of columns; nested objects become ``metrics.acc``."""
     import pandas as pd
 
-    text = _text(path, notes)
+    text = _decode_text(path, notes)
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
@@ -192,23 +192,23 @@ def _json(path: Path, notes: list[str]) -> pd.DataFrame:
                 raise ValueError(f"line {number}: {wrong}") from None
     if isinstance(value, dict) and all(isinstance(cells, dict | list) for cells in value.values()):
         try:
-            return _with_index(pd.DataFrame(value))
+            return _index_to_columns(pd.DataFrame(value))
         except ValueError:  # such as columns of different lengths
             raise ValueError(f"a table is {RECORDS}") from None
     rows = [value] if isinstance(value, dict) else value
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"a table is {RECORDS}")
     frame = pd.json_normalize(rows)
-    return _with_names(frame, frame)
+    return _name_columns(frame, frame)
 
 
-def _parquet(path: Path, _: list[str]) -> pd.DataFrame:
+def _read_parquet(path: Path, _: list[str]) -> pd.DataFrame:
     import pandas as pd
 
-    return _with_index(pd.read_parquet(path))
+    return _index_to_columns(pd.read_parquet(path))
 
 
-def _sheet(path: Path, notes: list[str]) -> pd.DataFrame:
+def _read_sheet(path: Path, notes: list[str]) -> pd.DataFrame:
     import pandas as pd
 
     with path.open("rb") as file:
@@ -219,17 +219,17 @@ def _sheet(path: Path, notes: list[str]) -> pd.DataFrame:
     if len(sheets) > 1:
         notes.append(f"Of {len(sheets)} sheets, the first is read: {name}.")
     rows = rows[(rows != "").any(axis=1)]
-    return _with_names(rows[1:], rows.iloc[0])
+    return _name_columns(rows[1:], rows.iloc[0])
 
 
 READERS: dict[str, Callable[[Path, list[str]], pd.DataFrame]] = {
-    ".csv": _delimited,
-    ".tsv": _delimited,
-    ".json": _json,
-    ".jsonl": _json,
-    ".ndjson": _json,
-    ".parquet": _parquet,
-    ".xlsx": _sheet,
+    ".csv": _read_delimited,
+    ".tsv": _read_delimited,
+    ".json": _read_json,
+    ".jsonl": _read_json,
+    ".ndjson": _read_json,
+    ".parquet": _read_parquet,
+    ".xlsx": _read_sheet,
 }
 """Suffix of a file to its reader, which adds notes."""
 
@@ -271,7 +271,7 @@ STATISTICS = word_set(
 """Names of rows that sum up others."""
 
 
-def role_of(name: str) -> str | None:
+def infer_role(name: str) -> str | None:
     """Return the role that a column has by its name; None for arms, metrics and everything else."""
     if name.endswith(ENDS_OF_CHARTS):
         return "step"
@@ -310,7 +310,7 @@ class Remarks:
 
     def error(self, *first: str) -> UserError:
         """Return an error with some sentences and all mistakes."""
-        sentences = dict.fromkeys(map(spelled, (*self.of_options, *self.of_table)))
+        sentences = dict.fromkeys(map(spell_options, (*self.of_options, *self.of_table)))
         return UserError("\n".join((*first, *(f"{self.source}: {sentence}" for sentence in sentences))))
 
     def check(self) -> None:
@@ -319,7 +319,7 @@ class Remarks:
             raise self.error()
 
 
-def spelled(sentence: str) -> str:
+def spell_options(sentence: str) -> str:
     """Return a sentence with options as a command has them, such as ``--over-blocks``, or else Python: over_blocks."""
     if click.get_current_context(silent=True) is not None:
         return sentence
@@ -346,7 +346,7 @@ def names_of(frame: pd.DataFrame) -> list[str]:
     return [str(name) for name in frame]
 
 
-def texts(cells: pd.Series[Any]) -> pd.Series[Any]:
+def to_texts(cells: pd.Series[Any]) -> pd.Series[Any]:
     """Return cells as texts without spaces around them, empty where there is none; whole numbers have no point."""
     import pandas as pd
 
@@ -357,15 +357,15 @@ def texts(cells: pd.Series[Any]) -> pd.Series[Any]:
     return as_text.mask(missing, "") if missing.any() else as_text
 
 
-def values(cells: pd.Series[Any], place: Callable[[int], str], remarks: Remarks) -> Values:
+def parse_values(cells: pd.Series[Any], place: Callable[[int], str], remarks: Remarks) -> Values:
     """Read a column of a metric; ``place`` names a cell by its index, as in ``row 2 of column 'acc'``."""
     import pandas as pd
 
     if pd.api.types.is_numeric_dtype(cells) and not pd.api.types.is_bool_dtype(cells):
-        return _with_endings(cells.to_numpy("float64", na_value=np.nan))
-    lower = texts(cells).str.casefold().str.replace("\N{MINUS SIGN}", "-")
+        return _add_endings(cells.to_numpy("float64", na_value=np.nan))
+    lower = to_texts(cells).str.casefold().str.replace("\N{MINUS SIGN}", "-")
     if lower.str.fullmatch(POINT).all():  # a million of them are parsed in half of the memory
-        return _with_endings(np.asarray(lower.astype("float64"), np.float64))
+        return _add_endings(np.asarray(lower.astype("float64"), np.float64))
     codes, distinct = pd.factorize(lower)
     bare = [text.removesuffix("%").rstrip() for text in distinct]
     numerals = {code: text for code, text in enumerate(bare) if text not in DIVERGED | FAILED}
@@ -378,7 +378,7 @@ def values(cells: pd.Series[Any], place: Callable[[int], str], remarks: Remarks)
         return f"'{str(cells.iloc[row]).strip()}' in {place(cells.index[row])}"
 
     wrong = sorted(numerals.keys() - with_point - with_comma)
-    remarks.mistake(*(f"{where(code)} {_fault(numerals[code])}" for code in wrong))
+    remarks.mistake(*(f"{where(code)} {_cell_fault(numerals[code])}" for code in wrong))
     commas = with_comma - with_point
     if commas and (with_point - with_comma or all(re.fullmatch(THOUSANDS, numerals[code]) for code in commas)):
         listed = " or ".join(where(code) for code in [*numerals][:2])
@@ -395,17 +395,17 @@ def values(cells: pd.Series[Any], place: Callable[[int], str], remarks: Remarks)
     of_texts = np.full(len(distinct), np.nan)
     of_texts[[*numerals]] = parsed
     endings = np.array([Ending.DIVERGED if text in DIVERGED else Ending.FAILED for text in bare], object)
-    return replace(_with_endings(of_texts[codes], endings[codes]), is_percent=bool(signs))
+    return replace(_add_endings(of_texts[codes], endings[codes]), is_percent=bool(signs))
 
 
-def _with_endings(numbers: Floats, lost: np.ndarray[Any, Any] | Ending = Ending.FAILED) -> Values:
+def _add_endings(numbers: Floats, lost: np.ndarray[Any, Any] | Ending = Ending.FAILED) -> Values:
     """Return numbers with the endings of their trainings; ``lost`` holds the endings of trainings without a number."""
     has_diverged = np.abs(numbers) > LARGEST  # False of NaN
     endings = np.where(has_diverged, Ending.DIVERGED, np.where(np.isnan(numbers), lost, Ending.DONE)).astype(object)
     return Values(np.where(has_diverged, np.nan, numbers), endings)
 
 
-def _fault(text: str) -> str:
+def _cell_fault(text: str) -> str:
     if _SPREAD.fullmatch(text):
         return "is a mean with its spread; write the value of each training into a row of its own, without the mean"
     return "is not a number, and no mark of a lost training, such as an empty cell, '-', 'nan' or 'failed'"

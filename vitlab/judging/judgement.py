@@ -15,7 +15,7 @@ from vitlab.comparison import Verdict
 from vitlab.errors import UserError, count, nearest
 from vitlab.judging import criterion
 from vitlab.judging.criterion import MAX_IMAGES
-from vitlab.judging.files import Columns, Remarks, Table, read_table, shortlist, spelled, table_of_frame
+from vitlab.judging.files import Columns, Remarks, Table, read_table, shortlist, spell_options, table_of_frame
 from vitlab.judging.trainings import Trainings, check_columns, read_trainings
 from vitlab.planning.values import Arm, Looks, MetricFacts, Plan, scale_conflict
 from vitlab.report.comparison import summary
@@ -111,21 +111,21 @@ def judge(
     }
     remarks.of_options += [sentence for sentence, is_valid in checks.items() if not is_valid]
     try:
-        table = _table(results, columns)
+        table = _read_results(results, columns)
     except UserError as error:
         raise remarks.error(str(error)) from None
     remarks.source = table.source
     remarks.notes += table.notes
     check_columns(table, columns, remarks)
-    direction = goal or criterion.goal_of(metric)
+    direction = goal or criterion.infer_goal(metric)
     if direction is None and (arm is None or metric in table.rows):
         remarks.of_options.append(
             f"'{metric}' does not tell whether higher or lower is better; add --goal max or --goal min"
         )
     remarks.check()
     trainings = read_trainings(table, columns, remarks)
-    compared = _comparisons(trainings, baseline, remarks)
-    scale = criterion.scale_of(metric, trainings.frame, trainings.is_percent, remarks)
+    compared = _choose_baselines(trainings, baseline, remarks)
+    scale = criterion.infer_scale(metric, trainings.frame, trainings.is_percent, remarks)
     margin = criterion.margin_in_units(margin, metric, scale, remarks)
     chance = criterion.chance_in_units(chance, classes, metric, scale, remarks)
     quantum = criterion.quantum_in_units(images, metric, scale, remarks)
@@ -159,17 +159,17 @@ def judge(
         analysis=analysis.model_copy(update={"margin": margin}),
         metrics={column.rpartition("/")[2]: facts},
     )
-    frame = _results(trainings.frame, column, compared)
+    frame = _results_frame(trainings.frame, column, compared)
     if looks:
-        plan = _with_looks(plan, frame, looks, quantum)
+        plan = _add_looks(plan, frame, looks, quantum)
     of_study = StudyResults(plan, frame, quantum=quantum)
     rows = summary(of_study)
-    content = Content.of(of_study, rows, table_notes(of_study, rows))
-    notes = (*map(spelled, remarks.notes), *content.report.notes, *_notes(trainings, metric), UNREGISTERED)
+    content = Content.from_comparison(of_study, rows, table_notes(of_study, rows))
+    notes = (*map(spell_options, remarks.notes), *content.report.notes, *_notes(trainings, metric), UNREGISTERED)
     return Comparison.of(replace(content, report=replace(content.report, notes=notes)))
 
 
-def _table(results: pd.DataFrame | str | Path, columns: Columns) -> Table:
+def _read_results(results: pd.DataFrame | str | Path, columns: Columns) -> Table:
     if not isinstance(results, str | Path):
         return table_of_frame(results)
     if "://" in str(results):
@@ -179,7 +179,7 @@ def _table(results: pd.DataFrame | str | Path, columns: Columns) -> Table:
     return read_table(Path(results))
 
 
-def _comparisons(trainings: Trainings, baseline: str | None, remarks: Remarks) -> Mapping[str, str]:
+def _choose_baselines(trainings: Trainings, baseline: str | None, remarks: Remarks) -> Mapping[str, str]:
     """Return arm to the arm that it is compared with."""
     arms, blocks = trainings.frame["arm"].unique().tolist(), trainings.blocks
     compared = trainings.baselines
@@ -202,7 +202,7 @@ def _comparisons(trainings: Trainings, baseline: str | None, remarks: Remarks) -
     return compared
 
 
-def _with_looks(plan: Plan, frame: pd.DataFrame, sizes: Sequence[int], quantum: float) -> Plan:
+def _add_looks(plan: Plan, frame: pd.DataFrame, sizes: Sequence[int], quantum: float) -> Plan:
     """Return the plan with a look at the first seeds of each size; each look judges what the looks before left open."""
     alpha, compared = plan.analysis.alpha, sum(arm.baseline is not None for arm in plan.arms)
     shares = [level / alpha for level in sequential_levels(tuple(sizes), alpha, max(1, compared))]
@@ -218,7 +218,7 @@ def _with_looks(plan: Plan, frame: pd.DataFrame, sizes: Sequence[int], quantum: 
     return replace(plan, looks=looks)
 
 
-def _results(frame: pd.DataFrame, column: str, compared: Mapping[str, str]) -> pd.DataFrame:
+def _results_frame(frame: pd.DataFrame, column: str, compared: Mapping[str, str]) -> pd.DataFrame:
     """Return trainings as a frame of :func:`vitlab.report.frame.results`."""
     import pandas as pd
 
@@ -250,7 +250,7 @@ def _notes(trainings: Trainings, metric: str) -> Iterator[str]:
     if single := [*counts[counts == 1].index]:
         arms = shortlist(single)
         yield f"Warning: one value of {arms}: no spread, no interval, no test. 3 seeds or more can be judged."
-    if not {"best", "max"}.isdisjoint(criterion.words(metric)):
+    if not {"best", "max"}.isdisjoint(criterion.split_words(metric)):
         yield (
             f"Warning: '{metric}' seems to be the best of several values. The best is optimistic, the more so the more "
             "values there are, and arms with different numbers of them cannot be compared."

@@ -11,7 +11,7 @@ import numpy as np
 
 from vitlab.errors import nearest
 from vitlab.judging import files
-from vitlab.judging.files import Columns, Remarks, Table, names_of, role_of, shortlist, texts
+from vitlab.judging.files import Columns, Remarks, Table, infer_role, names_of, shortlist, to_texts
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def check_columns(table: Table, columns: Columns, remarks: Remarks) -> None:
         to_find = [columns.arm, *to_find, columns.baselines, columns.metric]
     remarks.mistake(*(_column_fault(name, names) for name in to_find if name is not None and names.count(name) != 1))
     if columns.arm is None and columns.metric in names:
-        others = [name for name in names if name != columns.metric and role_of(name) is None]
+        others = [name for name in names if name != columns.metric and infer_role(name) is None]
         found = f"(found: {shortlist(others)})"
         remarks.mistake(f"'{columns.metric}' is a column: name the column of the arms with --arm {found}")
 
@@ -58,24 +58,29 @@ def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Training
     if seed is None:
         candidates = [name for name, role in roles.items() if role == "seed"]
         if not candidates and arm is None:
-            candidates = [name for name, role in roles.items() if role == "index" and texts(table.rows[name]).is_unique]
+            candidates = [
+                name for name, role in roles.items() if role == "index" and to_texts(table.rows[name]).is_unique
+            ]
         if len(candidates) == 1:
             [seed] = candidates
             remarks.notes.append(f"Seeds are those of column '{seed}'.")
     labels = [name for name, role in roles.items() if role in ("seed", "index") or name == seed]
-    table = _without_statistics(table, labels, remarks)
+    table = _drop_statistics(table, labels, remarks)
     if arm is None:
-        table, seed = _with_row_per_cell(table, remarks, metric, seed, columns.block)
+        table, seed = _wide_to_long(table, remarks, metric, seed, columns.block)
         arm = ARM
-    return _read(table, replace(columns, arm=arm, seed=seed), arm, remarks)
+    return _parse_trainings(table, replace(columns, arm=arm, seed=seed), arm, remarks)
 
 
 def _roles(table: Table) -> dict[str, str | None]:
     """Return the roles of columns, of those whose name no other has; fractions are no names and no numbers of rows."""
     columns = names_of(table.rows)
-    roles = {name: role_of(name) for name in columns if columns.count(name) == 1}
+    roles = {name: infer_role(name) for name in columns if columns.count(name) == 1}
     for name, role in roles.items():
-        if role in ("index", "name", "count") and texts(table.rows[name]).str.contains(r"^[-+]?[0-9]*[.,][0-9]").any():
+        if (
+            role in ("index", "name", "count")
+            and to_texts(table.rows[name]).str.contains(r"^[-+]?[0-9]*[.,][0-9]").any()
+        ):
             roles[name] = None
     return roles
 
@@ -86,7 +91,7 @@ def _column_fault(name: str, columns: Sequence[str]) -> str:
     return f"no column '{name}'.{nearest(name, columns)} Columns: {shortlist(columns)}."
 
 
-def _with_row_per_cell(
+def _wide_to_long(
     table: Table, remarks: Remarks, metric: str, seed: str | None, block: str | None
 ) -> tuple[Table, str]:
     """Return a table with a column per arm as one with a row per training, and its column of seeds."""
@@ -107,25 +112,25 @@ def _with_row_per_cell(
         rows = rows.assign(**{ROW: np.arange(len(rows))})
     long = rows.melt([seed or ROW, *([block] if block else [])], arms, ARM, metric)
     if seed is None:
-        is_filled = texts(long[metric]) != ""
+        is_filled = to_texts(long[metric]) != ""
         long = long[is_filled[::-1].groupby(long[ARM]).cummax()[::-1]]
     return replace(table, rows=long, height=len(rows)), seed or ROW
 
 
-def _read(table: Table, columns: Columns, arm: str, remarks: Remarks) -> Trainings:
+def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks) -> Trainings:
     """Return the trainings of a table with a row per training."""
     rows, metric, seed, block = table.rows, columns.metric, columns.seed, columns.block
 
     def place(row: int) -> str:
         return f"{table.place(row)} of column '{rows[ARM][row] if arm == ARM else metric}'"
 
-    metric_values = files.values(rows[metric], place, remarks)
+    metric_values = files.parse_values(rows[metric], place, remarks)
     if arm == ARM and remarks.of_table:
         remarks.mistake("without --arm every column is an arm: name the column of the arms if a row is a training")
     frame = rows[[]].assign(
-        arm=texts(rows[arm]),
-        block="" if block is None else texts(rows[block]),
-        name="" if seed is None else texts(rows[seed]),
+        arm=to_texts(rows[arm]),
+        block="" if block is None else to_texts(rows[block]),
+        name="" if seed is None else to_texts(rows[seed]),
         value=metric_values.numbers,
         status=metric_values.endings,
     )
@@ -136,8 +141,8 @@ def _read(table: Table, columns: Columns, arm: str, remarks: Remarks) -> Trainin
         frame["arm"] = frame["block"] + ": " + frame["arm"]
     others = rows[[name for name in _roles(table) if name not in (arm, seed, metric, block)]]
     for name in names_of(others):
-        if role_of(name) == "status" or name.casefold() in files.LOST | files.DIVERGED:
-            frame = _with_statuses(frame, others[name], table, remarks)
+        if infer_role(name) == "status" or name.casefold() in files.LOST | files.DIVERGED:
+            frame = _apply_statuses(frame, others[name], table, remarks)
     if frame.empty:
         remarks.mistake(" ".join(("no training remains.", *remarks.notes)))
     remarks.check()
@@ -145,30 +150,30 @@ def _read(table: Table, columns: Columns, arm: str, remarks: Remarks) -> Trainin
     _refuse_seeds_in_names([*sizes[sizes == 1].index], remarks)
     if seed is not None:
         frame["seed"] = _seed_numbers(frame["name"], remarks)
-        frame = _once_each(frame, others, table, remarks)
+        frame = _drop_repetitions(frame, others, table, remarks)
     else:
         frame["seed"] = np.arange(len(frame))
-        for name in (name for name in names_of(others) if role_of(name) == "step"):
-            if texts(others[name])[frame.index].groupby(frame["arm"]).nunique().gt(1).any():
+        for name in (name for name in names_of(others) if infer_role(name) == "step"):
+            if to_texts(others[name])[frame.index].groupby(frame["arm"]).nunique().gt(1).any():
                 remarks.mistake(
                     f"'{name}' differs between rows of an arm, as steps of trainings do; {FINALS}, and add --seed"
                 )
         remarks.notes.append("Without --seed the arms are not paired: name the column of the seeds if they share some.")
     compared = None
     if columns.baselines is not None:
-        named = texts(rows[columns.baselines])
+        named = to_texts(rows[columns.baselines])
         if block is not None:
-            named = named.where(named == "", texts(rows[block]) + ": " + named)
-        compared = _baselines(frame["arm"], named, columns.baselines, remarks)
+            named = named.where(named == "", to_texts(rows[block]) + ": " + named)
+        compared = _parse_baselines(frame["arm"], named, columns.baselines, remarks)
     remarks.check()
     blocks = dict(zip(frame["arm"], frame["block"], strict=True))
     return Trainings(table, frame, metric_values.is_percent, seed is not None, blocks, compared)
 
 
-def _without_statistics(table: Table, labels: Sequence[str], remarks: Remarks) -> Table:
+def _drop_statistics(table: Table, labels: Sequence[str], remarks: Remarks) -> Table:
     """Return a table without the rows that a column of seeds or row numbers calls ``mean`` or the like."""
     for label in labels:
-        names = texts(table.rows[label])
+        names = to_texts(table.rows[label])
         out = names[names.str.casefold().str.rstrip(".").isin(files.STATISTICS)]
         if len(out):
             marks = ", ".join(f"'{name}'" for name in out.unique())
@@ -208,9 +213,9 @@ def _seed_numbers(names: pd.Series[Any], remarks: Remarks) -> pd.Series[Any]:
     return pd.Series(codes, names.index)
 
 
-def _with_statuses(frame: pd.DataFrame, column: pd.Series[Any], table: Table, remarks: Remarks) -> pd.DataFrame:
+def _apply_statuses(frame: pd.DataFrame, column: pd.Series[Any], table: Table, remarks: Remarks) -> pd.DataFrame:
     """Return the trainings that have ended by a column such as ``state``, without the values of those that failed."""
-    cells, name = texts(column).str.casefold()[frame.index], str(column.name).casefold()
+    cells, name = to_texts(column).str.casefold()[frame.index], str(column.name).casefold()
     # A column such as 'crashed' is true or false.
     if name in files.LOST | files.DIVERGED and cells.isin(files.FLAGS).all():
         cells = cells.map({cell: name if is_set else "done" for cell, is_set in files.FLAGS.items()})
@@ -236,7 +241,7 @@ def _with_statuses(frame: pd.DataFrame, column: pd.Series[Any], table: Table, re
     return frame[~is_running]
 
 
-def _once_each(frame: pd.DataFrame, others: pd.DataFrame, table: Table, remarks: Remarks) -> pd.DataFrame:
+def _drop_repetitions(frame: pd.DataFrame, others: pd.DataFrame, table: Table, remarks: Remarks) -> pd.DataFrame:
     """Return the trainings without repetitions: lost ones that another row repeats, and rows of the same value."""
     keys, has_value = ["arm", "seed"], frame["value"].notna()
     if not frame.duplicated(keys).any():
@@ -245,7 +250,7 @@ def _once_each(frame: pd.DataFrame, others: pd.DataFrame, table: Table, remarks:
     for arm, seed in distinct[distinct > 1].index[: files.MAX_LISTED]:
         group = frame[(frame["arm"] == arm) & (frame["seed"] == seed) & has_value]
         varied = [name for name in names_of(others) if others.loc[group.index, name].astype(str).nunique() > 1]
-        is_history = any(role_of(name) == "step" for name in varied)
+        is_history = any(infer_role(name) == "step" for name in varied)
         remedy = (
             FINALS
             if is_history
@@ -268,7 +273,7 @@ def _once_each(frame: pd.DataFrame, others: pd.DataFrame, table: Table, remarks:
     return frame.drop(index=repeated.index)
 
 
-def _baselines(arms: pd.Series[Any], cells: pd.Series[Any], column: str, remarks: Remarks) -> dict[str, str]:
+def _parse_baselines(arms: pd.Series[Any], cells: pd.Series[Any], column: str, remarks: Remarks) -> dict[str, str]:
     """Return arm to the arm that a column names as its baseline."""
     import pandas as pd
 

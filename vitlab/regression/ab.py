@@ -18,8 +18,8 @@ from vitlab.comparison import Verdict
 from vitlab.errors import SpecError
 from vitlab.identity.trial import key_of
 from vitlab.regression import gate
-from vitlab.regression.check import CheckRequest, changes_for, refuse_tuning
-from vitlab.regression.checkout import Revision, checkout, commits_of, uncommitted
+from vitlab.regression.check import CheckRequest, refuse_tuning, study_changes
+from vitlab.regression.checkout import Revision, checkout, resolve_revisions, uncommitted_files
 from vitlab.regression.decide import Finding
 from vitlab.regression.decide import Verdict as CheckVerdict
 from vitlab.report.api import open_study
@@ -54,18 +54,18 @@ def compare_revisions(
         raise SpecError(problems)
     refuse_tuning(study, request.file)
     metric, sides, findings, costs = study.analysis.metric, [], [], []
-    changed = ", ".join(uncommitted(request.file))
+    changed = ", ".join(uncommitted_files(request.file))
     remarks = [f"Uncommitted changes of {changed} are in neither commit; 'git commit -a' adds them."] if changed else []
     with ExitStack() as stack:
-        commits = commits_of(revisions)
+        commits = resolve_revisions(revisions)
         pair = [
             stack.enter_context(checkout(commit, name, request.out, request.plugins, install))
             for name, commit in commits
         ]
-        versions = [_versions(revision) if install is not None else {} for revision in pair]
+        versions = [_numeric_versions(revision) if install is not None else {} for revision in pair]
         differing = [gate.differing_versions(versions[side], versions[1 - side]) for side in (0, 1)]
         for revision, (_, commit), installed in zip(pair, commits, versions, strict=True):
-            changes = changes_for(commit[:7], request, study)
+            changes = study_changes(commit[:7], request, study)
             out = request.out / "versions" / key_of(installed)[:12] if any(differing) else request.out
             words = [f"--set={path}={json.dumps(value, default=str)}" for path, value in changes.items()]
             words += [f"--out={out}", *(f"--plugin={plugin}" for plugin in revision.plugins)]
@@ -78,7 +78,7 @@ def compare_revisions(
             """Run a command of vitlab on the study in both revisions."""
             return [revision.run("-m", "vitlab", command, *words, *options) for revision, _, _, words in sides]
 
-        before, after = map(_trials, run("plan", "--json"))
+        before, after = map(_trial_keys, run("plan", "--json"))
         reached = [
             arm
             for arm, trials in after.items()
@@ -102,23 +102,23 @@ def compare_revisions(
                 sentence = answer if answer.startswith(verdict) else f"{verdict}: {answer}"
                 findings.append(Finding(arm, metric, VERDICTS.get(verdict, "pass"), sentence, row["wall_s"]))
             what = {"file": request.file, "changes": request.changes, "out": request.out}
-            costs = [] if gate.settings(study).cost is None else gate.costs(study, old, new, reached, what)
+            costs = [] if gate.check_settings(study).cost is None else gate.judge_costs(study, old, new, reached, what)
     same = [Finding(arm, metric, "pass", OUT_OF_REACH) for arm in after if arm not in reached]
     report = replace(
         content.report,
         answers=[*content.report.answers, *(f"{item.arm}: {item.sentence}." for item in same)],
         notes=[*(f"{item.arm}: {item.check} {item.sentence}." for item in costs), *remarks, *content.report.notes],
     )
-    return replace(content, report=report), gate.result(study, [*findings, *same, *costs])
+    return replace(content, report=report), gate.check_result(study, [*findings, *same, *costs])
 
 
-def _versions(revision: Revision) -> dict[str, str]:
+def _numeric_versions(revision: Revision) -> dict[str, str]:
     """Return the versions that determine a trial's numbers and that its code does not cover."""
     installed = json.loads(revision.run("-c", VERSIONS).splitlines()[-1])
     return {name: version for name, version in installed.items() if name != "vitlab"}
 
 
-def _trials(plan: str) -> dict[str, set[tuple[str, str]]]:
+def _trial_keys(plan: str) -> dict[str, set[tuple[str, str]]]:
     """Return key and code of the trials of each arm in a plan; of data that is still to be read, a key is empty."""
     trials: dict[str, set[tuple[str, str]]] = {}
     for planned in json.loads(plan)["trials"]:

@@ -13,8 +13,8 @@ from vitlab.identity.code import imported_requirements
 from vitlab.planning.values import Plan
 from vitlab.regression import TIERS, Tier, gate
 from vitlab.regression.baseline import ACCEPT, Baseline, Values, read_baseline, update_baseline, write_baseline
-from vitlab.regression.checkout import Revision, checkout, commit_of, uncommitted
-from vitlab.regression.decide import Cell, Finding, overall
+from vitlab.regression.checkout import Revision, checkout, resolve_commit, uncommitted_files
+from vitlab.regression.decide import Cell, Finding, worst_verdict
 from vitlab.regression.facts import compare_facts, compute_facts
 from vitlab.regression.gate import CheckResult, Outlook
 from vitlab.report.api import status_command
@@ -43,7 +43,7 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
         UserError: if the baseline is missing, belongs to another study, or lacks the section of a tier.
         TrialFailed: if trials fail and no earlier tier has found a regression.
     """
-    baseline = _baseline(request)
+    baseline = _read_baseline(request)
     study, plan = _plan_with_data(request)
     request.watch.say(f"{study.study}: {', '.join(tiers)}")
     findings: list[Finding] = []
@@ -58,25 +58,25 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
             )
         findings += compare_facts(baseline.facts, compute_facts(plan, costs(plan), request.plugins))
     if "learning" in tiers:
-        findings += gate.learning(plan, request.plugins)
+        findings += gate.check_learning(plan, request.plugins)
     if "statistical" in tiers:
         pinned = _pinned_versions(request, study, installed)
         try:
-            cells, counts, more_notes = gate.statistical(
-                study, baseline, lambda seeds, arms: _train(request, study, seeds, arms, pinned)
+            cells, counts, more_notes = gate.train_and_judge(
+                study, baseline, lambda seeds, arms: _train_missing(request, study, seeds, arms, pinned)
             )
             findings, notes = [*findings, *counts], [*notes, *more_notes]
         except TrialFailed as failed:
-            if overall(finding.verdict for finding in findings) != "regressed":
+            if worst_verdict(finding.verdict for finding in findings) != "regressed":
                 raise
             notes.append(str(failed).rstrip("."))  # a regression of an earlier tier is still reported
         if not cells:
             findings.append(Finding("", "statistical", "inconclusive", "no arm has values to compare over seeds"))
-    if "cost" in tiers and gate.settings(study).cost is not None:
-        findings += _costs(request, study, plan, baseline)
+    if "cost" in tiers and gate.check_settings(study).cost is not None:
+        findings += _check_costs(request, study, plan, baseline)
     elif tuple(tiers) == ("cost",):
         raise UserError(f"{request.file} limits no cost; write check: {{cost: {{time: 1.2, memory: 1.1}}}}")
-    return gate.result(study, findings, cells, notes)
+    return gate.check_result(study, findings, cells, notes)
 
 
 def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) -> Baseline:
@@ -85,18 +85,18 @@ def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) ->
     Without ``statistical`` among the tiers nothing is trained, and the previous values are kept.
     """
     study, plan = _plan_with_data(request)
-    commit = "" if gate.settings(study).cost is None else commit_of("HEAD")
-    if commit and (changed := uncommitted(request.baseline)):
+    commit = "" if gate.check_settings(study).cost is None else resolve_commit("HEAD")
+    if commit and (changed := uncommitted_files(request.baseline)):
         raise UserError(
             f"{', '.join(changed)}: not committed, and check.cost measures beside a commit; run 'git commit -a', then "
             "the same command again"
         )
-    old = _baseline(request) if request.baseline.exists() else Baseline(study=study.study, accepted=())
+    old = _read_baseline(request) if request.baseline.exists() else Baseline(study=study.study, accepted=())
     facts = compute_facts(plan, costs(plan), request.plugins)
     values = None
     if "statistical" in tiers:
         pinned = _pinned_versions(request, study, _installed_versions())
-        values = _train(request, study, gate.more_seeds(study), (), pinned)
+        values = _train_missing(request, study, gate.second_look_seeds(study), (), pinned)
     baseline = update_baseline(old, facts, values, reason, commit)
     write_baseline(request.baseline, baseline)
     return baseline
@@ -105,10 +105,10 @@ def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) ->
 def outlook(request: CheckRequest) -> list[Outlook]:
     """Return the probability that an unchanged model passes each cell, without training."""
     study, _ = _plan_with_data(request)
-    return gate.outlook(study, _baseline(request))
+    return gate.outlook(study, _read_baseline(request))
 
 
-def _baseline(request: CheckRequest) -> Baseline:
+def _read_baseline(request: CheckRequest) -> Baseline:
     baseline = read_baseline(request.baseline)
     name = read_document(request.file).data.get("study")
     if baseline.study != name:
@@ -130,13 +130,13 @@ def _plan_with_data(request: CheckRequest) -> tuple[Study, Plan]:
     return study, plan
 
 
-def _costs(request: CheckRequest, study: Study, plan: Plan, baseline: Baseline) -> list[Finding]:
+def _check_costs(request: CheckRequest, study: Study, plan: Plan, baseline: Baseline) -> list[Finding]:
     if not baseline.commit:
         raise UserError(f"{request.baseline} names no commit that costs are measured beside; add it with {ACCEPT}")
-    commit, arms = commit_of(baseline.commit), [*plan.first_trials]
+    commit, arms = resolve_commit(baseline.commit), [*plan.first_trials]
     what = {"file": request.file, "changes": request.changes, "out": request.out}
     with checkout(commit, f"the baseline's commit {commit[:7]}", request.out, request.plugins) as old:
-        return gate.costs(study, old, Revision("this code", request.plugins), arms, what)
+        return gate.judge_costs(study, old, Revision("this code", request.plugins), arms, what)
 
 
 def _installed_versions() -> dict[str, str]:
@@ -148,14 +148,14 @@ def _installed_versions() -> dict[str, str]:
 
 def _pinned_versions(request: CheckRequest, study: Study, installed: Mapping[str, str]) -> Mapping[str, str]:
     """Return the versions that the gate's trials record; none if stored results have them, and can be reused."""
-    changes = changes_for("check", request, study, gate.more_seeds(study))
+    changes = study_changes("check", request, study, gate.second_look_seeds(study))
     _, plan = lab.plan_study(request.file, changes=changes, plugins=request.plugins, out=request.out)
     store, trials = Store(request.out.resolve()), (*(planned.trial for planned in plan.trials), *plan.prerequisites)
     recorded = gate.recorded_versions(store.folder(trial).result() for trial in trials)
     return installed if gate.differing_versions(recorded, installed) else {}
 
 
-def _train(
+def _train_missing(
     request: CheckRequest, study: Study, seeds: Sequence[int] | None, arms: Sequence[str], versions: Mapping[str, str]
 ) -> Values:
     """Train the missing trials and return all values.
@@ -167,7 +167,7 @@ def _train(
         answer = lab.run(
             request.file,
             out=request.out,
-            changes=changes_for("check", request, study, seeds),
+            changes=study_changes("check", request, study, seeds),
             plugins=request.plugins,
             only=only,
             versions=versions,
@@ -178,10 +178,10 @@ def _train(
             raise TrialFailed(
                 f"{count(answer.failed, 'trial')} failed, so the gate has no verdict; '{command}' shows why."
             )
-    return gate.values_of(answer.plan, answer.store, study)
+    return gate.final_values(answer.plan, answer.store, study)
 
 
-def changes_for(
+def study_changes(
     what: str, request: CheckRequest, study: Study, seeds: Sequence[int] | None = None
 ) -> dict[str, object]:
     """Return the changes to a study's file for a study of its own, named after ``what``."""

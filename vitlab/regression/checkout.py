@@ -41,7 +41,7 @@ OF_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COM
 """Variables by which git tells its hooks where the user's worktree is: in another one, git would write that index."""
 
 
-def _variables() -> dict[str, str]:
+def _subprocess_environment() -> dict[str, str]:
     """Return the variables of a subprocess, in which Python imports nothing from the current folder."""
     return {name: value for name, value in os.environ.items() if name not in OF_HOOKS} | {"PYTHONSAFEPATH": "1"}
 
@@ -53,7 +53,7 @@ class Revision:
     name: str  #: as messages call it
     plugins: Sequence[Path] = ()  #: its files of components
     python: str = sys.executable
-    environment: Mapping[str, str] = field(default_factory=_variables)
+    environment: Mapping[str, str] = field(default_factory=_subprocess_environment)
 
     def run(self, *words: str, folder: Path | None = None) -> str:
         """Run Python with these words and return what it prints; its messages are shown.
@@ -82,7 +82,7 @@ class Revision:
         return output
 
 
-def repository() -> Path:
+def find_repository() -> Path:
     """Return the git repository that the current folder is in; outside of one, raise UserError."""
     root = rev_parse(Path(), "--show-toplevel")
     if not root:
@@ -90,9 +90,9 @@ def repository() -> Path:
     return Path(root).resolve()
 
 
-def commit_of(name: str) -> str:
+def resolve_commit(name: str) -> str:
     """Return the hash of a commit, given by any of its names; an unknown one raises UserError."""
-    commit = rev_parse(repository(), "--verify", "--quiet", f"{name}^{{commit}}")
+    commit = rev_parse(find_repository(), "--verify", "--quiet", f"{name}^{{commit}}")
     if not commit:
         raise UserError(
             f"no commit '{name}' is here; get it by 'git fetch origin {shlex.quote(name)}', or in a shallow clone by "
@@ -101,20 +101,20 @@ def commit_of(name: str) -> str:
     return commit
 
 
-def uncommitted(but: Path) -> list[str]:
+def uncommitted_files(but: Path) -> list[str]:
     """Return the tracked files, other than one, that differ from the checked-out commit."""
-    root = repository()  # first, as outside of a repository git prints its help
-    names = _git("diff", "--no-ext-diff", "--name-only", "-z", "HEAD").split("\0")
+    root = find_repository()  # first, as outside of a repository git prints its help
+    names = _run_git("diff", "--no-ext-diff", "--name-only", "-z", "HEAD").split("\0")
     return [name for name in names if name and root / name != but.resolve()]
 
 
-def commits_of(revisions: str) -> list[tuple[str, str]]:
+def resolve_revisions(revisions: str) -> list[tuple[str, str]]:
     """Return name and hash of two commits, such as ``main..HEAD``."""
     base, dots, head = revisions.partition("..")
     if not dots or head.startswith("."):
         raise UserError(f"{revisions}: write BASE..HEAD, such as main..HEAD")
     names = base or "HEAD", head or "HEAD"
-    return [(f"{name} ({commit[:7]})", commit) for name in names if (commit := commit_of(name))]
+    return [(f"{name} ({commit[:7]})", commit) for name in names if (commit := resolve_commit(name))]
 
 
 @contextmanager
@@ -134,8 +134,8 @@ def checkout(
     Raises:
         UserError: if it cannot be made, or other code would be imported in its place.
     """
-    root, folder = repository(), out.resolve() / "revisions"
-    packages = _packages(root)
+    root, folder = find_repository(), out.resolve() / "revisions"
+    packages = _installed_packages(root)
     if install is None and not packages and not any(plugin.resolve().is_relative_to(root) for plugin in plugins):
         raise UserError(
             f"nothing of {root} is installed, so its revisions would run the same code; run 'pip install -e .' for a "
@@ -146,7 +146,7 @@ def checkout(
         # Nobody holds the lock of a process that was killed; Timeout is an OSError, too.
         with suppress(OSError, UserError), FileLock(lock, timeout=0):
             shutil.rmtree(lock.parent, ignore_errors=True)
-            _git("worktree", "remove", "--force", str(lock.parent / "tree"))
+            _run_git("worktree", "remove", "--force", str(lock.parent / "tree"))
     with tempfile.TemporaryDirectory(prefix=f"{commit[:12]}-", dir=folder) as scratch, FileLock(Path(scratch) / "lock"):
         tree, site, environment = (Path(scratch) / part for part in ("tree", "site", "environment"))
 
@@ -154,10 +154,10 @@ def checkout(
             path = Path(path).resolve()
             return tree / path.relative_to(root) if path.is_relative_to(root) else path
 
-        _git("worktree", "add", "--detach", str(tree), commit)
+        _run_git("worktree", "add", "--detach", str(tree), commit)
         try:
             before = [str(moved(part)) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-            variables = {**_variables(), "PYTHONPATH": os.pathsep.join([str(site), *before])}
+            variables = {**_subprocess_environment(), "PYTHONPATH": os.pathsep.join([str(site), *before])}
             revision = Revision(name, [moved(plugin) for plugin in plugins], environment=variables)
             if install is not None:
                 venv.create(environment, with_pip=True)
@@ -170,10 +170,10 @@ def checkout(
                 revision.run("-c", CHECK, str(site))
             yield revision
         finally:
-            _git("worktree", "remove", "--force", str(tree))
+            _run_git("worktree", "remove", "--force", str(tree))
 
 
-def _packages(root: Path) -> list[Path]:
+def _installed_packages(root: Path) -> list[Path]:
     """Return the folders of a repository from which packages are installed here."""
     folders = set()
     for installed in distributions():
@@ -183,10 +183,10 @@ def _packages(root: Path) -> list[Path]:
     return sorted(folder for folder in folders if folder.is_relative_to(root))
 
 
-def _git(*words: str) -> str:
+def _run_git(*words: str) -> str:
     """Return the output of a git command, without hooks; raise its message as a UserError."""
     command = ["git", "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", *words]
-    process = subprocess.run(command, capture_output=True, text=True, check=False, env=_variables())
+    process = subprocess.run(command, capture_output=True, text=True, check=False, env=_subprocess_environment())
     if process.returncode:
         raise UserError(f"'git {shlex.join(words[:2])}' fails: {' '.join(process.stderr.split())}")
     return process.stdout

@@ -68,7 +68,7 @@ def measure_costs(
         yield CostRatio(arm, quantity, statistics.median(values), interval.low, interval.high, rounds, own)
 
 
-def main(arm: str, text: str) -> None:
+def measure_and_print(arm: str, text: str) -> None:
     """Measure an arm of a study, given as JSON, in this process, and print its cost as JSON."""
     from vitlab import lab
     from vitlab.driver import benchmark
@@ -82,4 +82,4 @@ def main(arm: str, text: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    measure_and_print(*sys.argv[1:])

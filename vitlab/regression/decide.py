@@ -36,7 +36,7 @@ from scipy.special import stdtr, stdtrit
 from vitlab.comparison.arrays import MIN_SEEDS
 from vitlab.spec.choice import Goal
 from vitlab.statistics import power, replicates
-from vitlab.statistics.replicates import NAN, NORMAL_MAD, Floats, Ints, Mask, finite_median, moments, rounding_of
+from vitlab.statistics.replicates import NAN, NORMAL_MAD, Floats, Ints, Mask, finite_median, moments, rounding_error
 
 Verdict = Literal["pass", "regressed", "inconclusive"]
 VERDICTS: tuple[Verdict, ...] = ("pass", "inconclusive", "regressed")
@@ -107,17 +107,17 @@ class Cell:
     seconds: float = NAN  #: that training the candidate's seeds took
 
 
-def overall(verdicts: Iterable[Verdict]) -> Verdict:
+def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:
     """Return the worst of several verdicts."""
     return max(verdicts, key=VERDICTS.index, default="pass")
 
 
-def judge(family: Sequence[Pair], alpha: float = 0.05) -> tuple[list[Cell], list[Finding]]:
+def judge_family(family: Sequence[Pair], alpha: float = 0.05) -> tuple[list[Cell], list[Finding]]:
     """Return the cells of a family, in the order given, and a finding for the count of lost and collapsed trainings."""
     if not family:
         return [], []
     seeds = sorted({seed for pair in family for side in (pair.old, pair.new, *pair.lost) for seed in side})
-    values_C2N = np.array([replicates.as_array((pair.old, pair.new), seeds) * pair.sign for pair in family])
+    values_C2N = np.array([replicates.values_to_array((pair.old, pair.new), seeds) * pair.sign for pair in family])
     lost_C2N = np.array([[np.isin(seeds, [*side]) for side in pair.lost] for pair in family])
     trainings = list(dict.fromkeys(pair.arm for pair in family))
     cells = Cells(
@@ -128,7 +128,7 @@ def judge(family: Sequence[Pair], alpha: float = 0.05) -> tuple[list[Cell], list
         counted=np.array([not pair.refused and not pair.no_sample for pair in family]),
     )
     judged = judge_arrays(values_C2N[None], lost_C2N[None], cells, alpha)
-    found = [_cell(pair, judged, place, alpha) for place, pair in enumerate(family)]
+    found = [_judged_cell(pair, judged, place, alpha) for place, pair in enumerate(family)]
     (old, new), (seeds_old, seeds_new) = judged.count_broken[0], judged.count_seeds[0]
     if not old + new:
         return found, []
@@ -138,7 +138,7 @@ def judge(family: Sequence[Pair], alpha: float = 0.05) -> tuple[list[Cell], list
     return found, [Finding("", "trainings", VERDICTS[judged.count_verdict[0]], sentence + test)]
 
 
-def warnings(cells: Iterable[Cell]) -> list[str]:
+def loss_warnings(cells: Iterable[Cell]) -> list[str]:
     """Return a sentence for each arm of which notably more trainings are lost or collapsed than in the baseline."""
     sentences = {}
     for cell in cells:
@@ -148,7 +148,7 @@ def warnings(cells: Iterable[Cell]) -> list[str]:
     return list(sentences.values())
 
 
-def _cell(pair: Pair, judged: Judged, place: int, alpha: float) -> Cell:
+def _judged_cell(pair: Pair, judged: Judged, place: int, alpha: float) -> Cell:
     names = ("pairs", "identical", "means", "se", "worst", "p", "p_adjusted", "broken", "seeds", "collapsed")
     of_cell = {name: getattr(judged, name)[0, place].tolist() for name in names}
     n, identical = of_cell["pairs"], of_cell["identical"]
@@ -173,10 +173,10 @@ def _cell(pair: Pair, judged: Judged, place: int, alpha: float) -> Cell:
         **same,
     )
     more = _broken_trainings(cell) if judged.has_more[0, place] else ""
-    return replace(cell, reason=_reason(cell, pair, more))
+    return replace(cell, reason=_verdict_reason(cell, pair, more))
 
 
-def _reason(cell: Cell, pair: Pair, more: str) -> str:
+def _verdict_reason(cell: Cell, pair: Pair, more: str) -> str:
     """Return the reason of the verdict; ``more`` says that the candidate lost more trainings, if it did."""
     if pair.refused or (more and cell.verdict != "regressed"):
         return pair.refused or more
@@ -267,10 +267,10 @@ def judge_arrays(values_SC2N: Floats, lost_SC2N: Mask, cells: Cells, alpha: floa
 
     They are signed so that larger is better, and NaN where there is none; lost seeds have no finite value.
     """
-    collapsed_SC2N = _collapsed(values_SC2N)
+    collapsed_SC2N = _find_collapsed(values_SC2N)
     sound_SC2N = np.where(collapsed_SC2N, NAN, values_SC2N)
     n, drop, sd = moments(sound_SC2N[:, :, 0] - sound_SC2N[:, :, 1])
-    rounding = rounding_of(sound_SC2N.reshape(*n.shape, -1))
+    rounding = rounding_error(sound_SC2N.reshape(*n.shape, -1))
     drop, sd = np.where(np.abs(drop) <= rounding, 0.0, drop), np.where(sd > rounding, sd, 0.0)
     both = np.isfinite(values_SC2N).all(axis=2)
     equal = (values_SC2N[:, :, 0] == values_SC2N[:, :, 1]) | ~both
@@ -286,7 +286,7 @@ def judge_arrays(values_SC2N: Floats, lost_SC2N: Mask, cells: Cells, alpha: floa
     _, means, _ = moments(np.where(np.isfinite(sound_SC2N).all(axis=2, keepdims=True), sound_SC2N, NAN))
 
     present = np.isfinite(values_SC2N) | lost_SC2N
-    broken_SC2, seeds_SC2, sums, sizes = _count(present, collapsed_SC2N | lost_SC2N, cells)
+    broken_SC2, seeds_SC2, sums, sizes = _count_broken(present, collapsed_SC2N | lost_SC2N, cells)
     p = np.maximum(p, _chance_of_a_whole_arm(n, broken_SC2, seeds_SC2, sums, sizes))
     family = n.shape[1] + (sums.sum(axis=1) > 0)
     p_adjusted = np.minimum(1.0, family[:, None] * p)
@@ -306,20 +306,20 @@ def judge_arrays(values_SC2N: Floats, lost_SC2N: Mask, cells: Cells, alpha: floa
     )  # fmt: skip
 
 
-def _collapsed(values_SC2N: Floats) -> Mask:
+def _find_collapsed(values_SC2N: Floats) -> Mask:
     """Return which seeds collapsed: by the other seeds of their side, or by the seeds of both sides together.
 
     The second rule finds two of three seeds that collapsed.  It compares equal numbers of both sides, so that a drop of
     all seeds of a side, which the test of means has to find, is no collapse.
     """
     s, c, _, n = values_SC2N.shape
-    by_side = replicates.collapsed(values_SC2N.reshape(s * c, 2, n))
+    by_side = replicates.find_collapsed(values_SC2N.reshape(s * c, 2, n))
     common = np.where(np.isfinite(values_SC2N).all(axis=2, keepdims=True), values_SC2N, NAN)
-    together = replicates.collapsed(common.reshape(s * c, 1, 2 * n))
+    together = replicates.find_collapsed(common.reshape(s * c, 1, 2 * n))
     return np.asarray((by_side | together.reshape(by_side.shape)).reshape(values_SC2N.shape))
 
 
-def _count(present: Mask, broken: Mask, cells: Cells) -> tuple[Ints, Ints, Ints, Ints]:
+def _count_broken(present: Mask, broken: Mask, cells: Cells) -> tuple[Ints, Ints, Ints, Ints]:
     """Return lost and collapsed trainings, and all, of each cell's arm (S, C, 2) and of all arms (S, 2)."""
     groups = [cells.trainings == training for training in np.unique(cells.trainings)]
     of_arm, is_bad = (
@@ -338,7 +338,7 @@ def _p_of_counts(sums: Ints, sizes: Ints) -> Floats:
     p = np.where(sums.sum(axis=1) > 0, 1.0, NAN)
     for study in np.flatnonzero(sums[:, 1] * sizes[:, 0] > sums[:, 0] * sizes[:, 1]):
         old, new = sums[study].tolist()
-        p[study] = replicates.boschloo((old, new), tuple(sizes[study].tolist()))
+        p[study] = replicates.boschloo_p((old, new), tuple(sizes[study].tolist()))
     return p
 
 
@@ -350,9 +350,9 @@ def _chance_of_a_whole_arm(n: Ints, broken: Ints, seeds: Ints, sums: Ints, sizes
     return np.where(bad > 0, rate ** np.maximum(n, 1), 0.0)
 
 
-def as_array(arms: Mapping[str, Mapping[int, float]]) -> Floats:
+def values_to_array(arms: Mapping[str, Mapping[int, float]]) -> Floats:
     """Return the values of arms by seed as one study of an array (1, A, N)."""
-    return replicates.as_array(arms.values(), sorted(set().union(*arms.values())))[None]
+    return replicates.values_to_array(arms.values(), sorted(set().union(*arms.values())))[None]
 
 
 def pooled_sd(values_SAN: Floats) -> Floats:
@@ -368,7 +368,7 @@ def robust_sd(values_SAN: Floats, sign: int = 1) -> Floats:
 
     The limit is a multiple of the standard deviation that follows from the median distance to the median of an arm.
     """
-    sound = np.where(replicates.collapsed(values_SAN, sign), NAN, values_SAN)
+    sound = np.where(replicates.find_collapsed(values_SAN, sign), NAN, values_SAN)
     pooled, n = pooled_sd(sound), np.isfinite(sound).sum(axis=2, keepdims=True)
     distances = np.abs(sound - finite_median(sound)[:, :, None]) * np.sqrt(n / np.maximum(n - 1, 1))
     robust = NORMAL_MAD * finite_median(np.where(n > 2, distances, NAN).reshape(len(sound), -1))

@@ -42,7 +42,9 @@ def compute_facts(plan: Plan, costs: Mapping[str, Mapping[str, int]], plugins: S
     for arm, planned in plan.first_trials.items():
         own = planned.trial.spec.train.precision
         engine = plan.arm(arm).engine  # engines use different kernels, and a fault may be in one of them
-        traces = [trace(plan, planned, EXACT_STEPS, name, engine, plugins) for name in dict.fromkeys(("fp64", own))]
+        traces = [
+            train_trace(plan, planned, EXACT_STEPS, name, engine, plugins) for name in dict.fromkeys(("fp64", own))
+        ]
         trial = planned.trial
         arms[arm] = ArmFacts(
             key=trial.key,
@@ -65,17 +67,17 @@ def compute_facts(plan: Plan, costs: Mapping[str, Mapping[str, int]], plugins: S
 
 def compare_facts(old: Facts, new: Facts) -> list[Finding]:
     """Return one finding per check, whether it passes or not."""
-    findings = [*_plan(old, new)]
+    findings = [*_compare_plans(old, new)]
     for arm in new.arms:
         if arm in old.arms:
-            findings += _arm(arm, old, new)
+            findings += _compare_arm(arm, old, new)
     return findings
 
 
-def _plan(old: Facts, new: Facts) -> Iterator[Finding]:
+def _compare_plans(old: Facts, new: Facts) -> Iterator[Finding]:
     changes = [f"arm '{arm}' is new" for arm in new.arms if arm not in old.arms]
     changes += [f"arm '{arm}' is gone" for arm in old.arms if arm not in new.arms]
-    changes += _differences(old.skipped, new.skipped, "skipped arm ")
+    changes += _describe_differences(old.skipped, new.skipped, "skipped arm ")
     if len(old.seeds) != len(new.seeds):
         changes.append(f"{count(len(old.seeds), 'seed')} -> {len(new.seeds)}")
     elif old.seeds != new.seeds:
@@ -83,12 +85,12 @@ def _plan(old: Facts, new: Facts) -> Iterator[Finding]:
     yield _finding("", "plan", changes)
 
 
-def _arm(arm: str, before: Facts, after: Facts) -> Iterator[Finding]:
+def _compare_arm(arm: str, before: Facts, after: Facts) -> Iterator[Finding]:
     old, new = before.arms[arm], after.arms[arm]
     # With equal keys, specs differ in options outside keys alone: folders, and options added since with their defaults.
-    changes = _differences(old.spec, new.spec) if old.key != new.key else []
-    changes += _differences({"the data": old.data}, {"the data": new.data})
-    changes += _differences(old.seeds, new.seeds, "seed of ")
+    changes = _describe_differences(old.spec, new.spec) if old.key != new.key else []
+    changes += _describe_differences({"the data": old.data}, {"the data": new.data})
+    changes += _describe_differences(old.seeds, new.seeds, "seed of ")
     # An origin is "SLOT:NAME PACKAGE VERSION".
     gone, added = (
         ", ".join(sorted({origin.partition(" ")[2] for origin in some}))
@@ -106,10 +108,10 @@ def _arm(arm: str, before: Facts, after: Facts) -> Iterator[Finding]:
     by_precision = {trace.precision: trace for trace in old.traces}
     for trace in new.traces:
         if trace.precision in by_precision:
-            yield _trace(arm, by_precision[trace.precision], trace, before, after)
+            yield _compare_traces(arm, by_precision[trace.precision], trace, before, after)
 
 
-def _differences(old: Mapping[str, object], new: Mapping[str, object], what: str = "") -> list[str]:
+def _describe_differences(old: Mapping[str, object], new: Mapping[str, object], what: str = "") -> list[str]:
     """Return a text for each name whose values differ."""
     return [
         f"{what}{name}: {old.get(name, 'nothing')} -> {new.get(name, 'nothing')}"
@@ -118,25 +120,25 @@ def _differences(old: Mapping[str, object], new: Mapping[str, object], what: str
     ]
 
 
-def _trace(arm: str, old: Trace, new: Trace, before: Facts, after: Facts) -> Finding:
+def _compare_traces(arm: str, old: Trace, new: Trace, before: Facts, after: Facts) -> Finding:
     check = f"trace {new.precision}"
-    difference = _difference(old, new, TOLERANCE[new.precision])
+    difference = _describe_difference(old, new, TOLERANCE[new.precision])
     if not difference:
         return Finding(arm, check, "pass")
     was, now = (
         {"processor": facts.processor, "torch": facts.torch, "engine": trace.engine}
         for facts, trace in ((before, old), (after, new))
     )
-    environment = ", ".join(_differences(was, now))
+    environment = ", ".join(_describe_differences(was, now))
     if not environment:
         return Finding(arm, check, "regressed", difference)
     # Another torch may draw different random numbers; another processor or engine only rounds differently.
-    if new.precision == "fp64" and before.torch == after.torch and _difference(old, new, NO_ROUNDING):
+    if new.precision == "fp64" and before.torch == after.torch and _describe_difference(old, new, NO_ROUNDING):
         return Finding(arm, check, "regressed", f"{difference}, which is more than rounding; {environment}")
     return Finding(arm, check, "inconclusive", f"{difference}, but under other conditions; {environment}")
 
 
-def _difference(old: Trace, new: Trace, tolerance: float) -> str:
+def _describe_difference(old: Trace, new: Trace, tolerance: float) -> str:
     """Describe the first loss that differs; empty if none does."""
     if len(old.losses) != len(new.losses):
         return f"{count(len(old.losses), 'step')} -> {len(new.losses)}"
@@ -155,7 +157,7 @@ def _finding(arm: str, check: str, changes: Sequence[str]) -> Finding:
     return Finding(arm, check, "regressed" if changes else "pass", "; ".join(changes))
 
 
-def trace(
+def train_trace(
     plan: Plan,
     planned: Planned,
     steps: int,
@@ -181,7 +183,7 @@ def trace(
     with brief_trial(plan, planned, steps, settings, precision) as (trial, folder):
         while True:
             with begin_trial(trial, folder, settings) as training:
-                before = _loss(training)
+                before = _validation_loss(training)
                 engine, engine_type, _ = supported_engine(engine, training)
                 try:
                     computation = engine_type([training])
@@ -196,11 +198,11 @@ def trace(
                     engine=engine,
                     losses=tuple(losses),
                     before=before,
-                    after=_loss(training),
+                    after=_validation_loss(training),
                 )
 
 
-def _loss(training: Training) -> float:
+def _validation_loss(training: Training) -> float:
     """Return the mean loss on the first batch of validation images, as in an evaluation."""
     import torch
     import torch.nn.functional as F

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from vitlab.comparison.study import no_sample, prerequisites
+from vitlab.comparison.study import describe_small_sample, prerequisites_by_arm
 from vitlab.errors import UserError, count, nearest
 from vitlab.planning.values import Plan
 from vitlab.regression import decide
 from vitlab.regression.baseline import ACCEPT, Baseline, Values
 from vitlab.regression.checkout import Revision
 from vitlab.regression.cost import measure_costs
-from vitlab.regression.decide import Cell, Finding, Pair, Verdict, as_array, overall, pooled_sd
-from vitlab.regression.facts import LEARNING_STEPS, trace
+from vitlab.regression.decide import Cell, Finding, Pair, Verdict, pooled_sd, values_to_array, worst_verdict
+from vitlab.regression.facts import LEARNING_STEPS, train_trace
 from vitlab.report import frame
 from vitlab.report.phrasing import percent
 from vitlab.spec import Study
@@ -58,14 +58,14 @@ class Outlook:
     needs: int | None  #: seeds for a chance of 80 % of this cell
 
 
-def values_of(plan: Plan, store: Store, study: Study) -> Values:
+def final_values(plan: Plan, store: Store, study: Study) -> Values:
     """Return the final values of a trained study by metric, arm and seed; a metric without any raises UserError."""
-    outcomes = frame.gather(plan, store)
-    table = frame.table(plan, outcomes)
+    outcomes = frame.gather_trials(plan, store)
+    table = frame.trials_to_frame(plan, outcomes)
     any_done = table["status"].eq(Ending.DONE).any()
     metrics: dict[str, dict[str, dict[int, float]]] = {}
     quanta = {}
-    for metric, goal in goals(study).items():
+    for metric, goal in judged_goals(study).items():
         if metric not in table:
             table[metric] = NAN
         if any_done and table[metric].isna().all():
@@ -76,7 +76,7 @@ def values_of(plan: Plan, store: Store, study: Study) -> Values:
         changes = {} if metric == study.analysis.metric else {"metric": metric, "goal": goal, "at": "last"}
         analysis = study.analysis.model_copy(update=changes)
         quanta[metric] = frame.metric_quantum(replace(plan, analysis=analysis), outcomes)
-        metrics[metric] = frame.usable(table, analysis, quanta[metric])
+        metrics[metric] = frame.judged_values(table, analysis, quanta[metric])
     diverged = defaultdict[str, tuple[int, ...]](tuple)
     for item in outcomes:
         final = item.result.outcome.metrics if item.result is not None else {}
@@ -88,7 +88,7 @@ def values_of(plan: Plan, store: Store, study: Study) -> Values:
         metrics=metrics,
         quanta=quanta,
         diverged=diverged,
-        behind={arm: min(map(len, roles.values())) for arm, roles in prerequisites(plan).items()},
+        behind={arm: min(map(len, roles.values())) for arm, roles in prerequisites_by_arm(plan).items()},
         versions=recorded_versions(item.result for item in outcomes),
         seconds={str(arm): float(seconds) for arm, seconds in table.groupby("arm")["wall_s"].sum().items()},
     )
@@ -115,22 +115,22 @@ def version_notes(baseline: Baseline, installed: Mapping[str, str]) -> list[str]
     return [f"the baseline was trained under {recorded}, and this environment has {here}"] if recorded else []
 
 
-def settings(study: Study) -> Check:
+def check_settings(study: Study) -> Check:
     """Return the settings of a study's check."""
     return study.check or Check()
 
 
-def goals(study: Study) -> dict[str, Goal]:
+def judged_goals(study: Study) -> dict[str, Goal]:
     """Return every judged metric with its goal, the analysis's own first."""
-    return {study.analysis.metric: study.analysis.goal, **settings(study).metrics}
+    return {study.analysis.metric: study.analysis.goal, **check_settings(study).metrics}
 
 
-def family(study: Study, baseline: Baseline, new: Values) -> tuple[list[Pair], list[str]]:
+def pair_cells(study: Study, baseline: Baseline, new: Values) -> tuple[list[Pair], list[str]]:
     """Return every cell, with the reason for those that cannot be judged, and notes."""
-    pairs, notes, values = [], [], _values(baseline)
+    pairs, notes, values = [], [], _baseline_values(baseline)
     if values.device != new.device:
         notes.append(f"the baseline was trained on {values.device}, and the candidate on {new.device}")
-    for metric, goal in goals(study).items():
+    for metric, goal in judged_goals(study).items():
         by_arm = values.metrics.get(metric, {})
         margin, min_abs = _margins(study, values, metric)
         for arm, candidate in new.metrics[metric].items():
@@ -154,7 +154,7 @@ def family(study: Study, baseline: Baseline, new: Values) -> tuple[list[Pair], l
                     quantum=values.quanta.get(metric, 0.0),
                     lost=[frozenset(diverged.get(arm, ())).difference(has_value) for has_value, diverged in sides],
                     refused=refused,
-                    no_sample=no_sample(new.behind[arm]) if arm in new.behind else "",
+                    no_sample=describe_small_sample(new.behind[arm]) if arm in new.behind else "",
                     seconds=new.seconds.get(arm, NAN),
                 )
             )
@@ -162,15 +162,20 @@ def family(study: Study, baseline: Baseline, new: Values) -> tuple[list[Pair], l
     return pairs, list(dict.fromkeys(notes))
 
 
-def statistical(study: Study, baseline: Baseline, train: Train) -> tuple[list[Cell], list[Finding], list[str]]:
+def train_and_judge(study: Study, baseline: Baseline, train: Train) -> tuple[list[Cell], list[Finding], list[str]]:
     """Train and judge every cell; with ``escalate_to``, train more seeds of the inconclusive arms and judge them again.
 
     Each of two looks spends half of alpha, so that a false alarm is as likely as with a single look.  Returns the
     cells, the findings on the number of lost and collapsed trainings, and notes.
     """
-    old, alpha, more, first = _values(baseline), _level(study), more_seeds(study), study.seeds.values
-    pairs, notes = family(study, baseline, train(None, ()))
-    cells, findings = decide.judge(pairs, alpha)
+    old, alpha, more, first = (
+        _baseline_values(baseline),
+        _look_alpha(study),
+        second_look_seeds(study),
+        study.seeds.values,
+    )
+    pairs, notes = pair_cells(study, baseline, train(None, ()))
+    cells, findings = decide.judge_family(pairs, alpha)
     waiting = [cell for cell in cells if cell.verdict == "inconclusive" and cell.se > 0]
     if more is None or not waiting:
         return cells, findings, notes
@@ -180,8 +185,8 @@ def statistical(study: Study, baseline: Baseline, train: Train) -> tuple[list[Ce
     if len(seeds) == len(first):
         advice = "set escalate_to and accept a baseline again"
         return cells, findings, [*notes, f"more seeds would not help, because the baseline has no more; {advice}"]
-    pairs, notes = family(study, baseline, train(seeds, arms))
-    more_cells, more_findings = decide.judge(pairs, alpha)
+    pairs, notes = pair_cells(study, baseline, train(seeds, arms))
+    more_cells, more_findings = decide.judge_family(pairs, alpha)
     second_look = {(cell.arm, cell.metric): cell for cell in more_cells}
     cells = [
         second_look.get((cell.arm, cell.metric), cell) if cell.arm in arms and cell.verdict == "inconclusive" else cell
@@ -193,13 +198,13 @@ def statistical(study: Study, baseline: Baseline, train: Train) -> tuple[list[Ce
     return cells, findings, notes
 
 
-def more_seeds(study: Study) -> tuple[int, ...] | None:
+def second_look_seeds(study: Study) -> tuple[int, ...] | None:
     """Return the seeds of the second look, the first ones included; None if there is no second look."""
-    most = settings(study).escalate_to or 0
+    most = check_settings(study).escalate_to or 0
     return study.seeds.up_to(most) if most > len(study.seeds.values) else None
 
 
-def learning(plan: Plan, plugins: Sequence[str | Path] = ()) -> Iterator[Finding]:
+def check_learning(plan: Plan, plugins: Sequence[str | Path] = ()) -> Iterator[Finding]:
     """Check that the loss of every arm falls within a hundred steps, on training and on validation images.
 
     If only one of the two falls, the finding is inconclusive: noisy batches do that to sound networks too.
@@ -207,7 +212,7 @@ def learning(plan: Plan, plugins: Sequence[str | Path] = ()) -> Iterator[Finding
     for planned in plan.first_trials.values():
         if planned.trial.spec.train.steps == 0:
             continue  # a closed-form solution takes no steps
-        result = trace(plan, planned, LEARNING_STEPS, plugins=plugins)
+        result = train_trace(plan, planned, LEARNING_STEPS, plugins=plugins)
         half = max(1, len(result.losses) // 2)  # long enough for the noise of batches to even out
         sides = {"training": (fmean(result.losses[:half]), fmean(result.losses[-half:]))}
         sides["validation"] = result.before, result.after
@@ -220,21 +225,21 @@ def learning(plan: Plan, plugins: Sequence[str | Path] = ()) -> Iterator[Finding
         yield Finding(planned.arm, "learning", verdict, "; ".join(rises))
 
 
-def result(
+def check_result(
     study: Study, findings: Sequence[Finding], cells: Sequence[Cell] = (), notes: Sequence[str] = ()
 ) -> CheckResult:
     """Return the result of a check, whose verdict is the worst of all."""
-    verdict = overall([*(finding.verdict for finding in findings), *(cell.verdict for cell in cells)])
-    fails = verdict == "regressed" or (verdict == "inconclusive" and settings(study).on_inconclusive == "fail")
-    broken = tuple(decide.warnings(cells))
+    verdict = worst_verdict([*(finding.verdict for finding in findings), *(cell.verdict for cell in cells)])
+    fails = verdict == "regressed" or (verdict == "inconclusive" and check_settings(study).on_inconclusive == "fail")
+    broken = tuple(decide.loss_warnings(cells))
     return CheckResult(study.study, verdict, fails, tuple(findings), tuple(cells), tuple(notes), broken)
 
 
-def costs(
+def judge_costs(
     study: Study, old: Revision, new: Revision, arms: Sequence[str], request: Mapping[str, object]
 ) -> list[Finding]:
     """Measure arms under two revisions, and judge their limits; costs without a limit pass."""
-    alpha, limits = settings(study).alpha, settings(study).cost
+    alpha, limits = check_settings(study).alpha, check_settings(study).cost
     findings = []
     for cost in measure_costs(old, new, arms, request, alpha):
         limit = getattr(limits, cost.quantity, None)
@@ -253,31 +258,31 @@ def outlook(study: Study, baseline: Baseline) -> list[Outlook]:
 
     Of two looks, the second counts, as the first one can only add to the probability.
     """
-    alpha, values = _level(study), _values(baseline)
+    alpha, values = _look_alpha(study), _baseline_values(baseline)
     cells = []
-    for metric, goal in goals(study).items():
+    for metric, goal in judged_goals(study).items():
         sign, by_arm = 1 if goal == "max" else -1, values.metrics.get(metric, {})
         collapsed = replicates.collapsed_seeds(by_arm, sign)
         sound = {arm: {seed: by_arm[arm][seed] for seed in by_arm[arm] if seed not in collapsed[arm]} for arm in by_arm}
-        sd = float(pooled_sd(as_array(sound))[0])
+        sd = float(pooled_sd(values_to_array(sound))[0])
         margin, _ = _margins(study, values, metric)
         for arm, seeds in sound.items():
             if not seeds:
                 continue
-            arm_sd = float(pooled_sd(as_array({arm: seeds}))[0]) or sd
-            n = len(seeds.keys() & {*(more_seeds(study) or study.seeds.values)})
+            arm_sd = float(pooled_sd(values_to_array({arm: seeds}))[0]) or sd
+            n = len(seeds.keys() & {*(second_look_seeds(study) or study.seeds.values)})
             chance = decide.chance_to_pass(n, arm_sd, margin, alpha) if margin > 0 else 0.0
             needs = decide.seeds_to_pass(arm_sd, margin, alpha) if margin > 0 else None
             cells.append(Outlook(arm, metric, n, arm_sd, margin, chance, needs))
     return cells
 
 
-def _level(study: Study) -> float:
+def _look_alpha(study: Study) -> float:
     """Return the alpha of one look: half of the study's if there may be two looks."""
-    return settings(study).alpha / (1 if more_seeds(study) is None else 2)
+    return check_settings(study).alpha / (1 if second_look_seeds(study) is None else 2)
 
 
-def _values(baseline: Baseline) -> Values:
+def _baseline_values(baseline: Baseline) -> Values:
     if baseline.values is None:
         raise UserError(f"the baseline has no results of trials; add them with {ACCEPT}, without --tier")
     return baseline.values
@@ -285,8 +290,8 @@ def _values(baseline: Baseline) -> Values:
 
 def _margins(study: Study, values: Values, metric: str) -> tuple[float, float]:
     """Return the margin and ``min_abs`` of a metric; their defaults follow from the spread of the baseline."""
-    sign = 1 if goals(study)[metric] == "max" else -1
-    sd = float(decide.robust_sd(as_array(values.metrics.get(metric, {})), sign)[0])
-    check, steps = settings(study), 2 * values.quanta.get(metric, 0.0)
+    sign = 1 if judged_goals(study)[metric] == "max" else -1
+    sd = float(decide.robust_sd(values_to_array(values.metrics.get(metric, {})), sign)[0])
+    check, steps = check_settings(study), 2 * values.quanta.get(metric, 0.0)
     min_abs = check.min_abs.get(metric, max(sd, steps))
     return check.margin.get(metric, max(check.margin_sd * sd, steps, min_abs)), min_abs

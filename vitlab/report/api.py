@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from vitlab.report.notebook import Comparison
 
-PREDICTIONS = frame.described("""
+PREDICTIONS = frame.parse_descriptions("""
 split | string | val or test
 id | int64 | index of the image in the official split
 label | int64 | its class; not of dense labels
@@ -126,7 +126,7 @@ def open_study(path: str | Path, *, out: str | Path = OUT, changes: Mapping[str,
     Raises:
         UserError: if it has not been run in ``out``, or its plan cannot be read.
     """
-    path = study_path(path)
+    path = require_path(path)
     if path.is_dir():
         folder = path.resolve()
         study = folder.parent.parent if folder.parent.name == EARLIER else folder
@@ -135,7 +135,7 @@ def open_study(path: str | Path, *, out: str | Path = OUT, changes: Mapping[str,
         name, _, version = (str(path), "", "") if file is not None else str(path).partition("@")
         study = folder = Store(Path(out).resolve()).study(study_name(name))
         if file is not None:
-            folder = _version_of(file, changes, study)
+            folder = _find_version(file, changes, study)
         elif version:
             folder = find_version(study, version).folder
     plan = read_plan(folder / "plan.json")
@@ -235,7 +235,7 @@ def load(path: str | Path, *, arm: str = "baseline", seed: int = 0, out: str | P
     """
     from vitlab.runner.models import load_model
 
-    folder = TrialFolder(study_path(path))
+    folder = TrialFolder(require_path(path))
     if folder.weights.is_file() and folder.spec.is_file():
         return load_model(folder)
     plan, store = open_study(path, out=out)
@@ -249,7 +249,7 @@ def status_command(plan: Plan, store: Store) -> str:
     return shlex.join(["vitlab", "status", plan.study, *options])
 
 
-def study_path(path: str | Path) -> Path:
+def require_path(path: str | Path) -> Path:
     """Return ``path`` as a path; anything else, such as the content of a study, raises UserError."""
     if not isinstance(path, str | os.PathLike):
         raise UserError(
@@ -259,7 +259,7 @@ def study_path(path: str | Path) -> Path:
     return Path(path)
 
 
-def _version_of(file: Path, changes: Mapping[str, Any], study: Path) -> Path:
+def _find_version(file: Path, changes: Mapping[str, Any], study: Path) -> Path:
     """Return the folder of the version that a file is, with changes applied; a version that was not run is an error."""
     stored = read_versions(study)
     if all(version.content is None for version in stored):  # the version of the results is not recorded

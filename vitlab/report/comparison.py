@@ -13,7 +13,7 @@ from vitlab.comparison import Verdict
 from vitlab.comparison.study import Sample, is_futile, judge_study
 from vitlab.planning.registration import added_comparisons
 from vitlab.planning.values import Looks, Plan
-from vitlab.report.frame import GROUPS, STATUSES, StudyResults, described
+from vitlab.report.frame import GROUPS, STATUSES, StudyResults, parse_descriptions
 from vitlab.report.phrasing import Row
 from vitlab.spec import Analysis
 from vitlab.statistics import replicates
@@ -23,7 +23,7 @@ from vitlab.store.result import Ending
 if TYPE_CHECKING:
     import pandas as pd
 
-MEANINGS = described(f"""
+COLUMNS = parse_descriptions(f"""
 arm | string | the arm
 baseline | string | the arm it is compared with; if there is none, this and all columns of the comparison are missing
 planned | int64 | trials, one a seed
@@ -124,11 +124,11 @@ def summary(results: StudyResults, refused: Mapping[str, str] = {}) -> list[Row]
         lost = _lost_seeds(arms.get(arm, []), values)
         samples[arm] = Sample(values, lost, results.overlap.get(arm, 0.0), results.images.get(arm, {}))
     awaited = {
-        arm: sum(_awaited(arms.get(name, []), arm, results.plan) for name in (arm, baseline))
+        arm: sum(_count_awaited(arms.get(name, []), arm, results.plan) for name in (arm, baseline))
         for arm, baseline in compared.items()
     }
     judged = judge_study(results.plan, compared, samples, quantum=results.quantum, refused=refused, awaited=awaited)
-    return [_row(arm, trials, costs[arm], results, judged) for arm, trials in arms.items()]
+    return [_summarize_arm(arm, trials, costs[arm], results, judged) for arm, trials in arms.items()]
 
 
 def _lost_seeds(trials: Sequence[_Trial], values: Mapping[int, float]) -> list[int]:
@@ -142,7 +142,7 @@ def _lost_seeds(trials: Sequence[_Trial], values: Mapping[int, float]) -> list[i
     ]
 
 
-def _awaited(trials: Sequence[_Trial], arm: str, plan: Plan) -> int:
+def _count_awaited(trials: Sequence[_Trial], arm: str, plan: Plan) -> int:
     """Return how many trials of one side of an arm's comparison have not ended, its latest look included."""
     open_seeds = {trial.seed for trial in trials if trial.status in ("running", "missing")}
     if plan.looks is not None:
@@ -155,11 +155,11 @@ def _awaited(trials: Sequence[_Trial], arm: str, plan: Plan) -> int:
 def column_names(analysis: Analysis) -> list[str]:
     """Return the columns of :func:`summary`, which depend on the study's metric alone.
 
-    They are ``MEANINGS``, followed by the mean of the test metric of the same name and its standard deviation
+    They are ``COLUMNS``, followed by the mean of the test metric of the same name and its standard deviation
     (``test/NAME``, ``test/NAME_sd``), unless a table of other programs does not say which split its metric is of.
     """
     test = _test_column(analysis)
-    return [*MEANINGS, *([test, f"{test}_sd"] if test else [])]
+    return [*COLUMNS, *([test, f"{test}_sd"] if test else [])]
 
 
 def summary_frame(rows: Sequence[Row], analysis: Analysis) -> pd.DataFrame:
@@ -167,10 +167,10 @@ def summary_frame(rows: Sequence[Row], analysis: Analysis) -> pd.DataFrame:
     import pandas as pd
 
     columns = column_names(analysis)
-    return pd.DataFrame(rows, columns=columns).astype({name: _type(name) for name in columns})
+    return pd.DataFrame(rows, columns=columns).astype({name: _column_type(name) for name in columns})
 
 
-def _row(
+def _summarize_arm(
     arm: str,
     trials: Sequence[_Trial],
     costs: Mapping[Any, float],
@@ -180,7 +180,7 @@ def _row(
     plan, comparison = results.plan, comparisons.get(arm)
     analysis, facts = plan.analysis, plan.facts(plan.analysis.metric)
     values, images = results.values.get(arm, {}), results.images.get(arm, {})
-    mean = replicates.mean_interval([*values.values()], analysis.alpha, results.quantum, results.overlap_of([arm]))
+    mean = replicates.mean_interval([*values.values()], analysis.alpha, results.quantum, results.largest_overlap([arm]))
     lowest, highest = (None, None) if facts is None else facts.bounds
     statuses = [trial.status for trial in trials]
     of_images = [images[seed] for seed in values if seed in images]
@@ -210,7 +210,7 @@ def _row(
         with np.errstate(invalid="ignore"):  # infinite values have no deviation
             row[test] = float(np.mean(tested or math.nan))
             row[f"{test}_sd"] = float(np.std(tested, ddof=1)) if len(tested) > 1 else math.nan
-    return {name: _json_value(row.get(name), _type(name)) for name in column_names(analysis)}
+    return {name: _json_value(row.get(name), _column_type(name)) for name in column_names(analysis)}
 
 
 def _test_column(analysis: Analysis) -> str | None:
@@ -219,8 +219,8 @@ def _test_column(analysis: Analysis) -> str | None:
     return f"test/{name}" if split in GROUPS else None
 
 
-def _type(column: str) -> str:
-    return MEANINGS[column][0] if column in MEANINGS else "float64"
+def _column_type(column: str) -> str:
+    return COLUMNS[column][0] if column in COLUMNS else "float64"
 
 
 def _json_value(value: Any, kind: str) -> str | int | float | bool | None:
@@ -237,7 +237,7 @@ def _json_value(value: Any, kind: str) -> str | int | float | bool | None:
 # -- looks -------------------------------------------------------------------------------------------------------------
 
 
-def with_open_arms(plan: Plan, store: Store) -> Looks | None:
+def update_looks(plan: Plan, store: Store) -> Looks | None:
     """Return the plan's looks with the arms that each leaves open, by the results that exist; None without looks."""
     looks = plan.looks
     if looks is None or plan.pending:  # tunings come first

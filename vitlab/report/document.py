@@ -20,14 +20,14 @@ from vitlab.planning import study_folder
 from vitlab.planning.values import Plan
 from vitlab.report import phrasing
 from vitlab.report.comparison import summary, summary_frame
-from vitlab.report.drawing import Drawing, pdf, png
-from vitlab.report.formats import FORMATS, Format, csv, markdown_report
-from vitlab.report.frame import StudyResults, gather, plain, prerequisites
+from vitlab.report.drawing import Drawing, render_pdf, render_png
+from vitlab.report.formats import FORMATS, Format, frame_to_csv, render_markdown
+from vitlab.report.frame import StudyResults, frame_to_json, gather_prerequisites, gather_trials
 from vitlab.report.notes import notes as notes_of
 from vitlab.report.phrasing import Row
-from vitlab.report.provenance import Provenance, of_version, provenance
-from vitlab.report.sections import Findings, Table, section, sections
-from vitlab.report.sections.blocks import answers
+from vitlab.report.provenance import Provenance, collect_provenance, describe_version
+from vitlab.report.sections import Findings, Table, all_sections, section
+from vitlab.report.sections.blocks import block_answers
 from vitlab.spec import Analysis
 from vitlab.store.files import read_json, write_bytes
 from vitlab.store.folders import Store
@@ -56,16 +56,17 @@ class Report:
     state: str = ""  #: see :func:`state`
 
     @classmethod
-    def of(cls, findings: Findings, notes: Sequence[str]) -> Report:
-        """Return the report of some findings; the sections add their notes, and may replace nothing of the report."""
+    def from_findings(cls, findings: Findings, notes: Sequence[str]) -> Report:
+        """Return the report of some findings; the sections add their rows and notes."""
         plan, arms = findings.plan, findings.arms
         # From a table of other programs, not every section can be made.
-        possible = {name for name, part in sections().items() if part.of_table or findings.store is not None}
-        storing = [(name, part) for name, part in sections().items() if part.row]
+        possible = {name for name, part in all_sections().items() if part.of_table or findings.store is not None}
+        storing = [(name, part) for name, part in all_sections().items() if part.row]
         rows = {name: list(part.rows(findings)) if name in possible else [] for name, part in storing}
+        # to_json writes the rows beside the fields of the report, so a section must not have the name of one.
         for name in sorted(rows.keys() & {"vitlab", *(field.name for field in fields(cls))}):
             raise UserError(f"section '{name}': every report stores its own {name} under this name; rename the section")
-        more = [part.notes(rows.get(name, ()), findings) for name, part in sections().items() if name in possible]
+        more = [part.notes(rows.get(name, ()), findings) for name, part in all_sections().items() if name in possible]
         # A control that is told apart is a false alarm, which a note says, and no finding.
         counted = [row for row in arms if not plan.arm(row["arm"]).is_control]
         return cls(
@@ -73,8 +74,9 @@ class Report:
             plan.question,
             plan.analysis,
             plan.units,
-            phrasing.overview(counted, "In single blocks, of" if rows["blocks"] else "Of"),
-            answers(rows["blocks"], plan.analysis, plan.units) or phrasing.answers(arms, plan.analysis, plan.units),
+            phrasing.count_verdicts(counted, "In single blocks, of" if rows["blocks"] else "Of"),
+            block_answers(rows["blocks"], plan.analysis, plan.units)
+            or phrasing.answers(arms, plan.analysis, plan.units),
             arms,
             rows,
             [*notes, *itertools.chain(*more)],
@@ -92,7 +94,7 @@ class Report:
 
     def table(self, name: str) -> Table | None:
         """Return the table of a section; None if it has none, or found nothing."""
-        part, rows = sections()[name], self.sections.get(name, ())
+        part, rows = all_sections()[name], self.sections.get(name, ())
         return part.table(rows, self) if rows or not part.row else None
 
     def to_json(self) -> dict[str, Any]:
@@ -107,7 +109,7 @@ class Report:
         values = {field.name: doc[field.name] for field in fields(cls) if field.name in doc}
         values["analysis"] = Analysis.model_validate(doc["analysis"])
         values["sections"] = {
-            name: [part.row(**row) for row in doc.get(name, ())] for name, part in sections().items() if part.row
+            name: [part.row(**row) for row in doc.get(name, ())] for name, part in all_sections().items() if part.row
         }
         values["made"] = doc["made"] and Provenance(**doc["made"])
         return cls(**values)
@@ -121,16 +123,16 @@ class Content:
     findings: Findings | None = None  #: None for a report that was stored
 
     @classmethod
-    def of(cls, results: StudyResults, arms: Sequence[Row], notes: Sequence[str]) -> Content:
+    def from_comparison(cls, results: StudyResults, arms: Sequence[Row], notes: Sequence[str]) -> Content:
         """Return the content of a comparison that belongs to no single study: answers, arms and notes."""
         findings = Findings(results, arms)
-        return cls(Report.of(findings, notes), findings)
+        return cls(Report.from_findings(findings, notes), findings)
 
     @cached_property
     def figures(self) -> dict[str, Drawing]:
         """The figure of each section that has one."""
         rows = self.report.sections
-        drawings = {name: part.figure(rows.get(name, ()), self._findings) for name, part in sections().items()}
+        drawings = {name: part.figure(rows.get(name, ()), self._findings) for name, part in all_sections().items()}
         return {name: drawing for name, drawing in drawings.items() if drawing is not None}
 
     @property
@@ -142,7 +144,7 @@ class Content:
 
     def render(self, format: str) -> str | bytes:
         """Return the report in one format, see :func:`render`."""
-        return _format(format).render(self)
+        return _find_format(format).render(self)
 
     @property
     def _findings(self) -> Findings:
@@ -161,11 +163,13 @@ def collect(plan: Plan, store: Store) -> Content:
     at = state(plan, store)  # before results are read: a trial that ends in between makes the report outdated
     results = StudyResults.read(plan, store)
     findings = Findings(results, summary(results), store)
-    needed = prerequisites(plan, store)
+    needed = gather_prerequisites(plan, store)
     report = replace(
-        Report.of(findings, [*of_version(plan, store), *notes_of(results, needed, findings.arms)]),
-        made=provenance(plan, store, [*needed, *gather(plan, store, plan.rival_trials), *results.trials]),
-        trials=plain(results.frame),
+        Report.from_findings(findings, [*describe_version(plan, store), *notes_of(results, needed, findings.arms)]),
+        made=collect_provenance(
+            plan, store, [*needed, *gather_trials(plan, store, plan.rival_trials), *results.trials]
+        ),
+        trials=frame_to_json(results.frame),
         state=at,
     )
     return Content(report, findings)
@@ -173,7 +177,7 @@ def collect(plan: Plan, store: Store) -> Content:
 
 def read_report(plan: Plan, store: Store, format: str) -> str | bytes | None:
     """Return the report that :func:`write` stored, without pandas; None if it is missing or outdated."""
-    folder, form = _folder(plan, store), _format(format)
+    folder, form = _report_folder(plan, store), _find_format(format)
     try:
         doc = read_json(folder / FORMATS["json"].file)
         if doc["state"] != state(plan, store):
@@ -189,7 +193,7 @@ def read_report(plan: Plan, store: Store, format: str) -> str | bytes | None:
 def is_current(plan: Plan, store: Store) -> bool:
     """Return True if the stored report is up to date in every format, without pandas."""
     files = [form.file for form in FORMATS.values() if form.file]
-    present = all((_folder(plan, store) / name).is_file() for name in files)
+    present = all((_report_folder(plan, store) / name).is_file() for name in files)
     return present and read_report(plan, store, "json") is not None
 
 
@@ -208,13 +212,13 @@ def write(content: Content, folder: Path) -> list[Path]:
     files: dict[str, str | bytes] = {f"{name}.svg": drawing.svg for name, drawing in drawings.items()}
     for name, drawing in drawings.items():
         drawing.figure.set_layout_engine("none")  # it keeps the layout of the SVG, and takes half the time
-        files |= {f"{name}.png": png(drawing.figure), f"{name}.pdf": pdf(drawing.figure)}
-    files["summary.csv"] = csv(summary_frame(report.arms, report.analysis))
+        files |= {f"{name}.png": render_png(drawing.figure), f"{name}.pdf": render_pdf(drawing.figure)}
+    files["summary.csv"] = frame_to_csv(summary_frame(report.arms, report.analysis))
     files["history.parquet"] = content._findings.history.to_parquet(index=False)
     # report.json is the last, because its state marks the other files as current.
     files |= {form.file: form.render(content) for form in FORMATS.values() if form.file}
     captions = {name: drawing.caption for name, drawing in drawings.items()}
-    files[FORMATS["md"].file] = markdown_report(report, captions)
+    files[FORMATS["md"].file] = render_markdown(report, captions)
     for name, data in files.items():
         write_bytes(folder / name, data if isinstance(data, bytes) else data.encode())
     return [folder / name for name in files]
@@ -231,7 +235,7 @@ def state(plan: Plan, store: Store) -> str:
         folder = store.folder(trial)
         files = [folder.path / name for name in ("result.json", "failure.json")]
         endings.append([*(path.stat().st_mtime_ns if path.exists() else 0 for path in files), folder.is_locked()])
-    inputs = [[name, str(section.find(name)[1]), part.inputs(plan, store)] for name, part in sections().items()]
+    inputs = [[name, str(section.find(name)[1]), part.inputs(plan, store)] for name, part in all_sections().items()]
     # The time of the last run decides which trials it is said to have trained.
     latest, own = (study_folder.read_version(store.study(plan.study), version) for version in ("", plan.version))
     runs = latest and latest.name, own and own.time
@@ -249,11 +253,11 @@ def _code_digest() -> str:
     return digest.hexdigest()
 
 
-def _folder(plan: Plan, store: Store) -> Path:
+def _report_folder(plan: Plan, store: Store) -> Path:
     return study_folder.version_folder(store.study(plan.study), plan.version) / "report"
 
 
-def _format(name: str) -> Format:
+def _find_format(name: str) -> Format:
     if name not in FORMATS:
         raise UserError(f"no report format '{name}'.{nearest(name, FORMATS)} Formats: {', '.join(FORMATS)}.")
     return FORMATS[name]

@@ -76,39 +76,39 @@ class Drawing:
         """The figure as an SVG file whose text is text; equal figures are equal files."""
         from matplotlib import rc_context
 
-        with style(), rc_context({"svg.hashsalt": "vitlab"}), io.StringIO() as file:
+        with apply_style(), rc_context({"svg.hashsalt": "vitlab"}), io.StringIO() as file:
             self.figure.savefig(file, format="svg", metadata={"Date": None})
             return file.getvalue()
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of a size in inches; its axes have the style in which it is made, see :func:`style`."""
+    """Return an empty figure of a size in inches; its axes have the style it is made in, see :func:`apply_style`."""
     from matplotlib.figure import Figure
 
     class Picture(Figure):
         """A figure that a notebook shows; it shows others only once pyplot has been used there."""
 
-        _repr_png_ = partialmethod(png, dpi=100)
+        _repr_png_ = partialmethod(render_png, dpi=100)
 
     return Picture(figsize=(width, height), layout="constrained")
 
 
-def png(figure: Figure, dpi: float = 200) -> bytes:
+def render_png(figure: Figure, dpi: float = 200) -> bytes:
     """Return the figure as a PNG on white; a very tall one is coarser, because a PNG has less than 65,536 rows."""
     dpi = min(dpi, 30_000 / figure.get_figheight())
-    with style(), io.BytesIO() as file:
+    with apply_style(), io.BytesIO() as file:
         figure.savefig(file, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
         return file.getvalue()
 
 
-def pdf(figure: Figure) -> bytes:
+def render_pdf(figure: Figure) -> bytes:
     """Return the figure as a PDF whose text is text; equal figures are equal files."""
-    with style(), io.BytesIO() as file:
+    with apply_style(), io.BytesIO() as file:
         figure.savefig(file, format="pdf", facecolor="white", metadata={"CreationDate": None, "Creator": None})
         return file.getvalue()
 
 
-def element(svg: str, name: str, alternative: str) -> str:
+def svg_to_element(svg: str, name: str, alternative: str) -> str:
     """Convert the SVG of a :class:`Drawing` to an element of a page, in the page's colours (``var(--ink)``, ...).
 
     The name, unique in the page, stands before identifiers; the alternative is for readers who do not see the figure.
@@ -116,10 +116,10 @@ def element(svg: str, name: str, alternative: str) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     referenced = set(re.findall(r'(?:url\(#|href="#)([^")]+)', svg))
     svg = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in referenced else "", svg)
-    return re.sub(r"<[^>]+>", lambda tag: _tag_of_page(tag[0], name, alternative), svg)
+    return re.sub(r"<[^>]+>", lambda tag: _adapt_tag(tag[0], name, alternative), svg)
 
 
-def plain_ticks(axes: Axes) -> None:
+def format_ticks(axes: Axes) -> None:
     """Format sizes as ``1.2 M`` and other numbers without mathematical exponents, on linear and logarithmic axes."""
     from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter
 
@@ -132,7 +132,7 @@ def plain_ticks(axes: Axes) -> None:
 
 
 @contextmanager
-def style() -> Iterator[None]:
+def apply_style() -> Iterator[None]:
     """Apply the style of the report's figures."""
     from matplotlib import rc_context
 
@@ -142,7 +142,7 @@ def style() -> Iterator[None]:
         yield
 
 
-def _tag_of_page(tag: str, name: str, alternative: str) -> str:
+def _adapt_tag(tag: str, name: str, alternative: str) -> str:
     """Adapt a tag of matplotlib's SVG to a page, which sets colours and width."""
     tag = re.sub(r' xmlns(:\w+)?="[^"]*"', "", tag)
     tag = re.sub(r"(\d\.\d\d)\d+", r"\1", tag)  # hundredths of a point
@@ -159,7 +159,7 @@ def _tag_of_page(tag: str, name: str, alternative: str) -> str:
     return tag
 
 
-def name_parts(name: str) -> tuple[str, ...]:
+def split_name(name: str) -> tuple[str, ...]:
     """Split an arm's name at its commas, except within brackets."""
     parts, depth, current = [], 0, ""
     for char in " ".join(name.split()):
@@ -174,26 +174,26 @@ def name_parts(name: str) -> tuple[str, ...]:
 
 def short_labels(names: Sequence[str]) -> dict[str, str]:
     """Return each name on one line, without the parts that all names share."""
-    parts = {name: name_parts(name) for name in names}
+    parts = {name: split_name(name) for name in names}
     shared = set.intersection(*map(set, parts.values())) if len(parts) > 1 else set()
     labels = {}
     for name in names:
         own_parts = [part for part in parts[name] if part not in shared]
         labels[name] = ", ".join(own_parts) if shared and own_parts else " ".join(name.split())
-    return _unique(labels)
+    return _number_duplicates(labels)
 
 
 def wrapped_labels(names: Sequence[str], width: int) -> dict[str, str]:
     """Return :func:`short_labels` in lines of at most ``width`` characters; of a long one the first lines."""
-    return _unique({name: wrapped_line(label, width) for name, label in short_labels(names).items()})
+    return _number_duplicates({name: wrap_line(label, width) for name, label in short_labels(names).items()})
 
 
-def wrapped_line(text: str, width: int) -> str:
+def wrap_line(text: str, width: int) -> str:
     """Return a text in lines of at most ``width`` characters; of a long one the first lines."""
     return textwrap.fill(text, width, max_lines=MAX_LINES, placeholder="...")
 
 
-def _unique(labels: Mapping[str, str]) -> dict[str, str]:
+def _number_duplicates(labels: Mapping[str, str]) -> dict[str, str]:
     """Append a number to labels that occur more than once."""
     counts = Counter(labels.values())
     return {

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vitlab.report.page import page
+from vitlab.report.page import render_page
 from vitlab.report.phrasing import DASH, MINUS, PLUS_MINUS, Column
-from vitlab.report.sections import Table, sections
+from vitlab.report.sections import Table, all_sections
 from vitlab.report.sections.arms import paper_table
 
 if TYPE_CHECKING:
@@ -44,44 +44,44 @@ class Format:
     of_results: bool = False  #: whether it needs the results, where others are rendered from ``report.json``
 
 
-def printable(text: str) -> str:
+def replace_controls(text: str) -> str:
     """Replace control characters: the name of an arm must not control the terminal."""
     return "".join(char if char.isprintable() else " " for char in text)
 
 
-def one_line(text: str) -> str:
+def join_lines(text: str) -> str:
     """Return text on one line, where it cannot end a comment."""
-    return " ".join(printable(text).split())
+    return " ".join(replace_controls(text).split())
 
 
-def markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Escape text for Markdown and the HTML it allows."""
     # An underscore within a word, as in an option's name, means nothing there.
-    escaped = re.sub(r"[\\`*\[\]<|#~$&]|(?<![^\W_])_|_(?=_*(?:[\W]|$))", r"\\\g<0>", one_line(text))
+    escaped = re.sub(r"[\\`*\[\]<|#~$&]|(?<![^\W_])_|_(?=_*(?:[\W]|$))", r"\\\g<0>", join_lines(text))
     # At the start of a line these would start a quotation or a list.
     return re.sub(r"^(?=>)|^(\d*)(?=[-+.)](?:\s|$))", r"\1\\", escaped)
 
 
-def latex(text: str) -> str:
+def escape_latex(text: str) -> str:
     """Escape text for LaTeX."""
-    escaped = "".join(TEX.get(char, char) for char in re.sub(r"-(?=-)", "-\0", one_line(text))).replace("\0", "{}")
+    escaped = "".join(TEX.get(char, char) for char in re.sub(r"-(?=-)", "-\0", join_lines(text))).replace("\0", "{}")
     # After two backslashes these would be parsed as its arguments.
     return f"{{}}{escaped}" if escaped.startswith(("[", "*")) else escaped
 
 
-def csv_cell(value: Any) -> Any:
+def escape_csv_cell(value: Any) -> Any:
     """Prefix text that a spreadsheet would evaluate by an apostrophe, as OWASP advises; other values are unchanged."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
-def csv(frame: pd.DataFrame) -> str:
+def frame_to_csv(frame: pd.DataFrame) -> str:
     """Return a frame as CSV; text that a spreadsheet would evaluate is prefixed by an apostrophe, as OWASP advises."""
     texts = frame.select_dtypes(exclude="number").columns
-    plain = frame.assign(**{str(name): frame[name].map(csv_cell, na_action="ignore") for name in texts})
-    return str(plain.rename(columns=csv_cell).to_csv(index=False))
+    plain = frame.assign(**{str(name): frame[name].map(escape_csv_cell, na_action="ignore") for name in texts})
+    return str(plain.rename(columns=escape_csv_cell).to_csv(index=False))
 
 
-def terminal(report: Report) -> str:
+def render_terminal(report: Report) -> str:
     """Return the report fitted to the width of the terminal."""
     from rich.console import Console
     from rich.padding import Padding
@@ -91,88 +91,97 @@ def terminal(report: Report) -> str:
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     console = Console(file=io.StringIO(), width=width, force_terminal=colour, highlight=False)
     if report.question:
-        console.print(Text(printable(report.question), style="bold"))
+        console.print(Text(replace_controls(report.question), style="bold"))
     if report.overview:
         console.print(Text(report.overview))
     for sentence in report.answers:
-        console.print(Padding(Text(printable(sentence)), (0, 0, 0, 2)))
-    console.print(Text(printable(f"{report.analysis.metric}: {report.analysis.direction}."), style="dim"))
-    for name, part in sections().items():
+        console.print(Padding(Text(replace_controls(sentence)), (0, 0, 0, 2)))
+    console.print(Text(replace_controls(f"{report.analysis.metric}: {report.analysis.direction}."), style="dim"))
+    for name, part in all_sections().items():
         table = report.table(name) if part.in_terminal else None
         if table is not None:
             if name != "arms":
                 console.print(Text(part.heading, style="bold"))
-            console.print(fitted_table(table.columns, console))
+            console.print(fit_table(table.columns, console))
     for note in report.notes:
-        console.print(Padding(Text(printable(note), style="dim"), (0, 0, 0, 2)))
+        console.print(Padding(Text(replace_controls(note), style="dim"), (0, 0, 0, 2)))
     for head, text in report.provenance:
         if head in ("Data", "Training"):
-            console.print(Text(f"{head:<9}{printable(text)}", style="dim"))
+            console.print(Text(f"{head:<9}{replace_controls(text)}", style="dim"))
     assert isinstance(console.file, io.StringIO)
     return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
 
 
-def fitted_table(columns: Sequence[Column], console: Console, dim: Sequence[bool] = ()) -> RichTable:
+def fit_table(columns: Sequence[Column], console: Console, dim: Sequence[bool] = ()) -> RichTable:
     """Return a table that fits into a console: the columns of the highest rank are left out until it does.
 
     Columns of rank 0 stay, and text in them is folded; ``dim`` tells which rows are dimmed, by default none.
     """
     # Measured without bounds, since a measure within them never exceeds the width.
     ranks, unbounded = sorted({column.rank for column in columns}), console.options.update(max_width=10_000)
-    table = _table(columns, dim)
+    table = _make_rich_table(columns, dim)
     while console.measure(table, options=unbounded).maximum > console.width and (highest := ranks.pop()):
         columns = [column for column in columns if column.rank < highest]
-        table = _table(columns, dim)
+        table = _make_rich_table(columns, dim)
     return table
 
 
-def _table(columns: Sequence[Column], dim: Sequence[bool]) -> RichTable:
+def _make_rich_table(columns: Sequence[Column], dim: Sequence[bool]) -> RichTable:
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
     table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        title, justify = Text(printable(column.title)), "right" if column.right else "left"
+        title, justify = Text(replace_controls(column.title)), "right" if column.right else "left"
         table.add_column(title, justify=justify, no_wrap=column.right, overflow="fold")  # type: ignore[arg-type]
     rows = zip(*(column.cells for column in columns), strict=True)
     for cells, is_dim in zip(rows, dim or itertools.repeat(False), strict=False):
-        table.add_row(*(Text(printable(cell)) for cell in cells), style="dim" if is_dim else "")
+        table.add_row(*(Text(replace_controls(cell)) for cell in cells), style="dim" if is_dim else "")
     return table
 
 
-def markdown_report(report: Report, captions: Mapping[str, str] = {}) -> str:
+def render_markdown(report: Report, captions: Mapping[str, str] = {}) -> str:
     """Return the report; ``captions`` are the captions of the pictures that lie beside the file, by section."""
-    lines = [f"# {markdown(report.title)}", "", *([report.overview, ""] if report.overview else [])]
-    lines += [f"- {markdown(sentence)}" for sentence in report.answers]
-    lines += ["", markdown(f"{report.analysis.metric}: {report.analysis.direction}.")]
-    for name, part in sections().items():
+    lines = [f"# {escape_markdown(report.title)}", "", *([report.overview, ""] if report.overview else [])]
+    lines += [f"- {escape_markdown(sentence)}" for sentence in report.answers]
+    lines += ["", escape_markdown(f"{report.analysis.metric}: {report.analysis.direction}.")]
+    for name, part in all_sections().items():
         table = report.table(name)
         if (table or name in captions) and name != "arms":
             lines += ["", f"## {part.heading}"]
         if table:
-            lines += ["", *([markdown(table.caption), ""] if name != "arms" else []), *markdown_table(table.columns)]
+            lines += [
+                "",
+                *([escape_markdown(table.caption), ""] if name != "arms" else []),
+                *markdown_table(table.columns),
+            ]
         if name in captions:
-            lines += ["", f"![{name}]({name}.png)", "", markdown(captions[name])]
+            lines += ["", f"![{name}]({name}.png)", "", escape_markdown(captions[name])]
     if report.notes:
-        lines += ["", "## Notes", "", *(f"- {markdown(note)}" for note in report.notes)]
+        lines += ["", "## Notes", "", *(f"- {escape_markdown(note)}" for note in report.notes)]
     if report.provenance:
-        lines += ["", "## How it was made", "", *(f"- {head}: {markdown(text)}" for head, text in report.provenance)]
+        lines += [
+            "",
+            "## How it was made",
+            "",
+            *(f"- {head}: {escape_markdown(text)}" for head, text in report.provenance),
+        ]
     return "\n".join(lines) + "\n"
 
 
 def markdown_table(columns: Sequence[Column]) -> list[str]:
     """Return the lines of a table in Markdown."""
-    lines = ["| " + " | ".join(markdown(column.title) for column in columns) + " |"]
+    lines = ["| " + " | ".join(escape_markdown(column.title) for column in columns) + " |"]
     lines += ["|" + "|".join("---:" if column.right else ":---" for column in columns) + "|"]
     rows = zip(*(column.cells for column in columns), strict=True)
-    return [*lines, *("| " + " | ".join(map(markdown, cells)) + " |" for cells in rows)]
+    return [*lines, *("| " + " | ".join(map(escape_markdown, cells)) + " |" for cells in rows)]
 
 
-def latex_tables(report: Report, tables: Mapping[str, Table]) -> str:
+def render_latex(report: Report, tables: Mapping[str, Table]) -> str:
     """Return tables by their labels, for a document that uses booktabs; answers and notes stand in comments."""
     notes = (*report.answers, *report.notes, *(f"{head}: {text}" for head, text in report.provenance))
-    lines = [r"% \usepackage{booktabs}", *(f"% {one_line(note)}" for note in notes)]
+    lines = [r"% \usepackage{booktabs}", *(f"% {join_lines(note)}" for note in notes)]
     study = re.sub(r"[^A-Za-z0-9.-]+", "-", report.study)
     for label, table in tables.items():
         rows = zip(*(column.cells for column in table.columns), strict=True)
@@ -180,13 +189,13 @@ def latex_tables(report: Report, tables: Mapping[str, Table]) -> str:
             "",
             r"\begin{table}",
             r"  \centering",
-            f"  \\caption{{{latex(table.caption)}}}",
+            f"  \\caption{{{escape_latex(table.caption)}}}",
             f"  \\label{{tab:{study}-{label}}}",
-            f"  \\begin{{tabular}}{{@{{}}{''.join(map(_tex_column, table.columns))}@{{}}}}",
+            f"  \\begin{{tabular}}{{@{{}}{''.join(map(_escape_column, table.columns))}@{{}}}}",
             r"    \toprule",
-            "    " + " & ".join(latex(column.title) for column in table.columns) + r" \\",
+            "    " + " & ".join(escape_latex(column.title) for column in table.columns) + r" \\",
             r"    \midrule",
-            *("    " + " & ".join(map(latex, cells)) + r" \\" for cells in rows),
+            *("    " + " & ".join(map(escape_latex, cells)) + r" \\" for cells in rows),
             r"    \bottomrule",
             r"  \end{tabular}",
             r"\end{table}",
@@ -194,32 +203,32 @@ def latex_tables(report: Report, tables: Mapping[str, Table]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _tex_column(column: Column) -> str:
+def _escape_column(column: Column) -> str:
     if column.right:
         return "r"
     return rf"p{{{TEX_WRAP}\linewidth}}" if max(map(len, column.cells), default=0) > TEX_LINE else "l"
 
 
-def _every_table(report: Report) -> dict[str, Table]:
+def _tables_by_section(report: Report) -> dict[str, Table]:
     """Return the tables of all sections, each with its heading in the caption."""
-    headings = {name: part.heading for name, part in sections().items()}
+    headings = {name: part.heading for name, part in all_sections().items()}
     tables = {headings[name]: table for name in headings if (table := report.table(name))}
     return {name.lower(): Table(table.columns, f"{name}. {table.caption}") for name, table in tables.items()}
 
 
-def _json(content: Content) -> str:
+def _render_json(content: Content) -> str:
     return json.dumps(content.report.to_json(), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 FORMATS = {
-    "terminal": Format(lambda content: terminal(content.report)),
-    "md": Format(lambda content: markdown_report(content.report), "report.md"),
-    "html": Format(page, "report.html", of_results=True),
-    "csv": Format(lambda content: csv(content.table), "results.csv", of_results=True),
+    "terminal": Format(lambda content: render_terminal(content.report)),
+    "md": Format(lambda content: render_markdown(content.report), "report.md"),
+    "html": Format(render_page, "report.html", of_results=True),
+    "csv": Format(lambda content: frame_to_csv(content.table), "results.csv", of_results=True),
     "parquet": Format(
         lambda content: content.table.to_parquet(index=False), "results.parquet", is_binary=True, of_results=True
     ),
-    "latex": Format(lambda content: latex_tables(content.report, {"arms": paper_table(content.report)}), "report.tex"),
-    "latex-all": Format(lambda content: latex_tables(content.report, _every_table(content.report))),
-    "json": Format(_json, "report.json"),
+    "latex": Format(lambda content: render_latex(content.report, {"arms": paper_table(content.report)}), "report.tex"),
+    "latex-all": Format(lambda content: render_latex(content.report, _tables_by_section(content.report))),
+    "json": Format(_render_json, "report.json"),
 }

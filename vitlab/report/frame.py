@@ -33,13 +33,13 @@ GROUPS = ("val", "test", "train")  #: splits that metrics begin with
 STATUSES = (Ending.DONE, Ending.DIVERGED, Ending.FAILED, "running", "missing")
 
 
-def described(table: str) -> dict[str, tuple[str, str]]:
+def parse_descriptions(table: str) -> dict[str, tuple[str, str]]:
     """Return name to type and meaning of the columns in a table of ``NAME | TYPE | MEANING``, one to a line."""
     rows = (line.split(" | ") for line in re.sub(r"\n +", " ", table.strip()).splitlines())
     return {name: (kind, meaning) for name, kind, meaning in rows}
 
 
-BEFORE = described(f"""
+BEFORE = parse_descriptions(f"""
 study | string | the study
 arm | string | the arm
 baseline | string | the arm it is compared with; missing where there is none
@@ -53,7 +53,7 @@ failure_kind | string | why there is no value: diverged (the loss was not finite
 failure | string | the same in a sentence; empty where nothing went wrong
 """)
 """First columns of :func:`results`, with their types and meanings."""
-AFTER = described("""
+AFTER = parse_descriptions("""
 params | Int64 | parameters of the model
 macs | Int64 | multiply-accumulates of one image, forward
 steps | Int64 | optimizer steps done
@@ -66,7 +66,7 @@ device | string | cpu or cuda
 origins | string | its components, each with the source and the version it came from
 """)
 """Last columns of :func:`results`."""
-HISTORY = described("""
+HISTORY = parse_descriptions("""
 trial | string | the key of the trial
 arm | string | the arm
 seed | int64 | the replicate
@@ -91,17 +91,17 @@ class StoredTrial:
     kind: str | None = None  #: ``failure_kind`` of :func:`results`; None where nothing went wrong
 
 
-def gather(plan: Plan, store: Store, trials: Sequence[Planned] | None = None) -> list[StoredTrial]:
+def gather_trials(plan: Plan, store: Store, trials: Sequence[Planned] | None = None) -> list[StoredTrial]:
     """Return trials with their status and result, by default all of a plan's arms in its order."""
     specs = {f"{trial.key}/{trial.code}": trial for trial in plan.prerequisites}
     specs |= {f"{planned.trial.key}/{planned.trial.code}": planned.trial for planned in plan.trials}
-    return [_stored_trial(planned, store, specs) for planned in (plan.trials if trials is None else trials)]
+    return [_read_trial(planned, store, specs) for planned in (plan.trials if trials is None else trials)]
 
 
-def prerequisites(plan: Plan, store: Store) -> list[StoredTrial]:
+def gather_prerequisites(plan: Plan, store: Store) -> list[StoredTrial]:
     """Return the trials that others need and that belong to no arm, such as teachers, with status and result."""
     named = [(f"prerequisite {trial.key[:8]}", trial) for trial in plan.prerequisites]
-    return gather(plan, store, [Planned(name, trial.seeds.get("init", 0), trial) for name, trial in named])
+    return gather_trials(plan, store, [Planned(name, trial.seeds.get("init", 0), trial) for name, trial in named])
 
 
 def metric_column(analysis: Analysis) -> str:
@@ -117,11 +117,11 @@ def results(plan: Plan, store: Store) -> pd.DataFrame:
     metric of the analysis has a column even if no trial reports it.  With ``at: best``, that is ``METRIC@best``, the
     best value of each training.
     """
-    return table(plan, gather(plan, store))
+    return trials_to_frame(plan, gather_trials(plan, store))
 
 
-def table(plan: Plan, trials: Sequence[StoredTrial]) -> pd.DataFrame:
-    """Return :func:`results` of trials from :func:`gather`."""
+def trials_to_frame(plan: Plan, trials: Sequence[StoredTrial]) -> pd.DataFrame:
+    """Return :func:`results` of trials from :func:`gather_trials`."""
     import pandas as pd
 
     arms = {arm.name: arm for arm in plan.arms}
@@ -155,7 +155,7 @@ def table(plan: Plan, trials: Sequence[StoredTrial]) -> pd.DataFrame:
         rows.append(row)
     frame = pd.DataFrame(rows, columns=[*BEFORE, *plan.paths, *metrics, *AFTER])
     for path in plan.paths:
-        frame[path] = _column([arms[item.planned.arm].values.get(path) for item in trials])
+        frame[path] = _typed_column([arms[item.planned.arm].values.get(path) for item in trials])
     frame["ended"] = pd.to_datetime(frame["ended"].astype("float64"), unit="s", utc=True)
     fixed = {name: kind for name, (kind, _) in (BEFORE | AFTER).items()}
     return frame.astype(fixed | dict.fromkeys(metrics, "float64"))
@@ -166,7 +166,9 @@ def metric_quantum(plan: Plan, trials: Sequence[StoredTrial]) -> float:
     facts, split = plan.facts(plan.analysis.metric), plan.analysis.metric.partition("/")[0]
     if facts is None or not facts.quantum:
         return 0.0 if facts is None else facts.smallest_change(None)
-    sizes = {len(next(filter(None, by_seed.values()), ())) for by_seed in _images(trials, split).values()} - {0}
+    sizes = {len(next(filter(None, by_seed.values()), ())) for by_seed in _images_by_split(trials, split).values()} - {
+        0
+    }
     return facts.smallest_change(sizes.pop()) if len(sizes) == 1 else 0.0
 
 
@@ -180,14 +182,14 @@ def validation_overlap(plan: Plan, trials: Sequence[StoredTrial]) -> dict[str, f
         Empty if the seeds of no arm have different splits.  0 for an arm whose seeds have the same validation images,
         as data sets may define them; NaN if the images of fewer than two seeds are stored, or have none in common.
     """
-    images = _images(trials, "val") if plan.analysis.metric.startswith("val/") else {}
+    images = _images_by_split(trials, "val") if plan.analysis.metric.startswith("val/") else {}
     if all(len(by_seed) < 2 for by_seed in images.values()):
         return {}
-    ratios = {data: _overlap(by_seed.values()) if len(by_seed) > 1 else 0.0 for data, by_seed in images.items()}
+    ratios = {data: _overlap_ratio(by_seed.values()) if len(by_seed) > 1 else 0.0 for data, by_seed in images.items()}
     return {item.planned.arm: ratios[repr(item.planned.trial.spec.data)] for item in trials}
 
 
-def _images(trials: Sequence[StoredTrial], split: str) -> dict[str, dict[int, frozenset[int]]]:
+def _images_by_split(trials: Sequence[StoredTrial], split: str) -> dict[str, dict[int, frozenset[int]]]:
     """Return the images of a split by data and seed of the split; empty where no trial has stored them."""
     images: dict[str, dict[int, frozenset[int]]] = {}
     for item in trials:
@@ -199,7 +201,7 @@ def _images(trials: Sequence[StoredTrial], split: str) -> dict[str, dict[int, fr
     return images
 
 
-def _overlap(images: Iterable[frozenset[int]]) -> float:
+def _overlap_ratio(images: Iterable[frozenset[int]]) -> float:
     """Return validation images over training images, given the validation images of each split."""
     pairs = list(itertools.combinations(filter(None, images), 2))
     if not any(one & other for one, other in pairs):
@@ -229,11 +231,11 @@ def is_metric(name: str) -> bool:
 
 def history(plan: Plan, store: Store) -> pd.DataFrame:
     """Return every measurement, in the columns of ``HISTORY``; of open trials, what their journals hold so far."""
-    return curves(gather(plan, store))
+    return measurements_frame(gather_trials(plan, store))
 
 
-def curves(trials: Sequence[StoredTrial]) -> pd.DataFrame:
-    """Return :func:`history` of trials from :func:`gather`."""
+def measurements_frame(trials: Sequence[StoredTrial]) -> pd.DataFrame:
+    """Return :func:`history` of trials from :func:`gather_trials`."""
     import pandas as pd
 
     rows: list[tuple[Any, ...]] = []
@@ -256,7 +258,7 @@ def curves(trials: Sequence[StoredTrial]) -> pd.DataFrame:
     return frame
 
 
-def usable(frame: pd.DataFrame, analysis: Analysis, quantum: float = 0.0) -> dict[str, dict[int, float]]:
+def judged_values(frame: pd.DataFrame, analysis: Analysis, quantum: float = 0.0) -> dict[str, dict[int, float]]:
     """Return the values by which arms are judged, by arm and seed, of trials that are done.
 
     Values that are not finite are left out too, and seeds that share the trial of an earlier seed (nothing that the
@@ -268,11 +270,11 @@ def usable(frame: pd.DataFrame, analysis: Analysis, quantum: float = 0.0) -> dic
     columns = (done[name].tolist() for name in ("arm", "seed", metric_column(analysis)))
     for arm, seed, value in zip(*columns, strict=True):
         if math.isfinite(value):
-            values[str(arm)][int(seed)] = _on_step(value, quantum)
+            values[str(arm)][int(seed)] = _round_to_quantum(value, quantum)
     return values
 
 
-def _on_step(value: float, quantum: float) -> float:
+def _round_to_quantum(value: float, quantum: float) -> float:
     """Return a value without the rounding of single precision, if it is a multiple of the quantum but for that."""
     if not quantum:
         return float(value)
@@ -284,7 +286,7 @@ def _on_step(value: float, quantum: float) -> float:
     return round(steps) / images if math.isclose(images * quantum, 1.0) else round(steps) * quantum
 
 
-def _stored_trial(planned: Planned, store: Store, specs: Mapping[str, Trial]) -> StoredTrial:
+def _read_trial(planned: Planned, store: Store, specs: Mapping[str, Trial]) -> StoredTrial:
     folder = store.folder(planned.trial)
     result = folder.result()
     if result is not None:
@@ -297,14 +299,14 @@ def _stored_trial(planned: Planned, store: Store, specs: Mapping[str, Trial]) ->
         return StoredTrial(planned, folder, Ending.FAILED, failure, None, folder.kind())
     for role, name in planned.trial.needs.items():
         if name in specs:
-            needed = _stored_trial(replace(planned, trial=specs[name]), store, specs)
+            needed = _read_trial(replace(planned, trial=specs[name]), store, specs)
             if needed.status in (Ending.DIVERGED, Ending.FAILED):
                 reason = f"its {role} ({name[:8]}) {needed.status}: {needed.failure}"
                 return StoredTrial(planned, folder, Ending.FAILED, reason, None, "prerequisite")
     return StoredTrial(planned, folder, "missing", "", None)
 
 
-def _column(values: list[Any]) -> pd.Series[Any]:
+def _typed_column(values: list[Any]) -> pd.Series[Any]:
     """Return the values of a varied path as integers, floats or short text."""
     import pandas as pd
 
@@ -314,7 +316,7 @@ def _column(values: list[Any]) -> pd.Series[Any]:
     return pd.Series([format_value(value) for value in values], dtype="string")
 
 
-def plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
+def frame_to_json(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the rows of a frame in JSON values: None for what is missing or not finite, ISO 8601 for times."""
 
     def plain_value(value: Any, is_missing: bool) -> Any:
@@ -348,21 +350,21 @@ class StudyResults:
     @classmethod
     def read(cls, plan: Plan, store: Store) -> StudyResults:
         """Read the results of a plan from its store."""
-        trials = tuple(gather(plan, store))
+        trials = tuple(gather_trials(plan, store))
         quantum, overlap = metric_quantum(plan, trials), validation_overlap(plan, trials)
-        return cls(plan, table(plan, trials), trials, quantum, overlap)
+        return cls(plan, trials_to_frame(plan, trials), trials, quantum, overlap)
 
     @cached_property
     def values(self) -> dict[str, dict[int, float]]:
-        """Return the values by which arms are judged, by arm and seed, see :func:`vitlab.report.frame.usable`."""
-        return usable(self.frame, self.plan.analysis, self.quantum)
+        """Return the values by which arms are judged, by arm and seed, see :func:`judged_values`."""
+        return judged_values(self.frame, self.plan.analysis, self.quantum)
 
     @cached_property
     def images(self) -> ImageValues:
         """Return the values of the metric for each image, see :func:`image_values`."""
         return image_values(self.plan, self.trials)
 
-    def overlap_of(self, arms: Iterable[str]) -> float:
+    def largest_overlap(self, arms: Iterable[str]) -> float:
         """Return the largest overlap of some arms; NaN if one is not known."""
         ratios = [self.overlap.get(arm, 0.0) for arm in arms]
         return math.nan if any(map(math.isnan, ratios)) else max(ratios, default=0.0)
@@ -383,7 +385,7 @@ def image_values(plan: Plan, trials: Sequence[StoredTrial]) -> ImageValues:
     for item in trials:
         if item.status != Ending.DONE or item.result is None:
             continue
-        stored = _values(item, split, name)
+        stored = _read_image_values(item, split, name)
         if stored is None:
             continue
         ids, per_image = stored
@@ -399,7 +401,7 @@ def image_values(plan: Plan, trials: Sequence[StoredTrial]) -> ImageValues:
     return values
 
 
-def _values(item: StoredTrial, split: str, name: str) -> tuple[NDArray[Any], NDArray[np.float64]] | None:
+def _read_image_values(item: StoredTrial, split: str, name: str) -> tuple[NDArray[Any], NDArray[np.float64]] | None:
     """Return the numbers of the images of a split and their values; None if they are not stored."""
     names = ["label", "prediction"] if name == "accuracy" else [name]
     table = read_predictions(item.folder, split, ["id", *names])

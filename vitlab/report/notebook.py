@@ -9,7 +9,7 @@ import pandas as pd
 
 from vitlab.report import comparison
 from vitlab.report.document import Content, Report
-from vitlab.report.sections.arms import columns
+from vitlab.report.sections.arms import arm_columns
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,7 +58,7 @@ class Comparison(pd.DataFrame):
 
     def _repr_html_(self) -> str:
         """Return answers, the table of arms and notes as HTML; every text is escaped."""
-        table = columns(self.report.arms, self.report.analysis, self.report.units)
+        table = arm_columns(self.report.arms, self.report.analysis, self.report.units)
         rows = list(zip(*(column.cells for column in table), strict=True))
         with pd.option_context("display.max_colwidth", None):
             cells = pd.DataFrame(rows, columns=[column.title for column in table]).to_html(index=False, border=0)

@@ -19,7 +19,7 @@ from vitlab.planning.values import Plan
 from vitlab.report import phrasing
 from vitlab.report.frame import StoredTrial, StudyResults, is_metric, metric_column
 from vitlab.report.phrasing import Row, Scale, compared_rows, percent, seed_list
-from vitlab.statistics.replicates import boschloo, gap_score, largest_hidden_rate, sd_interval
+from vitlab.statistics.replicates import boschloo_p, gap_score, largest_hidden_rate, sd_interval
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
@@ -43,22 +43,24 @@ def notes(results: StudyResults, prerequisite_trials: Sequence[StoredTrial], row
     trials = [*prerequisite_trials, *results.trials]
     failures = {tuning.failure for tuning in plan.tuning}
     return [
-        *_progress(trials),
+        *_open_trials(trials),
         *plan.notes,
-        *_first_of([f"{arm.name}: {arm.note}." for arm in plan.arms if arm.note]),
+        *_truncate_list([f"{arm.name}: {arm.note}." for arm in plan.arms if arm.note]),
         *_tuning(plan, rows),
         *(
             f"{arm.name} {'failed' if arm.skip in failures else 'was skipped'}: {arm.skip.rstrip('.')}."
             for arm in plan.arms
             if arm.skip
         ),
-        *_first_of([_loss_of(item) for item in trials if item.status in (Ending.DIVERGED, Ending.FAILED)]),
+        *_truncate_list(
+            [_describe_failure(item) for item in trials if item.status in (Ending.DIVERGED, Ending.FAILED)]
+        ),
         *_repeated_trials(results.frame),
         *_prerequisites(plan),
         *_early_stops(results.trials),
         *_initial_weights(trials),
         *_mixed_numerics(plan, trials),
-        *_best_of_training(plan),
+        *_best_evaluation(plan),
         *_exploratory(plan),
         *_looks(plan, rows),
         *_controls(plan, rows),
@@ -73,14 +75,14 @@ def table_notes(results: StudyResults, rows: Sequence[Row]) -> list[str]:
     """Return the notes that follow from a table of values alone, see :mod:`vitlab.judging`."""
     return [
         *_missing_metric(results.plan, results.frame),
-        *unpaired_seeds(results, rows),
+        *note_unpaired_seeds(results, rows),
         *_shared_variance(results.plan, rows),
-        *_shape_of_seeds(results, rows),
+        *_grouped_seeds(results, rows),
         *_collapsed_seeds(rows),
     ]
 
 
-def unpaired_seeds(results: StudyResults, rows: Sequence[Row]) -> list[str]:
+def note_unpaired_seeds(results: StudyResults, rows: Sequence[Row]) -> list[str]:
     """Return notes about seeds that one arm of a comparison has alone."""
     looks, lines = results.plan.looks, []
     for row in compared_rows(rows):
@@ -99,13 +101,13 @@ def unpaired_seeds(results: StudyResults, rows: Sequence[Row]) -> list[str]:
                 + " Seeds that diverged or failed are left out, so the means may be too good."
                 * bool(row["broken"])
             )
-    return _first_of(lines)
+    return _truncate_list(lines)
 
 
-def _progress(trials: Sequence[StoredTrial]) -> Iterator[str]:
+def _open_trials(trials: Sequence[StoredTrial]) -> Iterator[str]:
     counts = Counter(item.status for item in trials)
     if counts["running"] + counts["missing"]:
-        yield f"Preliminary: of {count(len(trials), 'trial')}, {phrasing.states(counts)}."
+        yield f"Preliminary: of {count(len(trials), 'trial')}, {phrasing.count_statuses(counts)}."
 
 
 def _early_stops(trials: Sequence[StoredTrial]) -> Iterator[str]:
@@ -118,7 +120,7 @@ def _early_stops(trials: Sequence[StoredTrial]) -> Iterator[str]:
         yield f"train.stop_early: trainings ended after different numbers of steps, and so differ in cost: {arms}."
 
 
-def _loss_of(item: StoredTrial) -> str:
+def _describe_failure(item: StoredTrial) -> str:
     reason = " ".join(item.failure.split()).rstrip(".") or "no reason was recorded"
     consequence = "; its values are left out" if item.status == Ending.DIVERGED else ""
     kind = f" ({item.kind})" if item.kind not in (None, item.status, Ending.ERROR) else ""
@@ -132,7 +134,7 @@ def _missing_metric(plan: Plan, frame: pd.DataFrame) -> list[str]:
     if len(done) and len(without_value) == len(done):
         reported = [name for name in frame.columns if is_metric(name) and frame[name].notna().any()]
         return [f"No trial reports {plan.analysis.metric}; they report {', '.join(reported) or 'nothing'}."]
-    return _first_of(
+    return _truncate_list(
         [
             f"{arm}, seed {seed}, is done, but its {column} is not finite; it is left out."
             for arm, seed in zip(without_value["arm"], without_value["seed"], strict=True)
@@ -153,7 +155,7 @@ def _prerequisites(plan: Plan) -> list[str]:
     for planned in plan.trials:
         for role, name in planned.trial.needs.items():
             names[planned.arm, PREREQUISITES.get(role, role)].append(name)
-    return _first_of(
+    return _truncate_list(
         [
             f"{arm}: {count(len(set(trials)), f'distinct {noun}')} for {count(len(trials), 'trial')}: the results need "
             f"not hold for other {noun}s."
@@ -184,13 +186,13 @@ def _mixed_numerics(plan: Plan, trials: Sequence[StoredTrial]) -> list[str]:
             if mixed := [f"{name} {' and '.join(several)}" for name, several in distinct.items() if len(several) > 1]:
                 arms["; ".join(mixed)].append(arm.name)
     return [
-        f"Numerics differ from the baseline's ({mixed}) in {_names(affected)}: equal seeds do not give equal bits "
+        f"Numerics differ from the baseline's ({mixed}) in {_name_arms(affected)}: equal seeds do not give equal bits "
         "across them, so differences include their effect."
         for mixed, affected in arms.items()
     ]
 
 
-def _best_of_training(plan: Plan) -> Iterator[str]:
+def _best_evaluation(plan: Plan) -> Iterator[str]:
     if plan.analysis.at != "last":
         yield (
             f"{metric_column(plan.analysis)} is the best of several evaluations of one training: it is optimistic, the "
@@ -208,11 +210,11 @@ def _exploratory(plan: Plan) -> Iterator[str]:
         ("Dropped after the first run, and still counted in the correction", removed_comparisons(plan)),
     ):
         if arms:
-            yield f"{what}: {_names(arms)}."
+            yield f"{what}: {_name_arms(arms)}."
     if plan.registered is not None and (known := plan.registered.known).comparisons:
         yield (
             f"Exploratory: {known.results:,} of {count(known.trials, 'trial')} had results before this plan was "
-            f"registered, including both arms of the comparison at some seed: {_names(known.comparisons)}."
+            f"registered, including both arms of the comparison at some seed: {_name_arms(known.comparisons)}."
         )
 
 
@@ -247,8 +249,8 @@ def _tuning(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
             arms[knob].append(item.arm or "all arms")
     for knob, affected in arms.items():
         yield (
-            f"Warning: the chosen {knob} lies at the edge of its grid for {_names(affected)}: a better value may lie "
-            "outside; extend the grid."
+            f"Warning: the chosen {knob} lies at the edge of its grid for {_name_arms(affected)}: a better value may "
+            "lie outside; extend the grid."
         )
 
 
@@ -278,7 +280,7 @@ def _looks(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
         if any(compared[arm]["awaited"] for arm in arms):
             until = "; until all of these have ended, the look before gives the verdicts"
         sentences.append(
-            f"Look {look} left {_names(arms)} inconclusive, so that it got seeds up to {sizes[look]}{until}."
+            f"Look {look} left {_name_arms(arms)} inconclusive, so that it got seeds up to {sizes[look]}{until}."
         )
     consequences = {
         "futile": f"got no more seeds, because {sizes[-1]} seeds would decide the comparison with a probability below "
@@ -286,7 +288,7 @@ def _looks(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
         "failed": "can get further seeds: first run 'vitlab run --retry-failed' to train the failed trials again.",
         "open": "can get further seeds: run 'vitlab run' again.",
     }
-    sentences += [f"{_names(undecided[cause])} {text}" for cause, text in consequences.items() if undecided[cause]]
+    sentences += [f"{_name_arms(undecided[cause])} {text}" for cause, text in consequences.items() if undecided[cause]]
     if len(sentences) == 1 and not any(row["awaited"] for row in compared.values()):
         sentences.append("The first look decided every comparison that can be judged.")
     yield " ".join(sentences)
@@ -295,14 +297,14 @@ def _looks(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
 def _controls(plan: Plan, rows: Sequence[Row]) -> list[str]:
     """Return what each control did, which equals its baseline but for the seeds."""
     scale, lines = Scale.of(plan.analysis.metric, plan.units), []
-    _, decimals = phrasing.decimals_of_means_and_differences(rows, scale)
+    _, decimals = phrasing.mean_and_difference_decimals(rows, scale)
     for row in (row for row in compared_rows(rows) if plan.arm(row["arm"]).is_control and row["p"] is not None):
         outcome = "they are not told apart, as it should be"
         if row["verdict"] in (Verdict.BETTER, Verdict.WORSE):
             outcome = f"this is a false alarm, as {percent(plan.analysis.alpha)} of controls give by chance"
         sentence = phrasing.describe_comparison(row, row["n"], plan.analysis, scale, decimals)
         lines.append(f"Control: {sentence} The two differ by their seeds alone: {outcome}.")
-    return _first_of(lines)
+    return _truncate_list(lines)
 
 
 def _shared_variance(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
@@ -310,7 +312,7 @@ def _shared_variance(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     if shared < 2:
         return
     alone = [row["arm"] for row in rows if row["test"] == "paired t" and row["shared"] == 1]
-    others = f" With other seeds, and their own variance alone: {_names(alone)}." if alone else ""
+    others = f" With other seeds, and their own variance alone: {_name_arms(alone)}." if alone else ""
     corrected = " P values and intervals are corrected by Bonferroni's method." * (plan.analysis.correction != "none")
     yield (
         f"The variance of a difference is averaged with the mean variance of {shared} comparisons, which have one "
@@ -319,7 +321,7 @@ def _shared_variance(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     )
 
 
-def _shape_of_seeds(results: StudyResults, rows: Sequence[Row]) -> Iterator[str]:
+def _grouped_seeds(results: StudyResults, rows: Sequence[Row]) -> Iterator[str]:
     """Return a note if the seeds of the arms lie in groups, or far to one side, more than normal values do."""
     sound = [results.values[row["arm"]] for row in rows if row["n"] and not row["collapsed"]]
     seeds = sorted(set.intersection(*map(set, sound))) if sound else []
@@ -341,7 +343,7 @@ def _collapsed_seeds(rows: Sequence[Row]) -> Iterator[str]:
         line = f"Warning: {seeds} of {row['arm']} collapsed: they are far worse than the others."
         baseline = by_arm.get(row["baseline"])
         if baseline is not None and baseline["n"]:
-            p = boschloo((baseline["collapsed"], row["collapsed"]), (baseline["n"], row["n"]))
+            p = boschloo_p((baseline["collapsed"], row["collapsed"]), (baseline["n"], row["n"]))
             line += (
                 f" Of {row['baseline']}, {baseline['collapsed']} of {baseline['n']} did (Boschloo's exact test, "
                 f"one-sided: p = {p:.2g} before correction)."
@@ -373,7 +375,7 @@ def _seeds(results: StudyResults) -> Iterator[str]:
     more = f", and up to {len(seeds)} of inconclusive arms," if len(seeds) > len(first) else ""
     line = f"{count(len(first), 'seed')} ({seed_list(first)}){more} vary {', '.join(varying) or 'nothing'}."
     if "split" in varying:
-        line += _of_splits(set(results.overlap.values()))
+        line += _varied_splits(set(results.overlap.values()))
     elif "split" in streams:
         line += (
             " The validation split is the same in all: intervals cover training again on this split, not another split."
@@ -381,7 +383,7 @@ def _seeds(results: StudyResults) -> Iterator[str]:
     yield line
 
 
-def _of_splits(ratios: set[float]) -> str:
+def _varied_splits(ratios: set[float]) -> str:
     """Return what intervals are about if seeds hold out different validation images, by the overlaps of the arms."""
     if not ratios:
         return (
@@ -436,12 +438,12 @@ def _learning_rate(plan: Plan) -> Iterator[str]:
         yield f"All arms ran at one learning rate{at}: none was tuned, and a better one may suit some arms."
 
 
-def _names(arms: Sequence[str]) -> str:
+def _name_arms(arms: Sequence[str]) -> str:
     """Return the names of few arms, or the number of many."""
     return "; ".join(arms) if len(arms) <= MAX_LISTED else f"{len(arms):,} arms"
 
 
-def _first_of(sentences: Sequence[str]) -> list[str]:
+def _truncate_list(sentences: Sequence[str]) -> list[str]:
     """Return the first of many sentences, with the number of the others."""
     others = len(sentences) - MAX_LISTED
     return [*sentences[:MAX_LISTED], *([f"... and {others:,} more like these."] if others > 0 else [])]

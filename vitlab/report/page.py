@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from vitlab.comparison import Verdict
 from vitlab.explain import SERIES
 from vitlab.report import phrasing
-from vitlab.report.drawing import element
+from vitlab.report.drawing import svg_to_element
 from vitlab.report.phrasing import DASH, Column, Columns, Row, Scale, duration
-from vitlab.report.sections import Section, sections
+from vitlab.report.sections import Section, all_sections
 
 if TYPE_CHECKING:
     from vitlab.report.document import Content
@@ -22,7 +22,7 @@ SECONDARY = 4  #: columns of this rank and above are folded
 _NOT_IN_HTML = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 
 
-def page(content: Content) -> str:
+def render_page(content: Content) -> str:
     """Return the page; every text is escaped, figures are inline."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -31,11 +31,11 @@ def page(content: Content) -> str:
     report, analysis = content.report, content.report.analysis
     # A row without a verdict is no comparison; without any, there is an answer for each arm.
     verdicts = [row.verdict for row in report.sections["blocks"]] or [row["verdict"] for row in report.arms]
-    kinds = [_kind(verdict) for verdict in verdicts if verdict]
+    kinds = [_row_class(verdict) for verdict in verdicts if verdict]
     answers = list(zip(report.answers, kinds or [""] * len(report.answers), strict=True))
     claims = [answer for answer in answers if answer[1] not in ("cannot-tell", "refused")]
     many = bool(report.overview) and len(answers) > phrasing.OVERVIEW_FROM
-    parts = [_part(content, name, part) for name, part in sections().items()]
+    parts = [_section_context(content, name, part) for name, part in all_sections().items()]
     text = environment.get_template("report.html.j2").render(
         report=report,
         # Of many answers, those with a verdict come first; the others are folded.
@@ -43,7 +43,7 @@ def page(content: Content) -> str:
         few=phrasing.OVERVIEW_FROM,
         all_answers=answers if many else [],
         parts=[part for part in parts if part["table"] or part["figure"] or part["images"]],
-        trials=_table(trial_columns(report.trials, report.units)),
+        trials=_table_context(trial_columns(report.trials, report.units)),
         judged=f"{analysis.metric} ({analysis.direction}, {analysis.at} evaluation)",
         series=SERIES,
     )
@@ -71,7 +71,7 @@ def trial_columns(rows: Sequence[Row], units: Mapping[str, str]) -> list[Column]
     return [one for one in table if one.title != "failure" or any(one.cells)]
 
 
-def _part(content: Content, name: str, part: Section[Any]) -> Mapping[str, object]:
+def _section_context(content: Content, name: str, part: Section[Any]) -> Mapping[str, object]:
     from markupsafe import Markup
 
     # A stored report has no rows of sections that store none, such as the arms.
@@ -88,22 +88,22 @@ def _part(content: Content, name: str, part: Section[Any]) -> Mapping[str, objec
         "name": name,
         "heading": part.heading,
         "caption": table.caption if table else "",
-        "table": _table([column for column in columns if column.rank < SECONDARY]) if table else None,
-        "more": _table([columns[0], *more]) if more else None,
-        "figure": drawing and Markup(element(drawing.svg, name, drawing.caption)),
+        "table": _table_context([column for column in columns if column.rank < SECONDARY]) if table else None,
+        "more": _table_context([columns[0], *more]) if more else None,
+        "figure": drawing and Markup(svg_to_element(drawing.svg, name, drawing.caption)),
         "figure_caption": drawing and drawing.caption,
         "images": images,
     }
 
 
-def _table(columns: Sequence[Column]) -> Mapping[str, object]:
+def _table_context(columns: Sequence[Column]) -> Mapping[str, object]:
     """Return a table for the template: the cells of each row, the first of them its heading, and the row's class."""
     rows = list(zip(*(column.cells for column in columns), strict=True))
     decisive = next((column.cells for column in columns if column.title in ("verdict", "status")), None)
-    return {"columns": columns, "rows": list(zip(rows, map(_kind, decisive or [""] * len(rows)), strict=True))}
+    return {"columns": columns, "rows": list(zip(rows, map(_row_class, decisive or [""] * len(rows)), strict=True))}
 
 
-def _kind(cell: str) -> str:
+def _row_class(cell: str) -> str:
     """Return the class of a row by its verdict, which may be followed by a remark, or by the status of a trial."""
     verdict = next((verdict for verdict in Verdict if cell.startswith(verdict)), cell)
     return verdict.replace(" ", "-")

@@ -144,17 +144,17 @@ def mean_interval(row: Row) -> tuple[float | None, float | None]:
     return (None, None) if row["collapsed"] else (row["low"], row["high"])
 
 
-def widths(rows: Sequence[Row], low: str, high: str) -> list[float | None]:
+def half_widths(rows: Sequence[Row], low: str, high: str) -> list[float | None]:
     """Return the :func:`half_width` of the intervals of all arms."""
     return [half_width(row[low], row[high]) for row in rows]
 
 
-def decimals_of_means_and_differences(rows: Sequence[Row], scale: Scale) -> tuple[int, int]:
+def mean_and_difference_decimals(rows: Sequence[Row], scale: Scale) -> tuple[int, int]:
     """Return the number of decimals of means and of differences."""
     means, differences = ([row[name] for row in rows] for name in ("mean", "difference"))
     return (
-        scale.decimals(widths(rows, "low", "high"), means),
-        scale.decimals(widths(rows, "difference_low", "difference_high"), differences),
+        scale.decimals(half_widths(rows, "low", "high"), means),
+        scale.decimals(half_widths(rows, "difference_low", "difference_high"), differences),
     )
 
 
@@ -182,7 +182,7 @@ def interval_name(row: Row, analysis: Analysis, alpha: float | None = None) -> s
     return f"{'simultaneous ' * several}{percent(1 - (alpha or analysis.alpha))} interval"
 
 
-def compact(n: float | None) -> str:
+def compact_number(n: float | None) -> str:
     """Format a number as ``950`` or ``1.23 M``: three figures and a prefix."""
     if n is None:
         return DASH
@@ -211,14 +211,14 @@ def seed_list(seeds: Iterable[int], prefix: str = "") -> str:
 
 def describe_comparison(row: Row, seeds: int, analysis: Analysis, scale: Scale, decimals: int) -> str:
     """Return one sentence about one comparison; ``seeds`` is the larger n of its arms."""
-    sentence = _sentence(row, seeds, analysis, scale, decimals)
+    sentence = _comparison_sentence(row, seeds, analysis, scale, decimals)
     if row["verdict"] in (Verdict.CANNOT_TELL, Verdict.REFUSED):
         return f"{row['verdict']}: {sentence}"
     hedges = ["preliminary"] * bool(row["awaited"]) + ["exploratory"] * bool(row["exploratory"])
     return f"{' and '.join(hedges)}: {sentence}" if hedges else sentence
 
 
-def _sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale, decimals: int) -> str:
+def _comparison_sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale, decimals: int) -> str:
     arm, baseline, verdict = row["arm"], row["baseline"], row["verdict"]
     if row["n"] == 0:
         return _no_values(row)
@@ -226,7 +226,7 @@ def _sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale, decimals: 
         return f"{baseline}, with which {arm} is compared, has no trial that can be judged."
     if verdict == Verdict.SAME:
         return f"{arm} and {baseline} reached the same {scale.metric} at each of {count(row['pairs'], 'seed')}."
-    sentence = f"{arm} is {distance(row['difference'], scale, decimals)} {baseline}"
+    sentence = f"{arm} is {name_distance(row['difference'], scale, decimals)} {baseline}"
     if analysis.goal == "min" and verdict in (Verdict.BETTER, Verdict.WORSE):
         sentence += f", which is {verdict}"
     if row["refused"]:
@@ -235,11 +235,11 @@ def _sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale, decimals: 
         sentence += f", over the {count(row['pairs'], 'seed')} that both have"
     if row["test"] == "none":
         return f"{sentence}, and {_too_few_clause(row)} to judge that by."
-    p = f"p {equals(row['p_corrected'], analysis.alpha)}{_correction(row, analysis)}"
+    p = f"p {equation_of_p(row['p_corrected'], analysis.alpha)}{_describe_correction(row, analysis)}"
     if row["test"] == "sign flip":
         sentence += _exact_clause(row, scale, decimals, p)
     elif row["difference_low"] is not None:
-        sentence += f" ({interval_name(row, analysis)} {_ends(row, 'difference_', scale, decimals)}, {p})"
+        sentence += f" ({interval_name(row, analysis)} {_format_ends(row, 'difference_', scale, decimals)}, {p})"
     elif row["pairs"] == 2:
         sentence += f" ({_two_values(row['difference'], row['difference_sd'], scale, decimals)}, {p})"
     else:
@@ -248,12 +248,12 @@ def _sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale, decimals: 
         negation = "not " * (row["p_equal_corrected"] >= analysis.alpha)
         sentence += (
             f"; {negation}shown to be equivalent within {scale.amount(analysis.margin, decimals)} "
-            f"({interval_name(row, analysis, 2 * analysis.alpha)} {_ends(row, 'equal_', scale, decimals)})"
+            f"({interval_name(row, analysis, 2 * analysis.alpha)} {_format_ends(row, 'equal_', scale, decimals)})"
         )
     return f"{sentence}{_chance_clause(row, analysis, scale, decimals)}."
 
 
-def _ends(row: Row, of: str, scale: Scale, decimals: int) -> str:
+def _format_ends(row: Row, of: str, scale: Scale, decimals: int) -> str:
     """Format the interval of a row whose columns begin with ``of`` as ``1.2 to 3.4``."""
     return f"{scale.end(row[f'{of}low'], decimals)} to {scale.end(row[f'{of}high'], decimals)}"
 
@@ -269,7 +269,7 @@ def _exact_clause(row: Row, scale: Scale, decimals: int, p: str) -> str:
         return f" at each of {count(row['pairs'], 'seed')} alike, which gives no interval (sign-flip {p})"
     clause = f" (sign-flip {p}; {count(row['collapsed_pairs'], 'seed')} collapsed, so t is not used"
     if row["sound_difference"] is not None:
-        clause += f"; without them {distance(row['sound_difference'], scale, decimals)}"
+        clause += f"; without them {name_distance(row['sound_difference'], scale, decimals)}"
     return f"{clause})"
 
 
@@ -280,13 +280,15 @@ def _chance_clause(row: Row, analysis: Analysis, scale: Scale, decimals: int) ->
     if row["chance_difference"] is None:
         return f"; {seeds} cannot be accounted for, because what chance reaches in {scale.metric} is not known"
     level = f"{scale.number(row['chance'], scale.decimals_of([row['chance']], 1, 3))} {scale.unit}".rstrip()
-    clause = f"; with chance ({level}) in the place of {seeds}, {distance(row['chance_difference'], scale, decimals)}"
+    clause = (
+        f"; with chance ({level}) in the place of {seeds}, {name_distance(row['chance_difference'], scale, decimals)}"
+    )
     if row["chance_p"] is None:
         return f"{clause}, which cannot be judged"
-    p = f"p {equals(row['chance_p'], analysis.alpha)}"
+    p = f"p {equation_of_p(row['chance_p'], analysis.alpha)}"
     if row["chance_low"] is None:
         return f"{clause} ({p})"
-    return f"{clause} ({interval_name(row, analysis)} {_ends(row, 'chance_', scale, decimals)}, {p})"
+    return f"{clause} ({interval_name(row, analysis)} {_format_ends(row, 'chance_', scale, decimals)}, {p})"
 
 
 def describe_arm(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
@@ -306,11 +308,11 @@ def describe_arm(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> s
         return f"{sentence} ({_two_values(row['mean'], row['sd'], scale, decimals)})."
     if row["low"] is None:
         return f"{sentence}."
-    interval = f"{percent(1 - analysis.alpha)} interval {_ends(row, '', scale, decimals)}"
+    interval = f"{percent(1 - analysis.alpha)} interval {_format_ends(row, '', scale, decimals)}"
     return f"{sentence} ({interval}, {count(row['n'], 'seed')})."
 
 
-def states(row: Row) -> str:
+def count_statuses(row: Row) -> str:
     """Format the numbers of trials per status: ``3 failed, 2 missing``."""
     return ", ".join(f"{row[status]} {status}" for status in STATUSES if row[status]) or "none planned"
 
@@ -318,7 +320,7 @@ def states(row: Row) -> str:
 def answers(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> list[str]:
     """Return one sentence per comparison, or one per arm if there are no comparisons."""
     scale, compared = Scale.of(analysis.metric, units), compared_rows(rows)
-    own, apart = decimals_of_means_and_differences(rows, scale)
+    own, apart = mean_and_difference_decimals(rows, scale)
     if not compared:
         return [describe_arm(row, analysis, scale, own) for row in rows]
     n = {row["arm"]: row["n"] for row in rows}
@@ -327,7 +329,7 @@ def answers(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -
     ]
 
 
-def overview(rows: Sequence[Row], among: str = "Of") -> str:
+def count_verdicts(rows: Sequence[Row], among: str = "Of") -> str:
     """Return the number of comparisons per verdict, after the words ``among``; empty if there are few."""
     counts = Counter(row["verdict"] for row in compared_rows(rows))
     if counts.total() <= OVERVIEW_FROM:
@@ -338,10 +340,10 @@ def overview(rows: Sequence[Row], among: str = "Of") -> str:
 
 def _no_values(row: Row) -> str:
     yet = " yet" if row["running"] or row["missing"] else ""
-    return f"no trial of {row['arm']} can be judged{yet} ({states(row)})."
+    return f"no trial of {row['arm']} can be judged{yet} ({count_statuses(row)})."
 
 
-def distance(difference: float, scale: Scale, decimals: int) -> str:
+def name_distance(difference: float, scale: Scale, decimals: int) -> str:
     """Format a difference as ``3.1 points below``, before the name of what it is from."""
     if difference == 0:
         return "level with"
@@ -360,13 +362,13 @@ def _too_few_clause(row: Row) -> str:
     return "there are too few values, or none that differ,"
 
 
-def equals(p: float | None, alpha: float) -> str:
+def equation_of_p(p: float | None, alpha: float) -> str:
     """Format a p value after its name: ``= 0.034`` or ``< 0.001``."""
     text = p_value(p, alpha)
     return text if text.startswith("<") else f"= {text}"
 
 
-def _correction(row: Row, analysis: Analysis) -> str:
+def _describe_correction(row: Row, analysis: Analysis) -> str:
     number = "two" if row["looks"] == 2 else row["looks"]
     looks = f"{number} looks" if row["looks"] > 1 else ""
     family = count(row["family"], "comparison")

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from vitlab.comparison.arrays import MIN_SEEDS, Correction, Design, Variance, judge
+from vitlab.comparison.arrays import MIN_SEEDS, Correction, Design, Variance, judge_studies
 from vitlab.errors import UserError, count
 from vitlab.planning.registration import comparison_family as family_of
 from vitlab.planning.study_folder import read_plan
@@ -50,7 +50,7 @@ class Forecast:
         """Return the forecast in words."""
         scale = phrasing.Scale.of(plan.analysis.metric, plan.units)
         low, high = self.sd_low / self.sd, self.sd_high / self.sd
-        planned = _planned_seeds(plan)
+        planned = _largest_seed_count(plan)
         at = dict(self.detectable)[planned]
         decimals = scale.decimals([at * (high - low) / 2])
         interval = f"{phrasing.percent(1 - plan.analysis.alpha)} interval"
@@ -80,12 +80,12 @@ def forecast(plan: Plan, store: Store) -> Forecast:
         raise UserError("the study compares nothing, so there is nothing to detect")
     planned = [item.trial for item in (*plan.trials, *plan.pending)]  # the last are of arms that are not tuned yet
     own, like = {trial.key for trial in planned}, planned[0]
-    earlier = [spread for stored in _plans(plan, store) for spread in _spreads(stored, store)]
+    earlier = [spread for stored in _similar_plans(plan, store) for spread in _spreads_of_plan(stored, store)]
     vary_split = _varies_split(plan, planned)
     alike = [item for item in earlier if item.varies_split == vary_split]
     for kind, spreads in (
         ("of this study", [item for item in earlier if own.issuperset(item.keys)]),
-        ("of like trainings", [item for item in alike if _is_like(item.trial, like)]),
+        ("of like trainings", [item for item in alike if _is_similar(item.trial, like)]),
         ("on the same data", [item for item in alike if item.trial.data == like.data]),
     ):
         distinct: list[_Spread] = []
@@ -94,7 +94,7 @@ def forecast(plan: Plan, store: Store) -> Forecast:
                 distinct.append(item)
         df = sum(item.df for item in distinct)
         if df >= MIN_DF:
-            return _forecast(plan, kind, distinct, family)
+            return _make_forecast(plan, kind, distinct, family)
     raise UserError(
         "too few earlier trainings on this data tell how seeds scatter: two arms with 5 seeds are enough, or three "
         "with 3; train these first, such as by 'vitlab run' with --set seeds=5"
@@ -115,7 +115,7 @@ class _Spread:
     overlap: float  #: see :class:`vitlab.comparison.arrays.Design`
 
 
-def _forecast(plan: Plan, kind: str, spreads: Sequence[_Spread], family: int) -> Forecast:
+def _make_forecast(plan: Plan, kind: str, spreads: Sequence[_Spread], family: int) -> Forecast:
     df = np.array([item.df for item in spreads], dtype=float)
     variances = np.array([item.variance for item in spreads])
     sd = math.sqrt(float((df * variances).sum() / df.sum()))
@@ -137,15 +137,15 @@ def _forecast(plan: Plan, kind: str, spreads: Sequence[_Spread], family: int) ->
     variance = plan.analysis.variance if one_baseline else "own"
     alpha = plan.analysis.alpha * plan.alpha_shares[-1]
     rules = family, alpha, plan.analysis.correction, variance, max(item.overlap for item in spreads)
-    counts = sorted({*SEED_COUNTS, _planned_seeds(plan)})
-    detectable = tuple((n, sd * simulate(n, *rules)) for n in counts)
+    counts = sorted({*SEED_COUNTS, _largest_seed_count(plan)})
+    detectable = tuple((n, sd * detectable_difference(n, *rules)) for n in counts)
     studies = tuple(dict.fromkeys(item.study for item in spreads))
     comparisons = sum(len(item.variances) for item in spreads)
     return Forecast(kind, studies, comparisons, sd, sd / reach, sd * reach, family, detectable)
 
 
 @lru_cache
-def simulate(
+def detectable_difference(
     n: int, family: int, alpha: float, correction: Correction, variance: Variance, overlap: float = 0.0
 ) -> float:
     """Return the difference that simulated studies find four times in five, in sd of a difference at one seed."""
@@ -160,14 +160,14 @@ def simulate(
         correction=correction,
         variance=variance,
     )
-    contrasts = judge(values, design).contrasts
+    contrasts = judge_studies(values, design).contrasts
     half_widths = (contrasts.high - contrasts.low) / 2
     half_widths[np.isnan(half_widths)] = np.inf  # by chance a seed looks collapsed: the exact test finds nothing
     found = np.quantile(half_widths - contrasts.difference, CHANCE)
     return float(found) * math.sqrt(1 + n * overlap)  # seeds whose splits overlap are fewer independent ones
 
 
-def _plans(plan: Plan, store: Store) -> Iterator[Plan]:
+def _similar_plans(plan: Plan, store: Store) -> Iterator[Plan]:
     """Yield the stored plans that are judged by the same metric, and the plan itself."""
     yield plan
     for file in sorted(store.root.glob("studies/*/plan.json")):
@@ -177,7 +177,7 @@ def _plans(plan: Plan, store: Store) -> Iterator[Plan]:
                 yield stored
 
 
-def _spreads(stored: Plan, store: Store) -> Iterator[_Spread]:
+def _spreads_of_plan(stored: Plan, store: Store) -> Iterator[_Spread]:
     """Yield the spreads of a stored study, from arms that have at least two pairs."""
     if not stored.trials:
         return
@@ -189,7 +189,7 @@ def _spreads(stored: Plan, store: Store) -> Iterator[_Spread]:
             sides = [results.values.get(name, {}).keys() for name in (arm.name, arm.baseline)]
             groups[arm.baseline, tuple(sorted(sides[0] & sides[1]))].append(arm.name)
     for (baseline, seeds), arms in groups.items():
-        overlap = results.overlap_of((baseline, *arms))
+        overlap = results.largest_overlap((baseline, *arms))
         if len(seeds) < 2 or math.isnan(overlap):
             continue
         table_AS = np.array([[results.values[name][seed] for seed in seeds] for name in (baseline, *arms)])
@@ -197,7 +197,7 @@ def _spreads(stored: Plan, store: Store) -> Iterator[_Spread]:
             stored.study,
             trials[arms[0], seeds[0]],
             keys=frozenset(trials[name, seed].key for name in (baseline, *arms) for seed in seeds),
-            variance=2 * replicates.MeanSquares.of(table_AS).rest,
+            variance=2 * replicates.MeanSquares.from_table(table_AS).rest,
             df=len(arms) * (len(seeds) - 1),
             variances=tuple(np.var(table_AS[1:] - table_AS[0], axis=1, ddof=1).tolist()),
             varies_split=_varies_split(stored, (trials[baseline, seed] for seed in seeds)),
@@ -210,7 +210,7 @@ def _varies_split(plan: Plan, trials: Iterable[Trial]) -> bool:
     return len({trial.seeds.get("split") for trial in trials}) > 1 and plan.analysis.metric.startswith("val/")
 
 
-def _is_like(trial: Trial, other: Trial) -> bool:
+def _is_similar(trial: Trial, other: Trial) -> bool:
     """Return whether two trials have the same data, type of model and a similar length of training."""
     first, second = trial.spec.train, other.spec.train
     unit = next(name for name in LENGTHS if getattr(first, name) is not None)
@@ -220,7 +220,7 @@ def _is_like(trial: Trial, other: Trial) -> bool:
     return bool(max(length, other_length) <= SIMILAR_LENGTH * min(length, other_length))
 
 
-def _planned_seeds(plan: Plan) -> int:
+def _largest_seed_count(plan: Plan) -> int:
     """Return the largest number of seeds that an arm of a plan may have, at least as many as can be judged."""
     planned = {item.seed for item in (*plan.trials, *plan.pending)}
     return max(MIN_SEEDS, len(plan.looks.seeds[-1] if plan.looks else planned))

@@ -61,7 +61,7 @@ class Provenance:
         return [(head, text) for head, text in lines if text]
 
 
-def provenance(plan: Plan, store: Store, trials: Sequence[StoredTrial]) -> Provenance:
+def collect_provenance(plan: Plan, store: Store, trials: Sequence[StoredTrial]) -> Provenance:
     """Return the provenance: command, versions, data, time, and counts of distinct trainings."""
     trials = list({(item.planned.trial.key, item.planned.trial.code): item for item in trials}.values())
     results = [item.result for item in trials if item.result is not None]
@@ -70,13 +70,13 @@ def provenance(plan: Plan, store: Store, trials: Sequence[StoredTrial]) -> Prove
     specs = [item.planned.trial for item in trials]
     data = {(trial.spec.data.type, None if trial.data is None else str(trial.data)) for trial in specs}
     last = max((result.circumstances.ended for result in results), default=None)
-    place, command, commit = _source(version, store)
+    place, command, commit = _rerun_source(version, store)
     return Provenance(
         command,
         place,
         commit,
-        versions=_values_of_all(result.circumstances.versions for result in results),
-        numerics=_values_of_all(result.circumstances.numerics for result in results),
+        versions=_join_distinct(result.circumstances.versions for result in results),
+        numerics=_join_distinct(result.circumstances.numerics for result in results),
         components=sorted({origin for trial in specs for origin in trial.origins}),
         data=[{"set": name, "identity": identity} for name, identity in sorted(data, key=str)],
         wall_s=sum(result.circumstances.wall_s for result in results),
@@ -87,7 +87,7 @@ def provenance(plan: Plan, store: Store, trials: Sequence[StoredTrial]) -> Prove
     )
 
 
-def _values_of_all(mappings: Iterable[Mapping[str, object]]) -> dict[str, str]:
+def _join_distinct(mappings: Iterable[Mapping[str, object]]) -> dict[str, str]:
     """Return each name with the distinct values that the mappings have for it."""
     values = defaultdict(set)
     for mapping in mappings:
@@ -97,7 +97,7 @@ def _values_of_all(mappings: Iterable[Mapping[str, object]]) -> dict[str, str]:
     return {name: " and ".join(sorted(distinct)) for name, distinct in sorted(values.items())}
 
 
-def of_version(plan: Plan, store: Store) -> Iterator[str]:
+def describe_version(plan: Plan, store: Store) -> Iterator[str]:
     """Yield sentences that name the version of the study, if it has changes or is not the latest; else none."""
     study = store.study(plan.study)
     this, latest = study_folder.read_version(study, plan.version), study_folder.read_version(study)
@@ -116,7 +116,7 @@ def of_version(plan: Plan, store: Store) -> Iterator[str]:
         )
 
 
-def _source(version: study_folder.Version | None, store: Store) -> tuple[str, str, str]:
+def _rerun_source(version: study_folder.Version | None, store: Store) -> tuple[str, str, str]:
     """Return folder, command and git commit to run the study again; executor and tracker do not affect the results."""
     run = study_folder.RunRecord() if version is None else version.run
     place = Path(run.folder)

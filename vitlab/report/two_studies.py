@@ -11,7 +11,7 @@ from vitlab.planning.values import Arm, Plan, Planned, Trial
 from vitlab.report.comparison import summary
 from vitlab.report.document import Content
 from vitlab.report.frame import StudyResults
-from vitlab.report.notes import unpaired_seeds
+from vitlab.report.notes import note_unpaired_seeds
 from vitlab.store.folders import Store
 
 UNREGISTERED = "neither study registered this comparison"
@@ -60,7 +60,7 @@ def compare_studies(
     Raises:
         UserError: if they are judged by different metrics, or no arm of one has its name in the other.
     """
-    old, new = _sides(first, second)
+    old, new = _pair_sides(first, second)
     plan = Plan(
         f"{old.label} and {new.label}",
         f"How does {new.label} differ from {old.label}?",
@@ -68,16 +68,18 @@ def compare_studies(
         (*old.trials(), *new.trials()),
         new.plan.analysis,
     )
-    results = _results(plan, old, new)
+    results = _join_results(plan, old, new)
     rows = [
         row if row["baseline"] is None else {**row, "exploratory": exploratory}
-        for row in summary(results, _refusals(old, new))
+        for row in summary(results, _refusals_by_arm(old, new))
     ]
     reason = [f"{exploratory[0].upper()}{exploratory[1:]}: it is exploratory."] if exploratory else []
-    return Content.of(results, rows, [*reason, *_notes(old, new), *unpaired_seeds(results, rows)])
+    return Content.from_comparison(
+        results, rows, [*reason, *_describe_differences(old, new), *note_unpaired_seeds(results, rows)]
+    )
 
 
-def _sides(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> tuple[_Side, _Side]:
+def _pair_sides(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> tuple[_Side, _Side]:
     plans = first[0], second[0]
     criteria = [(plan.analysis.metric, plan.analysis.goal, plan.analysis.at) for plan in plans]
     if criteria[0] != criteria[1]:
@@ -101,7 +103,7 @@ def _sides(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> tuple[_Side
     return old, new
 
 
-def _results(plan: Plan, old: _Side, new: _Side) -> StudyResults:
+def _join_results(plan: Plan, old: _Side, new: _Side) -> StudyResults:
     """Return the results of the common arms of both studies, with the facts of their metrics."""
     import pandas as pd
 
@@ -123,7 +125,7 @@ def _results(plan: Plan, old: _Side, new: _Side) -> StudyResults:
     return StudyResults(replace(plan, metrics=metrics), frame, quantum=quantum, overlap=overlap)
 
 
-def _refusals(old: _Side, new: _Side) -> dict[str, str]:
+def _refusals_by_arm(old: _Side, new: _Side) -> dict[str, str]:
     refused = {}
     for arm in new.common:
         before, after = old.first_trial(arm), new.first_trial(arm)
@@ -133,7 +135,7 @@ def _refusals(old: _Side, new: _Side) -> dict[str, str]:
     return refused
 
 
-def _notes(old: _Side, new: _Side) -> Iterator[str]:
+def _describe_differences(old: _Side, new: _Side) -> Iterator[str]:
     """Yield the caveats: how arms differ between the studies, and which are in one alone."""
     for arm in new.common:
         before, after = old.first_trial(arm), new.first_trial(arm)

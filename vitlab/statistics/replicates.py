@@ -16,7 +16,7 @@ Mask = npt.NDArray[np.bool_]
 NAN = math.nan
 
 
-def finite(values: Sequence[float] | Floats) -> Floats:
+def require_finite(values: Sequence[float] | Floats) -> Floats:
     """Return values as an array; one that is not finite raises ValueError."""
     x = np.asarray(values, dtype=float)
     if not np.isfinite(x).all():
@@ -72,23 +72,23 @@ def mean_interval(values: Sequence[float], alpha: float = 0.05, quantum: float =
     Raises:
         ValueError: for a value that is not finite.
     """
-    x = finite(values)
+    x = require_finite(values)
     n = len(x)
     mean = float(x.mean()) if n else NAN
     sd = float(x.std(ddof=1)) if n > 1 else NAN
     if n < MIN_VALUES:
         return Mean(n, mean, sd, NAN, NAN)
-    spread = max(sd if sd > rounding_of(x) else 0.0, quantum / math.sqrt(12))
+    spread = max(sd if sd > rounding_error(x) else 0.0, quantum / math.sqrt(12))
     half = t_quantile(1 - alpha / 2, n - 1) * (spread * math.sqrt(1 / n + overlap)) if spread else NAN
     return Mean(n, mean, sd, mean - half, mean + half)
 
 
-def sign_flip(differences: Sequence[float] | Floats) -> float:
+def sign_flip_p(differences: Sequence[float] | Floats) -> float:
     """Return the two-sided p of the exact sign-flip test: the share of sign assignments with a sum as far from 0.
 
     Exact for up to 40 differences, by meeting in the middle; NaN beyond, where t needs no cross-check.
     """
-    d = finite(differences)
+    d = require_finite(differences)
     if len(d) == 0 or len(d) > 40:
         return NAN
     left, right = (_signed_sums(half) for half in (d[: len(d) // 2], d[len(d) // 2 :]))
@@ -103,7 +103,7 @@ def sign_flip(differences: Sequence[float] | Floats) -> float:
     return float((above.sum() + below.sum()) / 2.0 ** len(d))
 
 
-def rounding_of(values: Floats) -> Floats:
+def rounding_error(values: Floats) -> Floats:
     """Return the size of differences that the rounding of values explains, along the last axis; NaN are missing.
 
     Values that single precision represents exactly were computed in it.
@@ -150,12 +150,12 @@ def gap_score(values_AN: Floats) -> float:
     if len(gaps_AN) < 3:
         return math.nan
     largest_A = gaps_AN.max(axis=1) / gaps_AN.sum(axis=1)
-    larger = 1 - (np.searchsorted(_normal_gaps(n), largest_A) - 0.5) / SAMPLES  # p of each arm
+    larger = 1 - (np.searchsorted(_expected_normal_gaps(n), largest_A) - 0.5) / SAMPLES  # p of each arm
     return float((-np.log(np.clip(larger, 1 / SAMPLES, 1)).mean() - 1) * math.sqrt(len(gaps_AN)))
 
 
 @cache
-def _normal_gaps(n: int) -> Floats:
+def _expected_normal_gaps(n: int) -> Floats:
     """Return the sorted largest gaps of samples of normal values."""
     gaps = np.diff(np.sort(np.random.default_rng(0).standard_normal((SAMPLES, n)), axis=1), axis=1)
     return np.asarray(np.sort(gaps.max(axis=1) / gaps.sum(axis=1)))
@@ -192,7 +192,7 @@ COLLAPSED_SD = 10.0  #: robust standard deviations on the worse side of the medi
 NORMAL_MAD = 1.4826  #: standard deviation of a normal distribution in median absolute deviations
 
 
-def collapsed(values_SAN: Floats, sign: int = 1) -> Mask:
+def find_collapsed(values_SAN: Floats, sign: int = 1) -> Mask:
     """Return which values are far worse than the other values of their arm (studies, arms, seeds).
 
     The scale is the median distance to the median of an arm, over all arms of the study (without distances of 0) or
@@ -216,16 +216,16 @@ def collapsed(values_SAN: Floats, sign: int = 1) -> Mask:
 
 
 def collapsed_seeds(arms: Mapping[str, Mapping[int, float]], sign: int = 1) -> dict[str, list[int]]:
-    """Return the collapsed seeds of each arm, see :func:`collapsed`."""
+    """Return the collapsed seeds of each arm, see :func:`find_collapsed`."""
     seeds = sorted(set().union(*arms.values()))
-    [flags_AN] = collapsed(as_array(arms.values(), seeds)[None], sign)
+    [flags_AN] = find_collapsed(values_to_array(arms.values(), seeds)[None], sign)
     return {
         arm: [seed for seed, is_collapsed in zip(seeds, row, strict=True) if is_collapsed]
         for arm, row in zip(arms, flags_AN, strict=True)
     }
 
 
-def as_array(arms: Collection[Mapping[int, float]], seeds: Sequence[int]) -> Floats:
+def values_to_array(arms: Collection[Mapping[int, float]], seeds: Sequence[int]) -> Floats:
     """Return the values of arms at seeds (A, N); NaN where an arm has none."""
     rows = [[values.get(seed, math.nan) for seed in seeds] for values in arms]
     return np.array(rows, dtype=float).reshape(len(arms), len(seeds))
@@ -246,7 +246,7 @@ def largest_hidden_rate(n: int, alpha: float = 0.05) -> float:
 
 
 @lru_cache(maxsize=4096)
-def boschloo(bad: tuple[int, int], seeds: tuple[int, int]) -> float:
+def boschloo_p(bad: tuple[int, int], seeds: tuple[int, int]) -> float:
     """Return the one-sided p of Boschloo's exact test that the second of two groups has the larger share of bad seeds.
 
     Unlike Fisher's test, it does not take the number of bad seeds as given: four of ten beside none of ten have
@@ -276,7 +276,7 @@ class MeanSquares:
     shape: tuple[int, int]  #: number of seeds and of images
 
     @classmethod
-    def of(cls, values_SI: Floats) -> MeanSquares:
+    def from_table(cls, values_SI: Floats) -> MeanSquares:
         """Return the mean squares of a table (seeds, images), with at least two of each."""
         s, i = values_SI.shape
         mean_S, mean_I, mean = values_SI.mean(axis=1), values_SI.mean(axis=0), values_SI.mean()
@@ -301,7 +301,7 @@ def split_sd(values_SI: Floats) -> float:
 
     Reference: Jordan (2023), arXiv:2304.01910, section 4.
     """
-    squares = MeanSquares.of(values_SI)
+    squares = MeanSquares.from_table(values_SI)
     return math.sqrt(squares.rest / squares.shape[1])
 
 
@@ -320,7 +320,7 @@ def interval_for_new_images(differences_SI: Floats, se: float, df: float, alpha:
 
     Reference: Searle, Casella and McCulloch (1992), Variance Components, section 4.5.
     """
-    squares = MeanSquares.of(differences_SI)
+    squares = MeanSquares.from_table(differences_SI)
     s, i = squares.shape
     added = squares.images - squares.rest
     variance, terms = se**2, [(se**2, df)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitlab.statistics.replicates import NAN, Floats, finite, t_quantile
+from vitlab.statistics.replicates import NAN, Floats, require_finite, t_quantile
 
 MIN_SIZES = 3  #: two sizes lie on every power law
 MIN_SIZES_WITH_OFFSET = 5  #: an offset is a third parameter, and a law has to be able to miss
@@ -84,7 +84,7 @@ class _Sample:
         along = along - others @ np.linalg.lstsq(others, along, rcond=None)[0]
         return np.asarray(np.log(self.y_SX / fit_X) @ along)
 
-    def with_exponent(self, exponent: float) -> tuple[float, float, Floats]:
+    def fit_with_exponent(self, exponent: float) -> tuple[float, float, Floats]:
         """Return offset and factor of the law of this exponent that is nearest to the means, and its fit."""
         falling = np.exp(-exponent * self.log_x)
         columns = np.stack([np.ones_like(falling), falling], axis=1) / self.means_X[:, None]
@@ -95,11 +95,11 @@ class _Sample:
 
     def misfit(self, exponent: float) -> float:
         """Return the sum of squares by which the law of this exponent misses the means, relative to them."""
-        return float(((1 - self.with_exponent(exponent)[2] / self.means_X) ** 2).sum())
+        return float(((1 - self.fit_with_exponent(exponent)[2] / self.means_X) ** 2).sum())
 
     def scores_of_exponent(self, exponent: float) -> Floats:
         """Return the :meth:`scores` of the exponent at a value of it."""
-        offset, factor, fit = self.with_exponent(exponent)
+        offset, factor, fit = self.fit_with_exponent(exponent)
         falling = factor * np.exp(-exponent * self.log_x)
         return self.scores(fit, -self.log_x * falling, [falling, np.ones_like(fit)] if offset else [falling])
 
@@ -163,7 +163,7 @@ def fit_law(points: Mapping[float, Mapping[int, float]], alpha: float = 0.05, ov
     seeds = sorted(set.intersection(*(set(points[size]) for size in sizes))) if sizes else []
     if len(sizes) < MIN_SIZES or not seeds or sizes[0] <= 0:
         return None
-    y_SX = np.array([finite([points[size][seed] for size in sizes]) for seed in seeds])
+    y_SX = np.array([require_finite([points[size][seed] for size in sizes]) for seed in seeds])
     if (y_SX <= 0).any():
         return None
     centre = float(np.log(sizes).mean())
@@ -178,7 +178,7 @@ def fit_law(points: Mapping[float, Mapping[int, float]], alpha: float = 0.05, ov
     if curvature_S.mean() < -sample.half_width(curvature_S):  # an offset below 0 would be needed
         return Law(slope, None, None, line, steepens=True)
     best = float(minimize_scalar(sample.misfit, bounds=EXPONENTS, method="bounded", options={"xatol": 1e-9}).x)
-    offset, factor, _ = sample.with_exponent(best)
+    offset, factor, _ = sample.fit_with_exponent(best)
     exponent = sample.interval(best, sample.scores_of_exponent, *EXPONENTS)
     if exponent.high == EXPONENTS[1]:
         exponent = Estimate(best, exponent.low, math.inf)
@@ -186,11 +186,11 @@ def fit_law(points: Mapping[float, Mapping[int, float]], alpha: float = 0.05, ov
     return Law(slope, offsets, exponent, sample.curve(centre, best, offset, factor, with_offset=True))
 
 
-def pareto(costs: Sequence[float], values: Sequence[float]) -> list[bool]:
+def on_pareto_front(costs: Sequence[float], values: Sequence[float]) -> list[bool]:
     """Return for each point whether it is on the Pareto front of low cost and high value.
 
     Negate a quantity to reverse its direction.  Equal points are on the front together or not at all.
     """
-    x, y = finite(costs), finite(values)
+    x, y = require_finite(costs), require_finite(values)
     better = (x[:, None] <= x) & (y[:, None] >= y) & ((x[:, None] < x) | (y[:, None] > y))
     return [not dominated for dominated in np.any(better, axis=0)]

@@ -73,7 +73,7 @@ class Tracker(ABC):
         self.run = run
         self.folder = store.study(plan.study)
         self.delivered = Counter[str]()  #: what this object has delivered: number by kind, such as points
-        _inside(plan)
+        _check_names(plan)
         self._retry_at = 0.0
         self._pause_s = PAUSE_S
         self._warned = False
@@ -206,7 +206,7 @@ def lock(file: Path, *, wait_s: float) -> Iterator[None]:
         yield
 
 
-def _inside(plan: Plan) -> None:
+def _check_names(plan: Plan) -> None:
     """Reject a plan whose names lead out of the output folder, such as one copied with other results."""
     trials = [*(planned.trial for planned in (*plan.trials, *plan.rival_trials)), *plan.prerequisites]
     for name in (plan.study, *(part for trial in trials for part in (trial.key, trial.code))):

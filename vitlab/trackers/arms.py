@@ -39,7 +39,7 @@ COMPARED = ("difference", "difference_low", "difference_high", "p", "p_corrected
 Points = dict[str, float]  #: metric to value
 
 
-def summaries(plan: Plan, report: Sequence[Path]) -> dict[str, Points]:
+def summarize_arms(plan: Plan, report: Sequence[Path]) -> dict[str, Points]:
     """Return the values over the seeds of each arm, by arm; empty if there is no report."""
     file = next((path for path in report if path.name == "report.json"), None)
     content = (file and read_json(file, mapping)) or {"arms": ()}
@@ -66,13 +66,13 @@ def deliver_summaries(
         experiment: id of the experiment.
         root: identifies this output folder among those that deliver to the same server.
         plan: the study.
-        points: values by arm, see :func:`summaries`.
+        points: values by arm, see :func:`summarize_arms`.
         varied: names of the parameters that differ between arms.
     """
     numbers, common = records.numbers(plan), {"vitlab.kind": "arm", "vitlab.study": plan.study, "vitlab.root": root}
     wanted = {name: {"arm": name, **common, **records.page_tags(numbers, name)} for name in points}  # tags by arm
     outdated = list[str]()
-    for run in service.runs(client, experiment):
+    for run in service.iterate_runs(client, experiment):
         arm, tags = run.data.tags.get("arm"), run.data.tags
         is_current = arm in wanted and wanted[arm].items() <= tags.items() and run.info.status == FINISHED
         if is_current and run.data.metrics == points[arm]:
@@ -88,15 +88,15 @@ def deliver_summaries(
     view = dashboard.View(
         "Arms with their intervals",
         "arm",
-        dashboard.sections(set().union(*points.values()), headline, [f"{name}/{headline}" for name in OWN]),
+        dashboard.sort_into_sections(set().union(*points.values()), headline, [f"{name}/{headline}" for name in OWN]),
         columns=[f"metrics.`{column}/{headline}`" for column in (*OWN, "difference", "p_corrected")],
         axes=(varied, [f"mean/{headline}", f"sd/{headline}"]),
     )
-    dashboard.save(client, experiment, {dashboard.SUMMARY: view})
+    dashboard.save_views(client, experiment, {dashboard.SUMMARY: view})
     return len(wanted)
 
 
-def note(plan: Plan) -> str:
+def describe_experiment(plan: Plan) -> str:
     """Return the description of the experiment."""
     return (
         f"**Arms of {plan.study} over their seeds**\n\nMean, standard deviation (sd) and interval (low, high) of "
@@ -164,7 +164,7 @@ def deliver_models(
     """
     from mlflow.entities import Metric
 
-    every = service.paged(lambda token: client.search_logged_models([experiment], page_token=token))
+    every = service.iterate_pages(lambda token: client.search_logged_models([experiment], page_token=token))
     stored = [model for model in every if model.tags.get("vitlab.root") == root]
     model_ids: dict[str, str] = {}
     for item, folder, run in selected:
@@ -190,7 +190,7 @@ def deliver_models(
         if model.tags.get(KIND) != MODEL:
             client.set_logged_model_tags(model.model_id, {KIND: MODEL})
         if str(model.status) != READY:
-            _fill(client, model.model_id, item, folder, run, result.outcome.steps)
+            _store_model(client, model.model_id, item, folder, run, result.outcome.steps)
             points = records.final_points(result, analysis)
             values = [Metric(point.name, point.value, point.t, point.step, model_id=model.model_id) for point in points]
             client.log_batch(run, values)
@@ -199,7 +199,9 @@ def deliver_models(
     return model_ids
 
 
-def _fill(client: MlflowClient, model: str, item: TrackedTrial, folder: TrialFolder, run: str, steps: int) -> None:
+def _store_model(
+    client: MlflowClient, model: str, item: TrackedTrial, folder: TrialFolder, run: str, steps: int
+) -> None:
     """Store the files of a model, and link the run to it."""
     from mlflow.entities import LoggedModelOutput
 

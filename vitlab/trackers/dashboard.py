@@ -69,10 +69,10 @@ class View:
     images: Mapping[str, int] = field(default_factory=dict)  #: keys and first steps; not shown for grouped runs
 
 
-def save(client: MlflowClient, experiment_id: str, views: Mapping[str, View]) -> int:
+def save_views(client: MlflowClient, experiment_id: str, views: Mapping[str, View]) -> int:
     """Write the views, by id, that are missing or outdated, unless they are too long; return how many."""
     experiment = client.get_experiment(experiment_id)
-    values = {f"{TAG}.{name}": envelope(view, experiment.creation_time or 0) for name, view in views.items()}
+    values = {f"{TAG}.{name}": encode_view(view, experiment.creation_time or 0) for name, view in views.items()}
     return sum(
         service.set_experiment_tag(client, experiment, name, value)
         for name, value in values.items()
@@ -80,7 +80,7 @@ def save(client: MlflowClient, experiment_id: str, views: Mapping[str, View]) ->
     )
 
 
-def sections(metrics: Iterable[str], headline: str, first: Sequence[str]) -> list[Section]:
+def sort_into_sections(metrics: Iterable[str], headline: str, first: Sequence[str]) -> list[Section]:
     """Sort metric names into sections: the first one is about the study's metric, the last one is closed.
 
     Args:
@@ -97,7 +97,7 @@ def sections(metrics: Iterable[str], headline: str, first: Sequence[str]) -> lis
     return [section for section in (*found, Section("Other", rest, is_open=False)) if section.metrics]
 
 
-def state(view: View) -> Json:
+def view_state(view: View) -> Json:
     """Return the state of a saved view in the form that the comparison page stores."""
     charts: list[Json] = []
     sections: list[Json] = []
@@ -109,12 +109,12 @@ def state(view: View) -> Json:
 
     for index, (title, metrics, is_open) in enumerate(view.charts):
         place = section(title, is_open, 3)
-        charts += [_metric(name, place) for name in metrics]
+        charts += [_metric_chart(name, place) for name in metrics]
         if index == 0 and view.axes[0]:
-            charts.append(_parallel(*view.axes, section("Results by varied option", True, 1)))
+            charts.append(_parallel_chart(*view.axes, section("Results by varied option", True, 1)))
     for album, names in groupby(sorted(view.images), key=lambda name: name.rpartition("/")[0] or name):
         place = section(f"Images: {album}", True, 1)  # one column, which leaves room for as many runs as possible
-        charts += [_images(name, view.images[name], place) for name in names]
+        charts += [_image_chart(name, view.images[name], place) for name in names]
     by_arm = {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": "arm"}]}
     return {
         "searchFilter": f"tags.`vitlab.kind` = '{view.kind}'",
@@ -138,32 +138,34 @@ def state(view: View) -> Json:
     }
 
 
-def envelope(view: View, made_ms: int) -> str:
+def encode_view(view: View, made_ms: int) -> str:
     """Return the tag's value; a state that exceeds the limit is compressed, as on the page itself."""
-    text = json.dumps(state(view), separators=(",", ":"))
+    text = json.dumps(view_state(view), separators=(",", ":"))
     value = {"name": view.title, "createdAt": made_ms, "updatedAt": made_ms, "state": text}
     if len(json.dumps(value)) > LIMIT:
         value["state"] = f"deflate;{base64.b64encode(zlib.compress(text.encode(), 9)).decode()}"
     return json.dumps(value)
 
 
-def _chart(kind: str, name: str, section: str, **fields: object) -> Json:
+def _chart_state(kind: str, name: str, section: str, **fields: object) -> Json:
     common = {"metricSectionId": section, "deleted": False, "isGenerated": True, "runsCountToCompare": RUNS}
     return {"uuid": f"vitlab-{name}", "type": kind, **common, **fields}
 
 
-def _parallel(params: Sequence[str], metrics: Sequence[str], section: str) -> Json:
+def _parallel_chart(params: Sequence[str], metrics: Sequence[str], section: str) -> Json:
     fields = {"selectedParams": list(params[:AXES]), "selectedMetrics": list(metrics), "showAllRuns": False}
-    return _chart("PARALLEL", "parallel", section, **fields) | {"isGenerated": False}
+    return _chart_state("PARALLEL", "parallel", section, **fields) | {"isGenerated": False}
 
 
-def _images(key: str, step: int, section: str) -> Json:
+def _image_chart(key: str, step: int, section: str) -> Json:
     # Parameters would leave no room for the picture.
-    return _chart("IMAGE", f"images-{key}", section, imageKeys=[key], step=step, showRunParams=False, displayName=key)
+    return _chart_state(
+        "IMAGE", f"images-{key}", section, imageKeys=[key], step=step, showRunParams=False, displayName=key
+    )
 
 
-def _metric(metric: str, section: str) -> Json:
-    chart = _chart("BAR", metric, section, metricKey=metric, displayName=metric)
+def _metric_chart(metric: str, section: str) -> Json:
+    chart = _chart_state("BAR", metric, section, metricKey=metric, displayName=metric)
     if metric.partition("/")[0] not in CURVES:
         return chart
     return chart | {
@@ -194,22 +196,22 @@ WIDTH = 860  #: width of these pictures in pixels
 TRAINING = "?workflowType=machine_learning"  #: selects the training view; the default view is for language models
 
 
-def link(text: str, experiment: str, run: str = "", artifact: str = "", view: str = "") -> str:
+def markdown_link(text: str, experiment: str, run: str = "", artifact: str = "", view: str = "") -> str:
     """Return a Markdown link to an experiment's comparison page, to a run, or to a file of a run."""
     place = f"#/experiments/{experiment}/runs"
     if run:
         place += f"/{run}" + (f"/artifacts/{quote(artifact)}" if artifact else "") + TRAINING
     elif view:
         place += f"?{comparison_query(view)}"
-    return f"[{plain(text)}]({place})"
+    return f"[{escape_markdown(text)}]({place})"
 
 
-def plain(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Escape a text for Markdown and the HTML that Markdown allows."""
     return "".join(f"&#{ord(char)};" if char in "\\`*_{}[]<>()|#~$&!:-" else char for char in " ".join(text.split()))
 
 
-def describe(report: str, links: Iterable[str], runs: Sequence[tuple[str, Sequence[str]]], run: str) -> str:
+def describe_study(report: str, links: Iterable[str], runs: Sequence[tuple[str, Sequence[str]]], run: str) -> str:
     """Return the description, truncated to whole lines within MLflow's limit.
 
     The page shows the first line and a half until it is opened, so the title is a line of bold text, no heading.
@@ -223,12 +225,14 @@ def describe(report: str, links: Iterable[str], runs: Sequence[tuple[str, Sequen
     title, _, rest = _adapt_markdown(report, run).partition("\n")
     text = f"**{title.removeprefix('# ')}**\n\n{' · '.join(links)}\n{rest}"
     table = ["", "## Runs", "", "| arm | runs |", "| --- | --- |"]
-    table += [f"| {plain(arm)} | {' '.join(items[:SEEDS])}{' …' * (len(items) > SEEDS)} |" for arm, items in runs]
+    table += [
+        f"| {escape_markdown(arm)} | {' '.join(items[:SEEDS])}{' …' * (len(items) > SEEDS)} |" for arm, items in runs
+    ]
     text += "\n".join(table) + "\n"
     return text if len(text) <= LIMIT else text[: text.rfind("\n", 0, LIMIT - len(MORE))] + MORE
 
 
-def shrink(pictures: Iterable[Path], folder: Path) -> None:
+def shrink_pictures(pictures: Iterable[Path], folder: Path) -> None:
     """Write pictures scaled to the width of the page."""
     from PIL import Image
 

@@ -90,7 +90,7 @@ def sync(folder: str | Path, *, tracker: Choice | str | Mapping[str, Any] | None
             continue
         if plan is None:
             continue  # deleted meanwhile
-        choice = requested or _confirmed(plan, run.tracker, store)
+        choice = requested or _confirmed_tracker(plan, run.tracker, store)
         if choice is None:
             deliveries.append(Delivery(plan.study))
             continue
@@ -103,7 +103,7 @@ def sync(folder: str | Path, *, tracker: Choice | str | Mapping[str, Any] | None
     return deliveries
 
 
-def _confirmed(plan: Plan, choice: Choice, store: Store) -> Choice | None:
+def _confirmed_tracker(plan: Plan, choice: Choice, store: Store) -> Choice | None:
     """Return a stored study's tracker, or None, with a warning, if the user must confirm one of its options first."""
     component = trackers.get(choice.type)
     for name, value in choice.options.items():
@@ -255,7 +255,7 @@ class TrackerProcess:
 started: TrackerProcess | None = None
 
 
-def start() -> None:
+def start_process() -> None:
     """Start the process of a command, unless it has one, or the system cannot hand it a pipe, as Windows cannot."""
     global started
     if started is None and is_command() and os.name == "posix":
@@ -268,7 +268,7 @@ def serve(descriptor: int) -> NoReturn:
     for name in IGNORED:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     messages = queue.SimpleQueue[Study | Call]()
-    threading.Thread(target=_listen, args=(driver, messages), daemon=True).start()
+    threading.Thread(target=_relay_messages, args=(driver, messages), daemon=True).start()
     sending = threading.Lock()
 
     def send(message: logging.LogRecord | str | None) -> None:
@@ -288,7 +288,7 @@ def serve(descriptor: int) -> NoReturn:
             send(getattr(tracker, method)(*arguments))
 
 
-def _listen(driver: Connection, messages: queue.SimpleQueue[Study | Call]) -> None:
+def _relay_messages(driver: Connection, messages: queue.SimpleQueue[Study | Call]) -> None:
     """Pass messages on, and end this process when the driver has died."""
     try:
         while True:

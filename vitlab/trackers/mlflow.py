@@ -28,7 +28,7 @@ from vitlab.store.files import mapping, read_json, write_json
 from vitlab.store.folders import Store
 from vitlab.trackers import arms, dashboard, delivery, records, service, tracker
 from vitlab.trackers.replay import TUNING, Cursor, Replay, TrackedTrial, TrialUpdate, Unreachable
-from vitlab.trackers.service import PAGES, comparison_link, locate, pages, unconfirmed
+from vitlab.trackers.service import PAGES, comparison_link, experiment_ids, parse_uri, reason_to_confirm
 from vitlab.trackers.trials import FAILED, FINISHED, KILLED, RUNNING, RunMark, TrialRuns, count_files, send_files
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class MlflowTracker(Replay):
         model_seed: Annotated[int, Field(ge=0)] | None = None,
     ) -> None:
         super().__init__(plan, store, run)
-        self.address = locate(uri, store.root)
+        self.address = parse_uri(uri, store.root)
         self._models = arms.select_trials(self.trials, model_seed) if models == "arms" else []
         if models == "arms" and run.keep.which == "none":
             raise UserError("run.tracker.models: run.keep is none, and only kept models are stored. Write keep: last.")
@@ -80,25 +80,25 @@ class MlflowTracker(Replay):
         self._marks: dict[str, RunMark] = {}  #: by identity of the trial
         self._viewed: tuple[set[str], dict[str, int]] | None = None  #: metrics and images in the saved views
         self._verifies = False  #: whether a delivery checks every run
-        service.configure()
+        service.configure_mlflow()
 
     @classmethod
     def prepare(cls) -> None:
         """Start a process that imports MLflow and delivers beside the driver."""
-        delivery.start()
+        delivery.start_process()
 
     @classmethod
     def unconfirmed(cls, option: str, value: Any, root: Path) -> str:
         """Return why ``uri`` must be confirmed; empty if not, and for other options."""
-        return unconfirmed(value, root) if option == "uri" and isinstance(value, str) else ""
+        return reason_to_confirm(value, root) if option == "uri" and isinstance(value, str) else ""
 
     def close(self, report: Sequence[Path] = ()) -> str | None:
         """Deliver the rest with MLflow's settings in place, then restore them."""
-        service.configure()
+        service.configure_mlflow()
         try:
             return super().close(report)
         finally:
-            service.restore()
+            service.restore_settings()
 
     def sync(self, report: Sequence[Path] = ()) -> str | None:
         """Compare every run with what was delivered, and deliver everything that is missing."""
@@ -114,7 +114,7 @@ class MlflowTracker(Replay):
         if not self.address.is_reachable():
             raise Unreachable(f"no answer from {public(self.address.uri)}")
         try:
-            with service.quiet():
+            with service.mute_mlflow():
                 link = super().deliver(final=final, report=report)
                 self._save_views()
             return link
@@ -132,35 +132,35 @@ class MlflowTracker(Replay):
     def begin(self, marks: Mapping[str, Cursor]) -> None:
         """Open the experiment and match its runs with the trials, unless nothing else has delivered since."""
         database = self.address.database
-        if marks and database is not None and not service.intact(database):
+        if marks and database is not None and not service.has_tables(database):
             self._runs = None
-            if not service.foreign(database):  # otherwise setting it aside logs a warning
+            if not service.describe_foreign_file(database):  # otherwise setting it aside logs a warning
                 log.warning("%s was deleted or emptied; a new database is filled from the trials.", database)
-        parsed = {identity: mark for identity, value in marks.items() if (mark := RunMark.of(value)) is not None}
+        parsed = {identity: mark for identity, value in marks.items() if (mark := RunMark.parse(value)) is not None}
         if self._runs is not None and parsed == self._marks:
             return
         self._marks, self._viewed = parsed, None
         client, name = service.open_client(self.address), self.plan.study
-        question = f"**{dashboard.plain(self.plan.question or name)}**"  # until there is a report
+        question = f"**{dashboard.escape_markdown(self.plan.question or name)}**"  # until there is a report
         tags = {"vitlab.study": name, dashboard.NOTE: question}
-        experiment = service.experiment(client, name, self.address, f"{name}/trials", tags).experiment_id
-        self._keep_page("study", experiment)
+        experiment = service.ensure_experiment(client, name, self.address, f"{name}/trials", tags).experiment_id
+        self._record_page("study", experiment)
         source = _source_tags(self.folder / "study.yaml", Path.cwd())
         runs = TrialRuns(client, experiment, self.plan, self._root, source, self.delivered)
-        runs.match(service.runs(client, experiment), self.trials, parsed)
+        runs.match(service.iterate_runs(client, experiment), self.trials, parsed)
         if self._verifies:
             runs.verify(parsed.values())
         self._runs = runs
 
     def holds(self, mark: Cursor) -> bool:
         """Return True if the run of a trial has what was delivered."""
-        parsed = RunMark.of(mark)
+        parsed = RunMark.parse(mark)
         return parsed is not None and parsed.run in self._session.intact
 
     def write(self, news: TrialUpdate, mark: Cursor | None) -> Cursor:
         """Deliver the new events of a trial to its run."""
         try:
-            now = self._session.write(news, RunMark.of(mark))
+            now = self._session.write(news, RunMark.parse(mark))
         except Exception as error:
             if not self.address.is_reachable():
                 raise Unreachable(str(error)) from error
@@ -178,7 +178,7 @@ class MlflowTracker(Replay):
         """Deliver the study's run, summaries, models and description."""
         runs = self._session
         if runs.created and self.address.artifacts is None:  # a response to a server's ``create_run`` may be lost
-            runs.match(service.runs(runs.client, runs.experiment), self.trials, self._marks)
+            runs.match(service.iterate_runs(runs.client, runs.experiment), self.trials, self._marks)
         self._deliver_study(report)
         return comparison_link(self.address.links, runs.experiment, dashboard.ARMS)
 
@@ -188,14 +188,14 @@ class MlflowTracker(Replay):
 
     def notes(self) -> list[str]:
         """Return the address of the experiment of summaries."""
-        arms = pages(self.folder, self.address.name).get("arms")
+        arms = experiment_ids(self.folder, self.address.name).get("arms")
         return (
             [f"{comparison_link(self.address.links, arms, dashboard.SUMMARY)}   (arms with intervals)"] if arms else []
         )
 
-    def _keep_page(self, name: str, experiment: str) -> None:
+    def _record_page(self, name: str, experiment: str) -> None:
         """Record the id of an experiment, from which the driver and ``vitlab ui`` make addresses."""
-        ids = pages(self.folder, self.address.name)
+        ids = experiment_ids(self.folder, self.address.name)
         if ids.get(name) != experiment:
             file = self.folder / PAGES
             write_json(file, {**(read_json(file, mapping) or {}), self.address.name: {**ids, name: experiment}})
@@ -206,7 +206,7 @@ class MlflowTracker(Replay):
         assert self._runs is not None
         return self._runs
 
-    def _mark_of(self, item: TrackedTrial) -> RunMark | None:
+    def _run_mark(self, item: TrackedTrial) -> RunMark | None:
         """Return the mark of a trial whose run is in MLflow."""
         mark = self._marks.get(item.identity)
         return mark if mark is not None and mark.run in self._session.intact else None
@@ -224,7 +224,7 @@ class MlflowTracker(Replay):
         of_arms = list(dict.fromkeys(item.planned.arm for item in self.trials if item.kind == "trial"))
         headline = self.plan.analysis.metric
         first = [f"final/{headline}", f"best/{headline}", headline, "train/loss"]
-        charts = dashboard.sections(metrics, headline, first)
+        charts = dashboard.sort_into_sections(metrics, headline, first)
         finals = [name for section in charts for name in section.metrics if name.startswith("final/")]
         columns = [*(f"metrics.`{name}`" for name in finals[:5]), "tags.`arm`", "tags.`seed`"]
         outcomes = [
@@ -239,7 +239,7 @@ class MlflowTracker(Replay):
             dashboard.ARMS: dashboard.View("Arms, as means over seeds", "trial", charts, columns, arms=of_arms),
             dashboard.TRIALS: dashboard.View("Every trial", "trial", charts, columns, axes, images=images),
         }
-        self.delivered["views"] += dashboard.save(session.client, session.experiment, views)
+        self.delivered["views"] += dashboard.save_views(session.client, session.experiment, views)
         self._viewed = (metrics, images)
 
     def _varied_params(self) -> list[str]:
@@ -254,45 +254,46 @@ class MlflowTracker(Replay):
         client, experiment = session.client, session.experiment
         run = self._deliver_study_run(report)
         links = [
-            dashboard.link("arms", experiment, view=dashboard.ARMS),
-            dashboard.link("every trial", experiment, view=dashboard.TRIALS),
+            dashboard.markdown_link("arms", experiment, view=dashboard.ARMS),
+            dashboard.markdown_link("every trial", experiment, view=dashboard.TRIALS),
         ]
-        if points := arms.summaries(self.plan, report):
-            tags = {"vitlab.study": self.plan.study, dashboard.NOTE: arms.note(self.plan)}
+        if points := arms.summarize_arms(self.plan, report):
+            tags = {"vitlab.study": self.plan.study, dashboard.NOTE: arms.describe_experiment(self.plan)}
             name = f"{self.plan.study}/arms"
-            summary = service.experiment(client, name, self.address, name, tags).experiment_id
+            summary = service.ensure_experiment(client, name, self.address, name, tags).experiment_id
             self.delivered["runs"] += arms.deliver_summaries(client, summary, self._root, self.plan, points, varied)
-            self._keep_page("arms", summary)
-            links.append(dashboard.link("arms with their intervals", summary, view=dashboard.SUMMARY))
+            self._record_page("arms", summary)
+            links.append(dashboard.markdown_link("arms with their intervals", summary, view=dashboard.SUMMARY))
         links += [
-            dashboard.link(path.name, experiment, run, f"report/{path.name}")
+            dashboard.markdown_link(path.name, experiment, run, f"report/{path.name}")
             for path in report
             if path.suffix in (".html", ".csv", ".tex")
         ]
-        links.append(dashboard.link("study file and plan", experiment, run, "study.yaml"))
+        links.append(dashboard.markdown_link("study file and plan", experiment, run, "study.yaml"))
         trained = [
             (item, self.trial_folder(item), mark.run)
             for item in self._models
-            if (mark := self._mark_of(item)) is not None
+            if (mark := self._run_mark(item)) is not None
         ]
         if trained:
             stored = arms.deliver_models(client, experiment, self._root, trained, self.plan.analysis)
+            models = f"#/experiments/{experiment}/models"
             links += [
-                f"[model of {dashboard.plain(arm)}](#/experiments/{experiment}/models/{model}{dashboard.TRAINING})"
+                f"[model of {dashboard.escape_markdown(arm)}]({models}/{model}{dashboard.TRAINING})"
                 for arm, model in stored.items()
             ]
         text = next((path.read_text(encoding="utf-8") for path in report if path.name == "report.md"), None)
         if text is not None:
-            text = dashboard.describe(text, links, self._links_to_runs(), run)
+            text = dashboard.describe_study(text, links, self._links_to_runs(), run)
             service.set_experiment_tag(client, client.get_experiment(experiment), dashboard.NOTE, text)
 
     def _links_to_runs(self) -> list[tuple[str, list[str]]]:
         """Return the arms and links to their runs."""
         links: dict[str, list[str]] = {}
         for item in self.trials:
-            mark = self._mark_of(item)
+            mark = self._run_mark(item)
             if item.kind == "trial" and mark is not None:
-                link = dashboard.link(f"s{item.planned.seed}", self._session.experiment, mark.run)
+                link = dashboard.markdown_link(f"s{item.planned.seed}", self._session.experiment, mark.run)
                 links.setdefault(item.planned.arm, []).append(link)
         return list(links.items())
 
@@ -300,7 +301,7 @@ class MlflowTracker(Replay):
         """Create or update the run that holds the study file, the plan and the report, and return its id."""
         client, experiment = self._session.client, self._session.experiment
         tags = {"vitlab.kind": "study", "vitlab.study": self.plan.study, "vitlab.root": self._root}
-        studies = service.runs(client, experiment, "tags.`vitlab.kind` = 'study'")
+        studies = service.iterate_runs(client, experiment, "tags.`vitlab.kind` = 'study'")
         own = [run for run in studies if run.data.tags.get("vitlab.root") == self._root]
         for surplus in own[1:]:  # left by a lost response
             client.delete_run(surplus.info.run_id)
@@ -328,7 +329,7 @@ class MlflowTracker(Replay):
                 if (self.folder / file).exists():  # their addresses may hold passwords, which are masked
                     text = public((self.folder / file).read_text(encoding="utf-8"))
                     (place / file).write_text(text, encoding="utf-8")
-            dashboard.shrink([path for path in report if path.suffix == ".png"], place / dashboard.SMALL)
+            dashboard.shrink_pictures([path for path in report if path.suffix == ".png"], place / dashboard.SMALL)
             for path in report:
                 shutil.copy(path, place / "report")
             before = count_files(client, run, address)
@@ -341,7 +342,7 @@ class MlflowTracker(Replay):
             mark.status if mark is not None else ""
             for item in self.trials
             if item.kind != TUNING  # a tuning candidate may diverge
-            for mark in [self._mark_of(item)]
+            for mark in [self._run_mark(item)]
         }
         complete = FINISHED if statuses <= {FINISHED} else KILLED
         return next((status for status in (FAILED, RUNNING) if status in statuses), complete)

@@ -54,7 +54,7 @@ def flat(spec: Mapping[str, object]) -> dict[str, str]:
     """Flatten a resolved spec to dotted parameters; a component's type is the value of its slot's own path."""
     flattened: dict[str, str] = {}
     _flatten("", spec, flattened)
-    return {key(path): _clip(value) for path, value in flattened.items()}
+    return {key(path): _truncate(value) for path, value in flattened.items()}
 
 
 def params(trials: Iterable[Trial]) -> dict[str, dict[str, str]]:
@@ -87,7 +87,7 @@ def tags(plan: Plan, planned: Planned, kind: str, numbers: Mapping[str, int]) ->
         **page_tags(numbers, planned.arm, planned.seed),
     }
     values |= {f"vitlab.needs.{role}": dependency for role, dependency in trial.needs.items()}
-    return {name: _clip(value) for name, value in values.items()}
+    return {name: _truncate(value) for name, value in values.items()}
 
 
 def numbers(plan: Plan) -> dict[str, int]:
@@ -161,7 +161,7 @@ def result_tags(result: TrialResult) -> dict[str, str]:
         values["vitlab.nonfinite"] = ", ".join(nonfinite)
     values |= {f"vitlab.version.{key(name)}": version for name, version in circumstances.versions.items()}
     values |= {f"vitlab.numerics.{key(name)}": format_value(value) for name, value in circumstances.numerics.items()}
-    return {name: _clip(value) for name, value in values.items()}
+    return {name: _truncate(value) for name, value in values.items()}
 
 
 # -- files and descriptions -------------------------------------------------------------------------------------------
@@ -206,5 +206,5 @@ def _flatten(path: str, value: Any, into: dict[str, str]) -> None:
             _flatten(f"{path}.{name}" if path else str(name), item, into)
 
 
-def _clip(value: str) -> str:
+def _truncate(value: str) -> str:
     return value if len(value) <= LENGTH else f"{value[: LENGTH - 1]}…"

@@ -48,7 +48,7 @@ class TrackedTrial:
     def identity(self) -> str:
         """Identity under which a tracker stores the trial."""
         trial = self.planned.trial
-        return identity_of(trial.key, trial.code, self.planned.arm)
+        return trial_identity(trial.key, trial.code, self.planned.arm)
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class Replay(Tracker):
         if state is not None and state.end.startswith("result") and state.offset == size:
             return
         result = folder.result()
-        began = first_event = began_at(folder)
+        began = first_event = training_start(folder)
         if not began and result is not None:  # its journal is lost
             began = state.began if state is not None else round(result.circumstances.started * 1000)
         if state is not None and state.began and not began:
@@ -204,10 +204,10 @@ class Replay(Tracker):
             state = None
         state = state or _TrialState(began=began)
         events, offset = folder.events(state.offset)
-        if began_at(folder) != first_event:
+        if training_start(folder) != first_event:
             return  # a worker has begun the journal since: its events would be stored as another training's, too
         last = max([state.last_t, *(event.t for event in events if event.kind != "end")])
-        name, end = _end(folder, result, last, final and not self.whole_trials)
+        name, end = _read_ending(folder, result, last, final and not self.whole_trials)
         if not events and name in ("", state.end):
             return
         if self.whole_trials:
@@ -244,12 +244,12 @@ def tracked_trials(plan: Plan) -> list[TrackedTrial]:
     return list(items.values())
 
 
-def identity_of(key: str, code: str, arm: str) -> str:
+def trial_identity(key: str, code: str, arm: str) -> str:
     """Return the identity of a tracked trial."""
     return f"{key}/{code}/{arm}"
 
 
-def began_at(folder: TrialFolder) -> int:
+def training_start(folder: TrialFolder) -> int:
     """Return when a training began, which identifies it among the trainings of its trial.
 
     Returns:
@@ -282,7 +282,7 @@ def _lost_measurements(end: End, events: Iterable[Event], delivered: int) -> lis
     ]
 
 
-def _end(folder: TrialFolder, result: TrialResult | None, last_t: int, final: bool) -> tuple[str, End | None]:
+def _read_ending(folder: TrialFolder, result: TrialResult | None, last_t: int, final: bool) -> tuple[str, End | None]:
     """Return the identifier of a trial's ending and the ending; an empty identifier if the trial has not ended."""
     if result is not None:
         ended = int(result.circumstances.ended * 1000)
@@ -301,8 +301,8 @@ class _TrialState:
 
     mark: Cursor | None = None
     offset: int = 0  #: bytes of the journal
-    began: int = 0  #: see :func:`began_at`
-    end: str = ""  #: identifier of the delivered ending, see :func:`_end`
+    began: int = 0  #: see :func:`training_start`
+    end: str = ""  #: identifier of the delivered ending, see :func:`_read_ending`
     last_t: int = 0  #: time of the last event that is not an ending
     step: int = -1  #: step of the last delivered measurement
 

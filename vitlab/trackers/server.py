@@ -19,7 +19,7 @@ from pathlib import Path
 
 from vitlab.errors import UserError, VitlabError
 from vitlab.trackers import dashboard
-from vitlab.trackers.service import PROBE_S, artifact_folder, comparison_link, database_file, locate, pages
+from vitlab.trackers.service import PROBE_S, artifact_folder, comparison_link, database_file, experiment_ids, parse_uri
 
 START_S = 120.0  #: time limit for the server's first response
 STOP_S = 10.0  #: time between SIGTERM and SIGKILL
@@ -32,21 +32,21 @@ ENVIRONMENT = {
 
 
 @contextmanager
-def running(root: Path, *, port: int, host: str = "127.0.0.1") -> Iterator[subprocess.Popen[bytes]]:
+def run_server(root: Path, *, port: int, host: str = "127.0.0.1") -> Iterator[subprocess.Popen[bytes]]:
     """Run a server for the duration of the block, which begins when the server responds.
 
     Raises:
         UserError: if the port is in use.
         VitlabError: if the server does not start.
     """
-    own = reachable(host)
+    own = reachable_host(host)
     # Any server occupies the port, whatever it speaks.
     with suppress(OSError), socket.create_connection((own.strip("[]"), port), PROBE_S):
         raise UserError(
             f"port {port} of {host} is used by another server, perhaps MLflow's; end it, or choose another port, "
             f"such as --port {port + 1}."
         )
-    address = locate(f"http://{own}:{port}", root)
+    address = parse_uri(f"http://{own}:{port}", root)
     command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", f"sqlite:///{database_file(root)}"]
     command += ["--artifacts-destination", str(artifact_folder(root))]
@@ -83,18 +83,18 @@ def running(root: Path, *, port: int, host: str = "127.0.0.1") -> Iterator[subpr
             server.wait()
 
 
-def reachable(host: str) -> str:
+def reachable_host(host: str) -> str:
     """Return the host by which this machine reaches the server, in the form used in an address."""
     if host in ("0.0.0.0", "::", ""):
         return "127.0.0.1"
     return f"[{host}]" if ":" in host else host
 
 
-def links(root: Path, base: str) -> dict[str, str]:
+def study_links(root: Path, base: str) -> dict[str, str]:
     """Return the page of every study in the database under ``root`` by name, the most recently planned first."""
     plans = sorted(root.glob("studies/*/plan.json"), key=lambda plan: plan.stat().st_mtime, reverse=True)
     return {
         plan.parent.name: comparison_link(base, experiment, dashboard.ARMS)
         for plan in plans
-        if (experiment := pages(plan.parent, "embedded").get("study"))
+        if (experiment := experiment_ids(plan.parent, "embedded").get("study"))
     }

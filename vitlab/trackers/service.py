@@ -85,7 +85,7 @@ def comparison_link(base: str, experiment: str, view: str) -> str:
     return f"{base}/#/experiments/{experiment}/runs?{comparison_query(view)}"
 
 
-def pages(folder: Path, place: str) -> dict[str, str]:
+def experiment_ids(folder: Path, place: str) -> dict[str, str]:
     """Return the ids of a study's experiments at a destination: ``study``, and ``arms`` once there is a report.
 
     Args:
@@ -106,13 +106,13 @@ def artifact_folder(root: Path) -> Path:
     return root / "mlartifacts"
 
 
-def embedded(root: Path) -> Address:
+def embedded_database(root: Path) -> Address:
     """Return the address of the database under an output folder."""
     file = database_file(root)
     return Address(f"sqlite:///{file}", "embedded", file, artifact_folder(root), UI, embedded=True)
 
 
-def locate(uri: str | None, root: Path) -> Address:
+def parse_uri(uri: str | None, root: Path) -> Address:
     """Parse a tracking URI, which defaults to ``MLFLOW_TRACKING_URI`` and then to the database under ``root``.
 
     Raises:
@@ -120,7 +120,7 @@ def locate(uri: str | None, root: Path) -> Address:
     """
     address = uri or os.environ.get("MLFLOW_TRACKING_URI") or None
     if address is None:
-        return embedded(root)
+        return embedded_database(root)
     where = "tracking URI" if uri else "MLFLOW_TRACKING_URI"
     scheme = address.partition(":")[0] if ":" in address else ""
     try:
@@ -140,7 +140,7 @@ def locate(uri: str | None, root: Path) -> Address:
     if scheme in SERVERS:
         if scheme != "databricks" and not parts.hostname:
             raise UserError(f"{where} '{public(address)}' names no host; write it as http://HOST:PORT.")
-        return Address(address, _name(address), None, None, without_user(address), embedded=False)
+        return Address(address, _describe_uri(address), None, None, without_user(address), embedded=False)
     if scheme.partition("+")[0] != "sqlite":
         allowed = ["sqlite", *SERVERS]
         raise UserError(
@@ -153,10 +153,10 @@ def locate(uri: str | None, root: Path) -> Address:
         raise UserError(f"{where} '{address}' names no file; write it as sqlite:///FILE.")
     file = Path(path).resolve()
     uri = f"{driver}:///{file}{mark}{options}"
-    return Address(uri, _name(uri), file, artifact_folder(file.parent), UI, embedded=False)
+    return Address(uri, _describe_uri(uri), file, artifact_folder(file.parent), UI, embedded=False)
 
 
-def unconfirmed(uri: str, root: Path) -> str:
+def reason_to_confirm(uri: str, root: Path) -> str:
     """Return why the user must confirm a tracking address that only a study file names; empty if not.
 
     A file may come from other people, and a server receives the results and perhaps the user's credentials, so the user
@@ -172,7 +172,7 @@ def unconfirmed(uri: str, root: Path) -> str:
     if MASK in uri:
         return f"the password of {uri} is not stored; {give}"
     try:
-        database = locate(uri, root).database
+        database = parse_uri(uri, root).database
     except UserError as error:
         return str(error)
     if database is None:
@@ -182,7 +182,7 @@ def unconfirmed(uri: str, root: Path) -> str:
     return ""
 
 
-def _name(uri: str) -> str:
+def _describe_uri(uri: str) -> str:
     return hashlib.blake2b(public(uri).encode(), digest_size=8).hexdigest()
 
 
@@ -228,8 +228,8 @@ LOGGERS = {
 }
 
 
-def configure() -> None:
-    """Set MLflow's settings for this process, until :func:`restore`.
+def configure_mlflow() -> None:
+    """Set MLflow's settings for this process, until :func:`restore_settings`.
 
     Call neither while another thread may copy the environment, as starting a worker does: a copy fails if the
     environment changes meanwhile.
@@ -240,8 +240,8 @@ def configure() -> None:
             _configured[name] = value
 
 
-def restore() -> None:
-    """Unset MLflow's settings that :func:`configure` has set, for the user's own calls of MLflow in this process."""
+def restore_settings() -> None:
+    """Unset MLflow's settings that :func:`configure_mlflow` has set, for the user's own calls of MLflow."""
     for name, value in _configured.items():
         if os.environ.get(name) == value:  # otherwise the user has set it since
             del os.environ[name]
@@ -252,7 +252,7 @@ _configured: dict[str, str] = {}  # variables that the user had not set
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def mute_mlflow() -> Iterator[None]:
     """Mute MLflow's database messages, and from now on the deprecation warnings of its libraries.
 
     Packages that MLflow looks for in vain are marked as missing meanwhile.
@@ -287,26 +287,26 @@ def open_client(address: Address) -> MlflowClient:
     from mlflow import MlflowClient
 
     if address.database is not None:
-        if not address.embedded and (problem := foreign(address.database)):
+        if not address.embedded and (problem := describe_foreign_file(address.database)):
             raise ValueError(
                 f"{address.database} is not an MLflow database: {problem}; name another file, new ones are created"
             )
-        initialise(address.database)
+        initialise_database(address.database)
     return MlflowClient(tracking_uri=address.uri, registry_uri=address.uri)
 
 
-def initialise(database: Path) -> None:
+def initialise_database(database: Path) -> None:
     """Create MLflow's tables in a SQLite file unless it has them; a file that is no database is set aside.
 
     Call within `quiet`.  MLflow does not guard against concurrent creation: two processes that start on one new file
     both fail and leave an unusable file.  So the database is created under a lock and a temporary name, then renamed.
     """
-    if intact(database):
+    if has_tables(database):
         return
     with lock(database.with_name(f".{database.name}.lock"), wait_s=120):
-        if intact(database):
+        if has_tables(database):
             return
-        if problem := foreign(database):
+        if problem := describe_foreign_file(database):
             log.warning(
                 "%s cannot be used (%s); it is now %s, and a new database is filled from the trials.",
                 database,
@@ -314,23 +314,23 @@ def initialise(database: Path) -> None:
                 set_aside(database).name,
             )
         new = database.with_name(f".{database.name}.new")  # only the holder of the lock writes it
-        _remove(new)  # of a process that was killed in this place
+        _delete_database(new)  # of a process that was killed in this place
         new.touch()  # with the rights that the user gives to new files; SQLite would not let a group write
         try:
-            migrate(new)
-            _remove(database)  # SQLite would apply the files of an earlier database to the new one
+            create_tables(new)
+            _delete_database(database)  # SQLite would apply the files of an earlier database to the new one
             os.replace(new, database)
         finally:
-            _remove(new)
+            _delete_database(new)
 
 
-def _remove(database: Path) -> None:
+def _delete_database(database: Path) -> None:
     """Delete a database and the files that SQLite keeps beside it."""
     for suffix in ("", "-journal", "-wal", "-shm"):
         database.with_name(database.name + suffix).unlink(missing_ok=True)
 
 
-def migrate(database: Path) -> None:
+def create_tables(database: Path) -> None:
     """Have MLflow create its tables and the default experiment, which takes seconds."""
     from mlflow import MlflowClient
 
@@ -338,12 +338,12 @@ def migrate(database: Path) -> None:
     MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
-def intact(database: Path) -> bool:
+def has_tables(database: Path) -> bool:
     """Return True if a SQLite file has MLflow's tables."""
-    return database.exists() and not foreign(database) and bool(_tables(database))
+    return database.exists() and not describe_foreign_file(database) and bool(_tables(database))
 
 
-def foreign(database: Path) -> str:
+def describe_foreign_file(database: Path) -> str:
     """Return why a file is not an MLflow database; empty if it is one, is empty, or does not exist."""
     if database.is_dir():
         return "it is a folder, not a file"
@@ -369,7 +369,9 @@ def _tables(database: Path) -> set[str]:
         return {"experiments"}
 
 
-def experiment(client: MlflowClient, name: str, address: Address, folder: str, tags: Mapping[str, str]) -> Experiment:
+def ensure_experiment(
+    client: MlflowClient, name: str, address: Address, folder: str, tags: Mapping[str, str]
+) -> Experiment:
     """Return the experiment called ``name``, which is restored if deleted and created if missing.
 
     Args:
@@ -415,7 +417,7 @@ def set_experiment_tag(client: MlflowClient, experiment: Experiment, name: str, 
     return True
 
 
-def runs(client: MlflowClient, experiment_id: str, selection: str = "") -> Iterator[Run]:
+def iterate_runs(client: MlflowClient, experiment_id: str, selection: str = "") -> Iterator[Run]:
     """Return all runs of an experiment that are not deleted, the oldest first.  Delete none before the last one.
 
     Args:
@@ -424,10 +426,10 @@ def runs(client: MlflowClient, experiment_id: str, selection: str = "") -> Itera
         selection: MLflow's filter.
     """
     order = ["attributes.start_time ASC"]
-    return paged(lambda token: client.search_runs([experiment_id], selection, ACTIVE, PAGE, order, token))
+    return iterate_pages(lambda token: client.search_runs([experiment_id], selection, ACTIVE, PAGE, order, token))
 
 
-def paged(search: Callable[[str | None], Any]) -> Iterator[Any]:
+def iterate_pages(search: Callable[[str | None], Any]) -> Iterator[Any]:
     """Yield the entries of all pages of a search, which is called with the token of each page; None for the first."""
     token = None
     while True:

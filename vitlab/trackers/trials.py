@@ -30,7 +30,7 @@ from vitlab.store.files import read_stored, write_bytes
 from vitlab.store.result import Ending
 from vitlab.trackers import records
 from vitlab.trackers.records import Point
-from vitlab.trackers.replay import TUNING, Cursor, TrackedTrial, TrialUpdate, identity_of
+from vitlab.trackers.replay import TUNING, Cursor, TrackedTrial, TrialUpdate, trial_identity
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,7 +60,7 @@ class RunMark:
     images: dict[str, int] = field(default_factory=dict)  #: delivered image keys and the first step of each
 
     @classmethod
-    def of(cls, mark: Cursor) -> RunMark | None:
+    def parse(cls, mark: Cursor) -> RunMark | None:
         """Parse a mark; None if an incompatible version has written it."""
         try:
             return parse_as(RunMark, mark)
@@ -103,7 +103,7 @@ class TrialRuns:
             tags, stored = run.data.tags, self._stored(run)
             if stored.kind not in KINDS or "vitlab.trial" not in tags:
                 continue
-            identity = identity_of(tags["vitlab.trial"], tags.get("vitlab.code", ""), tags.get("vitlab.arm", ""))
+            identity = trial_identity(tags["vitlab.trial"], tags.get("vitlab.code", ""), tags.get("vitlab.arm", ""))
             if identity not in items:
                 self._supersede(stored)
                 continue
@@ -228,7 +228,7 @@ class TrialRuns:
             return
         if (folder.path / "explain").is_dir():
             shutil.copytree(folder.path / "explain", place / "explain")
-        pictures = list(explanations(folder.path))
+        pictures = list(explanation_pictures(folder.path))
         if folder.predictions.is_file():
             shutil.copyfile(folder.predictions, place / folder.predictions.name)
         for split, table in (read_stored(folder.predictions, records.confusion) or {}).items():
@@ -394,7 +394,7 @@ def write_images(pictures: Iterable[Picture], t: int, into: Path) -> dict[str, i
     return steps
 
 
-def explanations(folder: Path) -> Iterator[Picture]:
+def explanation_pictures(folder: Path) -> Iterator[Picture]:
     """Yield the pictures under a trial's ``explain`` folder; the step of each is the number of its test image.
 
     Damaged ones are reported and left out.
@@ -402,12 +402,12 @@ def explanations(folder: Path) -> Iterator[Picture]:
     for file in sorted(folder.glob("explain/test-*/*.png")):
         key, number = f"explain/{file.stem}", file.parent.name.removeprefix("test-")
         if number.isdecimal() and KEY.fullmatch(key):
-            image = read_stored(file, _load)
+            image = read_stored(file, _load_image)
             if image is not None:
                 yield Picture(key, int(number), image)
 
 
-def _load(file: Path) -> Image:
+def _load_image(file: Path) -> Image:
     from PIL import Image
 
     with Image.open(file) as image:
@@ -426,7 +426,7 @@ def draw_confusion(trial: str, split: str, step: int, table: pd.DataFrame) -> Pi
     counts, classes = table.to_numpy(), [str(name)[:NAME] for name in table.index]
     shares = counts / counts.sum(1, keepdims=True).clip(1)
     cell = FIELD / len(classes)
-    font, small = _font(14), _font(max(8, min(14, int(cell / 3))))
+    font, small = _load_font(14), _load_font(max(8, min(14, int(cell / 3))))
     names = classes if len(classes) <= NAMED else []
     margin = 2 * GAP + int(max((small.getlength(name) for name in names), default=0))
     height = TITLE + FIELD + margin
@@ -449,7 +449,7 @@ def draw_confusion(trial: str, split: str, step: int, table: pd.DataFrame) -> Pi
 
 
 @cache
-def _font(size: int) -> FreeTypeFont:
+def _load_font(size: int) -> FreeTypeFont:
     import matplotlib
     from PIL import ImageFont
 

@@ -57,7 +57,7 @@ class Findings:
     @cached_property
     def history(self) -> pd.DataFrame:
         """Every measurement, see :func:`vitlab.report.frame.history`."""
-        return frame.curves(self.results.trials)
+        return frame.measurements_frame(self.results.trials)
 
 
 @dataclass(frozen=True)
@@ -111,13 +111,13 @@ class Section(Generic[RowT]):
         return ()
 
 
-def _fault(cls: type[Section[Any]]) -> str | None:
+def _describe_fault(cls: type[Section[Any]]) -> str | None:
     """Return the sentence for a figure with other arguments, which would fail after all trials were trained."""
     names = list(inspect.signature(cls.figure).parameters)
     return None if len(names) == 3 else f"figure({', '.join(names)}); its arguments are self, rows and findings"
 
 
-section: Slot[Section[Any]] = Slot("section", Section, fault=_fault)
+section: Slot[Section[Any]] = Slot("section", Section, fault=_describe_fault)
 
 
 def finite_or_none(values: Mapping[Any, float]) -> dict[str, float | None]:
@@ -125,7 +125,7 @@ def finite_or_none(values: Mapping[Any, float]) -> dict[str, float | None]:
     return {str(name): None if value != value else value for name, value in values.items()}
 
 
-def sections() -> dict[str, Section[Any]]:
+def all_sections() -> dict[str, Section[Any]]:
     """Return every section by name, sections of plugins included, in the order of a report."""
     by_name = {name: section.get(name)() for name in section.names()}
     return dict(sorted(by_name.items(), key=lambda item: (item[1].place, item[0])))

@@ -12,7 +12,7 @@ from vitlab.errors import count
 from vitlab.explain import BETTER, GREY, INK, PAPER, WORSE
 from vitlab.planning.values import Plan
 from vitlab.report import phrasing
-from vitlab.report.drawing import WIDTH, Drawing, new_figure, short_labels, style, wrapped_labels, wrapped_line
+from vitlab.report.drawing import WIDTH, Drawing, apply_style, new_figure, short_labels, wrap_line, wrapped_labels
 from vitlab.report.phrasing import DASH, PLUS_MINUS, Column, Columns, Row, Scale, compared_rows, mean_interval, p_value
 from vitlab.report.sections import Findings, Section, Table, section
 from vitlab.spec import Analysis
@@ -37,7 +37,7 @@ class Arms(Section[Row]):
         if not report.arms:
             return None
         caption = "What each arm reached, and how it differs from its baseline."
-        return Table(columns(report.arms, report.analysis, report.units), caption)
+        return Table(arm_columns(report.arms, report.analysis, report.units), caption)
 
     def figure(self, rows: Sequence[Row], findings: Findings) -> Drawing | None:
         plan, values = findings.plan, findings.results.values
@@ -48,15 +48,15 @@ class Arms(Section[Row]):
         scale, labels = Scale.of(plan.analysis.metric, plan.units), wrapped_labels([row["arm"] for row in rows], 30)
         places = {name: place for place, name in enumerate(labels)}
         height = 0.95 + len(rows) * max(0.34, 0.26 + 0.14 * max(label.count("\n") for label in labels.values()))
-        with style():
+        with apply_style():
             figure = new_figure(WIDTH, height)
             of_means, *of_differences = figure.subplots(1, 2 if compared else 1, sharey=True, squeeze=False).ravel()
             for name, place in places.items():
-                dots(of_means, place, [scale.factor * value for value in values[name].values()])
+                draw_seeds(of_means, place, [scale.factor * value for value in values[name].values()])
             means = [Mark(places[row["arm"]], row["mean"], *mean_interval(row), INK, INK) for row in rows]
             draw_marks(of_means, means, scale, [value for name in places for value in values[name].values()])
             title = scale.title + ", best" * (plan.analysis.at == "best")
-            of_means.set_xlabel(wrapped_line(f"{title}; {plan.analysis.direction}", 38))
+            of_means.set_xlabel(wrap_line(f"{title}; {plan.analysis.direction}", 38))
             for axes in of_differences:
                 axes.axvline(0, color=GREY, linewidth=0.9, zorder=1)
                 facts = ("difference", "difference_low", "difference_high", "verdict")
@@ -65,7 +65,7 @@ class Arms(Section[Row]):
                 baselines = {row["baseline"] for row in compared}
                 against = labels.get(baselines.pop(), "its baseline") if len(baselines) == 1 else "its baseline"
                 unit = f" ({scale.points})" if scale.points else ""
-                axes.set_xlabel(wrapped_line(f"difference from {against}{unit}", 38))
+                axes.set_xlabel(wrap_line(f"difference from {against}{unit}", 38))
             for axes in (of_means, *of_differences):
                 axes.set_yticks(range(len(rows)), list(labels.values()))
                 axes.set_ylim(len(rows) - 0.4, -0.6)
@@ -77,7 +77,7 @@ class Arms(Section[Row]):
                 # Of equal values, ticks would be as long as their rounding.
                 if high - low <= phrasing.ROUNDING * abs(high):
                     axes.set_xlim(low - 0.01 * abs(low), high + 0.01 * abs(high))
-            return Drawing(figure, _caption(plan, rows))
+            return Drawing(figure, _table_caption(plan, rows))
 
 
 @section.register("comparisons")
@@ -93,7 +93,7 @@ class Comparisons(Section[Row]):
         if not compared:
             return None
         scale, alpha = Scale.of(report.analysis.metric, report.units), report.analysis.alpha
-        _, apart = phrasing.decimals_of_means_and_differences(report.arms, scale)
+        _, apart = phrasing.mean_and_difference_decimals(report.arms, scale)
         column = Columns(compared)
         table = [
             column.text("arm"),
@@ -115,10 +115,10 @@ class Comparisons(Section[Row]):
         return Table(informative, f"Statistics of each verdict.{what * several}")
 
 
-def columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> list[Column]:
+def arm_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> list[Column]:
     """Return the table of arms: mean, difference from the baseline, verdict, cost."""
     scale = Scale.of(analysis.metric, units)
-    own, apart = phrasing.decimals_of_means_and_differences(rows, scale)
+    own, apart = phrasing.mean_and_difference_decimals(rows, scale)
     of_sd = own + 1 if own or any(row["sd"] for row in rows) else 0
     column, level = Columns(rows), phrasing.percent(1 - analysis.alpha)
 
@@ -165,11 +165,11 @@ def columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -
     if test != analysis.metric and any(row.get(test) is not None for row in rows):
         title = f"{Scale.of(test, units).title}, mean {PLUS_MINUS} sd"
         tested = [row.get(name) for row in rows for name in (test, f"{test}_sd")]
-        of_test = scale.decimals(phrasing.widths(rows, "low", "high"), tested)
+        of_test = scale.decimals(phrasing.half_widths(rows, "low", "high"), tested)
         table.append(column(title, lambda row: scale.spread(row.get(test), row.get(f"{test}_sd"), of_test), rank=4))
     costs = [
-        column("parameters", lambda row: phrasing.compact(row["params"]), rank=5),
-        column("MACs", lambda row: phrasing.compact(row["macs"]), rank=7),
+        column("parameters", lambda row: phrasing.compact_number(row["params"]), rank=5),
+        column("MACs", lambda row: phrasing.compact_number(row["macs"]), rank=7),
     ]
     return [*table, *(cost for cost in costs if set(cost.cells) != {DASH})]
 
@@ -178,7 +178,7 @@ def paper_table(report: Report) -> Table:
     """Return the table of arms in the width of a paper: mean ± sd, difference with its interval, verdict."""
     rows, analysis = report.arms, report.analysis
     scale, counts = Scale.of(analysis.metric, report.units), {row["n"] for row in rows}
-    own, apart = phrasing.decimals_of_means_and_differences(rows, scale)
+    own, apart = phrasing.mean_and_difference_decimals(rows, scale)
     labels = short_labels([row["arm"] for row in rows])
 
     def difference(row: Row) -> str:
@@ -211,7 +211,7 @@ def _verdict_cell(row: Row) -> str:
     return f"{verdict} (exploratory)" if row["exploratory"] and claimed else verdict
 
 
-def _caption(plan: Plan, rows: Sequence[Row]) -> str:
+def _table_caption(plan: Plan, rows: Sequence[Row]) -> str:
     interval = f" with its {phrasing.percent(1 - plan.analysis.alpha)} interval"
     text = "each seed (small) and the mean" if any(row["n"] > 1 for row in rows) else "the value"
     text += interval * any(mean_interval(row)[0] is not None for row in rows)
@@ -228,7 +228,7 @@ def _caption(plan: Plan, rows: Sequence[Row]) -> str:
     return f"{text}."
 
 
-def dots(axes: Axes, y: float, values: Sequence[float]) -> None:
+def draw_seeds(axes: Axes, y: float, values: Sequence[float]) -> None:
     """Draw single seeds, alternately a little above and below their line."""
     places = [y + (0.13 * (-1) ** index if len(values) > 1 else 0.0) for index in range(len(values))]
     axes.scatter(values, places, s=11, facecolors="none", edgecolors=GREY, linewidths=0.8)

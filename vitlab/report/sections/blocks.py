@@ -16,10 +16,20 @@ from vitlab.errors import count
 from vitlab.explain import GREY, PAPER, RULE
 from vitlab.planning.registration import blocks_since_registration
 from vitlab.planning.values import Arm, Plan
-from vitlab.report.drawing import WIDTH, Drawing, new_figure, style, wrapped_labels, wrapped_line
-from vitlab.report.phrasing import Columns, Row, Scale, distance, equals, half_width, interval_name, p_value, percent
+from vitlab.report.drawing import WIDTH, Drawing, apply_style, new_figure, wrap_line, wrapped_labels
+from vitlab.report.phrasing import (
+    Columns,
+    Row,
+    Scale,
+    equation_of_p,
+    half_width,
+    interval_name,
+    name_distance,
+    p_value,
+    percent,
+)
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
-from vitlab.report.sections.arms import Mark, difference_mark, dots, draw_marks
+from vitlab.report.sections.arms import Mark, difference_mark, draw_marks, draw_seeds
 from vitlab.spec import Analysis
 
 if TYPE_CHECKING:
@@ -61,7 +71,7 @@ class Blocks(Section[ArmOverBlocks]):
     of_table = True
 
     def rows(self, findings: Findings) -> list[ArmOverBlocks]:
-        return over_blocks(findings.plan, findings.arms)
+        return average_over_blocks(findings.plan, findings.arms)
 
     def notes(self, rows: Sequence[ArmOverBlocks], findings: Findings) -> Iterator[str]:
         for row in rows:
@@ -86,8 +96,8 @@ class Blocks(Section[ArmOverBlocks]):
 
     def table(self, rows: Sequence[ArmOverBlocks], report: Report) -> Table:
         analysis, column = report.analysis, Columns(rows)
-        scale = scale_of(analysis, report.units)
-        decimals = decimals_of(rows, scale)
+        scale = block_scale(analysis, report.units)
+        decimals = block_decimals(rows, scale)
         columns = [
             column.text("arm"),
             column("blocks", lambda row: str(row.pairs), rank=3),
@@ -120,20 +130,22 @@ class Blocks(Section[ArmOverBlocks]):
         if not rows:
             return None
         plan, labels = findings.plan, wrapped_labels([row.arm for row in rows], 26)
-        scale, marks = scale_of(plan.analysis, plan.units), list[Mark]()
-        with style():
+        scale, marks = block_scale(plan.analysis, plan.units), list[Mark]()
+        with apply_style():
             figure = new_figure(WIDTH, 0.95 + 0.42 * len(rows))
             axes = figure.subplots()
             axes.axvline(0, color=GREY, linewidth=0.9, zorder=1)
             for place, row in enumerate(rows):
-                dots(axes, place, [scale.factor * value for value in row.differences.values() if value is not None])
+                draw_seeds(
+                    axes, place, [scale.factor * value for value in row.differences.values() if value is not None]
+                )
                 if row.difference is not None:
                     marks.append(Mark(place, row.difference, row.new_low, row.new_high, RULE, PAPER))
                     marks.append(difference_mark(place, row.difference, row.low, row.high, row.verdict))
             draw_marks(axes, marks, scale, [0.0])
             axes.set_yticks(range(len(rows)), list(labels.values()))
             axes.set_ylim(len(rows) - 0.4, -0.6)
-            axes.set_xlabel(wrapped_line(f"difference from {rows[0].baseline} ({scale.points})", 60))
+            axes.set_xlabel(wrap_line(f"difference from {rows[0].baseline} ({scale.points})", 60))
             axes.grid(axis="x")
         interval = interval_name({"family": rows[0].family}, plan.analysis)
         caption = (
@@ -142,26 +154,26 @@ class Blocks(Section[ArmOverBlocks]):
         return Drawing(figure, caption)
 
 
-def answers(rows: Sequence[ArmOverBlocks], analysis: Analysis, units: Mapping[str, str]) -> list[str]:
+def block_answers(rows: Sequence[ArmOverBlocks], analysis: Analysis, units: Mapping[str, str]) -> list[str]:
     """Return one sentence per arm."""
-    scale = scale_of(analysis, units)
-    return [_answer(row, analysis, scale, decimals_of(rows, scale)) for row in rows]
+    scale = block_scale(analysis, units)
+    return [_block_sentence(row, analysis, scale, block_decimals(rows, scale)) for row in rows]
 
 
-def _answer(row: ArmOverBlocks, analysis: Analysis, scale: Scale, decimals: int) -> str:
+def _block_sentence(row: ArmOverBlocks, analysis: Analysis, scale: Scale, decimals: int) -> str:
     prefix = row.verdict if row.verdict in (Verdict.CANNOT_TELL, Verdict.REFUSED) else ""
     prefix = "".join(f"{part}: " for part in (prefix, row.remark) if part)
     prefix += f"{'over' if prefix else 'Over'} {count(row.pairs, 'block')}, {row.arm}"
     if row.difference is None:
         return f"{prefix} has no difference from {row.baseline}."
-    sentence = f"{prefix} is {distance(row.difference, scale, decimals)} {row.baseline}"
+    sentence = f"{prefix} is {name_distance(row.difference, scale, decimals)} {row.baseline}"
     if analysis.goal == "min" and row.verdict in (Verdict.BETTER, Verdict.WORSE):
         sentence += f", which is {row.verdict}"
     if row.verdict == Verdict.EQUIVALENT and analysis.margin is not None:
         sentence += f", shown to be equivalent within {scale.amount(analysis.margin, decimals)}"
     if row.pairs == 1:
         return f"{sentence}, and one block has no spread to judge that by."
-    p = f"p {equals(row.p_corrected, analysis.alpha)}"
+    p = f"p {equation_of_p(row.p_corrected, analysis.alpha)}"
     if row.family > 1:
         p += f", {'not ' * (analysis.correction == 'none')}corrected for {count(row.family, 'arm')}"
     if row.low is None or row.high is None:
@@ -175,7 +187,7 @@ def _answer(row: ArmOverBlocks, analysis: Analysis, scale: Scale, decimals: int)
     )
 
 
-def scale_of(analysis: Analysis, units: Mapping[str, str]) -> Scale:
+def block_scale(analysis: Analysis, units: Mapping[str, str]) -> Scale:
     """Return the scale of what is averaged over blocks."""
     if analysis.over_blocks == "relative":
         return Scale(analysis.metric, 100.0, "%", "% of the baseline's error")
@@ -183,12 +195,12 @@ def scale_of(analysis: Analysis, units: Mapping[str, str]) -> Scale:
     return scale if scale.points else Scale(analysis.metric, 1.0, "", f"in {analysis.metric}")
 
 
-def decimals_of(rows: Sequence[ArmOverBlocks], scale: Scale) -> int:
+def block_decimals(rows: Sequence[ArmOverBlocks], scale: Scale) -> int:
     """Return the number of decimals of differences over blocks."""
     return scale.decimals([half_width(row.low, row.high) for row in rows], [row.difference for row in rows])
 
 
-def over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
+def average_over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
     """Return every compared arm over all blocks, from the rows of the summary; none without blocks."""
     by_name, analysis = {row["arm"]: row for row in rows}, plan.analysis
     blocks = list(dict.fromkeys(arm.block for arm in plan.arms))
@@ -206,7 +218,7 @@ def over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
         if row := [*cells.values()][place].get(blocks[block]):
             names = "difference", "chance_difference" if row["broken"] else "difference", "difference_se"
             numbers = np.array([row[name] for name in names], dtype=float)
-            numbers_CBK[place, block] = numbers / _unit(plan, by_name[row["baseline"]]["mean"])
+            numbers_CBK[place, block] = numbers / _difference_unit(plan, by_name[row["baseline"]]["mean"])
     both_SCB, is_control = np.moveaxis(numbers_CBK[:, :, :2], 2, 0), np.array([arm.is_control for arm in arms.values()])
     family, fewer_blocks = blocks_since_registration(plan)
     design = replace(
@@ -226,7 +238,7 @@ def over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
         contrast, differences_B = result.contrasts.of(0, place), both_SCB[0, place]
         verdict = VERDICTS[result.verdict[0, place] if is_settled[place] else 0]
         refused = dict.fromkeys(row["refused"] for row in of_block.values() if row["refused"])
-        refused |= dict.fromkeys(_misleading(plan, by_name, of_block))
+        refused |= dict.fromkeys(_contradictions(plan, by_name, of_block))
         caveats = [] if is_settled[place] else ["seeds that diverged or failed may change this"]
         hedges = [
             hedge
@@ -252,7 +264,7 @@ def over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
     return over_all
 
 
-def _misleading(plan: Plan, by_name: Mapping[str, Row], of_block: Mapping[str, Row]) -> Iterator[str]:
+def _contradictions(plan: Plan, by_name: Mapping[str, Row], of_block: Mapping[str, Row]) -> Iterator[str]:
     """Yield why the mean of an arm's differences in some blocks would say something else than its sentence."""
     baselines = dict.fromkeys(plan.arm(row["baseline"]).name_in_block for row in of_block.values())
     if len(baselines) > 1:
@@ -260,13 +272,13 @@ def _misleading(plan: Plan, by_name: Mapping[str, Row], of_block: Mapping[str, R
     perfect = [
         block
         for block, row in of_block.items()
-        if row["difference"] is not None and math.isnan(_unit(plan, by_name[row["baseline"]]["mean"]))
+        if row["difference"] is not None and math.isnan(_difference_unit(plan, by_name[row["baseline"]]["mean"]))
     ]
     if perfect:  # leaving these blocks out would favour the arm
         yield f"its baseline has no error in {', '.join(perfect)} that a difference could be divided by"
 
 
-def _unit(plan: Plan, mean: float | None) -> float:
+def _difference_unit(plan: Plan, mean: float | None) -> float:
     """Return what a difference is divided by, given the baseline's mean; NaN if it has no error to divide by."""
     analysis, facts = plan.analysis, plan.facts(plan.analysis.metric)
     if analysis.over_blocks != "relative":

@@ -59,7 +59,7 @@ class Cost(Section[MeasuredCost]):
     row = MeasuredCost
 
     def inputs(self, plan: Plan, store: Store) -> int:
-        file = _file(plan, store)
+        file = _costs_file(plan, store)
         return file.stat().st_mtime_ns if file.exists() else 0
 
     def rows(self, findings: Findings) -> list[MeasuredCost]:
@@ -67,7 +67,7 @@ class Cost(Section[MeasuredCost]):
 
     def notes(self, rows: Sequence[MeasuredCost], findings: Findings) -> Iterator[str]:
         current = {row.arm for row in rows}
-        stored = _read(findings.plan, findings.store)
+        stored = _read_costs(findings.plan, findings.store)
         outdated = [arm.name for arm in findings.plan.arms if arm.name in stored and arm.name not in current]
         if outdated:
             yield (
@@ -96,7 +96,7 @@ class Cost(Section[MeasuredCost]):
 
 def measured_costs(findings: Findings) -> list[MeasuredCost]:
     """Return the measured costs of the arms whose spec and code are still those that were measured."""
-    plan, stored = findings.plan, _read(findings.plan, findings.store)
+    plan, stored = findings.plan, _read_costs(findings.plan, findings.store)
     rows = [(stored[arm], planned.trial) for arm, planned in plan.first_trials.items() if arm in stored]
     return [row for row, trial in rows if (row.trial, row.code) == (trial.key, trial.code)]
 
@@ -105,16 +105,16 @@ def write_costs(rows: Sequence[MeasuredCost], plan: Plan, store: Store) -> Path:
     """Write the measurements of a study, and return their file."""
     import pandas as pd
 
-    file = _file(plan, store)
+    file = _costs_file(plan, store)
     write_bytes(file, pd.DataFrame([asdict(row) for row in rows]).to_parquet(index=False))
     return file
 
 
-def _file(plan: Plan, store: Store) -> Path:
+def _costs_file(plan: Plan, store: Store) -> Path:
     return store.study(plan.study) / "cost.parquet"
 
 
-def _read(plan: Plan, store: Store | None) -> dict[str, MeasuredCost]:
+def _read_costs(plan: Plan, store: Store | None) -> dict[str, MeasuredCost]:
     """Return the stored measurements by arm; empty if there are none."""
 
     def read(file: Path) -> dict[str, MeasuredCost]:
@@ -123,4 +123,4 @@ def _read(plan: Plan, store: Store | None) -> dict[str, MeasuredCost]:
         rows = pd.read_parquet(file).astype(object).to_dict(orient="records")
         return {row["arm"]: MeasuredCost(**{str(name): value for name, value in row.items()}) for row in rows}
 
-    return {} if store is None else read_stored(_file(plan, store), read) or {}
+    return {} if store is None else read_stored(_costs_file(plan, store), read) or {}

@@ -10,7 +10,7 @@ import numpy as np
 
 from vitlab.explain import GREY, INK, SERIES
 from vitlab.planning.values import Plan
-from vitlab.report.drawing import WIDTH, Drawing, new_figure, style, wrapped_labels
+from vitlab.report.drawing import WIDTH, Drawing, apply_style, new_figure, wrapped_labels
 from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import Scale, percent
 from vitlab.report.sections import Findings, Section, section
@@ -39,7 +39,7 @@ class Curves(Section[Any]):
 
     def figure(self, rows: Sequence[Any], findings: Findings) -> Drawing | None:
         metric = self.metric(findings.plan)
-        return None if metric is None else draw(findings.results, findings.history, metric)
+        return None if metric is None else draw_curves(findings.results, findings.history, metric)
 
 
 @section.register("loss")
@@ -55,12 +55,12 @@ class Loss(Curves):
         return None if loss == plan.analysis.metric else loss
 
 
-def draw(results: StudyResults, history: pd.DataFrame, metric: str) -> Drawing | None:
+def draw_curves(results: StudyResults, history: pd.DataFrame, metric: str) -> Drawing | None:
     """Draw the learning curves of a metric; None where nothing was measured twice.  Means are over finished trials."""
     plan, scale, frame = results.plan, Scale.of(metric, results.plan.units), results.frame
     ended = frame.loc[frame["status"].isin([Ending.DONE, Ending.DIVERGED, Ending.FAILED]), ["arm", "seed", "status"]]
     rows = history[(history["metric"] == metric) & np.isfinite(history["value"])].merge(ended, on=["arm", "seed"])
-    rows, unit = _over_training(rows.assign(value=scale.factor * rows["value"]))
+    rows, unit = _place_on_axis(rows.assign(value=scale.factor * rows["value"]))
     done = rows[rows["status"] == Ending.DONE]
     names = [arm.name for arm in plan.arms if (done["arm"] == arm.name).any()]
     if not names or done["step"].nunique() < 2:
@@ -74,7 +74,7 @@ def draw(results: StudyResults, history: pd.DataFrame, metric: str) -> Drawing |
     # Curves of the first fifth would flatten the others.
     late = done.loc[done["x"] >= 0.2 * done["x"].max(), "value"]
     room = 0.05 * (late.max() - late.min()) or 0.5
-    with style():
+    with apply_style():
         figure = new_figure(WIDTH, 0.5 + height * down)
         grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).ravel()
         for axes in grid[len(panels) :]:
@@ -85,10 +85,10 @@ def draw(results: StudyResults, history: pd.DataFrame, metric: str) -> Drawing |
             if not share_panel:
                 axes.set_title(labels[panel[0]])
                 if baselines[panel[0]] in names:
-                    _mean(axes, done[done["arm"] == baselines[panel[0]]], GREY)
+                    _draw_mean(axes, done[done["arm"] == baselines[panel[0]]], GREY)
             for name in sorted(panel, key=lambda name: baselines[name] is None):  # baselines in front
                 own = rows[rows["arm"] == name]
-                _curve(axes, own, colours[name], labels[name], plan.analysis.alpha, results.overlap_of([name]))
+                _draw_arm(axes, own, colours[name], labels[name], plan.analysis.alpha, results.largest_overlap([name]))
             if share_panel:
                 axes.legend()
             axes.tick_params(labelbottom=True)
@@ -106,7 +106,7 @@ def draw(results: StudyResults, history: pd.DataFrame, metric: str) -> Drawing |
         return Drawing(figure, caption)
 
 
-def _over_training(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+def _place_on_axis(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """Return measurements with their place on the axis (``x``), and its name.
 
     The place is the epoch if the epochs of all arms have equally many steps, else the optimizer step.
@@ -117,12 +117,12 @@ def _over_training(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     return rows.assign(x=rows["step"].astype(float)), "optimizer step"
 
 
-def _mean(axes: Axes, rows: pd.DataFrame, colour: str, label: str | None = None) -> None:
+def _draw_mean(axes: Axes, rows: pd.DataFrame, colour: str, label: str | None = None) -> None:
     means = rows.groupby("x")["value"].mean()
     axes.plot(means.index, means, color=colour, linewidth=1.7 if label else 1.2, label=label)
 
 
-def _curve(axes: Axes, rows: pd.DataFrame, colour: str, label: str, alpha: float, overlap: float) -> None:
+def _draw_arm(axes: Axes, rows: pd.DataFrame, colour: str, label: str, alpha: float, overlap: float) -> None:
     """Draw the mean of an arm with its band, or with its seeds if they are few; dashed, what diverged or failed."""
     done = rows[rows["status"] == Ending.DONE]
     at_places = {float(str(x)): mean_interval(at.tolist(), alpha, 0.0, overlap) for x, at in done.groupby("x")["value"]}
@@ -134,4 +134,4 @@ def _curve(axes: Axes, rows: pd.DataFrame, colour: str, label: str, alpha: float
             axes.plot(seed["x"], seed["value"], color=colour, linewidth=0.5, alpha=0.35)
     low, high = ([ends[side] for ends in band.values()] for side in (0, 1))
     axes.fill_between(list(band), low, high, color=colour, alpha=0.14, linewidth=0)
-    _mean(axes, done, colour, label)
+    _draw_mean(axes, done, colour, label)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from vitlab.errors import count
 from vitlab.explain import GREY, PAPER, SERIES
-from vitlab.report.drawing import WIDTH, Drawing, new_figure, plain_ticks, style, wrapped_labels
+from vitlab.report.drawing import WIDTH, Drawing, apply_style, format_ticks, new_figure, wrapped_labels
 from vitlab.report.phrasing import Columns, Scale
 from vitlab.report.sections import Findings, Section, Table, cost, section
 from vitlab.statistics import scaling
@@ -48,7 +48,7 @@ class Fronts(Section[Front]):
         """
         if any(arm.block for arm in findings.plan.arms):
             return
-        costs, goal = costs_of(findings), findings.plan.analysis.goal
+        costs, goal = costs_by_arm(findings), findings.plan.analysis.goal
         means = {row["arm"]: row["mean"] for row in findings.arms if row["mean"] is not None}
         for name in COSTS:
             values = {arm: costs[arm][name] for arm in means if costs[arm].get(name, 0.0) > 0}
@@ -56,7 +56,7 @@ class Fronts(Section[Front]):
                 continue
             signed = [-value if name in cost.SPEEDS else value for value in values.values()]
             results = [means[arm] if goal == "max" else -means[arm] for arm in values]
-            yield Front(name, dict(zip(values, scaling.pareto(signed, results), strict=True)))
+            yield Front(name, dict(zip(values, scaling.on_pareto_front(signed, results), strict=True)))
 
     def table(self, rows: Sequence[Front], report: Report) -> Table:
         labels = {}
@@ -82,7 +82,7 @@ class Fronts(Section[Front]):
     def figure(self, rows: Sequence[Front], findings: Findings) -> Drawing | None:
         if not rows:
             return None
-        costs, scale = costs_of(findings), Scale.of(findings.plan.analysis.metric, findings.plan.units)
+        costs, scale = costs_by_arm(findings), Scale.of(findings.plan.analysis.metric, findings.plan.units)
         means = {row["arm"]: row["mean"] for row in findings.arms}
         across = min(len(rows), PANELS_PER_ROW)
         down = math.ceil(len(rows) / across)
@@ -92,7 +92,7 @@ class Fronts(Section[Front]):
         # Colours begin anew with another marker, so that each arm has a sign of its own.
         signs = dict(zip(arms, itertools.product("os^Dv", SERIES), strict=False))
         labels = wrapped_labels(arms, 30)
-        with style():
+        with apply_style():
             figure = new_figure(WIDTH, 3.2 * down + 0.2 * len(arms) / across)
             panels = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
             for axes, row in zip(panels, rows, strict=False):
@@ -106,7 +106,7 @@ class Fronts(Section[Front]):
                 (lowest, _), (highest, _) = min(at.values()), max(at.values())
                 if highest > 10 * lowest:
                     axes.set_xscale("log")
-                plain_ticks(axes)
+                format_ticks(axes)
                 axes.set_xlabel(COSTS[row.cost])
                 axes.grid()
             for axes in panels[len(rows) :]:
@@ -123,7 +123,7 @@ class Fronts(Section[Front]):
             return Drawing(figure, caption + " Other arms are grey." * any(len(row.arms) > len(arms) for row in rows))
 
 
-def costs_of(findings: Findings) -> dict[str, dict[str, float]]:
+def costs_by_arm(findings: Findings) -> dict[str, dict[str, float]]:
     """Return the known costs of each arm by name."""
     rows = {row.arm: row for row in cost.measured_costs(findings)}
     costs: dict[str, dict[str, float]] = {}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vitlab.comparison.arrays import Design, judge
+from vitlab.comparison.arrays import Design, judge_studies
 from vitlab.planning.values import Arm
 from vitlab.report.phrasing import Columns, Scale, half_width, interval_name, p_value
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
@@ -53,8 +53,8 @@ class Interactions(Section[Interaction]):
         results, plan = findings.results, findings.plan
         values, paths = results.values, plan.paths
         running = [arm for arm in plan.arms if not arm.skip]
-        arms = {_levels(paths, arm): arm.name for arm in running}
-        reference = next((_levels(paths, arm) for arm in running if arm.baseline is None), None)
+        arms = {_levels_of_arm(paths, arm): arm.name for arm in running}
+        reference = next((_levels_of_arm(paths, arm) for arm in running if arm.baseline is None), None)
         if reference is None:
             return
         effects = []
@@ -69,10 +69,12 @@ class Interactions(Section[Interaction]):
             squares: dict[tuple[str, str], list[list[str]]] = {}
             for levels in arms:
                 if levels[i] != reference[i] and levels[j] != reference[j]:
-                    squares.setdefault((levels[i], levels[j]), []).extend(_square(arms, levels, reference, i, j))
+                    squares.setdefault((levels[i], levels[j]), []).extend(_find_squares(arms, levels, reference, i, j))
             for (a, b), alike in squares.items():
                 if alike:
-                    cells = [_mean([values.get(arm, {}) for arm in corner]) for corner in zip(*alike, strict=True)]
+                    cells = [
+                        _mean_by_seed([values.get(arm, {}) for arm in corner]) for corner in zip(*alike, strict=True)
+                    ]
                     against = f"{first}={reference[i]}, {second}={reference[j]}"
                     effects.append((f"{first}={a}", f"{second}={b}", against, cells))
         design = replace(
@@ -81,7 +83,7 @@ class Interactions(Section[Interaction]):
             alpha=plan.analysis.alpha,
             share=1 / len(plan.alpha_shares),  # interactions are tested at every look
             correction=plan.analysis.correction,
-            overlap=results.overlap_of(arms.values()),
+            overlap=results.largest_overlap(arms.values()),
         )
         for first, second, against, (both, one, other, neither) in effects:
             seeds = both.keys() & one.keys() & other.keys() & neither.keys()
@@ -90,7 +92,9 @@ class Interactions(Section[Interaction]):
                 {seed: other[seed] - neither[seed] for seed in seeds},
                 {seed: both[seed] - one[seed] for seed in seeds},
             )
-            result = judge(replicates.as_array(effects_of_first, sorted(seeds))[None], design).contrasts.of(0, 0)
+            result = judge_studies(
+                replicates.values_to_array(effects_of_first, sorted(seeds))[None], design
+            ).contrasts.of(0, 0)
             numbers = {name: getattr(result, name) for name in ("difference", "low", "high", "p", "p_corrected")}
             yield Interaction(first, second, against, result.pairs, len(effects), **finite_or_none(numbers))
 
@@ -116,11 +120,11 @@ class Interactions(Section[Interaction]):
         )
 
 
-def _levels(paths: Sequence[str], arm: Arm) -> tuple[str, ...]:
+def _levels_of_arm(paths: Sequence[str], arm: Arm) -> tuple[str, ...]:
     return tuple(format_value(arm.values.get(path)) for path in paths)
 
 
-def _square(
+def _find_squares(
     arms: Mapping[tuple[str, ...], str], both: Sequence[str], reference: Sequence[str], i: int, j: int
 ) -> Iterator[list[str]]:
     """Yield four arms, if there are all: both changes, the one at ``i``, the one at ``j``, neither."""
@@ -132,7 +136,7 @@ def _square(
         yield [arms[corner] for corner in corners]
 
 
-def _mean(sides: Sequence[Mapping[int, float]]) -> dict[int, float]:
+def _mean_by_seed(sides: Sequence[Mapping[int, float]]) -> dict[int, float]:
     """Return seed to mean over several arms, for the seeds that all of them have."""
     seeds = set.intersection(*(set(side) for side in sides))
     return {seed: sum(side[seed] for side in sides) / len(sides) for seed in sorted(seeds)}

@@ -13,7 +13,7 @@ import numpy as np
 from vitlab.explain import SERIES
 from vitlab.planning.match import is_number
 from vitlab.planning.values import Arm, Plan
-from vitlab.report.drawing import WIDTH, Drawing, new_figure, plain_ticks, style, wrapped_line
+from vitlab.report.drawing import WIDTH, Drawing, apply_style, format_ticks, new_figure, wrap_line
 from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import DASH, MINUS, Columns, Scale, percent
 from vitlab.report.sections import Findings, Section, Table, section
@@ -65,15 +65,15 @@ class ScalingLaws(Section[Scaling]):
     row = Scaling
 
     def rows(self, findings: Findings) -> Iterator[Scaling]:
-        for label, arms in _series(findings.results).items():
-            points = _points(findings.results, arms)
-            if _reason(points, ""):
+        for label, arms in _arms_by_series(findings.results).items():
+            points = _errors_by_size(findings.results, arms)
+            if _reason_against_law(points, ""):
                 continue
-            overlap = findings.results.overlap_of(arm.name for arm in arms)
+            overlap = findings.results.largest_overlap(arm.name for arm in arms)
             if law := scaling.fit_law(points, findings.plan.analysis.alpha, overlap):
                 seeds = len(set.intersection(*(set(by_seed) for by_seed in points.values())))
                 size, names = str(findings.plan.analysis.power_law), tuple(arm.name for arm in arms)
-                ends = *_ends(law.slope)[1:], *_ends(law.offset), *_ends(law.exponent)
+                ends = *_finite_ends(law.slope)[1:], *_finite_ends(law.offset), *_finite_ends(law.exponent)
                 yield Scaling(size, label, names, seeds, law.slope.value, *ends, law.steepens)
 
     def notes(self, rows: Sequence[Scaling], findings: Findings) -> Iterator[str]:
@@ -81,9 +81,12 @@ class ScalingLaws(Section[Scaling]):
         if size is None:
             return
         scale, fitted = Scale.of(findings.plan.analysis.metric, findings.plan.units), {row.series for row in rows}
-        for label, arms in _series(findings.results).items():
+        for label, arms in _arms_by_series(findings.results).items():
             if label not in fitted:
-                because = _reason(_points(findings.results, arms), SIZES[size]) or "no seed has a value at every size"
+                because = (
+                    _reason_against_law(_errors_by_size(findings.results, arms), SIZES[size])
+                    or "no seed has a value at every size"
+                )
                 yield f"No law over {SIZES[size]}{f' for {label}' * bool(label)}: {because}."
         for row in rows:
             who = f"For {row.series}, the" if row.series else "The"
@@ -105,8 +108,8 @@ class ScalingLaws(Section[Scaling]):
             column.text("arms with", "series"),
             column("sizes", lambda row: str(len(row.arms)), rank=2),
             column("seeds", lambda row: str(row.seeds), rank=2),
-            column("slope of the logarithms", lambda row: _number(row.slope)),
-            column(interval, lambda row: _interval(row.slope_low, row.slope_high), rank=1),
+            column("slope of the logarithms", lambda row: _format_number(row.slope)),
+            column(interval, lambda row: _format_interval(row.slope_low, row.slope_high), rank=1),
         ]
         with_offset = any(row.offset is not None for row in rows)
         if with_offset:
@@ -115,8 +118,8 @@ class ScalingLaws(Section[Scaling]):
             table += [
                 column(title, lambda row: scale.number(row.offset, decimals)),
                 column(interval, lambda row: scale.interval(row.offset_low, row.offset_high, decimals), rank=1),
-                column("exponent", lambda row: _number(row.exponent)),
-                column(interval, lambda row: _interval(row.exponent_low, row.exponent_high), rank=1),
+                column("exponent", lambda row: _format_number(row.exponent)),
+                column(interval, lambda row: _format_interval(row.exponent_low, row.exponent_high), rank=1),
             ]
         error = report.analysis.metric if report.analysis.goal == "min" else f"1 {MINUS} {report.analysis.metric}"
         few = scaling.MIN_SIZES_WITH_OFFSET
@@ -134,26 +137,30 @@ class ScalingLaws(Section[Scaling]):
         if not rows:
             return None
         plan, scale = findings.plan, Scale.of(findings.plan.analysis.metric, findings.plan.units)
-        with style():
+        with apply_style():
             figure = new_figure(0.75 * WIDTH, 3.4)
             axes = figure.subplots()
             for row, colour in zip(rows, itertools.cycle(SERIES), strict=False):
-                points = _points(findings.results, [arm for arm in plan.arms if arm.name in row.arms])
-                law = scaling.fit_law(points, plan.analysis.alpha, findings.results.overlap_of(row.arms))
+                points = _errors_by_size(findings.results, [arm for arm in plan.arms if arm.name in row.arms])
+                law = scaling.fit_law(points, plan.analysis.alpha, findings.results.largest_overlap(row.arms))
                 assert law is not None
                 for size, by_seed in points.items():
                     errors = scale.factor * np.array(list(by_seed.values()))
                     same = np.full(len(errors), size)
                     axes.plot(same, errors, "o", markersize=3, color=colour, markerfacecolor="none")
                     axes.plot(size, math.exp(np.log(errors).mean()), "o", markersize=5.5, color=colour)
-                label = f"{wrapped_line(row.series, 30)}\n" if row.series else ""
-                label += f"exponent {_number(row.exponent)}" if row.levels_off else f"slope {_number(row.slope)}"
+                label = f"{wrap_line(row.series, 30)}\n" if row.series else ""
+                label += (
+                    f"exponent {_format_number(row.exponent)}"
+                    if row.levels_off
+                    else f"slope {_format_number(row.slope)}"
+                )
                 y, low, high = (scale.factor * np.array(part) for part in (law.curve.y, law.curve.low, law.curve.high))
                 axes.plot(law.curve.x, y, color=colour, linewidth=1.4, label=label)
                 axes.fill_between(law.curve.x, low, high, color=colour, alpha=0.14, linewidth=0)
             axes.set_xscale("log")
             axes.set_yscale("log")
-            plain_ticks(axes)
+            format_ticks(axes)
             axes.set_xlabel(SIZES[rows[0].size])
             less = "" if plan.analysis.goal == "min" else (f"100 % {MINUS} " if scale.is_share else f"1 {MINUS} ")
             axes.set_ylabel(less + scale.title)
@@ -168,7 +175,7 @@ class ScalingLaws(Section[Scaling]):
             return Drawing(figure, caption)
 
 
-def _ends(estimate: Estimate | None) -> tuple[float | None, float | None, float | None]:
+def _finite_ends(estimate: Estimate | None) -> tuple[float | None, float | None, float | None]:
     """Return value, low and high, each None where it is missing or infinite."""
     if estimate is None:
         return None, None, None
@@ -176,28 +183,28 @@ def _ends(estimate: Estimate | None) -> tuple[float | None, float | None, float 
     return estimate.value, low, high
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return DASH if value is None else f"{value:.3f}".replace("-", MINUS)
 
 
-def _interval(low: float | None, high: float | None) -> str:
+def _format_interval(low: float | None, high: float | None) -> str:
     """Format an interval; without an upper end every larger value fits."""
     if low is None:
         return DASH
-    return f"at least {_number(low)}" if high is None else f"[{_number(low)}, {_number(high)}]"
+    return f"at least {_format_number(low)}" if high is None else f"[{_format_number(low)}, {_format_number(high)}]"
 
 
-def _size_of(results: StudyResults, arm: str) -> float | None:
+def _arm_size(results: StudyResults, arm: str) -> float | None:
     """Return the size of an arm that the study names; None if no trial has it."""
     sizes = results.frame.loc[results.frame["arm"] == arm, str(results.plan.analysis.power_law)].dropna()
     return float(sizes.iloc[0]) if len(sizes) else None
 
 
-def _points(results: StudyResults, arms: Sequence[Arm]) -> dict[float, dict[int, float]]:
+def _errors_by_size(results: StudyResults, arms: Sequence[Arm]) -> dict[float, dict[int, float]]:
     """Return size to seed to error; of arms of equal size, the geometric mean at the seeds that all have."""
     logs: dict[float, dict[int, list[float]]] = {}
     for arm in arms:
-        size = _size_of(results, arm.name)
+        size = _arm_size(results, arm.name)
         if size is not None:
             by_seed = logs.setdefault(size, {})
             for seed, value in results.values.get(arm.name, {}).items():
@@ -209,7 +216,7 @@ def _points(results: StudyResults, arms: Sequence[Arm]) -> dict[float, dict[int,
     }
 
 
-def _reason(points: Mapping[float, Mapping[int, float]], size: str) -> str:
+def _reason_against_law(points: Mapping[float, Mapping[int, float]], size: str) -> str:
     """Return why no law can be fitted to some points; empty if one can."""
     if any(error <= 0 for by_seed in points.values() for error in by_seed.values()):
         return "an error of 0 has no logarithm"
@@ -221,11 +228,11 @@ def _reason(points: Mapping[float, Mapping[int, float]], size: str) -> str:
     return ""
 
 
-def _series(results: StudyResults) -> dict[str, list[Arm]]:
+def _arms_by_series(results: StudyResults) -> dict[str, list[Arm]]:
     """Return the arms of each series that is to lie on one law, by label; empty if the study asks for none."""
     if results.plan.analysis.power_law is None:
         return {}
-    sized = {arm.name: at for arm in results.plan.arms if (at := _size_of(results, arm.name)) is not None}
+    sized = {arm.name: at for arm in results.plan.arms if (at := _arm_size(results, arm.name)) is not None}
     arms = [arm for arm in results.plan.arms if arm.name in sized]
     paths = _series_paths(results.plan, arms, sized)
     series: dict[str, list[Arm]] = {}
