@@ -519,7 +519,7 @@ def test_change_after_first_run_is_exploratory(tmp_path):
     first = registration.with_registration(plan, None, lambda key, code: False)
     assert first.registered == Registration(
         **{"metric": "val/accuracy", "goal": "max", "at": "last", "margin": None, "correction": "bonferroni"},
-        **{"variance": "shared", "over_blocks": None, "alpha": 0.05, "sides": 2, "seeds": (0, 1, 2, 3, 4)},
+        **{"variance": "shared", "over_blocks": None, "alpha": 0.05, "seeds": (0, 1, 2, 3, 4)},
         family=tuple((arm, "baseline") for arm in list(POSITIONS)[1:]),
         arms={},
         looks=(),

@@ -552,7 +552,9 @@ def test_vit_learns_to_segment_with_micro_batches(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(evaluation, "EVALUATION_PIXELS", 3 * 16 * 16 + 5)
     sizes = []
     cut = feed.evaluation
-    monkeypatch.setattr(feed, "evaluation", lambda split, size: sizes.append(size) or cut(split, size))
+    monkeypatch.setattr(
+        feed, "evaluation", lambda split, size, batches: sizes.append(size) or cut(split, size, batches)
+    )
     again = Training(built, feed, spec, SEEDS, "segmentation").evaluate("test").metrics
     assert sizes == [3]
     assert again == pytest.approx({name: trained.metrics[f"test/{name}"] for name in again}, rel=1e-5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from vitlab.models.contract import Model, digest
 from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.store.files import Damaged
+from vitlab.store.locks import LockLost
 from vitlab.store.result import Measurement, Outcome
 from vitlab.training import artifacts
 from vitlab.training.artifacts import InputSpec, read_weights, write_weights
@@ -437,8 +439,22 @@ def test_checkpoint_round_trips(tmp_path: Path) -> None:
     artifacts.write_checkpoint(tmp_path, something())
     state = artifacts.read_checkpoint(tmp_path)
     assert state is not None and same(something(), state)
+    before = os.umask(0o002)
     artifacts.write_checkpoint(tmp_path, {"step": 2})
+    os.umask(before)
     assert artifacts.read_checkpoint(tmp_path) == {"step": 2}
+    assert [file.stat().st_mode & 0o777 for file in tmp_path.iterdir()] == [0o664], "a colleague can resume"
+
+
+def test_checkpoint_of_a_lost_lock_replaces_nothing(tmp_path: Path) -> None:
+    artifacts.write_checkpoint(tmp_path, {"step": 2})
+
+    def require() -> None:
+        raise LockLost("taken over")
+
+    with pytest.raises(LockLost):
+        artifacts.checkpoint_writer(tmp_path, {"step": 1}, require)()
+    assert artifacts.read_checkpoint(tmp_path) == {"step": 2} and len(list(tmp_path.iterdir())) == 1
 
 
 def test_damaged_checkpoint_is_never_accepted(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def run(
             the tracker, with a function that returns the report in a format, such as ``terminal`` or ``json``.
 
     Raises:
-        SpecError: if the file is wrong, with every mistake; nothing is written.
+        SpecError: if the file is wrong, with every mistake; nothing is written but the file of a mapping.
         UserError: if ``file`` is not a path, ``only`` matches no arm, or the executor or the tracker cannot work here;
             nothing is written.
         Interrupted: after Ctrl-C, once every running trial has written its checkpoint, or without what the tracker

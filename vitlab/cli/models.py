@@ -159,7 +159,7 @@ def export_command(study: Path, arm: str, seed: int, form: Any, target: Path, ou
     """
     from vitlab.report.api import open_study
 
-    if repository := target.as_posix().partition("hub:")[2]:
+    if (repository := target.as_posix().removeprefix("hub:")) != target.as_posix():
         raise UserError(
             f"--to {target}: vitlab uploads nothing. Export to a folder, and type 'hf upload {repository} FOLDER' with "
             "the folder of the files that are printed; 'pip install huggingface_hub' brings hf, and 'hf auth login' "

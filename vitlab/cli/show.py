@@ -168,6 +168,9 @@ def _print_component(slot: str, name: str) -> None:
         for option, field in options.items():
             default = "required" if option in schema.get("required", []) else f"= {shown_default(field.get('default'))}"
             click.echo(f"  {option:20} {shown_type(field):34} {default}")
+            about = " ".join(without_markup(field.get("description", "")).split())
+            if about not in " ".join(text.split()):  # of an inherited option, which the text leaves out
+                _print_indented(" " * 6, about)
 
 
 def _source_place(component: type) -> str:

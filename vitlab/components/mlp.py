@@ -117,6 +117,10 @@ class _Gated(_Hidden):
 
     Parameters are named as in timm's ``SwiGLU``: ``fc1_g`` the gate, ``fc1_x`` what it gates, ``fc2``.  At a ratio of
     8/3 it has as many parameters as the plain MLP at 4; that is the default.
+
+    Args:
+        drop: dropout after each of the layers.
+        norm: of the hidden layer, before the last linear layer (timm's ``scale_mlp_norm``).
     """
 
     def __init__(

@@ -229,7 +229,9 @@ class Attempt:
         before, here = content["numerics"], self._numerics()
         engines, self.resumed = before.pop("engine"), before.pop("resumed", "")
         self.engine = engines if self.engine in engines.split("+") else f"{engines}+{self.engine}"
-        if others := [f"{name} {value}" for name, value in before.items() if value != here.get(name)]:
+        names = [name for name in {**before, **here} if name not in ("engine", "resumed")]
+        changed = [name for name in names if before.get(name) != here.get(name)]
+        if others := [f"{name} {before[name]}" if name in before else f"no {name}" for name in changed]:
             self.resumed = f"{self.resumed and f'{self.resumed}, '}from {', '.join(others)}"
         return state, ""
 
@@ -238,7 +240,9 @@ class Attempt:
         self.folder.require()
         self.settle()
         content = {"training": state, "wall_s": self.spent_s(), "numerics": self._numerics()}
-        self._writing = self.writer.submit(artifacts.checkpoint_writer(self.folder.checkpoint, content))
+        self._writing = self.writer.submit(
+            artifacts.checkpoint_writer(self.folder.checkpoint, content, self.folder.require)
+        )
 
     def settle(self) -> None:
         """Wait until the last checkpoint is written; raise the error that prevented it."""

@@ -148,7 +148,9 @@ def _remove_wrong(collected: Collected[Any], mistake: Mistake, stand_ins: Tree) 
         present = [name for name in names if name in holder]
         for name in present:
             del holder[name]
-        stand_in = next((str(name) for name in names if name in stand_ins), None)
+        # One that is a mistake itself, where this place has no such key, is removed in its turn.
+        fresh = [name for name in names if (*path, name) not in collected.removed]
+        stand_in = next((str(name) for name in fresh if name in stand_ins), None)
         if stand_in is not None:
             holder[stand_in] = deep_copy(stand_ins[stand_in])
         collected.removed.update((*path, name) for name in names)
@@ -199,6 +201,10 @@ def _relevant_errors(error: ValidationError) -> list[ErrorDetails]:
         if not relevant and len(group) > 1:
             forms = " or ".join(dict.fromkeys(_expected_type(detail) or detail["msg"] for detail in group))
             relevant = [{**group[0], "type": "forms_type", "ctx": {"forms": forms}}]
+        if any(detail["type"] == "bool_parsing" for detail in group):  # a name, or true or false
+            for detail in relevant:
+                if detail["type"] == "literal_error":
+                    detail["ctx"] = {"expected": f"'true', 'false', {detail['ctx']['expected']}"}
         selected += relevant or group
     return selected
 

@@ -12,7 +12,6 @@ B batch, N images of a split, C channels, H and W pixels.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +31,7 @@ from vitlab.data.prepare import Normalize
 from vitlab.errors import VitlabError, WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import digest
-from vitlab.store.files import Damaged, sort_metadata, write_bytes, write_with
+from vitlab.store.files import Damaged, fsync_all, sort_metadata, write_bytes, write_with
 from vitlab.training.evaluation import Columns
 
 if TYPE_CHECKING:
@@ -185,13 +184,14 @@ def write_checkpoint(folder: Path, state: State) -> None:
     checkpoint_writer(folder, state)()
 
 
-def checkpoint_writer(folder: Path, state: State) -> Callable[[], None]:
+def checkpoint_writer(folder: Path, state: State, require: Callable[[], None] = lambda: None) -> Callable[[], None]:
     """Copy a state, and return a function that replaces the checkpoint in ``folder`` by it, in any thread.
 
     Args:
         folder: Created if it does not exist.
         state: Tensors on any device, numbers, strings and None, nested in lists, tuples and mappings.  Tuples are read
             back as lists.
+        require: Called before the file is replaced; raises if the caller may no longer do so.
 
     Raises:
         VitlabError: If ``state`` contains anything else, with its type and place.
@@ -200,13 +200,14 @@ def checkpoint_writer(folder: Path, state: State) -> Callable[[], None]:
     rest = json.dumps(_extract_tensors(dict(state), "", tensors))
 
     def write(file: Path) -> None:
-        metadata = {_HEADER: rest, _DIGEST: _checkpoint_digest(tensors, rest)}
-        try:
-            safetensors.torch.save_file(tensors, file, metadata)
-        except safetensors.SafetensorError as error:
-            raise OSError(errno.EIO, str(error)) from None  # as of a full disk, which the text says
+        data = safetensors.torch.save(tensors, {_HEADER: rest, _DIGEST: _checkpoint_digest(tensors, rest)})
+        # safetensors' own writer leaves its temporary files after a kill, and ignores the umask.
+        with open(file, "xb") as out:
+            out.write(data)
+        fsync_all([file])
+        require()
 
-    return partial(write_with, write, folder / CHECKPOINT)
+    return partial(write_with, write, folder / CHECKPOINT, fsync=False)
 
 
 def read_checkpoint(folder: Path) -> State | None:

@@ -25,6 +25,7 @@ class Differential(SoftmaxAttention):
     each head follows.  Weights may be negative, so there are no attention maps to explain.
 
     Args:
+        qkv_bias: a bias for queries, keys and values.
         qk_norm: the norm of queries and keys, over half of the width of a head.
         factor: learned as products of vectors, as in the paper, or as two numbers (timm's ``dual_lambda``).
     """

@@ -254,6 +254,7 @@ class _Apart(SoftmaxAttention):
         for kind in ("weight", "bias"):
             if f"qkv.{kind}" in fused:
                 names = [name for matrix in self.matrices if (name := f"{matrix}.{kind}") in own]
+                names = names or [f"qkv.{kind}"]  # which this attention lacks, and the caller reports
                 rows = fused[f"qkv.{kind}"].chunk(len(names))
                 out |= {name: part.clone() for name, part in zip(names, rows, strict=True)}
         return out

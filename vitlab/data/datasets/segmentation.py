@@ -152,6 +152,7 @@ class Pets(MaskedPictures):
     Reference: Parkhi, Vedaldi, Zisserman and Jawahar, Cats and dogs, CVPR 2012.
 
     Args:
+        root: folder that has ``images`` and ``annotations``, or has them in ``oxford-iiit-pet``.
         target: ``pet`` against background, or ``species``: cats and dogs are two classes.
         border: has no label (``ignored``), belongs to the ``pet``, or is a ``class`` of its own, the last.
     """
