@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
@@ -46,6 +47,7 @@ from click.testing import CliRunner
 from job_helpers import run_trial
 from matplotlib import colormaps
 from mlflow import MlflowClient
+from mlflow.store.entities import PagedList
 from PIL import Image
 from urllib3.connection import HTTPConnection
 
@@ -641,7 +643,8 @@ def test_trial_costs_three_requests_and_the_first_ones_have_files(runs: Runs, mo
     holds_all_once(runs)
     files = {run.data.tags["seed"]: artifacts(runs, run.info.run_id) for run in runs.runs()}
     assert files == {"0": ["spec.json"], "1": []}
-    assert not sync(runs.out)[0].counts["trials"]
+    delivered = [sync(runs.out)[0].counts["trials"] for _ in range(2)]  # now seed 1 has files, too
+    assert delivered == [2, 0] and all(artifacts(runs, run.info.run_id) == ["spec.json"] for run in runs.runs())
 
 
 def test_files_of_another_user_are_replaced(runs: Runs, monkeypatch: Patch) -> None:
@@ -658,6 +661,23 @@ def test_files_of_another_user_are_replaced(runs: Runs, monkeypatch: Patch) -> N
         monkeypatch.setattr(os, name, refuse)
     assert runs.tracker().close(runs.report)
     assert len(before) == 4 and not [file for file, inode in before.items() if file.stat().st_ino == inode]
+
+
+def test_artifacts_are_not_written_behind_links(tmp_path: Path) -> None:
+    for name in ("new/explain", "outside", "artifacts"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "new/explain/a.json").touch()
+    (tmp_path / "artifacts/explain").symlink_to(tmp_path / "outside")
+    with pytest.raises(UserError, match="delete the link"):
+        trials.send_files(None, "", str(tmp_path / "artifacts"), tmp_path / "new")  # type: ignore[arg-type]
+    assert not list((tmp_path / "outside").iterdir())
+
+
+def test_run_on_two_pages_is_listed_once() -> None:
+    a, b, c = (SimpleNamespace(info=SimpleNamespace(run_id=name)) for name in "abc")
+    pages = {None: PagedList([a, b], "2"), "2": PagedList([b, c], None)}
+    client: Any = SimpleNamespace(search_runs=lambda *arguments: pages[arguments[-1]])
+    assert list(service.iterate_runs(client, "1")) == [a, b, c]
 
 
 def damage_restored(runs: Runs, how: str) -> dict[str, int]:
@@ -687,7 +707,8 @@ def damage_restored(runs: Runs, how: str) -> dict[str, int]:
             runs.client.delete_run(run.info.run_id)
             missing = {"runs": 1, "points": points}
         elif how == "file":
-            (Path(run.info.artifact_uri) / "spec.json").unlink()
+            file = Path(run.info.artifact_uri) / "spec.json"
+            file.rename(file.with_name(".spec.json.1a2b"))  # a name that a killed process leaves
             missing = {"files": 1}
         else:
             files = [path for path in Path(run.info.artifact_uri).rglob("*") if path.is_file()]

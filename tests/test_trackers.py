@@ -242,11 +242,20 @@ def test_failing_trial_does_not_block_others_and_nothing_is_lost(tmp_path: Path,
 
     store, board = rehearsed(tmp_path, Trips)
     board.update()
-    assert board.close() is None and board.close() is None
+    assert board.close() is None and board.close() is None and not board.is_up_to_date
     assert caplog.text.count("Lines is not up to date: a board that is away") == 1
     assert sum(lines(store).values()) == 3 * (6 + 1)
     assert rehearsed(tmp_path)[1].close() == "somewhere"
     assert lines(store) == journalled(store) + Counter({"done": 4})
+
+
+def test_tracker_without_address_is_up_to_date_after_delivery(tmp_path: Path) -> None:
+    class Nameless(Lines):
+        def finish(self, report: Sequence[Path]) -> Any:
+            return None
+
+    board = rehearsed(tmp_path, Nameless)[1]
+    assert not board.is_up_to_date and board.close() is None and board.is_up_to_date
 
 
 def test_unreachable_tracker_is_retried_with_backoff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,8 +31,10 @@ def sync_command(folder: Path, tracker: str | None, tracking_uri: str | None) ->
     deliveries = sync(folder, tracker=choice or None)
     if not deliveries:
         say(f"no study in {folder} has a tracker to deliver to")
-    lines = [f"{item.study}   {item.link}   {item.sentence}" for item in deliveries if item.link is not None]
-    if left := [item.study for item in deliveries if item.link is None]:
+    lines = [
+        "   ".join(filter(None, [item.study, item.link, item.sentence])) for item in deliveries if item.has_succeeded
+    ]
+    if left := [item.study for item in deliveries if not item.has_succeeded]:
         if not wants_json():
             print_lines(lines)
         error = UserError(

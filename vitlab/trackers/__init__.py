@@ -56,6 +56,7 @@ class Tracker(ABC):
     """Display of one plan's trials."""
 
     title: ClassVar[str]  #: display name, one word
+    is_up_to_date: bool = False  #: True if the last delivery succeeded
 
     def __init__(self, plan: Plan, store: Store, run: RunSpec) -> None:
         """Set up the tracker without heavy imports or connections; a subclass's options follow by keyword.
@@ -165,6 +166,7 @@ class Tracker(ABC):
         self._warned = True
 
     def _attempt(self, *, final: bool, report: Sequence[Path]) -> str | None:
+        self.is_up_to_date = False
         try:
             with lock(self.folder / f".{self.title.lower()}.lock", wait_s=WAIT_S if final else 0.0):
                 link = self.deliver(final=final, report=report)
@@ -177,7 +179,7 @@ class Tracker(ABC):
             self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
             self.warn(error)
             return None
-        self._pause_s, self._warned = PAUSE_S, False
+        self.is_up_to_date, self._pause_s, self._warned = True, PAUSE_S, False
         return link
 
 

@@ -165,7 +165,8 @@ def deliver_models(
     from mlflow.entities import Metric
 
     every = service.iterate_pages(lambda token: client.search_logged_models([experiment], page_token=token))
-    stored = [model for model in every if model.tags.get("vitlab.root") == root]
+    by_id = {model.model_id: model for model in every}  # pages move while other clients write
+    stored = [model for model in by_id.values() if model.tags.get("vitlab.root") == root]
     model_ids: dict[str, str] = {}
     for item, folder, run in selected:
         result = folder.result()

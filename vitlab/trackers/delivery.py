@@ -54,8 +54,9 @@ class Delivery:
     """The delivery of one study by :func:`sync`."""
 
     study: str
-    link: str | None = None  #: address to open; None if the tracker could not be reached
+    link: str | None = None  #: address to open; None if the tracker has none, or could not be reached
     counts: Mapping[str, int] = field(default_factory=dict)  #: what was missing: number by kind, such as points
+    has_succeeded: bool = False  #: True if the tracker now has everything
 
     @property
     def sentence(self) -> str:
@@ -97,7 +98,7 @@ def sync(folder: str | Path, *, tracker: Choice | str | Mapping[str, Any] | None
         built: Tracker = trackers.build(choice, plan, store, run)
         if built.title:
             link = built.sync(sorted((file.parent / "report").glob("*")))
-            deliveries.append(Delivery(plan.study, link, built.delivered))
+            deliveries.append(Delivery(plan.study, link, built.delivered, link is not None or built.is_up_to_date))
     if unreadable:
         raise UserError("\n".join(unreadable))
     return deliveries

@@ -149,7 +149,7 @@ class MlflowTracker(Replay):
         runs = TrialRuns(client, experiment, self.plan, self._root, source, self.delivered)
         runs.match(service.iterate_runs(client, experiment), self.trials, parsed)
         if self._verifies:
-            runs.verify(parsed.values())
+            runs.verify(parsed)
         self._runs = runs
 
     def holds(self, mark: Cursor) -> bool:

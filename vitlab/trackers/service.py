@@ -418,7 +418,9 @@ def set_experiment_tag(client: MlflowClient, experiment: Experiment, name: str, 
 
 
 def iterate_runs(client: MlflowClient, experiment_id: str, selection: str = "") -> Iterator[Run]:
-    """Return all runs of an experiment that are not deleted, the oldest first.  Delete none before the last one.
+    """Yield all runs of an experiment that are not deleted, each once, the oldest first.
+
+    Delete none before the last one.
 
     Args:
         client: MLflow's client.
@@ -426,7 +428,11 @@ def iterate_runs(client: MlflowClient, experiment_id: str, selection: str = "") 
         selection: MLflow's filter.
     """
     order = ["attributes.start_time ASC"]
-    return iterate_pages(lambda token: client.search_runs([experiment_id], selection, ACTIVE, PAGE, order, token))
+    seen = set[str]()
+    for run in iterate_pages(lambda token: client.search_runs([experiment_id], selection, ACTIVE, PAGE, order, token)):
+        if run.info.run_id not in seen:  # pages move down with every run that another client creates meanwhile
+            seen.add(run.info.run_id)
+            yield run
 
 
 def iterate_pages(search: Callable[[str | None], Any]) -> Iterator[Any]:

@@ -24,6 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from vitlab.errors import UserError
 from vitlab.planning.values import Plan
 from vitlab.spec.tree import parse_as
 from vitlab.store.files import read_stored, write_bytes
@@ -122,17 +123,20 @@ class TrialRuns:
                 if own[index].training in [run.training for run in own[:index]]:
                     self.client.delete_run(own.pop(index).id)
 
-    def verify(self, marks: Iterable[RunMark]) -> None:
+    def verify(self, marks: Mapping[str, RunMark]) -> None:
         """Compare the study's metric and the number of files of every run with those delivered.
 
-        A run that lacks some is not intact.  Sends a request per run, and more for files; :meth:`match` sends none.
+        A run that lacks some is not intact, nor a run without files whose trial has ended, and has files since an arm
+        was removed.  Sends a request per run, and more for files; :meth:`match` sends none.
         """
         name = records.key(self.plan.analysis.metric)
-        for mark in marks:
+        for identity, mark in marks.items():
             if mark.run in self.intact:
+                has_ended = mark.has_result or mark.status == FAILED
+                lacks_all = has_ended and identity in self._filed and not mark.artifacts
                 points = {(point.timestamp, point.step) for point in self.client.get_metric_history(mark.run, name)}
                 files = count_files(self.client, mark.run, self._places[mark.run]) if mark.artifacts else 0
-                if len(points) < mark.points or files < mark.artifacts:
+                if len(points) < mark.points or files < mark.artifacts or lacks_all:
                     self.intact.remove(mark.run)
 
     def write(self, news: TrialUpdate, mark: RunMark | None) -> RunMark:
@@ -226,8 +230,9 @@ class TrialRuns:
             if (folder.path / "log.txt").exists():
                 shutil.copyfile(folder.path / "log.txt", place / "log.txt")
             return
-        if (folder.path / "explain").is_dir():
-            shutil.copytree(folder.path / "explain", place / "explain")
+        explain = folder.path / "explain"
+        if explain.is_dir() and not explain.is_symlink():
+            shutil.copytree(explain, place / "explain", ignore=_links_and_temporary_files)
         pictures = list(explanation_pictures(folder.path))
         if folder.predictions.is_file():
             shutil.copyfile(folder.predictions, place / folder.predictions.name)
@@ -319,10 +324,16 @@ class StoredRun(NamedTuple):
     """What distinguishes the trainings of a trial: when a training began, or else the output folder."""
 
 
+def _links_and_temporary_files(folder: str, names: Iterable[str]) -> list[str]:
+    """Return the names that are not delivered of a folder: a link may lead to any file of the user."""
+    return [name for name in names if name.startswith(".") or os.path.islink(os.path.join(folder, name))]
+
+
 def count_files(client: MlflowClient, run: str, place: str) -> int:
     """Return the number of a run's artifacts; in a folder of this machine without MLflow, which takes 30 ms."""
     if os.path.isabs(place):
-        return sum(len(files) for _, _, files in os.walk(place))
+        # A name with a dot is of a file that a killed process has not completed.
+        return sum(not name.startswith(".") for _, _, files in os.walk(place) for name in files)
 
     def below(folder: str | None) -> int:
         items = client.list_artifacts(run, folder)
@@ -335,13 +346,22 @@ def send_files(client: MlflowClient, run: str, place: str, folder: Path) -> None
     """Send the files in a folder as a run's artifacts.
 
     Into a folder of this machine they are written without MLflow, which cannot replace files of another user.
+
+    Raises:
+        UserError: if a link leads out of the folder of the artifacts.
     """
     if not os.path.isabs(place):
         client.log_artifacts(run, str(folder))
         return
+    root = Path(place).parent.resolve() / Path(place).name
     for file in folder.rglob("*"):
         if file.is_file():
-            write_bytes(place / file.relative_to(folder), file.read_bytes(), fsync=False)
+            target = place / file.relative_to(folder)
+            if not target.parent.resolve().is_relative_to(root):
+                raise UserError(
+                    f"{target.parent} leads out of {root}, and vitlab writes behind no link; delete the link"
+                )
+            write_bytes(target, file.read_bytes(), fsync=False)
 
 
 def _lacks_data(run: Run, mark: RunMark) -> bool:
@@ -400,6 +420,8 @@ def explanation_pictures(folder: Path) -> Iterator[Picture]:
     Damaged ones are reported and left out.
     """
     for file in sorted(folder.glob("explain/test-*/*.png")):
+        if any(path.is_symlink() for path in (file, *file.parents[:2])):
+            continue  # it may lead to any file of the user
         key, number = f"explain/{file.stem}", file.parent.name.removeprefix("test-")
         if number.isdecimal() and KEY.fullmatch(key):
             image = read_stored(file, _load_image)
