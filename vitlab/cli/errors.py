@@ -58,8 +58,8 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
         click.echo(wrap_text(text, width) if isinstance(error, UserError) else text, err=True)
         return code
     for problem in error.problems:
-        shown = replace(problem, message=public(problem.message), source=public(problem.source))
-        click.echo(public(_source_excerpt(shown, width)), err=True, color=colour)
+        masked = replace(problem, message=public(problem.message), source=public(problem.source))
+        click.echo(public(_source_excerpt(masked, width)), err=True, color=colour)
     if len(error.problems) > 1:
         files = list(dict.fromkeys(problem.file for problem in error.problems))
         typed = any(file.startswith("--set ") for file in files)

@@ -287,12 +287,12 @@ def _missing_data(plan: Plan, store: Store) -> list[str]:
     for planned in _all(plan):
         trials.setdefault(str(planned.trial.spec.data), []).append(planned)
     reasons = {name: DataSource(items[0].trial.spec.data).missing() for name, items in trials.items()}
-    needed = [
+    datasets = [
         str(reason)
         for name, reason in reasons.items()
         if reason and not all(store.folder(item.trial).done() for item in trials[name])
     ]
-    return list(dict.fromkeys(needed))
+    return list(dict.fromkeys(datasets))
 
 
 def _all(plan: Plan) -> list[Planned]:

@@ -55,8 +55,8 @@ def train_missing(
         )
     keep = _keep(session.run, stage.analysis, is_needed=False)
     missing = {planned.trial.name for planned in trials}
-    ended = {session.folder(planned.trial) for planned in stage.trials if planned.trial.name not in missing}
-    if lacking := sum(folder.lacks_weights(keep) for folder in ended):
+    ended_folders = {session.folder(planned.trial) for planned in stage.trials if planned.trial.name not in missing}
+    if lacking := sum(folder.lacks_weights(keep) for folder in ended_folders):
         session.watch.say(
             f"{count(lacking, 'trial')} ended without weights that run.keep asks for now, and an ended trial is not "
             "trained again for these; delete its folder to have it trained again."
@@ -113,10 +113,10 @@ class Schedule:
         """Return the schedule of trials of a plan, after looking for jobs that an earlier driver has left."""
         run = session.run
         executor: Executor = registry.slot("executor").build(run.executor, run)
-        needed = {name for planned in todo for name in planned.trial.needs.values()}
+        dependencies = {name for planned in todo for name in planned.trial.needs.values()}
 
         def job(engine: str, group: Sequence[Planned]) -> Job:
-            is_needed = not needed.isdisjoint(item.trial.name for item in group)
+            is_needed = not dependencies.isdisjoint(item.trial.name for item in group)
             return _job(engine, group, session, _keep(run, plan.analysis, is_needed=is_needed))
 
         planned = {session.folder(item.trial).path: item for item in todo}

@@ -96,11 +96,11 @@ def cached_trials(plan: Plan, only: str, store: Store, ended: Collection[str] = 
     tuned = (planned for tuning in plan.tuning if _is_tuned_for(tuning.arm, only) for planned in tuning.trials)
     trials = [*tuned, *plan.trials]
     starters = [*(planned.trial for planned in trials), *plan.prerequisites]
-    needed = {name for trial in starters for name in trial.needs.values()}
+    dependencies = {name for trial in starters for name in trial.needs.values()}
     cached = [trial for trial in plan.prerequisites if store.folder(trial).has_weights()]
     for trial in (planned.trial for planned in distinct(trials) if planned.trial.name not in ended):
         folder = store.folder(trial)
-        if folder.has_weights() if trial.name in needed else folder.done():
+        if folder.has_weights() if trial.name in dependencies else folder.done():
             folder.remove_checkpoint(trial.to_json())
             cached.append(trial)
     return {trial.name: "cached" for trial in cached if trial.name not in ended}

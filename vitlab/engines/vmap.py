@@ -183,15 +183,15 @@ class Vmap(Engine):
         self.biases = {f"{path}.bias" for path in linear}
         self.trainable: dict[str, Tensor] = {}
         self.frozen: dict[str, Tensor] = {}  # frozen parameters and buffers
-        named = [dict(model.named_parameters()) for model in models]
-        for name, parameter in named[0].items():
-            rows = self._stack_as_views([parameters[name] for parameters in named])
+        weights = [dict(model.named_parameters()) for model in models]
+        for name, parameter in weights[0].items():
+            rows = self._stack_as_views([parameters[name] for parameters in weights])
             (self.trainable if parameter.requires_grad else self.frozen)[name] = rows.requires_grad_(
                 parameter.requires_grad
             )
         for name, _ in self.module.named_buffers():
             self.frozen[name] = self._stack_as_views([model.get_buffer(name) for model in models])
-        self.parameters = {name: [parameters[name] for parameters in named] for name in self.trainable}
+        self.parameters = {name: [parameters[name] for parameters in weights] for name in self.trainable}
         self.optimizers = Joint([training.optimizer for training in self.trainings])
 
     def _stack_as_views(self, tensors: Sequence[Tensor]) -> Tensor:

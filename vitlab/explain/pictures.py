@@ -200,8 +200,8 @@ def _panels(count: int) -> tuple[Figure, list[Any]]:
 
 
 def _show_image(axis: Any, image_HWC: Array, title: str) -> None:
-    shown = image_HWC[..., :3] if image_HWC.shape[2] >= 3 else image_HWC[..., 0]  # colours, or the first as grey
-    axis.imshow(shown, cmap="gray", vmin=0, vmax=1)
+    picture = image_HWC[..., :3] if image_HWC.shape[2] >= 3 else image_HWC[..., 0]  # colours, or the first as grey
+    axis.imshow(picture, cmap="gray", vmin=0, vmax=1)
     axis.set(xticks=[], yticks=[])
     axis.set_title("\n".join(textwrap.wrap(title, 28)), fontsize=9)
 

@@ -161,10 +161,10 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
         remarks.notes.append("Without --seed the arms are not paired: name the column of the seeds if they share some.")
     compared = None
     if columns.baselines is not None:
-        named = to_texts(rows[columns.baselines])
+        baselines = to_texts(rows[columns.baselines])
         if block is not None:
-            named = named.where(named == "", to_texts(rows[block]) + ": " + named)
-        compared = _parse_baselines(frame["arm"], named, columns.baselines, remarks)
+            baselines = baselines.where(baselines == "", to_texts(rows[block]) + ": " + baselines)
+        compared = _parse_baselines(frame["arm"], baselines, columns.baselines, remarks)
     remarks.check()
     blocks = dict(zip(frame["arm"], frame["block"], strict=True))
     return Trainings(table, frame, metric_values.is_percent, seed is not None, blocks, compared)

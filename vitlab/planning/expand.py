@@ -219,14 +219,14 @@ def _plan_arms(
     first = {item.arm: item.trial for item in reversed(trials)}
     varied = dict.fromkeys(path for arm in arms for path in arm.changes.values)
     varied |= dict.fromkeys(path for arm in arms for path in arm.solved)
-    named = resolver.study.run.effective_engine
+    engine_name = resolver.study.run.effective_engine
 
     def engine(arm: ResolvedArm) -> EngineChoice:
         if arm.name not in first:
             return EngineChoice("", "")
         model, info = arm.trial.model, arm.trial.info
         work = model.component.work(info, model.options)
-        return choose_engine(first[arm.name], named, lambda _: work, decisions.benchmarks, device)
+        return choose_engine(first[arm.name], engine_name, lambda _: work, decisions.benchmarks, device)
 
     return tuple(
         Arm(

@@ -163,11 +163,13 @@ def collect(plan: Plan, store: Store) -> Content:
     at = state(plan, store)  # before results are read: a trial that ends in between makes the report outdated
     results = StudyResults.read(plan, store)
     findings = Findings(results, summary(results), store)
-    needed = gather_prerequisites(plan, store)
+    prerequisites = gather_prerequisites(plan, store)
     report = replace(
-        Report.from_findings(findings, [*describe_version(plan, store), *notes_of(results, needed, findings.arms)]),
+        Report.from_findings(
+            findings, [*describe_version(plan, store), *notes_of(results, prerequisites, findings.arms)]
+        ),
         made=collect_provenance(
-            plan, store, [*needed, *gather_trials(plan, store, plan.rival_trials), *results.trials]
+            plan, store, [*prerequisites, *gather_trials(plan, store, plan.rival_trials), *results.trials]
         ),
         trials=frame_to_json(results.frame),
         state=at,

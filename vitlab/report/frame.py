@@ -100,8 +100,8 @@ def gather_trials(plan: Plan, store: Store, trials: Sequence[Planned] | None = N
 
 def gather_prerequisites(plan: Plan, store: Store) -> list[StoredTrial]:
     """Return the trials that others need and that belong to no arm, such as teachers, with status and result."""
-    named = [(f"prerequisite {trial.key[:8]}", trial) for trial in plan.prerequisites]
-    return gather_trials(plan, store, [Planned(name, trial.seeds.get("init", 0), trial) for name, trial in named])
+    labels = [(f"prerequisite {trial.key[:8]}", trial) for trial in plan.prerequisites]
+    return gather_trials(plan, store, [Planned(name, trial.seeds.get("init", 0), trial) for name, trial in labels])
 
 
 def metric_column(analysis: Analysis) -> str:

@@ -53,14 +53,14 @@ def sequential_levels(sizes: tuple[int, ...], alpha: float = 0.05, family: int =
     levels = [spent[1]]
     mass = -np.diff(np.maximum(outside, spent[1]))
     for look, (before, size) in enumerate(itertools.pairwise(sizes), 2):
-        wanted = spent[look] - spent[look - 1]
+        spend = spent[look] - spent[look - 1]
         middles = _bounds_on_u((scores[1:] + scores[:-1]) / 2, before)
         beyond = mass @ _exceedance_in_size(middles, _bounds_on_u(scores, size), before, size - before)
         # Both tails are nearly linear in their logarithms.
         known = beyond > 1e-300
-        log_level = np.interp(-math.log(wanted), -np.log(beyond[known]), np.log(outside[known]))
-        levels.append(max(wanted, math.exp(log_level)))  # what is spent is a valid level, whatever came before
-        mass = -np.diff(np.maximum(beyond, wanted))
+        log_level = np.interp(-math.log(spend), -np.log(beyond[known]), np.log(outside[known]))
+        levels.append(max(spend, math.exp(log_level)))  # what is spent is a valid level, whatever came before
+        mass = -np.diff(np.maximum(beyond, spend))
     return tuple(min(alpha, family * level) for level in levels)
 
 

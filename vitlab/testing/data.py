@@ -108,8 +108,8 @@ def _read_split(dataset: Dataset, split: Any) -> Images:
         pictures = dataset.pictures(split)
         if pictures is None:
             return dataset.read(split)
-        chosen = range(0, len(pictures), max(1, len(pictures) // 100))  # at most 100, evenly spaced
-        return Images(torch.stack([pictures.image(index) for index in chosen]), pictures.y_N[list(chosen)])
+        sample = range(0, len(pictures), max(1, len(pictures) // 100))  # at most 100, evenly spaced
+        return Images(torch.stack([pictures.image(index) for index in sample]), pictures.y_N[list(sample)])
 
 
 def _check_images(images: Images, info: DataInfo) -> None:

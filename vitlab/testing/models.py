@@ -275,9 +275,9 @@ def _check_devices(case: _Case) -> None:
     x = case.input().to("meta")
     with about("built and run on the meta device, as a plan is checked"), torch.device("meta"):
         _check_outputs(case, case.build()(x), x)
-    moved = case.build().to("meta")
+    on_device = case.build().to("meta")
     with on_another_device():
-        out = moved(x)
+        out = on_device(x)
     # A value that does not depend on the input, such as a bias, stays where its buffers are.
     for name, value in out.items():
         assert value.is_meta, f"{name} stays on the CPU if the part is moved to another device; {ONE_DEVICE}"

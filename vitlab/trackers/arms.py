@@ -70,18 +70,18 @@ def deliver_summaries(
         varied: names of the parameters that differ between arms.
     """
     numbers, common = records.numbers(plan), {"vitlab.kind": "arm", "vitlab.study": plan.study, "vitlab.root": root}
-    wanted = {name: {"arm": name, **common, **records.page_tags(numbers, name)} for name in points}  # tags by arm
+    summaries = {name: {"arm": name, **common, **records.page_tags(numbers, name)} for name in points}  # tags by arm
     outdated = list[str]()
     for run in service.iterate_runs(client, experiment):
         arm, tags = run.data.tags.get("arm"), run.data.tags
-        is_current = arm in wanted and wanted[arm].items() <= tags.items() and run.info.status == FINISHED
+        is_current = arm in summaries and summaries[arm].items() <= tags.items() and run.info.status == FINISHED
         if is_current and run.data.metrics == points[arm]:
-            del wanted[arm]
+            del summaries[arm]
         elif tags.get("vitlab.root") == root:
             outdated.append(run.info.run_id)
     for arm in plan.arms:
-        if arm.name in wanted:
-            _write_run(client, experiment, arm, points[arm.name], wanted[arm.name])
+        if arm.name in summaries:
+            _write_run(client, experiment, arm, points[arm.name], summaries[arm.name])
     for run_id in outdated:  # afterwards, as pages of a search move up with every deleted run
         client.delete_run(run_id)
     headline = plan.analysis.metric
@@ -93,7 +93,7 @@ def deliver_summaries(
         axes=(varied, [f"mean/{headline}", f"sd/{headline}"]),
     )
     dashboard.save_views(client, experiment, {dashboard.SUMMARY: view})
-    return len(wanted)
+    return len(summaries)
 
 
 def describe_experiment(plan: Plan) -> str:

@@ -148,8 +148,8 @@ def _timm_facts(config: Json, where: str) -> Config:
     )
     # How the authors prepare pictures for evaluation, which the options of the data decide here.
     crop = pretrained.get("test_crop_pct") or pretrained.get("crop_pct")
-    given = {"crop_pct": crop, "interpolation": pretrained.get("interpolation")}
-    options = [f"data.{name}: {value}" for name, value in given.items() if value is not None]
+    settings = {"crop_pct": crop, "interpolation": pretrained.get("interpolation")}
+    options = [f"data.{name}: {value}" for name, value in settings.items() if value is not None]
     if options and pretrained.get("crop_mode") == "squash":
         options.append("data.fit: squash")
     sentence = f"{where}: the authors' evaluation of pictures is {', '.join(options)}; it is not applied unless set"

@@ -54,9 +54,9 @@ def to_timm(architecture: Architecture, state: State) -> TimmTarget:
     Raises:
         WeightsError: if no model of timm does, with the options in which the most similar one differs.
     """
-    timm, wanted, mine = import_timm(), _timm_arguments(architecture), architecture.skeleton()
+    timm, target, mine = import_timm(), _timm_arguments(architecture), architecture.skeleton()
     if "head.weight" not in state:
-        wanted["num_classes"] = 0
+        target["num_classes"] = 0
     reasons: list[list[str]] = []
     relative = "relative_bias" in architecture.encodings  # BEiT's alone
     candidates = {
@@ -64,7 +64,7 @@ def to_timm(architecture: Architecture, state: State) -> TimmTarget:
     }
     for name, kind in candidates.items():
         accepted = inspect.signature(getattr(timm.models, kind)).parameters
-        arguments = {key: value for key, value in wanted.items() if key in accepted}
+        arguments = {key: value for key, value in target.items() if key in accepted}
         try:
             with torch.device("meta"):
                 module = timm.create_model(name, **arguments)

@@ -58,8 +58,8 @@ class Loss(Curves):
 def draw_curves(results: StudyResults, history: pd.DataFrame, metric: str) -> Drawing | None:
     """Draw the learning curves of a metric; None where nothing was measured twice.  Means are over finished trials."""
     plan, scale, frame = results.plan, Scale.of(metric, results.plan.units), results.frame
-    ended = frame.loc[frame["status"].isin([Ending.DONE, Ending.DIVERGED, Ending.FAILED]), ["arm", "seed", "status"]]
-    rows = history[(history["metric"] == metric) & np.isfinite(history["value"])].merge(ended, on=["arm", "seed"])
+    endings = frame.loc[frame["status"].isin([Ending.DONE, Ending.DIVERGED, Ending.FAILED]), ["arm", "seed", "status"]]
+    rows = history[(history["metric"] == metric) & np.isfinite(history["value"])].merge(endings, on=["arm", "seed"])
     rows, unit = _place_on_axis(rows.assign(value=scale.factor * rows["value"]))
     done = rows[rows["status"] == Ending.DONE]
     names = [arm.name for arm in plan.arms if (done["arm"] == arm.name).any()]

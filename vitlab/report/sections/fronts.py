@@ -114,8 +114,8 @@ class Fronts(Section[Front]):
             for axes in panels[::across]:
                 axes.set_ylabel(scale.title)
             legends = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in panels]
-            named = {text: sign for legend in legends for sign, text in legend}
-            figure.legend(named.values(), named, loc="outside lower center", ncols=across)
+            sign_of_label = {text: sign for legend in legends for sign, text in legend}
+            figure.legend(sign_of_label.values(), sign_of_label, loc="outside lower center", ncols=across)
             caption = (
                 "What each arm reaches, as the mean of its seeds, over what it costs. Filled, and joined by a line: "
                 "arms that no other one beats in both."
