@@ -252,7 +252,7 @@ def test_untrained_arm_is_detected(accepted: Path, monkeypatch: pytest.MonkeyPat
     easier |= {"design": None}
     _, plan = check.lab.plan_study(accepted / "gate.yaml", changes=easier)
     assert [item.verdict for item in check_learning(plan)] == ["pass"]
-    monkeypatch.setattr(Training, "rate", lambda self, step: 0.0)
+    monkeypatch.setattr(Training, "learning_rate", lambda self, step: 0.0)
     findings = list(check_learning(plan))
     assert [item.verdict for item in findings] == ["regressed"]
     assert "validation loss went from" in findings[0].sentence
@@ -318,7 +318,7 @@ def test_no_surviving_arm_means_regression(accepted: Path, tmp_path: Path, monke
     """No trial has the metric then; this is not a mistake of the file."""
     write(tmp_path, design=None)
     shutil.copy(accepted / "gate.baseline.yaml", tmp_path)
-    monkeypatch.setattr(Training, "rate", lambda self, step: math.inf)
+    monkeypatch.setattr(Training, "learning_rate", lambda self, step: math.inf)
     done = vitlab(tmp_path, "--tier", "statistical")
     assert done.exit_code == 1 and "3 of 3 trainings diverged" in done.stdout
 

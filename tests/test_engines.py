@@ -532,7 +532,7 @@ def test_trial_that_cannot_begin_fails_alone(tmp_path: Path) -> None:
     items = work(tmp_path, trial(0), bad, trial(2))
     run_together(items, SETTINGS)
     assert [folder.done() for _, folder in items] == [True, False, True]
-    assert "not the data this trial was planned for" in (items[1][1].failure() or "")
+    assert "not the data this was planned with" in (items[1][1].failure() or "")
 
 
 def test_unwritable_result_fails_one_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -563,7 +563,7 @@ def test_finished_trial_is_not_failed_by_later_error(tmp_path: Path, monkeypatch
     monkeypatch.setattr("vitlab.runner.run.train", fall)
     items = work(tmp_path, trial(0), bad, trial(2))
     run_together(items, SETTINGS)
-    assert "not the data this trial was planned for" in (items[1][1].failure() or "")
+    assert "not the data this was planned with" in (items[1][1].failure() or "")
     assert all("No space left" in (items[seed][1].failure() or "") for seed in (0, 2))
 
 

@@ -25,6 +25,7 @@ import torch
 import warm
 import yaml
 from job_helpers import PATIENCE_S, alive, until
+from matplotlib.figure import Figure
 
 import vitlab
 from vitlab import lab, planning, report
@@ -154,7 +155,7 @@ def test_study_may_be_a_mapping(tmp_path: Path) -> None:
 def test_figures_of_a_study_are_those_of_its_report(answered: tuple[Path, Path, Answer]) -> None:
     file, out, _ = answered
     figures = vitlab.compare(file, out=out).figures
-    assert "arms" in figures and all(type(figure).__name__ == "Figure" for figure in figures.values())
+    assert "arms" in figures and all(isinstance(figure, Figure) for figure in figures.values())
 
 
 @pytest.mark.parametrize("name", ["results", "compare", "history", "predictions", "load"])

@@ -109,6 +109,7 @@ CALLED = {
     "tracker": {
         *(
             "close",
+            "is_up_to_date",
             "deliver",
             "marks",
             "sync",

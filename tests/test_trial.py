@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import multiprocessing
-import os
 import random
 import re
 import shutil
@@ -19,7 +18,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 from job_helpers import run_together, run_trial
 from PIL import Image
@@ -238,17 +236,18 @@ def test_damaged_checkpoint_only_costs_time(folder: Any, capsys: pytest.CaptureF
 
 def test_kill_during_write_of_checkpoint_only_costs_time(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a kill would leave is a copy of the folder, made by the thread that has written half of a checkpoint."""
-    where, killed, write, threads = folder("whole"), folder("killed"), safetensors.torch.save_file, []
+    where, killed, sync, threads = folder("whole"), folder("killed"), artifacts.fsync_all, []
 
-    def save_file(tensors: Any, file: Path, metadata: Any) -> None:
-        write(tensors, file, metadata)
+    def fsync_all(files: list[Path]) -> None:
         threads.append(threading.current_thread())
         if len(threads) == 3:
-            os.truncate(file, file.stat().st_size // 2)
+            whole = files[0].read_bytes()
+            files[0].write_bytes(whole[: len(whole) // 2])
             shutil.copytree(where.path, killed.path)
-            write(tensors, file, metadata)
+            files[0].write_bytes(whole)
+        sync(files)
 
-    monkeypatch.setattr(safetensors.torch, "save_file", save_file)
+    monkeypatch.setattr(artifacts, "fsync_all", fsync_all)
     expected = done(run_trial(trial(), where, Settings(every_s=0.0)))
     assert len(list(killed.checkpoint.iterdir())) == 2 and threading.main_thread() not in threads
     assert done(run_trial(trial(), killed, Settings())).outcome == expected.outcome
@@ -445,7 +444,7 @@ def test_failing_matmul_benchmark_does_not_prevent_training(
 ) -> None:
     usual = done(run_trial(trial(), folder("usual"), Settings(device="cpu")))
 
-    def fail(device: torch.device, precision: str, threads: int) -> float:
+    def fail(device: torch.device, precision: str) -> float:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(circumstances, "_time_products", fail)

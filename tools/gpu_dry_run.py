@@ -324,15 +324,15 @@ def fake_device(mode: FakeTensorMode, reads_back: bool) -> Iterator[str]:
     """
     register_device()
     overwrite, pin_memory = torch.__future__.get_overwrite_module_params_on_conversion(), Tensor.pin_memory
-    fused = torch_optimizers.fused
+    fused = torch_optimizers.supports_fused
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     Tensor.pin_memory = lambda self: self  # type: ignore[method-assign,assignment]
-    torch_optimizers.fused = lambda groups: True
+    torch_optimizers.supports_fused = lambda groups: True
     try:
         with mode, _Fake(mode, reads_back):
             yield DEVICE
     finally:
-        torch_optimizers.fused = fused
+        torch_optimizers.supports_fused = fused
         Tensor.pin_memory = pin_memory  # type: ignore[method-assign]
         torch.__future__.set_overwrite_module_params_on_conversion(overwrite)
 

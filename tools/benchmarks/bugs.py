@@ -35,8 +35,8 @@ def wrong_scale(patch: pytest.MonkeyPatch) -> None:
 
 def half_the_rate(patch: pytest.MonkeyPatch) -> None:
     """Train every step at half the learning rate."""
-    sound = Training.rate
-    patch.setattr(Training, "rate", lambda self, step: 0.5 * sound(self, step))
+    sound = Training.learning_rate
+    patch.setattr(Training, "learning_rate", lambda self, step: 0.5 * sound(self, step))
 
 
 def no_augmentation(patch: pytest.MonkeyPatch) -> None:
