@@ -376,7 +376,8 @@ def test_training_that_lost_its_lock_writes_nothing(
             while any(folder.path.rglob(".*")):  # a checkpoint is being written by its thread
                 time.sleep(0.01)
             (folder.path / "lock.held").write_text("other/3/4  1\n")
-            before.update({str(file): file.read_bytes() for file in folder.path.rglob("*") if file.is_file()})
+            files = [file for file in folder.path.rglob("[!.]*") if file.is_file()]  # a thread may begin to write
+            before.update({str(file): file.read_bytes() for file in files})
         return False
 
     settings = Settings(device="cpu", every_s=0.0)
