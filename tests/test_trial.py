@@ -33,6 +33,7 @@ from vitlab.runner import attempt, circumstances
 from vitlab.runner.job import Settings
 from vitlab.runner.models import load_model
 from vitlab.spec import STREAMS, TrialSpec
+from vitlab.store import files
 from vitlab.store.files import read_json
 from vitlab.store.folders import Keep, TrialFolder
 from vitlab.store.locks import Busy
@@ -236,18 +237,19 @@ def test_damaged_checkpoint_only_costs_time(folder: Any, capsys: pytest.CaptureF
 
 def test_kill_during_write_of_checkpoint_only_costs_time(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a kill would leave is a copy of the folder, made by the thread that has written half of a checkpoint."""
-    where, killed, sync, threads = folder("whole"), folder("killed"), artifacts.fsync_all, []
+    where, killed, sync, threads = folder("whole"), folder("killed"), files.fsync_all, []
 
-    def fsync_all(files: list[Path]) -> None:
-        threads.append(threading.current_thread())
-        if len(threads) == 3:
-            whole = files[0].read_bytes()
-            files[0].write_bytes(whole[: len(whole) // 2])
-            shutil.copytree(where.path, killed.path)
-            files[0].write_bytes(whole)
-        sync(files)
+    def fsync_all(written: list[Path]) -> None:
+        if written[0].name.startswith(f".{artifacts.CHECKPOINT}"):
+            threads.append(threading.current_thread())
+            if len(threads) == 3:
+                whole = written[0].read_bytes()
+                written[0].write_bytes(whole[: len(whole) // 2])
+                shutil.copytree(where.path, killed.path)
+                written[0].write_bytes(whole)
+        sync(written)
 
-    monkeypatch.setattr(artifacts, "fsync_all", fsync_all)
+    monkeypatch.setattr(files, "fsync_all", fsync_all)
     expected = done(run_trial(trial(), where, Settings(every_s=0.0)))
     assert len(list(killed.checkpoint.iterdir())) == 2 and threading.main_thread() not in threads
     assert done(run_trial(trial(), killed, Settings())).outcome == expected.outcome

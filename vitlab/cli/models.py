@@ -159,11 +159,12 @@ def export_command(study: Path, arm: str, seed: int, form: Any, target: Path, ou
     """
     from vitlab.report.api import open_study
 
-    if (repository := target.as_posix().removeprefix("hub:")) != target.as_posix():
+    if (address := target.as_posix()).startswith("hub:"):
+        repository = address.removeprefix("hub:")
         raise UserError(
-            f"--to {target}: vitlab uploads nothing. Export to a folder, and type 'hf upload {repository} FOLDER' with "
-            "the folder of the files that are printed; 'pip install huggingface_hub' brings hf, and 'hf auth login' "
-            "asks for your token"
+            f"--to {address}: vitlab uploads nothing. Export to a folder, and type 'hf upload {repository} FOLDER' "
+            "with the folder of the files that are printed; 'pip install huggingface_hub' brings hf, and 'hf auth "
+            "login' asks for your token"
         )
     plan, store = open_study(study, out=out)
     trial = plan.find(arm, seed)

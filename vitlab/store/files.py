@@ -48,23 +48,16 @@ def write_json(path: Path, data: Any, *, fsync: bool = True) -> None:
     write_bytes(path, text.encode(), fsync=fsync)
 
 
-def write_bytes(path: Path, data: bytes, *, fsync: bool = True) -> None:
-    """Write a file atomically; see :func:`write_with`."""
-
-    def write(partial: Path) -> None:
-        with open(partial, "xb") as file:
-            file.write(data)
-
-    write_with(write, path, fsync=fsync)
-
-
-def write_with(write: Callable[[Path], None], path: Path, *, fsync: bool = True) -> None:
+def write_bytes(
+    path: Path, data: bytes, *, fsync: bool = True, before_rename: Callable[[], None] = lambda: None
+) -> None:
     """Write a file atomically: under a temporary name, synced, then renamed.
 
     Args:
-        write: Writes the content to a file of the given name, which does not exist.
         path: The file.
+        data: Its content.
         fsync: Sync to the disk; otherwise call :func:`fsync_all` before relying on the file.
+        before_rename: Called when all is written; if it raises, the file stays as it was.
 
     Raises:
         OSError: If the disk is full or read-only; no temporary file is left.
@@ -72,9 +65,11 @@ def write_with(write: Callable[[Path], None], path: Path, *, fsync: bool = True)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = temporary(path)
     try:
-        write(partial)
+        with open(partial, "xb") as file:
+            file.write(data)
         if fsync:
             fsync_all([partial])
+        before_rename()
         if path.is_dir():
             set_aside(path)
         set_aside_damaged(path)
@@ -100,7 +95,10 @@ def fsync_all(files: Sequence[Path]) -> None:
 
 
 def folder_name(name: str) -> str:
-    """Return a name without separators of paths, for a folder or a file; two names never share one."""
+    """Return a name without separators of paths, for a folder or a file; two names never share one.
+
+    On disks that ignore case, names that differ in case alone do.
+    """
     clean = re.sub(r"[^\w=., -]", "_", name).strip(" .")
     if clean == name and len(name) <= MAX_NAME:
         return name

@@ -16,7 +16,6 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,7 @@ from vitlab.data.prepare import Normalize
 from vitlab.errors import VitlabError, WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import digest
-from vitlab.store.files import Damaged, fsync_all, sort_metadata, write_bytes, write_with
+from vitlab.store.files import Damaged, sort_metadata, write_bytes
 from vitlab.training.evaluation import Columns
 
 if TYPE_CHECKING:
@@ -199,15 +198,12 @@ def checkpoint_writer(folder: Path, state: State, require: Callable[[], None] = 
     tensors: dict[str, Tensor] = {}
     rest = json.dumps(_extract_tensors(dict(state), "", tensors))
 
-    def write(file: Path) -> None:
+    def write() -> None:
+        # To memory, because safetensors' own writer leaves its temporary files after a kill, and ignores the umask.
         data = safetensors.torch.save(tensors, {_HEADER: rest, _DIGEST: _checkpoint_digest(tensors, rest)})
-        # safetensors' own writer leaves its temporary files after a kill, and ignores the umask.
-        with open(file, "xb") as out:
-            out.write(data)
-        fsync_all([file])
-        require()
+        write_bytes(folder / CHECKPOINT, data, before_rename=require)
 
-    return partial(write_with, write, folder / CHECKPOINT, fsync=False)
+    return write
 
 
 def read_checkpoint(folder: Path) -> State | None:

@@ -149,7 +149,7 @@ class ProcessGroup(SingleProcess):
         self._reset_sums()
 
     def gather(self, own: ByBatch) -> ByBatch:
-        """Return the tensors of all ranks; each holds all of them in memory, twice while they are sent."""
+        """Return the tensors of all ranks; each holds all of them in memory, several times for a moment."""
         copies = {
             f"{self.rank + place * self.count:09}/{name}": tensor.to("cpu", copy=True).contiguous()
             for name, tensors in own.items()

@@ -260,7 +260,7 @@ class Training:
                 for batch in map(objective.evaluation_batch, evaluation_batches(self.feed, split, self.task, peers)):
                     accumulator.add(objective.views(batch.x_BCHW, batch.y_B), batch.y_B, batch.id_B)
             result = accumulator.result(split, peers)
-            means = {name: mean(torch.cat(parts).cpu()) for name, parts in peers.gather(values).items()}
+            means = {name: mean(torch.cat(parts).cpu()) for name, parts in peers.gather(values).items() if parts}
             return self.add_feature_metrics(result._replace(metrics={**result.metrics, **means}))
 
     def add_feature_metrics(self, result: EvaluationResult) -> EvaluationResult:
