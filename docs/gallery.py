@@ -74,10 +74,12 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages to those that are written by hand."""
+    """Add the pages to those that are written by hand, in place of their stand-ins in the repository."""
     from mkdocs.structure.files import File
 
     for path, text in pages().items():
+        if stored := files.get_file_from_path(path):
+            files.remove(stored)
         files.append(File.generated(config, path, content=text))
     return files
 

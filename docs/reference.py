@@ -49,10 +49,12 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages to those that are written by hand."""
+    """Add the generated pages to those that are written by hand, in place of their stand-ins in the repository."""
     from mkdocs.structure.files import File
 
     for path, text in pages().items():
+        if stored := files.get_file_from_path(path):
+            files.remove(stored)
         files.append(File.generated(config, path, content=text))
     return files
 
@@ -121,7 +123,7 @@ def _anchor(path: str) -> str:
 
 def _slot(name: str) -> Iterator[str]:
     component_slot = registry.slot(name)
-    built_in = [entry for entry in registry.list_components(name) if entry.origin.source == registry.BUILT_IN]
+    built_in = [entry for entry in registry.list_entries(name) if entry.origin.source == registry.BUILT_IN]
     contract = component_slot.contract.__qualname__
     contract = f"vitlab.plugin.{'Replay' if contract == 'Tracker' else contract}"
     yield f"# Slot `{name}`\n"
@@ -217,6 +219,7 @@ def _python() -> Iterator[str]:
         yield f"| `{name}{call}` | {_inline(_split_sections(inspect.getdoc(member) or '')[0])} |"
     yield ""
     yield from _function("judge")
+    yield from _function("list_components")
     yield from _function("history")
     yield "Also `history.parquet` of a report. One row per measurement.\n"
     yield from _meanings_of(frame.HISTORY)

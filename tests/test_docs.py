@@ -133,7 +133,7 @@ def test_reference_has_every_component_and_option(name: str, reference: dict[str
     """The reference is the signatures, without vitlab's own schema."""
     text = reference[f"reference/{name}.md"]
     sections = dict(re.findall(r"(?ms)^## `(\w+)` \{#\w+\}\n(.*?)(?=^## |\Z)", text))
-    registered = {entry.name for entry in registry.list_components(name) if entry.origin.source == registry.BUILT_IN}
+    registered = {entry.name for entry in registry.list_entries(name) if entry.origin.source == registry.BUILT_IN}
     assert set(sections) == registered and registered
     for component, section in sections.items():
         cls = registry.slot(name).get(f"{registry.BUILT_IN}:{component}")
@@ -221,6 +221,14 @@ def test_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
         assert not re.search(r"url\([\"']?(https?:)?//", style.read_text()), style
     html = (site / "reference" / "position" / "index.html").read_text()
     assert re.search(r"<h2 id=\"?alibi2d\"?>", html) and "{#" not in html
+
+
+def test_links_of_pages_lead_to_files_of_the_repository() -> None:
+    """A reader of the repository follows them without the site: generated pages have stand-ins."""
+    for page in PAGES:
+        prose = re.sub(r"(?ms)^ *```.*?^ *```$", "", page.read_text())
+        for link in re.findall(r"\]\(([^)\s#]+)", prose):
+            assert "://" in link or (page.parent / link).exists(), (page, link)
 
 
 def test_dead_link_fails_build(tmp_path: Path) -> None:
