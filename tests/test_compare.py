@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import pickle
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from vitlab.errors import UserError
 from vitlab.planning.values import Plan, Planned
 from vitlab.report import frame
 from vitlab.report.comparison import COLUMNS
+from vitlab.report.phrasing import MINUS
 from vitlab.spec import Choice
 from vitlab.store.files import write_json
 from vitlab.store.folders import Store
@@ -98,6 +101,27 @@ def test_notebook_shows_answers_and_escapes_names(out: Path) -> None:
     Reader().feed(html)
     assert set(tags) == {"div", "ul", "li", "table", "thead", "tbody", "tr", "th", "td", "p"}
     assert "&lt;b&gt;=1 is 2.4 points below" in html
+
+
+def test_text_begins_with_answers_and_has_few_columns(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the frame as it was made alone: what is derived from it, or changed in place, is shown by pandas."""
+    monkeypatch.setenv("COLUMNS", "80")
+    table = vitlab.compare("old", "new", out=out)
+    lines = str(table).splitlines()
+    assert max(map(len, lines)) <= 80 and " ".join(lines).startswith(" ".join(table.answers))
+    (row,) = [line for line in lines if line.startswith(" new: <b>=1")]
+    mean, sd = 100 * np.mean(NEW["<b>=1"]), 100 * np.std(NEW["<b>=1"], ddof=1)
+    assert f"{mean:.1f} ± {sd:.1f}" in row and f" {MINUS}2.4 [" in row and row.endswith("worse (exploratory)")
+    assert repr(pickle.loads(pickle.dumps(table))) == repr(table)
+    plain = pd.DataFrame(table)
+    for derived in (table.head(2), table.copy(), table[["arm", "n"]], table.sort_values("arm")):
+        assert type(derived) is pd.DataFrame
+    table["mine"] = 1
+    assert repr(table) == repr(plain.assign(mine=1)) and table._repr_html_() == plain.assign(mine=1)._repr_html_()
+    results = vitlab.results("old", out=out)
+    assert re.match(r" +arm +seed +status +val/accuracy +wall_s\n", str(results)), "and no test metric"
+    assert str(results).splitlines()[-1] == f"columns: {', '.join(results)}"
+    assert type(results.head()) is pd.DataFrame and repr(pickle.loads(pickle.dumps(results))) == repr(results)
 
 
 def test_notebook_shows_notes_of_report(out: Path) -> None:

@@ -15,7 +15,7 @@ from vitlab.executors.machine import device_of
 from vitlab.planning.match import UTILISATION, device_hours, train_macs
 from vitlab.planning.tune import PENDING, format_values
 from vitlab.planning.values import Arm, Plan, Tuning
-from vitlab.report.formats import fit_table
+from vitlab.report.formats import to_text
 from vitlab.report.phrasing import Column, Columns, compact_number, duration
 from vitlab.spec.design import format_value
 from vitlab.store.folders import Store
@@ -135,21 +135,12 @@ def _costs_by_arm(plan: Plan, device: str, tflops: float | None) -> Costs:
 
 def _print_plan(plan: Plan, cached: Set[tuple[str, int]], costs: Costs, sentences: Sequence[str]) -> None:
     """Print the question, the table of the arms, of many only the first, and the sentences."""
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console()
-    if plan.question:
-        console.print(Text(plan.question), style="italic")
     arms = plan.arms[:MAX_ROWS]
-    console.print(fit_table(_arm_columns(plan, arms, cached, costs), console, [bool(arm.skip) for arm in arms]))
-    if len(plan.arms) > MAX_ROWS:
-        console.print(f"... {len(plan.arms) - MAX_ROWS:,} more ...")
-    for arm in arms:
-        if arm.skip:
-            console.print(Text(f"{arm.name}: skipped: {arm.skip}"), style="dim")
-    for sentence in sentences:
-        console.print(Text(sentence))
+    more = [f"... {len(plan.arms) - MAX_ROWS:,} more ..."] if len(plan.arms) > MAX_ROWS else []
+    skipped = [f"{arm.name}: skipped: {arm.skip}" for arm in arms if arm.skip]
+    question = [plan.question] if plan.question else []
+    columns = _arm_columns(plan, arms, cached, costs)
+    click.echo(to_text(*question, columns, *more, *skipped, *sentences), nl=False)
 
 
 def _arm_columns(plan: Plan, arms: Sequence[Arm], cached: Set[tuple[str, int]], costs: Costs) -> list[Column]:

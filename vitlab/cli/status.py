@@ -35,12 +35,9 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
 
     By default STUDY is the one that was run last. A paused trial has a checkpoint, from which the next run goes on.
     """
-    from rich.console import Console
-    from rich.text import Text
-
     from vitlab.driver.session import driver_of
     from vitlab.report.api import open_study
-    from vitlab.report.formats import fit_table
+    from vitlab.report.formats import to_text
     from vitlab.report.phrasing import Column
 
     plan, store = open_study(_find_latest(out) if study is None else study, out=out, changes=parse_changes(changes))
@@ -74,13 +71,10 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
         columns.append(Column(state, cells, rank=0 if any(cells) else 1))  # narrow terminals leave out empty columns
     if reasons:
         columns.append(Column("", tuple(reasons.get(name, "") for name in rows), right=False))
-    console = Console()
-    console.print(fit_table(columns, console))
     if driver:
         log = store.study(plan.study) / "driver.log"
-        console.print(Text(f"run by {driver}" + (f"; its log is {display_path(log)}" if log.exists() else "")))
-    for line in (*progress, *failures):
-        console.print(Text(line))
+        progress.insert(0, f"run by {driver}" + (f"; its log is {display_path(log)}" if log.exists() else ""))
+    click.echo(to_text(columns, *progress, *failures), nl=False)
 
 
 def _find_latest(out: Path) -> Path:

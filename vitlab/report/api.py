@@ -84,7 +84,9 @@ class Answer:
 
     def results(self) -> pd.DataFrame:
         """Return one row per trial, see :func:`vitlab.results`."""
-        return frame.results(self.plan, self.store)
+        from vitlab.report.notebook import Results
+
+        return Results.of(self.plan, self.store)
 
     def compare(self) -> Comparison:
         """Return one row per arm, see :func:`vitlab.compare`."""
@@ -157,21 +159,24 @@ def results(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
 
     Columns: ``study, arm, baseline, seed, trial, code, status, failure_kind, failure``, one per varied path,
     ``val/...``, ``test/...`` and ``train/...``, and ``params, macs, steps, images, wall_s, ended, engine, threads,
-    device, origins``.  The page of the Python API has the type and meaning of each column of every frame.
+    device, origins``.  Printed, the frame shows a few of them and names all.  The page of the Python API has the type
+    and meaning of each column of every frame.
 
     Raises:
         UserError: if the study has not been run in ``out``.
     """
-    return frame.results(*open_study(path, out=out))
+    from vitlab.report.notebook import Results
+
+    return Results.of(*open_study(path, out=out))
 
 
 def compare(first: str | Path, second: str | Path | None = None, *, out: str | Path = OUT) -> Comparison:
     """Return the comparison of a study's arms, or of two studies, as a frame with one row per arm.
 
     With two studies, every arm of ``second`` is compared with the arm of the same name in ``first``.  The last two
-    columns are mean and standard deviation of the test metric of the same name.  In a notebook the frame shows the
-    answers first; ``.answers`` holds them as text, ``.notes`` the caveats, and ``.figures`` the figures of the report,
-    such as ``figures["arms"]``.
+    columns are mean and standard deviation of the test metric of the same name.  Printed or in a notebook, the
+    frame shows the answers first; ``.answers`` holds them as text, ``.notes`` the caveats, and ``.figures`` the figures
+    of the report, such as ``figures["arms"]``.
 
     Raises:
         UserError: if a study has not been run in ``out``, or the two have no metric or no arm in common.

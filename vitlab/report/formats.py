@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import os
 import re
@@ -83,13 +82,10 @@ def frame_to_csv(frame: pd.DataFrame) -> str:
 
 def render_terminal(report: Report) -> str:
     """Return the report fitted to the width of the terminal."""
-    from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text
 
-    width = max(40, shutil.get_terminal_size((120, 24)).columns)
-    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    console = Console(file=io.StringIO(), width=width, force_terminal=colour, highlight=False)
+    console = _new_console(colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
     if report.question:
         console.print(Text(replace_controls(report.question), style="bold"))
     if report.overview:
@@ -102,31 +98,55 @@ def render_terminal(report: Report) -> str:
         if table is not None:
             if name != "arms":
                 console.print(Text(part.heading, style="bold"))
-            console.print(fit_table(table.columns, console))
+            console.print(_fit_table(table.columns, console))
     for note in report.notes:
         console.print(Padding(Text(replace_controls(note), style="dim"), (0, 0, 0, 2)))
     for head, text in report.provenance:
         if head in ("Data", "Training"):
             console.print(Text(f"{head:<9}{replace_controls(text)}", style="dim"))
+    return _text_of(console)
+
+
+def to_text(*parts: str | Sequence[Column]) -> str:
+    """Return sentences and tables, fitted to the width of the terminal."""
+    from rich.text import Text
+
+    console = _new_console()
+    for part in parts:
+        console.print(Text(replace_controls(part)) if isinstance(part, str) else _fit_table(part, console))
+    return _text_of(console)
+
+
+def _new_console(*, colour: bool = False) -> Console:
+    """Return a console as wide as the terminal, for :func:`_text_of`."""
+    from rich.console import Console
+
+    width = max(40, shutil.get_terminal_size((120, 24)).columns)
+    # In a notebook, rich would show what is printed.
+    return Console(file=io.StringIO(), width=width, force_terminal=colour, force_jupyter=False, highlight=False)
+
+
+def _text_of(console: Console) -> str:
+    """Return what was printed on a console, without spaces at the ends of lines."""
     assert isinstance(console.file, io.StringIO)
     return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
 
 
-def fit_table(columns: Sequence[Column], console: Console, dim: Sequence[bool] = ()) -> RichTable:
+def _fit_table(columns: Sequence[Column], console: Console) -> RichTable:
     """Return a table that fits into a console: the columns of the highest rank are left out until it does.
 
-    Columns of rank 0 stay, and text in them is folded; ``dim`` tells which rows are dimmed, by default none.
+    Columns of rank 0 stay, and text in them is folded.
     """
     # Measured without bounds, since a measure within them never exceeds the width.
     ranks, unbounded = sorted({column.rank for column in columns}), console.options.update(max_width=10_000)
-    table = _make_rich_table(columns, dim)
+    table = _make_rich_table(columns)
     while console.measure(table, options=unbounded).maximum > console.width and (highest := ranks.pop()):
         columns = [column for column in columns if column.rank < highest]
-        table = _make_rich_table(columns, dim)
+        table = _make_rich_table(columns)
     return table
 
 
-def _make_rich_table(columns: Sequence[Column], dim: Sequence[bool]) -> RichTable:
+def _make_rich_table(columns: Sequence[Column]) -> RichTable:
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -135,9 +155,8 @@ def _make_rich_table(columns: Sequence[Column], dim: Sequence[bool]) -> RichTabl
     for column in columns:
         title, justify = Text(replace_controls(column.title)), "right" if column.right else "left"
         table.add_column(title, justify=justify, no_wrap=column.right, overflow="fold")  # type: ignore[arg-type]
-    rows = zip(*(column.cells for column in columns), strict=True)
-    for cells, is_dim in zip(rows, dim or itertools.repeat(False), strict=False):
-        table.add_row(*(Text(replace_controls(cell)) for cell in cells), style="dim" if is_dim else "")
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*(Text(replace_controls(cell)) for cell in cells))
     return table
 
 
