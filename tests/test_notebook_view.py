@@ -63,7 +63,7 @@ def test_notebook_has_one_updated_output(
     monkeypatch.setattr(view, "refresh_s", -1.0)
     view.tick()
     view.close()
-    first, running, last = notebook.shown
+    first, *_, running, last = notebook.shown
     assert "0 of 4 trials" in first["text/plain"] and "2 of 4 trials" in running["text/plain"]
     html = running["text/html"]
     assert "baseline s1" in html and "val/accuracy 0.25" in html and "baseline s0" not in html and "━" in html

@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -230,6 +231,8 @@ def test_a_cold_start_is_told_within_seconds(
     view.on_start(plan.trials[0])
     told = []
     for now in (101.0, 106.0, 120.0, 140.0, 170.0):
+        if now == 106.0:
+            view._timer.function()  # its time is over
         if now == 140.0:
             append(store, plan.trials[0], 0, "start", attempt=1, step=0)
         view.tick()
@@ -237,3 +240,32 @@ def test_a_cold_start_is_told_within_seconds(
     assert "baseline" in told[0][0] or "to train" in told[0][0]
     assert "starting processes and reading data" in told[1][0]
     assert told[2] == told[3] == [] and "running" in told[4][0]
+    view.close()
+
+
+def test_status_is_a_line_in_a_terminal_and_a_late_sentence_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = io.StringIO()
+    view = progress.LiveView(Console(file=screen, force_terminal=True, width=100, color_system=None))
+    with pytest.raises(KeyError), view.status("loading"):
+        raise KeyError
+    assert "loading" in screen.getvalue() and screen.getvalue().endswith("\x1b[2K"), "the line is erased"
+    monkeypatch.setattr(progress, "FIRST_SILENCE_S", 0.05)
+    lines, printed = progress.PlainLines(), threading.Event()
+    monkeypatch.setattr(lines, "say", lambda sentence: (progress.click.echo(sentence), printed.set()))
+    with lines.status("over at once"):
+        pass
+    with lines.status("writing"):
+        assert printed.wait(10)
+    plan, store = synthetic_studies.study(tmp_path, {"baseline": [None] * 2})
+    printed.clear()
+    monkeypatch.setattr(lines, "_print", lambda text: (progress.click.echo(text), printed.set()))
+    lines.on_plan(plan, plan.trials, store)
+    assert printed.wait(10), "nothing calls tick while the first worker starts"
+    lines.close()
+    assert capsys.readouterr().out.splitlines() == [
+        "writing",
+        "positions: 1 arm, 2 trials; 2 to train",
+        "starting processes and reading data",
+    ]

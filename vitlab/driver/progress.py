@@ -6,7 +6,9 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from threading import Timer
 from typing import Any
 
 import click
@@ -25,7 +27,7 @@ from vitlab.store.result import Ending
 
 REFRESH_S = 0.5
 SILENCE_S = 60.0  #: time without a line after which a plain line tells the remaining time
-FIRST_SILENCE_S = 5.0  #: the same before the first such line, while processes start and data is read
+FIRST_SILENCE_S = 5.0  #: the same before the first line, while processes start, and for a status
 NOTEBOOK_REFRESH_S = 1.0  #: every update is a message to the browser
 SPEED_S = 24 * 3600.0  #: the remaining time follows from the speed over this time
 SAMPLE = 32  #: running trials whose journals are read for the display; the others count as the mean of these
@@ -97,16 +99,23 @@ class _Display(Watch):
         self._done, self._total = 0, len(todo)
         self._running.clear()
         self._bars = _bars(self._console)
-        self._all = self._bars.add_task(plan.study, total=max(1, len(todo) + len(plan.pending)), text="")
+        self._all = self._bars.add_task(
+            plan.study, total=max(1, len(todo) + len(plan.pending)), text="starting workers"
+        )
         skipped = sum(1 for arm in plan.arms if arm.skip)
         self.say(
             f"{plan.study}: {size_of(plan, todo, store)}" + (f", {count(skipped, 'arm')} skipped" if skipped else "")
         )
 
+    def status(self, what: str) -> AbstractContextManager[object]:
+        """Return a context during which a sentence says what is done, once that has taken a while."""
+        return _late_sentence(self.say, what)
+
     def on_start(self, planned: Planned) -> None:
         folder = self._store.folder(planned.trial)
         task = self._bars.add_task(trial_name(planned), total=1.0, text="starting")
         self._running[trial_name(planned)] = task, TrialProgress(folder, planned.trial)
+        self.tick()  # an executor that trains in this process would not return before
 
     def on_end(self, planned: Planned, ending: Ending, detail: str) -> None:
         if (running := self._running.pop(trial_name(planned), None)) is not None:
@@ -163,12 +172,14 @@ class PlainLines(_Display):
         super().__init__()
         self._ended: list[Planned] = []
         self._printed = 0.0
-        self._silence_s = FIRST_SILENCE_S
+        self._timer = Timer(FIRST_SILENCE_S, self._say_state)
 
     def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
         """Print the size of the plan and start counting."""
         super().on_plan(plan, todo, store)
         self._printed = time.monotonic()
+        self._timer = Timer(FIRST_SILENCE_S, self._say_state)  # tick is not called while the first worker starts
+        self._timer.start()
 
     def on_end(self, planned: Planned, ending: Ending, detail: str) -> None:
         """Print a line for a trial that did not end well; the others are printed together."""
@@ -184,8 +195,11 @@ class PlainLines(_Display):
     def tick(self) -> None:
         """Print the line of the trials that have ended since the last call, or one after a silence."""
         self._flush()
-        if time.monotonic() - self._printed > self._silence_s and self._done < self._total:
-            self._silence_s = SILENCE_S
+        if time.monotonic() - self._printed > SILENCE_S:
+            self._say_state()
+
+    def _say_state(self) -> None:
+        if self._done < self._total:
             self._update()  # a trial may have started during the silence
             has_started = self._done or any(progress.has_started for _, progress in self._running.values())
             self._print("running" if has_started else "starting processes and reading data")
@@ -197,6 +211,7 @@ class PlainLines(_Display):
 
     def close(self) -> None:
         """Print what has not been printed yet."""
+        self._timer.cancel()
         self._flush()
         super().close()
 
@@ -206,6 +221,7 @@ class PlainLines(_Display):
             self._print(f"{_names(trials)} {Ending.DONE}")
 
     def _print(self, text: str) -> None:
+        self._timer.cancel()
         self._update()
         self._printed = time.monotonic()
         rest = self._rest()
@@ -240,6 +256,10 @@ class LiveView(_Display):
             self._draw()
             self._refreshed = time.monotonic()
 
+    def status(self, what: str) -> AbstractContextManager[object]:
+        """Return a context during which a line shows what is done."""
+        return self._console.status(Text(what), spinner="line")
+
     def say(self, sentence: str) -> None:
         """Print the sentence above the bars."""
         self._console.print(Text(sentence))
@@ -260,6 +280,7 @@ class NotebookView(LiveView):
     """Output of a notebook cell, updated in place; messages are printed below it."""
 
     refresh_s = NOTEBOOK_REFRESH_S
+    status = _Display.status
     _handle: Any = None
 
     def say(self, sentence: str) -> None:
@@ -285,6 +306,16 @@ class NotebookView(LiveView):
     def _draw(self) -> None:
         if self._handle is not None:
             self._handle.update(self._bars)
+
+
+@contextmanager
+def _late_sentence(say: Callable[[str], None], what: str) -> Iterator[None]:
+    timer = Timer(FIRST_SILENCE_S, say, [what])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _names(trials: Sequence[Planned]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import fnmatch
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -40,6 +40,10 @@ class Watch:
 
     def tick(self) -> None:
         """Refresh the display; called regularly."""
+
+    def status(self, what: str) -> AbstractContextManager[object]:
+        """Return a context during which the display shows what is done, such as ``writing the report``."""
+        return nullcontext()
 
     def say(self, sentence: str) -> None:
         """Show a message."""
