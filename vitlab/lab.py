@@ -63,7 +63,7 @@ def run(
             the tracker, with a function that returns the report in a format, such as ``terminal`` or ``json``.
 
     Raises:
-        SpecError: if the file is wrong, with every mistake; nothing is written but the file of a mapping.
+        SpecError: if the file is wrong, with every mistake; nothing is written.
         UserError: if ``file`` is not a path, ``only`` matches no arm, or the executor or the tracker cannot work here;
             nothing is written.
         Interrupted: after Ctrl-C, once every running trial has written its checkpoint, or without what the tracker
@@ -72,15 +72,16 @@ def run(
     from vitlab.driver.progress import watch_on
 
     watch = watch or watch_on()
-    file = given_file(file, out, watch)
     store = Store(Path(out).resolve())
-    prepare_run(file, changes, store)
-    plan_again = partial(plan_study, file, changes=changes, plugins=plugins, out=out, versions=versions)
-    study, plan = plan_again()
-    require_arm(plan, only)
-    # The key of a trial needs the identity of its data, which is known once the data has been read.
-    if read_data(plan, store, file):
-        study, plan = plan_again()
+    with given_file(file, out, watch) as file:
+        prepare_run(file, changes, store)
+        plan_again = partial(plan_study, file, changes=changes, plugins=plugins, out=out, versions=versions)
+        with watch.status("loading PyTorch, and planning"):
+            study, plan = plan_again()
+        require_arm(plan, only)
+        # The key of a trial needs the identity of its data, which is known once the data has been read.
+        if read_data(plan, store, file):
+            study, plan = plan_again()
     trackers = registry.slot("tracker")
     with sole_driver(plan, store, watch) as followed:
         if followed:  # the other driver may have tuned, or opened arms for more seeds
@@ -149,22 +150,24 @@ def run(
 
 def _report_and_deliver(plan: Plan, session: Session, on_report: Callable[[Render], None] | None) -> str | None:
     """Bring the stored report up to date, and the tracker, and return the study's address there."""
-    folder, delivery, say = session.store.study(plan.study) / "report", session.delivery, session.watch.say
+    folder, delivery = session.store.study(plan.study) / "report", session.delivery
+    say, status = session.watch.say, session.watch.status
     if report.is_current(plan, session.store):
         if on_report is not None:
             on_report(partial(report.render, plan, session.store))
         return delivery.recorded_link() or delivery.close(sorted(folder.iterdir()), say)
     mark_undelivered(folder.parent)
     delivery.update()  # while the report is written
-    content = report.collect(plan, session.store)
+    with status("comparing the arms"):
+        content = report.collect(plan, session.store)
     try:
         if on_report is not None:
             on_report(content.render)
     finally:
-        say("writing the report")
         files: Sequence[Path] = ()
         try:
-            files = report.write(content, folder)
+            with status("writing the report"):
+                files = report.write(content, folder)
         finally:  # a report that cannot be written keeps no trial from the tracker
             link = delivery.close(files, say)
     return link

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,21 +55,40 @@ def prepare_run(file: str | Path, changes: Mapping[str, object], store: Store) -
             registry.slot("executor").get(study.run.executor.type).prepare()
 
 
-def given_file(study: str | Path | Mapping[str, object], out: str | Path, watch: Watch) -> Path:
-    """Return the file of a study, given as for :func:`vitlab.run`; a mapping is written to a file.
+@contextmanager
+def given_file(study: str | Path | Mapping[str, object], out: str | Path, watch: Watch) -> Iterator[Path]:
+    """Yield the file of a study, given as for :func:`vitlab.run`; a mapping is written to a file.
 
     Raises:
         UserError: if there is no such file, or the content has a value that a file cannot have.
+        SpecError: if one is raised inside the block; of a mapping, whose file is then as it was before, or gone, with
+            paths in place of lines.
     """
     if not isinstance(study, Mapping):
-        return find_study_file(require_path(study), watch.say)
+        yield find_study_file(require_path(study), watch.say)
+        return
     try:
         text = json.dumps(study, indent=1, ensure_ascii=False)  # which is YAML, too
     except (TypeError, ValueError) as error:
         raise UserError(f"a study has texts, numbers, lists and mappings alone: {error}") from None
     file = Path(out) / "written" / f"{folder_name(str(study.get('study', 'study')))}.yaml"
+    before = file.read_bytes() if file.is_file() else None
+    made = [folder for folder in (file.parent, Path(out)) if not folder.exists()]
     write_bytes(file, f"{text}\n".encode())
-    return file
+    try:
+        yield file
+    except SpecError as error:
+        if before is not None:
+            write_bytes(file, before)
+        with suppress(OSError):  # another process may have written there, too
+            if before is None:
+                file.unlink()
+            for folder in made:
+                folder.rmdir()
+        raise SpecError(
+            replace(one, file=".".join(map(str, one.path)) or "the study", line=0, source="") if one.line else one
+            for one in error.complete
+        ) from None
 
 
 def plan_study(
@@ -196,7 +215,8 @@ def plan(
     """
     import pandas as pd
 
-    _, planned = plan_study(given_file(file, out, Watch()), changes=changes, plugins=plugins, out=out)
+    with given_file(file, out, Watch()) as path:
+        _, planned = plan_study(path, changes=changes, plugins=plugins, out=out)
     store, by_arm = Store(Path(out).resolve()), costs(planned)
     return pd.DataFrame(
         {
