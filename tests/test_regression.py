@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -41,7 +42,7 @@ from vitlab.regression.decide import (
 from vitlab.regression.decide import judge_family as judge_all
 from vitlab.regression.facts import compare_facts
 from vitlab.regression.gate import CheckResult, outlook, pair_cells, second_look_seeds, train_and_judge
-from vitlab.regression.phrasing import outlook_table, render_json, render_junit, render_markdown
+from vitlab.regression.phrasing import render_check, render_json, render_junit, render_outlook
 from vitlab.spec import Study
 from vitlab.statistics import replicates
 
@@ -329,9 +330,9 @@ def test_outlook_is_for_seeds_of_file() -> None:
     assert [cell.n for cell in cells] == [3, 3]
     sd = np.std([0.90, 0.92, 0.94, 0.91, 0.93, 0.92], ddof=1)
     assert cells[0].chance == pytest.approx(chance_to_pass(3, float(sd), 2 * float(sd), 0.05), rel=1e-9)
-    table = outlook_table(cells)
+    table = render_outlook(cells, "md")
     assert "Warning" in table and "below 80 %" in table
-    assert "Warning" not in outlook_table([replace(cell, chance=0.99) for cell in cells])
+    assert "Warning" not in render_outlook([replace(cell, chance=0.99) for cell in cells], "md")
 
 
 # -- exact tier -------------------------------------------------------------------------------------------------------
@@ -517,12 +518,16 @@ def test_junit_counts_failures() -> None:
     assert "a drop <of 1>" in str(skipped.get("message"))
 
 
-def test_markdown_keeps_table_and_json_is_valid() -> None:
-    text_out = render_markdown(CHECKED)
+def test_markdown_keeps_table_and_json_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    text_out = render_check(CHECKED, "md")
     rows = [line for line in text_out.splitlines() if line.startswith("|")]
     assert {line.replace("\\|", "").count("|") for line in rows} == {12}
     assert "2 of 4 checks pass" in text_out and r"\<of 1>" in text_out and "a note." in text_out
     assert json.loads(render_json(CHECKED))["cells"][1]["drop"] is None
+    monkeypatch.setenv("COLUMNS", "80")
+    terminal = render_check(CHECKED, "terminal")
+    assert max(map(len, terminal.splitlines())) <= 80 and not set("|*#\\") & set(terminal.replace("a|b", ""))
+    assert re.search(r"(?m)^ a\|b +val/accuracy +inconclusive .* a drop <of 1>", terminal) and "a note." in terminal
 
 
 def test_settings_are_checked_like_rest_of_file() -> None:
@@ -577,7 +582,7 @@ def test_warning_has_count_of_newly_collapsed_trainings() -> None:
     [warning] = loss_warnings(cells)
     assert warning == "4 of 10 trainings of rope collapsed, 0 of 10 in the baseline"
     result = replace(CHECKED, warnings=(warning,))
-    assert f"**Warning:** {warning}." in render_markdown(result).splitlines()
+    assert f"- Warning: {warning}." in render_check(result, "md").splitlines()
     assert json.loads(render_json(result))["warnings"] == [warning]
 
 

@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from vitlab.regression.gate import CheckResult
     from vitlab.report import Report
 
-CHOICES = ("--tier", "--accept", "--reason", "--plan", "--workflow", "--junit", "--json")
+CHOICES = ("--tier", "--accept", "--reason", "--plan", "--workflow", "--junit", "--json", "--format")
 """Options that the command line in messages leaves out."""
+
+_format_option = click.option("--format", "form", type=click.Choice(["terminal", "md"]), default="terminal")
 
 
 @click.command()
@@ -49,6 +51,7 @@ CHOICES = ("--tier", "--accept", "--reason", "--plan", "--workflow", "--junit", 
     help="Print a workflow of GitHub Actions that runs this check, under Python and torch of the baseline.",
 )
 @junit_option
+@_format_option
 @click.pass_context
 def check_command(
     context: click.Context,
@@ -63,6 +66,7 @@ def check_command(
     plan_only: bool,
     workflow: bool,
     junit: Path | None,
+    form: str,
 ) -> None:
     """Compare FILE's study, trained by the installed code, with its baseline: pass, regressed or inconclusive.
 
@@ -93,15 +97,14 @@ def check_command(
 
     request = check.CheckRequest(file, baseline, out, parse_changes(changes), plugins, watch_on())
     if plan_only:
-        click.echo(phrasing.outlook_table(check.outlook(request)))
+        click.echo(phrasing.render_outlook(check.outlook(request), form))
         return
     if accept:
         check.accept(request, str(reason).strip(), tiers or TIERS)
         click.echo(f"{baseline} is written; review it, and commit it.")
         return
     checked = check.check(request, tiers or TIERS)
-    page = phrasing.render_markdown(checked)
-    _print_and_exit(checked, page, page, junit)
+    _print_and_exit(checked, phrasing.render_check(checked, form), phrasing.render_check(checked, "md"), junit)
 
 
 @click.command()
@@ -114,7 +117,7 @@ def check_command(
 )
 @click.option("--workflow", is_flag=True, help="Print a workflow of GitHub Actions that compares each pull request.")
 @junit_option
-@click.option("--format", "form", type=click.Choice(["terminal", "md"]), default="terminal")
+@_format_option
 @click.pass_context
 def ab_command(
     context: click.Context,

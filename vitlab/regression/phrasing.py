@@ -1,38 +1,73 @@
-"""Output formats of a check: Markdown, JSON and JUnit."""
+"""Output formats of a check: text for terminals, Markdown, JSON and JUnit."""
 
 import json
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 from xml.etree import ElementTree
 
 from vitlab.regression.decide import MAX_SEEDS, Cell
 from vitlab.regression.gate import TARGET_CHANCE, CheckResult, Outlook
 from vitlab.report import Report, formats
+from vitlab.report.phrasing import Column, Columns
 
 
-def render_markdown(result: CheckResult) -> str:
-    """Return the verdict, the differences and a table of cells as Markdown."""
-    lines = [f"## {result.study}: {result.verdict}", ""]
+def render_check(result: CheckResult, form: str) -> str:
+    """Return the verdict, the differences and a table of cells as Markdown (``md``), or fitted to the terminal."""
     verdicts = [*(finding.verdict for finding in result.findings), *(cell.verdict for cell in result.cells)]
-    if verdicts:
-        lines += [f"{verdicts.count('pass')} of {len(verdicts)} checks pass.", ""]
-    lines += [f"**Warning:** {formats.escape_markdown(warning)}.\n" for warning in result.warnings]
-    listed = [finding for finding in result.findings if finding.verdict != "pass" or finding.sentence]
-    for item in listed:
-        prefix = f"{item.arm}: " if item.arm else ""
-        lines.append(f"- **{item.verdict}** {formats.escape_markdown(f'{prefix}{item.check}: {item.sentence}')}")
-    lines += [""] * bool(listed)
-    if result.cells:
-        lines += [
-            "| arm | metric | verdict | baseline | candidate | drop | at most | margin | p (adjusted) | seeds | why |",
-            "|---|---|---|--:|--:|--:|--:|--:|--:|--:|---|",
-            *(_cell_row(cell) for cell in result.cells),
-            "",
-        ]
-    lines += [f"- {formats.escape_markdown(note)}." for note in result.notes]
-    return "\n".join(lines).rstrip() + "\n"
+    lines = [f"{verdicts.count('pass')} of {len(verdicts)} checks pass."] if verdicts else []
+    lines += [f"Warning: {warning}." for warning in result.warnings]
+    for item in result.findings:
+        if item.verdict != "pass" or item.sentence:
+            lines.append(f"{item.verdict}: {f'{item.arm}: ' if item.arm else ''}{item.check}: {item.sentence}")
+    column = Columns(result.cells)
+    table = [
+        *map(column.text, ("arm", "metric", "verdict")),
+        _number(column, "baseline", "old", rank=2),
+        _number(column, "candidate", "new", rank=2),
+        _number(column, "drop", "drop"),
+        _number(column, "at most", "worst"),
+        _number(column, "margin", "margin"),
+        _number(column, "p (adjusted)", "p_adjusted", rank=1),
+        column("seeds", lambda cell: str(cell.n), rank=3),
+        column.text("why", "reason"),
+    ]
+    return _render(form, f"{result.study}: {result.verdict}", lines, table, [f"{note}." for note in result.notes])
+
+
+def render_outlook(cells: Sequence[Outlook], form: str) -> str:
+    """Return a table of the probabilities that an unchanged model passes, with a warning if they are low."""
+    column = Columns(cells)
+    table = [
+        *map(column.text, ("arm", "metric")),
+        column("seeds", lambda cell: str(cell.n)),
+        _number(column, "sd", "sd"),
+        _number(column, "margin", "margin"),
+        column("passes", lambda cell: f"{100 * cell.chance:.0f} %"),
+        column("seeds for 80 %", lambda cell: f"over {MAX_SEEDS}" if cell.needs is None else str(cell.needs)),
+    ]
+    chance = math.prod(cell.chance for cell in cells)
+    notes = [
+        "A model that computes equal bits passes. "
+        f"A model that differs by rounding alone passes with probability {100 * chance:.0f} %, "
+        "or more if its cells are correlated."
+    ]
+    if chance < TARGET_CHANCE:
+        notes.append(
+            f"Warning: that is below {100 * TARGET_CHANCE:.0f} %; "
+            "more seeds, or a wider margin (check.margin_sd), raise it."
+        )
+    return _render(form, "How likely an unchanged model passes", [], table, notes)
+
+
+def _render(form: str, title: str, lines: Sequence[str], table: Sequence[Column], notes: Sequence[str]) -> str:
+    rows = formats.markdown_table(table) if table[0].cells else []
+    if form == "terminal":
+        return formats.to_text(title, *lines, *([table] if rows else []), *notes)
+    above, below = ([f"- {formats.escape_markdown(line)}" for line in part] for part in (lines, notes))
+    return "\n".join([f"## {title}", "", *above, "", *rows, "", *below, ""])
 
 
 def render_json(result: CheckResult, report: Report | None = None) -> str:
@@ -59,35 +94,8 @@ def render_junit(result: CheckResult) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def outlook_table(cells: Sequence[Outlook]) -> str:
-    """Return a table of the probabilities that an unchanged model passes, with a warning if they are low."""
-    lines = [
-        "| arm | metric | seeds | sd | margin | passes | seeds for 80 % |",
-        "|---|---|--:|--:|--:|--:|--:|",
-    ]
-    for cell in cells:
-        needs = f"over {MAX_SEEDS}" if cell.needs is None else str(cell.needs)
-        numbers = (_format_number(cell.sd), _format_number(cell.margin), f"{100 * cell.chance:.0f} %", needs)
-        lines.append(f"| {formats.escape_markdown(cell.arm)} | {cell.metric} | {cell.n} | {' | '.join(numbers)} |")
-    chance = math.prod(cell.chance for cell in cells)
-    lines += [
-        "",
-        "A model that computes equal bits passes. "
-        f"A model that differs by rounding alone passes with probability {100 * chance:.0f} %, "
-        "or more if its cells are correlated.",
-    ]
-    if chance < TARGET_CHANCE:
-        lines.append(
-            f"Warning: that is below {100 * TARGET_CHANCE:.0f} %; "
-            "more seeds, or a wider margin (check.margin_sd), raise it."
-        )
-    return "\n".join(lines) + "\n"
-
-
-def _cell_row(cell: Cell) -> str:
-    numbers = (cell.old, cell.new, cell.drop, cell.worst, cell.margin, cell.p_adjusted)
-    columns = [cell.arm, cell.metric, cell.verdict, *map(_format_number, numbers), str(cell.n), cell.reason]
-    return f"| {' | '.join(map(formats.escape_markdown, columns))} |"
+def _number(column: Columns[Any], title: str, name: str, rank: int = 0) -> Column:
+    return column(title, lambda row: _format_number(getattr(row, name)), rank)
 
 
 def _cell_sentence(cell: Cell) -> str:
