@@ -241,7 +241,8 @@ def closest(name: str, allowed: Iterable[str]) -> str | None:
     for name_here, elsewhere in SYNONYMS.items():
         if plain in elsewhere.split() and name_here in names:
             return name_here
-    close = get_close_matches(plain, by_plain, n=1, cutoff=0.6)
+    anagrams = [one for one in by_plain if sorted(one) == sorted(plain)]  # letters in a wrong order
+    close = anagrams or get_close_matches(plain, by_plain, n=1, cutoff=0.6)
     return by_plain[close[0]] if close else None
 
 

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 import click
 
 from vitlab import interrupts
-from vitlab.errors import Interrupted, Problem, SpecError, UserError, VitlabError
+from vitlab.errors import Interrupted, Problem, SpecError, UserError, VitlabError, nearest
 
 MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EFBIG)
 """Error numbers of disks, as opposed to faults of a program."""
@@ -39,6 +39,8 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
     """
     from vitlab.spec.changes import public
 
+    if isinstance(error, click.NoSuchOption):
+        error = click.UsageError(error.message + _meant_option(error), error.ctx)
     code, kind, text = _classify_error(error)
     if output is not None:
         problems = error.complete if isinstance(error, SpecError) else [Problem("", 0, 0, text)]
@@ -66,6 +68,14 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
         where = "" if typed else f" in {files[0]}" if len(files) == 1 else f" in {len(files)} files"
         click.echo(f"{len(error.problems)} mistakes{where}", err=True)
     return code
+
+
+def _meant_option(error: click.NoSuchOption) -> str:
+    """Return a sentence with the option that is meant, or with the one that changes the study file, or nothing."""
+    parameters = error.ctx.command.params if error.ctx else []
+    options = [option for parameter in parameters for option in parameter.opts if option.startswith("--")]
+    advice = " A value of the study file is changed by --set PATH=VALUE, such as --set seeds=5."
+    return nearest(error.option_name, options) or advice * ("--set" in options)
 
 
 def _problem_to_json(problem: Problem) -> dict[str, Any]:
