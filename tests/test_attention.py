@@ -15,7 +15,7 @@ from vitlab.components.attention import Attention, attention, rotate
 from vitlab.components.base import name_draws
 from vitlab.data.torchvision_import import torchvision
 from vitlab.geometry import Geometry
-from vitlab.registry import list_components
+from vitlab.registry import list_entries
 
 NAMES = ("auto", "explicit", "split", "per_head", "sdpa")
 
@@ -236,6 +236,6 @@ def test_rotation_turns_neighbouring_channel_pairs() -> None:
 
 def test_listing_reads_names_from_source_text() -> None:
     others = ("gated", "sigmoid", "differential")
-    assert [entry.name for entry in list_components("attention") if entry.origin.source == "vitlab"] == sorted(
+    assert [entry.name for entry in list_entries("attention") if entry.origin.source == "vitlab"] == sorted(
         NAMES + others
     )

@@ -17,7 +17,7 @@ from vitlab.data.augment.geometric import Crop, Erasing, Flip, RandomResizedCrop
 from vitlab.data.augment.randaugment import GEOMETRIC, RandAugment, RandAugmentTimm
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import OptionError
-from vitlab.registry import BUILT_IN, list_components, slot
+from vitlab.registry import BUILT_IN, list_entries, slot
 
 F = torchvision("torchvision.transforms.functional")
 Mode = torchvision("torchvision.transforms").InterpolationMode
@@ -54,7 +54,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_listing_reads_every_builtin_from_source_text() -> None:
-    assert [entry.name for entry in list_components("augment") if entry.origin.source == BUILT_IN] == EVERY
+    assert [entry.name for entry in list_entries("augment") if entry.origin.source == BUILT_IN] == EVERY
     assert set(EVERY) <= set(slot("augment").names())
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from vitlab.errors import OptionError
 from vitlab.geometry import DataInfo
 from vitlab.models import ViT, model
-from vitlab.registry import list_components, slot
+from vitlab.registry import list_entries, slot
 
 TINY = {"dim": 16, "depth": 2, "heads": 2, "patch_size": 4, "prefix": ["class", "distillation"], "registers": 1}
 OTHER_FUNCTIONS = ("differential", "gated", "sigmoid")
@@ -27,7 +27,7 @@ OTHER_FUNCTIONS = ("differential", "gated", "sigmoid")
 BUILT_IN = {
     (name, entry.name)
     for name in ("position", "attention", "head")
-    for entry in list_components(name)
+    for entry in list_entries(name)
     if entry.origin.source == "vitlab"
 }
 

@@ -23,7 +23,7 @@ from vitlab.data.pixels import resize, statistics, with_channels
 from vitlab.data.prepare import DataSource, data_info, prepare
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import DataError, OptionError
-from vitlab.registry import BUILT_IN, list_components, slot
+from vitlab.registry import BUILT_IN, list_entries, slot
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -34,7 +34,7 @@ SEEDS = {"split": 0, "subset": 0}
 def test_listing_reads_every_builtin_from_source_text() -> None:
     names = ["cifar10", "cifar100", "digit_scenes", "digits", "fashion_mnist", "image_folder", "image_table", "mnist"]
     names += ["pets", "synthetic", "voc_segmentation"]
-    assert [entry.name for entry in list_components("dataset") if entry.origin.source == BUILT_IN] == names
+    assert [entry.name for entry in list_entries("dataset") if entry.origin.source == BUILT_IN] == names
     assert set(names) <= set(slot("dataset").names())
 
 

@@ -43,7 +43,7 @@ from vitlab.planning.engine_choice import (
     shape_digest,
 )
 from vitlab.planning.values import Planned, Trial
-from vitlab.registry import list_components, slot
+from vitlab.registry import list_entries, slot
 from vitlab.runner.attempt import Attempt
 from vitlab.runner.job import Settings
 from vitlab.spec import STREAMS, Choice, TrainSpec, TrialSpec
@@ -212,7 +212,7 @@ def options() -> list[Any]:
     plain: dict[str, Any] = {"drop": 0.0, "drop_path": 0.0}  # draws take most of the time of so small a model
     small = {"resnet": {"type": "resnet", "layers": [1, 2, 1]}}  # a narrow one has groups of one value, all rounding
     for name in ("position", "block", "attention", "mlp", "norm", "patch"):
-        for entry in list_components(name):
+        for entry in list_entries(name):
             if getattr(slot(name).get(entry.name), "vmap_safe", True):
                 choice = small.get(entry.name, entry.name)
                 cases.append(pytest.param({**plain, name: choice}, {}, id=f"{name}-{entry.name}"))
@@ -226,7 +226,7 @@ def options() -> list[Any]:
         cases.append(pytest.param({**plain, "head": head}, {}, id=f"head-{head}"))
     cases.append(pytest.param({**plain, "head": {"type": "linear", "pool": "map"}}, {}, id="pool-map"))
     for name in ("optimizer", "schedule", "loss"):
-        for entry in list_components(name):
+        for entry in list_entries(name):
             if entry.name == "soap":
                 continue  # rounding decides on the axes of its bases that the first gradient leaves undetermined
             choice = {"type": entry.name, "lr": 1e-3} if name == "optimizer" else {"type": entry.name}

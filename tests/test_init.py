@@ -18,7 +18,7 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import VitlabError
 from vitlab.geometry import DataInfo
 from vitlab.models import ViT, model
-from vitlab.registry import list_components, slot
+from vitlab.registry import list_entries, slot
 
 torchvision()  # timm imports torchvision, whose import may need a workaround
 timm = pytest.importorskip("timm")
@@ -158,7 +158,7 @@ def test_no_two_parameters_share_draws() -> None:
         assert correlation.abs() < 5 / math.sqrt(state[one].numel())
 
 
-IMPLEMENTATIONS = [entry.name for entry in list_components("attention") if slot("attention").get(entry.name) in SOFTMAX]
+IMPLEMENTATIONS = [entry.name for entry in list_entries("attention") if slot("attention").get(entry.name) in SOFTMAX]
 
 
 @pytest.mark.parametrize("attention", IMPLEMENTATIONS)

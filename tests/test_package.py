@@ -89,14 +89,12 @@ def test_built_ins_are_what_importing_every_module_registers(slot: str) -> None:
         if source == registry.BUILT_IN
     }
     assert registered == dict(built_ins(slot)) and registered
-    assert (
-        {entry.name for entry in registry.list_components(slot)} == set(registry.slot(slot).names()) >= set(registered)
-    )
+    assert {entry.name for entry in registry.list_entries(slot)} == set(registry.slot(slot).names()) >= set(registered)
 
 
 def test_components_have_docstring_and_no_required_option() -> None:
     for slot in registry.SLOT_MODULES:
-        for entry in registry.list_components(slot):
+        for entry in registry.list_entries(slot):
             if entry.origin.source.endswith(".py"):
                 continue  # a file that another test of this process has loaded
             room = registry.slot(slot)

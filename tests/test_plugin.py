@@ -91,9 +91,7 @@ def failure_of(room: Slot[Any], name: str) -> str:
 
 def test_plugins_are_listed_without_import(site: Path) -> None:
     install(site, "acme_vit", "1.2.0", DYT, {"vitlab.norm": ["tanh = acme_vit:DyT"]})
-    assert [str(entry.origin) for entry in registry.list_components("norm") if entry.name == "tanh"] == [
-        "acme-vit 1.2.0"
-    ]
+    assert [str(entry.origin) for entry in registry.list_entries("norm") if entry.name == "tanh"] == ["acme-vit 1.2.0"]
     assert "tanh" in norm.names() and "acme_vit" not in sys.modules
     assert norm.get("tanh").__module__ == "acme_vit" and "acme_vit" in sys.modules
 
@@ -161,7 +159,7 @@ def test_broken_plugin_fails_only_studies_that_name_it(site: Path) -> None:
     assert "executor 'cloud' from broken-vit 0.3.1 failed to import" in failure_of(slot("executor"), "cloud")
     assert norm.resolve("layernorm").plain() == {"type": "layernorm", "eps": 1e-6, "affine": "scale_and_shift"}
     assert slot("executor").resolve("local").plain() == {"type": "local"}
-    assert {"broken", "half", "wrong", "layernorm"} <= {entry.name for entry in registry.list_components("norm")}
+    assert {"broken", "half", "wrong", "layernorm"} <= {entry.name for entry in registry.list_entries("norm")}
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -203,7 +201,7 @@ def test_plugin_file_registers_components_with_code_digest(tmp_path: Path) -> No
     assert choice.origin == origin
     assert norm.build(choice, 4).by == 0.25  # type: ignore[attr-defined]
     assert norm.get("my_blocks.py:halved") is choice.component
-    (entry,) = [entry for entry in registry.list_components("norm") if entry.name == "halved"]
+    (entry,) = [entry for entry in registry.list_entries("norm") if entry.name == "halved"]
     assert entry.origin == origin and entry.target.endswith(":Halved")
     assert registry.load_file(str(file)) == origin  # loading it twice registers it once
     with pytest.raises(OptionError, match=r"no option 'bye'. Did you mean 'by'"):
@@ -218,7 +216,7 @@ def test_edited_plugin_file_is_read_again(tmp_path: Path) -> None:
     assert second != first and second.source == first.source
     assert norm.resolve("halved").plain() == {"type": "halved", "by": 0.125}
     assert norm.resolve("halved").origin == second
-    assert [entry.origin for entry in registry.list_components("norm") if entry.name == "halved"] == [second]
+    assert [entry.origin for entry in registry.list_entries("norm") if entry.name == "halved"] == [second]
     write(file, name="quartered")
     registry.load_file(file)
     assert "quartered" in norm.names() and "halved" not in norm.names()

@@ -45,7 +45,7 @@ from vitlab.engines.base import Engine
 from vitlab.engines.compiled import compile_loss
 from vitlab.engines.vmap import Vmap
 from vitlab.errors import VitlabError
-from vitlab.registry import list_components, slot
+from vitlab.registry import list_entries, slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.training.loop import Training
 from vitlab.training.optim import torch_optimizers
@@ -132,7 +132,7 @@ class Row:
 
 def built_in(name: str) -> list[str]:
     """Return the names of the built-in components of a slot."""
-    return [entry.name for entry in list_components(name) if entry.origin.source == "vitlab"]
+    return [entry.name for entry in list_entries(name) if entry.origin.source == "vitlab"]
 
 
 def arms() -> Iterator[Arm]:

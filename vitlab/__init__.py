@@ -8,12 +8,13 @@ A study is named by its file, by its name, or given as a mapping::
     answer = vitlab.run("quickstart")       # train what is missing, and report
     answer.answers                          # one sentence per comparison
     answer.report                           # the path of the report
-    vitlab.compare("quickstart")            # one row per arm; also .answers, .notes, .figures and .render("md")
+    print(vitlab.compare("quickstart"))     # answers, one row per arm; also .notes, .figures and .render("md")
     vitlab.results("quickstart")            # one row per trial
     vitlab.history("quickstart")            # the curves
     vitlab.predictions("quickstart")        # one row per test image and trial
     model, transform = vitlab.load("quickstart", arm="baseline", seed=0)
     vitlab.judge("results.csv", metric="acc", arm="model", seed="seed")  # results that something else has trained
+    vitlab.list_components("position")      # the names that a study can use, as 'vitlab list' prints them
 
 A mistake raises :class:`vitlab.UserError`, or :class:`vitlab.SpecError` with every mistake of a study.  Components are
 written with the names in :mod:`vitlab.plugin`.
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from vitlab.errors import SpecError, UserError, VitlabError
     from vitlab.judging.judgement import judge
     from vitlab.lab import run
+    from vitlab.registry.slots import list_components
     from vitlab.report.api import compare, history, load, predictions, results
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "compare",
     "history",
     "judge",
+    "list_components",
     "load",
     "plan",
     "predictions",

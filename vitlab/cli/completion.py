@@ -97,9 +97,9 @@ def complete_components(slot: str) -> Complete:
     """Return the completion of the names of a slot's components."""
 
     def complete(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-        from vitlab.registry import SLOT_MODULES, list_components
+        from vitlab.registry import SLOT_MODULES, list_entries
 
-        entries = list_components(slot) if slot in SLOT_MODULES else ()
+        entries = list_entries(slot) if slot in SLOT_MODULES else ()
         return [CompletionItem(entry.name, help=entry.summary) for entry in entries if entry.name.startswith(typed)]
 
     return complete

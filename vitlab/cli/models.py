@@ -77,8 +77,8 @@ def explain_command(
     from vitlab.runner.models import load_vit
 
     pictures = {image: _read_image(image) for image in images if not re.fullmatch(r"test:\d+", image)}
-    names = {image: _name_with_digest(Path(image).stem, image) for image in pictures}
-    folders = {image: target / names.get(image, image.replace(":", "-")) for image in images}
+    folders = {image: target / image.replace(":", "-") for image in images}
+    folders |= {image: target / _name_with_digest(Path(image).stem, image) for image in pictures}
     explained: dict[str, dict[str, Explanation]] = {image: {} for image in images}
     lines, reasons = list[str](), list[str]()
     for name, title, place, folder in trials:

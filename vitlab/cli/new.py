@@ -217,6 +217,6 @@ def _check_component(name: str, slot: str) -> None:
     if not isinstance(read_value(name), str):
         raise UserError(f"YAML would read the name '{name}' as {read_value(name)!r}; set another with --component")
     # A study could then not tell the two apart without naming the source.
-    existing = [entry.name for entry in registry.list_components(slot) if entry.origin.source == registry.BUILT_IN]
+    existing = [entry.name for entry in registry.list_entries(slot) if entry.origin.source == registry.BUILT_IN]
     if name in existing:
         raise UserError(f"there is a built-in {slot} called '{name}'; set another with --component")

@@ -55,7 +55,7 @@ def list_command(slot: str | None, pattern: str | None, plugins: tuple[Path, ...
         _print_components(slot)
     else:
         for name in registry.SLOT_MODULES:
-            _print_indented(f"{name:12} ", ", ".join(entry.name for entry in registry.list_components(name)))
+            _print_indented(f"{name:12} ", ", ".join(entry.name for entry in registry.list_entries(name)))
         _print_indented(f"{STUDIES[0]:12} ", ", ".join(packaged.packaged_studies()))
 
 
@@ -85,9 +85,7 @@ def _print_components(slot: str | None) -> None:
     if slot in STUDIES:
         _print_studies()
         return
-    entries = [
-        entry for each in ([slot] if slot else registry.SLOT_MODULES) for entry in registry.list_components(each)
-    ]
+    entries = registry.list_entries(slot)
     if wants_json():
         print_json([{**vars(entry), "origin": str(entry.origin)} for entry in entries])
         return
@@ -327,7 +325,7 @@ def _load_status(slot: str, point: EntryPoint) -> tuple[str, str]:
     name = plugin_sources.dist_name(point)
     if reason := plugin_sources.why_unusable(point.dist):
         return "refused", reason
-    others = {entry.origin.source for entry in registry.list_components(slot) if entry.name == point.name} - {name}
+    others = {entry.origin.source for entry in registry.list_entries(slot) if entry.name == point.name} - {name}
     try:
         # Output of a plugin while it is imported must not mix with the list.
         with redirect_stdout(sys.stderr):

@@ -27,7 +27,7 @@ in failures, :mod:`~vitlab.registry.options` derives schemas from signatures and
 from vitlab.registry.file_loader import load_file
 from vitlab.registry.options import ResolvedChoice, Unhashed
 from vitlab.registry.slot_modules import BUILT_IN, OPTIONAL_MODULES, SLOT_MODULES, Origin, import_optional, import_slot
-from vitlab.registry.slots import Entry, Pick, Slot, list_components, slot
+from vitlab.registry.slots import Entry, Pick, Slot, list_entries, slot
 
 __all__ = [
     "BUILT_IN",
@@ -41,7 +41,7 @@ __all__ = [
     "Unhashed",
     "import_optional",
     "import_slot",
-    "list_components",
+    "list_entries",
     "load_file",
     "slot",
 ]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.fields import FieldInfo
@@ -22,10 +22,21 @@ from vitlab.imports import import_object
 from vitlab.registry import plugins
 from vitlab.registry.options import Options, ResolvedChoice, option_names, options_model
 from vitlab.registry.plugins import raise_as_broken
-from vitlab.registry.slot_modules import BUILT_IN, BUILTIN_ORIGIN, Origin, built_ins, import_slot, slot_module_name
+from vitlab.registry.slot_modules import (
+    BUILT_IN,
+    BUILTIN_ORIGIN,
+    SLOT_MODULES,
+    Origin,
+    built_ins,
+    import_slot,
+    slot_module_name,
+)
 from vitlab.spec.choice import PARTS, SLOT_MARK, TOGETHER, Choice, choice_schema
 from vitlab.spec.mistakes import NESTED, collect_mistakes, how_to_name
 from vitlab.spec.tree import Tree
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 T = TypeVar("T")
 
@@ -59,6 +70,9 @@ class Slot(Generic[T]):
         self._fault = fault
         self._options: dict[type[T], type[BaseModel]] = {}
         _slots.append(self)
+
+    def __repr__(self) -> str:
+        return f"<Slot {self.name}: {', '.join(self.names())}>"
 
     # -- registration -------------------------------------------------------------------------------------------------
 
@@ -326,7 +340,7 @@ def _may_replace(new: type[Any], old: type[Any]) -> bool:
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of ``vitlab list``: a component's name and origin, read without importing it."""
+    """One component of ``vitlab list``, read without importing it."""
 
     slot: str
     name: str
@@ -335,14 +349,33 @@ class Entry:
     summary: str = ""  #: the first line of its documentation; empty for plugins, which are not imported
 
 
-def list_components(name: str) -> list[Entry]:
-    """Return every component of a slot without importing any.
+def list_entries(name: str | None = None) -> list[Entry]:
+    """Return every component of a slot, or of all slots, without importing any.
 
     Raises:
         UnknownComponent: if no slot has that name.
     """
+    if name is None:
+        return [entry for each in SLOT_MODULES for entry in list_entries(each)]
     slot_module_name(name)  # raises for a name that no slot has
     return sorted(_entries(name), key=lambda entry: (entry.name, str(entry.origin)))
+
+
+def list_components(slot: str | None = None) -> pd.DataFrame:
+    """Return the components of a slot such as ``position``, or of all slots, as a frame with one row per component.
+
+    Columns: ``name``, ``slot``, ``origin`` (source and version), ``target`` (``module:Class``) and ``summary``, the
+    first line of the documentation, which installed plugins lack, because nothing is imported.  The frame also has what
+    plugin files and notebooks have registered in this process.
+
+    Raises:
+        UserError: if no slot has that name; the message gives the nearest name and all slots.
+    """
+    import pandas as pd
+
+    # In a narrow terminal, pandas leaves out columns in the middle.
+    columns = ["name", "slot", "origin", "target", "summary"]
+    return pd.DataFrame(map(vars, list_entries(slot)), columns=columns).astype("string")
 
 
 def _entries(slot: str) -> list[Entry]:

@@ -73,7 +73,7 @@ def components(slot: str) -> list[str]:
 
     A name that two sources offer is listed once for each, as ``source:name``.
     """
-    entries = registry.list_components(slot)
+    entries = registry.list_entries(slot)
     offered = Counter(entry.name for entry in entries)
     return [entry.name if offered[entry.name] == 1 else f"{entry.origin.source}:{entry.name}" for entry in entries]
 
@@ -91,7 +91,7 @@ def parametrize_components(*only: str, source: str | None = None) -> MarkDecorat
     if source is None:
         parameters = [(slot, name) for slot in slots for name in components(slot)]
     else:
-        entries = [entry for slot in slots for entry in registry.list_components(slot) if entry.origin.source == source]
+        entries = [entry for slot in slots for entry in registry.list_entries(slot) if entry.origin.source == source]
         parameters = [(entry.slot, f"{source}:{entry.name}") for entry in entries]
     return pytest.mark.parametrize(("slot", "name"), parameters)
 
