@@ -259,10 +259,10 @@ def test_status_is_a_line_in_a_terminal_and_a_late_sentence_elsewhere(
     with lines.status("writing"):
         assert printed.wait(10)
     plan, store = synthetic_studies.study(tmp_path, {"baseline": [None] * 2})
-    printed.clear()
-    monkeypatch.setattr(lines, "_print", lambda text: (progress.click.echo(text), printed.set()))
+    told = threading.Event()
+    monkeypatch.setattr(lines, "_print", lambda text: (progress.click.echo(text), told.set()))
     lines.on_plan(plan, plan.trials, store)
-    assert printed.wait(10), "nothing calls tick while the first worker starts"
+    assert told.wait(10), "nothing calls tick while the first worker starts"
     lines.close()
     assert capsys.readouterr().out.splitlines() == [
         "writing",
