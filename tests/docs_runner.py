@@ -45,7 +45,7 @@ WARM = [
     "rich.table",
     "pytest",
     "vitlab.lab",
-    "vitlab.runner.run",
+    "vitlab.runner.execution",
     "vitlab.testing",
 ]  #: imports that most commands need
 BASE = """

@@ -1,4 +1,4 @@
-"""Replacement of ``vitlab.runner.run`` in tests of executors: the spec says what a trial does."""
+"""Replacement of ``vitlab.runner.execution`` in tests of executors: the spec says what a trial does."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run_trial(trial: Trial, folder: TrialFolder, run: Settings, stop: Callable[[
                 write_json(folder.path / "around.json", around)
                 time.sleep(trial.spec.data.options.get("for", 0.0))
             case "diverge":
-                folder.finish(result(trial, "diverged", "loss is not finite at step 3"))
+                folder.write_result(result(trial, "diverged", "loss is not finite at step 3"))
                 return folder.result()
             case "refuse":
                 raise Refused("the code here is not the code this trial was planned under")
@@ -107,5 +107,5 @@ def run_trial(trial: Trial, folder: TrialFolder, run: Settings, stop: Callable[[
                 write_json(folder.path / "pid.json", os.getpid())
                 while True:
                     time.sleep(60)
-        folder.finish(result(trial))
+        folder.write_result(result(trial))
     return folder.result()

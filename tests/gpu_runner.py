@@ -1,4 +1,4 @@
-"""Replacement of ``vitlab.runner.run`` on a GPU: a trial allocates the share of memory in its spec."""
+"""Replacement of ``vitlab.runner.execution`` on a GPU: a trial allocates the share of memory in its spec."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def run_trial(trial: Trial, folder: TrialFolder, stop: Callable[[], bool]) -> Tr
         stop()
         time.sleep(trial.spec.data.options["for"])
         del block
-        folder.finish(result(trial))
+        folder.write_result(result(trial))
     return folder.result()

@@ -46,7 +46,7 @@ def run_trial(
     trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool] = lambda: False
 ) -> TrialResult | None:
     """Run one trial in the loop engine, and raise the error that ended it."""
-    from vitlab.runner.run import execute  # not above, since it imports torch
+    from vitlab.runner.execution import execute  # not above, since it imports torch
 
     [outcome] = execute(Job((JobTrial(trial.key, folder.path, trial),), replace(settings, engine="loop")), stop)
     if isinstance(outcome, Exception):
@@ -78,7 +78,7 @@ def run_together(
     work: Sequence[tuple[Trial, TrialFolder]], settings: Settings, stop: Callable[[], bool] = lambda: False
 ) -> None:
     """Run trials together, by ``vmap`` unless the settings name an engine; raise if one was taken over."""
-    from vitlab.runner.run import execute
+    from vitlab.runner.execution import execute
 
     engine = "vmap" if settings.engine == "loop" else settings.engine
     trials = tuple(JobTrial(trial.key, folder.path, trial) for trial, folder in work)

@@ -1,4 +1,4 @@
-"""Replacement of ``vitlab.runner.run`` in tests of Ray: slow steps, with a checkpoint after each.
+"""Replacement of ``vitlab.runner.execution`` in tests of Ray: slow steps, with a checkpoint after each.
 
 Steps take the time that VITLAB_TEST_STEP_S says, so that a test can come in between.
 """
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from vitlab.runner import run as runner
+from vitlab.runner import execution as runner
 from vitlab.runner.job import Job
 from vitlab.store.files import write_json
 from vitlab.store.result import TrialResult

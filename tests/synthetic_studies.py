@@ -94,7 +94,7 @@ def study(
             planned.append(Planned(arm, seed, trial))
             if value is not None:
                 finals = {metric: value, metric.replace("val/", "test/"): value - 0.01, "train/loss": 0.1}
-                store.trial(trial.key, trial.code).finish(result_of(trial, finals, **numerics.get(arm, {})))
+                store.trial(trial.key, trial.code).write_result(result_of(trial, finals, **numerics.get(arm, {})))
     study_plan = Plan(
         study="positions",
         question=plan.pop("question", "Does a small ViT need to be told where its patches are?"),

@@ -54,7 +54,7 @@ def test_float64_losses_of_50_steps_agree() -> None:
         network: Model = model.build(trial.spec.model, prepared.info)
         network.initialise(trial.seeds["init"])
         feed = Feed(prepared, [], trial.seeds, torch.device("cpu"), torch.float64)
-        training = Training(network.double(), feed, spec, trial.seeds, "classification", None)
+        training = Training(network.double(), feed, spec, trial.seeds)
         before = training.evaluate("val").metrics["loss"]
         for _ in range(50):
             training.train_step()

@@ -78,7 +78,7 @@ def test_patches_are_those_of_a_convolution() -> None:
 
 
 def incompatibility(model: Any) -> str | None:
-    return batch_last.incompatibility(model, "fp64", torch.device("cpu"))
+    return batch_last.model_incompatibility(model, "fp64", torch.device("cpu"))
 
 
 def built(**options: Any) -> Any:
@@ -193,7 +193,7 @@ def test_last_block_computes_what_the_head_reads(options: dict[str, Any], tokens
     models = [built(**options).double() for _ in range(2)]
     for seed, model in enumerate(models):
         model.initialise(seed)
-    assert batch_last.tokens_read(models[0]) == tokens
+    assert batch_last.count_tokens_read(models[0]) == tokens
     rows, kept = stack_module_state(models)
     keys_K = torch.arange(2)
     draws = noise.Draws(keys_K, keys_K, torch.arange(3).expand(2, 3), step=keys_K)
@@ -210,15 +210,15 @@ def test_last_block_computes_what_the_head_reads(options: dict[str, Any], tokens
 
 
 def test_last_block_computes_all_tokens_if_others_may_be_read() -> None:
-    assert batch_last.tokens_read(built(head={"type": "linear", "pool": "gap"})) is None
-    assert batch_last.tokens_read(built(position="conditional", depth=1)) is None
-    assert batch_last.tokens_read(built(norm="rmsnorm")) is None, "it is not known to compute token by token"
+    assert batch_last.count_tokens_read(built(head={"type": "linear", "pool": "gap"})) is None
+    assert batch_last.count_tokens_read(built(position="conditional", depth=1)) is None
+    assert batch_last.count_tokens_read(built(norm="rmsnorm")) is None, "it is not known to compute token by token"
     derived, mixing, together = built(), built(), built(position=["learned", "rope2d"])
     derived.head.__class__ = type("Mine", (type(derived.head),), {})
     mixing.position.__class__ = type("Mine", (Learned,), {"mix": lambda self, x_BTD, layer: x_BTD.flip(1)})
     together.position.__class__ = type("Mine", (Together,), {"mix": lambda self, x_BTD, layer: x_BTD.flip(1)})
     for model in (derived, mixing, together):
-        assert batch_last.tokens_read(model) is None
+        assert batch_last.count_tokens_read(model) is None
 
 
 def test_a_derived_list_of_encodings_does_its_own_work() -> None:
@@ -286,9 +286,9 @@ def test_parts_of_derived_classes_do_their_own_work(at: str, method: str) -> Non
 
 def test_it_is_for_processors_and_full_precision() -> None:
     model, cpu = built(), torch.device("cpu")
-    assert [batch_last.incompatibility(model, precision, cpu) for precision in ("fp32", "fp64")] == [None, None]
-    assert "precision bf16" in (batch_last.incompatibility(model, "bf16", cpu) or "")
-    assert "this is cuda" in (batch_last.incompatibility(model, "fp32", torch.device("cuda")) or "")
+    assert [batch_last.model_incompatibility(model, precision, cpu) for precision in ("fp32", "fp64")] == [None, None]
+    assert "precision bf16" in (batch_last.model_incompatibility(model, "bf16", cpu) or "")
+    assert "this is cuda" in (batch_last.model_incompatibility(model, "fp32", torch.device("cuda")) or "")
 
 
 def test_contract_of_parts_sees_dependence_on_memory(monkeypatch: pytest.MonkeyPatch) -> None:

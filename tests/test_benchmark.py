@@ -42,7 +42,7 @@ WRITE = report.write
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(benchmark, "_apart", lambda measure, *arguments: measure(*arguments))
+    monkeypatch.setattr(benchmark, "_measure_in_process", lambda measure, *arguments: measure(*arguments))
     monkeypatch.setattr(benchmark, "BLOCK_S", 0.01)
     monkeypatch.setattr(benchmark, "ROUNDS", 2)
     monkeypatch.setattr(benchmark, "PROBES", 1)
@@ -75,9 +75,9 @@ def test_speed_is_steps_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(benchmark, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(benchmark, "BLOCK_S", 10.0)
-    assert benchmark.speed(step, torch.device("cpu")) == pytest.approx(4.0, rel=1e-9)
+    assert benchmark.measure_speed(step, torch.device("cpu")) == pytest.approx(4.0, rel=1e-9)
     assert steps[0] == benchmark.WARM_UP + 40
-    assert benchmark.speed(step, torch.device("cpu"), 0.0, warm_up=0) == pytest.approx(4.0, rel=1e-9)
+    assert benchmark.measure_speed(step, torch.device("cpu"), 0.0, warm_up=0) == pytest.approx(4.0, rel=1e-9)
     assert steps[0] == benchmark.WARM_UP + 41, "one step is measured at least"
 
 
@@ -124,7 +124,7 @@ def test_measured_engine_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         speeds = probe["speeds"]
         assert speeds[probe["engine"]] == max(speeds.values()) and probe["trials"] == 2
         assert (
-            set(speeds) == {"loop", *benchmark.engines_of_batches()}
+            set(speeds) == {"loop", *benchmark.engines_to_benchmark()}
             and min(speeds.values()) > 0
             and not probe["reasons"]
         )
@@ -162,7 +162,7 @@ def test_unstackable_arm_is_trained_by_loop(tmp_path: Path, monkeypatch: pytest.
     probe, (message,) = probed(tmp_path)
     assert probe.engine == "loop" and set(probe.speeds) == {"loop"}
     assert (
-        set(probe.reasons) == set(benchmark.engines_of_batches())
+        set(probe.reasons) == set(benchmark.engines_to_benchmark())
         and "; not batch_last or vmap: a part of it is declared" in message
     )
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitlab.components.attention import Attention
-from vitlab.engines.batch_last import incompatibility
+from vitlab.engines.batch_last import model_incompatibility
 from vitlab.errors import WeightsError
 from vitlab.explain.capture import capture
 from vitlab.geometry import DataInfo, Geometry
@@ -144,7 +144,7 @@ def test_value_residual_requires_attention_that_mixes_values(monkeypatch: pytest
 @pytest.mark.parametrize("name", [name for name in slot("block").names() if name != "prenorm"])
 def test_other_blocks_fit_the_model_and_are_refused_where_they_are_unknown(name: str) -> None:
     built = build(block=name, blocks={"1": {"block": name, "norm": "rmsnorm"}}, drop_path=0.2)
-    assert f"blocks.0 is a {type(built.blocks[0]).__name__}" in (incompatibility(built, "fp64", CPU) or "")
+    assert f"blocks.0 is a {type(built.blocks[0]).__name__}" in (model_incompatibility(built, "fp64", CPU) or "")
     choice = model.resolve({**SMALL, "block": name})
     work = ViT.work(DATA, choice.options)
     assert work is not None and work.products is None

@@ -30,7 +30,7 @@ from vitlab import lab
 from vitlab.cli import cli, main
 from vitlab.cli.check import check_command as command
 from vitlab.data.augment.geometric import Crop
-from vitlab.driver.planning import with_decisions
+from vitlab.driver.planning import make_due_decisions
 from vitlab.driver.session import Session
 from vitlab.errors import Refused, TrialFailed, UserError
 from vitlab.planning.study_folder import write_plan
@@ -109,7 +109,7 @@ def test_second_interim_analysis_does_not_affect_gate(accepted: Path) -> None:
     changes = {"seeds": {"count": 2, "escalate_to": 4}, "analysis.alpha": 1e-9}
     study, plan = lab.plan_study(accepted / "gate.yaml", out=accepted / "out", changes=changes)
     store = Store((accepted / "out").resolve())
-    write_plan(with_decisions(plan, Session(store, study.run)), store)  # as a run does after its first stage
+    write_plan(make_due_decisions(plan, Session(store, study.run)), store)  # as a run does after its first stage
     _, plan = lab.plan_study(accepted / "gate.yaml", out=accepted / "out", changes=changes)
     assert plan.looks is not None and plan.looks.open == (("position=none",),)
     once = vitlab(accepted, "--json", "--tier", "exact", "--set", "seeds=2", "--set", "analysis.alpha=1e-9")
@@ -175,7 +175,7 @@ def test_results_of_other_torch_are_not_reused(
     assert {file: file.read_bytes() for file in before} == before, "nothing that was computed is lost"
     trained = {*(tmp_path / "here" / "out").glob("trials/*/*/result.json")} - before.keys()
     assert len(trained) == len(before) == 6
-    assert {TrialResult.from_json(read_json(file)).circumstances.installed["torch"] for file in trained} == {
+    assert {TrialResult.from_json(read_json(file)).circumstances.installed_versions["torch"] for file in trained} == {
         other_torch
     }
     # the gate reuses its own trainings

@@ -408,7 +408,7 @@ def test_edit_of_vitlab_does_not_disturb_running_study(monkeypatch: pytest.Monke
     """Its driver plans again after every stage, and its workers are forked from a process started with the driver."""
     digest = transitive_digests({"vitlab.training.loop"})
     file = Path(sys.modules["vitlab.training.loop"].__file__ or "")
-    monkeypatch.setattr(source, "stamp_of", lambda path: None if path == file else imports.stamp_of(path))
+    monkeypatch.setattr(source, "file_stamp", lambda path: None if path == file else imports.file_stamp(path))
     clear_caches()
     assert (
         transitive_digests({"vitlab.training.loop"})

@@ -48,7 +48,9 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
             trials.append(Planned(item.arm, item.seed, trial))
             around = Circumstances(1.7e9, 1.0, "host", 1, 100, 1000, 10**8, {}, {})
             outcome = Outcome({"val/accuracy": arms[item.arm][item.seed]}, (), "w", 10, 640)
-            Store(root).trial(trial.key, trial.code).finish(TrialResult(key, trial.code, "done", outcome, around, ""))
+            Store(root).trial(trial.key, trial.code).write_result(
+                TrialResult(key, trial.code, "done", outcome, around, "")
+            )
         plan = dataclasses.replace(plan, study=name, trials=tuple(trials))
         write_json(Store(root).study(name) / "plan.json", plan.to_json())
     return root

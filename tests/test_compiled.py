@@ -14,7 +14,7 @@ from job_helpers import run_together, run_trial
 from test_engines import SETTINGS, results, state_of, training, trial, work
 from torch import Tensor
 
-from vitlab.engines import supported_engine
+from vitlab.engines import find_supported_engine
 from vitlab.engines.base import Loop, train
 from vitlab.engines.compiled import Compiled, CompiledVmap
 from vitlab.planning.engine_choice import choose_engine, group_trials
@@ -53,9 +53,9 @@ def test_compiled_is_one_graph_and_equals_loop(
 
 
 def test_compiled_vmap_falls_back_to_vmap_and_loop() -> None:
-    assert supported_engine("compiled_vmap", training())[0] == "compiled_vmap"
-    assert supported_engine("compiled_vmap", training(precision="fp64"))[0] == "vmap"
-    assert supported_engine("compiled_vmap", training(model={"attention": "sdpa"}))[0] == "loop"
+    assert find_supported_engine("compiled_vmap", training())[0] == "compiled_vmap"
+    assert find_supported_engine("compiled_vmap", training(precision="fp64"))[0] == "vmap"
+    assert find_supported_engine("compiled_vmap", training(model={"attention": "sdpa"}))[0] == "loop"
 
 
 def test_part_that_breaks_graph_is_trained_by_loop_with_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_compiled_trains_one_trial_at_a_time() -> None:
     assert choose_engine(planned[0].trial, "compiled", lambda _: None, {}).engine == "compiled"
     groups = group_trials(planned, 1, "compiled", lambda _: None)
     assert [(engine, len(group)) for engine, group in groups] == [("compiled", 1)] * 3
-    engine, _, note = supported_engine("compiled", training(precision="fp64"))
+    engine, _, note = find_supported_engine("compiled", training(precision="fp64"))
     assert engine == "loop" and "does not support precision fp64" in note
 
 

@@ -348,7 +348,7 @@ def test_resume_equals_uninterrupted_bitwise(tmp_path: Path) -> None:
         assert run_trial(trial(), stopped, Settings(), stop=stopping_after(7)) is None
     actual = run_trial(trial(), stopped, Settings())
     assert actual is not None and actual.outcome == expected.outcome and actual.circumstances.attempts == 3
-    assert stopped.weights.read_bytes() == straight.weights.read_bytes()
+    assert stopped.weights_file.read_bytes() == straight.weights_file.read_bytes()
     assert expected.outcome.metrics["val/accuracy"] > 0.5  # it learns: chance is 0.25
     assert expected.circumstances.macs == cost_of(trial().spec.plain()["model"], data(8, 1, 4)).macs
     net, _ = load_model(stopped)

@@ -265,7 +265,7 @@ def training(seed=0, data=DATA, model={}, distillation=None, **train):
     if distillation is not None:
         inputs = InputSpec(prepared.info, prepared.mean, prepared.std)
         distillation = Distillation(Distill(kind=distillation), None, inputs, inputs, spec.precision)
-    return Training(model, Feed(prepared, [], seeds), spec, seeds, "classification", distillation), prepared
+    return Training(model, Feed(prepared, [], seeds), spec, seeds, distillation), prepared
 
 
 @pytest.mark.parametrize(

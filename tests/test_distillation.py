@@ -635,7 +635,7 @@ def test_plan_with_published_weights_is_refused_without_torchvision(
 
 def test_trial_weight_file_has_known_split(taught: Answer, tmp_path: Path) -> None:
     teacher = taught.plan.prerequisites[0]
-    file = taught.store.trial(teacher.key, teacher.code).weights
+    file = taught.store.trial(teacher.key, teacher.code).weights_file
     by_file = base(teacher={"checkpoint": str(file)})
 
     def messages_of(**changes: Any) -> list[str]:

@@ -215,7 +215,7 @@ def test_number_of_a_machine_counts_for_trials_of_several_alone(folder: Any, mon
         launched.append(ranks)
         return RankResult(Ending.STOPPED)
 
-    monkeypatch.setattr("vitlab.runner.run.launch_ranks", launch)
+    monkeypatch.setattr("vitlab.runner.execution.launch_ranks", launch)
     monkeypatch.setenv(NODE_VARIABLE, "1")
     for nodes in (1, 2):
         assert run_trial(trial(), folder(f"of{nodes}"), settings(nodes=nodes)) is None
@@ -236,7 +236,7 @@ def test_two_hosts_of_torchrun_equal_one_process(folder: Any, tmp_path: Path) ->
     )
     one = done(run_trial(short, folder("one"), settings(processes=1, every_s=60.0)))
     job = Job((JobTrial("a/s0", tmp_path / "hosts", short),), Settings(device="cpu", processes=2, nodes=2))
-    command = WorkerCommand(job, "vitlab.runner.run")
+    command = WorkerCommand(job, "vitlab.runner.execution")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     words = [sys.executable, "-P", "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
@@ -294,13 +294,13 @@ def test_trial_has_several_gpus_exclusively(monkeypatch: pytest.MonkeyPatch) -> 
     placement, pair = Placement(["0", "1", "2", "3", "4"]), GpuRequest(count=2)
     assert placement.place("quarter", GpuRequest(0.25)) == "0"
     assert [placement.place(name, pair) for name in "abc"] == ["1,2", "3,4", None]
-    placement.leave("a")
+    placement.remove("a")
     assert placement.place("half", GpuRequest(0.5)) == "1" and placement.place("c", pair) is None
-    placement.leave("half")
+    placement.remove("half")
     assert placement.place("c", pair) == "1,2"
     assert placement.capacity(pair) == 2 and not placement.capacity(GpuRequest(count=6))
 
-    monkeypatch.setattr(machine, "gpus", lambda: ["0", "1", "2", "3"])
+    monkeypatch.setattr(machine, "usable_gpus", lambda: ["0", "1", "2", "3"])
     local = Local(RunSpec.model_validate({"resources": {"gpu": 2}}))
     assert local.slots == 2
     work = Job((JobTrial("j", Path(), trial()),), Settings(device="cuda"))
@@ -318,7 +318,8 @@ def test_exception_of_one_rank_is_failure_of_trial(folder: Any, guests: Path) ->
         (guests.parent / "trouble").touch()
         with pytest.raises(error, match=sentence):
             run_trial(trial({"loss": {"type": "troubled", "trouble": trouble}}), where, settings(guests))
-        assert gone(guests) and (where.failure() or "").startswith(sentence) and where.kind() == kind
+        failure = where.failure()
+        assert gone(guests) and failure is not None and failure.failure.startswith(sentence) and failure.kind == kind
         assert "in __call__" in read_json(where.path / "failure.json")["traceback"]
         assert where.events()[0][-1].kind == "end" and not where.is_locked()
 

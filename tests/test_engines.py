@@ -28,7 +28,7 @@ from vitlab.components.base import Part, inside_vmap
 from vitlab.data.prepare import Feed, prepare
 from vitlab.engines import base
 from vitlab.engines.base import train
-from vitlab.engines.batch_last import incompatibility
+from vitlab.engines.batch_last import model_incompatibility
 from vitlab.errors import SpecError
 from vitlab.geometry import Work
 from vitlab.planning.engine_choice import (
@@ -74,7 +74,7 @@ def training(
         start_from(built, source, InitFrom.model_validate({"checkpoint": "x", "freeze": "body"}))
     dtype = torch.float64 if spec.precision == "fp64" else torch.float32
     feed = Feed(prepared, choice.options["augment"], seeds, dtype=dtype)
-    return Training(built.to(dtype), feed, spec, seeds, prepared.info.task, None)
+    return Training(built.to(dtype), feed, spec, seeds)
 
 
 def state_of(one: Training) -> dict[str, Tensor]:
@@ -394,9 +394,9 @@ def test_sixteen_seeds_take_few_operations_each(
     trainings = [training(seed, data=data, model={**plain, **model}, batch_size=8) for seed in range(16)]
     stacked = slot("engine").get(engine)(trainings)
     stacked.train_step()
-    draws = [one.draw(range(8)) for one in trainings]
+    draws = [one.draw_batch(range(8)) for one in trainings]
     for one, batch in zip(trainings, draws, strict=True):
-        one.draw = lambda rows, batch=batch: batch  # type: ignore[method-assign,misc]
+        one.draw_batch = lambda rows, batch=batch: batch  # type: ignore[method-assign,misc]
     with Counting() as counting:
         stacked.train_step()
     assert counting.count / 16 <= most
@@ -442,7 +442,7 @@ def test_stacked_trials_write_same_files_as_single_trials(tmp_path: Path) -> Non
         assert abs(result.circumstances.ended - end.t / 1000) < 60
         assert result.circumstances.ended > result.circumstances.started + result.circumstances.wall_s, "its share"
         assert [event.kind for event in events] == ["start", "metrics", "metrics", "metrics", "end"]
-        assert together[seed][1].weights.exists() and not together[seed][1].checkpoint.exists()
+        assert together[seed][1].weights_file.exists() and not together[seed][1].checkpoint.exists()
 
 
 def test_unsupported_batch_last_falls_back_to_vmap_with_reason(tmp_path: Path) -> None:
@@ -532,23 +532,23 @@ def test_trial_that_cannot_begin_fails_alone(tmp_path: Path) -> None:
     items = work(tmp_path, trial(0), bad, trial(2))
     run_together(items, SETTINGS)
     assert [folder.done() for _, folder in items] == [True, False, True]
-    assert "not the data this was planned with" in (items[1][1].failure() or "")
+    assert "not the data this was planned with" in items[1][1].failure().failure
 
 
 def test_unwritable_result_fails_one_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = TrialFolder.finish
+    real = TrialFolder.write_result
 
     def finish(self: TrialFolder, result: TrialResult) -> None:
         if self.path.name == "k1":
             raise OSError(28, "No space left on device")
         real(self, result)
 
-    monkeypatch.setattr(TrialFolder, "finish", finish)
+    monkeypatch.setattr(TrialFolder, "write_result", finish)
     items = work(tmp_path, *(trial(seed) for seed in range(3)))
     run_together(items, SETTINGS)
     assert [folder.done() for _, folder in items] == [True, False, True]
     failures = [folder.failure() for _, folder in items]
-    assert failures[0] is failures[2] is None and "No space left" in (failures[1] or "")
+    assert failures[0] is failures[2] is None and "No space left" in failures[1].failure
     for _, folder in (items[0], items[2]):
         assert [event.body["status"] for event in folder.events()[0] if event.kind == "end"] == ["done"]
     assert items[1][1].checkpoint.exists(), "it goes on from its last step"
@@ -560,11 +560,11 @@ def test_finished_trial_is_not_failed_by_later_error(tmp_path: Path, monkeypatch
     def fall(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("vitlab.runner.run.train", fall)
+    monkeypatch.setattr("vitlab.runner.execution.train", fall)
     items = work(tmp_path, trial(0), bad, trial(2))
     run_together(items, SETTINGS)
-    assert "not the data this was planned with" in (items[1][1].failure() or "")
-    assert all("No space left" in (items[seed][1].failure() or "") for seed in (0, 2))
+    assert "not the data this was planned with" in items[1][1].failure().failure
+    assert all("No space left" in items[seed][1].failure().failure for seed in (0, 2))
 
 
 def test_stacked_is_true_only_inside_vmap() -> None:
@@ -593,7 +593,7 @@ def test_batch_too_large_for_memory_is_halved(tmp_path: Path, monkeypatch: pytes
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(trainings, *rest, **options)
 
-    monkeypatch.setattr("vitlab.runner.run.train", small)
+    monkeypatch.setattr("vitlab.runner.execution.train", small)
     items = work(tmp_path, *(trial(seed) for seed in range(5)))
     run_together(items, SETTINGS)
     assert sizes == [5, 2, 3, 1, 2]
@@ -728,7 +728,7 @@ def test_plan_predicts_engine_of_worker(model: dict[str, Any]) -> None:
     work = choice.component.work(info, choice.options)  # type: ignore[attr-defined]
     tokens, dim, heads = 1 + 4, 16, 2
     assert work.values == tokens * dim
-    reason = incompatibility(slot("model").build(choice, info), "fp32", torch.device("cpu")) is None
+    reason = model_incompatibility(slot("model").build(choice, info), "fp32", torch.device("cpu")) is None
     assert work.products == (tokens**2 * dim // heads if reason else None)
 
 

@@ -197,7 +197,7 @@ def test_escalated_arm_stays_escalated_after_changes(tmp_path):
 def test_failed_trial_blocks_further_seeds_until_retried(tmp_path):
     plan, store = registered_study(tmp_path, {"baseline": BASE, "near": [*NEAR[:3], None]}, ["baseline", "near"])
     failed = plan.trials[-1].trial
-    store.trial(failed.key, failed.code).fail("memory ran out", kind="oom")
+    store.trial(failed.key, failed.code).write_failure("memory ran out", kind="oom")
     assert inconclusive_arms(plan, store) == ()
     [notes] = [note for note in synthetic_studies.document(plan, store)["notes"] if note.startswith("2 looks")]
     assert (

@@ -157,7 +157,7 @@ class OtherRunner(Local):
     """Another runner than its own."""
 
     def submit(self, job: Job) -> None:
-        self.runner = "vitlab.runner.run"  # type: ignore[misc]
+        self.runner = "vitlab.runner.execution"  # type: ignore[misc]
         super().submit(job)
 
 

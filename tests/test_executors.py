@@ -36,7 +36,7 @@ from vitlab.spec import Choice, RunSpec
 from vitlab.store import locks
 from vitlab.store.files import read_json
 from vitlab.store.folders import Store, TrialFolder
-from vitlab.store.locks import process
+from vitlab.store.locks import process_name
 from vitlab.store.result import Ending
 
 RUNNER = "executor_runner"
@@ -84,7 +84,7 @@ def test_endings_reported_by_trial(kind: type[Executor], tmp_path: Path) -> None
     assert endings["raise"].detail == "RuntimeError: no such layer"
     assert endings["leave"].detail == "SystemExit: guest code left"
     folder = TrialFolder(endings["raise"].job.folder)
-    assert folder.failure() == "RuntimeError: no such layer"
+    assert folder.failure().failure == "RuntimeError: no such layer"
     assert "in run_trial" in read_json(folder.path / "failure.json")["traceback"]
     assert executor.poll(0.0) == []
 
@@ -145,7 +145,7 @@ def test_unwritable_failure_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(TrialFolder, "fail", full)
+    monkeypatch.setattr(TrialFolder, "write_failure", full)
     executor = TinyInline(RunSpec())
     executor.submit(job(tmp_path, "raise"))
     assert ends(executor, 1)["raise"].detail == "RuntimeError: no such layer"
@@ -181,14 +181,14 @@ def test_workers_are_isolated(local: Callable[..., Local], tmp_path: Path) -> No
         assert "said by the trial\n" in log and "said by a child of it\n" in log
     pids = {where["pid"] for where in around}
     assert len(pids) == 2 and os.getpid() not in pids
-    assert around[0]["cores"] == machine.cores()  # one worker has the machine
+    assert around[0]["cores"] == machine.usable_cores()  # one worker has the machine
     assert around[0]["environment"] == ["1", ""]
     assert around[0]["torch"]  # imported by the fork server
     ignored = int(around[0]["status"].split("SigIgn:")[1].split()[0], 16)
     assert ignored & 1 << (signal.SIGINT - 1)
 
 
-@pytest.mark.skipif(len(machine.cores()) < 2, reason="one core cannot be shared out")
+@pytest.mark.skipif(len(machine.usable_cores()) < 2, reason="one core cannot be shared out")
 def test_workers_respect_core_share(local: Callable[..., Local], tmp_path: Path) -> None:
     executor = local(workers=2)
     for name in ("a", "b"):
@@ -196,7 +196,7 @@ def test_workers_respect_core_share(local: Callable[..., Local], tmp_path: Path)
     endings = ends(executor, 2)
     shares = [set(read_json(ending.job.folder / "around.json")["cores"]) for ending in endings.values()]
     assert not shares[0] & shares[1]
-    assert shares[0] | shares[1] == set(machine.cores())
+    assert shares[0] | shares[1] == set(machine.usable_cores())
 
 
 def test_thread_count_reaches_worker(local: Callable[..., Local], tmp_path: Path) -> None:
@@ -209,9 +209,9 @@ def test_thread_count_reaches_worker(local: Callable[..., Local], tmp_path: Path
 
 
 def test_slots_fit_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "cores", lambda: list(range(8)))
-    monkeypatch.setattr(machine, "budget", lambda: 6)
-    monkeypatch.setattr(machine, "gpus", lambda: ["GPU-a", "GPU-b"])
+    monkeypatch.setattr(machine, "usable_cores", lambda: list(range(8)))
+    monkeypatch.setattr(machine, "count_usable_cores", lambda: 6)
+    monkeypatch.setattr(machine, "usable_gpus", lambda: ["GPU-a", "GPU-b"])
     assert Local(RunSpec(device="cpu")).slots == 6
     assert Local(RunSpec(device="cpu", threads=4)).slots == 1
     assert Local(RunSpec(device="cpu", threads=64)).slots == 1
@@ -221,7 +221,7 @@ def test_slots_fit_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert busy._request.share == 0.5
     assert Local(RunSpec(device="cpu", workers=4))._shares == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert not any(Local(RunSpec(device="cpu", workers=4, threads=2))._shares)  # more threads than cores: no pinning
-    monkeypatch.setattr(machine, "gpus", list)
+    monkeypatch.setattr(machine, "usable_gpus", list)
     with pytest.raises(UserError, match=r"run\.device is cuda, and this machine has no GPU"):
         Local(RunSpec(device="cuda"))
 
@@ -268,12 +268,12 @@ class FakeWorker:
 def test_two_hundred_random_gpu_requests_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every worker gets one GPU, no GPU is over-committed, and a trial in its first step blocks the next."""
     gpus = ["GPU-a", "GPU-b", "5"]
-    monkeypatch.setattr(machine, "gpus", lambda: gpus)
+    monkeypatch.setattr(machine, "usable_gpus", lambda: gpus)
     rng = random.Random(0)
     executor = Local(RunSpec(device="cuda", resources={"gpu": 0.25}))
     assert executor.slots == 12
     made = FakeMultiprocessing()
-    monkeypatch.setattr(fork_server, "process", made.process)
+    monkeypatch.setattr(fork_server, "start_process", made.process)
     shares: dict[Path, float] = {}
     for number in range(200):
         work = replace(
@@ -306,7 +306,7 @@ def test_two_hundred_random_gpu_requests_fit(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_worker_sees_only_its_gpu(local: Callable[..., Local], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(machine, "gpus", lambda: ["GPU-a", "GPU-b"])
+    monkeypatch.setattr(machine, "usable_gpus", lambda: ["GPU-a", "GPU-b"])
     executor = local(device="auto", workers=None, resources={"gpu": 0.5, "cpu": 1})
     for name in ("a", "b", "c"):
         executor.submit(with_settings(job(tmp_path, "finish", name=name, **{"for": 0.2}), device="auto"))
@@ -318,16 +318,16 @@ def test_worker_sees_only_its_gpu(local: Callable[..., Local], monkeypatch: pyte
 
 
 def test_shares_of_gpus_and_cores_limit_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "gpus", lambda: ["GPU-a", "GPU-b"])
+    monkeypatch.setattr(machine, "usable_gpus", lambda: ["GPU-a", "GPU-b"])
     assert Local(RunSpec(resources={"gpu": 0.25})).slots == 8
-    monkeypatch.setattr(machine, "budget", lambda: 6)
+    monkeypatch.setattr(machine, "count_usable_cores", lambda: 6)
     assert Local(RunSpec(resources={"gpu": 0.1, "cpu": 2})).slots == 3
 
 
 def test_only_a_share_of_a_gpu_grows_when_memory_runs_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     work = with_settings(job(tmp_path, "finish"), device="auto")
     for gpus, larger in (([], []), (["GPU-a"], [0.5, 1.0])):
-        monkeypatch.setattr(machine, "gpus", lambda gpus=gpus: gpus)
+        monkeypatch.setattr(machine, "usable_gpus", lambda gpus=gpus: gpus)
         executor, shares, each = Local(RunSpec(resources={"gpu": 0.25})), list[float | None](), work
         while (more := executor.with_more_memory(each)) is not None:
             shares.append(more.gpu)
@@ -337,9 +337,9 @@ def test_only_a_share_of_a_gpu_grows_when_memory_runs_out(monkeypatch: pytest.Mo
 
 def test_gpus_are_counted_without_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine, "_torch_has_cuda", lambda: True)
-    assert machine.gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
-    assert machine.gpus({"CUDA_VISIBLE_DEVICES": "3, 1,-1,2"}) == ["3", "1"]
-    assert machine.gpus({"CUDA_VISIBLE_DEVICES": "GPU-8932f937-d72c"}) == ["GPU-8932f937-d72c"]
+    assert machine.usable_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
+    assert machine.usable_gpus({"CUDA_VISIBLE_DEVICES": "3, 1,-1,2"}) == ["3", "1"]
+    assert machine.usable_gpus({"CUDA_VISIBLE_DEVICES": "GPU-8932f937-d72c"}) == ["GPU-8932f937-d72c"]
     program = tmp_path / "nvidia-smi"
     program.write_text(
         "#!/bin/sh\ncat <<END\n"
@@ -350,11 +350,11 @@ def test_gpus_are_counted_without_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert machine.gpus({}) == ["MIG-c6d4f1ef-42e4", "MIG-cba663e8-9bed", "GPU-6b1d02a7-a5b9"]
+    assert machine.usable_gpus({}) == ["MIG-c6d4f1ef-42e4", "MIG-cba663e8-9bed", "GPU-6b1d02a7-a5b9"]
     program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
-    assert machine.gpus({}) == []
+    assert machine.usable_gpus({}) == []
     monkeypatch.setattr(machine, "_torch_has_cuda", lambda: False)
-    assert machine.gpus({"CUDA_VISIBLE_DEVICES": "0"}) == []
+    assert machine.usable_gpus({"CUDA_VISIBLE_DEVICES": "0"}) == []
 
 
 @pytest.mark.parametrize(
@@ -371,11 +371,11 @@ def test_gpus_are_counted_without_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_container_limits_are_respected(
     file: str, text: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "cores", lambda: list(range(64)))
+    monkeypatch.setattr(machine, "usable_cores", lambda: list(range(64)))
     (tmp_path / "cpu").mkdir()
     (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
     (tmp_path / file).write_text(text)
-    assert machine.budget(tmp_path) == expected
+    assert machine.count_usable_cores(tmp_path) == expected
 
 
 def test_fork_server_has_one_thread_and_no_plugin() -> None:
@@ -405,7 +405,7 @@ def test_trial_imports_neither_compiler_nor_pandas(tmp_path: Path) -> None:
         from pathlib import Path
         from vitlab.executors import Job, JobTrial, Settings
         from vitlab.lab import plan_study
-        from vitlab.runner.run import execute
+        from vitlab.runner.execution import execute
         _, plan = plan_study(sys.argv[1])
         for engine in ("loop", "vmap"):
             folders = [Path(sys.argv[1]).parent / engine / item.trial.key / "code" for item in plan.trials]
@@ -537,7 +537,7 @@ def test_journal_of_earlier_attempt_survives_joining_a_batch(tmp_path: Path) -> 
     log = second.folder / "log.txt"
     log.parent.mkdir(parents=True)
     log.write_text("Segmentation fault\n")
-    worker.note_shared_log(replace(first, trials=first.trials + second.trials))
+    worker.refer_to_shared_log(replace(first, trials=first.trials + second.trials))
     assert log.read_text().splitlines() == [
         "Segmentation fault",
         f"trained along with first/s0, whose log is {first.folder / 'log.txt'}",
@@ -561,7 +561,7 @@ def test_workers_wait_for_trials_of_orphans(local: Callable[..., Local], tmp_pat
     for item in (kept, left):
         executor.submit(item)
     assert executor.poll(0.3) == []
-    TrialFolder(kept.folder).finish(result(kept.trials[0].trial))
+    TrialFolder(kept.folder).write_result(result(kept.trials[0].trial))
     before = TrialFolder(kept.folder).result()
     for lock in locks:
         lock.close()
@@ -584,11 +584,11 @@ def test_only_own_stopped_orphan_is_killed(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(worker, "POLL_S", 0.05)
     stop, endings = threading.Event(), dict[str, str]()
     gone = subprocess.Popen([sys.executable, "-c", ""])
-    name = process(gone.pid)
+    name = process_name(gone.pid)
     gone.wait()
     assert name and not locks.is_alive(name)
     holders = {}
-    for kind, driver in {"orphan": name, "worker": process(os.getpid()), "victim": name}.items():
+    for kind, driver in {"orphan": name, "worker": process_name(os.getpid()), "victim": name}.items():
         command = [sys.executable, "-c", STOPPED, job(tmp_path, kind).folder]
         holders[kind] = subprocess.Popen(command, env={**os.environ, locks.DRIVER: driver})
     try:
@@ -597,7 +597,7 @@ def test_only_own_stopped_orphan_is_killed(tmp_path: Path, monkeypatch: pytest.M
             until(TrialFolder(job(tmp_path, kind).folder).is_locked)
         forged = hold(TrialFolder(work[2].folder))
         # Another user locks the folder and names a process that owns another trial's lock.
-        (work[2].folder / "lock").write_text(f"{process(holders['victim'].pid)} {name}\n")
+        (work[2].folder / "lock").write_text(f"{process_name(holders['victim'].pid)} {name}\n")
 
         def wait_and_train(item: Job) -> None:
             endings[item.trials[0].trial.key] = worker.run_job(item, RUNNER, stop.is_set)[0]
@@ -609,7 +609,7 @@ def test_only_own_stopped_orphan_is_killed(tmp_path: Path, monkeypatch: pytest.M
         assert endings == {"orphan": "done"} and holders["orphan"].wait() == -signal.SIGKILL
         time.sleep(0.6)  # three times GONE_S
         assert holders["worker"].poll() is None and holders["victim"].poll() is None
-        assert not locks.end_orphan(TrialFolder(work[2].folder).lock)
+        assert not locks.kill_orphan(TrialFolder(work[2].folder).lock)
         stop.set()
         for thread in waiting:
             thread.join()
@@ -619,7 +619,7 @@ def test_only_own_stopped_orphan_is_killed(tmp_path: Path, monkeypatch: pytest.M
         for holder in holders.values():
             holder.kill()
             holder.wait()
-    assert not locks.kill(name), "another process that has its number is not it"
+    assert not locks.kill_process(name), "another process that has its number is not it"
 
 
 def test_checkpoint_of_orphan_is_resumed_without_retries(tmp_path: Path) -> None:
@@ -631,7 +631,7 @@ def test_checkpoint_of_orphan_is_resumed_without_retries(tmp_path: Path) -> None
     executor = TinyLocal(run)
     planned_of = {work.folder: Planned("arm", 0, work.trials[0].trial)}
     schedule = Schedule(executor, planned_of, Session(Store(tmp_path), run), [work])
-    schedule.complete()
+    schedule.run_jobs()
     assert schedule.failed == 0 and TrialFolder(work.folder).done() and TrialFolder(work.folder).failure() is None
 
 
@@ -653,12 +653,12 @@ def test_driver_looks_for_a_job_only_if_a_slot_is_free(tmp_path: Path, monkeypat
 
     jobs = [job(tmp_path / f"{index}", "finish") for index in range(6)]
     checked: list[Path] = []
-    monkeypatch.setattr("vitlab.driver.scheduler._ready", lambda job: not checked.append(job.folder))
+    monkeypatch.setattr("vitlab.driver.scheduler._is_ready", lambda job: not checked.append(job.folder))
     planned_of = {work.folder: Planned("arm", 0, work.trials[0].trial) for work in jobs}
     run = RunSpec(device="cpu", workers=1)
     executor: Any = TenthPoll()
     schedule = Schedule(executor, planned_of, Session(Store(tmp_path), run), jobs)
-    schedule.complete()
+    schedule.run_jobs()
     assert schedule.failed == 0
     assert checked == [work.folder for work in jobs] and executor.polls == 60
 
@@ -672,7 +672,7 @@ def test_trial_of_two_studies_is_trained_once(local: Callable[..., Local], tmp_p
     until((work.folder / "log.txt").exists)
     assert executor.poll(0.7) == []
     if finishes:
-        TrialFolder(work.folder).finish(result(work.trials[0].trial, wall_s=77.0))
+        TrialFolder(work.folder).write_result(result(work.trials[0].trial, wall_s=77.0))
     lock.close()
     assert ends(executor, 1)["finish"].ending == "done"
     outcome = TrialFolder(work.folder).result()
@@ -696,7 +696,7 @@ def test_unused_fork_server_ends_with_its_driver(tmp_path: Path) -> None:
     (tmp_path / "endless.py").write_text(ENDLESS)
     code = (
         "from vitlab.executors.local import Local; from vitlab.runner import fork_server; fork_server.PRELOAD = 'endless'; "
-        "Local.prepare(); Local.prepare(); print(fork_server.server())"
+        "Local.prepare(); Local.prepare(); print(fork_server.server_pid())"
     )
     path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
     environment = {**os.environ, "PYTHONPATH": path}

@@ -347,7 +347,9 @@ def test_unfinished_trial_of_arm_is_named(tmp_path: Path) -> None:
     store = Store(tmp_path)
     folder = store.trial("k", "c")
     outcome = Outcome({"val/accuracy": 0.5}, (), "", 1, 8)
-    folder.finish(TrialResult("k", "c", "done", outcome, Circumstances(1.0, 1.0, "here", 1, 1, 1, 1, {}, {}, 2.0)))
+    folder.write_result(
+        TrialResult("k", "c", "done", outcome, Circumstances(1.0, 1.0, "here", 1, 1, 1, 1, {}, {}, 2.0))
+    )
     trial = SimpleNamespace(key="k", code="c")
     plan: Any = SimpleNamespace(first_trials={"plain": SimpleNamespace(trial=trial)})
     with folder.lease():

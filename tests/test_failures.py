@@ -75,7 +75,7 @@ def drive(root: Path, scripts: dict[str, list[str]], **run: Any) -> tuple[int, S
     executor, ear = Scripted(RunSpec(**run), scripts), Ear()
     work = [job(root, name) for name in scripts]
     schedule = Schedule(executor, planned_of(work), Session(Store(root), executor.run, watch=ear), work)
-    schedule.complete()
+    schedule.run_jobs()
     return schedule.failed, executor, ear
 
 
@@ -146,7 +146,7 @@ def test_full_disk_does_not_end_study(tmp_path: Path, monkeypatch: pytest.Monkey
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(TrialFolder, "fail", full)
+    monkeypatch.setattr(TrialFolder, "write_failure", full)
     failed, _, ear = drive(tmp_path, {"a": ["lost", "lost"], "b": ["done"]})
     assert failed == 1 and ("b", "done") in ear.heard
 
@@ -156,10 +156,10 @@ def test_changed_code_leaves_no_failure(tmp_path: Path) -> None:
     work = [job(tmp_path, name) for name in "abc"]
     planned, ear = planned_of(work), Ear()
     with pytest.raises(Refused, match=r"2 trials were not trained; run the same command to plan them again"):
-        Schedule(executor, planned, Session(Store(tmp_path), executor.run, watch=ear), work).complete()
+        Schedule(executor, planned, Session(Store(tmp_path), executor.run, watch=ear), work).run_jobs()
     alone = Scripted(RunSpec(), {"b": ["refused"]})
     with pytest.raises(Refused, match="1 trial was not trained; run the same command to plan it"):
-        Schedule(alone, planned_of(work[1:2]), Session(Store(tmp_path), alone.run), work[1:2]).complete()
+        Schedule(alone, planned_of(work[1:2]), Session(Store(tmp_path), alone.run), work[1:2]).run_jobs()
     assert ear.heard == [("a", "done"), ("b", "refused")]
     assert not executor.cancelled and [item.trials[0].trial.key for item in executor.asked] == ["a", "b"]
     assert not any(TrialFolder(item.folder).failure() for item in work)
@@ -173,8 +173,9 @@ def test_attempt_records_its_facts(tmp_path: Path) -> None:
     assert run_once("refuse")[0] == "refused"
     assert TrialFolder(job(tmp_path, "refuse").folder).failure() is None
     assert run_once("starve") == ("oom", "memory ran out, with train.batch_size 4096")
-    assert TrialFolder(job(tmp_path, "starve").folder).kind() == "oom"
-    assert run_once("raise")[0] == "error" and TrialFolder(job(tmp_path, "raise").folder).kind() == "error"
+    assert TrialFolder(job(tmp_path, "starve").folder).failure().kind == "oom"
+    assert run_once("raise")[0] == "error"
+    assert TrialFolder(job(tmp_path, "raise").folder).failure().kind == "error"
     how, why = run_once("train", timeout_s=0.05)
     assert how == "timeout" and "run.timeout allows (0.05 s)" in why
     assert (job(tmp_path, "train").folder / "checkpoint").is_dir()
@@ -210,4 +211,5 @@ def test_retry_settings_of_study_file() -> None:
 def test_failure_kinds_of_old_folders(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
     (tmp_path / "failure.json").write_text('{"failure": "once", "traceback": "", "time": 0.0}')
-    assert (folder.kind(), folder.failure()) == ("error", "once")
+    failure = folder.failure()
+    assert failure is not None and (failure.kind, failure.failure) == ("error", "once")

@@ -18,7 +18,7 @@ import vitlab
 from vitlab.components.head import Logits
 from vitlab.data.prepare import Feed, data_info, prepare
 from vitlab.data.torchvision_import import torchvision
-from vitlab.engines import supported_engine
+from vitlab.engines import find_supported_engine
 from vitlab.engines.compiled import compile_loss
 from vitlab.errors import SpecError, WeightsError
 from vitlab.geometry import DataInfo
@@ -82,7 +82,7 @@ def training(
 ) -> Training:
     model = built(student) if not isinstance(student, Model) else student
     distillation = Distillation(how, teacher, theirs, MINE, "fp64")
-    return Training(model, feed(), train_spec or spec(), SEEDS, "classification", distillation, **kw)
+    return Training(model, feed(), train_spec or spec(), SEEDS, distillation, **kw)
 
 
 def timm_vit(model: Model, choice: dict[str, Any]) -> VisionTransformer:
@@ -151,7 +151,7 @@ def test_loss_and_gradients_equal_formula(teacher: str, features: dict[str, Any]
             return net(x), x_BEhw.mean((2, 3)), x_BEhw
 
     one = training(how, ours, theirs, train_spec=spec(batch_size=4))
-    batch, _ = one.draw(range(4))
+    batch, _ = one.draw_batch(range(4))
     loss = one.forward_backward(range(4)).loss
 
     with torch.no_grad():
@@ -188,7 +188,7 @@ def test_loss_and_gradients_equal_formula(teacher: str, features: dict[str, Any]
 
 def test_features_of_the_fitnets_loss_equal_timm() -> None:
     one = training(settings(features={"loss": "mse", "norm": "none", "weight": 3.0}), built(WIDE, 5))
-    batch, _ = one.draw(range(16))
+    batch, _ = one.draw_batch(range(16))
     student, teacher = timm_vit(one.model, VIT), timm_vit(built(WIDE, 5), WIDE)
     student.pretrained_cfg = teacher.pretrained_cfg = {"mean": (0.5,), "std": (0.25,)}
     task = FeatureDistillationTask(
@@ -281,8 +281,8 @@ def test_resume_equals_uninterrupted(tmp_path: Path) -> None:
 
 def gradients(one: Training) -> dict[str, Tensor]:
     one.optimizer.zero_grad()
-    parts = [one.forward_backward(rows) for rows in one.parts.rows(16)]
-    loss = one.parts.combine(parts, one.parameters)
+    parts = [one.forward_backward(rows) for rows in one.micro_batches.rows(16)]
+    loss = one.micro_batches.combine_losses(parts, one.parameters)
     return {"loss": loss.total} | {
         name: p.grad.clone() for name, p in one.module.named_parameters() if p.grad is not None
     }
@@ -294,7 +294,7 @@ def test_microbatches_and_recomputed_blocks_have_gradients_of_whole_batch() -> N
     whole = gradients(training(how, built(WIDE, 5), student=student, train_spec=train_spec))
     assert "projections.features.weight" in whole
     parts = MicroBatches(5, SingleProcess())
-    cut = gradients(training(how, built(WIDE, 5), student=student, train_spec=train_spec, parts=parts))
+    cut = gradients(training(how, built(WIDE, 5), student=student, train_spec=train_spec, micro_batches=parts))
     model = built(student)
     recompute_blocks(model)
     again = gradients(training(how, built(WIDE, 5), student=model, train_spec=train_spec))
@@ -310,7 +310,7 @@ def test_compiled_loss_is_one_graph_and_engines_that_stack_are_refused() -> None
     for name, value in looped.items():
         torch.testing.assert_close(compiled[name], value, rtol=1e-9, atol=1e-12)
     for engine in ("vmap", "batch_last"):
-        name, _, note = supported_engine(engine, one)
+        name, _, note = find_supported_engine(engine, one)
         assert name == "loop" and "does not support distillation" in note
 
 
@@ -320,9 +320,7 @@ def test_narrow_precision_is_near_fp32(precision: str) -> None:
     for name in ("fp32", precision):
         model, teacher = built(VIT).float(), built(WIDE, 5).float()
         distillation = Distillation(settings(**BOTH), teacher, MINE, MINE, name)
-        one = Training(
-            model, feed(torch.float32), spec(precision=name), SEEDS, "classification", distillation=distillation
-        )
+        one = Training(model, feed(torch.float32), spec(precision=name), SEEDS, distillation=distillation)
         losses.append(one.forward_backward(range(16)).loss)
         assert losses[-1].total.dtype == torch.float32
     for name, value in losses[0].parts.items():
@@ -376,7 +374,7 @@ def test_study_stores_the_student_alone(tmp_path: Path) -> None:
     assert row["status"] == "done" and row["train/loss"] == pytest.approx(terms, rel=1e-5)
     assert "train/loss_distillation" not in row.dropna()
     trial = answer.plan.trials[0].trial
-    weights, _ = read_weights(answer.store.trial(trial.key, trial.code).weights)
+    weights, _ = read_weights(answer.store.trial(trial.key, trial.code).weights_file)
     assert weights.keys() == built(VIT).state_dict().keys()
     content["base"] = tree(teacher=teacher, kind="hard", features={})
     file.write_text(yaml.safe_dump(content))

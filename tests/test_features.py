@@ -94,8 +94,7 @@ def test_features_are_those_of_the_current_weights(engine: str) -> None:
     )
     prepared = prepare(DATA, SEEDS)
     trainings = [
-        Training(built(seed), Feed(prepared, [], SEEDS, dtype=torch.float64), spec, SEEDS, "classification")
-        for seed in range(2)
+        Training(built(seed), Feed(prepared, [], SEEDS, dtype=torch.float64), spec, SEEDS) for seed in range(2)
     ]
     for training, result in zip(trainings, train(trainings, slot("engine").get(engine)), strict=True):
         assert result is not None
@@ -142,7 +141,7 @@ def test_attentive_probe_trains_the_query_alone() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     spec = TrainSpec.model_validate({"steps": 3, "batch_size": 32, "evaluations": 1, "precision": "fp64"})
     feed = Feed(prepare(DATA, SEEDS), [], SEEDS, dtype=torch.float64)
-    train([Training(model, feed, spec, SEEDS, "classification")])
+    train([Training(model, feed, spec, SEEDS)])
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]) is not name.startswith("head."), name
         assert name.startswith("head.") or torch.equal(value, source.state_dict()[name]), name

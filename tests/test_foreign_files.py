@@ -21,10 +21,10 @@ from job_helpers import HERE, LIGHT, job
 from vitlab.cli import cli
 from vitlab.cli import run as cli_run
 from vitlab.errors import TrialFailed, UserError
-from vitlab.executors.worker import WorkerCommand, log_to
+from vitlab.executors.worker import WorkerCommand, redirect_output_to_log
 from vitlab.planning.study_folder import commit_of
 from vitlab.store.files import append_json, open_in_place
-from vitlab.store.locks import hold
+from vitlab.store.locks import hold_lock
 from vitlab.trackers import delivery, server
 
 MODULES = ("queue", "random", "string", "click", "mlflow", "yaml", "vitlab")
@@ -147,9 +147,9 @@ def test_file_written_in_place_is_no_link(name: str, tmp_path: Path) -> None:
             case "events.jsonl":
                 append_json(place, {})
             case "log.txt":
-                log_to(out)
+                redirect_output_to_log(out)
             case "lock":
-                with hold(place):
+                with hold_lock(place):
                     pass
             case "driver.log":
                 file = tmp_path / "tiny.yaml"
@@ -163,7 +163,7 @@ def test_files_written_in_place_have_the_rights_of_the_umask(tmp_path: Path) -> 
     try:
         append_json(tmp_path / "events.jsonl", {})
         os.close(open_in_place(tmp_path / "log.txt"))
-        with hold(tmp_path / "lock"):
+        with hold_lock(tmp_path / "lock"):
             pass
     finally:
         os.umask(before)

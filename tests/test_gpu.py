@@ -105,6 +105,6 @@ def test_out_of_memory_trial_gets_more_memory(tmp_path: Path, monkeypatch: pytes
     planned = {item.folder: Planned(item.name, 0, item.trials[0].trial) for item in jobs}
     ear = Ear()
     schedule = Schedule(executor, planned, Session(Store(tmp_path), executor.run, watch=ear), jobs)
-    schedule.complete()
+    schedule.run_jobs()
     assert schedule.failed == 0 and all(TrialFolder(item.folder).done() for item in jobs)
     assert ear.heard == [("second", "oom"), ("first", "done"), ("second", "done")]

@@ -31,7 +31,7 @@ import vitlab
 from vitlab import lab, planning, report
 from vitlab.cli import cli
 from vitlab.data.prepare import prepare
-from vitlab.driver.planning import prepare_run
+from vitlab.driver.planning import prepare_tracker_and_executor
 from vitlab.driver.session import Watch
 from vitlab.errors import SpecError, UserError
 from vitlab.executors.inline import Inline
@@ -40,7 +40,7 @@ from vitlab.planning.values import Plan, Planned
 from vitlab.registry import slot
 from vitlab.report.api import PREDICTIONS
 from vitlab.report.frame import HISTORY
-from vitlab.store.files import hold, read_json, write_json
+from vitlab.store.files import hold_lock, read_json, write_json
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.trackers.delivery import sync
 
@@ -193,7 +193,7 @@ def test_executor_starts_early_unless_nothing_is_left_to_train(
 
     def is_started(file: Path, store: Path, **changes: Any) -> bool:
         started.clear()
-        prepare_run(file, changes, Store(store))
+        prepare_tracker_and_executor(file, changes, Store(store))
         return bool(started)
 
     assert not is_started(file, out)
@@ -356,7 +356,7 @@ def test_second_driver_follows_and_takes_over(answered: tuple[Path, Path, Answer
     first_trial = earlier.plan.trials[0].trial
     one = Path("trials", first_trial.key, first_trial.code)
     first = ExitStack()
-    first.enter_context(hold(Store(out).driver("tiny")))
+    first.enter_context(hold_lock(Store(out).driver_lock("tiny")))
     calls: list[int] = []
 
     def die() -> None:

@@ -23,9 +23,9 @@ from job_helpers import run_together, run_trial
 from vitlab.errors import UserError
 from vitlab.spec import TrialSpec
 from vitlab.store import locks
-from vitlab.store.files import temporary, write_bytes
+from vitlab.store.files import temporary_path, write_bytes
 from vitlab.store.folders import TrialFolder
-from vitlab.store.locks import DRIVER, Busy, LockLost, hold, holds_lock, is_locked, owner, process
+from vitlab.store.locks import DRIVER, Busy, LockLost, hold_lock, holds_lock, is_locked, lock_owner, process_name
 
 SILENT_S = 2.0
 
@@ -64,9 +64,9 @@ def test_deleted_lock_blocks_nobody_and_loses_ownership(tmp_path: Path, monkeypa
         flock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", deleted_before)
-    with hold(lock):
+    with hold_lock(lock):
         assert lock.exists() and is_locked(lock)
-        with pytest.raises(Busy), hold(lock):
+        with pytest.raises(Busy), hold_lock(lock):
             pass
     assert not is_locked(lock)
 
@@ -123,10 +123,10 @@ def test_truncated_heartbeat_does_not_block(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(locks, "SILENT_S", 120.0)
     with monkeypatch.context() as full:
         full.setattr(locks, "open", lambda path, mode, **how: Full(path, mode), raising=False)
-        with pytest.raises(UserError, match="No space left"), hold(tmp_path / "lock"):
+        with pytest.raises(UserError, match="No space left"), hold_lock(tmp_path / "lock"):
             pass
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
-    with hold(tmp_path / "lock"):
+    with hold_lock(tmp_path / "lock"):
         assert is_locked(tmp_path / "lock")
 
 
@@ -138,12 +138,12 @@ class Full(io.FileIO):
 
 
 def test_lock_file_names_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    me = process(os.getpid())
-    assert me.split("/")[1] == str(os.getpid()) and process(2**22 + 1) == ""
+    me = process_name(os.getpid())
+    assert me.split("/")[1] == str(os.getpid()) and process_name(2**22 + 1) == ""
     monkeypatch.setenv(DRIVER, "elsewhere/1/2")
-    with hold(tmp_path / "lock"):
-        assert owner(tmp_path / "lock") == (me, "elsewhere/1/2")
-    assert owner(tmp_path / "none") == ("", "")
+    with hold_lock(tmp_path / "lock"):
+        assert lock_owner(tmp_path / "lock") == (me, "elsewhere/1/2")
+    assert lock_owner(tmp_path / "none") == ("", "")
 
 
 def test_acquire_waits_for_readers(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_acquire_waits_for_readers(tmp_path: Path) -> None:
     look = open(tmp_path / "lock", "rb")  # noqa: SIM115
     fcntl.flock(look, fcntl.LOCK_SH)
     with ThreadPoolExecutor(1) as pool:
-        entered = pool.submit(lambda: ExitStack().enter_context(hold(tmp_path / "lock")))
+        entered = pool.submit(lambda: ExitStack().enter_context(hold_lock(tmp_path / "lock")))
         time.sleep(0.1)
         assert not entered.done()
         look.close()
@@ -161,7 +161,7 @@ def test_acquire_waits_for_readers(tmp_path: Path) -> None:
 
 def test_acquire_of_held_lock_fails_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", None)
-    with hold(tmp_path / "lock"), pytest.raises(Busy), hold(tmp_path / "lock"):
+    with hold_lock(tmp_path / "lock"), pytest.raises(Busy), hold_lock(tmp_path / "lock"):
         pass
 
 
@@ -171,14 +171,14 @@ def test_is_locked_is_true_only_for_owner_process(tmp_path: Path) -> None:
     other.start()
     try:
         assert ours.recv() and other.pid is not None
-        lock, name, me = tmp_path / "lock", process(other.pid), process(os.getpid())
-        assert holds_lock(name, lock) and owner(lock)[0] == name
+        lock, name, me = tmp_path / "lock", process_name(other.pid), process_name(os.getpid())
+        assert holds_lock(name, lock) and lock_owner(lock)[0] == name
         assert not holds_lock(f"{name}0", lock) and not holds_lock("", lock)
         with open(lock, "a+", encoding="utf-8") as file:  # an open file is no lock
             file.truncate(0)
             file.write(f"{me} gone/1/2\n")
             file.flush()
-            assert owner(lock)[0] == me and not holds_lock(me, lock) and holds_lock(name, lock)
+            assert lock_owner(lock)[0] == me and not holds_lock(me, lock) and holds_lock(name, lock)
         lock.unlink()
         lock.touch()
         assert not holds_lock(name, lock), "that is another file"
@@ -219,7 +219,7 @@ def _hold_and_write(path: Path, parent: Connection) -> None:
         folder = TrialFolder(path)
         with folder.lease():
             folder.emit("start", attempt=1)
-            parent.send(process(os.getpid()))
+            parent.send(process_name(os.getpid()))
             parent.recv()
             for write in (folder.recover_journal, lambda: folder.emit("metrics", step=1)):
                 try:
@@ -238,7 +238,7 @@ def test_silent_owner_is_declared_dead_and_stops(tmp_path: Path, monkeypatch: py
     assert other.pid is not None
     try:
         name, folder = ours.recv(), TrialFolder(tmp_path)
-        assert owner(folder.lock) == (name, "")
+        assert lock_owner(folder.lock) == (name, "")
         with pytest.raises(Busy), folder.lease():
             pass
         os.kill(other.pid, signal.SIGSTOP)
@@ -246,15 +246,17 @@ def test_silent_owner_is_declared_dead_and_stops(tmp_path: Path, monkeypatch: py
         with ExitStack() as lease:
             until(lambda: _entered(lease, folder))
             folder.emit("start", attempt=2)
-            folder.fail("memory ran out")
-            partial = temporary(folder.weights)
+            folder.write_failure("memory ran out")
+            partial = temporary_path(folder.weights_file)
             partial.touch()
             os.kill(other.pid, signal.SIGCONT)
             ours.send("write")
             assert [ours.recv(), ours.recv(), ours.recv()] == ["taken", "taken", "left"]
-            assert folder.failure() == "memory ran out" and partial.exists()
+            assert folder.failure().failure == "memory ran out" and partial.exists()
             folder.recover_journal()
-            assert folder.is_locked() and owner(folder.lock)[0] == process(os.getpid()), "it has not let go for us"
+            assert folder.is_locked() and lock_owner(folder.lock)[0] == process_name(os.getpid()), (
+                "it has not let go for us"
+            )
             folder.emit("end", status="done")
         assert [event.body.get("attempt") for event in folder.events()[0]] == [1, 2, None]
         assert not folder.is_locked() and sorted(path.name for path in tmp_path.iterdir()) == ["events.jsonl", "lock"]
@@ -276,11 +278,11 @@ def test_slow_owner_is_not_declared_dead(tmp_path: Path, monkeypatch: pytest.Mon
     without_locks(monkeypatch)
     monkeypatch.setattr(locks, "SILENT_S", 0.5)
     lease = tmp_path / "lock.held"
-    with hold(tmp_path / "lock"):
+    with hold_lock(tmp_path / "lock"):
         modified = lease.stat().st_mtime
         until(lambda: lease.stat().st_mtime > modified + 0.6)
         assert is_locked(tmp_path / "lock")
-        with pytest.raises(Busy), hold(tmp_path / "lock"):
+        with pytest.raises(Busy), hold_lock(tmp_path / "lock"):
             pass
     assert not is_locked(tmp_path / "lock") and not lease.exists()
 
@@ -299,16 +301,16 @@ def test_one_of_several_drivers_takes_over_stale_lock(tmp_path: Path, monkeypatc
         return gone
 
     monkeypatch.setattr(locks, "reclaim_stale", late)
-    with pytest.raises(Busy), hold(lock):
+    with pytest.raises(Busy), hold_lock(lock):
         pass
-    assert owner(lock) == ("other/3/4", "")
+    assert lock_owner(lock) == ("other/3/4", "")
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 def test_driver_with_skewed_clock_still_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The local clock is ahead of the file system's, so the lock of the other driver looks stale."""
     from vitlab.driver import session
-    from vitlab.driver.session import sole_driver
+    from vitlab.driver.session import become_sole_driver
     from vitlab.store.folders import Store
 
     without_locks(monkeypatch)
@@ -316,7 +318,7 @@ def test_driver_with_skewed_clock_still_follows(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(locks, "time", SimpleNamespace(time=lambda: time.time() + 1000))
     monkeypatch.setattr(session, "POLL_S", 0.01)
     store = Store(tmp_path)
-    lease = store.driver("tiny").with_name("driver.lock.held")
+    lease = store.driver_lock("tiny").with_name("driver.lock.held")
     lease.parent.mkdir(parents=True)
     lease.write_text("far/3/4  1\n")
     messages: list[str] = []
@@ -335,7 +337,7 @@ def test_driver_with_skewed_clock_still_follows(tmp_path: Path, monkeypatch: pyt
                 lease.unlink()
 
     plan: Any = SimpleNamespace(study="tiny", trials=(), tuning=())
-    with sole_driver(plan, store, Ear()) as driver:
+    with become_sole_driver(plan, store, Ear()) as driver:
         assert driver and lease.exists()
     message = "tiny is run by process 3 on far; this one follows until it ends."
     assert messages == [message, "planned", "tick", "tick", "tick"]
@@ -395,7 +397,7 @@ def test_lost_lock_in_batch_is_not_taken_for_stacking_failure(
     at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vitlab.planning.values import Trial
-    from vitlab.runner import run as room
+    from vitlab.runner import execution as room
     from vitlab.runner.attempt import Attempt
     from vitlab.spec import STREAMS
 

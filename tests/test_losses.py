@@ -13,7 +13,7 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.geometry import DataInfo
 from vitlab.registry import slot
 from vitlab.training.evaluation import MetricAccumulator
-from vitlab.training.metrics import calibration_error, mean_iou, metrics_of
+from vitlab.training.metrics import build_metrics, calibration_error, mean_iou
 
 torchvision()  # timm imports torchvision, whose import may need a workaround
 from timm.loss import BinaryCrossEntropy, LabelSmoothingCrossEntropy  # noqa: E402
@@ -107,7 +107,7 @@ def test_gradient_equals_formula() -> None:
 
 
 def tallied(views: dict[str, Tensor], target: Tensor, size: int) -> MetricAccumulator:
-    tally = MetricAccumulator(metrics_of(DataInfo(image=(1, 1), channels=1, classes=views[""].shape[1])))
+    tally = MetricAccumulator(build_metrics(DataInfo(image=(1, 1), channels=1, classes=views[""].shape[1])))
     for start in range(0, len(target), size):
         part = slice(start, start + size)
         tally.add({name: view[part] for name, view in views.items()}, target[part], torch.arange(len(target))[part])
@@ -164,7 +164,7 @@ def test_segmentation_metrics_equal_scikit_learn() -> None:
 
     logits, target = batch(6, 4, 8, 8)
     target = target.clamp(max=2)  # one class never occurs in the labels
-    tally = MetricAccumulator(metrics_of(DataInfo(image=(8, 8), channels=1, classes=4, task="segmentation")))
+    tally = MetricAccumulator(build_metrics(DataInfo(image=(8, 8), channels=1, classes=4, task="segmentation")))
     for part in (slice(0, 4), slice(4, 6)):
         tally.add({"": logits[part]}, target[part], torch.arange(6)[part])
     metrics = tally.result("val").metrics

@@ -83,7 +83,7 @@ def test_workers_are_spawned_where_there_is_no_fork(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
     executor = TinyLocal(RunSpec(device="cpu", workers=2))
     TinyLocal.prepare()
-    assert fork_server._context().get_start_method() == "spawn"
+    assert fork_server._start_context().get_start_method() == "spawn"
     jobs = [job(tmp_path, "finish"), job(tmp_path, "finish", name="again")]
     for each in jobs:
         executor.submit(each)
@@ -94,11 +94,11 @@ def test_workers_are_spawned_where_there_is_no_fork(tmp_path: Path, monkeypatch:
 def test_trials_are_locked_where_there_is_no_flock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fcntl", None)  # type: ignore[arg-type]
     file = tmp_path / "trial.lock"
-    with locks.hold(file):
+    with locks.hold_lock(file):
         assert locks.is_locked(file)
-        with pytest.raises(locks.Busy), locks.hold(file):
+        with pytest.raises(locks.Busy), locks.hold_lock(file):
             pass
-        locks.require(file)
+        locks.require_lock(file)
     assert not locks.is_locked(file)
 
 

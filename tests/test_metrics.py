@@ -24,7 +24,7 @@ from vitlab.regression import gate
 from vitlab.spec import Analysis, Choice, Study
 from vitlab.trackers import records
 from vitlab.training.evaluation import MetricAccumulator
-from vitlab.training.metrics import STANDARD, Metric, metric, metrics_of
+from vitlab.training.metrics import STANDARD, Metric, build_metrics, metric
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -126,11 +126,11 @@ def test_trials_report_default_metrics_with_plugins_installed() -> None:
 
     for task, names in STANDARD.items():
         data = DataInfo(image=(4, 4), channels=1, classes=7, task=task)
-        metric_names = metrics_of(data)
+        metric_names = build_metrics(data)
         assert len(metric_names) == len(names) and next(iter(metric_names)) == "loss"
         package = metric.contract.__module__.rpartition(".")[0]
     assert all(type(one).__module__.startswith(f"{package}.") for one in metric_names.values())
-    assert set(metrics_of(DataInfo(image=(4, 4), channels=1, classes=5))) == {"loss", "accuracy", "ece"}
+    assert set(build_metrics(DataInfo(image=(4, 4), channels=1, classes=5))) == {"loss", "accuracy", "ece"}
 
 
 def test_metrics_are_skipped_after_non_finite_loss() -> None:
@@ -144,7 +144,7 @@ def test_metrics_are_skipped_after_non_finite_loss() -> None:
             raise ValueError("not a number")
 
     data = DataInfo(image=(4, 4), channels=1, classes=3)
-    tally = MetricAccumulator({**metrics_of(data), "fails": Fails()})
+    tally = MetricAccumulator({**build_metrics(data), "fails": Fails()})
     tally.add({"": torch.full((2, 3), torch.nan)}, torch.tensor([0, 1]), torch.arange(2))
     assert list(tally.result("val").metrics) == ["loss"]
 
@@ -522,7 +522,7 @@ def test_accuracy_of_each_class_equals_recall_of_scikit_learn(labels: tuple[str,
     random = torch.Generator().manual_seed(0)
     logits_NK, target_N = torch.randn(60, 3, generator=random), torch.randint(0, 3, (60,), generator=random)
     data = DataInfo(image=(8, 8), channels=1, classes=3, labels=labels)
-    metrics = metrics_of(data, [Choice(type="per_class_accuracy")])
+    metrics = build_metrics(data, [Choice(type="per_class_accuracy")])
     accumulator = MetricAccumulator(metrics)
     for part in (slice(0, 25), slice(25, 60)):
         accumulator.add({"": logits_NK[part]}, target_N[part], torch.arange(60)[part])
@@ -572,7 +572,7 @@ def test_metrics_of_several_labels_equal_scikit_learn(levels: int) -> None:
     random = torch.Generator().manual_seed(0)
     target_NK = (torch.rand(80, 4, generator=random) < 0.3).float()
     logits_NK = torch.randint(-levels, levels, (80, 4), generator=random) / levels + 0.25 * target_NK
-    metrics = metrics_of(DataInfo(image=(8, 8), channels=3, classes=4, task="multilabel"))
+    metrics = build_metrics(DataInfo(image=(8, 8), channels=3, classes=4, task="multilabel"))
     assert list(metrics) == ["loss", "map", "micro_f1", "macro_f1"]
     accumulator = MetricAccumulator(metrics)
     for part in (slice(0, 33), slice(33, 80)):

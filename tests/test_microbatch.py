@@ -43,7 +43,7 @@ def training(
     built.initialise(seed)
     spec = TrainSpec.model_validate({**TRAIN, **train})
     feed = Feed(prepared, choice.options["augment"], seeds, dtype=torch.float64)
-    return Training(built.double(), feed, spec, seeds, prepared.info.task, None, parts)
+    return Training(built.double(), feed, spec, seeds, None, parts)
 
 
 def gradients(one: Training) -> dict[str, Tensor]:
@@ -73,7 +73,7 @@ def test_micro_batches_combine_to_full_batch(
         training(parts, data=data, model=model, **train) for parts in (None, MicroBatches(size, SingleProcess()))
     )
     count = whole.batch_images
-    assert [len(rows) for rows in cut.parts.rows(count)][:-1] == [size] * ((count - 1) // size)
+    assert [len(rows) for rows in cut.micro_batches.rows(count)][:-1] == [size] * ((count - 1) // size)
     for step in range(6):
         whole.train_step()
         cut.train_step()
@@ -89,7 +89,7 @@ def test_micro_batches_combine_to_full_batch(
 
 
 def without_labels(one: Training, unlabelled: range, rows: range) -> Any:
-    batch, draws = Training.draw(one, rows)
+    batch, draws = Training.draw_batch(one, rows)
     batch.y_B[[place - rows.start for place in unlabelled if place in rows]] = IGNORED
     return batch, draws
 
@@ -102,7 +102,7 @@ def test_micro_batch_without_labels_counts_nothing() -> None:
     )
     for unlabelled in (range(4, 10), range(16)):
         for one in (whole, cut):
-            one.draw = partial(without_labels, one, unlabelled)  # type: ignore[method-assign]
+            one.draw_batch = partial(without_labels, one, unlabelled)  # type: ignore[method-assign]
             one.train_step()
         for name, gradient in gradients(whole).items():
             torch.testing.assert_close(gradients(cut)[name], gradient, rtol=0, atol=1e-12)
@@ -128,7 +128,7 @@ def test_micro_batch_draws_equal_full_batch(rows: range) -> None:
     one = training(None, data=AUGMENTED, mix={"mixup": 0.8, "cutmix": 1.0}, repeats=2)
     for step in range(4):
         one.step = step
-        (whole, of_all), (part, of_part) = one.draw(range(16)), one.draw(rows)
+        (whole, of_all), (part, of_part) = one.draw_batch(range(16)), one.draw_batch(rows)
         assert torch.equal(part.x_BCHW, whole.x_BCHW[rows.start : rows.stop])
         assert torch.equal(part.y_B, whole.y_B[rows.start : rows.stop])
         assert torch.equal(of_part.sample_B, of_all.sample_B[rows.start : rows.stop])

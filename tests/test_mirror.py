@@ -10,7 +10,7 @@ import pytest
 
 from vitlab.errors import VitlabError
 from vitlab.executors import Job, JobTrial, Settings
-from vitlab.executors.task import FileChange, FileSender, apply_change, input_files, relocate
+from vitlab.executors.task import FileChange, FileSender, apply_change, list_input_files, relocate_job
 from vitlab.planning.values import Trial
 from vitlab.spec import Choice, TrainSpec, TrialSpec
 from vitlab.store.files import write_bytes
@@ -37,24 +37,24 @@ def test_folder_and_mirror_stay_equal(tmp_path: Path) -> None:
                 case 1:
                     write_bytes(there.checkpoint / "last.safetensors", dice.randbytes(dice.choice([0, 1, 64, 300])))
                 case 2:
-                    write_bytes(there.weights, dice.randbytes(dice.choice([128, 129])))
+                    write_bytes(there.weights_file, dice.randbytes(dice.choice([128, 129])))
                 case 3:
                     shutil.rmtree(there.checkpoint, ignore_errors=True)
                 case 4:
-                    there.fail("no") if step % 2 else (there.path / "failure.json").unlink(missing_ok=True)
+                    there.write_failure("no") if step % 2 else (there.path / "failure.json").unlink(missing_ok=True)
             if dice.random() < 0.5:
-                for change in sender.changes():
+                for change in sender.read_changes():
                     apply_change(change, [here.path])
         (there.path / "log.txt").write_text("said, and not ended by a line")
         write_bytes(there.path / "result.json", b"{}")
-        for change in sender.changes():
+        for change in sender.read_changes():
             assert change.place != (0, "result.json")
             apply_change(change, [here.path])
-        last = list(sender.changes(ended=True))
+        last = list(sender.read_changes(ended=True))
         assert last[-1].place == (0, "result.json")
         for change in last:
             apply_change(change, [here.path])
-        assert content(here.path) == content(there.path) and list(sender.changes(ended=True)) == []
+        assert content(here.path) == content(there.path) and list(sender.read_changes(ended=True)) == []
         assert here.checkpoint.exists() == (here.checkpoint / "last.safetensors").exists()
 
 
@@ -63,7 +63,7 @@ def test_checkpoint_arrives_after_its_journal(tmp_path: Path) -> None:
     sender = FileSender([tmp_path])
     there.emit("metrics", step=1)
     write_bytes(there.checkpoint / "last.safetensors", b"step 1")
-    changes = sender.changes()
+    changes = sender.read_changes()
     first = next(changes)
     # Written during the transfer: they belong to the next call.
     there.emit("metrics", step=2)
@@ -72,9 +72,9 @@ def test_checkpoint_arrives_after_its_journal(tmp_path: Path) -> None:
     assert first.place == (0, "events.jsonl")
     assert b'"step": 1' in (first.data or b"") and b'"step": 2' not in (first.data or b"")
     assert second.data == b"step 1"
-    third, fourth = sender.changes()
+    third, fourth = sender.read_changes()
     assert b'"step": 2' in (third.data or b"") and fourth.data == b"step 2"
-    assert list(sender.changes()) == []
+    assert list(sender.read_changes()) == []
 
 
 SPEC = TrialSpec(data=Choice("digits"), model=Choice("vit"), train=TrainSpec(steps=1))
@@ -97,7 +97,7 @@ def test_input_files_are_copied_to_expected_paths(tmp_path: Path) -> None:
     teacher = store.trial("teacher", "c")
     for path in (
         teacher.spec,
-        teacher.weights,
+        teacher.weights_file,
         teacher.path / "result.json",
         teacher.predictions,
         teacher.path / "lock",
@@ -118,7 +118,7 @@ def test_input_files_are_copied_to_expected_paths(tmp_path: Path) -> None:
         ),
         Settings(plugins=(str(plugin),), engine="vmap"),
     )
-    files = dict(input_files(job))
+    files = dict(list_input_files(job))
     assert sorted(files) == [
         "plugins/0/blocks.py",
         "trials/one/c/checkpoint/last.safetensors",
@@ -128,7 +128,7 @@ def test_input_files_are_copied_to_expected_paths(tmp_path: Path) -> None:
         "trials/teacher/c/spec.json",
         "trials/teacher/c/weights.safetensors",
     ]
-    there = relocate(job, tmp_path / "scratch")
+    there = relocate_job(job, tmp_path / "scratch")
     assert there.folders == [tmp_path / "scratch/trials/one/c", tmp_path / "scratch/trials/two/c"]
     assert there.settings.plugins == (str(tmp_path / "scratch/plugins/0/blocks.py"),)
     assert [item.trial for item in there.trials] == [item.trial for item in job.trials]

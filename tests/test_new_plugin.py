@@ -94,14 +94,14 @@ def test_other_templates_pass_contract_and_have_valid_studies(tmp_path: Path) ->
         lay_down(write_plugin(f"acme-{slot}", slot, out=tmp_path), tmp_path / "site")
     script = f"""
 from vitlab import lab, registry
-from vitlab.driver.smoke import smoke
+from vitlab.driver.smoke import run_smoke_test
 from vitlab.testing import check_component
 for slot in {others!r}:
     check_component(slot, {{"type": "acme", "niceness": 0}} if slot == "executor" else "acme")
     assert str(registry.slot(slot).find("acme")[1]) == f"acme-{{slot}} 0.1.0"
     _, plan = lab.plan_study(f"acme-{{slot}}/studies/acme.yaml")
     print(slot, len(plan.arms), sum(bool(arm.skip) for arm in plan.arms))
-print("ran", smoke("acme-executor/studies/acme.yaml", changes=dict(design=None)))
+print("ran", run_smoke_test("acme-executor/studies/acme.yaml", changes=dict(design=None)))
 """
     printed = python(script, tmp_path / "site", tmp_path)
     assert printed.splitlines() == [*(f"{slot} 2 0" for slot in others), "ran 1"]

@@ -21,14 +21,14 @@ from trainings import train
 from vitlab.data.prepare import Feed, data_info, prepare
 from vitlab.data.torchvision_import import torchvision
 from vitlab.driver.planning import plan_study
-from vitlab.engines import supported_engine
+from vitlab.engines import find_supported_engine
 from vitlab.engines.base import train as train_together
 from vitlab.errors import SpecError
 from vitlab.identity.code import modules_of_spec, resolve_choices, transitive_digests
 from vitlab.models.contract import Model
 from vitlab.planning.resolve import Faults, Resolver
 from vitlab.registry import slot
-from vitlab.runner.circumstances import kernels_of_first_pass
+from vitlab.runner.circumstances import record_kernels_of_first_pass
 from vitlab.runner.job import Settings
 from vitlab.runner.models import load_model
 from vitlab.spec import STREAMS, TrainSpec
@@ -68,7 +68,7 @@ def feed(seed: int = 0) -> Feed:
 
 def training(train_spec: TrainSpec, seed: int = 0, **options: Any) -> Training:
     seeds = {**SEEDS, "init": seed, "order": seed, "augment": seed}
-    return Training(built(seed, **options), feed(seed), train_spec, seeds, "classification")
+    return Training(built(seed, **options), feed(seed), train_spec, seeds)
 
 
 def resolve(**changes: Any) -> Any:
@@ -109,7 +109,7 @@ def test_default_objective_is_outside_the_key() -> None:
 def test_mae_equals_authors_procedure(prefix: list[str], norm_pixels: bool) -> None:
     """The reference follows models_mae.py of facebookresearch/mae, step by step, on timm's own modules."""
     model = built(prefix=prefix, head={"type": "linear", "pool": "cls" if prefix else "gap"})
-    one = Training(model, feed(), spec(objective={**MASKED, "norm_pixels": norm_pixels}), SEEDS, "classification")
+    one = Training(model, feed(), spec(objective={**MASKED, "norm_pixels": norm_pixels}), SEEDS)
     module, decoder = one.objective.module, one.objective.module.decoder
     assert isinstance(module, MaskedAutoencoder) and isinstance(one.objective, MAE)
     batch = one.objective.batch(0, range(16))
@@ -211,7 +211,7 @@ def test_trials_together_equal_trials_alone(options: dict[str, Any]) -> None:
     train_spec = spec(steps=3, optimizer={"type": "adamw", "lr": 3e-3, "weight_decay": 0.1}, ema={"decay": 0.5})
     alone = [training(train_spec, seed, **options) for seed in range(2)]
     together = [training(train_spec, seed, **options) for seed in range(2)]
-    assert supported_engine("batch_last", together[0])[0] == "vmap"
+    assert find_supported_engine("batch_last", together[0])[0] == "vmap"
     expected = [train_together([one])[0] for one in alone]
     for before, after in zip(expected, train_together(together, slot("engine").get("vmap")), strict=True):
         assert isinstance(before, Outcome) and isinstance(after, Outcome)
@@ -258,7 +258,7 @@ def test_micro_batches_equal_the_whole_batch() -> None:
     from vitlab.training.memory import MicroBatches
 
     whole = training(spec(steps=2))
-    cut = Training(built(), feed(), spec(steps=2), SEEDS, "classification", None, MicroBatches(5, SingleProcess()))
+    cut = Training(built(), feed(), spec(steps=2), SEEDS, None, MicroBatches(5, SingleProcess()))
     for one in (whole, cut):
         one.train_step()
         one.train_step()
@@ -341,7 +341,7 @@ CROPS = [{"type": "random_resized_crop", "scale": [0.4, 1.0]}]
 
 def self_distilled(train_spec: TrainSpec, **options: Any) -> Training:
     data = Feed(prepare(DATA, SEEDS), CROPS, SEEDS, dtype=torch.float64)
-    return Training(built(**options), data, train_spec, SEEDS, "classification")
+    return Training(built(**options), data, train_spec, SEEDS)
 
 
 @pytest.mark.parametrize("patch", ["linear", "conv_stem"])
@@ -435,9 +435,7 @@ def test_teacher_of_recomputed_blocks_has_its_own_weights() -> None:
         if is_recomputed:
             recompute_blocks(model)
         data = Feed(prepare({**DATA, "fraction": 0.2}, SEEDS), CROPS, SEEDS, dtype=torch.float64)
-        (result,) = train_together(
-            [Training(model, data, spec(steps=2, objective=fast, evaluations=1), SEEDS, "classification")]
-        )
+        (result,) = train_together([Training(model, data, spec(steps=2, objective=fast, evaluations=1), SEEDS)])
         assert result is not None
         metrics.append(result.metrics)
     assert metrics[0] == metrics[1] and "val/loss" in metrics[0]
@@ -456,7 +454,7 @@ def test_features_of_dino_beat_those_of_a_random_model() -> None:
     )
     model = built(dim=32, depth=1, prefix=[], head={"type": "linear", "pool": "gap"}, init="jax").float()
     data = Feed(prepare(DATA, SEEDS), [{"type": "random_resized_crop", "scale": [0.6, 1.0]}], SEEDS)
-    one = Training(model, data, train_spec, SEEDS, "classification")
+    one = Training(model, data, train_spec, SEEDS)
     before = votes(one)
     for _ in range(one.steps):
         one.train_step()
@@ -483,7 +481,7 @@ def test_circumstances_of_trials_without_labels(objective: dict[str, Any], tmp_p
 
 def test_kernels_of_parts_are_observed_once() -> None:
     model = built()
-    kernels = kernels_of_first_pass(model, together=False)
+    kernels = record_kernels_of_first_pass(model, together=False)
     model.forward_features(torch.zeros(2, 1, 8, 8).double())
     assert kernels == {"sdpa"}
     assert not any(module._forward_hooks for module in model.modules())

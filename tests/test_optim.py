@@ -14,7 +14,7 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import OptionError
 from vitlab.geometry import DataInfo
 from vitlab.registry import slot
-from vitlab.training.optim import decay_groups, set_rate, split_by_layer, supports_fused
+from vitlab.training.optim import group_by_decay, set_learning_rates, split_by_layer, supports_fused
 
 torchvision()  # timm imports torchvision, whose import may need a workaround
 import timm  # noqa: E402
@@ -61,7 +61,7 @@ PEERS: list[tuple[dict[str, Any], Any]] = [
 def test_optimizers_equal_unfused_torch(choice: dict[str, Any], peer: Any) -> None:
     ours, theirs = model().double(), model().double()
     component = slot("optimizer").build(choice)
-    optimizer = component.build(decay_groups(ours, component.weight_decay))
+    optimizer = component.build(group_by_decay(ours, component.weight_decay))
     decay = [p for p in theirs.parameters() if p.ndim > 1]
     rest = [p for p in theirs.parameters() if p.ndim <= 1]
     reference = peer([{"params": rest, "weight_decay": 0.0}, {"params": decay, "weight_decay": 0.3}])
@@ -76,9 +76,9 @@ def test_optimizers_equal_unfused_torch(choice: dict[str, Any], peer: Any) -> No
 def test_optimizers_equal_torch_bitwise(choice: str, peer: str) -> None:
     ours, theirs = model().double(), model().double()
     component = slot("optimizer").build(choice)
-    optimizer = component.build(decay_groups(ours, component.weight_decay))
+    optimizer = component.build(group_by_decay(ours, component.weight_decay))
     momentum = {"momentum": component.momentum} if choice == "sgd" else {}
-    groups = decay_groups(theirs, component.weight_decay)
+    groups = group_by_decay(theirs, component.weight_decay)
     reference = getattr(torch.optim, peer)(groups, lr=component.lr, fused=True, **momentum)
     for mine, other in zip(trained(ours, optimizer), trained(theirs, reference), strict=True):
         assert torch.equal(mine, other)
@@ -87,17 +87,19 @@ def test_optimizers_equal_torch_bitwise(choice: str, peer: str) -> None:
 @pytest.mark.parametrize("choice", ["adamw", "adam", "sgd"])
 def test_update_is_one_kernel(choice: str) -> None:
     component = slot("optimizer").build(choice)
-    groups = decay_groups(model(), component.weight_decay)
+    groups = group_by_decay(model(), component.weight_decay)
     assert supports_fused(groups)
     assert all(group["fused"] for group in component.build(groups).param_groups)
-    assert not supports_fused(decay_groups(model().to("meta"), 0.0))
+    assert not supports_fused(group_by_decay(model().to("meta"), 0.0))
 
 
 def test_weight_decay_exempts_same_parameters_as_timm() -> None:
     options = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "reg_tokens": 2}
     net = timm.models.VisionTransformer(**options, num_classes=3)
     declared = net.no_weight_decay()
-    ours = {group["weight_decay"]: {name for name, _ in group["params"]} for group in decay_groups(net, 0.1, declared)}
+    ours = {
+        group["weight_decay"]: {name for name, _ in group["params"]} for group in group_by_decay(net, 0.1, declared)
+    }
     names = {id(p): name for name, p in net.named_parameters()}
     theirs = {
         group["weight_decay"]: {names[id(p)] for p in group["params"]}
@@ -112,7 +114,7 @@ def test_vit_exempts_same_parameters_as_timm() -> None:
     net = slot("model").build(
         {"type": "vit", "patch_size": 8, "dim": 16, "depth": 2, "heads": 2, "registers": 2, "attention": "split"}, data
     )
-    groups = decay_groups(net, 0.1, net.no_weight_decay())
+    groups = group_by_decay(net, 0.1, net.no_weight_decay())
     spared = {name for name, _ in groups[0]["params"]}
     assert {"cls_token", "reg_token", "position.pos_embed", "blocks.0.attn.q.bias", "norm.weight"} <= spared
     decaying = {name for name, _ in groups[1]["params"]}
@@ -123,7 +125,7 @@ def test_vit_exempts_same_parameters_as_timm() -> None:
 def test_frozen_parameters_are_left_out() -> None:
     net = model()
     net[0].requires_grad_(False)
-    assert {name for group in decay_groups(net, 0.1) for name, _ in group["params"]} == {
+    assert {name for group in group_by_decay(net, 0.1) for name, _ in group["params"]} == {
         "1.weight",
         "1.bias",
         "3.weight",
@@ -252,8 +254,8 @@ def test_run_may_be_all_warmup_or_one_step() -> None:
 
 def test_every_group_gets_scheduled_rate() -> None:
     component = slot("optimizer").build({"type": "adamw", "lr": 0.5})
-    built = component.build(decay_groups(model(), component.weight_decay))
-    set_rate(built, 0.25)
+    built = component.build(group_by_decay(model(), component.weight_decay))
+    set_learning_rates(built, 0.25)
     assert [group["lr"] for group in built.param_groups] == [0.25, 0.25]
     assert [group["weight_decay"] for group in built.param_groups] == [0.0, 0.05]
 
@@ -279,7 +281,7 @@ def test_layer_decay_rates_equal_timm(prefix: list[str], factor: float) -> None:
             expected[names[id(p)]] = (pytest.approx(group["lr_scale"]), group["weight_decay"])
     layers = {name: ours.layer_of(name) for name, _ in ours.named_parameters()}
     rates = {}
-    for group in split_by_layer(decay_groups(ours, 0.3, ours.no_weight_decay()), layers, factor):
+    for group in split_by_layer(group_by_decay(ours, 0.3, ours.no_weight_decay()), layers, factor):
         for name, _ in group["params"]:
             rates[name.replace("position.pos_embed", "pos_embed")] = (group["lr_scale"], group["weight_decay"])
     heads = {name for name in rates if name.startswith("head")}
@@ -293,14 +295,14 @@ def test_layer_rate_is_share_of_optimizer_rate() -> None:
     net = model().double()
     layers = {name: int(name[0]) for name, _ in net.named_parameters()}
     component = slot("optimizer").build({"type": "sgd", "lr": 0.1, "momentum": 0.0})
-    optimizer = component.build(split_by_layer(decay_groups(net, 0.0), layers, 0.5))
-    set_rate(optimizer, 0.4)
+    optimizer = component.build(split_by_layer(group_by_decay(net, 0.0), layers, 0.5))
+    set_learning_rates(optimizer, 0.4)
     before = [p.detach().clone() for p in net.parameters()]
     sum(p.sum() for p in net.parameters()).backward()  # type: ignore[union-attr]
     optimizer.step()
     scales = [0.5**3, 0.5**3, 0.5**2, 0.5**2, 1, 1]
     for p, was, scale in zip(net.parameters(), before, scales, strict=True):
         torch.testing.assert_close(was - p, torch.full_like(p, 0.4 * scale), rtol=1e-12, atol=1e-15)
-    again = component.build(split_by_layer(decay_groups(net, 0.0), layers, 0.5))
+    again = component.build(split_by_layer(group_by_decay(net, 0.0), layers, 0.5))
     again.load_state_dict(optimizer.state_dict())
     assert [group["lr_scale"] for group in again.param_groups] == [0.125, 0.25, 1, 0.125, 1][: len(again.param_groups)]

@@ -24,9 +24,9 @@ from vitlab.models.contract import Model
 from vitlab.registry import slot
 from vitlab.training import artifacts, optim
 from vitlab.training.optim import (
-    decay_groups,
+    group_by_decay,
     hidden_matrices,
-    set_rate,
+    set_learning_rates,
     split_by_layer,
     without_compile_hooks,
 )
@@ -48,7 +48,7 @@ def component(name: str, **options: Any) -> Any:
 
 
 def built(one: Any, model: Model, layer_decay: float | None = None) -> torch.optim.Optimizer:
-    groups = one.route(decay_groups(model, one.weight_decay, model.no_weight_decay()), model)
+    groups = one.route(group_by_decay(model, one.weight_decay, model.no_weight_decay()), model)
     if layer_decay is not None:
         groups = split_by_layer(
             groups, {name: model.layer_of(name) for name, _ in model.named_parameters()}, layer_decay
@@ -75,7 +75,7 @@ def rate(step: int) -> float:
 
 def take(optimizer: torch.optim.Optimizer, parameters: list[Any], steps: range) -> None:
     for step in steps:
-        set_rate(optimizer, rate(step))
+        set_learning_rates(optimizer, rate(step))
         set_gradients(parameters, step)
         optimizer.step()
 
@@ -238,7 +238,7 @@ def test_muon_equals_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [name for name, _ in matrices]
     for step in range(100):
         for one, model in ((optimizer, ours), (reference, theirs)):
-            set_rate(one, rate(step))
+            set_learning_rates(one, rate(step))
             set_gradients(list(model.parameters()), step)
             one.step()
     for name in names:
@@ -293,7 +293,7 @@ def test_muon_is_independent_of_layout_of_qkv() -> None:
 def test_rates_of_muon_and_adamw_follow_schedule_and_layers() -> None:
     model = vit()
     optimizer = built(component("muon", lr=1.0, adamw_scale=0.25), model, layer_decay=0.5)
-    set_rate(optimizer, 0.1)
+    set_learning_rates(optimizer, 0.1)
     rates = {("maps" in group, round(group["lr"], 12)) for group in optimizer.param_groups}
     matrix = {(True, 0.1 * 0.5), (True, 0.1 * 0.25)}
     assert rates == matrix | {(False, 0.1 * 0.25 * 0.5**depth) for depth in range(4)}
@@ -342,7 +342,7 @@ def test_joint_steps_equal_single_steps(name: str) -> None:
         for step in range(12):
             for models, optimizers in ((alone, separate), (together, members)):
                 for seed, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-                    set_rate(optimizer, rate(step) * (1 if seed < 2 else 0.5))
+                    set_learning_rates(optimizer, rate(step) * (1 if seed < 2 else 0.5))
                     set_gradients(list(model.parameters()), step + 100 * seed)
             for optimizer in separate:
                 optimizer.step()

@@ -8,6 +8,7 @@ import pkgutil
 import subprocess
 import sys
 import tomllib
+from fnmatch import fnmatch
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -122,6 +123,15 @@ def test_imports_are_declared_dependencies() -> None:
                 if module not in sys.stdlib_module_names | {"vitlab"}:
                     distributions = {canonicalize_name(name) for name in offers.get(module, [module])}
                     assert distributions & names, f"{file} imports {module}, which pyproject.toml does not name"
+
+
+def test_every_module_is_in_the_core_or_a_wing() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (contract,) = (item for item in contracts if item["name"] == "The core imports no wing")
+    patterns = [*contract["source_modules"], *contract["forbidden_modules"]]
+    modules = ["vitlab", *(module.name for module in pkgutil.walk_packages(vitlab.__path__, "vitlab."))]
+    lists = {name: [pattern for pattern in patterns if fnmatch(name, pattern)] for name in modules}
+    assert {name: found for name, found in lists.items() if len(found) != 1} == {}
 
 
 def test_public_method_has_docstring_or_implements_documented_one() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitlab.components.base import name_draws
-from vitlab.engines.batch_last import incompatibility
+from vitlab.engines.batch_last import model_incompatibility
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.models import ViT, model
 from vitlab.registry import slot
@@ -113,7 +113,7 @@ def test_batch_last_supports_what_it_recomputes() -> None:
     def reason(**options: Any) -> str | None:
         built = model.build({**SMALL, **options}, DATA)
         work = ViT.work(DATA, model.resolve({**SMALL, **options}).options)
-        found = incompatibility(built, "fp64", torch.device("cpu"))
+        found = model_incompatibility(built, "fp64", torch.device("cpu"))
         assert (found is None) == (work is not None and work.products is not None)
         return found
 

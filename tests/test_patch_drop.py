@@ -12,7 +12,7 @@ from vitlab import noise
 from vitlab.components.base import PatchDrop, name_draws
 from vitlab.components.head import Distilled
 from vitlab.data.torchvision_import import torchvision
-from vitlab.engines.batch_last import incompatibility
+from vitlab.engines.batch_last import model_incompatibility
 from vitlab.geometry import DataInfo
 from vitlab.models import ViT, model
 
@@ -146,7 +146,7 @@ def test_heads_with_a_forward_of_their_own_declare_what_they_read(monkeypatch: p
 
 def test_batch_last_and_keys() -> None:
     choice = {"type": "vit", **SIZES, "patch_drop": 0.5}
-    assert incompatibility(build(patch_drop=0.5), "fp64", torch.device("cpu")) == (
+    assert model_incompatibility(build(patch_drop=0.5), "fp64", torch.device("cpu")) == (
         "patch_drop is not supported by engine batch_last"
     )
     work = ViT.work(DATA, model.resolve(choice).options)

@@ -113,7 +113,7 @@ def test_dead_fork_server_says_why(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("import sys; print('no space for torch', file=sys.stderr); sys.exit(3)\n")
     code = (
         "import os; from vitlab.runner import fork_server; fork_server.PRELOAD = 'broken'\n"
-        "try:\n    fork_server.process(os.getpid, (), 'x')\nexcept fork_server.ServerDied as error:\n    print(error)\n"
+        "try:\n    fork_server.start_process(os.getpid, (), 'x')\nexcept fork_server.ServerDied as error:\n    print(error)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from vitlab import lab
 from vitlab.cli import cli
 from vitlab.driver import planning
-from vitlab.driver.smoke import smoke
+from vitlab.driver.smoke import run_smoke_test
 from vitlab.planning.match import device_hours, train_macs
 from vitlab.planning.values import Plan
 from vitlab.spec import TrainSpec
@@ -71,7 +71,7 @@ def test_imagenet_sizes_equal_published(tmp_path: Path) -> None:
     sizes = set()
     for file in (FOLDER / "imagenet" / f"{name}.yaml" for name in ("model_size", "patch_size", "data_scale", "recipe")):
         plan = plan_of(file, tmp_path)
-        costs = planning.costs(plan)
+        costs = planning.count_costs(plan)
         for arm, spec in specs(plan).items():
             model = spec["model"]
             assert spec["data"]["type"] == "image_folder" and spec["data"]["num_classes"] == 1000
@@ -91,7 +91,7 @@ def test_imagenet_sizes_equal_published(tmp_path: Path) -> None:
 
 def test_imagenet_recipe_equals_hand_calculation(tmp_path: Path) -> None:
     """S/16 with the mean of 196 patches and a hidden layer: the cost of a part follows from its shapes."""
-    costs = planning.costs(plan_of(FOLDER / "imagenet" / "recipe.yaml", tmp_path))
+    costs = planning.count_costs(plan_of(FOLDER / "imagenet" / "recipe.yaml", tmp_path))
     d, plain = 384, PUBLISHED["S", 16][0]
     params = {arm: cost["params"] for arm, cost in costs.items()}
     assert params["linear for MLP head"] == plain - d - 197 * d  # no class token, and fixed positions
@@ -104,7 +104,7 @@ def test_imagenet_recipe_equals_hand_calculation(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", LAPTOP)
 def test_laptop_studies_have_reference_and_named_models(name: str, tmp_path: Path) -> None:
     plan = plan_of(FOLDER / f"{name}.yaml", tmp_path)
-    trial_specs, costs = specs(plan), planning.costs(plan)
+    trial_specs, costs = specs(plan), planning.count_costs(plan)
     references = [arm for arm, spec in trial_specs.items() if spec["model"] == {"type": "linear"}]
     assert references and all(costs[arm]["params"] == 784 * 10 + 10 for arm in references)
     assert all(plan.arm(arm).baseline for arm in references), "a reference is compared"
@@ -123,7 +123,10 @@ def test_laptop_studies_have_reference_and_named_models(name: str, tmp_path: Pat
 
 def test_header_numbers_equal_plan(tmp_path: Path) -> None:
     def params(name: str) -> dict[str, int]:
-        return {arm: cost["params"] for arm, cost in planning.costs(plan_of(FOLDER / f"{name}.yaml", tmp_path)).items()}
+        return {
+            arm: cost["params"]
+            for arm, cost in planning.count_costs(plan_of(FOLDER / f"{name}.yaml", tmp_path)).items()
+        }
 
     sizes, patches = params("model_size"), params("patch_size")
     assert sizes["16x2"] == sizes["linear"] == 7850 and round(sizes["64x4"] / sizes["16x2"]) == 26
@@ -147,7 +150,7 @@ def test_equal_images(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["model_size_macs", "patch_size_macs"])
 def test_equal_work(name: str, tmp_path: Path) -> None:
     plan = plan_of(FOLDER / f"{name}.yaml", tmp_path)
-    trial_specs, costs = specs(plan), planning.costs(plan)
+    trial_specs, costs = specs(plan), planning.count_costs(plan)
     work = {
         arm: 3 * costs[arm]["macs"] * spec["train"]["steps"] * spec["train"]["batch_size"]
         for arm, spec in trial_specs.items()
@@ -208,4 +211,4 @@ def test_tuning_is_counted_in_cost(tmp_path: Path) -> None:
 def test_study_runs(tmp_path: Path) -> None:
     """Two steps of every kind of model, on data of the shape of the study's."""
     changes = {"data": {"type": "synthetic", "image_size": [28, 28]}, "run.executor": "inline"}
-    assert smoke(FOLDER / "data_scale.yaml", out=tmp_path, changes=changes) == 3
+    assert run_smoke_test(FOLDER / "data_scale.yaml", out=tmp_path, changes=changes) == 3

@@ -44,7 +44,7 @@ def test_two_hundred_requests_never_exceed_a_gpu() -> None:
                 new[gpu].discard(name)
             if busy and rng.random() < 0.3:
                 gpu, name = rng.choice(busy)
-                placement.leave(name)
+                placement.remove(name)
                 there[gpu].pop(name)
                 new[gpu].discard(name)
             for gpu in GPUS:
@@ -72,5 +72,5 @@ def test_next_trial_waits_for_first_step_of_previous() -> None:
     placement.mark_started("b")
     assert placement.place("c", quarter) == "1"
     assert placement.place("d", quarter) is None
-    placement.leave("a")  # it died before its first step
+    placement.remove("a")  # it died before its first step
     assert placement.place("d", quarter) == "0"

@@ -17,7 +17,7 @@ import yaml
 
 from vitlab.data.prepare import prepare
 from vitlab.errors import SpecError
-from vitlab.geometry import DataInfo, Work, images_in
+from vitlab.geometry import DataInfo, Work, image_identity
 from vitlab.identity import source
 from vitlab.identity.code import clear_caches, modules_digest, transitive_digests, trial_module_digests
 from vitlab.identity.trial import key_of
@@ -455,7 +455,7 @@ def test_unparsable_code_is_digested(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_runner_and_engines_are_part_of_code_of_every_trial() -> None:
     modules = trial_module_digests(frozenset(), source.read_for_worker)
-    assert {"vitlab.runner.run", "vitlab.training.loop", "vitlab.noise", "vitlab.data.prepare"} <= set(modules)
+    assert {"vitlab.runner.execution", "vitlab.training.loop", "vitlab.noise", "vitlab.data.prepare"} <= set(modules)
     engines = {f"vitlab.engines.{name}" for name in ("vmap", "compiled", "batch_last", "batch_last_kernels")}
     assert engines <= set(modules), "each may have computed the trial"
     strangers = {"vitlab.lab", "vitlab.report", "vitlab.trackers.mlflow", "vitlab.cli", "vitlab.models.convnet"}
@@ -673,8 +673,8 @@ def test_further_test_images_do_not_hide_another_split() -> None:
 
 
 def test_identity_of_images_is_without_further_ones() -> None:
-    assert images_in("folder:a+" + "0123456789abcdef" * 2) == images_in("folder:a") == "folder:a"
-    assert images_in("mylab:1.0+local") == "mylab:1.0+local"
+    assert image_identity("folder:a+" + "0123456789abcdef" * 2) == image_identity("folder:a") == "folder:a"
+    assert image_identity("mylab:1.0+local") == "mylab:1.0+local"
 
 
 def test_teacher_is_not_tested_on_the_further_images_of_its_student(tmp_path: Path) -> None:

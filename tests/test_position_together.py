@@ -14,7 +14,7 @@ from torch import Tensor
 from vitlab.cli.show import study_schema
 from vitlab.components.position import encodings_by_prefix, position
 from vitlab.data.torchvision_import import torchvision
-from vitlab.engines.batch_last import incompatibility
+from vitlab.engines.batch_last import model_incompatibility
 from vitlab.errors import OptionError, SpecError
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.lab import plan_study
@@ -173,7 +173,7 @@ def test_contract_holds(parts: list[str]) -> None:
 
 @pytest.mark.parametrize("parts", [["learned", "sincos2d", "conditional"], ["learned", "rope2d", "alibi2d"]])
 def test_batch_last_supports_encodings_together(parts: list[str]) -> None:
-    assert incompatibility(built(position=parts), "fp32", torch.device("cpu")) is None
+    assert model_incompatibility(built(position=parts), "fp32", torch.device("cpu")) is None
     options = {name: value for name, value in SMALL.items() if name != "type"}
     work = ViT.work(DATA, {**options, "position": parts})
     assert work is not None and work.products is not None

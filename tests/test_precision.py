@@ -15,18 +15,18 @@ from test_engines import SETTINGS, results, same, state_of, training, trial, wor
 from torch import Tensor, nn
 
 from vitlab import noise
-from vitlab.engines import supported_engine
+from vitlab.engines import find_supported_engine
 from vitlab.engines.base import Loop, train
 from vitlab.errors import UserError
 from vitlab.geometry import DataInfo
 from vitlab.planning.engine_choice import choose_engine
 from vitlab.registry import slot
 from vitlab.runner.circumstances import cuda_settings
+from vitlab.runner.execution import torch_settings
 from vitlab.runner.job import Settings
-from vitlab.runner.run import torch_settings
 from vitlab.spec import RunSpec
 from vitlab.training.memory import recompute_blocks
-from vitlab.training.optim import decay_groups
+from vitlab.training.optim import group_by_decay
 
 FP16: dict[str, Any] = {"precision": "fp16", "steps": 6, "evaluations": 2, "clip_grad": 0.5}
 
@@ -48,14 +48,14 @@ def test_fp16_equals_recipe_of_torch() -> None:
         overflow_at(one.model, {2})
     model = theirs.model
     spec = slot("optimizer").build(theirs.spec.optimizer)
-    groups = decay_groups(model, spec.weight_decay, model.no_weight_decay())
+    groups = group_by_decay(model, spec.weight_decay, model.no_weight_decay())
     optimizer = torch.optim.AdamW(groups, lr=spec.lr, betas=spec.betas, eps=spec.eps, fused=True)
     scaler = torch.amp.GradScaler("cpu")
     for step in range(6):
         before = state_of(ours)
         ours.train_step()
         theirs.step = step
-        batch, draws = theirs.draw(range(16))
+        batch, draws = theirs.draw_batch(range(16))
         with noise.drawing(draws), torch.autocast("cpu", torch.float16):
             logits_BK = model(batch.x_BCHW).logits
         loss = slot("loss").build(theirs.spec.loss)({"": logits_BK.float()}, batch.y_B).total
@@ -90,7 +90,7 @@ def test_fp16_resumes_scale_and_skipped_steps() -> None:
     assert same(state_of(second), state_of(whole))
     assert result is not None and expected is not None and result.history == expected.history
     assert [point.metrics["train/skipped_steps"] for point in result.history] == [2, 1]
-    assert supported_engine("vmap", training(0, **FP16))[1] is Loop
+    assert find_supported_engine("vmap", training(0, **FP16))[1] is Loop
     assert choose_engine(trial(0, precision="fp16"), "auto", lambda _: None).engine == "loop"
 
 
@@ -111,7 +111,7 @@ def gradients_and_saved_bytes(checkpointing: bool, micro_batch: range = range(16
             saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    batch, draws = one.draw(micro_batch)
+    batch, draws = one.draw_batch(micro_batch)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         loss = one.compute_loss(batch.x_BCHW, batch.y_B, draws)
     loss.total.backward()
@@ -201,4 +201,4 @@ def test_tf32_is_fp32_on_cpu() -> None:
     train([wide])
     train([narrow])
     assert same(state_of(wide), state_of(narrow))
-    assert supported_engine("batch_last", training(0, precision="tf32"))[0] == "batch_last"
+    assert find_supported_engine("batch_last", training(0, precision="tf32"))[0] == "batch_last"

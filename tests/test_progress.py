@@ -126,7 +126,7 @@ def ended(plan: Plan, *indices: int, store: Store | None = None, value: float = 
         assert store is not None
         finals = {"val/accuracy": value + planned.seed / 100}
         folder = store.trial(planned.trial.key, planned.trial.code)
-        folder.finish(synthetic_studies.result_of(planned.trial, finals))
+        folder.write_result(synthetic_studies.result_of(planned.trial, finals))
     return trials
 
 
@@ -189,7 +189,7 @@ def test_live_table_has_bars_and_metrics(tmp_path: Path, monkeypatch: pytest.Mon
     measure(store, todo[3], 10, STEPS // 4, value=0.25)
     for planned, value in zip(todo[:2], (0.8, 0.78), strict=True):
         result = synthetic_studies.result_of(planned.trial, {"val/accuracy": value})
-        store.trial(planned.trial.key, planned.trial.code).finish(result)
+        store.trial(planned.trial.key, planned.trial.code).write_result(result)
         view.on_end(planned, progress.Ending.DONE, "")
     monkeypatch.setattr(view, "refresh_s", -1.0)
     view.tick()

@@ -25,15 +25,15 @@ from test_distributed import trial as by_several
 
 from vitlab import lab, registry
 from vitlab.driver.scheduler import Schedule
-from vitlab.driver.session import Session, with_prerequisites
+from vitlab.driver.session import Session, add_missing_prerequisites
 from vitlab.errors import UserError, VitlabError
 from vitlab.executors import Executor, Job, base
 from vitlab.executors import ray as room
-from vitlab.executors.base import trial_endings
+from vitlab.executors.base import read_trial_endings
 from vitlab.executors.inline import Inline
 from vitlab.executors.local import Local
 from vitlab.executors.ray import Ray, _SubmittedJob
-from vitlab.executors.task import FileSender, Finished, Started, apply_change, stream
+from vitlab.executors.task import FileSender, Finished, Started, apply_change, run_as_task
 from vitlab.identity.code import modules_of_spec, trial_code_digest
 from vitlab.planning.values import Trial
 from vitlab.registry import load_file
@@ -193,9 +193,9 @@ def test_study_has_same_results_on_ray(cluster: Any, tmp_path: Path) -> None:
     for name, executor in {"inline": "inline", "local": "local", "ray": {"type": "ray", "files": "copy"}}.items():
         store = Store(tmp_path / name)
         spec, plan = lab.plan_study(study(tmp_path, executor))
-        todo = with_prerequisites(plan, plan.trials, store)
-        schedule = Schedule.of(todo, Session(store, spec.run), plan)
-        schedule.complete()
+        todo = add_missing_prerequisites(plan, plan.trials, store)
+        schedule = Schedule.plan_jobs(todo, Session(store, spec.run), plan)
+        schedule.run_jobs()
         assert schedule.failed == 0
         folders = [file.parent for file in store.root.glob("trials/*/*/result.json")]
         assert len(folders) == len(todo) == 2 and not any((folder / "checkpoint").exists() for folder in folders)
@@ -238,7 +238,7 @@ def test_stopped_or_killed_training_resumes_elsewhere(
     (interrupted, once) = (TrialFolder(each.folder).result() for each in (job, alone))
     assert interrupted is not None and once is not None
     assert interrupted.outcome == once.outcome and interrupted.circumstances.attempts == 3
-    assert folder.weights.read_bytes() == TrialFolder(alone.folder).weights.read_bytes()
+    assert folder.weights_file.read_bytes() == TrialFolder(alone.folder).weights_file.read_bytes()
     starts = [event.body["step"] for event in folder.events()[0] if event.kind == "start"]
     assert 0 == starts[0] < starts[1] < starts[2] < STEPS
     assert steps_told(folder) == steps_told(TrialFolder(alone.folder))
@@ -250,12 +250,12 @@ def test_batch_on_copied_files_equals_batch(cluster: Any, tmp_path: Path, monkey
     ours, theirs = real(tmp_path / "ray", seeds=2), real(tmp_path / "inline", seeds=2)
     executor = SlowRay(run(), files="copy")
     executor.submit(ours)
-    assert [how for _, how, _ in trial_endings(ends(executor, 1)["k0"])] == ["done", "done"]
+    assert [how for _, how, _ in read_trial_endings(ends(executor, 1)["k0"])] == ["done", "done"]
     straight(theirs, monkeypatch)
     for one, other in zip(map(TrialFolder, ours.folders), map(TrialFolder, theirs.folders), strict=True):
         mine, its = one.result(), other.result()
         assert mine is not None and its is not None and mine.outcome == its.outcome
-        assert one.weights.read_bytes() == other.weights.read_bytes() and steps_told(one) == steps_told(other)
+        assert one.weights_file.read_bytes() == other.weights_file.read_bytes() and steps_told(one) == steps_told(other)
     assert "trained along with a/s0" in (ours.folders[1] / "log.txt").read_text()
 
 
@@ -287,7 +287,7 @@ def test_several_processes_train_a_trial_as_elsewhere(
     mine, its = folder.result(), TrialFolder(theirs.folder).result()
     assert mine is not None and its is not None and mine.outcome == its.outcome
     assert mine.circumstances.numerics["processes"] == 2 and mine.circumstances.attempts == 2
-    assert folder.weights.read_bytes() == TrialFolder(theirs.folder).weights.read_bytes()
+    assert folder.weights_file.read_bytes() == TrialFolder(theirs.folder).weights_file.read_bytes()
     starts = [event.body["step"] for event in folder.events()[0] if event.kind == "start"]
     assert starts[0] == 0 < starts[1]
 
@@ -304,7 +304,7 @@ def test_endings(cluster: Any, tmp_path: Path) -> None:
         assert (endings["finish"].ending, endings["raise"].ending) == ("done", "error")
         assert endings["raise"].detail == "RuntimeError: no such layer"
         folder = TrialFolder(endings["raise"].job.folder)
-        assert folder.failure() == "RuntimeError: no such layer"
+        assert folder.failure().failure == "RuntimeError: no such layer"
         assert "in run_trial" in read_json(folder.path / "failure.json")["traceback"]
         around = read_json(endings["finish"].job.folder / "around.json")
         assert around["environment"] == ["1", ""] and around["pid"] != os.getpid()
@@ -363,7 +363,7 @@ def test_node_without_shared_folder_reports_it(tmp_path: Path, monkeypatch: pyte
     work = job(tmp_path, "finish")
     work.folder.mkdir(parents=True)
     (work.folder / "log.txt").write_text("handed to Ray as something else\n")
-    starts, end = stream(work, "executor_runner", "token", None, False, _Bell(), str(tmp_path))
+    starts, end = run_as_task(work, "executor_runner", "token", None, False, _Bell(), str(tmp_path))
     assert isinstance(starts, Started) and isinstance(end, Finished)
     assert end.ending == "refused" and "set run.executor.files: copy" in end.detail
 
@@ -438,14 +438,14 @@ def test_of_a_growing_file_the_new_end_is_sent(tmp_path: Path) -> None:
     sender, sizes = FileSender([theirs.path]), []
     for step in range(3):
         theirs.emit("metrics", step=step, epoch=0.0, images=0, metrics={})
-        changes = list(sender.changes())
+        changes = list(sender.read_changes())
         sizes += [len(change.data or b"") for change in changes]
         for change in changes:
             apply_change(change, [ours.path])
         assert (ours.path / "events.jsonl").read_bytes() == (theirs.path / "events.jsonl").read_bytes()
     assert len(sizes) == 3 and max(sizes) < 120
     (theirs.path / "events.jsonl").write_bytes(b"")  # a file that shrinks is sent whole
-    for change in sender.changes():
+    for change in sender.read_changes():
         apply_change(change, [ours.path])
     assert (ours.path / "events.jsonl").read_bytes() == b""
 
@@ -475,6 +475,6 @@ def test_dead_daemon_ends_run_without_failing_trials(tmp_path: Path) -> None:
     with pytest.raises(VitlabError, match="daemon on this machine"):
         executor.poll(0.0)
     with pytest.raises(VitlabError, match="the same command"):
-        executor._end(executor._running["stream"], "lost", "its worker was cut off")
+        executor._record_end(executor._running["stream"], "lost", "its worker was cut off")
     executor.cancel(0.0)
     assert [(ending.ending, ending.job) for ending in executor._ends] == [("stopped", trial)] and not executor._running

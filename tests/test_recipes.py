@@ -140,7 +140,7 @@ def test_mixed_batches_equal_timm_for_same_draws(
         kinds.add(
             "none"
             if torch.equal(mixed.x_BCHW, batch_in.x_BCHW)
-            else ("cutmix" if ours.draw(step, 9, 14).box else "mixup")
+            else ("cutmix" if ours.draw_mixing(step, 9, 14).box else "mixup")
         )
     expected = {name for name in ("mixup", "cutmix") if name in how} | ({"none"} if "prob" in how else set())
     assert kinds - {"none"} == expected - {"none"} and ("none" in kinds or "none" not in expected)
@@ -148,9 +148,9 @@ def test_mixed_batches_equal_timm_for_same_draws(
 
 @pytest.mark.parametrize("a", [0.2, 0.8, 1.0, 3.0])
 def test_mixing_weights_are_beta_distributed(a: float) -> None:
-    weights = [Mixing(Mix(mixup=a), 1, 2).draw(step, 8, 8).weight for step in range(1500)]
+    weights = [Mixing(Mix(mixup=a), 1, 2).draw_mixing(step, 8, 8).weight for step in range(1500)]
     assert stats.kstest(weights, stats.beta(a, a).cdf).pvalue > 1e-3
-    cut = [Mixing(Mix(cutmix=a), 1, 2).draw(step, 1000, 1000) for step in range(300)]
+    cut = [Mixing(Mix(cutmix=a), 1, 2).draw_mixing(step, 1000, 1000) for step in range(300)]
     inner = [weight for weight, box in cut if box and all(side.start > 0 and side.stop < 1000 for side in box)]
     # A rectangle that no border cuts off leaves what was drawn, so what was drawn is to be found again.
     samples = [float(stats.beta.ppf(u, a, a)) for u in _uniforms(300)]
@@ -166,7 +166,7 @@ def _uniforms(steps: int) -> list[float]:
 
 def test_mixup_and_cutmix_frequencies() -> None:
     mixing = Mixing(Mix(mixup=1.0, cutmix=1.0, prob=0.7, switch=0.2), 0, 2)
-    draws = [mixing.draw(step, 8, 8) for step in range(3000)]
+    draws = [mixing.draw_mixing(step, 8, 8) for step in range(3000)]
     mixed = [samples for samples in draws if samples.box or samples.weight < 1]
     assert stats.binomtest(len(mixed), 3000, 0.7).pvalue > 1e-3
     assert stats.binomtest(sum(samples.box is not None for samples in mixed), len(mixed), 0.2).pvalue > 1e-3
@@ -316,10 +316,10 @@ def test_weight_average_is_evaluated_and_stored_without_changing_training() -> N
         assert entry.metrics["train/loss"] == without.metrics["train/loss"]
         average = {name: 0.8 * value + 0.2 * now[name].double() for name, value in average.items()}
         peer.load_state_dict({name: value.float() for name, value in average.items()})
-        metrics = Training(peer, feed, spec(), SEEDS, "classification").evaluate("val").metrics
+        metrics = Training(peer, feed, spec(), SEEDS).evaluate("val").metrics
         assert entry.metrics["val/loss"] == pytest.approx(metrics["loss"], rel=1e-5)
         assert abs(entry.metrics["val/loss"] - without.metrics["val/loss"]) > 1e-4
-    metrics = Training(peer, feed, spec(), SEEDS, "classification").evaluate("test").metrics
+    metrics = Training(peer, feed, spec(), SEEDS).evaluate("test").metrics
     assert actual.metrics["test/loss"] == pytest.approx(metrics["loss"], rel=1e-5)
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, average[name].float(), rtol=1e-5, atol=1e-6)
@@ -480,5 +480,5 @@ def test_trial_with_all_options_resumes_and_keeps_evaluations(tmp_path: Path) ->
     prepared = prepare(data, SEEDS)
     model, _ = load_model(folder)
     for split in ("val", "test"):
-        metrics = Training(model, Feed(prepared, [], SEEDS), spec(), SEEDS, "classification").evaluate(split).metrics
+        metrics = Training(model, Feed(prepared, [], SEEDS), spec(), SEEDS).evaluate(split).metrics
         assert metrics["loss"] == whole.outcome.metrics[f"{split}/loss"]

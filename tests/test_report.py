@@ -94,7 +94,7 @@ def test_trials_without_result_keep_rows_and_column_types(tmp_path):
     plan, store, full, _ = outcome(tmp_path / "a")
     plan, store = study(tmp_path / "b", {arm: [None] * 5 for arm in POSITIONS})
     failed, running = (store.trial(plan.trials[i].trial.key, plan.trials[i].trial.code) for i in (6, 7))
-    failed.fail("CUDA out of memory")
+    failed.write_failure("CUDA out of memory")
     with running.lease():
         results = frame.results(plan, store)
     assert results["status"].value_counts().to_dict() == {"missing": 18, "failed": 1, "running": 1}
@@ -109,8 +109,8 @@ def test_missing_value_has_reason_column(tmp_path, undrawn):
     folders = [store.trial(item.trial.key, item.trial.code) for item in plan.trials[1:]]
     kinds = ("error", "oom", "timeout", "preempted", "lost")
     for folder, kind in zip(folders, kinds, strict=False):
-        folder.fail(f"by {kind}", kind=kind)
-    folders[5].finish(result_of(plan.trials[6].trial, {}, status="diverged", failure="loss is nan"))
+        folder.write_failure(f"by {kind}", kind=kind)
+    folders[5].write_result(result_of(plan.trials[6].trial, {}, status="diverged", failure="loss is nan"))
     results = frame.results(plan, store)
     assert results["failure_kind"].tolist()[1:7] == [*kinds, "diverged"]
     assert results["failure_kind"].isna().tolist() == [True, *[False] * 6, True]
@@ -133,7 +133,7 @@ def test_trial_with_failed_prerequisite_is_failed(tmp_path):
     plan = dataclasses.replace(plan, trials=(*plan.trials[:2], *blocked), prerequisites=(teacher, body, other))
     assert frame.results(plan, store)["status"].tolist()[2:] == ["missing"] * 3
     result = result_of(teacher, {}, status="diverged", failure="loss is nan")
-    store.trial(teacher.key, "t").finish(result)
+    store.trial(teacher.key, "t").write_result(result)
     results = frame.results(plan, store)
     assert results["status"].tolist()[2:] == ["failed", "failed", "missing"]
     assert results["failure_kind"].tolist()[2:4] == ["prerequisite"] * 2
@@ -191,7 +191,7 @@ def test_best_value_comes_from_history_with_bias_note(tmp_path):
         for planned in plan.trials[3:]:
             curve = [0.2, math.nan, 0.99, 0.5, 0.4]
             result = result_of(planned.trial, {"val/accuracy": 0.4}, curve=curve)
-            store.trial(result.key, result.code).finish(result)
+            store.trial(result.key, result.code).write_result(result)
         results = frame.results(plan, store)
         assert results["val/accuracy@best"].tolist()[3:] == [best] * 3
         assert results["val/accuracy"].tolist()[3:] == [0.4] * 3
@@ -207,7 +207,7 @@ def test_metric_judged_at_best_is_no_further_metric(tmp_path):
         train = planned.trial.spec.train.model_copy(update={"metrics": (Choice("brier"),)})
         trial = dataclasses.replace(planned.trial, spec=planned.trial.spec.model_copy(update={"train": train}))
         finals = {"val/accuracy": 0.4, "val/loss": 1.0, "val/brier": 0.3 + 0.1 * planned.seed}
-        store.trial(trial.key, trial.code).finish(result_of(trial, finals, curve=[0.2, 0.9, 0.5, 0.4, 0.4]))
+        store.trial(trial.key, trial.code).write_result(result_of(trial, finals, curve=[0.2, 0.9, 0.5, 0.4, 0.4]))
         trials.append(dataclasses.replace(planned, trial=trial))
     results = StudyResults.read(dataclasses.replace(plan, trials=tuple(trials)), store)
     rows = comparison.summary(results)
@@ -439,7 +439,7 @@ def test_diverged_seeds_are_counted_excluded_and_reported(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE, "b": [*NONE[:4], None]})
     last = plan.trials[-1].trial
     diverged = result_of(last, {"val/accuracy": 0.1}, status="diverged", failure="loss is nan at step 120")
-    store.trial(last.key, last.code).finish(diverged)
+    store.trial(last.key, last.code).write_result(diverged)
     row = arms_table(StudyResults.read(plan, store)).loc["b"]
     assert (row["n"], row["diverged"], row["pairs"]) == (4, 1, 4)
     assert row["p"] == pytest.approx(stats.ttest_rel(NONE[:4], BASE[:4]).pvalue)
@@ -466,7 +466,7 @@ def _diverging_study(tmp_path: Path, arms: Mapping[str, Sequence[float | None]],
     for item in plan.trials:
         folder = store.trial(item.trial.key, item.trial.code)
         if not folder.done():
-            folder.finish(result_of(item.trial, {"val/accuracy": 0.1}, status="diverged", failure="loss is nan"))
+            folder.write_result(result_of(item.trial, {"val/accuracy": 0.1}, status="diverged", failure="loss is nan"))
     return plan, store
 
 
@@ -864,7 +864,7 @@ def test_failed_prerequisite_is_reported(tmp_path, undrawn):
     fresh = frame.gather_prerequisites(plan, store)[0]
     assert fresh.status == "missing"
     report.write(report.collect(plan, store), store.study(plan.study) / "report")
-    store.trial(teacher.key, teacher.code).fail("the worker ran out of memory")
+    store.trial(teacher.key, teacher.code).write_failure("the worker ran out of memory")
     assert report.read_report(plan, store, "json") is None
     notes = document(plan, store)["notes"]
     assert f"prerequisite {teacher.key[:8]}, seed 0, failed: the worker ran out of memory." in notes
@@ -972,7 +972,7 @@ def test_stored_report_is_stale_after_trial_ends(tmp_path, undrawn):
     report.write(report.collect(plan, store), store.study(plan.study) / "report")
     assert report.read_report(plan, store, "terminal") is not None
     last = plan.trials[-1].trial
-    store.trial(last.key, last.code).finish(result_of(last, {"val/accuracy": 0.9}))
+    store.trial(last.key, last.code).write_result(result_of(last, {"val/accuracy": 0.9}))
     assert report.read_report(plan, store, "terminal") is None
     (store.study(plan.study) / "report" / "report.json").write_text("{torn")
     assert report.read_report(plan, store, "terminal") is None
@@ -985,7 +985,7 @@ def test_trial_ending_during_report_makes_it_stale(tmp_path, monkeypatch, undraw
 
     def then_ends(*args: Any) -> Any:
         content = gather(*args)
-        store.trial(last.key, last.code).finish(result_of(last, {"val/accuracy": 0.9}))
+        store.trial(last.key, last.code).write_result(result_of(last, {"val/accuracy": 0.9}))
         return content
 
     monkeypatch.setattr(frame, "gather_trials", then_ends)
@@ -1108,7 +1108,7 @@ def test_provenance_separates_trained_from_cached(tmp_path):
     last = plan.trials[-1].trial
     result = result_of(last, {"val/accuracy": 0.9})
     later = dataclasses.replace(result.circumstances, ended=1.79e9 + 3700)
-    store.trial(last.key, last.code).finish(dataclasses.replace(result, circumstances=later))
+    store.trial(last.key, last.code).write_result(dataclasses.replace(result, circumstances=later))
     provenance = document(plan, store)["made"]
     assert (provenance["trained"], provenance["cached"]) == (1, 19)
     assert provenance["data"] == [{"set": "digits", "identity": "sha256:c0ffee"}]
@@ -1122,11 +1122,11 @@ def test_end_is_time_of_result(tmp_path):
     first, second = (item.trial for item in plan.trials)
     timed = result_of(first, {"val/accuracy": 0.9})
     timed = dataclasses.replace(timed, circumstances=dataclasses.replace(timed.circumstances, ended=1.79e9 + 600.25))
-    store.trial(first.key, first.code).finish(timed)
+    store.trial(first.key, first.code).write_result(timed)
     assert document(plan, store)["made"]["ended"] == "2026-09-21 14:23 UTC"
     timed = dataclasses.replace(timed, key=second.key, code=second.code)
     timed = dataclasses.replace(timed, circumstances=dataclasses.replace(timed.circumstances, ended=1.79e9 + 1200))
-    store.trial(second.key, second.code).finish(timed)
+    store.trial(second.key, second.code).write_result(timed)
     assert document(plan, store)["made"]["ended"] == "2026-09-21 14:33 UTC"
     end_times = frame.results(plan, store)["ended"]
     assert end_times.tolist() == [pd.Timestamp(1.79e9 + after, unit="s", tz="UTC") for after in (600.25, 1200)]
@@ -1342,7 +1342,7 @@ def test_diverged_trials_are_dashed_and_not_in_mean(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE, "b": [*NONE[:4], None]})
     last = plan.trials[-1].trial
     result = result_of(last, {}, curve=[0.3, 0.2, 0.1, 0.1, 0.1], status="diverged", failure="nan")
-    store.trial(last.key, last.code).finish(result)
+    store.trial(last.key, last.code).write_result(result)
     [axes] = figures_of(plan, store)["curves"].axes
     ends = [float(line.get_ydata()[-1]) for line in axes.lines if line.get_linewidth() > 1]
     assert sorted(ends) == pytest.approx([100 * np.mean(NONE[:4]), 100 * np.mean(BASE)])

@@ -254,7 +254,7 @@ def test_stacked_trainings_equal_single_ones() -> None:
         built = slot("model").build(MODEL, data.info)
         built.initialise(seed)
         seeds = {**SEEDS, "dropout": seed}
-        return Training(built.double(), Feed(data, [], seeds, dtype=torch.float64), spec, seeds, "classification", None)
+        return Training(built.double(), Feed(data, [], seeds, dtype=torch.float64), spec, seeds)
 
     together, alone = [training(seed) for seed in (1, 2)], [training(seed) for seed in (1, 2)]
     train_together(together, slot("engine").get("vmap"))

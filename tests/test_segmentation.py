@@ -34,7 +34,7 @@ from vitlab.spec import TrainSpec
 from vitlab.training import evaluation
 from vitlab.training.evaluation import MetricAccumulator
 from vitlab.training.loop import Training
-from vitlab.training.metrics import confusion, mean_iou, metrics_of
+from vitlab.training.metrics import build_metrics, confusion_matrix, mean_iou
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -461,7 +461,7 @@ def test_unlabelled_pixels_are_not_learned(name: str, smoothing: float) -> None:
 
 def tallied(logits: Tensor, target: Tensor, *sizes: int) -> MetricAccumulator:
     data = DataInfo(image=(1, 1), channels=1, classes=logits.shape[1], task="segmentation")
-    tally, start = MetricAccumulator(metrics_of(data)), 0
+    tally, start = MetricAccumulator(build_metrics(data)), 0
     for size in sizes:
         part = slice(start, start + size)
         tally.add({"": logits[part]}, target[part], torch.arange(len(target))[part])
@@ -470,7 +470,8 @@ def tallied(logits: Tensor, target: Tensor, *sizes: int) -> MetricAccumulator:
 
 
 def test_metrics_equal_scikit_learn_over_whole_split() -> None:
-    from sklearn.metrics import accuracy_score, confusion_matrix, jaccard_score, log_loss
+    from sklearn.metrics import accuracy_score, jaccard_score, log_loss
+    from sklearn.metrics import confusion_matrix as sklearn_confusion_matrix
 
     logits, target = pixels(b=7, k=5)
     logits[:, 1] -= 9  # never predicted
@@ -483,7 +484,7 @@ def test_metrics_equal_scikit_learn_over_whole_split() -> None:
     scores = tally.result("val").metrics
     labelled = target != IGNORED
     y, prediction = target[labelled].numpy(), logits.argmax(1)[labelled].numpy()
-    assert np.array_equal(confusion(logits, target), confusion_matrix(y, prediction, labels=range(5)))
+    assert np.array_equal(confusion_matrix(logits, target), sklearn_confusion_matrix(y, prediction, labels=range(5)))
     assert set(scores) == {"loss", "pixel_accuracy", "miou", "miou_foreground"}
     assert scores["pixel_accuracy"] == pytest.approx(accuracy_score(y, prediction), rel=1e-14)
     assert scores["miou"] == pytest.approx(jaccard_score(y, prediction, average="macro", labels=range(4)), rel=1e-14)
@@ -519,7 +520,7 @@ def test_constant_background_baseline_is_reported() -> None:
     built = model.build("prior", prepared.info)
     built.initialise(0)
     spec = TrainSpec.model_validate({"steps": 3, "batch_size": 16, "optimizer": {"type": "adamw", "lr": 0.1}})
-    trained = train(built, feed, spec, SEEDS, task="segmentation")
+    trained = train(built, feed, spec, SEEDS)
     assert trained is not None
     for split, subset in (("val", prepared.val), ("test", prepared.test)):
         share = float((subset.y_N == 0).double().mean())
@@ -543,7 +544,7 @@ def test_vit_learns_to_segment_with_micro_batches(monkeypatch: pytest.MonkeyPatc
     spec = TrainSpec.model_validate(
         {"steps": 30, "batch_size": 16, "optimizer": {"type": "adamw", "lr": 0.01}, "evaluations": 2}
     )
-    training = Training(built, feed, spec, SEEDS, "segmentation")
+    training = Training(built, feed, spec, SEEDS)
     (trained,) = train_together([training])
     assert trained is not None and not training.failure
     first, last = (moment.metrics["val/loss"] for moment in trained.history)
@@ -555,6 +556,6 @@ def test_vit_learns_to_segment_with_micro_batches(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         feed, "evaluation", lambda split, size, batches: sizes.append(size) or cut(split, size, batches)
     )
-    again = Training(built, feed, spec, SEEDS, "segmentation").evaluate("test").metrics
+    again = Training(built, feed, spec, SEEDS).evaluate("test").metrics
     assert sizes == [3]
     assert again == pytest.approx({name: trained.metrics[f"test/{name}"] for name in again}, rel=1e-5)

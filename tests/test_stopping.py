@@ -20,8 +20,8 @@ from vitlab.driver.session import Watch
 from vitlab.engines.base import train
 from vitlab.errors import SpecError
 from vitlab.planning.values import Trial
+from vitlab.runner.execution import begin_trial
 from vitlab.runner.job import Settings
-from vitlab.runner.run import begin_trial
 from vitlab.spec import STREAMS, TrialSpec
 from vitlab.store.folders import Keep, TrialFolder
 from vitlab.store.result import Measurement, Outcome, TrialResult
@@ -109,7 +109,7 @@ class OtherStops(SingleProcess):
 
 def test_processes_of_a_trial_stop_together(tmp_path: Path) -> None:
     with begin_trial(trial(stop_early={**RULE, "patience": 19}), TrialFolder(tmp_path / "t"), Settings()) as training:
-        training.parts.peers = OtherStops()
+        training.peers = OtherStops()
         (ended,) = train([training])
     assert ended is not None and len(ended.history) == 1
 
@@ -132,9 +132,11 @@ def test_resumed_training_stops_and_keeps_weights_as_uninterrupted(tmp_path: Pat
         assert run_trial(what, stopped, settings, stop=stop_after(pieces)) is None
     assert outcome(run_trial(what, stopped, settings)) == expected
     assert {file.name: file.read_bytes() for file in stopped.path.glob("*.safetensors")} == files
-    assert stopped.kept_result(settings.keep) is not None
+    assert stopped.result_with_kept_weights(settings.keep) is not None
     (stopped.path / "weights-best-accuracy.safetensors").unlink()
-    assert stopped.kept_result(settings.keep) is None and stopped.kept_result(Keep()) is not None
+    assert (
+        stopped.result_with_kept_weights(settings.keep) is None and stopped.result_with_kept_weights(Keep()) is not None
+    )
 
 
 def test_kept_weights_are_those_of_their_moment(tmp_path: Path) -> None:
@@ -144,13 +146,16 @@ def test_kept_weights_are_those_of_their_moment(tmp_path: Path) -> None:
     best = result.history[losses.index(min(losses))].step
     assert 6 < best < 60
     by_other_metric = settings.keep._replace(best=("val/accuracy", "max"))
-    assert where.kept_result(settings.keep) is not None and where.kept_result(by_other_metric) is None
+    assert (
+        where.result_with_kept_weights(settings.keep) is not None
+        and where.result_with_kept_weights(by_other_metric) is None
+    )
     for name, step in (("best-loss", best), ("step-6", 6)):
         until = TrialFolder(tmp_path / f"until{step}")
         outcome(run_trial(trial(steps=step, evaluations=1), until, Settings()))
         file = where.path / f"weights-{name}.safetensors"
         assert open_model(file).info.classes == 6, "it is opened like the last weights, from which it differs"
-        kept, expected = load_file(file), load_file(until.weights)
+        kept, expected = load_file(file), load_file(until.weights_file)
         assert all(torch.equal(kept[key], expected[key]) for key in kept.keys() | expected.keys())
 
 
@@ -159,7 +164,7 @@ def test_checkpoint_without_weights_to_keep_starts_again(tmp_path: Path) -> None
     assert run_trial(trial(), where, Settings(), stop=stop_after(10)) is None
     outcome(run_trial(trial(), where, Settings(keep=keep)))
     start = [event.body for event in where.events()[0] if event.kind == "start"][-1]
-    assert start["step"] == 0 and "run.keep" in start["note"] and where.kept_result(keep) is not None
+    assert start["step"] == 0 and "run.keep" in start["note"] and where.result_with_kept_weights(keep) is not None
 
 
 def test_best_is_first_of_equal_values_and_finite() -> None:

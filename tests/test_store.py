@@ -14,7 +14,7 @@ import synthetic_studies
 
 from vitlab.errors import UserError
 from vitlab.planning.study_folder import read_plan, write_plan
-from vitlab.store.files import abandoned, read_json, temporary, write_bytes, write_json
+from vitlab.store.files import find_abandoned, read_json, temporary_path, write_bytes, write_json
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.result import Circumstances, Ending, Measurement, Outcome, TrialResult
 
@@ -29,7 +29,7 @@ def result() -> TrialResult:
 def test_result_round_trips_bitwise(tmp_path: Path) -> None:
     folder = Store(tmp_path).trial("key", "code")
     assert folder.result() is None and not folder.done()
-    folder.finish(result())
+    folder.write_result(result())
     back = folder.result()
     assert back is not None and repr(back) == repr(result()) and folder.done()
 
@@ -56,14 +56,14 @@ def test_write_without_disk_space_leaves_nothing(tmp_path: Path, monkeypatch: py
 
 def test_result_is_written_after_everything_else_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, calls = TrialFolder(tmp_path), list[tuple[str, bool]]()
-    for file in (folder.spec, folder.weights, folder.predictions):
+    for file in (folder.spec, folder.weights_file, folder.predictions):
         write_bytes(file, b"x", fsync=False)
 
     def note(descriptor: int) -> None:
         calls.append((Path(f"/proc/self/fd/{descriptor}").readlink().name.strip(".")[:6], folder.done()))
 
     monkeypatch.setattr(os, "fsync", note)
-    folder.finish(result())
+    folder.write_result(result())
     assert sorted(calls[:3]) == [("predic", False), ("spec.j", False), ("weight", False)]
     assert calls[3:] == [("result", False)] and folder.done()
 
@@ -81,8 +81,8 @@ def test_writers_with_equal_pid_use_different_files(tmp_path: Path, monkeypatch:
 
 def test_leftovers_of_killed_writer_are_deleted(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
-    for path in (folder.weights, folder.predictions, tmp_path / "result.json"):
-        temporary(path).touch()
+    for path in (folder.weights_file, folder.predictions, tmp_path / "result.json"):
+        temporary_path(path).touch()
     folder.recover_journal()
     assert list(tmp_path.iterdir()) == []
 
@@ -92,7 +92,7 @@ def test_checkpoint_of_finished_trial_is_deleted_unless_in_use(tmp_path: Path) -
     write_bytes(folder.checkpoint / "last.safetensors", b"")
     folder.remove_checkpoint()
     assert folder.checkpoint.exists()
-    folder.finish(result())
+    folder.write_result(result())
     with folder.lease():
         folder.remove_checkpoint()
         assert folder.checkpoint.exists()
@@ -140,7 +140,7 @@ def test_failed_journal_write_leaves_journal_unchanged(tmp_path: Path, monkeypat
 
 def test_resumed_attempt_clears_earlier_failure(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
-    folder.fail("the disk was full")
+    folder.write_failure("the disk was full")
     with folder.lease():
         folder.recover_journal()
     assert folder.failure() is None
@@ -179,7 +179,7 @@ def test_damaged_result_counts_as_absent_and_is_renamed(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = Store(tmp_path).trial("key", "code")
-    folder.finish(result())
+    folder.write_result(result())
     assert folder.done()
     file = folder.path / "result.json"
     damaged(file, damage)
@@ -194,7 +194,7 @@ def test_damaged_result_counts_as_absent_and_is_renamed(
         folder.recover_journal()
     (aside,) = folder.path.glob("result.json.damaged-*")
     assert not file.exists() and aside.is_dir() == (damage == "folder")
-    folder.finish(result())
+    folder.write_result(result())
     assert folder.done() and aside.exists()
 
 
@@ -226,13 +226,13 @@ def test_result_with_wrong_types_is_damaged(tmp_path: Path) -> None:
 def test_damaged_failure_does_not_block_trial(tmp_path: Path, damage: str) -> None:
     folder = TrialFolder(tmp_path)
     folder.mark_failed("because", "error")
-    assert folder.has_failed_for_good() and folder.failure() == "because"
+    assert folder.has_failed_for_good() and folder.failure().failure == "because"
     damaged(tmp_path / "failure.json", damage)
-    assert not folder.has_failed_for_good() and folder.failure() is None and folder.kind() == "error"
+    assert not folder.has_failed_for_good() and folder.failure() is None
     folder.recover_journal()
     assert len(list(tmp_path.glob("failure.json.damaged-*"))) == 1
-    folder.fail("again")
-    assert folder.failure() == "again"
+    folder.write_failure("again")
+    assert folder.failure().failure == "again"
 
 
 @pytest.mark.parametrize("damage", DAMAGES[:-1])
@@ -324,15 +324,15 @@ def test_truncated_weights_are_unusable(tmp_path: Path) -> None:
     from safetensors.numpy import save
 
     folder = TrialFolder(tmp_path)
-    folder.finish(result())
+    folder.write_result(result())
     write_json(folder.spec, {})
     assert not folder.has_weights()
     data = save({"a": __import__("numpy").zeros(100)}, {"vitlab": "{}"})
     for content, expected in ((data, True), (data[:-1], False), (b"", False), (b"{}", False), (data, True)):
-        write_bytes(folder.weights, content)
+        write_bytes(folder.weights_file, content)
         assert folder.has_weights() == expected
-    folder.weights.unlink()
-    folder.weights.mkdir()
+    folder.weights_file.unlink()
+    folder.weights_file.mkdir()
     assert not folder.has_weights()
 
 
@@ -340,14 +340,14 @@ def test_truncated_weights_are_unusable(tmp_path: Path) -> None:
 
 
 def test_old_temporary_file_is_abandoned(tmp_path: Path) -> None:
-    written, killed = temporary(tmp_path / "plan.json"), temporary(tmp_path / "mlflow.db")
+    written, killed = temporary_path(tmp_path / "plan.json"), temporary_path(tmp_path / "mlflow.db")
     journal = killed.with_name(f"{killed.name}-journal")
     others = [tmp_path / name for name in (".hidden", ".mlflow.lock", ".notes.1", "plan.json")]
     for file in (written, killed, journal, *others):
         file.touch()
         os.utime(file, (0, 0))
     os.utime(written)
-    assert abandoned(tmp_path) == sorted([killed, journal])
+    assert find_abandoned(tmp_path) == sorted([killed, journal])
 
 
 def test_clear_deletes_only_leftovers_of_killed_drivers(tmp_path: Path) -> None:
@@ -355,11 +355,11 @@ def test_clear_deletes_only_leftovers_of_killed_drivers(tmp_path: Path) -> None:
     report = store.study("tiny") / "report"
     report.mkdir(parents=True)
     leftovers = [folder / ".x.json.0123456789abcdef" for folder in (tmp_path, store.study("tiny"), report)]
-    to_keep = [store.study("tiny") / "plan.json", report / "report.html", temporary(report / "report.html")]
+    to_keep = [store.study("tiny") / "plan.json", report / "report.html", temporary_path(report / "report.html")]
     for file in (*leftovers, *to_keep):
         file.touch()
     for file in (*leftovers, *to_keep[:2]):
         os.utime(file, (0, 0))
-    assert store.leftovers() == sorted(leftovers)
+    assert store.find_leftovers() == sorted(leftovers)
     store.remove_abandoned("tiny")
     assert [file.exists() for file in leftovers] == [False] * 3 and all(file.exists() for file in to_keep)

@@ -163,7 +163,7 @@ def test_whole_trials_are_written_when_they_have_ended(tmp_path: Path) -> None:
     board = Sessions(plan, store, RunSpec())
     assert board.close() == "board sync sessions" and not board.marks()
     trial = plan.find("baseline", 0)
-    store.trial(trial.key, trial.code).fail("out of memory")
+    store.trial(trial.key, trial.code).write_failure("out of memory")
     for _ in range(2):
         board.update()
     [failed] = board.marks().values()
@@ -326,7 +326,7 @@ def test_failure_is_delivered_once(tmp_path: Path) -> None:
     store, plan = Store(tmp_path), results.small_plan()
     results.write_trials(store, plan, events=3)
     trial = plan.find("baseline", 0)
-    store.trial(trial.key, trial.code).fail("out of memory")
+    store.trial(trial.key, trial.code).write_failure("out of memory")
     for _ in range(2):
         Lines(plan, store, RunSpec()).update()
     assert lines(store) == journalled(store) + Counter({"failed": 1})

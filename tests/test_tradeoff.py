@@ -39,7 +39,9 @@ def study(
             planned.append(Planned(name, seed, trial))
             around = Circumstances(1.7e9, wall_s, "host", 1, params, 10 * params, 10**8, {}, {})
             outcome = Outcome({"val/accuracy": value}, (), "w", 10, 640)
-            store.trial(trial.key, trial.code).finish(TrialResult(trial.key, trial.code, "done", outcome, around, ""))
+            store.trial(trial.key, trial.code).write_result(
+                TrialResult(trial.key, trial.code, "done", outcome, around, "")
+            )
     first = next(iter(arms))
     named_arms = tuple(Arm(name, values, None if name == first else first) for name, (values, *_) in arms.items())
     return Plan("trade", "", named_arms, tuple(planned), analysis or Analysis()), store
@@ -154,7 +156,7 @@ def test_front_arms_with_diverged_seeds_are_marked(tmp_path: Path) -> None:
         folder = store.trial(f"large-{seed}", "")
         result = folder.result()
         assert result is not None
-        folder.finish(replace(result, status="diverged", outcome=replace(result.outcome, metrics={})))
+        folder.write_result(replace(result, status="diverged", outcome=replace(result.outcome, metrics={})))
     content = report.collect(plan, store)
     _, arms_on_front = all_sections()["fronts"].table(content.report.sections["fronts"], content.report).columns
     assert set(arms_on_front.cells) == {"small; large (2 broken seeds)"}

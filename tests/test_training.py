@@ -34,7 +34,7 @@ from vitlab.store.result import Measurement, Outcome
 from vitlab.training import artifacts
 from vitlab.training.artifacts import InputSpec, read_weights, write_weights
 from vitlab.training.evaluation import EVALUATION_BATCH
-from vitlab.training.loop import Training, steps_of
+from vitlab.training.loop import Training, count_steps
 from vitlab.training.memory import peak_memory
 from vitlab.weights.files import write_file
 
@@ -75,7 +75,7 @@ def run(train_spec: TrainSpec, *, model: Model | None = None, **options: Any) ->
 
 def run_training(train_spec: TrainSpec) -> tuple[Training, Outcome]:
     data = prepared()
-    training = Training(built(data), Feed(data, [], SEEDS), train_spec, SEEDS, "classification")
+    training = Training(built(data), Feed(data, [], SEEDS), train_spec, SEEDS)
     (outcome,) = train_together([training])
     assert outcome is not None
     return training, outcome
@@ -214,7 +214,7 @@ def test_evaluation_does_not_depend_on_training_batch() -> None:
 
 def test_evaluation_in_many_batches_counts_every_image_once() -> None:
     data = prepare({**DATA, "test_images": EVALUATION_BATCH + 5}, SEEDS)
-    training = Training(built(data), Feed(data, [], SEEDS), spec(), SEEDS, "classification")
+    training = Training(built(data), Feed(data, [], SEEDS), spec(), SEEDS)
     _, metrics, columns = training.evaluate("test")
     assert columns["id"].tolist() == list(range(EVALUATION_BATCH + 5))
     assert metrics["accuracy"] == float((columns["prediction"] == data.test.y_N).double().mean())
@@ -224,7 +224,7 @@ def test_evaluation_restores_training_mode() -> None:
     data = prepared()
     for training in (True, False):
         model = built(data)
-        one = Training(model, Feed(data, [], SEEDS), spec(), SEEDS, "classification")
+        one = Training(model, Feed(data, [], SEEDS), spec(), SEEDS)
         model.train(training)
         one.evaluate("val")
         assert model.training is training
@@ -234,7 +234,7 @@ def test_bf16_is_autocast_over_float32_weights() -> None:
     data = prepared()
     model = built(data)
     feed = Feed(data, [], SEEDS)
-    metrics = Training(model, feed, spec(precision="bf16"), SEEDS, "classification").evaluate("val").metrics
+    metrics = Training(model, feed, spec(precision="bf16"), SEEDS).evaluate("val").metrics
     x, y, *_ = next(feed.evaluation("val", 100))
     model.eval()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -290,11 +290,11 @@ def test_evaluations_are_evenly_spaced_and_end_at_last_step(steps: int, evaluati
 def test_length_in_epochs_steps_or_images() -> None:
     feed = Feed(prepared(), [], SEEDS)  # 72 images to train on
     assert feed.count() == 72
-    assert steps_of(spec(epochs=2.5), feed) == 10
-    assert steps_of(spec(epochs=0.01), feed) == 1
-    assert steps_of(spec(images=100), feed) == 6
-    assert steps_of(spec(images=720, batch_size=1000), feed) == 10
-    assert steps_of(spec(steps=7), feed) == 7
+    assert count_steps(spec(epochs=2.5), feed) == 10
+    assert count_steps(spec(epochs=0.01), feed) == 1
+    assert count_steps(spec(images=100), feed) == 6
+    assert count_steps(spec(images=720, batch_size=1000), feed) == 10
+    assert count_steps(spec(steps=7), feed) == 7
 
 
 def test_batch_larger_than_data_counts_its_images() -> None:
@@ -453,7 +453,7 @@ def test_checkpoint_of_a_lost_lock_replaces_nothing(tmp_path: Path) -> None:
         raise LockLost("taken over")
 
     with pytest.raises(LockLost):
-        artifacts.checkpoint_writer(tmp_path, {"step": 1}, require)()
+        artifacts.make_checkpoint_writer(tmp_path, {"step": 1}, require)()
     assert artifacts.read_checkpoint(tmp_path) == {"step": 2} and len(list(tmp_path.iterdir())) == 1
 
 

@@ -131,7 +131,7 @@ def test_two_runs_are_bitwise_equal(folder: Any) -> None:
     augmented = {"augment": ["crop"]}
     one, two = (done(run_trial(trial(data=augmented), folder(name), Settings())) for name in ("one", "two"))
     assert one.outcome == two.outcome and len(one.outcome.weights) == 64
-    assert folder("one").weights.read_bytes() == folder("two").weights.read_bytes()
+    assert folder("one").weights_file.read_bytes() == folder("two").weights_file.read_bytes()
     other = done(run_trial(trial(1, data=augmented), folder("other"), Settings()))
     assert other.outcome.weights != one.outcome.weights
     assert other.outcome.metrics != one.outcome.metrics
@@ -160,7 +160,7 @@ def test_stored_result_is_read_and_not_computed_again(folder: Any) -> None:
 def test_resume_after_kill_equals_uninterrupted(folder: Any) -> None:
     """Three trials are killed by SIGKILL at random moments, each in its own process; ``make soak`` kills more."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vitlab.runner.run", "vitlab.models", "torch._dynamo", "pyarrow.parquet"])
+    context.set_forkserver_preload(["vitlab.runner.execution", "vitlab.models", "torch._dynamo", "pyarrow.parquet"])
     what = trial(train={"steps": 60, "evaluations": 12})
     settings = Settings(every_s=0.0)
     expected = done(run_trial(what, folder("never killed"), settings))
@@ -386,7 +386,7 @@ def test_config_beside_checkpoint_is_part_of_it(tmp_path: Path) -> None:
 def test_replaced_prerequisite_weights_fail_dependent_trials(pretrained: Trial, tmp_path: Path) -> None:
     before = TrialFolder(tmp_path / "before" / "code")
     done(run_trial(trial(5), TrialFolder(tmp_path / "other" / "code"), Settings()))
-    before.weights.write_bytes(TrialFolder(tmp_path / "other" / "code").weights.read_bytes())
+    before.weights_file.write_bytes(TrialFolder(tmp_path / "other" / "code").weights_file.read_bytes())
     with pytest.raises(WeightsError, match="not the weights that the trial ended with"):
         run_trial(fine_tuning(pretrained), TrialFolder(tmp_path / "after" / "code"), Settings())
 
@@ -412,7 +412,7 @@ def test_journal_and_result_agree(folder: Any) -> None:
         assert set(system) == {f"system/{name}" for name in ("images_per_s", "memory_bytes", "tflops", "mfu")}
         done_a_second = 6 * result.circumstances.macs * system["system/images_per_s"]
         assert system["system/tflops"] == pytest.approx(done_a_second / 1e12)
-        rate = circumstances.matrix_rate(torch.device(events[0].body["numerics"]["device"]), "fp32")
+        rate = circumstances.measured_matrix_rate(torch.device(events[0].body["numerics"]["device"]), "fp32")
         assert system["system/mfu"] == pytest.approx(done_a_second / rate)
     assert result.outcome.metrics == result.outcome.history[-1].metrics
     assert (result.outcome.steps, result.outcome.images) == (24, 24 * 16)
@@ -431,12 +431,12 @@ def test_matmul_rate_is_that_of_fastest_product(monkeypatch: pytest.MonkeyPatch)
 def test_rate_of_several_threads_is_unknown_on_cpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    circumstances._measure.cache_clear()
+    circumstances._measure_matrix_rate.cache_clear()
     monkeypatch.setattr(circumstances, "_time_products", lambda device, precision: 5.0)
     for threads, rate in ((1, 5.0), (3, math.nan)):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        assert circumstances.matrix_rate(torch.device("cpu"), "fp32") == pytest.approx(rate, nan_ok=True)
-    circumstances._measure.cache_clear()
+        assert circumstances.measured_matrix_rate(torch.device("cpu"), "fp32") == pytest.approx(rate, nan_ok=True)
+    circumstances._measure_matrix_rate.cache_clear()
     assert "system/mfu is not recorded: the peak speed of 3 threads of a CPU is not known" in capsys.readouterr().err
     assert set(circumstances.utilisation({"system/images_per_s": 2.0}, 3, math.nan)) == {"system/tflops"}
 
@@ -450,7 +450,7 @@ def test_failing_matmul_benchmark_does_not_prevent_training(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(circumstances, "_time_products", fail)
-    circumstances._measure.cache_clear()  # as in a new process
+    circumstances._measure_matrix_rate.cache_clear()  # as in a new process
     result = done(run_trial(trial(), folder("t"), Settings(device="cpu")))
     assert result.outcome.weights == usual.outcome.weights
     assert "cannot be measured: CUDA out of memory" in capsys.readouterr().err
@@ -469,7 +469,7 @@ def test_benchmark_matrices_are_not_counted_as_trial_memory(folder: Any, monkeyp
 
     monkeypatch.setattr(torch.cuda, "init", lambda: calls.append("init"))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
-    monkeypatch.setattr(attempt, "matrix_rate", lambda *_: calls.append("rate") or 1.0)
+    monkeypatch.setattr(attempt, "measured_matrix_rate", lambda *_: calls.append("rate") or 1.0)
     with pytest.raises(InterruptedError):
         attempt.Attempt(trial(), folder("t"), Settings(), torch.device("cuda")).begin("loop")
     assert calls == ["init", "rate", "reset"]
@@ -483,7 +483,7 @@ def test_model_cost_is_counted_once_per_code(monkeypatch: pytest.MonkeyPatch) ->
     model = slot("model").build(MODEL, info)
 
     def work(code: str) -> int:
-        params, size = circumstances.size_of(model, trial(code=code), info)
+        params, size = circumstances.count_cost(model, trial(code=code), info)
         assert params == sum(parameter.numel() for parameter in model.parameters())
         return size
 
@@ -577,10 +577,10 @@ def test_transform_prepares_images_for_model(folder: Any) -> None:
 
 def test_weights_are_kept_only_if_configured(folder: Any) -> None:
     result = done(run_trial(trial(), folder("t"), Settings(keep=Keep(last=False))))
-    assert result.outcome.weights and not folder("t").weights.exists()
+    assert result.outcome.weights and not folder("t").weights_file.exists()
     with pytest.raises(WeightsError, match="kept no weights"):
         load_model(folder("t"))
-    folder("t").weights.write_bytes(b"something else")
+    folder("t").weights_file.write_bytes(b"something else")
     with pytest.raises(WeightsError, match="not a file of trained weights"):
         load_model(folder("t"))
 
@@ -588,21 +588,21 @@ def test_weights_are_kept_only_if_configured(folder: Any) -> None:
 def test_flipped_bit_in_weights_is_refused_everywhere(folder: Any) -> None:
     where = folder("t")
     done(run_trial(trial(train={"steps": 1}), where, Settings()))
-    whole = where.weights.read_bytes()
+    whole = where.weights_file.read_bytes()
     model, transform = load_model(where)
     start = 8 + int.from_bytes(whole[:8], "little")
     mean = whole.index(b"mean")
     names = whole.index(b'"F32"')
     for at in [0, names + 1, *range(mean + 8, mean + 60), start, (start + len(whole)) // 2, len(whole) - 1]:
-        where.weights.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        where.weights_file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         try:
             other, theirs = load_model(where)
         except WeightsError as error:
-            assert str(where.weights) in str(error) and "\n" not in str(error)
+            assert str(where.weights_file) in str(error) and "\n" not in str(error)
         else:
             assert theirs.input_spec == transform.input_spec, whole[at - 9 : at + 9]
             assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
-    where.weights.write_bytes(whole)
+    where.weights_file.write_bytes(whole)
     assert load_model(where)[1].input_spec == transform.input_spec
 
 
@@ -616,7 +616,7 @@ def test_diverged_trial_is_a_result(folder: Any) -> None:
     assert result.failure.startswith("the loss is not finite at step 2 of 24")
     assert result.outcome.metrics == {} and result.outcome.weights == ""
     assert folder("t").result() == result and folder("t").failure() is None
-    assert not folder("t").weights.exists() and not folder("t").predictions.exists()
+    assert not folder("t").weights_file.exists() and not folder("t").predictions.exists()
     assert folder("t").events()[0][-1].body == {"status": "diverged", "failure": result.failure}
     again = run_trial(wild, folder("again"), Settings(every_s=0.0))
     assert again is not None and again.outcome == result.outcome
@@ -626,17 +626,17 @@ def test_exception_of_component_is_stored_in_folder(folder: Any, guests: Setting
     where = folder("t")
     with pytest.raises(ArithmeticError):
         run_trial(trial(train={"loss": "explosive"}), where, guests)
-    assert re.fullmatch(r"ArithmeticError: the loss went off, at .*\.py:\d+", where.failure() or "")
+    assert re.fullmatch(r"ArithmeticError: the loss went off, at .*\.py:\d+", where.failure().failure)
     assert "went off" in read_json(where.path / "failure.json")["traceback"]
     assert kinds(where) == ["start", "end"] and not where.done() and not where.is_locked()
-    assert where.events()[0][-1].body == {"status": "failed", "failure": where.failure()}
+    assert where.events()[0][-1].body == {"status": "failed", "failure": where.failure().failure}
 
 
 def test_out_of_memory_is_reported_plainly(folder: Any, guests: Settings) -> None:
     where = folder("t")
     with pytest.raises(TrialFailed, match=r"memory ran out, with train\.batch_size 16"):
         run_trial(trial(train={"loss": {"type": "explosive", "memory": True}}), where, guests)
-    assert (where.failure() or "").startswith("memory ran out")
+    assert where.failure().failure.startswith("memory ran out")
 
 
 def test_failed_trial_can_be_retried(folder: Any) -> None:

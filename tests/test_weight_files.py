@@ -259,27 +259,27 @@ def test_code_of_trial_with_weight_file_includes_reader(tmp_path: Path) -> None:
 def test_trial_weights_are_exported_to_other_formats(tmp_path: Path) -> None:
     folder = start(tmp_path, saved(vit(), tmp_path / "a.pth"), steps=2, model={"attention": "per_head"})
     mine, _ = load_model(folder)
-    done = convert(folder.weights, tmp_path / "b.pth", "timm")
+    done = convert(folder.weights_file, tmp_path / "b.pth", "timm")
     assert [note.partition("(")[0] for note in done.notes] == ["timm.create_model"]
     theirs = vit(img_size=24, num_classes=3)
     theirs.load_state_dict(torch.load(tmp_path / "b.pth"), strict=True)
     x_BCHW = torch.randn(2, 3, 24, 24)
     with torch.no_grad():
         torch.testing.assert_close(theirs(x_BCHW), mine(x_BCHW).logits, rtol=0, atol=1e-5)
-    output = vitlab("weights", "inspect", folder.weights).stdout
+    output = vitlab("weights", "inspect", folder.weights_file).stdout
     assert "vitlab (safetensors, float32)" in output and "6x6 (images of 24x24)" in output
-    model = open_model(folder.weights)
+    model = open_model(folder.weights_file)
     with torch.no_grad():
         assert torch.equal(model.model(x_BCHW).logits, mine(x_BCHW).logits)
-    again = canonical(start(tmp_path, folder.weights, head="keep"))
+    again = canonical(start(tmp_path, folder.weights_file, head="keep"))
     assert all(torch.equal(again[name], value) for name, value in mine.to_canonical(mine.state_dict()).items())
     folder.spec.unlink()
-    assert "spec.json is missing beside them" in refused("weights", "inspect", folder.weights)
+    assert "spec.json is missing beside them" in refused("weights", "inspect", folder.weights_file)
 
 
 def test_unsupported_model_is_not_exported(tmp_path: Path) -> None:
     file = saved(vit(pos_embed="none", img_size=24), tmp_path / "a.pth")
     convert(file, tmp_path / "b.safetensors", "timm", facts=ModelFacts(heads=2, image=(24, 24)))
     folder = start(tmp_path, tmp_path / "b.safetensors", model={"position": "rope2d"})
-    sentence = refused("weights", "convert", folder.weights, tmp_path / "c.pth", "--to", "torchvision")
+    sentence = refused("weights", "convert", folder.weights_file, tmp_path / "c.pth", "--to", "torchvision")
     assert "the format torchvision requires pos_embed" in sentence

@@ -7,7 +7,6 @@ from typing import Any
 
 from vitlab.data.prepare import Feed
 from vitlab.engines.base import train as train_together
-from vitlab.geometry import Task
 from vitlab.models.contract import Model
 from vitlab.spec import TrainSpec
 from vitlab.store.result import Outcome
@@ -19,7 +18,6 @@ def train(
     feed: Feed,
     spec: TrainSpec,
     seeds: Mapping[str, int],
-    task: Task = "classification",
     *,
     resume: State | None = None,
     save: Callable[[State], None] = lambda state: None,
@@ -28,7 +26,7 @@ def train(
     **options: Any,
 ) -> Outcome | None:
     """Train a model in place, from the start or from a saved state; ``options`` are those of ``Training``."""
-    training = Training(model, feed, spec, seeds, task, write=save, **options)
+    training = Training(model, feed, spec, seeds, write=save, **options)
     if resume is not None:
         training.load(resume)
     return train_together([training], stop=stop, every_s=every_s)[0]

@@ -332,7 +332,7 @@ def addresses(rng: Random, folder: Path) -> list[str]:
 
 
 def read_data(schedule: Any) -> None:
-    """Stand in for :meth:`vitlab.driver.scheduler.Schedule.complete`: read the data of the trials, and train nothing."""
+    """Stand in for :meth:`vitlab.driver.scheduler.Schedule.run_jobs`: read the data of the trials, and train nothing."""
     from vitlab.data.prepare import prepare
 
     for trial in {planned.arm: planned.trial for planned in schedule._planned.values()}.values():
@@ -423,7 +423,7 @@ class Bench:
         before = state(self.folder)
         with (
             mock.patch("vitlab.planning.study_folder.rev_parse", lambda *_: ""),
-            mock.patch("vitlab.driver.scheduler.Schedule.complete", read_data),
+            mock.patch("vitlab.driver.scheduler.Schedule.run_jobs", read_data),
         ):
             ending, what = outcome(partial(self.call, words), self.folder, prevents=True)
         after = state(self.folder)

@@ -180,7 +180,7 @@ class Bench:
             cli.cli.main([*arguments, *where], standalone_mode=False)
 
     def train(self, schedule: Any) -> None:
-        """Stand in for :meth:`vitlab.driver.scheduler.Schedule.complete`: write what the trials had written."""
+        """Stand in for :meth:`vitlab.driver.scheduler.Schedule.run_jobs`: write what the trials had written."""
         from vitlab.store.files import write_bytes, write_json
         from vitlab.store.folders import TrialFolder
 
@@ -191,11 +191,11 @@ class Bench:
                 folder.recover_journal()
                 write_json(folder.spec, planned.trial.to_json())
                 folder.emit("start", attempt=2)
-                for file in (before.weights, before.predictions):
+                for file in (before.weights_file, before.predictions):
                     write_bytes(folder.path / file.name, file.read_bytes())
                 result = before.result()
                 assert result is not None
-                folder.finish(result)
+                folder.write_result(result)
 
     def run(self) -> None:
         """Run the study, and require that it is complete."""
@@ -205,7 +205,7 @@ class Bench:
 
         # A separate process checks whether a folder is a git repository.
         git = mock.patch("vitlab.planning.study_folder.rev_parse", lambda *_: "")
-        with git, mock.patch.object(Schedule, "complete", lambda schedule: self.train(schedule)):
+        with git, mock.patch.object(Schedule, "run_jobs", lambda schedule: self.train(schedule)):
             answer = lab.run(self.file, out=self.out, retry_failed=True)
         assert answer.failed == 0, answer
         stored_results = {name: repr(TrialFolder(self.out / name).result()) for name in self.results}

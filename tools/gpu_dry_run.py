@@ -102,7 +102,7 @@ class Arm:
         with device or nullcontext("cpu") as name:
             model.to(name)
             feed = Feed(prepared, choice.options["augment"], seeds, name)
-            return Training(model, feed, spec, seeds, prepared.info.task)
+            return Training(model, feed, spec, seeds)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 from vitlab import imports
 from vitlab._version import __version__ as __version__
 
-imports.watch()
+imports.record_imports()
 
 if TYPE_CHECKING:
     from vitlab.driver.planning import plan
@@ -62,7 +62,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    return imports.attribute(__name__, name)
+    return imports.import_on_first_use(__name__, name)
 
 
 def __dir__() -> list[str]:

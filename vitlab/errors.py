@@ -234,8 +234,8 @@ Names that spelling finds, such as ``num_heads`` for ``heads``, need no entry.""
 def closest(name: str, allowed: Iterable[str]) -> str | None:
     """Return the one of ``allowed`` that ``name`` most likely means, by synonym or spelling; None if none is close."""
     names = list(allowed)
-    plain = _plain(name)
-    by_plain = {_plain(one): one for one in reversed(names)}
+    plain = _normalise_name(name)
+    by_plain = {_normalise_name(one): one for one in reversed(names)}
     if plain in by_plain:
         return by_plain[plain]
     for name_here, elsewhere in SYNONYMS.items():
@@ -252,24 +252,24 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     return f" Did you mean '{close}'?" if close is not None else ""
 
 
-def _plain(name: str) -> str:
+def _normalise_name(name: str) -> str:
     """Return a name for comparison: lower case, no separators."""
     return name.casefold().replace("_", "").replace("-", "").replace(" ", "")
 
 
-def count(n: int, noun: str) -> str:
+def format_count(n: int, noun: str) -> str:
     """Return a number with its noun in singular or plural: ``1 seed``, ``5,000 seeds``."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
-def some(names: Iterable[str], most: int = 5) -> str:
+def list_some(names: Iterable[str], most: int = 5) -> str:
     """Return the first of ``names``, and the number of the others: ``a, b and 3 more``."""
     listed = list(names)
     more = f" and {len(listed) - most:,} more" if len(listed) > most else ""
     return ", ".join(listed[:most]) + more
 
 
-def letters(text: str) -> str:
+def lookalike_note(text: str) -> str:
     """Return a sentence on a character of ``text`` that looks like another or is invisible, or nothing."""
     for character in text:
         name = unicodedata.name(character, "a character without a name")

@@ -54,13 +54,13 @@ class Geometry:
                 sentence = (
                     f"image {axis} {pixels} is not a multiple of patch_size {side}{stem}; "
                     f"the last {pixels % step} pixels would be dropped. "
-                    f"Sizes that divide it: {_divisors(pixels, self.reduction)}."
+                    f"Sizes that divide it: {_list_divisors(pixels, self.reduction)}."
                 )
                 faults.append((("patch_size", "patch"), sentence))
         if self.dim % self.heads:
             sentence = (
                 f"dim {self.dim} is not a multiple of heads {self.heads}, so head_dim would not be whole. "
-                f"Heads that divide it: {_divisors(self.dim)}."
+                f"Heads that divide it: {_list_divisors(self.dim)}."
             )
             faults.append((("heads", "dim", "size"), sentence))
         if faults:
@@ -96,7 +96,7 @@ class Work(NamedTuple):
     """Query-key products of an attention head; None if the attention is not the plain one, or unknown."""
 
 
-def _divisors(n: int, of: int = 1) -> str:
+def _list_divisors(n: int, of: int = 1) -> str:
     divisors = [d for d in range(1, min(n // of, LARGEST_LISTED) + 1) if n % (d * of) == 0]
     return ", ".join(map(str, divisors)) or "none"
 
@@ -123,6 +123,6 @@ class DataInfo:
         return f"{self.identity}+{self.test_sets}" if self.identity is not None and self.test_sets else self.identity
 
 
-def images_in(content: str) -> str:
+def image_identity(content: str) -> str:
     """Return the part of :attr:`DataInfo.content` that identifies the training and the test images."""
     return re.sub(r"\+[0-9a-f]{32}$", "", content)

@@ -49,7 +49,7 @@ reloads: dict[str, int] = {}
 """Number of the last reload of each module that was reloaded."""
 
 
-def stamp_of(file: str | os.PathLike[str]) -> Stamp | None:
+def file_stamp(file: str | os.PathLike[str]) -> Stamp | None:
     """Return modification time, size and inode of a file, which change with it; None if there is no such file."""
     try:
         state = os.stat(file)
@@ -58,13 +58,13 @@ def stamp_of(file: str | os.PathLike[str]) -> Stamp | None:
     return Stamp(state.st_mtime_ns, state.st_size, state.st_ino)
 
 
-def attribute(module: str, name: str) -> Any:
+def import_on_first_use(module: str, name: str) -> Any:
     """Import and return a name that a module lists in its imports for type checkers, for its ``__getattr__``.
 
     Raises:
         AttributeError: if it lists no such name.
     """
-    home = _homes(module).get(name)
+    home = _modules_of_names(module).get(name)
     if home is None:
         raise AttributeError(f"module '{module}' has no attribute '{name}'")
     return import_object(home, name)
@@ -79,7 +79,7 @@ def import_object(module: str, name: str = "") -> Any:
 
 
 @cache
-def _homes(module: str) -> dict[str, str]:
+def _modules_of_names(module: str) -> dict[str, str]:
     """Return each name in a module's imports for type checkers, and the module that has it."""
     import ast  # slow, and not needed by every command
 
@@ -89,23 +89,23 @@ def _homes(module: str) -> dict[str, str]:
     return {alias.name: node.module or "" for node in lazy if isinstance(node, ast.ImportFrom) for alias in node.names}
 
 
-def note(module: str, file: str | os.PathLike[str], reloaded: bool = False) -> None:
+def record_import(module: str, file: str | os.PathLike[str], reloaded: bool = False) -> None:
     """Record that a module is about to be imported from the current version of a file."""
-    stamp = stamp_of(file)
+    stamp = file_stamp(file)
     if stamp is not None:
         last_imports[module] = Import(stamp, next(_numbers))
         if reloaded:
             reloads[module] = last_imports[module].number
 
 
-def watch() -> None:
+def record_imports() -> None:
     """Start recording imports; modules imported before count as imported now."""
     if any(isinstance(finder, _Witness) for finder in sys.meta_path):
         return
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and INSTALLED.isdisjoint(PurePath(file).parts):
-            note(name, file)
+            record_import(name, file)
     sys.meta_path.insert(0, _Witness())
 
 
@@ -114,7 +114,7 @@ _numbers = itertools.count()
 
 def _delete_outdated_bytecode(spec: ModuleSpec) -> None:
     """Delete a module's bytecode if it is older than its source."""
-    source, bytecode = (None if file is None else stamp_of(file) for file in (spec.origin, spec.cached))
+    source, bytecode = (None if file is None else file_stamp(file) for file in (spec.origin, spec.cached))
     if source is not None and bytecode is not None and bytecode.modified_ns < source.modified_ns:
         with suppress(OSError):
             os.unlink(str(spec.cached))
@@ -143,7 +143,7 @@ class _Witness:
                     if spec.has_location and spec.origin is not None and (reloaded or name not in sys.modules):
                         if not any(folder in spec.origin for folder in INSTALLED):
                             _delete_outdated_bytecode(spec)
-                        note(name, spec.origin, reloaded)
+                        record_import(name, spec.origin, reloaded)
                     return spec
         finally:
             searching.discard(name)

@@ -45,13 +45,13 @@ def is_command() -> bool:
 def install() -> None:
     """Install the handlers of Ctrl-C in this process, unless its parent process set Ctrl-C to be ignored."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupt)
-        atexit.register(_finish)  # registered first, it is called last
+        signal.signal(signal.SIGINT, _handle_ctrl_c)
+        atexit.register(_exit_process)  # registered first, it is called last
     sys.excepthook = _excepthook
     sys.unraisablehook = _unraisablehook
 
 
-def leave() -> None:
+def exit_interrupted() -> None:
     """End the process at once with exit code 130, after printing ``interrupted`` unless that was reported."""
     if not state.reported:
         # A view that is redrawn in place hides the cursor.
@@ -59,15 +59,15 @@ def leave() -> None:
     os._exit(EXIT_CODE)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _handle_ctrl_c(number: int, frame: FrameType | None) -> None:
     if not state.left:
-        leave()
+        exit_interrupted()
     state.left -= 1
     state.raised = True
     raise KeyboardInterrupt
 
 
-def _finish() -> None:
+def _exit_process() -> None:
     """End the process of a command that has ended, without the interpreter's shutdown.
 
     That takes a second once torch has been imported, and restores the default handler of Ctrl-C, which kills the
@@ -89,12 +89,12 @@ def _finish() -> None:
 def _excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     """End the process if the unhandled exception is a KeyboardInterrupt; print any other as usual."""
     if issubclass(kind, KeyboardInterrupt):
-        leave()
+        exit_interrupted()
     sys.__excepthook__(kind, error, traceback)
 
 
 def _unraisablehook(unraisable: Any) -> None:
     """End the process if Ctrl-C came where no exception can be raised, as in a destructor; print any other as usual."""
     if isinstance(unraisable.exc_value, KeyboardInterrupt):
-        leave()
+        exit_interrupted()
     sys.__unraisablehook__(unraisable)

@@ -7,19 +7,33 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from threading import Thread
 
 from vitlab import registry, report
-from vitlab.driver.planning import given_file, prepare_run, read_data, with_decisions
+from vitlab.driver.planning import (
+    find_or_write_file,
+    make_due_decisions,
+    prepare_tracker_and_executor,
+    read_unidentified_data,
+)
 from vitlab.driver.planning import plan_study as plan_study
 from vitlab.driver.scheduler import train_missing
-from vitlab.driver.session import Session, Watch, cached_trials, next_stage, require_arm, sole_driver
+from vitlab.driver.session import (
+    Session,
+    Watch,
+    become_sole_driver,
+    find_cached_trials,
+    next_stage,
+    require_matching_arm,
+)
 from vitlab.planning.study_folder import apply_registration, begin_run, is_recorded, write_plan
 from vitlab.planning.values import Plan
 from vitlab.report.api import Answer as Answer
+from vitlab.spec import Study
 from vitlab.store.folders import OUT, Store
 from vitlab.trackers.delivery import mark_undelivered
 
@@ -73,79 +87,105 @@ def run(
 
     watch = watch or watch_on()
     store = Store(Path(out).resolve())
-    with given_file(file, out, watch) as file:
-        prepare_run(file, changes, store)
-        plan_again = partial(plan_study, file, changes=changes, plugins=plugins, out=out, versions=versions)
+    with find_or_write_file(file, out, watch) as file:
+        prepare_tracker_and_executor(file, changes, store)
+        make_plan = partial(plan_study, file, changes=changes, plugins=plugins, out=out, versions=versions)
         with watch.status("loading PyTorch, and planning"):
-            study, plan = plan_again()
-        require_arm(plan, only)
+            study, plan = make_plan()
+        require_matching_arm(plan, only)
         # The key of a trial needs the identity of its data, which is known once the data has been read.
-        if read_data(plan, store, file):
-            study, plan = plan_again()
+        if read_unidentified_data(plan, store, file):
+            study, plan = make_plan()
     trackers = registry.slot("tracker")
-    with sole_driver(plan, store, watch) as followed:
+    with become_sole_driver(plan, store, watch) as followed:
         if followed:  # the other driver may have tuned, or opened arms for more seeds
-            study, plan = plan_again()
-        outcomes = cached_trials(plan, only, store)
+            study, plan = make_plan()
+        outcomes = find_cached_trials(plan, only, store)
         _, missing = next_stage(plan, only, outcomes)
-        trackers.build(study.run.tracker, plan, store, study.run)  # raises before anything is written if it cannot work
+        # Both raise before anything is written if they cannot work.
+        trackers.build(study.run.tracker, plan, store, study.run)
         if missing:
-            registry.slot("executor").build(study.run.executor, study.run)  # the same
+            registry.slot("executor").build(study.run.executor, study.run)
         store.remove_abandoned(plan.study)
         # Where nothing has changed, the recorded time of the run stays, and the stored report with it.
         if missing or not is_recorded(plan, store, file, changes, plugins):
             plan = begin_run(plan, store, file, changes, plugins, watch.say)
         plan = apply_registration(plan, store)
         # Built again, with the plan as it was recorded.
-        tracker = trackers.build(study.run.tracker, plan, store, study.run)
-        session = Session(store, study.run, plugins, watch, tracker)
-        stages, has_ended = 0, False
+        session = Session(store, study.run, plugins, watch, trackers.build(study.run.tracker, plan, store, study.run))
+        current = _Run(plan, session, only, outcomes)
+        has_ended = False
         try:
-            while True:
-                outcomes |= cached_trials(plan, only, store, outcomes)
-                decided = with_decisions(plan, session)
-                if decided != plan:
-                    # Planning reads decisions from plan.json, so that they are the same after a restart.
-                    write_plan(decided, store)
-                    study, plan = plan_again()
-                    plan = write_plan(plan, store)
-                    session = replace(session, tracker=trackers.build(study.run.tracker, plan, store, study.run))
-                    continue
-                stage, missing = next_stage(plan, only, outcomes)
-                # The first stage runs even if nothing is missing: it shows the plan and names earlier failures.
-                if stages and not missing:
-                    break
-                if missing and not stages:  # while workers start and train
-                    Thread(target=report.warm_up, name="imports of the report", daemon=True).start()
-                stages += 1
-                outcomes |= train_missing(stage, missing, session, retry_failed=retry_failed)
+            current.train(make_plan, retry_failed=retry_failed)
             if study.run.explain:
                 from vitlab.driver.explanations import draw_arms
 
-                for sentence in draw_arms(plan, store, study.run.explain, watch.say):
+                for sentence in draw_arms(current.plan, store, study.run.explain, watch.say):
                     watch.say(sentence)
             if measure:
                 from vitlab.driver.benchmark import measure_arms
 
-                measure_arms(plan, session)
+                measure_arms(current.plan, current.session)
             has_ended = True
         finally:  # also after Ctrl-C: what has been trained is reported and delivered
-            link = _report_and_deliver(plan, session, on_report if has_ended else None)
-        counts = Counter(outcomes.values())
-        reasons = {tuning.failure for tuning in plan.tuning if tuning.failure}
-        untuned = len(study.seeds.values) * sum(arm.skip in reasons for arm in plan.arms)
-        return Answer(
-            plan,
-            store,
-            counts["trained"],
-            counts["cached"],
-            counts["failed"] + untuned,
-            session.tracker.title,
-            link,
-            elsewhere=counts["elsewhere"],
-            start_command=session.tracker.start_command(),
-            link_notes=tuple(session.tracker.notes()),
-        )
+            link = _report_and_deliver(current.plan, current.session, on_report if has_ended else None)
+        return _answer(current, len(study.seeds.values), link)
+
+
+@dataclass
+class _Run:
+    """A run of a study, whose plan changes with the decisions that results allow."""
+
+    plan: Plan
+    session: Session
+    only: str  #: arms to train
+    outcomes: dict[str, str]  #: ``cached``, or see :func:`vitlab.driver.scheduler.train_missing`
+
+    def train(self, make_plan: Callable[[], tuple[Study, Plan]], *, retry_failed: bool) -> None:
+        """Train the missing trials, stage by stage."""
+        for number in count():
+            self.decide(make_plan)
+            stage, missing = next_stage(self.plan, self.only, self.outcomes)
+            # The first stage runs even if nothing is missing: it shows the plan and names earlier failures.
+            if number and not missing:
+                return
+            if missing and not number:  # while workers start and train
+                Thread(target=report.warm_up, name="imports of the report", daemon=True).start()
+            self.outcomes |= train_missing(stage, missing, self.session, retry_failed=retry_failed)
+
+    def decide(self, make_plan: Callable[[], tuple[Study, Plan]]) -> None:
+        """Make the decisions that are due, and plan again with them, until none is."""
+        store = self.session.store
+        while True:
+            self.outcomes |= find_cached_trials(self.plan, self.only, store, self.outcomes)
+            decided = make_due_decisions(self.plan, self.session)
+            if decided == self.plan:
+                return
+            # Planning reads decisions from plan.json, so that they are the same after a restart.
+            write_plan(decided, store)
+            study, plan = make_plan()
+            self.plan = write_plan(plan, store)
+            tracker = registry.slot("tracker").build(study.run.tracker, self.plan, store, study.run)
+            self.session = replace(self.session, tracker=tracker)
+
+
+def _answer(run: _Run, seeds: int, link: str | None) -> Answer:
+    """Return the answer of a run of arms with so many seeds each, and the study's address in the tracker."""
+    counts, tracker = Counter(run.outcomes.values()), run.session.tracker
+    reasons = {tuning.failure for tuning in run.plan.tuning if tuning.failure}
+    untuned = seeds * sum(arm.skip in reasons for arm in run.plan.arms)
+    return Answer(
+        run.plan,
+        run.session.store,
+        counts["trained"],
+        counts["cached"],
+        counts["failed"] + untuned,
+        tracker.title,
+        link,
+        elsewhere=counts["elsewhere"],
+        start_command=tracker.start_command(),
+        link_notes=tuple(tracker.notes()),
+    )
 
 
 def _report_and_deliver(plan: Plan, session: Session, on_report: Callable[[Render], None] | None) -> str | None:

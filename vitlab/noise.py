@@ -45,14 +45,14 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 def fold(k: Key, number: int) -> Key:
     """Return a key derived from ``k``, such as the key of one layer; on the device of ``k`` if it is a tensor."""
-    low, high = _words(k)
+    low, high = _split_words(k)
     if isinstance(low, Tensor):
-        low = _mix(low + _signed(number * 0x9E3779B9))
-        high = _mix(high ^ low)
+        low = _apply_lowbias32(low + _to_signed(number * 0x9E3779B9))
+        high = _apply_lowbias32(high ^ low)
         return (high.long() << 32) | (low.long() & 0xFFFFFFFF)
     assert isinstance(high, int)
-    low = _mix_word(low + number * 0x9E3779B9)
-    return _signed(_mix_word(high ^ low)) << 32 | low
+    low = _apply_lowbias32_to_int(low + number * 0x9E3779B9)
+    return _to_signed(_apply_lowbias32_to_int(high ^ low)) << 32 | low
 
 
 def bits(k: Key, sample_B: Tensor, n: int) -> Tensor:
@@ -63,13 +63,13 @@ def bits(k: Key, sample_B: Tensor, n: int) -> Tensor:
         sample_B: integer identities of the samples, independent of their place in a batch.
         n: draws per sample.
     """
-    low, high = _words(k)
+    low, high = _split_words(k)
     sample_B = sample_B.long()
     # Both halves of the sample and of the key are mixed in before the draws are counted.
-    row_B = _mix(sample_B.int() ^ low)
-    row_B = _mix(row_B ^ (sample_B >> 32).int() ^ high)
-    draw_N = torch.arange(n, dtype=torch.int32, device=sample_B.device) * _signed(0x9E3779B9)
-    return _mix(_mix(row_B[..., None] + draw_N) ^ row_B[..., None])
+    row_B = _apply_lowbias32(sample_B.int() ^ low)
+    row_B = _apply_lowbias32(row_B ^ (sample_B >> 32).int() ^ high)
+    draw_N = torch.arange(n, dtype=torch.int32, device=sample_B.device) * _to_signed(0x9E3779B9)
+    return _apply_lowbias32(_apply_lowbias32(row_B[..., None] + draw_N) ^ row_B[..., None])
 
 
 def uniform(k: Key, sample_B: Tensor, n: int) -> Tensor:
@@ -140,30 +140,30 @@ def current() -> Draws | None:
     return _scope[-1] if _scope else None
 
 
-def _words(k: Key) -> tuple[int, int] | tuple[Tensor, Tensor]:
+def _split_words(k: Key) -> tuple[int, int] | tuple[Tensor, Tensor]:
     """Return the low and high half of a key as signed 32-bit words."""
     if isinstance(k, Tensor):
         return k.int(), (k >> 32).int()
-    return _signed(k), _signed(k >> 32)
+    return _to_signed(k), _to_signed(k >> 32)
 
 
-def _signed(word: int) -> int:
+def _to_signed(word: int) -> int:
     word &= 0xFFFFFFFF
     return word - (1 << 32) if word >= 1 << 31 else word
 
 
-def _mix_word(word: int) -> int:
-    """Apply lowbias32 to a word, as :func:`_mix` does; return it without sign."""
+def _apply_lowbias32_to_int(word: int) -> int:
+    """Apply lowbias32 to a word, as :func:`_apply_lowbias32` does; return it without sign."""
     word &= 0xFFFFFFFF
     word = (word ^ word >> 16) * 0x7FEB352D & 0xFFFFFFFF
     word = (word ^ word >> 15) * 0x846CA68B & 0xFFFFFFFF
     return word ^ word >> 16
 
 
-def _mix(x: Tensor) -> Tensor:
+def _apply_lowbias32(x: Tensor) -> Tensor:
     """Apply lowbias32, a bijection of 32-bit words in which an input bit flips each output bit about half the time."""
     x = x ^ ((x >> 16) & 0xFFFF)
-    x = x * _signed(0x7FEB352D)
+    x = x * _to_signed(0x7FEB352D)
     x = x ^ ((x >> 15) & 0x1FFFF)
-    x = x * _signed(0x846CA68B)
+    x = x * _to_signed(0x846CA68B)
     return x ^ ((x >> 16) & 0xFFFF)

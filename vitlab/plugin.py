@@ -168,7 +168,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    return imports.attribute(__name__, name)
+    return imports.import_on_first_use(__name__, name)
 
 
 def __dir__() -> list[str]:

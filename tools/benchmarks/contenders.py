@@ -169,7 +169,7 @@ def start_training(spec: TrialSpec, seeds: Mapping[str, int], device: str = "cpu
     network.initialise(seeds["init"])
     network.to(device)
     feed = Feed(prepared, data.options["augment"], seeds, device)
-    return Training(network, feed, spec.train, seeds, prepared.info.task, None)
+    return Training(network, feed, spec.train, seeds)
 
 
 def planned(trial: Trial) -> Training:

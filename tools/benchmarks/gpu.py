@@ -34,7 +34,7 @@ from torch.nn import functional as F
 from vitlab.executors import Settings
 from vitlab.models.cost import macs
 from vitlab.registry import slot
-from vitlab.runner.run import torch_settings
+from vitlab.runner.execution import torch_settings
 from vitlab.spec import STREAMS, TrialSpec
 from vitlab.training.artifacts import read_checkpoint, write_checkpoint
 from vitlab.training.loop import Training

@@ -13,8 +13,8 @@ from contenders import MICRO, training_spec
 from measuring import Row, row
 
 from vitlab.planning.values import Trial
+from vitlab.runner.execution import execute
 from vitlab.runner.job import Job, JobTrial, Settings
-from vitlab.runner.run import execute
 from vitlab.spec import STREAMS, TrialSpec
 from vitlab.store.folders import TrialFolder
 

@@ -56,7 +56,7 @@ def begin(trial: Trial, seed: int) -> Training:
     network = slot("model").build(trial.spec.model, prepared.info)
     network.initialise(seeds["init"])
     feed = Feed(prepared, data.options["augment"], seeds)
-    return Training(network, feed, trial.spec.train, seeds, prepared.info.task)
+    return Training(network, feed, trial.spec.train, seeds)
 
 
 def final_values(trial: Trial, seeds: Sequence[int], bug: str = "", engine: str = "batch_last") -> list[list[float]]:

@@ -127,7 +127,7 @@ class Simulated(Executor):
             result = json.loads(json.dumps(self._result)) | {"key": item.trial.key, "code": item.trial.code}
             for metrics in (result["outcome"]["metrics"], *(m["metrics"] for m in result["outcome"]["history"])):
                 metrics["val/accuracy"] += draw
-            folder.finish(TrialResult.from_json(result))
+            folder.write_result(TrialResult.from_json(result))
             shutil.rmtree(folder.checkpoint, ignore_errors=True)
 
     def _note(self) -> None:

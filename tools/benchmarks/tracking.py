@@ -99,7 +99,7 @@ def work(root: Path, numbers: range, points: int, step_s: float) -> None:
             outcome = Outcome(final, tuple(history), "0" * 64, points, 16 * points)
             end = time.time()
             around = Circumstances(began, end - began, "here", 1, 100, 1000, 10**6, {}, {}, end)
-            folder.finish(TrialResult(trial.key, trial.code, "done", outcome, around))
+            folder.write_result(TrialResult(trial.key, trial.code, "done", outcome, around))
 
 
 def expected(store: Store, plan: Plan) -> Points:

@@ -44,7 +44,7 @@ def vitlabs(trial: Trial) -> tuple[float, float]:
     feed = Feed(prepared, data.options["augment"], trial.seeds)
     network: Model = model.build(trial.spec.model, prepared.info)
     network.initialise(trial.seeds["init"])
-    (trained,) = train([Training(network, feed, trial.spec.train, trial.seeds, prepared.info.task)])
+    (trained,) = train([Training(network, feed, trial.spec.train, trial.seeds)])
     assert trained is not None
     return 100 * trained.metrics["test/accuracy"], time.perf_counter() - began
 

@@ -24,7 +24,7 @@ from vitlab.cli.options import FILE, FOLDER
 from vitlab.cli.show import Schema, shown_default, shown_type, study_schema
 from vitlab.errors import UserError, nearest
 from vitlab.spec.yaml import read_value
-from vitlab.store.files import temporary, write_bytes
+from vitlab.store.files import temporary_path, write_bytes
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -151,7 +151,7 @@ def write_plugin(name: str, slot: str, *, component: str | None = None, out: Pat
         "component": component,
         "vitlab": f">={major}.{minor},<{major}.{minor + 1}",  # below the next breaking change
     }
-    partial = temporary(folder)
+    partial = temporary_path(folder)
     try:
         for path, text in _render_files(values).items():
             file = partial / path

@@ -10,8 +10,8 @@ import click
 from vitlab.cli import print_json, wants_json
 from vitlab.cli.completion import complete_file
 from vitlab.cli.options import PATH, find_study_file, parse_changes, plugin_option, set_option, study_options
-from vitlab.errors import Problem, SpecError, count
-from vitlab.executors.machine import device_of
+from vitlab.errors import Problem, SpecError, format_count
+from vitlab.executors.machine import device_type
 from vitlab.planning.match import UTILISATION, device_hours, train_macs
 from vitlab.planning.tune import PENDING, format_values
 from vitlab.planning.values import Arm, Plan, Tuning
@@ -57,7 +57,7 @@ def plan_command(
     store = Store(out.resolve())
     trials = (*plan.trials, *plan.rival_trials)
     cached = {(planned.arm, planned.seed) for planned in trials if store.folder(planned.trial).done()}
-    device = device_of(study.run)
+    device = device_type(study.run)
     costs = _costs_by_arm(plan, device, device_tflops) if cost else {}
     forecast = None
     if power:
@@ -108,19 +108,19 @@ def _costs_by_arm(plan: Plan, device: str, tflops: float | None) -> Costs:
     import torch
 
     from vitlab.data.prepare import DataSource
-    from vitlab.driver.planning import costs
-    from vitlab.runner.circumstances import matrix_rate
+    from vitlab.driver.planning import count_costs
+    from vitlab.runner.circumstances import measured_matrix_rate
 
     unit = "GPU" if tflops or device != "cpu" else "CPU"
     if not tflops:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # of which the rate is known
-        tflops = 312.0 if unit == "GPU" else matrix_rate(torch.device("cpu"), "fp32") / 1e12
+        tflops = 312.0 if unit == "GPU" else measured_matrix_rate(torch.device("cpu"), "fp32") / 1e12
         torch.set_num_threads(threads)
     trials = {planned.arm: planned for planned in reversed(plan.pending)} | plan.first_trials
     examples_by_data: dict[tuple[str, int, int], int | None] = {}
     by_arm = {}
-    for arm, cost in costs(plan).items():
+    for arm, cost in count_costs(plan).items():
         spec, seeds = trials[arm].trial.spec, trials[arm].trial.seeds
         data = str(spec.data), seeds["split"], seeds["subset"]
         # Only epochs depend on the number of examples, for which data may have to be read.
@@ -204,7 +204,7 @@ def _describe_trials(plan: Plan, cached: Set[tuple[str, int]]) -> str:
     if plan.looks is not None and len(plan.looks.open) < len(plan.looks.seeds) - 1:
         *sizes, last = map(len, plan.looks.seeds)
         waiting += f", up to {last} seeds for arms that are inconclusive after {', '.join(map(str, sizes))}"
-    trials = count(len(plan.trials), "trial")
+    trials = format_count(len(plan.trials), "trial")
     return f"{trials}, {done} of them trained already{waiting}; metric {plan.analysis.metric}."
 
 
@@ -212,7 +212,7 @@ def _describe_time(plan: Plan, store: Store, cached: Set[tuple[str, int]]) -> It
     """Yield how long the missing trials will train, by earlier trainings of their arms, also under other code."""
     earlier: dict[str, list[float]] = {}
     for item in plan.trials:
-        results = [folder.result() for folder in store.codes(item.trial.key)]
+        results = [folder.result() for folder in store.folders_of_codes(item.trial.key)]
         earlier.setdefault(item.arm, []).extend(result.circumstances.wall_s for result in results if result is not None)
     missing = Counter(item.arm for item in plan.trials if (item.arm, item.seed) not in cached)
     times = {arm: earlier[arm] for arm in missing if earlier[arm]}
@@ -254,7 +254,7 @@ def _describe_tuning(tunings: Sequence[Tuning], cached: Set[tuple[str, int]]) ->
         which = "; ".join(arms) if arms and (len(some) < len(tunings) or len(some) == 1) else "all arms"
         trials = [planned for tuning in some for planned in tuning.trials if tuning.open]
         done = sum((planned.arm, planned.seed) in cached for planned in trials)
-        counts = f": {count(len(trials), 'trial')}, {done} of them trained already" if trials else ""
+        counts = f": {format_count(len(trials), 'trial')}, {done} of them trained already" if trials else ""
         yield f"{sentence} for {which}{counts}."
 
 
@@ -268,7 +268,7 @@ def validate_command(files: tuple[Path, ...], changes: tuple[str, ...], plugins:
 
     Baselines of 'vitlab check' (.baseline.yaml), which lie beside studies, are skipped.
     """
-    from vitlab.driver.planning import costs, plan_study
+    from vitlab.driver.planning import count_costs, plan_study
 
     problems, rows = list[Problem](), []
     for file in files:
@@ -281,13 +281,13 @@ def validate_command(files: tuple[Path, ...], changes: tuple[str, ...], plugins:
             problems += error.complete
             continue
         if build:
-            costs(plan)
+            count_costs(plan)
         arms, trials = len(plan.arms), len(plan.trials) + len(plan.pending)
         skipped = sum(1 for arm in plan.arms if arm.skip)
         rows.append({"file": str(file), "arms": arms, "trials": trials, "skipped": skipped, "notes": plan.notes})
         if not wants_json():
-            and_skipped = f", {count(skipped, 'arm')} skipped" if skipped else ""
-            click.echo(f"{file}: {count(arms, 'arm')}, {count(trials, 'trial')}{and_skipped}")
+            and_skipped = f", {format_count(skipped, 'arm')} skipped" if skipped else ""
+            click.echo(f"{file}: {format_count(arms, 'arm')}, {format_count(trials, 'trial')}{and_skipped}")
             for note in plan.notes:
                 click.echo(f"  {note}")
     if problems:

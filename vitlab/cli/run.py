@@ -18,7 +18,7 @@ import click
 from vitlab.cli import print_json, say, wants_json
 from vitlab.cli.completion import complete_arm, complete_components
 from vitlab.cli.options import display_path, find_study_file, parse_changes, repeat_options, study_options
-from vitlab.errors import TrialFailed, UserError, count
+from vitlab.errors import TrialFailed, UserError, format_count
 
 if TYPE_CHECKING:
     from vitlab.report.api import Answer
@@ -84,10 +84,10 @@ def run_command(
 
     watch = watch_on()
     if smoke:
-        from vitlab.driver.smoke import smoke as run_smoke
+        from vitlab.driver.smoke import run_smoke_test as run_smoke
 
         sets = run_smoke(file, out=out, changes=values, plugins=plugins, watch=watch)
-        return [f"{count(sets, 'combination')} of components ran two steps each."]
+        return [f"{format_count(sets, 'combination')} of components ran two steps each."]
     as_json, reports = wants_json(), list[str]()
     answer = lab.run(
         file,
@@ -107,7 +107,7 @@ def run_command(
     if answer.failed:
         from vitlab.report.api import status_command
 
-        failures = count(answer.failed, "trial")
+        failures = format_count(answer.failed, "trial")
         why = status_command(answer.plan, answer.store)
         error = TrialFailed(f"{failures} failed; '{why}' shows why, --retry-failed trains them again.")
         error.result = json.loads(reports[0]) if as_json else None
@@ -121,7 +121,7 @@ def _start_detached(
     """Start the run in a session of its own, and return what to print; mistakes are raised before anything starts."""
     from vitlab import registry
     from vitlab.driver.planning import plan_study
-    from vitlab.driver.session import driver_of
+    from vitlab.driver.session import describe_driver
     from vitlab.report.api import status_command
     from vitlab.store.files import open_in_place
     from vitlab.store.folders import Store
@@ -131,7 +131,7 @@ def _start_detached(
     store = Store(out.resolve())
     words = ["vitlab", "run", str(file), *options]
     again = shlex.join(words)
-    if runner := driver_of(plan.study, store):
+    if runner := describe_driver(plan.study, store):
         raise UserError(f"{plan.study} is already being run by {runner}; '{again}' follows its progress")
     log = store.study(plan.study) / LOG
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,7 @@ def _start_detached(
         )
     # The lock of the study says that the run has read its file and begun.
     deadline = time.monotonic() + BEGIN_S
-    while driver.poll() is None and not driver_of(plan.study, store) and time.monotonic() < deadline:
+    while driver.poll() is None and not describe_driver(plan.study, store) and time.monotonic() < deadline:
         time.sleep(0.1)
     if driver.returncode:
         tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]

@@ -35,7 +35,7 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
 
     By default STUDY is the one that was run last. A paused trial has a checkpoint, from which the next run goes on.
     """
-    from vitlab.driver.session import driver_of
+    from vitlab.driver.session import describe_driver
     from vitlab.report.api import open_study
     from vitlab.report.formats import to_text
     from vitlab.report.phrasing import Column
@@ -51,14 +51,14 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
         state = _state_of(folder)
         if state in ("running", "paused"):
             progress.append(f"{planned.arm} s{planned.seed}: {state}{_last_evaluation(folder)}")
-        if state == Ending.FAILED:
+        if state == Ending.FAILED and (failure := folder.failure()) is not None:
             log = folder.path / "log.txt"
             place = f" ({display_path(log)})" if log.is_file() else ""
-            failures.append(f"{planned.arm} s{planned.seed}: {folder.kind()}: {folder.failure()}{place}")
+            failures.append(f"{planned.arm} s{planned.seed}: {failure.kind}: {failure.failure}{place}")
         counts.get(planned.arm, tuning)[state] += 1
     for planned in plan.pending:
         counts[planned.arm]["pending"] += 1
-    driver = driver_of(plan.study, store)
+    driver = describe_driver(plan.study, store)
     if wants_json():
         summary = {"study": plan.study, "arms": counts, "tuning": tuning}
         print_json({**summary, "failures": failures, "progress": progress, "driver": driver})
@@ -194,7 +194,7 @@ def logs_command(trial: str, arm: str | None, seed: int | None, out: Path) -> li
         log = folder.path / "log.txt"
         if log.is_file():
             lines += log.read_text(encoding="utf-8", errors="replace").splitlines()
-        failure = folder.last_failure()
+        failure = folder.failure()
         if failure is not None:
             lines += [failure.failure, *failure.traceback.splitlines()]
     return lines
@@ -206,7 +206,7 @@ def _find_trial_folders(trial: str, arm: str | None, seed: int | None, out: Path
 
     # A key names trials of one version of the code each; an arm and a seed name a trial of a study.
     is_key = arm is None and seed is None and trial.isalnum()
-    folders = [folder for folder in Store(out).trials() if is_key and folder.path.parent.name.startswith(trial)]
+    folders = [folder for folder in Store(out).trial_folders() if is_key and folder.path.parent.name.startswith(trial)]
     if folders:
         keys = sorted({folder.path.parent.name[:16] for folder in folders})
         if len(keys) > 1:
@@ -268,12 +268,12 @@ def gc_command(out: Path, yes: bool) -> list[str]:
         required |= set(trials)
     store = Store(out)
     freed, lines = 0, []
-    for path in store.leftovers():
+    for path in store.find_leftovers():
         freed += _folder_size(path)
         lines.append(str(path))
         if yes:
             remove(path)
-    for trial in store.trials():
+    for trial in store.trial_folders():
         path = trial.path
         if (path.parent.name, path.name) in required or trial.is_locked():
             continue

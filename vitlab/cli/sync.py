@@ -8,7 +8,7 @@ import click
 
 from vitlab.cli import print_lines, say, wants_json
 from vitlab.cli.completion import complete_components
-from vitlab.errors import UserError, some
+from vitlab.errors import UserError, list_some
 
 
 @click.command()
@@ -38,8 +38,8 @@ def sync_command(folder: Path, tracker: str | None, tracking_uri: str | None) ->
         if not wants_json():
             print_lines(lines)
         error = UserError(
-            f"{len(left)} of {len(deliveries)} studies not delivered: {some(left)}. The lines above say why; the same "
-            "command tries again."
+            f"{len(left)} of {len(deliveries)} studies not delivered: {list_some(left)}. The lines above say why; the "
+            "same command tries again."
         )
         error.result = {"lines": lines}
         raise error

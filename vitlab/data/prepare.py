@@ -25,7 +25,7 @@ from vitlab.data.datasets.pictures import EncodedPictures, Pictures
 from vitlab.data.image_cache import StoredImages
 from vitlab.data.pixels import statistics
 from vitlab.data.splits import Prepared, Subset, TensorCache, TestSet, apply_options, select_images, test_sets
-from vitlab.errors import DataError, count
+from vitlab.errors import DataError, format_count
 from vitlab.geometry import DataInfo, Task
 from vitlab.identity import source
 from vitlab.identity.code import class_modules, transitive_digests
@@ -181,8 +181,8 @@ class DataSource:
         if faults := [f"{one.names[index]} ({fault})" for one, found in by_split for index, fault in found]:
             more = f"; and {len(faults) - MAX_NAMED:,} more" if len(faults) > MAX_NAMED else ""
             raise DataError(
-                f"{self.choice.type}: {len(faults):,} of {count(sum(map(len, encoded)), 'picture')} cannot be read; "
-                f"replace or delete {'it' if len(faults) == 1 else 'them'}: {'; '.join(faults[:MAX_NAMED])}{more}"
+                f"{self.choice.type}: {len(faults):,} of {format_count(sum(map(len, encoded)), 'picture')} cannot be "
+                f"read; replace or delete {'it' if len(faults) == 1 else 'them'}: {'; '.join(faults[:MAX_NAMED])}{more}"
             )
         return float(seconds)
 

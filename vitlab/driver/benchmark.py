@@ -33,9 +33,9 @@ from vitlab.registry import slot
 from vitlab.registry.plugins import sentence_with_place
 from vitlab.report.sections.cost import MeasuredCost, write_costs
 from vitlab.runner import fork_server
+from vitlab.runner.execution import begin_trial
+from vitlab.runner.execution import execute as execute_job
 from vitlab.runner.job import Job, JobTrial, Settings
-from vitlab.runner.run import begin_trial
-from vitlab.runner.run import execute as execute_job
 from vitlab.spec import RunSpec
 from vitlab.spec.trial import LENGTHS
 from vitlab.store.folders import LAST, Keep, Store, TrialFolder
@@ -53,7 +53,7 @@ BLOCK_S = 1.0  #: duration of one measurement
 WARM_UP = 3  #: steps before a measurement
 
 
-def engines_of_batches() -> dict[str, type[Engine]]:
+def engines_to_benchmark() -> dict[str, type[Engine]]:
     """Return the engines to benchmark beside the loop, by name."""
     engines = slot("engine")
     classes = {name: engines.get(name) for name in engines.names()}
@@ -78,13 +78,15 @@ def measure_arms(plan: Plan, session: Session) -> Path:
                 continue  # its failure has been reported
             try:
                 results[planned.arm].append(
-                    _apart(measure_cost, plan, planned, settings_of(session.run, session.plugin_files))
+                    _measure_in_process(
+                        measure_cost, plan, planned, measurement_settings(session.run, session.plugin_files)
+                    )
                 )
             except UserError as error:
                 say(f"arm '{planned.arm}' cannot be benchmarked: {error}")
                 del results[planned.arm]
         say(f"measured: round {turn + 1} of {ROUNDS}")
-    rows = [_row(planned, results[planned.arm]) for planned in firsts if planned.arm in results]
+    rows = [_summarise_rounds(planned, results[planned.arm]) for planned in firsts if planned.arm in results]
     return write_costs(rows, plan, session.store)
 
 
@@ -105,8 +107,8 @@ def benchmark_engines(
     for shape, trials in shapes.items():
         together = max(2, min(MAX_TOGETHER, len(trials)))
         try:
-            outcome = _apart(
-                _measure_engines, plan, trials[0], settings_of(session.run, session.plugin_files), together
+            outcome = _measure_in_process(
+                _measure_engines, plan, trials[0], measurement_settings(session.run, session.plugin_files), together
             )
         except UserError as error:
             raise UserError(f"arm '{trials[0].arm}' cannot be benchmarked: {error}") from None
@@ -116,14 +118,14 @@ def benchmark_engines(
     return benchmarks
 
 
-def settings_of(run: RunSpec, plugins: Sequence[str]) -> Settings:
+def measurement_settings(run: RunSpec, plugins: Sequence[str]) -> Settings:
     """Return the settings of measurements, which keep nothing."""
     names = ("threads", "device", "deterministic")
     return Settings(**{name: getattr(run, name) for name in names}, keep=Keep(last=False), plugins=tuple(plugins))
 
 
 @contextmanager
-def brief_trial(
+def shorten_trial(
     plan: Plan, planned: Planned, steps: int, settings: Settings, precision: str | None = None
 ) -> Iterator[tuple[Trial, TrialFolder]]:
     """Yield a trial with its training limited to a number of steps, and a temporary folder for it.
@@ -170,15 +172,15 @@ def brief_trial(
 def measure_cost(plan: Plan, planned: Planned, settings: Settings) -> dict[str, Any]:
     """Measure images per second of a trial in training and inference, and the peak memory, in this process."""
     with (
-        brief_trial(plan, planned, WARM_UP, settings) as (trial, folder),
+        shorten_trial(plan, planned, WARM_UP, settings) as (trial, folder),
         begin_trial(trial, folder, settings) as training,
     ):
         device, spec = training.feed.device, training.spec
-        train = speed(training.train_step, device) * training.batch_images
+        train = measure_speed(training.train_step, device) * training.batch_images
         batch = next(iter(training.feed.evaluation("val", spec.batch_size)))
         training.model.eval()
         with torch.no_grad():
-            passes = speed(lambda: forward_logits(training.model, batch.x_BCHW, spec.precision), device)
+            passes = measure_speed(lambda: forward_logits(training.model, batch.x_BCHW, spec.precision), device)
         return {
             "train_images_per_s": train,
             "infer_images_per_s": passes * len(batch.id_B),
@@ -197,7 +199,7 @@ def measure_cost(plan: Plan, planned: Planned, settings: Settings) -> dict[str, 
 def _measure_engines(plan: Plan, planned: Planned, settings: Settings, together: int) -> dict[str, Any]:
     """Measure images per second of every engine, in turns, with reasons for engines not measured."""
     with ExitStack() as stack:
-        trial, folder = stack.enter_context(brief_trial(plan, planned, WARM_UP, settings))
+        trial, folder = stack.enter_context(shorten_trial(plan, planned, WARM_UP, settings))
 
         def begin(number: int, engine: str) -> Training:
             # A training holds the lock of its folder, so every engine has its own.
@@ -209,9 +211,9 @@ def _measure_engines(plan: Plan, planned: Planned, settings: Settings, together:
         alone = begin(0, "loop")
         device = alone.feed.device
         alone.train_step()  # selects kernels and allocates memory
-        step_s = min(1 / speed(alone.train_step, device, block_s=0.0, warm_up=0) for _ in range(2))
+        step_s = min(1 / measure_speed(alone.train_step, device, block_s=0.0, warm_up=0) for _ in range(2))
         steps, images, reasons = {"loop": alone.train_step}, {"loop": alone.batch_images}, {}
-        for name, engine_type in engines_of_batches().items():
+        for name, engine_type in engines_to_benchmark().items():
             try:
                 if step_s > LONG_S:
                     raise ValueError(f"a step takes {step_s:.1f} s, so other engines could save no noticeable time")
@@ -227,41 +229,41 @@ def _measure_engines(plan: Plan, planned: Planned, settings: Settings, together:
         began = time.perf_counter()
         for _ in range(PROBES):
             for name, step in steps.items():
-                steps_per_s = speed(step, device, PROBE_S / PROBES / len(steps), warm_up=0)
+                steps_per_s = measure_speed(step, device, PROBE_S / PROBES / len(steps), warm_up=0)
                 speeds[name].append(steps_per_s * images[name])
             if len(steps) == 1 or time.perf_counter() - began > PROBE_S:
                 break
         return {"speeds": {name: statistics.median(of) for name, of in speeds.items()}, "reasons": reasons}
 
 
-def speed(
+def measure_speed(
     step: Callable[[], object], device: torch.device, block_s: float | None = None, warm_up: int = WARM_UP
 ) -> float:
     """Return steps per second of wall time after the warm-up, over at least ``warm_up`` steps and at least one."""
     length_s = BLOCK_S if block_s is None else block_s
     for _ in range(warm_up):
         step()
-    _wait_for(device)
+    _synchronise(device)
     began, steps = time.perf_counter(), 0
     while steps == 0 or steps < warm_up or time.perf_counter() - began < length_s:
         step()
         steps += 1
-    _wait_for(device)
+    _synchronise(device)
     return steps / (time.perf_counter() - began)
 
 
-def _wait_for(device: torch.device) -> None:
+def _synchronise(device: torch.device) -> None:
     if device.type != "cpu":
         getattr(torch, device.type).synchronize()
 
 
-def _apart(measure: Callable[..., Mapping[str, Any]], *arguments: Any) -> Mapping[str, Any]:
+def _measure_in_process(measure: Callable[..., Mapping[str, Any]], *arguments: Any) -> Mapping[str, Any]:
     """Return what a function measures in a process of its own.
 
     Raises:
         UserError: if it fails there.
     """
-    process, pipe = fork_server.process(_answer, (measure, arguments), "measurement")
+    process, pipe = fork_server.start_process(_send_measurement, (measure, arguments), "measurement")
     try:
         outcome: Mapping[str, Any] | str = pipe.recv()
     except EOFError:
@@ -275,14 +277,14 @@ def _apart(measure: Callable[..., Mapping[str, Any]], *arguments: Any) -> Mappin
     return outcome
 
 
-def _answer(measure: Callable[..., Mapping[str, Any]], arguments: Sequence[Any], pipe: Connection) -> None:
+def _send_measurement(measure: Callable[..., Mapping[str, Any]], arguments: Sequence[Any], pipe: Connection) -> None:
     try:
         pipe.send(measure(*arguments))
     except Exception as error:  # a component may raise anything
         pipe.send(sentence_with_place(error))
 
 
-def _row(planned: Planned, rounds: Sequence[Mapping[str, Any]]) -> MeasuredCost:
+def _summarise_rounds(planned: Planned, rounds: Sequence[Mapping[str, Any]]) -> MeasuredCost:
     values: dict[str, Any] = {}
     for name in ("train_images_per_s", "infer_images_per_s"):
         q1, median, q3 = statistics.quantiles([each[name] for each in rounds], n=4, method="inclusive")

@@ -20,7 +20,7 @@ from vitlab.components.attention import Attention
 from vitlab.components.mlp import MLP
 from vitlab.data.prepare import Feed, data_info, prepare
 from vitlab.driver.planning import plan_study
-from vitlab.errors import UserError, count
+from vitlab.errors import UserError, format_count
 from vitlab.models.contract import Model, evaluating
 from vitlab.planning.resolve import Faults, ResolvedTrial, Resolver
 from vitlab.registry import slot
@@ -128,7 +128,7 @@ def measure(
     """
     totals: dict[str, dict[int, float]] = {}
     for width in widths:
-        say(f"training {count(len(seeds), 'seed')} at model.dim {width}")
+        say(f"training {format_count(len(seeds), 'seed')} at model.dim {width}")
         for seed in seeds:
             for layer, change in changes_of_outputs(make(width, seed), steps).items():
                 by_width = totals.setdefault(layer, dict.fromkeys(widths, 0.0))
@@ -197,4 +197,4 @@ def _training(trial: ResolvedTrial, seed: int) -> Training:
     model.initialise(seed)
     dtype = dtype_of(trial.spec.train.precision)
     feed = Feed(prepared, data.options["augment"], seeds, dtype=dtype)
-    return Training(model.to(dtype), feed, trial.spec.train, seeds, prepared.info.task)
+    return Training(model.to(dtype), feed, trial.spec.train, seeds)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitlab.data.pixels import IGNORED, VOID
 from vitlab.data.prepare import prepare
-from vitlab.errors import UserError, VitlabError, count
+from vitlab.errors import UserError, VitlabError, format_count
 from vitlab.explain.one_image import Explanation, Head, Label, Subject, explain
 from vitlab.models.vit import ViT
 from vitlab.planning.values import Plan
@@ -54,7 +54,7 @@ def draw_arms(plan: Plan, store: Store, images: Sequence[int], say: Say = lambda
             continue
         try:
             with folder.lease():
-                say(f"drawing what {arm} attends to in {count(len(missing), 'test image')}")
+                say(f"drawing what {arm} attends to in {format_count(len(missing), 'test image')}")
                 if objective := objective_without_labels(read_json(folder.spec)):
                     say(f"{arm} is explained without predictions: objective '{objective}' trains none")
                 draw_images(folder, missing)

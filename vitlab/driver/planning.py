@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -21,7 +22,7 @@ from vitlab.errors import (
     UserError,
     VitlabError,
 )
-from vitlab.executors.machine import device_of, notes_on_device
+from vitlab.executors.machine import device_type, notes_on_device
 from vitlab.planning.engine_choice import RULES, trials_to_benchmark
 from vitlab.planning.packaged import find_study_file
 from vitlab.planning.study_folder import read_decisions, result_content, version_name, with_builtins
@@ -30,7 +31,7 @@ from vitlab.planning.values import UNDECIDED, Plan, Planned, Trial
 from vitlab.report.api import require_path
 from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
 from vitlab.spec.changes import full_path, is_known_path, public, study_document, unknown_path_problem
-from vitlab.store.files import folder_name, mapping, read_json, write_bytes
+from vitlab.store.files import folder_name, read_json, require_mapping, write_bytes
 from vitlab.store.folders import OUT, Store
 from vitlab.store.result import TrialResult
 
@@ -41,14 +42,14 @@ if TYPE_CHECKING:
     from vitlab.models.cost import Cost
 
 
-def prepare_run(file: str | Path, changes: Mapping[str, object], store: Store) -> None:
+def prepare_tracker_and_executor(file: str | Path, changes: Mapping[str, object], store: Store) -> None:
     """Have tracker and executor of a study start up while it is planned, unless its last run left nothing to train."""
     with suppress(VitlabError, OSError, LookupError, TypeError):
         study, _, problems = read_study(file, {path: value for path, value in changes.items() if is_known_path(path)})
         if study is None or problems:
             return
         folder = store.study(study.study)
-        plan = read_json(folder / "plan.json", mapping) or {}
+        plan = read_json(folder / "plan.json", require_mapping) or {}
         same = (folder / "study.yaml").is_file() and (folder / "study.yaml").read_bytes() == Path(file).read_bytes()
         if not same or not all(store.trial(item["key"], item["code"]).done() for item in plan["trials"]):
             registry.slot("tracker").get(study.run.tracker.type).prepare()  # first, as it may fork this process
@@ -56,7 +57,7 @@ def prepare_run(file: str | Path, changes: Mapping[str, object], store: Store) -
 
 
 @contextmanager
-def given_file(study: str | Path | Mapping[str, object], out: str | Path, watch: Watch) -> Iterator[Path]:
+def find_or_write_file(study: str | Path | Mapping[str, object], out: str | Path, watch: Watch) -> Iterator[Path]:
     """Yield the file of a study, given as for :func:`vitlab.run`; a mapping is written to a file.
 
     Raises:
@@ -119,32 +120,34 @@ def plan_study(
     problems += [unknown_path_problem(path, changes[path], document) for path in changes if path not in valid]
     if study is not None:
         study = study.model_copy(update={"run": with_builtins(study.run)})
-        problems += _unmet(study, document, loaded)
+        problems += _check_required_plugins(study, document, loaded)
         original = study_document(file) if changes else document
-        problems += _problems_of_run(study, document) or _untrusted(study, original, out, changes)
-    from vitlab.data.prepare import data_info
+        problems += _check_run(study, document) or _check_trust(study, original, out, changes)
+    from vitlab.data.prepare import DataSource, data_info
     from vitlab.identity.code import Surroundings
     from vitlab.planning import Machine, make_plan
+    from vitlab.planning.sources import notes_on_averages
 
     store = Store(Path(out).resolve())
     decisions = read_decisions(store, study) if study is not None and not problems else UNDECIDED
-    surroundings = Surroundings(_file_modules(study, loaded), versions)
-    device = "cpu" if study is None else device_of(study.run)
-    machine = Machine(data_info, _count, surroundings, device)
+    surroundings = Surroundings(_component_file_modules(study, loaded), versions)
+    device = "cpu" if study is None else device_type(study.run)
+    machine = Machine(data_info, _count_cost, surroundings, device)
     plan = make_plan(study, document, problems, machine, decisions)
     assert study is not None
     if study.run.tracker.options:
         registry.slot("tracker").build(study.run.tracker, plan, store, study.run)  # raises if they cannot work
-    if found := _cut_batch(plan, study.run):
+    if found := _find_setting_that_cuts_batches(plan, study.run):
         raise SpecError([document.problem(*found)])
     about_data = _notes_on_data(plan, document)
-    missing = [f"data not here: {reason}" for reason in _missing_data(plan, store)]
-    notes = (*plan.notes, *_notes_on_averages(plan), *about_data, *missing, *notes_on_device(study.run.device))
+    missing = [f"data not here: {reason}" for reason in _find_missing_data(plan, store)]
+    about_averages = notes_on_averages(plan, lambda data, seeds: DataSource(data).training_images(seeds))
+    notes = (*plan.notes, *about_averages, *about_data, *missing, *notes_on_device(study.run.device))
     plan = replace(plan, notes=notes, version=version_name(result_content(document.data)))
     return study.model_copy(update={"analysis": plan.analysis}), plan
 
 
-def with_decisions(plan: Plan, session: Session) -> Plan:
+def make_due_decisions(plan: Plan, session: Session) -> Plan:
     """Return the plan with the decisions that are due: tunings, looks, and engine benchmarks.
 
     Args:
@@ -153,7 +156,7 @@ def with_decisions(plan: Plan, session: Session) -> Plan:
     """
 
     def result_of(trial: Trial) -> TrialResult | None:
-        return session.folder(trial).result()
+        return session.store.folder(trial).result()
 
     decided = replace(
         plan, tuning=tuple(choose_winner(item, result_of, plan.analysis) if item.open else item for item in plan.tuning)
@@ -164,7 +167,7 @@ def with_decisions(plan: Plan, session: Session) -> Plan:
         decided = replace(decided, looks=update_looks(plan, session.store))
     if session.run.engine == "measured" and decided == plan:  # otherwise other trials may be planned
         trials = [*plan.trials, *plan.pending]
-        missing = [item for item in trials if not session.folder(item.trial).done()]
+        missing = [item for item in trials if not session.store.folder(item.trial).done()]
         if shapes := trials_to_benchmark(missing, plan.probes):
             from vitlab.driver.benchmark import benchmark_engines
 
@@ -172,7 +175,7 @@ def with_decisions(plan: Plan, session: Session) -> Plan:
     return decided
 
 
-def read_data(plan: Plan, store: Store, file: str | Path) -> bool:
+def read_unidentified_data(plan: Plan, store: Store, file: str | Path) -> bool:
     """Read the data sets of a plan that have no identity yet, which may download them; return True if there were any.
 
     Raises:
@@ -180,9 +183,11 @@ def read_data(plan: Plan, store: Store, file: str | Path) -> bool:
     """
     from vitlab.data.prepare import data_info
 
-    for reason in _missing_data(plan, store):
+    for reason in _find_missing_data(plan, store):
         raise SpecError([read_document(file).problem(("base", "data", "root"), reason)])
-    unread = {str(data): data for data in (item.trial.spec.data for item in _all(plan) if item.trial.data is None)}
+    unread = {
+        str(data): data for data in (item.trial.spec.data for item in _all_trials(plan) if item.trial.data is None)
+    }
     for data in unread.values():
         registry.slot("dataset").build(data).read("train")
         if data_info(data).identity is None:
@@ -215,9 +220,9 @@ def plan(
     """
     import pandas as pd
 
-    with given_file(file, out, Watch()) as path:
+    with find_or_write_file(file, out, Watch()) as path:
         _, planned = plan_study(path, changes=changes, plugins=plugins, out=out)
-    store, by_arm = Store(Path(out).resolve()), costs(planned)
+    store, by_arm = Store(Path(out).resolve()), count_costs(planned)
     return pd.DataFrame(
         {
             "arm": item.arm,
@@ -229,7 +234,7 @@ def plan(
     )
 
 
-def costs(plan: Plan) -> dict[str, dict[str, int]]:
+def count_costs(plan: Plan) -> dict[str, dict[str, int]]:
     """Return parameters and multiply-accumulates (one image, forward) of each arm's model, built on the meta device."""
     from vitlab.data.prepare import data_info
 
@@ -240,7 +245,7 @@ def costs(plan: Plan) -> dict[str, dict[str, int]]:
         info = data_info(registry.slot("dataset").resolve(spec.data))
         model = str(spec.model), info
         try:
-            cost = by_model[model] = by_model.get(model) or _count(spec.model, info)
+            cost = by_model[model] = by_model.get(model) or _count_cost(spec.model, info)
         except Exception as error:
             error.add_note(f"in the model of arm '{arm}'")
             raise
@@ -248,7 +253,7 @@ def costs(plan: Plan) -> dict[str, dict[str, int]]:
     return {arm.name: by_arm[arm.name] for arm in plan.arms if arm.name in by_arm}
 
 
-def _file_modules(study: Study | None, loaded: Sequence[registry.Origin]) -> frozenset[str]:
+def _component_file_modules(study: Study | None, loaded: Sequence[registry.Origin]) -> frozenset[str]:
     """Return the modules of the files of components that the process of a trial will have loaded."""
     if study is not None:
         with suppress(VitlabError):  # a wrong executor is reported with the file's mistakes
@@ -257,28 +262,21 @@ def _file_modules(study: Study | None, loaded: Sequence[registry.Origin]) -> fro
     return frozenset(map(registry.plugins.file_module_name, loaded))
 
 
-def _count(choice: Choice | Mapping[str, Any], info: DataInfo) -> Cost:
+def _count_cost(choice: Choice | Mapping[str, Any], info: DataInfo) -> Cost:
     from vitlab.models.cost import cost_of
 
     return cost_of(choice, info)
 
 
-def _cut_batch(plan: Plan, run: RunSpec) -> tuple[tuple[str, ...], str] | None:
+def _find_setting_that_cuts_batches(plan: Plan, run: RunSpec) -> tuple[tuple[str, ...], str] | None:
     """Return the setting that cuts the batches of an objective that needs them whole, with the reason; None if none."""
     name = "micro_batch_size" if run.micro_batch_size is not None else "resources" if run.resources.together > 1 else ""
-    for choice in (planned.trial.spec.train.objective for planned in _all(plan) if name):
+    for choice in (planned.trial.spec.train.objective for planned in _all_trials(plan) if name):
         component: Any = registry.slot("objective").find(choice.type)[0]
         if component.whole_batch:
             what = "run.micro_batch_size" if name == "micro_batch_size" else "the several processes of run.resources"
             return ("run", name), f"objective '{choice.type}' needs the images of a step in one piece; remove {what}"
     return None
-
-
-def _notes_on_averages(plan: Plan) -> list[str]:
-    from vitlab.data.prepare import DataSource
-    from vitlab.planning.sources import notes_on_averages
-
-    return notes_on_averages(plan, lambda data, seeds: DataSource(data).training_images(seeds))
 
 
 def _notes_on_data(plan: Plan, document: Document) -> list[str]:
@@ -296,26 +294,26 @@ def _notes_on_data(plan: Plan, document: Document) -> list[str]:
         raise SpecError([document.problem(("base", "data"), str(error))]) from None
 
 
-def _missing_data(plan: Plan, store: Store) -> list[str]:
+def _find_missing_data(plan: Plan, store: Store) -> list[str]:
     """Return the reason for each data set that a missing trial needs and this machine does not have.
 
     Only trials whose data is missing are looked up in the store.
     """
     from vitlab.data.prepare import DataSource
 
-    trials: dict[str, list[Planned]] = {}
-    for planned in _all(plan):
-        trials.setdefault(str(planned.trial.spec.data), []).append(planned)
-    reasons = {name: DataSource(items[0].trial.spec.data).missing() for name, items in trials.items()}
-    datasets = [
-        str(reason)
-        for name, reason in reasons.items()
-        if reason and not all(store.folder(item.trial).done() for item in trials[name])
-    ]
-    return list(dict.fromkeys(datasets))
+    trials: defaultdict[str, list[Planned]] = defaultdict(list)
+    for planned in _all_trials(plan):
+        trials[str(planned.trial.spec.data)].append(planned)
+    reasons = (
+        reason
+        for items in trials.values()
+        if (reason := DataSource(items[0].trial.spec.data).missing())
+        and not all(store.folder(item.trial).done() for item in items)
+    )
+    return list(dict.fromkeys(map(str, reasons)))
 
 
-def _all(plan: Plan) -> list[Planned]:
+def _all_trials(plan: Plan) -> list[Planned]:
     """Return every trial of a plan, including pending trials and trials of tunings."""
     return [*plan.trials, *plan.pending, *plan.rival_trials]
 
@@ -323,7 +321,7 @@ def _all(plan: Plan) -> list[Planned]:
 # -- checks before planning -------------------------------------------------------------------------------------------
 
 
-def _unmet(study: Study, document: Document, loaded: Iterable[registry.Origin]) -> list[Problem]:
+def _check_required_plugins(study: Study, document: Document, loaded: Iterable[registry.Origin]) -> list[Problem]:
     """Return the problem of each required plugin that is not installed or not loaded."""
     problems = []
     files = {origin.source for origin in loaded}
@@ -338,7 +336,7 @@ def _unmet(study: Study, document: Document, loaded: Iterable[registry.Origin]) 
     return problems
 
 
-def _problems_of_run(study: Study, document: Document) -> list[Problem]:
+def _check_run(study: Study, document: Document) -> list[Problem]:
     """Return the problems of the engine, the executor and the tracker, which are part of no trial's identity."""
     problems = []
     for name, choice in (("executor", study.run.executor), ("tracker", study.run.tracker)):
@@ -361,7 +359,7 @@ def _problems_of_run(study: Study, document: Document) -> list[Problem]:
     return problems
 
 
-def _untrusted(study: Study, document: Document, out: str | Path, changes: Mapping[str, object]) -> list[Problem]:
+def _check_trust(study: Study, document: Document, out: str | Path, changes: Mapping[str, object]) -> list[Problem]:
     """Return the problems of options that would let a study file run code, write elsewhere or send results away.
 
     A study file may come from other people, so whoever starts the study gives such options on the command line.

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
 from vitlab.driver.session import Watch
-from vitlab.errors import count
+from vitlab.errors import format_count
 from vitlab.identity.trial import Trial
 from vitlab.planning.values import Plan, Planned
 from vitlab.report.phrasing import duration, seed_list
@@ -104,7 +104,8 @@ class _Display(Watch):
         )
         skipped = sum(1 for arm in plan.arms if arm.skip)
         self.say(
-            f"{plan.study}: {size_of(plan, todo, store)}" + (f", {count(skipped, 'arm')} skipped" if skipped else "")
+            f"{plan.study}: {size_of(plan, todo, store)}"
+            + (f", {format_count(skipped, 'arm')} skipped" if skipped else "")
         )
 
     def status(self, what: str) -> AbstractContextManager[object]:
@@ -161,7 +162,7 @@ class _Display(Watch):
     def close(self) -> None:
         """Say how many trials failed for the same reason as an earlier one."""
         for first, number in self._alike.items():
-            self.say(f"{count(number, 'more trial')} failed for the same reason as {first}.")
+            self.say(f"{format_count(number, 'more trial')} failed for the same reason as {first}.")
         self._alike.clear()
 
 
@@ -338,7 +339,7 @@ def size_of(plan: Plan, todo: Sequence[Planned], store: Store) -> str:
         parts.append("from a checkpoint" if resumed == len(todo) == 1 else f"{resumed} of them from a checkpoint")
     if trained:
         parts.append(f"{trained} trained already")
-    return f"{count(len(plan.arms), 'arm')}, {count(len(plan.trials), 'trial')}; {', '.join(parts)}"
+    return f"{format_count(len(plan.arms), 'arm')}, {format_count(len(plan.trials), 'trial')}; {', '.join(parts)}"
 
 
 def trial_name(planned: Planned) -> str:

@@ -11,16 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitlab import registry
-from vitlab.driver.session import Session, with_prerequisites
-from vitlab.errors import Interrupted, Refused, TrialFailed, count
-from vitlab.executors import Executor, Job, JobEnd, JobTrial, Settings, machine, trial_endings
+from vitlab.driver.session import Session, add_missing_prerequisites
+from vitlab.errors import Interrupted, Refused, TrialFailed, format_count
+from vitlab.executors import Executor, Job, JobEnd, JobTrial, Settings, machine, read_trial_endings
 from vitlab.geometry import Work
 from vitlab.identity.trial import Trial
 from vitlab.planning.engine_choice import choose_engine, group_trials
 from vitlab.planning.values import Plan, Planned
 from vitlab.spec import Analysis, RunSpec
 from vitlab.store.folders import Keep, TrialFolder
-from vitlab.store.locks import own_process
+from vitlab.store.locks import own_process_name
 from vitlab.store.result import Ending
 
 GRACE_S = 30.0  #: time that a worker has to write a checkpoint when it is stopped
@@ -44,38 +44,43 @@ def train_missing(
     """
 
     def has_failed(planned: Planned) -> bool:
-        return not retry_failed and session.folder(planned.trial).has_failed_for_good()
+        return not retry_failed and session.store.folder(planned.trial).has_failed_for_good()
 
-    todo = with_prerequisites(stage, [planned for planned in trials if not has_failed(planned)], session.store)
+    todo = add_missing_prerequisites(stage, [planned for planned in trials if not has_failed(planned)], session.store)
     failed_before = [planned for planned in (*trials, *todo) if has_failed(planned)]
     todo = [planned for planned in todo if not has_failed(planned)]
     if failed_before:
         session.watch.say(
-            f"{count(len(failed_before), 'trial')} failed before under this code; --retry-failed trains them again."
+            f"{format_count(len(failed_before), 'trial')} failed before under this code; --retry-failed trains them "
+            "again."
         )
-    keep = _keep(session.run, stage.analysis, is_needed=False)
+    keep = _weights_to_keep(session.run, stage.analysis, is_needed=False)
     missing = {planned.trial.name for planned in trials}
-    ended_folders = {session.folder(planned.trial) for planned in stage.trials if planned.trial.name not in missing}
+    ended_folders = {
+        session.store.folder(planned.trial) for planned in stage.trials if planned.trial.name not in missing
+    }
     if lacking := sum(folder.lacks_weights(keep) for folder in ended_folders):
         session.watch.say(
-            f"{count(lacking, 'trial')} ended without weights that run.keep asks for now, and an ended trial is not "
-            "trained again for these; delete its folder to have it trained again."
+            f"{format_count(lacking, 'trial')} ended without weights that run.keep asks for now, and an ended trial is "
+            "not trained again for these; delete its folder to have it trained again."
         )
     session.watch.on_plan(stage, todo, session.store)
     try:
         if todo:
-            Schedule.of(todo, session, stage).complete()
+            Schedule.plan_jobs(todo, session, stage).run_jobs()
     finally:
         session.watch.close()
-    return {planned.trial.name: _outcome(session.folder(planned.trial)) for planned in (*todo, *failed_before)}
+    return {
+        planned.trial.name: _classify_ending(session.store.folder(planned.trial)) for planned in (*todo, *failed_before)
+    }
 
 
-def _outcome(folder: TrialFolder) -> str:
-    """Return whether this process has trained a trial: ``trained``, ``elsewhere`` or ``failed``."""
+def _classify_ending(folder: TrialFolder) -> str:
+    """Return ``trained`` if this process has trained a trial, ``elsewhere`` if another has, ``failed`` if none has."""
     if not folder.done():
         return "failed"
     drivers = [event.body.get("driver") for event in folder.events()[0] if event.kind == "start"]
-    return "trained" if not drivers or drivers[-1] in (None, own_process()) else "elsewhere"
+    return "trained" if not drivers or drivers[-1] in (None, own_process_name()) else "elsewhere"
 
 
 class Schedule:
@@ -109,30 +114,33 @@ class Schedule:
         self._tracked_at = -TRACK_EVERY_S
 
     @classmethod
-    def of(cls, todo: Sequence[Planned], session: Session, plan: Plan) -> Schedule:
+    def plan_jobs(cls, todo: Sequence[Planned], session: Session, plan: Plan) -> Schedule:
         """Return the schedule of trials of a plan, after looking for jobs that an earlier driver has left."""
         run = session.run
         executor: Executor = registry.slot("executor").build(run.executor, run)
         dependencies = {name for planned in todo for name in planned.trial.needs.values()}
 
-        def job(engine: str, group: Sequence[Planned]) -> Job:
+        def make_job(engine: str, group: Sequence[Planned]) -> Job:
             is_needed = not dependencies.isdisjoint(item.trial.name for item in group)
-            return _job(engine, group, session, _keep(run, plan.analysis, is_needed=is_needed))
+            return _make_job(engine, group, session, _weights_to_keep(run, plan.analysis, is_needed=is_needed))
 
-        planned = {session.folder(item.trial).path: item for item in todo}
-        engine_arguments = run.effective_engine, _work, plan.probes, machine.device_of(run)
-        running = executor.reattach([job(choose_engine(item.trial, *engine_arguments).engine, [item]) for item in todo])
+        planned = {session.store.folder(item.trial).path: item for item in todo}
+        engine_arguments = run.effective_engine, _work_of_model, plan.probes, machine.device_type(run)
+        # One by one: how an earlier driver has batched them is not known here.  The executor returns its own jobs.
+        running = executor.reattach(
+            [make_job(choose_engine(item.trial, *engine_arguments).engine, [item]) for item in todo]
+        )
         reattached = {folder for job in running for folder in job.folders}
         rest = [item for folder, item in planned.items() if folder not in reattached]
-        waiting = [job(*group) for group in group_trials(rest, executor.slots, *engine_arguments)]
+        waiting = [make_job(*group) for group in group_trials(rest, executor.slots, *engine_arguments)]
         return cls(executor, planned, session, waiting, running)
 
-    def complete(self) -> None:
+    def run_jobs(self) -> None:
         """Run all jobs to their end; for what it raises see :func:`train_missing`."""
         try:
             while self._waiting or self._running:
-                self._track()
-                self._submit()
+                self._update_tracker()
+                self._submit_ready_jobs()
                 for end in self._executor.poll(timeout_s=0.2) if self._running else ():
                     self._handle_end(end)
                 if self._refusals:
@@ -154,17 +162,17 @@ class Schedule:
                 f"{them}; trials whose code is unchanged keep their results"
             )
 
-    def _track(self) -> None:
+    def _update_tracker(self) -> None:
         """Update the tracker, at first before the first worker starts."""
         if time.monotonic() - self._tracked_at > TRACK_EVERY_S:
             self._session.delivery.update()
             self._tracked_at = time.monotonic()
 
-    def _submit(self) -> None:
+    def _submit_ready_jobs(self) -> None:
         """Submit the jobs that are ready, as far as slots are free; end those that wait for a failed trial."""
         self._executor.waiting = len(self._waiting)  # an executor on an autoscaling cluster asks for more machines
         free = self._executor.slots - len(self._running)
-        ready = list(itertools.islice(filter(_ready, self._waiting), free)) if free > 0 else []
+        ready = list(itertools.islice(filter(_is_ready, self._waiting), free)) if free > 0 else []
         for job in ready:
             self._waiting.remove(job)
             self._executor.submit(job)
@@ -183,9 +191,9 @@ class Schedule:
         """Handle the end of a job: each of its trials is done, has failed for good, or is tried again."""
         self._running.discard(end.job.folder)
         retries: list[tuple[Job, list[Path]]] = []  # trials whose successors are equal are retried together
-        for folder, ending, detail in trial_endings(end):
+        for folder, ending, detail in read_trial_endings(end):
             self._endings[folder][ending] += 1
-            successor = self._successor(end.job, ending, self._endings[folder][ending])
+            successor = self._make_retry(end.job, ending, self._endings[folder][ending])
             if ending == Ending.REFUSED:
                 self._refusals.append(detail)
             elif successor is not None:
@@ -207,9 +215,10 @@ class Schedule:
                         TrialFolder(folder).mark_failed(detail, ending)
                     ending = Ending.FAILED
             self._session.watch.on_end(self._planned[folder], ending, detail)
+        # In halves after every ending: a batch mostly lacks memory, and the kernel ends a worker without saying so.
         self._waiting += [half for job, folders in retries for half in job.split(folders)]
 
-    def _successor(self, job: Job, ending: Ending, times: int) -> Job | None:
+    def _make_retry(self, job: Job, ending: Ending, times: int) -> Job | None:
         """Return the job that retries a trial after its ``times``-th ending of this kind; None for no retry."""
         run = self._session.run
         if ending == Ending.OOM:
@@ -233,13 +242,13 @@ class Schedule:
             )
 
 
-def _ready(job: Job) -> bool:
+def _is_ready(job: Job) -> bool:
     """Return True if the weights of all trials that the job depends on are available."""
     trials = job.folder.parents[1]
     return all(TrialFolder(trials / name).has_weights() for item in job.trials for name in item.trial.needs.values())
 
 
-def _work(trial: Trial) -> Work | None:
+def _work_of_model(trial: Trial) -> Work | None:
     """Return the model's work per image; see :data:`vitlab.planning.engine_choice.Works`."""
     from vitlab.data.prepare import data_info
 
@@ -249,18 +258,20 @@ def _work(trial: Trial) -> Work | None:
     return work
 
 
-def _keep(run: RunSpec, analysis: Analysis, *, is_needed: bool) -> Keep:
+def _weights_to_keep(run: RunSpec, analysis: Analysis, *, is_needed: bool) -> Keep:
     """Return the weights to keep; those of trials that other trials need are kept, whatever the study says."""
     which, every = run.keep.which, run.keep.every
     best = (analysis.metric.replace("test/", "val/"), analysis.goal) if which == "best" else None
     return Keep(is_needed or which != "none", every or 0, best)
 
 
-def _job(engine: str, group: Sequence[Planned], session: Session, keep: Keep) -> Job:
+def _make_job(engine: str, group: Sequence[Planned], session: Session, keep: Keep) -> Job:
     """Return the job of trials."""
     run = session.run
     return Job(
-        tuple(JobTrial(f"{item.arm}/s{item.seed}", session.folder(item.trial).path, item.trial) for item in group),
+        tuple(
+            JobTrial(f"{item.arm}/s{item.seed}", session.store.folder(item.trial).path, item.trial) for item in group
+        ),
         Settings(
             threads=run.threads,
             device=run.device,
@@ -273,7 +284,7 @@ def _job(engine: str, group: Sequence[Planned], session: Session, keep: Keep) ->
             micro_batch_size=run.micro_batch_size,
             activation_checkpointing=run.activation_checkpointing,
             engine=engine,
-            driver=own_process(),
+            driver=own_process_name(),
         ),
         timeout_s=run.timeout,
     )

@@ -14,12 +14,11 @@ from functools import cached_property
 from pathlib import Path
 
 from vitlab.errors import Interrupted, UserError, nearest
-from vitlab.identity.trial import Trial
 from vitlab.planning.values import Plan, Planned
 from vitlab.spec import RunSpec
-from vitlab.store.files import hold
+from vitlab.store.files import hold_lock
 from vitlab.store.folders import Store, TrialFolder
-from vitlab.store.locks import Busy, is_locked, owner
+from vitlab.store.locks import Busy, is_locked, lock_owner
 from vitlab.store.result import Ending
 from vitlab.trackers import Tracker, Untracked, delivery
 
@@ -67,10 +66,6 @@ class Session:
         """Delivery to the tracker, beside the run."""
         return delivery.BackgroundDelivery(self.tracker, delivery.started)
 
-    def folder(self, trial: Trial) -> TrialFolder:
-        """Return the folder of a trial."""
-        return self.store.folder(trial)
-
     @property
     def plugin_files(self) -> tuple[str, ...]:
         """Paths of the files of components, for workers in other folders."""
@@ -80,7 +75,7 @@ class Session:
 # -- stages ------------------------------------------------------------------------------------------------------------
 
 
-def require_arm(plan: Plan, only: str) -> None:
+def require_matching_arm(plan: Plan, only: str) -> None:
     """Raise UserError if a pattern matches no arm."""
     arms = [arm.name for arm in plan.arms]
     if not any(is_selected(arm, only) for arm in arms):
@@ -92,17 +87,17 @@ def is_selected(arm: str, only: str) -> bool:
     return arm == only or fnmatch.fnmatchcase(arm, only)
 
 
-def cached_trials(plan: Plan, only: str, store: Store, ended: Collection[str] = ()) -> dict[str, str]:
+def find_cached_trials(plan: Plan, only: str, store: Store, ended: Collection[str] = ()) -> dict[str, str]:
     """Return ``cached`` for every training that has a result, by its ``key/code``, without those that have ``ended``.
 
     A trial that others start from must also have its weights.  Checkpoints that cached trials have left are removed.
     """
-    tuned = (planned for tuning in plan.tuning if _is_tuned_for(tuning.arm, only) for planned in tuning.trials)
+    tuned = (planned for tuning in plan.tuning if _is_for_selected_arm(tuning.arm, only) for planned in tuning.trials)
     trials = [*tuned, *plan.trials]
     starters = [*(planned.trial for planned in trials), *plan.prerequisites]
     dependencies = {name for trial in starters for name in trial.needs.values()}
     cached = [trial for trial in plan.prerequisites if store.folder(trial).has_weights()]
-    for trial in (planned.trial for planned in distinct(trials) if planned.trial.name not in ended):
+    for trial in (planned.trial for planned in distinct_trials(trials) if planned.trial.name not in ended):
         folder = store.folder(trial)
         if folder.has_weights() if trial.name in dependencies else folder.done():
             folder.remove_checkpoint(trial.to_json())
@@ -124,17 +119,17 @@ def next_stage(plan: Plan, only: str, ended: Collection[str]) -> tuple[Plan, lis
     rivals = [
         planned
         for tuning in plan.tuning
-        if plan.pending and tuning.open and _is_tuned_for(tuning.arm, only)
+        if plan.pending and tuning.open and _is_for_selected_arm(tuning.arm, only)
         for planned in tuning.trials
     ]
     remaining = [planned for planned in rivals if planned.trial.name not in ended]
     if remaining:
-        return replace(plan, trials=tuple(rivals)), distinct(remaining)
+        return replace(plan, trials=tuple(rivals)), distinct_trials(remaining)
     remaining = [planned for planned in plan.trials if is_selected(planned.arm, only)]
-    return plan, distinct([planned for planned in remaining if planned.trial.name not in ended])
+    return plan, distinct_trials([planned for planned in remaining if planned.trial.name not in ended])
 
 
-def with_prerequisites(plan: Plan, todo: Sequence[Planned], store: Store) -> list[Planned]:
+def add_missing_prerequisites(plan: Plan, todo: Sequence[Planned], store: Store) -> list[Planned]:
     """Return ``todo`` preceded by the missing trials of no arm that it depends on, directly or indirectly."""
     prerequisites = {trial.name: trial for trial in plan.prerequisites}
     missing: dict[str, Planned] = {}
@@ -149,7 +144,7 @@ def with_prerequisites(plan: Plan, todo: Sequence[Planned], store: Store) -> lis
     return [*missing.values(), *todo]
 
 
-def distinct(trials: Iterable[Planned]) -> list[Planned]:
+def distinct_trials(trials: Iterable[Planned]) -> list[Planned]:
     """Return each trial once, also if several seeds or arms share it."""
     trials_by_name: dict[str, Planned] = {}
     for planned in trials:
@@ -157,7 +152,7 @@ def distinct(trials: Iterable[Planned]) -> list[Planned]:
     return list(trials_by_name.values())
 
 
-def _is_tuned_for(arm: str | None, only: str) -> bool:
+def _is_for_selected_arm(arm: str | None, only: str) -> bool:
     """Return True if a tuning is for a selected arm, or for all arms."""
     return arm is None or is_selected(arm, only)
 
@@ -189,16 +184,16 @@ def follow_driver(todo: Sequence[Planned], store: Store, busy: Callable[[], bool
 
 
 @contextmanager
-def sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator[bool]:
+def become_sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator[bool]:
     """Hold the study's lock and yield whether another process had it; follow that process until it ends."""
-    lock = store.driver(plan.study)
+    lock = store.driver_lock(plan.study)
     reported: set[str] = set()
     with ExitStack() as own_lock:
 
         def busy() -> bool:
-            """Try to take the lock and return True if another process has it; see :func:`vitlab.store.files.hold`."""
+            """Try to take the lock, see :func:`vitlab.store.files.hold_lock`; return True if another process has it."""
             try:
-                own_lock.enter_context(hold(lock))
+                own_lock.enter_context(hold_lock(lock))
                 return False
             except Busy:
                 other = _describe_owner(lock)
@@ -209,7 +204,7 @@ def sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator[bool]:
 
         waited = busy()
         if waited:
-            trials = distinct(
+            trials = distinct_trials(
                 [*plan.trials, *(item for tuning in plan.tuning if tuning.open for item in tuning.trials)]
             )
             missing = [item for item in trials if not store.folder(item.trial).done()]
@@ -221,13 +216,13 @@ def sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator[bool]:
         yield waited
 
 
-def driver_of(study: str, store: Store) -> str:
+def describe_driver(study: str, store: Store) -> str:
     """Describe the process that runs a study; empty if there is none."""
-    lock = store.driver(study)
+    lock = store.driver_lock(study)
     return _describe_owner(lock) if is_locked(lock) else ""
 
 
 def _describe_owner(lock: Path) -> str:
     """Describe the process that took the lock last."""
-    host, _, rest = owner(lock)[0].partition("/")
+    host, _, rest = lock_owner(lock)[0].partition("/")
     return f"process {rest.partition('/')[0]} on {host}" if host else "another process"

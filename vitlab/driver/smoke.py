@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitlab.driver.planning import plan_study, read_data
+from vitlab.driver.planning import plan_study, read_unidentified_data
 from vitlab.driver.scheduler import Schedule
-from vitlab.driver.session import Session, Watch, with_prerequisites
-from vitlab.errors import TrialFailed, count
+from vitlab.driver.session import Session, Watch, add_missing_prerequisites
+from vitlab.errors import TrialFailed, format_count
 from vitlab.identity.code import optional_modules
 from vitlab.identity.trial import Trial
 from vitlab.spec import read_study
@@ -20,7 +20,7 @@ CORRUPTED_IMAGES = 32
 """Test images of each corruption in a smoke test."""
 
 
-def smoke(
+def run_smoke_test(
     file: str | Path,
     *,
     out: str | Path = OUT,
@@ -35,23 +35,25 @@ def smoke(
     """
     # Matching and tuning do not affect whether components run.
     base = read_study(file, changes)[1].data.get("base")
-    short = {**changes, **_two_steps(base), "seeds": 1, "match": None, "tune": None}
+    short = {**changes, **_changes_to_two_steps(base), "seeds": 1, "match": None, "tune": None}
     study, plan = plan_study(file, changes=short, plugins=plugins)
     store = Store(Path(out).resolve())
-    if read_data(plan, store, file):
+    if read_unidentified_data(plan, store, file):
         study, plan = plan_study(file, changes=short, plugins=plugins)
     by_name = {trial.name: trial for trial in (*plan.prerequisites, *(planned.trial for planned in plan.trials))}
-    distinct = {_components(planned.trial, by_name): planned for planned in reversed(plan.trials)}.values()
+    distinct = {_component_signature(planned.trial, by_name): planned for planned in reversed(plan.trials)}.values()
     missing = [item for item in distinct if not store.folder(item.trial).done()]
-    to_train = with_prerequisites(plan, missing, store)
+    to_train = add_missing_prerequisites(plan, missing, store)
     session = Session(store, study.run, plugins, watch or Watch())
     session.watch.on_plan(plan, to_train, store)
     if repeated := len(plan.trials) - len(distinct):
         verb, left_out = ("has", "is") if repeated == 1 else ("have", "are")
-        session.watch.say(f"{count(repeated, 'trial')} {verb} the same components as another and {left_out} left out.")
-    schedule = Schedule.of(to_train, session, plan)
+        session.watch.say(
+            f"{format_count(repeated, 'trial')} {verb} the same components as another and {left_out} left out."
+        )
+    schedule = Schedule.plan_jobs(to_train, session, plan)
     try:
-        schedule.complete()
+        schedule.run_jobs()
     finally:
         session.watch.close()
     if schedule.failed:
@@ -61,16 +63,16 @@ def smoke(
     return len(distinct)
 
 
-def _components(trial: Trial, by_name: Mapping[str, Trial]) -> tuple[object, ...]:
+def _component_signature(trial: Trial, by_name: Mapping[str, Trial]) -> tuple[object, ...]:
     """Return a value that is equal for trials whose own and whose prerequisites' components are the same."""
-    needs = [(role, _components(by_name[name], by_name)) for role, name in sorted(trial.needs.items())]
+    needs = [(role, _component_signature(by_name[name], by_name)) for role, name in sorted(trial.needs.items())]
     spec = trial.spec
     head = None if spec.init_from is None else spec.init_from.head
     test_sets = [bool(spec.data.options.get(name)) for name in TEST_SET_OPTIONS]
     return (trial.origins, optional_modules(spec), spec.train.precision, head, *test_sets, *needs)
 
 
-def _two_steps(tree: Any, place: str = "") -> dict[str, object]:
+def _changes_to_two_steps(tree: Any, place: str = "") -> dict[str, object]:
     """Return the changes that shorten a trial and the trials whose weights it starts from to two steps."""
     changes: dict[str, object] = {
         f"{place}train.steps": 2,
@@ -88,5 +90,5 @@ def _two_steps(tree: Any, place: str = "") -> dict[str, object]:
         for part in (*path, "trial"):
             source = source.get(part) if isinstance(source, Mapping) else None
         if isinstance(source, Mapping):
-            changes |= _two_steps(source, f"{place}{'.'.join(path)}.trial.")
+            changes |= _changes_to_two_steps(source, f"{place}{'.'.join(path)}.trial.")
     return changes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,11 +16,11 @@ from vitlab.training.loop import Diverged, Training
 
 
 class EngineFailed(Exception):
-    """An engine failed before it completed anything; :attr:`fallback` may succeed with new trainings."""
+    """An engine failed with an error before it completed anything; :attr:`fallback` may succeed with new trainings."""
 
     def __init__(self, fallback: str, error: Exception) -> None:
         super().__init__(str(error))
-        self.fallback = fallback
+        self.fallback, self.error = fallback, error
 
 
 class Engine(ABC):
@@ -130,73 +131,90 @@ def train(
     Raises:
         EngineFailed: If the engine fails at its first step.
     """
-    outcomes: dict[Training, Outcome] = {}
-    active = list(trainings)
-    latest: Engine | None = None
-    first = trainings[0]
-    saved_at, worth_s = time.monotonic(), min(every_s, WORTH_SAVING_S)
-    splits = ("val", "test", *first.feed.test_sets)  # the last measurement of a training evaluates all of these
-    for moment in evaluation_steps(first.steps, first.spec.evaluations):
-        last = moment == first.steps
-        while behind := [training for training in active if training.step < moment]:
+    group = _JointTraining(trainings, engine, stop, every_s)
+    for step in evaluation_steps(trainings[0].steps, trainings[0].spec.evaluations):
+        if not group.train_until(step):
+            break
+        group.evaluate_at(step)
+    return [group.outcomes.get(training) for training in trainings]
+
+
+class _JointTraining:
+    """Trainings on their way through the steps and evaluations that they share; for its arguments see :func:`train`."""
+
+    def __init__(
+        self, trainings: Sequence[Training], engine: type[Engine], stop: Callable[[], bool], every_s: float
+    ) -> None:
+        self._engine_type = engine
+        self._stop = stop
+        self._every_s, self._worth_s = every_s, min(every_s, WORTH_SAVING_S)
+        self._active = list(trainings)  #: those without an outcome
+        self.outcomes: dict[Training, Outcome] = {}
+        self._engine: Engine | None = None  #: the latest one
+        self._saved_at = time.monotonic()
+
+    def train_until(self, step: int) -> bool:
+        """Train all to a step and return True; return False if they were stopped before it, and saved."""
+        while behind := [training for training in self._active if training.step < step]:
             # Trainings at one step go on together until they reach the next ones ahead.
-            step, *later = sorted({training.step for training in behind})
-            latest = _reuse_or_build([training for training in behind if training.step == step], engine, latest)
-            for _ in range(step, later[0] if later else moment):
-                if stop():
-                    _save_all(active)
-                    return [outcomes.get(training) for training in trainings]
-                latest.train_step()
-                if time.monotonic() - saved_at > every_s:
-                    _save_all(active)
-                    saved_at = time.monotonic()
-        due = [training for training in active if last or training.last_measured_step < moment]
-        if not due:  # before the point at which all have resumed
-            continue
-        # Saved before the last evaluation, which may take longer than all steps and fail.
-        if last and time.monotonic() - saved_at > worth_s:
-            _save_all(due)
-        latest = _reuse_or_build(due, engine, latest)
-        measurements = _measure_or_diverge(due, latest.evaluate(splits if last else splits[:1]), outcomes)
-        ending = list(measurements) if last else [training for training in measurements if training.stops_early()]
-        if ending and not last:
-            latest = _reuse_or_build(ending, engine, latest)
-            measurements |= _measure_or_diverge(ending, latest.evaluate(splits[1:]), outcomes)
+            present, *ahead = sorted({training.step for training in behind})
+            engine = self._engine_of([training for training in behind if training.step == present])
+            for _ in range(present, ahead[0] if ahead else step):
+                if self._stop():
+                    self._save(self._active)
+                    return False
+                engine.train_step()
+                self._save(self._active, self._every_s)
+        return True
+
+    def evaluate_at(self, step: int) -> None:
+        """Measure the trainings that have not been measured at a step yet, and end those that are over."""
+        # One that was ahead after a resume may have been measured here; one of 0 steps has its last step alone.
+        due = [each for each in self._active if each.last_measured_step < step or step == each.steps]
+        if not due:
+            return
+        is_last = step == due[0].steps
+        if is_last:  # the evaluation may take longer than all steps, and fail
+            self._save(due, self._worth_s)
+        at_end = ["test", *due[0].feed.test_sets]  # splits that the last measurement of a training has, too
+        measurements = self._measure(due, ["val", *at_end] if is_last else ["val"])
+        ending = [training for training in measurements if is_last or training.stops_early()]
+        if ending and not is_last:
+            measurements |= self._measure(ending, at_end)
         for training, measurement in measurements.items():
-            if training not in outcomes:
+            if training not in self.outcomes:
                 training.emit(measurement)
                 if training in ending:
-                    outcomes[training] = training.finish()
-        active = [training for training in active if training not in outcomes]
-        if not last and time.monotonic() - saved_at > worth_s:
-            _save_all(active)
-            saved_at = time.monotonic()
-    return [outcomes.get(training) for training in trainings]
+                    self.outcomes[training] = training.finish()
+        self._active = [training for training in self._active if training not in self.outcomes]
+        if not is_last:
+            self._save(self._active, self._worth_s)
 
+    def _measure(self, trainings: Sequence[Training], splits: Sequence[Split]) -> dict[Training, Measurement]:
+        """Return the measurements of trainings; those that have diverged get an outcome instead."""
+        measurements: dict[Training, Measurement] = {}
+        evaluations = self._engine_of(trainings).evaluate(splits)
+        for training, own in zip(trainings, evaluations, strict=True):
+            try:
+                measurements[training] = training.measure(own)
+            except Diverged as error:
+                self.outcomes[training] = training.diverge(error)
+        return measurements
 
-def _measure_or_diverge(
-    trainings: Sequence[Training], evaluations: Sequence[Iterable[EvaluationResult]], outcomes: dict[Training, Outcome]
-) -> dict[Training, Measurement]:
-    """Return the measurements of trainings; those that have diverged get an outcome instead."""
-    measurements: dict[Training, Measurement] = {}
-    for training, own in zip(trainings, evaluations, strict=True):
-        try:
-            measurements[training] = training.measure(own)
-        except Diverged as error:
-            outcomes[training] = training.diverge(error)
-    return measurements
+    def _engine_of(self, trainings: Sequence[Training]) -> Engine:
+        """Return the engine of these trainings, which is the latest one if that has the same."""
+        if self._engine is None or self._engine.trainings != trainings:
+            self._engine = self._engine_type(trainings)
+        return self._engine
+
+    def _save(self, trainings: Sequence[Training], unsaved_s: float = -math.inf) -> None:
+        """Save trainings if the work of more than ``unsaved_s`` is not saved."""
+        if time.monotonic() - self._saved_at > unsaved_s:
+            for training in trainings:
+                training.save()
+            self._saved_at = time.monotonic()
 
 
 def evaluation_steps(steps: int, evaluations: int) -> list[int]:
     """Return the evenly spaced steps after which an evaluation follows, the last step included."""
     return sorted({-(-i * steps // evaluations) for i in range(1, evaluations + 1)})
-
-
-def _reuse_or_build(trainings: list[Training], engine: type[Engine], latest: Engine | None) -> Engine:
-    """Return the engine of these trainings, which is the latest one if that has the same."""
-    return latest if latest is not None and latest.trainings == trainings else engine(trainings)
-
-
-def _save_all(trainings: Iterable[Training]) -> None:
-    for training in trainings:
-        training.save()

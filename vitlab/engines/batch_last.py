@@ -39,7 +39,7 @@ from vitlab.components.head import Distilled, LinearHead, MLPHead
 from vitlab.components.position import Position, Together, encodings_by_prefix
 from vitlab.components.position.additive import Additive, Conditional
 from vitlab.engines.base import engine
-from vitlab.engines.batch_last_kernels import Attend, Normalise, Rotate, affine
+from vitlab.engines.batch_last_kernels import Attend, Normalise, Rotate, apply_affine_map
 from vitlab.engines.vmap import Vmap
 from vitlab.models.contract import Model
 from vitlab.models.vit import ViT
@@ -69,7 +69,7 @@ class BatchLast(Vmap):
         """Return why the training is no small ViT of supported parts on a CPU, or None."""
         if type(training.objective) is not Supervised:
             return f"engine batch_last does not support objective '{training.objective.name}'"
-        return super().incompatibility(training) or incompatibility(
+        return super().incompatibility(training) or model_incompatibility(
             training.model, training.spec.precision, training.feed.device
         )
 
@@ -81,18 +81,18 @@ class BatchLast(Vmap):
             with noise.drawing(draws):
                 return criterion(forward_logits(head, x_BTD, first.spec.precision, rows), y_B)
 
-        x_KBTD = BatchLastForward(head.model, rows, draws).features(x_KBCHW, tokens_read(head.model))
-        losses: Value = vmap(loss)(head.own_tensors(rows), x_KBTD, y_KB, draws)
+        x_KBTD = BatchLastForward(head.model, rows, draws).features(x_KBCHW, count_tokens_read(head.model))
+        losses: Value = vmap(loss)(head.tensors_of_head(rows), x_KBTD, y_KB, draws)
         return losses
 
     def _compute_views(self, rows: Rows, x_BCHW: Tensor, y_B: Tensor) -> dict[str, Tensor]:
         first, head = self.trainings[0], HeadOnly(self.module)
-        x_KBTD = BatchLastForward(head.model, rows).features(x_BCHW[None], tokens_read(head.model))
+        x_KBTD = BatchLastForward(head.model, rows).features(x_BCHW[None], count_tokens_read(head.model))
 
         def logits(rows: Rows, x_BTD: Tensor) -> dict[str, Tensor]:
             return forward_logits(head, x_BTD, first.spec.precision, rows)
 
-        views: dict[str, Tensor] = vmap(logits)(head.own_tensors(rows), x_KBTD)
+        views: dict[str, Tensor] = vmap(logits)(head.tensors_of_head(rows), x_KBTD)
         return views
 
 
@@ -111,7 +111,7 @@ class HeadOnly(Model):
         """Return the model's logits by head."""
         return self.model.logits_by_head(output)
 
-    def own_tensors(self, rows: Rows) -> dict[str, Tensor]:
+    def tensors_of_head(self, rows: Rows) -> dict[str, Tensor]:
         """Return the tensors of this part by their names here."""
         return {f"model.{name}": row for name, row in rows.items() if name.startswith(("fc_norm.", "head."))}
 
@@ -124,7 +124,7 @@ class Hints(NamedTuple):
 
 
 class BatchLastForward:
-    """One forward pass of several ViTs of one shape, for which :func:`incompatibility` returns None.
+    """One forward pass of several ViTs of one shape, for which :func:`model_incompatibility` returns None.
 
     Args:
         model: One of them.
@@ -176,7 +176,7 @@ class BatchLastForward:
     def _apply_position(self, hook: str, x_KDTB: Tensor, layer: int) -> Tensor:
         """Apply ``add`` or ``mix`` of the position encoding to the tokens of a layer."""
         parts = list_positions(self.model)
-        if all(inherits(Position, hook, part) or does_nothing(hook, part, layer) for part in parts):
+        if all(inherits_method(Position, hook, part) or hook_does_nothing(hook, part, layer) for part in parts):
             return x_KDTB
         return self._apply_tokenwise("position", x_KDTB, lambda part, x_BTD: getattr(part, hook)(x_BTD, layer))
 
@@ -188,7 +188,7 @@ class BatchLastForward:
 
     def _call_hook(self, hook: str, layer: int) -> Sequence[Tensor]:
         """Return the tensors of ``rotation`` or ``bias`` of the position encoding, with the trials on axis 0."""
-        if all(inherits(Position, hook, part) for part in list_positions(self.model)):
+        if all(inherits_method(Position, hook, part) for part in list_positions(self.model)):
             return ()
 
         def call(part: nn.Module) -> tuple[Tensor, ...]:
@@ -209,7 +209,7 @@ class BatchLastForward:
         attend = cast(softmax.SoftmaxAttention, self.model.get_submodule(at))
         trials, width, tokens, images = x_KDTB.shape
         heads = (attend.num_heads, attend.head_dim)
-        rows = _tensors_below(at, self.rows)
+        rows = _tensors_of_part(at, self.rows)
         # Projections that are several matrices, or without a bias of keys.
         if "qkv.weight" not in attend.stacked_maps() or attend.qkv_bias == "qv":
             rows = vmap(attend.to_canonical)(rows)
@@ -220,7 +220,7 @@ class BatchLastForward:
             q_KHEQB = Rotate.apply(q_KHEQB[:, None], *q_rotation).squeeze(1)  # type: ignore[no-untyped-call]
             kv_K2HETB = Rotate.apply(kv_K2HETB, *hints.rotation)  # type: ignore[no-untyped-call]
         y_KHEQB: Tensor = Attend.apply(q_KHEQB, kv_K2HETB, hints.bias_KHQS, attend.scale)  # type: ignore[no-untyped-call]
-        y_KDM = affine(rows["proj.weight"], rows.get("proj.bias"), y_KHEQB.flatten(3).flatten(1, 2))
+        y_KDM = apply_affine_map(rows["proj.weight"], rows.get("proj.bias"), y_KHEQB.flatten(3).flatten(1, 2))
         return self._apply_part(f"{at}.proj_drop", y_KDM.view(trials, width, -1, images))
 
     def _queries_keys_values(self, rows: Rows, x_KDTB: Tensor, queries: int | None) -> Sequence[Tensor]:
@@ -228,11 +228,11 @@ class BatchLastForward:
         weight_KOD, bias_KO = rows["qkv.weight"], rows.get("qkv.bias")
         sizes = [x_KDTB.shape[1], 2 * x_KDTB.shape[1]]
         if queries is None:
-            return torch.split(affine(weight_KOD, bias_KO, x_KDTB.flatten(2)), sizes, 1)
+            return torch.split(apply_affine_map(weight_KOD, bias_KO, x_KDTB.flatten(2)), sizes, 1)
         weights = torch.split(weight_KOD, sizes, 1)
         biases = (None, None) if bias_KO is None else torch.split(bias_KO, sizes, 1)
         inputs = (x_KDTB[:, :, :queries].flatten(2), x_KDTB.flatten(2))
-        return [affine(*each) for each in zip(weights, biases, inputs, strict=True)]
+        return [apply_affine_map(*each) for each in zip(weights, biases, inputs, strict=True)]
 
     def _apply_mlp(self, at: str, x_KDTB: Tensor) -> Tensor:
         perceive = cast(mlp.GeluMLP, self.model.get_submodule(at))
@@ -259,7 +259,7 @@ class BatchLastForward:
         return self._apply_tokenwise(at, x_KDTB, nn.Module.__call__)
 
     def _apply_linear(self, at: str, x_KIM: Tensor) -> Tensor:
-        return affine(self.rows[f"{at}.weight"], self.rows.get(f"{at}.bias"), x_KIM)
+        return apply_affine_map(self.rows[f"{at}.weight"], self.rows.get(f"{at}.bias"), x_KIM)
 
     def _apply_tokenwise(self, at: str, x_KDTB: Tensor, call: Call) -> Tensor:
         return _to_KDTB(self._call_vectorised(at, call, _to_KBTD(x_KDTB)))
@@ -272,7 +272,7 @@ class BatchLastForward:
             with noise.drawing(draws) if draws is not None else nullcontext():
                 return functional_call(call_part, dict(rows), inputs)
 
-        rows = {f"part.{name}": row for name, row in _tensors_below(at, self.rows).items()}
+        rows = {f"part.{name}": row for name, row in _tensors_of_part(at, self.rows).items()}
         in_dims = (0, 0, None if self.draws is None else 0, *(0 for _ in inputs))
         return vmap(one, in_dims)(self.row_K, rows, self.draws, *inputs)
 
@@ -303,7 +303,7 @@ def _to_KDTB(x_KBTD: Tensor) -> Tensor:
     return x_KBTD.permute(0, 3, 2, 1).contiguous()
 
 
-def _tensors_below(at: str, rows: Rows) -> dict[str, Tensor]:
+def _tensors_of_part(at: str, rows: Rows) -> dict[str, Tensor]:
     """Return the tensors of a part by their names in it."""
     return {name.removeprefix(f"{at}."): row for name, row in rows.items() if name.startswith(f"{at}.")}
 
@@ -318,7 +318,7 @@ def _is_identity(part: nn.Module) -> bool:
 # -- supported models --------------------------------------------------------------------------------------------------
 
 
-def incompatibility(model: Model, precision: str, device: torch.device) -> str | None:
+def model_incompatibility(model: Model, precision: str, device: torch.device) -> str | None:
     """Return the reason why a model is not supported, in one sentence; None if it is."""
     if device.type != "cpu":
         return f"engine batch_last runs on CPUs only, and this is {device.type}"
@@ -353,7 +353,7 @@ def _attention_incompatibility(path: str, attend: Attention) -> str | None:
     return None
 
 
-def tokens_read(model: ViT) -> int | None:
+def count_tokens_read(model: ViT) -> int | None:
     """Return how many leading tokens the head reads, if the last block can be computed for these alone.
 
     Otherwise return None.  The last block has keys and values of all tokens in either case.
@@ -373,7 +373,10 @@ def tokens_read(model: ViT) -> int | None:
     ]
     if any(type(module) not in (*TOKENWISE, LayerScale) for part in parts for module in part.modules()):
         return None
-    if not all(inherits(Position, "mix", part) or does_nothing("mix", part, layer) for part in list_positions(model)):
+    if not all(
+        inherits_method(Position, "mix", part) or hook_does_nothing("mix", part, layer)
+        for part in list_positions(model)
+    ):
         return None
     return 1 + max(model.geometry.prefix.index(token) for token in head.reads)
 
@@ -386,13 +389,13 @@ def list_positions(model: ViT) -> list[Position]:
     return list(encodings_by_prefix(whole).values())
 
 
-def inherits(base: type, method: str, part: nn.Module) -> bool:
+def inherits_method(base: type, method: str, part: nn.Module) -> bool:
     """Return True if a part inherits ``method`` from ``base`` unchanged."""
     return getattr(type(part), method) is getattr(base, method)
 
 
-def does_nothing(hook: str, part: nn.Module, layer: int) -> bool:
+def hook_does_nothing(hook: str, part: nn.Module, layer: int) -> bool:
     """Return True if ``hook`` of a built-in encoding, which acts at certain layers, does nothing at ``layer``."""
     if hook == "add":
-        return inherits(Additive, hook, part) and layer not in cast(Additive, part).layers
+        return inherits_method(Additive, hook, part) and layer not in cast(Additive, part).layers
     return type(part) is Conditional and layer != 1

@@ -90,7 +90,7 @@ def compile_loss(training: Training, backend: str) -> LossFunction:
 def _compile_function(function: Function, backend: str) -> Function:
     # The function reads torch's stack of interpreters, which cannot be traced and is constant in a graph.
     torch.compiler.assume_constant_result(inside_vmap)  # type: ignore[no-untyped-call]
-    # As torch.use_deterministic_algorithms sets it, which :func:`vitlab.runner.run.torch_settings` avoids.
+    # As torch.use_deterministic_algorithms sets it, which :func:`vitlab.runner.execution.torch_settings` avoids.
     deterministic = torch.are_deterministic_algorithms_enabled()
     options: Any = {"deterministic": deterministic} if backend == "inductor" else None
     compiled: Any = torch.compile(function, backend=backend, fullgraph=True, dynamic=False, options=options)

@@ -69,7 +69,7 @@ class Vmap(Engine):
         first = self.trainings[0]
         losses: list[tuple[Value, Tensor]] = []
         gradients: list[Tensor] = []
-        for rows in first.parts.rows(first.batch_images):
+        for rows in first.micro_batches.rows(first.batch_images):
             part, part_gradients = self._forward_backward(rows)
             losses.append(part)
             gradients = (
@@ -89,7 +89,7 @@ class Vmap(Engine):
                 )
                 for loss, weight in losses
             ]
-            values.append(training.parts.combine(parts, training.parameters))
+            values.append(training.micro_batches.combine_losses(parts, training.parameters))
             training.apply_learning_rate()
             training.clip_gradients()
         self.optimizers.step()
@@ -99,7 +99,7 @@ class Vmap(Engine):
     def _forward_backward(self, rows: range) -> tuple[tuple[Value, Tensor], list[Tensor]]:
         """Return losses and weights of ``rows`` of every trial's batch, usually all of it, and their gradients."""
         first = self.trainings[0]
-        each = [training.draw(rows) for training in self.trainings]
+        each = [training.draw_batch(rows) for training in self.trainings]
         stacked = [each[row] for row in self.rows]
         x_KBCHW = torch.stack([batch.x_BCHW for batch, _ in stacked])
         y_KB = torch.stack([batch.y_B for batch, _ in stacked])
@@ -114,7 +114,7 @@ class Vmap(Engine):
             draws = draws._replace(scale_LB=path_scales(first.path_layers, keys, samples, x_KBCHW))
         loss = self._compute_losses({**self.trainable, **self.frozen}, x_KBCHW, y_KB, draws)
         weight_K = torch.ones_like(loss.total)
-        if not first.parts.whole:
+        if not first.micro_batches.whole:
             weight_K = torch.stack([first.objective.weight(y_B) for y_B in y_KB]).to(loss.total)
         gradients = torch.autograd.grad((loss.total * weight_K).sum(), list(self.trainable.values()))
         # Fused optimizers read memory in the order of the weights and ignore the strides of a gradient.
@@ -133,8 +133,8 @@ class Vmap(Engine):
                 averages.enter_context(training.averaged_weights())
             for split in splits:
                 # All trials share the images, so that a batch is prepared once.
-                accumulators = [MetricAccumulator(training.split_metrics(split)) for training in self.trainings]
-                for batch in evaluation_batches(first.feed, split, first.task):
+                accumulators = [MetricAccumulator(training.metrics_of_split(split)) for training in self.trainings]
+                for batch in evaluation_batches(first.feed, split):
                     batch = first.objective.evaluation_batch(batch)
                     views = self._compute_views(rows, batch.x_BCHW, batch.y_B)
                     for row, accumulator in enumerate(accumulators):
@@ -272,12 +272,12 @@ class _Joined:
             return
         self.combined.param_groups = merged
         self.combined.step()
-        if self.steps_P is None and self._suits_kernel():
+        if self.steps_P is None and self._is_supported_by_kernel():
             self.steps_P = torch.stack([state["step"] for state in self.state.values()])
             for state, step in zip(self.state.values(), self.steps_P.unbind(), strict=True):
                 state["step"] = step
 
-    def _suits_kernel(self) -> bool:
+    def _is_supported_by_kernel(self) -> bool:
         """Return True if all parameters have a state of Adam, and the kernel takes them all in one call."""
         return (
             type(self.combined) in ADAMS

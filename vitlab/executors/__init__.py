@@ -3,7 +3,7 @@
 from vitlab.executors.base import Executor as Executor
 from vitlab.executors.base import JobEnd as JobEnd
 from vitlab.executors.base import executor as executor
-from vitlab.executors.base import trial_endings as trial_endings
+from vitlab.executors.base import read_trial_endings as read_trial_endings
 from vitlab.runner.job import Job as Job
 from vitlab.runner.job import JobTrial as JobTrial
 from vitlab.runner.job import Settings as Settings

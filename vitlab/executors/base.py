@@ -36,7 +36,7 @@ from vitlab.registry.plugins import sentence_with_place
 from vitlab.runner.job import Job
 from vitlab.spec import RunSpec
 from vitlab.store.folders import TrialFolder
-from vitlab.store.locks import DRIVER, own_process
+from vitlab.store.locks import DRIVER, own_process_name
 from vitlab.store.result import Ending
 
 Stage = Literal["tries", "begun", "waits"]
@@ -44,6 +44,8 @@ Stage = Literal["tries", "begun", "waits"]
 trial's lease."""
 
 FROZEN_S = 45.0  #: time after the time limit at which a silent (stopped or stuck) worker is killed by its driver
+KILLED = "it trained longer than run.timeout allows, and {process}, stopped or stuck, was killed"
+"""Detail of a job whose process was killed."""
 START_S = 300.0  #: time limit for a worker's start: importing torch from a slow file system takes minutes
 
 
@@ -69,9 +71,9 @@ class Executor(ABC):
         run: where and how trials run; ``run.workers`` limits the jobs at a time.
     """
 
-    runner: ClassVar[str] = "vitlab.runner.run"
+    runner: ClassVar[str] = "vitlab.runner.execution"
     """Module whose ``execute`` executes a job.  Pass it on as it is: the worker imports it, and tests replace it.
-    Optional; by default :func:`vitlab.runner.run.execute`."""
+    Optional; by default :func:`vitlab.runner.execution.execute`."""
 
     in_driver: ClassVar[bool] = False
     """True if trials run in the driver's process.  Optional; by default False."""
@@ -139,7 +141,7 @@ class Executor(ABC):
             gpu: value of ``CUDA_VISIBLE_DEVICES``, empty for no GPU; by default this process's.
         """
         devices = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
-        return {**os.environ, **thread_variables(job), **devices, DRIVER: own_process()}
+        return {**os.environ, **thread_variables(job), **devices, DRIVER: own_process_name()}
 
     def with_more_memory(self, job: Job) -> Job | None:
         """Return the job with a larger share of its device, for a retry after ``oom``; None if there is no larger one.
@@ -196,30 +198,25 @@ class Watchdog:
         """Begin to count the time limit."""
         self.due = math.inf if self.timeout_s is None else time.monotonic() + self.timeout_s + FROZEN_S + extra_s
 
-    def note(self, stage: Stage) -> None:
+    def record_stage(self, stage: Stage) -> None:
         """Handle a stage that the worker reports."""
         if stage == "tries":
             self.start()
         if stage == "waits":
             self.due = math.inf
 
-    def kills(self) -> bool:
+    def must_kill(self) -> bool:
         """Return whether the worker must be killed now, once."""
         if time.monotonic() <= self.due:
             return False
         self.due, self.has_killed = math.inf, True
         return True
 
-    @staticmethod
-    def sentence(process: str) -> str:
-        """Return the detail of a job whose process was killed."""
-        return f"it trained longer than run.timeout allows, and {process}, stopped or stuck, was killed"
-
 
 executor = Slot("executor", Executor)  # type: ignore[type-abstract]  # the abstract class itself is never built
 
 
-def trial_endings(job_end: JobEnd) -> list[tuple[Path, Ending, str]]:
+def read_trial_endings(job_end: JobEnd) -> list[tuple[Path, Ending, str]]:
     """Return the ending of every trial of a job; of several trials, each is read from its folder."""
     job = job_end.job
     if len(job.trials) == 1:
@@ -227,10 +224,10 @@ def trial_endings(job_end: JobEnd) -> list[tuple[Path, Ending, str]]:
     endings: list[tuple[Path, Ending, str]] = []
     for folder in map(TrialFolder, job.folders):
         failure = folder.failure()
-        if folder.kept_result(job.settings.keep) is not None:
+        if folder.result_with_kept_weights(job.settings.keep) is not None:
             endings.append((folder.path, Ending.DONE, ""))
         elif failure is not None and job_end.ending != Ending.REFUSED:  # otherwise it belongs to an earlier attempt
-            endings.append((folder.path, folder.kind(), failure))
+            endings.append((folder.path, failure.kind, failure.failure))
         else:
             endings.append(
                 (folder.path, Ending.LOST if job_end.ending == Ending.DONE else job_end.ending, job_end.detail)
@@ -243,7 +240,7 @@ def thread_variables(job: Job) -> dict[str, str]:
     return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(job.settings.threads))
 
 
-def one_sentence(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Format an exception as one line of at most 500 characters, with its place in a plugin's file."""
     text = sentence_with_place(error)
     return text if len(text) <= 500 else text[:499] + "…"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vitlab.runner.job import Job
-from vitlab.store.locks import process
+from vitlab.store.locks import process_name
 
 MARK = "contract test: process "  #: beginning of the line that a job prints, before the name of its process
 WAITS = "contract test: waits to be stopped"  #: line of a job that has done its first steps
@@ -21,17 +21,17 @@ PATIENCE_S = 300.0  #: time after which a job ends that nobody stops
 
 
 def execute(job: Job, stop: Callable[[], bool]) -> Any:
-    """Execute a job of the contract test, as :func:`vitlab.runner.run.execute` does.
+    """Execute a job of the contract test, as :func:`vitlab.runner.execution.execute` does.
 
     ``raise`` raises an exception; ``kill`` waits to be killed, without a training; ``stop`` trains some steps and waits
     to be stopped; ``train`` trains to the end.
     """
-    print(f"{MARK}{process(os.getpid())}", flush=True)
+    print(f"{MARK}{process_name(os.getpid())}", flush=True)
     if job.name == "raise":
         raise RuntimeError(FAILURE)
     if job.name == "kill":
         return _wait_for_stop(stop, [None] * len(job.trials))
-    from vitlab.runner.run import execute as train
+    from vitlab.runner.execution import execute as train
 
     steps = 0
 

@@ -55,7 +55,7 @@ class Inline(Executor):
         """
         if self._jobs and not self._ends:
             self._stop.clear()
-            with _ctrl_c_sets(self._stop):
+            with _handle_signals(self._stop):
                 job = self._jobs.popleft()
                 self._ends.append(JobEnd(job, *run_job(job, self.runner, self._stop.is_set)))
             if self._stop.is_set():
@@ -71,7 +71,7 @@ class Inline(Executor):
 
 
 @contextmanager
-def _ctrl_c_sets(stop: threading.Event) -> Iterator[None]:
+def _handle_signals(stop: threading.Event) -> Iterator[None]:
     """Handle signals so that the first Ctrl-C sets ``stop`` and the next interrupts, likewise SIGTERM if so configured.
 
     Only the main thread can set signal handlers; in another thread nothing changes.

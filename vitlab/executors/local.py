@@ -83,14 +83,14 @@ class Local(PollingExecutor):
 
     def __init__(self, run: RunSpec) -> None:
         super().__init__(run)
-        self._gpus = machine.gpus() if run.device in ("auto", "cuda") else []
+        self._gpus = machine.usable_gpus() if run.device in ("auto", "cuda") else []
         if run.device == "cuda" and not self._gpus:
             raise UserError(
                 "run.device is cuda, and this machine has no GPU that torch could use: CUDA_VISIBLE_DEVICES and "
                 "nvidia-smi list none, or this torch is built for the CPU alone; set run.device: cpu, or "
                 "install torch for CUDA"
             )
-        cores, budget = machine.cores(), machine.budget()
+        cores, budget = machine.usable_cores(), machine.count_usable_cores()
         cores_per_trial = run.resources.cores(run.threads)
         self._placement = Placement(self._gpus)
         self._request = self._gpu_request()
@@ -103,10 +103,11 @@ class Local(PollingExecutor):
         self._slots = min(run.workers or places, places)
         shared_out = not self._gpus or run.resources.cpu is not None
         fits = shared_out and cores_per_trial * self._slots <= budget
-        self._shares = _shares(cores, self._slots) if fits else [[]] * self._slots
+        self._shares = _divide_cores(cores, self._slots) if fits else [[]] * self._slots
         self._waiting: deque[Job] = deque()  # for a GPU with room
         self._running: dict[int, _Worker] = {}  # by sentinel
-        atexit.register(self._disconnect)  # otherwise the interpreter would wait at exit for workers that nothing stops
+        # Otherwise the interpreter would wait at exit for workers that nothing stops.
+        atexit.register(self._close_pipes)
 
     @classmethod
     def prepare(cls) -> None:
@@ -121,7 +122,7 @@ class Local(PollingExecutor):
     def submit(self, job: Job) -> None:
         """Start a job once a GPU has room.  The first job waits until the fork server has imported torch."""
         self._waiting.append(job)
-        self._admit()
+        self._start_waiting_jobs()
 
     def cancel(self, grace_s: float) -> None:
         """Ask the workers to stop, and end those that do not."""
@@ -159,7 +160,7 @@ class Local(PollingExecutor):
             share = 1 / math.ceil(max(1, (self.run.workers or 1) / max(1, len(self._gpus))))
         return GpuRequest(share, count)
 
-    def _admit(self) -> None:
+    def _start_waiting_jobs(self) -> None:
         """Start waiting jobs in order as far as GPUs have room for them."""
         while self._waiting:
             job, gpu = self._waiting[0], ""
@@ -170,17 +171,17 @@ class Local(PollingExecutor):
                     return
                 job, gpu = replace(job, gpu=share), assigned  # with the share that a retry after ``oom`` doubles
             self._waiting.popleft()
-            self._start(job, gpu)
+            self._start_worker(job, gpu)
 
-    def _start(self, job: Job, gpu: str) -> None:
+    def _start_worker(self, job: Job, gpu: str) -> None:
         used = {running.place for running in self._running.values()}
         place = min(set(range(len(used) + 1)) - used)
         share = self._shares[place] if place < self._slots else []
         arguments = job, self.runner, self.worker_environment(job, gpu), share
         try:
-            process, pipe = fork_server.process(worker.main, arguments, job.name)
+            process, pipe = fork_server.start_process(worker.run_piped_worker, arguments, job.name)
         except ServerDied as error:
-            self._placement.leave(job.folder)
+            self._placement.remove(job.folder)
             self._ends.append(JobEnd(job, Ending.LOST, str(error)))
             return
         watchdog = Watchdog(job.timeout_s)
@@ -196,13 +197,13 @@ class Local(PollingExecutor):
         due = min(running.watchdog.due for running in self._running.values())
         for ready in wait([*self._running, *pipes], max(0.0, min(timeout_s, due - time.monotonic()))):
             if isinstance(ready, int):
-                self._note_end(self._running.pop(ready))
+                self._record_end(self._running.pop(ready))
             elif isinstance(ready, Connection):
                 self._read_messages(pipes[ready])
         for running in self._running.values():
-            if running.watchdog.kills():
+            if running.watchdog.must_kill():
                 running.process.kill()
-        self._admit()
+        self._start_waiting_jobs()
 
     def _read_messages(self, running: _Worker) -> None:
         """Read the new messages of a worker; a closed pipe ends reading."""
@@ -212,33 +213,33 @@ class Local(PollingExecutor):
                 if isinstance(message, list):
                     running.report = message
                     continue
-                running.watchdog.note(message)
+                running.watchdog.record_stage(message)
                 if message != "tries":
                     self._placement.mark_started(running.job.folder)
         except (EOFError, OSError):
             running.silent = True
 
-    def _note_end(self, running: _Worker) -> None:
+    def _record_end(self, running: _Worker) -> None:
         running.process.join()
         self._read_messages(running)
         if running.report:
             ending, detail = Ending(running.report[0]), running.report[1]
         elif running.watchdog.has_killed:
-            ending, detail = Ending.TIMEOUT, Watchdog.sentence("its process")
+            ending, detail = Ending.TIMEOUT, base.KILLED.format(process="its process")
         else:
             ending, detail = Ending.LOST, f"its process {fork_server.exit_reason(running.process.exitcode)}"
         self._ends.append(JobEnd(running.job, ending, detail))
-        self._placement.leave(running.job.folder)
+        self._placement.remove(running.job.folder)
         # A worker that outlived the fork server looks dead from here; closing the pipe stops it.
         running.pipe.close()
         running.process.close()
 
-    def _disconnect(self) -> None:
+    def _close_pipes(self) -> None:
         for running in self._running.values():
             running.pipe.close()
 
 
-def _shares(cores: Sequence[int], workers: int) -> list[list[int]]:
+def _divide_cores(cores: Sequence[int], workers: int) -> list[list[int]]:
     """Divide the cores among workers as evenly as possible."""
     cuts = [index * len(cores) // workers for index in range(workers + 1)]
     return [list(cores[begin:end]) for begin, end in pairwise(cuts)]

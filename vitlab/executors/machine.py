@@ -27,17 +27,17 @@ from vitlab.spec import RunSpec
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def cores() -> list[int]:
+def usable_cores() -> list[int]:
     """Return the cores that this process may run on, in order."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
-def budget(root: Path = CGROUP) -> int:
+def count_usable_cores(root: Path = CGROUP) -> int:
     """Return the number of cores that this process may use, within the limits of its affinity and container."""
-    return max(1, math.ceil(min(len(cores()), _quota(root))))
+    return max(1, math.ceil(min(len(usable_cores()), _cgroup_quota(root))))
 
 
-def _quota(root: Path) -> float:
+def _cgroup_quota(root: Path) -> float:
     """Return the number of cores that the control group allows; infinite if it sets no limit."""
     try:
         allowed, period = (root / "cpu.max").read_text().split()
@@ -57,35 +57,34 @@ def notes_on_device(device: str) -> list[str]:
     return ["run.device auto is the CPU on a Mac; mps is its GPU, whose results may differ by more than rounding"]
 
 
-def gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
+def usable_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     """Return the usable GPUs as values for ``CUDA_VISIBLE_DEVICES``; none with a CPU-only torch."""
     if not _torch_has_cuda():
         return []
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return _visible(visible)
+        return _parse_visible_devices(visible)
     if shutil.which("nvidia-smi") is None:  # as in containers with the devices but without the tools
         return [str(index) for index, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
-    return _listed(_nvidia_smi("-L"))
+    return _parse_gpu_list(_run_nvidia_smi())
 
 
-def device_of(run: RunSpec) -> str:
+def device_type(run: RunSpec) -> str:
     """Return the type of device that trials will have, such as ``cuda``; ``auto`` looks at this machine alone."""
     if run.device != "auto":
         return run.device
-    return "cuda" if gpus() else "cpu"
+    return "cuda" if usable_gpus() else "cpu"
 
 
-def _nvidia_smi(*options: str) -> str:
-    """Return what nvidia-smi prints; empty if it is missing or fails."""
-    command = ["nvidia-smi", *options]
+def _run_nvidia_smi() -> str:
+    """Return the list of GPUs that nvidia-smi prints; empty if it is missing or fails."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+        return subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
 
 
-def _visible(value: str) -> list[str]:
+def _parse_visible_devices(value: str) -> list[str]:
     """Return the devices of a ``CUDA_VISIBLE_DEVICES``, which CUDA reads up to the first invalid one, such as -1."""
     devices: list[str] = []
     for item in (part.strip() for part in value.split(",")):
@@ -95,7 +94,7 @@ def _visible(value: str) -> list[str]:
     return devices
 
 
-def _listed(listing: str) -> list[str]:
+def _parse_gpu_list(listing: str) -> list[str]:
     """Return the UUIDs in the output of ``nvidia-smi -L``; for a sliced GPU (MIG), its slices' UUIDs."""
     devices: list[list[str]] = []
     for line in listing.splitlines():
@@ -152,8 +151,8 @@ class Placement:
             The GPU, or as many as requested, separated by commas; None if there is no room yet.
         """
         assert name not in self._tenants
-        share = _exact(request.share)
-        ready = (gpu for gpu in self.gpus if all(tenant.started for tenant in self._on(gpu)))
+        share = _exact_share(request.share)
+        ready = (gpu for gpu in self.gpus if all(tenant.started for tenant in self._tenants_of(gpu)))
         available = [gpu for gpu in ready if self.used_share(gpu) + share <= 1]
         if len(available) < request.count:
             return None
@@ -166,22 +165,22 @@ class Placement:
         if name in self._tenants:
             self._tenants[name].started = True
 
-    def leave(self, name: Hashable) -> None:
+    def remove(self, name: Hashable) -> None:
         """Remove a trial from its GPU."""
         self._tenants.pop(name, None)
 
     def used_share(self, gpu: str) -> Fraction:
         """Return the sum of the shares on a GPU."""
-        return sum((_exact(tenant.request.share) for tenant in self._on(gpu)), Fraction(0))
+        return sum((_exact_share(tenant.request.share) for tenant in self._tenants_of(gpu)), Fraction(0))
 
     def capacity(self, request: GpuRequest) -> int:
         """Return the number of equal trials that the GPUs hold together."""
-        return len(self.gpus) * int(1 / _exact(request.share)) // request.count
+        return len(self.gpus) * int(1 / _exact_share(request.share)) // request.count
 
-    def _on(self, gpu: str) -> list[_Tenant]:
+    def _tenants_of(self, gpu: str) -> list[_Tenant]:
         return [tenant for tenant in self._tenants.values() if gpu in tenant.gpus]
 
 
-def _exact(share: float) -> Fraction:
+def _exact_share(share: float) -> Fraction:
     """Convert a share to a nearby simple fraction, so that ten times 0.1 is 1."""
     return Fraction(share).limit_denominator(10_000)

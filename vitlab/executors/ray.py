@@ -44,23 +44,23 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from vitlab.errors import UserError, VitlabError, count
+from vitlab.errors import UserError, VitlabError, format_count
 from vitlab.executors import base, worker
-from vitlab.executors.base import JobEnd, PollingExecutor, Watchdog, executor, one_sentence
+from vitlab.executors.base import JobEnd, PollingExecutor, Watchdog, executor, format_error
 from vitlab.executors.task import (
     FileChange,
     Finished,
     Started,
     StopSignal,
     apply_change,
-    input_files,
-    stream,
+    list_input_files,
+    run_as_task,
 )
 from vitlab.runner.job import Job
 from vitlab.spec import RunSpec
 from vitlab.store.files import open_in_place
 from vitlab.store.folders import TrialFolder
-from vitlab.store.locks import Busy, kill
+from vitlab.store.locks import Busy, kill_process
 from vitlab.store.result import Ending
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class Ray(PollingExecutor):
         self._ray = connect(address)
         self._daemon, self._looked = daemon_address(self._ray), time.monotonic()
         self._files = files
-        self._each = demand(self._ray, run)
+        self._each = resource_demand(self._ray, run)
         options = {"label_selector": labels, "resources": resources, "runtime_env": runtime_env}
         self._options = {name: dict(value) for name, value in options.items() if value}
         self._slots, self._counted = 0, -math.inf
@@ -143,7 +143,8 @@ class Ray(PollingExecutor):
     def slots(self) -> int:
         """Value of ``run.workers``, or the trials that fit on the current machines, and those that Ray is to see."""
         if self.run.workers is None and time.monotonic() - self._counted > COUNT_S:
-            self._slots, self._counted = room(self._ray, self._each) // self.run.resources.nodes, time.monotonic()
+            self._slots = count_fitting_trials(self._ray, self._each) // self.run.resources.nodes
+            self._counted = time.monotonic()
         return self.run.workers or max(1, self._slots + min(self.waiting, max(AHEAD, self._slots)))
 
     def submit(self, job: Job) -> None:
@@ -156,9 +157,9 @@ class Ray(PollingExecutor):
         self._stopping = True
         self._ends += [JobEnd(job, Ending.STOPPED) for job in self._waiting]
         self._waiting = []
-        if not listens(*self._daemon):  # Ray does not respond any more, and its workers exit by themselves
+        if not is_listening(*self._daemon):  # Ray does not respond any more, and its workers exit by themselves
             for running in list(self._running.values()):
-                self._end(running, Ending.STOPPED)
+                self._record_end(running, Ending.STOPPED)
         try:
             if self._running:
                 self._bell.set.remote()
@@ -172,17 +173,17 @@ class Ray(PollingExecutor):
             self._ray.cancel(running.stream, force=True)
         self._wait_for_all(self._running, FORCE_S)
         for running in self._running.values():
-            self._kill(running)  # Ray relies on the process itself, which cannot react while stopped
+            self._kill_worker(running)  # Ray relies on the process itself, which cannot react while stopped
         self._wait_for_all(self._running, FORCE_S)
         for running in list(self._running.values()):
-            self._end(running, Ending.LOST, f"its worker on {running.host} could not be ended")
+            self._record_end(running, Ending.LOST, f"its worker on {running.host} could not be ended")
         self._bell, self._stopping = None, False
 
     def _submit_unless_leased(self, job: Job) -> bool:
         """Submit a job; return False if its files are to be copied and another process holds a lease."""
         with ExitStack() as leases:
             token, files = uuid.uuid4().hex, None
-            if self._copies():
+            if self._must_copy_files():
                 folders = [TrialFolder(folder) for folder in job.folders]
                 try:
                     for folder in folders:
@@ -191,8 +192,8 @@ class Ray(PollingExecutor):
                     return False
                 for folder in folders:
                     folder.recover_journal()
-                worker.note_shared_log(job)
-                files = [(path, self._object(file, job)) for path, file in input_files(job)]
+                worker.refer_to_shared_log(job)
+                files = [(path, self._put_file(file, job)) for path, file in list_input_files(job)]
             else:
                 job.folder.mkdir(parents=True, exist_ok=True)
                 with open(open_in_place(job.folder / "log.txt"), "a", encoding="utf-8") as log:
@@ -201,32 +202,34 @@ class Ray(PollingExecutor):
                 bell = self._ray.remote(num_cpus=0, max_concurrency=100_000, max_restarts=-1, max_task_retries=-1)(
                     StopSignal
                 )
-                self._bell = bell.options(scheduling_strategy=self._at(_this_node(self._ray))).remote()
+                self._bell = bell.options(
+                    scheduling_strategy=self._make_node_strategy(_own_node_id(self._ray))
+                ).remote()
             # Without max_calls Ray would reuse the process; task.options() does not support it.
-            group = self._group(job)
-            items = self._stream(job, token, files, group)
+            group = self._make_placement_group(job)
+            items = self._start_stream(job, token, files, group)
             watchdog = Watchdog(job.timeout_s)
             self._running[items] = _SubmittedJob(job, items, leases.pop_all(), (token, files), watchdog, group)
         return True
 
-    def _share(self, job: Job) -> float:
+    def _gpus_per_node(self, job: Job) -> float:
         """Return the GPUs of a job on each of its machines."""
         return 0.0 if job.settings.device == "cpu" else job.gpu or self._each.gpus
 
-    def _group(self, job: Job) -> Any:
+    def _make_placement_group(self, job: Job) -> Any:
         """Return a placement group of as many machines as a trial needs; None for one."""
         if self.run.resources.nodes == 1:
             return None
-        needs = {"CPU": float(self._each.cpus), "GPU": self._share(job), **self._options.get("resources", {})}
+        needs = {"CPU": float(self._each.cpus), "GPU": self._gpus_per_node(job), **self._options.get("resources", {})}
         bundles = [{name: value for name, value in needs.items() if value}] * self.run.resources.nodes
         labels = self._options.get("label_selector")
         return self._ray.util.placement_group(
             bundles, "STRICT_SPREAD", bundle_label_selector=[labels] * len(bundles) if labels else None
         )
 
-    def _stream(self, job: Job, token: str, files: Any, group: Any, node: int = 0, address: str = "") -> Any:
+    def _start_stream(self, job: Job, token: str, files: Any, group: Any, node: int = 0, address: str = "") -> Any:
         """Start a job's task, or the task of one of its further machines, and return its stream."""
-        share, nodes = self._share(job), self.run.resources.nodes
+        share, nodes = self._gpus_per_node(job), self.run.resources.nodes
         options = dict(self._options)
         if group is not None:  # its bundles have the labels
             options.pop("label_selector", None)
@@ -234,17 +237,17 @@ class Ray(PollingExecutor):
             options["scheduling_strategy"] = strategies.PlacementGroupSchedulingStrategy(group, node)
         task = self._ray.remote(
             num_cpus=self._each.cpus, num_gpus=share, max_calls=1, max_retries=0, num_returns="streaming", **options
-        )(stream)
+        )(run_as_task)
         place = (node, address) if nodes > 1 else None
         return task.remote(job, self.runner, token, files, share > 0, self._bell, os.getcwd(), place)
 
-    def _copies(self) -> bool:
+    def _must_copy_files(self) -> bool:
         if self._files != "auto":
             return self._files == "copy"
         here = self._ray.util.get_node_ip_address()
         return any(node["NodeManagerAddress"] != here for node in self._ray.nodes() if node["Alive"])
 
-    def _object(self, file: Path, job: Job) -> Any:
+    def _put_file(self, file: Path, job: Job) -> Any:
         """Put a file into the object store; files of prerequisites, which several trials may share, only once."""
         if file.parent in job.folders or file.parent.parent in job.folders:
             return self._ray.put(file.read_bytes())
@@ -268,66 +271,76 @@ class Ray(PollingExecutor):
         if self._ray.wait(list(self._running), num_returns=1, timeout=wait_s)[0]:
             count = len(self._running)
             for ready in self._ray.wait(list(self._running), num_returns=count, timeout=0)[0]:
-                self._take(self._running[ready])
+                self._handle_next_item(self._running[ready])
         for running in self._running.values():
-            if running.watchdog.kills():
-                self._kill(running)
+            if running.watchdog.must_kill():
+                self._kill_worker(running)
 
-    def _take(self, running: _SubmittedJob) -> None:
+    def _handle_next_item(self, running: _SubmittedJob) -> None:
         errors = self._ray.exceptions
         try:
             item = self._ray.get(next(running.stream))
         except StopIteration:
-            self._end(running, Ending.LOST, f"its worker on {running.host} ended and reported nothing; see log.txt")
+            self._record_end(
+                running, Ending.LOST, f"its worker on {running.host} ended and reported nothing; see log.txt"
+            )
         except errors.TaskCancelledError:
             if running.host:
-                self._end(running, Ending.LOST, "it did not stop in time and was killed")
+                self._record_end(running, Ending.LOST, "it did not stop in time and was killed")
             else:
-                self._end(running, Ending.STOPPED)
+                self._record_end(running, Ending.STOPPED)
         except errors.RayTaskError as error:
             where = running.host or "its machine"
-            self._end(running, Ending.LOST, f"it could not start on {where}: {one_sentence(error.cause or error)}")
+            self._record_end(
+                running, Ending.LOST, f"it could not start on {where}: {format_error(error.cause or error)}"
+            )
         except errors.OutOfMemoryError:
-            self._end(running, Ending.LOST, f"memory ran out on {running.host}, and Ray ended its worker")
+            self._record_end(running, Ending.LOST, f"memory ran out on {running.host}, and Ray ended its worker")
         except errors.RayError as error:
             where = running.host or "a machine of the cluster"
             if running.watchdog.has_killed:
-                self._end(running, Ending.TIMEOUT, Watchdog.sentence(f"its process on {where}"))
+                self._record_end(running, Ending.TIMEOUT, base.KILLED.format(process=f"its process on {where}"))
             elif isinstance(error, errors.WorkerCrashedError):
-                self._end(running, Ending.LOST, f"its worker on {where} was killed or crashed; see log.txt")
+                self._record_end(running, Ending.LOST, f"its worker on {where} was killed or crashed; see log.txt")
             elif isinstance(error, errors.NodeDiedError):
-                self._end(running, Ending.LOST, f"its machine {where} has died")
+                self._record_end(running, Ending.LOST, f"its machine {where} has died")
             else:  # Ray explains at length
-                self._end(running, Ending.LOST, f"its worker on {where} is gone: {str(error).partition(chr(10))[0]}")
+                self._record_end(
+                    running, Ending.LOST, f"its worker on {where} is gone: {str(error).partition(chr(10))[0]}"
+                )
         else:
             match item:
                 case Started():
                     running.started = item
                     running.peers = [
-                        self._stream(running.job, *running.sent, running.group, node, item.address)
+                        self._start_stream(running.job, *running.sent, running.group, node, item.address)
                         for node in range(1, self.run.resources.nodes)
                     ]
                     running.watchdog.start(base.START_S)
                 case "tries" | "begun" | "waits":
-                    running.watchdog.note(item)
+                    running.watchdog.record_stage(item)
                 case FileChange():
                     try:
                         apply_change(item, running.job.folders)
                     except Busy:
                         self._ray.cancel(running.stream, force=True)
-                        self._end(running, Ending.LOST, "another driver has taken its trial over")
+                        self._record_end(running, Ending.LOST, "another driver has taken its trial over")
                 case Finished(Ending.STOPPED, _) if not self._stopping:
-                    self._end(running, Ending.LOST, f"its worker on {running.host} lost its connection to the driver")
+                    self._record_end(
+                        running, Ending.LOST, f"its worker on {running.host} lost its connection to the driver"
+                    )
                 case Finished():
-                    self._end(running, *item)
+                    self._record_end(running, *item)
 
-    def _kill(self, running: _SubmittedJob) -> None:
+    def _kill_worker(self, running: _SubmittedJob) -> None:
         """Kill the process of a task, by another task on its machine."""
         if running.started is not None:
-            task = self._ray.remote(num_cpus=0, max_calls=1, max_retries=0)(kill)
-            task.options(scheduling_strategy=self._at(running.started.node)).remote(running.started.process)
+            task = self._ray.remote(num_cpus=0, max_calls=1, max_retries=0)(kill_process)
+            task.options(scheduling_strategy=self._make_node_strategy(running.started.node)).remote(
+                running.started.process
+            )
 
-    def _at(self, node: str) -> Any:
+    def _make_node_strategy(self, node: str) -> Any:
         """Return the scheduling strategy that requires a given node."""
         return self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
 
@@ -337,13 +350,13 @@ class Ray(PollingExecutor):
         Raises:
             VitlabError: if it has died; the trials are intact, and no attempt counts.
         """
-        if not self._stopping and not listens(*self._daemon):
+        if not self._stopping and not is_listening(*self._daemon):
             raise VitlabError(
                 "Ray's daemon on this machine (raylet) has died. Run the same command again, which resumes from the "
                 "last checkpoints; first start the daemon with 'ray start'."
             )
 
-    def _end(self, running: _SubmittedJob, ending: Ending, detail: str = "") -> None:
+    def _record_end(self, running: _SubmittedJob, ending: Ending, detail: str = "") -> None:
         if ending == Ending.LOST:
             self._require_daemon()
         del self._running[running.stream]
@@ -363,12 +376,12 @@ class Demand(NamedTuple):
     gpus: float  #: a share of one GPU, or a number of whole GPUs
 
 
-def demand(ray: Any, run: RunSpec) -> Demand:
+def resource_demand(ray: Any, run: RunSpec) -> Demand:
     """Return the resources that a trial of a study requires on each of its machines.
 
     With ``device: auto`` it has a GPU if a machine of the cluster has some now.
     """
-    resources, machines = run.resources.on_one_node, _machines(ray)
+    resources, machines = run.resources.on_one_node, _machine_resources(ray)
     has_gpus = any(machine.get("GPU", 0) for machine in machines)
     gpus = 0.0
     if run.device == "cuda" or (run.device == "auto" and (has_gpus or resources.gpu is not None)):
@@ -377,38 +390,40 @@ def demand(ray: Any, run: RunSpec) -> Demand:
     fitting = [int(machine.get("CPU", 0)) for machine in machines if machine.get("GPU", 0) >= math.ceil(gpus)]
     cores = resources.cores(run.threads)
     each = Demand(min(cores, max(fitting, default=0)) or cores, gpus)
-    if not room(ray, each):
+    if not count_fitting_trials(ray, each):
         gpu = f", {gpus:g} GPU" if gpus else ""
-        _warn(f"no machine of the Ray cluster has {count(each.cpus, 'CPU')}{gpu} now; trials wait until one joins.")
+        _warn_once(
+            f"no machine of the Ray cluster has {format_count(each.cpus, 'CPU')}{gpu} now; trials wait until one joins."
+        )
         if run.device == "auto" and not gpus:
-            _warn("run.device is auto, and the cluster has no GPU now; run.device: cuda makes trials ask for one.")
+            _warn_once("run.device is auto, and the cluster has no GPU now; run.device: cuda makes trials ask for one.")
     return each
 
 
 @cache
-def _warn(sentence: str) -> None:
+def _warn_once(sentence: str) -> None:
     """Log a warning once, although a run builds its executor several times."""
     log.warning(sentence)
 
 
-def room(ray: Any, each: Demand) -> int:
+def count_fitting_trials(ray: Any, each: Demand) -> int:
     """Return the number of trials that fit on the current machines at a time."""
-    return sum(_fit(machine, each) for machine in _machines(ray))
+    return sum(_count_fitting_on(machine, each) for machine in _machine_resources(ray))
 
 
 def daemon_address(ray: Any) -> tuple[str, int]:
     """Return the address and port of Ray's daemon on this machine."""
-    [node] = [node for node in ray.nodes() if node["NodeID"] == _this_node(ray)]
+    [node] = [node for node in ray.nodes() if node["NodeID"] == _own_node_id(ray)]
     return node["NodeManagerAddress"], node["NodeManagerPort"]
 
 
-def _this_node(ray: Any) -> str:
+def _own_node_id(ray: Any) -> str:
     """Return Ray's id of this machine."""
     node: str = ray.get_runtime_context().get_node_id()
     return node
 
 
-def listens(address: str, port: int) -> bool:
+def is_listening(address: str, port: int) -> bool:
     """Return True if a process of this machine listens on a port.
 
     Ray itself needs half a minute to detect that a daemon has died, and streams from its workers never end.
@@ -422,11 +437,11 @@ def listens(address: str, port: int) -> bool:
         return True
 
 
-def _machines(ray: Any) -> list[Mapping[str, float]]:
+def _machine_resources(ray: Any) -> list[Mapping[str, float]]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def _fit(machine: Mapping[str, float], each: Demand) -> int:
+def _count_fitting_on(machine: Mapping[str, float], each: Demand) -> int:
     fit = int(machine.get("CPU", 0)) // each.cpus
     if not each.gpus:
         return fit
@@ -454,14 +469,14 @@ def connect(address: str) -> Any:
     is_main = threading.current_thread() is threading.main_thread()
     old_handler = signal.getsignal(signal.SIGTERM)
     try:
-        with contextlib.chdir("/"):  # Ray has workers import from the current folder first; see task.stream
+        with contextlib.chdir("/"):  # Ray has workers import from the current folder first; see task.run_as_task
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         # Of a machine that dies, Ray prints some 40 lines on stdout, which is for the answer; the trial's line says it.
         ray._private.worker.print_to_stdstream = lambda data, ignore_prefix: None
     except Exception as error:  # Ray raises no specific type if it does not answer in time
         at = "on this machine, and RAY_ADDRESS names none" if address == "auto" else f"at {address}"
         raise UserError(
-            f"no Ray cluster answers {at}: start one with 'ray start --head'. Ray says: {one_sentence(error)}"
+            f"no Ray cluster answers {at}: start one with 'ray start --head'. Ray says: {format_error(error)}"
         ) from None
     finally:
         if is_main:

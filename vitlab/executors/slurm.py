@@ -48,11 +48,11 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from vitlab.errors import UserError
-from vitlab.executors.base import JobEnd, PollingExecutor, executor, one_sentence
+from vitlab.executors.base import JobEnd, PollingExecutor, executor, format_error
 from vitlab.executors.local import Local
 from vitlab.runner.job import NODE_VARIABLE, Job
 from vitlab.spec import Choice, RunSpec
-from vitlab.store.files import append_json, cut_torn_line, read_json, read_lines, write_json
+from vitlab.store.files import append_json, cut_torn_line, read_complete_lines, read_json, write_json
 from vitlab.store.result import Ending
 
 log = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ class Slurm(PollingExecutor):
         requeues: Annotated[int, Field(ge=0)] = 20,
     ) -> None:
         super().__init__(run)
-        self._submitit = _submitit()
+        self._submitit = _import_submitit()
         self._pack = pack if run.resources.nodes == 1 else 1
         self._slots = min(run.workers or self._pack * jobs, self._pack * jobs)
         self._jobs = min(jobs, math.ceil(self._slots / self._pack))
@@ -179,7 +179,7 @@ class Slurm(PollingExecutor):
         flags |= {"cpus-per-task": 1, "open-mode": "append", "output": log}
         script = DRIVER.format(setup="\n".join(options["setup"]), command=shlex.join(words))
         command = ["sbatch", "--parsable", "--requeue", *(f"--{name}={value}" for name, value in flags.items())]
-        job_id = _ask(*command, input=script).strip().partition(";")[0]
+        job_id = _run_command(*command, input=script).strip().partition(";")[0]
         return f"Slurm job {job_id}", f"scancel {job_id}"
 
     @property
@@ -202,23 +202,23 @@ class Slurm(PollingExecutor):
             (pack.folder / "stop").touch()
             if not (pack.folder / "started").exists():
                 pack.slurm.cancel(check=False)
-                self._end(pack, Ending.STOPPED, "")
+                self._end_pack(pack, Ending.STOPPED, "")
         try:
             deadline = time.monotonic() + grace_s
-            while self._running() and time.monotonic() < deadline:
+            while self._running_packs() and time.monotonic() < deadline:
                 time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
-                self._look()
+                self._collect_ended()
         except KeyboardInterrupt:
             pass  # second Ctrl-C: stop waiting
-        for pack in self._running():
+        for pack in self._running_packs():
             pack.slurm.cancel(check=False)
-            self._end(pack, Ending.LOST, "it did not stop in time, and its Slurm job was cancelled")
+            self._end_pack(pack, Ending.LOST, "it did not stop in time, and its Slurm job was cancelled")
         self._sent.clear()
 
     def reattach(self, jobs: Sequence[Job]) -> list[Job]:
         """Find jobs that an earlier driver left in the queue."""
         by_folder = {job.folder: job for job in jobs}
-        for folder in sorted(folder for root in set(map(_root, jobs)) for folder in root.glob("slurm/*/*/")):
+        for folder in sorted(folder for root in set(map(_output_folder, jobs)) for folder in root.glob("slurm/*/*/")):
             record = None if (folder / "ended").exists() else read_json(folder / "pack.json")
             if record is None:
                 continue
@@ -237,16 +237,16 @@ class Slurm(PollingExecutor):
                 self._sent.append(pack)
         return [job for pack in self._sent for job in pack.jobs.values()]
 
-    def _send(self, packs: Sequence[Sequence[Job]], needs: Mapping[str, object]) -> None:
+    def _submit_packs(self, packs: Sequence[Sequence[Job]], needs: Mapping[str, object]) -> None:
         """Submit packs with equal needs, several as an array.
 
         Raises:
             UserError: if Slurm rejects them, or does not answer.
         """
-        folder = _root(packs[0][0]) / "slurm" / uuid.uuid4().hex[:12]
+        folder = _output_folder(packs[0][0]) / "slurm" / uuid.uuid4().hex[:12]
         python = f"{shlex.quote(sys.executable)} -P"  # imports nothing from the folder of the submission
         slurm = self._submitit.SlurmExecutor(folder, max_num_timeout=self._requeues, python=python)
-        slurm.update_parameters(job_name=_name(folder), **self._parameters, **needs)
+        slurm.update_parameters(job_name=_pack_name(folder), **self._parameters, **needs)
         trials = [{str(job.folder): [str(item) for item in job.folders] for job in jobs} for jobs in packs]
         batches = [SlurmBatch(folder / str(n), self.run, tuple(jobs), self.runner) for n, jobs in enumerate(packs)]
         for batch, own in zip(batches, trials, strict=True):
@@ -258,14 +258,14 @@ class Slurm(PollingExecutor):
         except (self._submitit.core.utils.FailedJobError, OSError) as error:
             for batch in batches:
                 (batch.folder / "ended").touch()  # if the job was submitted after all, it ends at once
-            raise UserError(f"Slurm rejected the job: {one_sentence(error)}") from error
+            raise UserError(f"Slurm rejected the job: {format_error(error)}") from error
         for jobs, batch, submission, own in zip(packs, batches, submissions, trials, strict=True):
             write_json(batch.folder / "pack.json", {"job": submission.job_id, "trials": own})
             self._sent.append(_Submitted(batch.folder, submission, {str(job.folder): job for job in jobs}))
             for job in jobs:
                 self._waiting.remove(job)
 
-    def _needs(self, jobs: Sequence[Job]) -> dict[str, object]:
+    def _node_request(self, jobs: Sequence[Job]) -> dict[str, object]:
         """Return what a Slurm job requests on each node to run these trials together: cores, and GPUs if any."""
         resources, nodes = self.run.resources, self.run.resources.nodes
         cores = math.ceil(len(jobs) * resources.cores(self.run.threads) / nodes)
@@ -289,7 +289,7 @@ class Slurm(PollingExecutor):
         if self.run.resources.gpu is not None or self._gres is not None:
             return True
         own = [f"--partition={self._partition}"] if self._partition else []
-        lines = [line.split() for line in _ask("sinfo", "--noheader", "--format=%P %G", *own).splitlines()]
+        lines = [line.split() for line in _run_command("sinfo", "--noheader", "--format=%P %G", *own).splitlines()]
         partitions = [words for words in lines if self._partition or words[0].endswith("*")]  # * marks the default one
         if any("gpu" in words[-1] for words in partitions or lines):
             return True
@@ -308,21 +308,21 @@ class Slurm(PollingExecutor):
             starts = range(0, len(self._waiting), self._pack)
             packs = [self._waiting[start : start + self._pack] for start in starts][:free]
             try:
-                for needs, group in groupby(packs, self._needs):
-                    self._send(list(group), needs)
+                for needs, group in groupby(packs, self._node_request):
+                    self._submit_packs(list(group), needs)
             except UserError as error:
                 if not UNANSWERED.search(f"{error} {error.__cause__}"):
                     raise
                 log.warning("Slurm's controller does not answer; trials are submitted when it does.")
                 self._again_at = time.monotonic() + AGAIN_S
-        self._look()
+        self._collect_ended()
         if not self._ends:
             time.sleep(min(POLL_S, timeout_s))
 
-    def _running(self) -> list[_Submitted]:
+    def _running_packs(self) -> list[_Submitted]:
         return [pack for pack in self._sent if pack.jobs]
 
-    def _look(self) -> None:
+    def _collect_ended(self) -> None:
         """Collect the trials that have ended, and remove the packs whose Slurm job has ended."""
         due = time.monotonic() - self._asked_at >= STATE_S
         remaining = []
@@ -334,7 +334,7 @@ class Slurm(PollingExecutor):
             elif over:
                 state = str(pack.slurm.state).split(" ")[0]
                 because = f"its Slurm job {pack.slurm.job_id} ended ({state}) before it did; see {pack.folder}"
-                self._end(pack, STATES.get(state, Ending.LOST), because)
+                self._end_pack(pack, STATES.get(state, Ending.LOST), because)
             if not over:
                 remaining.append(pack)
         if due:
@@ -342,13 +342,13 @@ class Slurm(PollingExecutor):
         self._sent = remaining
 
     def _collect_endings(self, pack: _Submitted) -> None:
-        lines, pack.offset = read_lines(pack.folder / "ends.jsonl", pack.offset)
+        lines, pack.offset = read_complete_lines(pack.folder / "ends.jsonl", pack.offset)
         for name, value, detail in map(json.loads, lines):
             job = pack.jobs.pop(name, None)
             if job is not None:
                 self._ends.append(JobEnd(job, Ending(value), detail))
 
-    def _end(self, pack: _Submitted, ending: Ending, detail: str) -> None:
+    def _end_pack(self, pack: _Submitted, ending: Ending, detail: str) -> None:
         self._ends += [JobEnd(job, ending, detail) for job in pack.jobs.values()]
         pack.jobs.clear()
         (pack.folder / "ended").touch()
@@ -377,53 +377,53 @@ class SlurmBatch:
         if (self.folder / "ended").exists():
             return  # its driver has given it up
         if self.nodes > 1:
-            _join_nodes()
-        (self.folder / "started").write_text(_own_id())
+            _set_rank_variables()
+        (self.folder / "started").write_text(_own_job_id())
         cut_torn_line(self.folder / "ends.jsonl")  # Slurm may have killed an earlier run in the middle of a line
         local = self._local = Local(self.run)
         local.runner = self.runner  # type: ignore[misc]
-        finished = {json.loads(line)[0] for line in read_lines(self.folder / "ends.jsonl")[0]}
+        finished = {json.loads(line)[0] for line in read_complete_lines(self.folder / "ends.jsonl")[0]}
         waiting = [job for job in self.jobs if str(job.folder) not in finished]
         running = 0
         while waiting or running:
             if (self.folder / "stop").exists():
                 local.cancel(PACK_GRACE_S)
-                self._say(local.poll(0.0))
-                self._say([JobEnd(job, Ending.STOPPED) for job in waiting])
+                self._record_endings(local.poll(0.0))
+                self._record_endings([JobEnd(job, Ending.STOPPED) for job in waiting])
                 return
             while waiting and running < local.slots:
                 local.submit(waiting.pop(0))
                 running += 1
             ends = local.poll(POLL_S)
             running -= len(ends)
-            self._say(ends)
+            self._record_endings(ends)
 
     def checkpoint(self) -> Any:
         """Make every trial write a checkpoint, and return this pack for requeueing; it skips ended trials."""
         if self._local is not None:
             self._local.cancel(PACK_GRACE_S)
-            self._say([end for end in self._local.poll(0.0) if end.ending in FINAL])
-        return _submitit().helpers.DelayedSubmission(self)
+            self._record_endings([end for end in self._local.poll(0.0) if end.ending in FINAL])
+        return _import_submitit().helpers.DelayedSubmission(self)
 
-    def _say(self, ends: Sequence[JobEnd]) -> None:
+    def _record_endings(self, ends: Sequence[JobEnd]) -> None:
         for end in ends if os.environ.get(NODE_VARIABLE, "0") == "0" else ():
             append_json(self.folder / "ends.jsonl", [str(end.job.folder), end.ending, end.detail])
 
 
-def _name(folder: Path) -> str:
+def _pack_name(folder: Path) -> str:
     """Return the unique name of a pack's Slurm job."""
     return f"vitlab-{folder.name}"
 
 
-def _own_id() -> str:
+def _own_job_id() -> str:
     """Return the id of the Slurm job that this process belongs to, as submitit names it."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array else os.environ.get("SLURM_JOB_ID", "")
 
 
-def _join_nodes() -> None:
+def _set_rank_variables() -> None:
     """Set the variables by which the processes of a trial on several nodes find each other, as torchrun names them."""
-    environment = _submitit().slurm.slurm.SlurmJobEnvironment()
+    environment = _import_submitit().slurm.slurm.SlurmJobEnvironment()
     os.environ[NODE_VARIABLE] = str(environment.node)
     os.environ.setdefault("MASTER_ADDR", environment.hostnames[0])
     os.environ.setdefault("MASTER_PORT", str(20_000 + int(environment.raw_job_id) % 10_000))
@@ -437,12 +437,12 @@ def _query_job_id(folder: Path) -> str | None:
     """
     with suppress(FileNotFoundError):
         return (folder / "started").read_text() or None
-    ids = _ask("squeue", "--noheader", "--format=%F", f"--name={_name(folder.parent)}").split()
+    ids = _run_command("squeue", "--noheader", "--format=%F", f"--name={_pack_name(folder.parent)}").split()
     is_array = len(list(folder.parent.glob("*/pack.json"))) > 1
     return (f"{ids[0]}_{folder.name}" if is_array else ids[0]) if ids else None
 
 
-def _ask(*command: str, input: str = "") -> str:
+def _run_command(*command: str, input: str = "") -> str:
     """Return what a command of Slurm prints.
 
     Raises:
@@ -455,12 +455,12 @@ def _ask(*command: str, input: str = "") -> str:
         raise UserError(f"Slurm does not answer {command[0]} ({because}); run again when it does") from error
 
 
-def _root(job: Job) -> Path:
+def _output_folder(job: Job) -> Path:
     """Return the output folder that contains a job's folder."""
     return job.folder.parents[2]
 
 
-def _submitit() -> Any:
+def _import_submitit() -> Any:
     try:
         import submitit
     except ImportError:

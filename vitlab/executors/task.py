@@ -30,7 +30,7 @@ from vitlab.executors.base import Stage, thread_variables
 from vitlab.runner.job import NODE_VARIABLE, Job
 from vitlab.store.files import open_in_place, write_bytes
 from vitlab.store.folders import TrialFolder
-from vitlab.store.locks import process
+from vitlab.store.locks import process_name
 from vitlab.store.result import Ending
 
 POLL_S = 0.2  #: interval at which a worker checks for changed files
@@ -49,7 +49,7 @@ class Started(NamedTuple):
     """First item of a stream: the process of the task."""
 
     host: str
-    process: str = ""  #: name of the process, see :func:`vitlab.store.locks.process`
+    process: str = ""  #: name of the process, see :func:`vitlab.store.locks.process_name`
     node: str = ""  #: Ray's id of the machine
     address: str = ""  #: host and port at which the processes of a trial on several machines meet
 
@@ -76,7 +76,7 @@ class StopSignal:
         await self._event.wait()
 
 
-def stream(
+def run_as_task(
     job: Job,
     runner: str,
     token: str,
@@ -108,10 +108,10 @@ def stream(
     os.environ.update(thread_variables(job) | ({} if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}))
     host, address = socket.gethostname(), ""
     if place is not None:
-        address = place[1] or f"{ray.util.get_node_ip_address()}:{_free_port()}"
+        address = place[1] or f"{ray.util.get_node_ip_address()}:{_find_free_port()}"
         os.environ["MASTER_ADDR"], _, os.environ["MASTER_PORT"] = address.rpartition(":")
         os.environ[NODE_VARIABLE] = str(place[0])
-    yield Started(host, process(os.getpid()), ray.get_runtime_context().get_node_id(), address)
+    yield Started(host, process_name(os.getpid()), ray.get_runtime_context().get_node_id(), address)
     stop = threading.Event()
     bell.wait.remote().future().add_done_callback(lambda _: stop.set())  # also when the actor is gone
     with ExitStack() as scratch:
@@ -120,15 +120,15 @@ def stream(
             root = Path(scratch.enter_context(tempfile.TemporaryDirectory(prefix="vitlab-")))
             for path, reference in sent:
                 write_bytes(root / path, ray.get(reference))
-            job = relocate(job, root)
+            job = relocate_job(job, root)
             outbox = FileSender(job.folders)
-        elif not _sees(job.folder, token):
+        elif not _has_token(job.folder, token):
             hint = "without a shared folder, set run.executor.files: copy"
             yield Finished(Ending.REFUSED, f"{host} does not see {job.folder}; {hint}")
             return
-        worker.log_to(job.folder)
+        worker.redirect_output_to_log(job.folder)
         if outbox is None:
-            worker.note_shared_log(job)
+            worker.refer_to_shared_log(job)
         endings: list[tuple[Ending, str]] = []
         stages: queue.SimpleQueue[Stage] = queue.SimpleQueue()
         trial = threading.Thread(
@@ -140,19 +140,19 @@ def stream(
             while not stages.empty():
                 yield stages.get()
             if outbox is not None:
-                yield from outbox.changes()
+                yield from outbox.read_changes()
         if outbox is not None:
-            yield from outbox.changes(ended=True)
+            yield from outbox.read_changes(ended=True)
     yield Finished(*endings[0]) if endings else Finished(Ending.LOST, "the trial's thread was ended; see log.txt")
 
 
-def _free_port() -> int:
+def _find_free_port() -> int:
     with socket.create_server(("", 0)) as server:
         port: int = server.getsockname()[1]
         return port
 
 
-def _sees(folder: Path, token: str) -> bool:
+def _has_token(folder: Path, token: str) -> bool:
     try:
         return token in (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -171,17 +171,17 @@ class FileChange:
     offset: int = 0  #: where its content begins, in a file that has grown
 
 
-def input_files(job: Job) -> list[tuple[str, Path]]:
+def list_input_files(job: Job) -> list[tuple[str, Path]]:
     """Return the files that a remote worker needs, each with its path below the worker's folder.
 
     These are the files of the job's trials, the results and weights of their prerequisites, and the plugins.  The
     caller holds the leases.
     """
     root = job.folder.parents[1]
-    files = [folder / path for folder in job.folders for path in _files(folder)]
+    files = [folder / path for folder in job.folders for path in _list_trial_files(folder)]
     for name in sorted({name for item in job.trials for name in item.trial.needs.values()}):
         prerequisite = TrialFolder(root / name)
-        files += [prerequisite.spec, prerequisite.weights, prerequisite.path / RESULT]
+        files += [prerequisite.spec, prerequisite.weights_file, prerequisite.path / RESULT]
     inputs = [("trials" / file.relative_to(root), file) for file in files if file.exists()]
     inputs += [
         (Path("plugins", str(index), Path(file).name), Path(file)) for index, file in enumerate(job.settings.plugins)
@@ -189,7 +189,7 @@ def input_files(job: Job) -> list[tuple[str, Path]]:
     return [(path.as_posix(), file) for path, file in inputs]
 
 
-def relocate(job: Job, root: Path) -> Job:
+def relocate_job(job: Job, root: Path) -> Job:
     """Return the job with its paths relocated to a worker's folder ``root``."""
     trials = job.folder.parents[1]
     plugins = [str(root / "plugins" / str(index) / Path(file).name) for index, file in enumerate(job.settings.plugins)]
@@ -207,7 +207,7 @@ class FileSender:
         self._folders = folders
         self._sent = self._signatures()
 
-    def changes(self, *, ended: bool = False) -> Iterator[FileChange]:
+    def read_changes(self, *, ended: bool = False) -> Iterator[FileChange]:
         """Yield the changes of the job's files since the last call, so that the copy is consistent wherever they stop.
 
         A ``result.json`` comes last, and only if the job has ``ended``.
@@ -217,7 +217,7 @@ class FileSender:
         removed = [place for place in self._sent if place not in present]
         contents: dict[Place, tuple[bytes, int]] = {}
         # A journal is read after the checkpoint and sent before it: it has all lines that the checkpoint presupposes.
-        for place in sorted(changed, key=_order, reverse=True):
+        for place in sorted(changed, key=_transfer_order, reverse=True):
             if ended or place[1] != RESULT:
                 size = self._sent.get(place, (0, 0, 0))[2]
                 offset = size if place[1] in (JOURNAL, LOG) and size <= present[place][2] else 0
@@ -227,7 +227,7 @@ class FileSender:
                 ):
                     file.seek(offset)
                     contents[place] = file.read(), offset
-        for place in sorted(contents, key=_order):
+        for place in sorted(contents, key=_transfer_order):
             yield FileChange(place, *contents[place])
             self._sent[place] = present[place]
         for place in removed:
@@ -237,7 +237,7 @@ class FileSender:
     def _signatures(self) -> dict[Place, Signature]:
         signatures: dict[Place, Signature] = {}
         for index, folder in enumerate(self._folders):
-            for path in _files(folder):
+            for path in _list_trial_files(folder):
                 with suppress(FileNotFoundError):  # removed meanwhile
                     stat = (folder / path).stat()
                     signatures[index, path] = stat.st_ino, stat.st_mtime_ns, stat.st_size
@@ -253,7 +253,7 @@ def apply_change(change: FileChange, folders: Sequence[Path]) -> None:
     """
     index, path = change.place
     folder, inside = folders[index], PurePosixPath(path)
-    TrialFolder(folder).require()
+    TrialFolder(folder).require_lock()
     if inside.is_absolute() or ".." in inside.parts:
         raise VitlabError(f"a worker sent a file for {path}, which is not in its trial's folder")
     file = folder / inside
@@ -271,11 +271,11 @@ def apply_change(change: FileChange, folders: Sequence[Path]) -> None:
                 file.parent.rmdir()
 
 
-def _files(folder: Path) -> list[str]:
+def _list_trial_files(folder: Path) -> list[str]:
     """Return the files of a trial, without locks and temporary files."""
     paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     return sorted(path.as_posix() for path in paths if path.name not in LOCKS and not path.name.startswith("."))
 
 
-def _order(place: Place) -> int:
+def _transfer_order(place: Place) -> int:
     return ORDER.index(place[1] if place[1] in ORDER else None)

@@ -2,9 +2,9 @@
 
 :func:`run_job_and_exit` is the whole work of such a process.  It begins in one of two ways.
 
-**With a pipe**, in :func:`main`, for the local executor.  Only the driver holds the other end.  The message ``stop``
-requests a checkpoint and exit; a closed pipe means that the driver is dead, which requests the same and ends the
-process after ``ORPHAN_S`` in any case.  Before it exits, the worker sends the ending of its job; if it dies without
+**With a pipe**, in :func:`run_piped_worker`, for the local executor.  Only the driver holds the other end.  The message
+``stop`` requests a checkpoint and exit; a closed pipe means that the driver is dead, which requests the same and ends
+the process after ``ORPHAN_S`` in any case.  Before it exits, the worker sends the ending of its job; if it dies without
 one, the driver infers the ending from the exit code.  Meanwhile it sends its stages: see
 :data:`vitlab.executors.base.Stage`.
 
@@ -42,14 +42,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from vitlab.errors import OutOfMemory, ProcessLost, Refused
-from vitlab.executors.base import JobEnd, Stage, one_sentence
+from vitlab.executors.base import JobEnd, Stage, format_error
 from vitlab.imports import import_object
 from vitlab.runner import fork_server
 from vitlab.runner.job import NODE_VARIABLE, Job, JobTrial
 from vitlab.spec.tree import parse_as
-from vitlab.store.files import load_json, mapping, open_in_place, read_json, write_json
+from vitlab.store.files import load_json, open_in_place, read_json, require_mapping, write_json
 from vitlab.store.folders import TrialFolder
-from vitlab.store.locks import DRIVER, Busy, end_orphan, is_alive
+from vitlab.store.locks import DRIVER, Busy, is_alive, kill_orphan
 from vitlab.store.result import Ending
 
 CHECK_S = 0.2  #: interval at which the worker of a command line checks whether it is to stop
@@ -58,7 +58,9 @@ GONE_S = 45.0  #: time after which a worker whose driver is dead has exited
 WATCH_S = 1.0  #: interval at which a worker checks whether its driver is alive
 
 
-def main(job: Job, runner: str, environment: Mapping[str, str], cores: Sequence[int], driver: Connection) -> NoReturn:
+def run_piped_worker(
+    job: Job, runner: str, environment: Mapping[str, str], cores: Sequence[int], driver: Connection
+) -> NoReturn:
     """Run one job and exit.
 
     Args:
@@ -68,7 +70,7 @@ def main(job: Job, runner: str, environment: Mapping[str, str], cores: Sequence[
         cores: cores to pin the process to; empty for all.
         driver: the pipe to the driver.
     """
-    stop = fork_server.begin(environment, driver)
+    stop = fork_server.set_up_process(environment, driver)
     if cores and hasattr(os, "sched_setaffinity"):
         with suppress(OSError):  # a sandbox may forbid it; then the kernel places the threads
             os.sched_setaffinity(0, cores)
@@ -96,7 +98,7 @@ class _Clock:
         self._steps = -1
         report("tries")
 
-    def stop(self) -> bool:
+    def must_stop(self) -> bool:
         """Count a step and return True if the attempt has to stop."""
         self._steps += 1
         if self._steps == 1:
@@ -127,10 +129,10 @@ def run_job(
     results: dict[Path, Any] = {}  #: of ended trials: results and errors
     try:
         execute = import_object(runner, "execute")
-        while remaining := _remaining(job, results):
+        while remaining := _trials_without_result(job, results):
             clock = _Clock(stop, job.timeout_s, report)
             locked: list[Path] = []
-            outcomes = execute(replace(job, trials=remaining), clock.stop)
+            outcomes = execute(replace(job, trials=remaining), clock.must_stop)
             for item, outcome in zip(remaining, outcomes, strict=True):
                 if isinstance(outcome, Busy):
                     locked.append(item.folder)
@@ -146,19 +148,19 @@ def run_job(
                 if stop():
                     return Ending.STOPPED, ""
     except Refused as error:
-        return Ending.REFUSED, one_sentence(error)
+        return Ending.REFUSED, format_error(error)
     except (Exception, SystemExit) as error:  # an exception of a trial or plugin ends only this job
-        sentence, ending = one_sentence(error), _ending_of(error)
+        sentence, ending = format_error(error), _ending_of_error(error)
         with suppress(OSError):  # such as a full disk; the driver is informed all the same
-            TrialFolder(job.folder).fail(sentence, traceback.format_exc(), ending)
+            TrialFolder(job.folder).write_failure(sentence, traceback.format_exc(), ending)
         return ending, sentence
-    return _ending_of_all(list(results.values()))
+    return _ending_of_job(list(results.values()))
 
 
-def _remaining(job: Job, results: dict[Path, Any]) -> tuple[JobTrial, ...]:
+def _trials_without_result(job: Job, results: dict[Path, Any]) -> tuple[JobTrial, ...]:
     """Return the trials of a job that have not ended, and add the results of those that another process has trained."""
     for item in (item for item in job.trials if item.folder not in results):
-        if (result := TrialFolder(item.folder).kept_result(job.settings.keep)) is not None:
+        if (result := TrialFolder(item.folder).result_with_kept_weights(job.settings.keep)) is not None:
             results[item.folder] = result
     return tuple(item for item in job.trials if item.folder not in results)
 
@@ -171,21 +173,21 @@ def _wait_for_lease(folder: TrialFolder, stop: Callable[[], bool]) -> None:
         if stop() or not folder.is_locked():
             return
         if time.monotonic() - since > GONE_S:
-            end_orphan(folder.lock)
+            kill_orphan(folder.lock)
 
 
-def _ending_of(error: BaseException) -> Ending:
+def _ending_of_error(error: BaseException) -> Ending:
     """Return how an attempt that raised this error ended."""
     if isinstance(error, OutOfMemory | MemoryError):
         return Ending.OOM
     return Ending.LOST if isinstance(error, ProcessLost) else Ending.ERROR
 
 
-def _ending_of_all(outcomes: Sequence[Any]) -> tuple[Ending, str]:
+def _ending_of_job(outcomes: Sequence[Any]) -> tuple[Ending, str]:
     """Return the ending of a job with these results and errors: the first failure's, if there is any."""
     for outcome in outcomes:
         if isinstance(outcome, Exception):
-            return _ending_of(outcome), one_sentence(outcome)
+            return _ending_of_error(outcome), format_error(outcome)
     failures = [result.failure for result in outcomes if result.failure]
     return Ending.DONE, failures[0] if failures else ""
 
@@ -212,12 +214,12 @@ def run_job_and_exit(
         report_stage: called with each stage of the attempt.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    log_to(job.folder)
-    note_shared_log(job)
+    redirect_output_to_log(job.folder)
+    refer_to_shared_log(job)
     preempted, orphaned = threading.Event(), threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: preempted.set())
     if os.environ.get(DRIVER, "").partition("/")[0] == socket.gethostname():
-        threading.Thread(target=_watch, args=(os.environ[DRIVER], orphaned), daemon=True).start()
+        threading.Thread(target=_end_if_orphaned, args=(os.environ[DRIVER], orphaned), daemon=True).start()
 
     ending, detail = run_job(job, runner, lambda: preempted.is_set() or orphaned.is_set() or stop(), report_stage)
     if ending == Ending.STOPPED and preempted.is_set() and not orphaned.is_set() and not stop():
@@ -231,7 +233,7 @@ def run_job_and_exit(
     os._exit(0)  # without waiting for threads that a plugin may have started
 
 
-def log_to(folder: Path) -> None:
+def redirect_output_to_log(folder: Path) -> None:
     """Redirect all output of this process, including C libraries and crash traces, to ``log.txt``."""
     folder.mkdir(parents=True, exist_ok=True)
     log = open_in_place(folder / "log.txt")
@@ -243,7 +245,7 @@ def log_to(folder: Path) -> None:
     faulthandler.enable()
 
 
-def note_shared_log(job: Job) -> None:
+def refer_to_shared_log(job: Job) -> None:
     """Append to the logs of the job's other trials a reference to the log of the job."""
     for folder in job.folders[1:]:
         folder.mkdir(parents=True, exist_ok=True)
@@ -251,7 +253,7 @@ def note_shared_log(job: Job) -> None:
             log.write(f"trained along with {job.name}, whose log is {job.folder / 'log.txt'}\n")
 
 
-def _watch(driver: str, orphaned: threading.Event) -> None:
+def _end_if_orphaned(driver: str, orphaned: threading.Event) -> None:
     while is_alive(driver):
         time.sleep(WATCH_S)
     orphaned.set()
@@ -300,7 +302,7 @@ class WorkerCommand:
 
 def _run_folder(folder: Path) -> NoReturn:
     """Run the job of a folder and exit."""
-    data = load_json(folder / "job.json", mapping)
+    data = load_json(folder / "job.json", require_mapping)
     if data is None:
         sys.exit(f"{folder} has no job.json: its driver has removed it, or this machine does not see the output folder")
     job = parse_as(Job, data["job"])

@@ -21,12 +21,12 @@ from types import ModuleType
 
 from vitlab.identity import source
 from vitlab.identity.trial import key_of
-from vitlab.imports import last_imports, reloads, stamp_of
+from vitlab.imports import file_stamp, last_imports, reloads
 from vitlab.registry import BUILT_IN, OPTIONAL_MODULES, ResolvedChoice, plugins, slot
 from vitlab.registry.slot_modules import built_ins
 from vitlab.spec.trial import SLOTS_OF_A_TRIAL, TrialSpec
 
-RUNNER = "vitlab.runner.run"
+RUNNER = "vitlab.runner.execution"
 """Module that runs trials; it is part of the code of every trial."""
 
 
@@ -200,7 +200,7 @@ def mixed_versions_message(modules: Iterable[str]) -> str:
         if "==" in module:
             top = source.tops.get(module, "")
             last, file = last_imports.get(top), source.file_of(top)
-            if top in sys.modules and last is not None and file is not None and last.stamp != stamp_of(file):
+            if top in sys.modules and last is not None and file is not None and last.stamp != file_stamp(file):
                 return (
                     f"{module} was installed after this process had imported {top}; restart the process (in a "
                     "notebook, restart the kernel) and run again"

@@ -27,7 +27,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 from pathlib import Path
 
-from vitlab.imports import INSTALLED, Stamp, last_imports, stamp_of
+from vitlab.imports import INSTALLED, Stamp, file_stamp, last_imports
 from vitlab.registry import BUILT_IN, plugins
 
 PACKAGE = "__init__.py"
@@ -70,7 +70,7 @@ def read_current(module: str) -> ModuleSource:
     file = file_of(module)
     if file is None:
         return ModuleSource(SESSION if _is_imported_module(module) else "")
-    stamp = stamp_of(file)
+    stamp = file_stamp(file)
     return ModuleSource("") if stamp is None else _read_cached(module, file, stamp)
 
 
@@ -83,7 +83,7 @@ def read_imported(module: str) -> ModuleSource:
     """
     last, file = last_imports.get(module), file_of(module)
     is_imported = module in sys.modules and last is not None and module not in plugins.files
-    if not is_imported or last is None or file is None or last.stamp == stamp_of(file):
+    if not is_imported or last is None or file is None or last.stamp == file_stamp(file):
         return read_current(module)
     return _texts.get((module, file, last.stamp), ModuleSource(f"unknown {SESSION}"))
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from vitlab.imports import Stamp, stamp_of
+from vitlab.imports import Stamp, file_stamp
 from vitlab.spec.tree import NewTree, Tree, parse_as
 from vitlab.spec.trial import TrialSpec
 
@@ -102,7 +102,7 @@ def weight_file_digests(file: Path) -> dict[str, str]:
         FileNotFoundError: if the weights themselves do not exist.
     """
     existing = [file, *(other for other in weight_files(file)[1:] if other.is_file())]
-    return {each.name: _sha256(each.resolve(), stamp_of(each)) for each in existing}
+    return {each.name: _sha256(each.resolve(), file_stamp(each)) for each in existing}
 
 
 def checkpoint_identity(digests: Mapping[str, str]) -> str | dict[str, str]:

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import numpy as np
 
-from vitlab.errors import UserError, count, nearest
+from vitlab.errors import UserError, format_count, nearest
 from vitlab.judging.files import Columns, Remarks, Table, names_of, shortlist
 from vitlab.spec.changes import MASK, public
 from vitlab.trackers import service
@@ -206,7 +206,7 @@ def _runs_table(name: str, source: str, runs: Sequence[Run], notes: list[str], n
 
     def leave_out(reason: str, is_out: pd.Series[Any], prefix: str = "") -> None:
         if len(out := names[is_judged & is_out]):
-            notes.append(f"{prefix}{count(len(out), 'run')} left out, {reason}: {shortlist([*out])}.")
+            notes.append(f"{prefix}{format_count(len(out), 'run')} left out, {reason}: {shortlist([*out])}.")
         is_judged[is_out] = False
 
     if "tags.vitlab.kind" in frame:

@@ -20,7 +20,7 @@ from zipfile import is_zipfile
 import click
 import numpy as np
 
-from vitlab.errors import UserError, count
+from vitlab.errors import UserError, format_count
 from vitlab.statistics.replicates import Floats
 from vitlab.store.result import Ending
 
@@ -63,7 +63,7 @@ class Table:
 
     def count(self, rows: Sized) -> str:
         """Return the number of some rows as ``2 rows``."""
-        return count(len(rows), "run" if self.runs else "row")
+        return format_count(len(rows), "run" if self.runs else "row")
 
 
 def read_table(path: Path) -> Table:
@@ -152,7 +152,7 @@ def _read_delimited(path: Path, notes: list[str]) -> pd.DataFrame:
     cells = rf"(?:[^{re.escape(delimiter)}\n]*{re.escape(delimiter)}){{{max(1, len(header) - 1)}}}"
     text, comments = re.subn(rf"(?m)^#(?!{cells}).*\n?", "", text)
     if comments:
-        notes.append(f"{count(comments, 'line')} beginning with '#' left out, as comments.")
+        notes.append(f"{format_count(comments, 'line')} beginning with '#' left out, as comments.")
     too_many = "has more cells than the header; a cell that holds the delimiter, as in a decimal comma, needs quotes"
     try:
         rows = pd.read_csv(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, get_args
 import numpy as np
 
 from vitlab.comparison import Verdict
-from vitlab.errors import UserError, count, nearest
+from vitlab.errors import UserError, format_count, nearest
 from vitlab.judging import criterion
 from vitlab.judging.criterion import MAX_IMAGES
 from vitlab.judging.files import Columns, Remarks, Table, read_table, shortlist, spell_options, table_of_frame
@@ -246,7 +246,7 @@ def _notes(trainings: Trainings, metric: str) -> Iterator[str]:
         for row, arm, name in lost[["arm", "name"]].itertuples()
     ]
     if labels:
-        yield f"Warning: {count(len(lost), 'lost seed')}, without a value: {shortlist(labels)}."
+        yield f"Warning: {format_count(len(lost), 'lost seed')}, without a value: {shortlist(labels)}."
     if single := [*counts[counts == 1].index]:
         arms = shortlist(single)
         yield f"Warning: one value of {arms}: no spread, no interval, no test. 3 seeds or more can be judged."

@@ -72,14 +72,14 @@ def choose_engine(
     3. ``measured`` uses the result of the benchmark of the trial's shape; without a result, rule 4 applies.
     4. ``auto`` is ``loop`` if a whole batch has more than :data:`MAX_VALUES` values between two layers
        (:data:`MAX_GPU_VALUES` on CUDA), or if the model does not declare its work; otherwise rule 5 or 6 applies.
-    5. On CUDA, the engine is ``compiled_vmap`` from :data:`MIN_COMPILED_STEPS` steps on, unless the length is in
-       epochs, whose steps a plan does not know, and ``vmap`` otherwise.
-    6. On a CPU, it is ``batch_last`` in fp32 and fp64 if the objective is the default one and a head forms at most
-       :data:`MAX_PRODUCTS` query-key products, and ``vmap`` if there are more or the model does not declare them.
+    5. On CUDA, the engine is ``compiled_vmap`` from :data:`MIN_COMPILED_STEPS` steps on, and ``vmap`` otherwise: in
+       fp64, which is not compiled, and if the length is in epochs, whose steps a plan does not know.
+    6. On a CPU, it is ``batch_last`` in fp32, tf32 and fp64 if the objective is the default one and a head forms at
+       most :data:`MAX_PRODUCTS` query-key products, and ``vmap`` if there are more or the model does not declare them.
 
     A worker falls back from ``batch_last`` and ``compiled_vmap`` to ``vmap``, and from that and ``compiled`` to
-    ``loop``, where a training is not supported (:func:`vitlab.engines.supported_engine`), and writes the reason to the
-    journal.
+    ``loop``, where a training is not supported (:func:`vitlab.engines.find_supported_engine`), and writes the reason to
+    the journal.
 
     The engine therefore depends on the trial, ``run.engine``, plan.json and the type of device, such as ``cuda``,
     and not on added seeds.  Nothing else is chosen: the number of threads is ``run.threads``, nothing else is compiled,

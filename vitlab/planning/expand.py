@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitlab import errors
-from vitlab.errors import Problem, SpecError
+from vitlab.errors import Problem, SpecError, format_count
 from vitlab.identity.code import NOTHING, Surroundings, clear_caches
 from vitlab.identity.trial import Trial, key_of
 from vitlab.planning import match, metrics, tune
@@ -133,7 +132,7 @@ def _resolve_and_check(resolver: ArmResolver, problems: list[Problem]) -> list[R
     changes = _expand_blocks(resolver, problems)
     design = resolve_arms(resolver, changes, problems)
     if len(design.arms) * len(study.seeds.all) > MOST:
-        size = f"{errors.count(len(design.arms), 'arm')} of {errors.count(len(study.seeds.all), 'seed')} each"
+        size = f"{format_count(len(design.arms), 'arm')} of {format_count(len(study.seeds.all), 'seed')} each"
         sentence = f"{size}; a study has at most {MOST:,} trials"
         raise SpecError([*problems, document.problem(("seeds",), sentence)])
     paths = design.faults + ([path for path, _ in base.faults] if isinstance(base, Faults) else [])

@@ -37,7 +37,7 @@ def reported_metrics(plain: Tree, info: DataInfo | None) -> Metrics:
         with suppress(OptionError, ValueError):
             standard = slot("objective").resolve(train[OBJECTIVE[1]]).component.standard_metrics(info)
     room = import_slot("metric")
-    return {**room.metrics_of(info, components, standard), **room.metrics_of_options(data)}
+    return {**room.build_metrics(info, components, standard), **room.metrics_of_data_options(data)}
 
 
 def _possible_metrics(plain: Tree) -> Metrics:

@@ -267,7 +267,7 @@ class Resolver:
                 choices.append(choice)
         if choices and len(choices) == len(values) and draft.info is not None and draft.objective is not None:
             without_labels = "" if draft.objective.labels else str(value_at(draft.plain, (*OBJECTIVE, "type")))
-            indices, faults = import_slot("metric").resolve_metrics(draft.info, choices, without_labels)
+            indices, faults = import_slot("metric").find_added_metrics(draft.info, choices, without_labels)
             draft.add_faults(*(((*METRICS, index), sentence) for index, sentence in faults))
             draft.metrics = [choices[index] for index in indices]
         set_value(draft.plain, METRICS, [choice.plain() for choice in draft.metrics])
@@ -292,7 +292,7 @@ class Resolver:
         if draft.info is None or draft.objective is None:
             return
         standard = draft.objective.standard_metrics(draft.info)
-        reported = import_slot("metric").metrics_of(draft.info, draft.metrics, standard)
+        reported = import_slot("metric").build_metrics(draft.info, draft.metrics, standard)
         names = [name for name, metric in reported.items() if "val" in metric.splits]
         if rule["metric"] not in names:
             found = f"no metric of validation is called '{rule['metric']}'.{nearest(rule['metric'], names)}"

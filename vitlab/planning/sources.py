@@ -11,7 +11,7 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import Path
-from vitlab.geometry import DataInfo, images_in
+from vitlab.geometry import DataInfo, image_identity
 from vitlab.identity.trial import Trial
 from vitlab.planning.values import Plan
 from vitlab.registry import ResolvedChoice, slot
@@ -151,7 +151,9 @@ def may_share_images(mine: Choice, my_identity: str | None, theirs: Choice, thei
     """
     if mine.type != theirs.type:
         return False
-    return my_identity is None or their_identity is None or images_in(my_identity) == images_in(their_identity)
+    return (
+        my_identity is None or their_identity is None or image_identity(my_identity) == image_identity(their_identity)
+    )
 
 
 def split_difference(mine: Choice, theirs: Choice) -> str | None:

@@ -32,7 +32,7 @@ from vitlab.registry import slot
 from vitlab.spec import Choice, Document, RunSpec, Study, read_study
 from vitlab.spec.changes import without_secrets
 from vitlab.spec.tree import NewTree, Tree, Values, type_adapter
-from vitlab.store.files import Damaged, load_json, mapping, read_json, write_bytes, write_json
+from vitlab.store.files import Damaged, load_json, read_json, require_mapping, write_bytes, write_json
 from vitlab.store.folders import Store
 
 EARLIER = "versions"
@@ -275,7 +275,7 @@ def read_run_spec(folder: Path) -> RunSpec:
     Raises:
         SpecError: if the file cannot be read as a study.
     """
-    changes = read_json(folder / "changes.json", mapping) or {}
+    changes = read_json(folder / "changes.json", require_mapping) or {}
     return with_builtins(_read_sound_study(folder / "study.yaml", changes)[0].run)
 
 
@@ -365,14 +365,14 @@ def _parse_version(folder: Path) -> Version | None:
     if not (folder / "plan.json").exists():
         return None
     run = _read_record(folder)
-    changes = read_json(folder / "changes.json", mapping) or {}
+    changes = read_json(folder / "changes.json", require_mapping) or {}
     stored = None
     with suppress(SpecError):
         stored = read_content(folder / "study.yaml", changes)
     last = _version_in(vars(run))
     name = folder.name if folder.parent.name == EARLIER else ""
     with suppress(Damaged):
-        name = name or _version_in(load_json(folder / "plan.json", mapping) or {})
+        name = name or _version_in(load_json(folder / "plan.json", require_mapping) or {})
     name = name or last or "damaged"
     if last not in ("", name):
         stored, changes, run = None, {}, RunRecord()

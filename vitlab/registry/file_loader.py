@@ -68,7 +68,7 @@ def load_file(file: Path | str) -> Origin:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # before it runs: dataclasses and pickle look their module up there
-    imports.note(name, path)
+    imports.record_import(name, path)
     try:
         loader.exec_module(module)
     except BaseException as error:

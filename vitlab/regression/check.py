@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitlab import lab
-from vitlab.driver.planning import costs, read_data
+from vitlab.driver.planning import count_costs, read_unidentified_data
 from vitlab.driver.session import Watch
-from vitlab.errors import TrialFailed, UserError, count
+from vitlab.errors import TrialFailed, UserError, format_count
 from vitlab.identity.code import imported_requirements
 from vitlab.planning.values import Plan
 from vitlab.regression import TIERS, Tier, gate
@@ -56,7 +56,7 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
             raise UserError(
                 f"{request.baseline} has no section of the exact tier; add one from the current code with {ACCEPT}"
             )
-        findings += compare_facts(baseline.facts, compute_facts(plan, costs(plan), request.plugins))
+        findings += compare_facts(baseline.facts, compute_facts(plan, count_costs(plan), request.plugins))
     if "learning" in tiers:
         findings += gate.check_learning(plan, request.plugins)
     if "statistical" in tiers:
@@ -92,7 +92,7 @@ def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) ->
             "the same command again"
         )
     old = _read_baseline(request) if request.baseline.exists() else Baseline(study=study.study, accepted=())
-    facts = compute_facts(plan, costs(plan), request.plugins)
+    facts = compute_facts(plan, count_costs(plan), request.plugins)
     values = None
     if "statistical" in tiers:
         pinned = _pinned_versions(request, study, _installed_versions())
@@ -123,7 +123,7 @@ def _plan_with_data(request: CheckRequest) -> tuple[Study, Plan]:
     changes, plugins, out = request.changes, request.plugins, request.out
     study, plan = lab.plan_study(request.file, changes=changes, plugins=plugins, out=out)
     refuse_tuning(study, request.file)
-    if read_data(plan, Store(out.resolve()), request.file) or plan.looks is not None:
+    if read_unidentified_data(plan, Store(out.resolve()), request.file) or plan.looks is not None:
         # The trials of a second look depend on results, and the gate has its own second look.
         once = {**changes, "seeds": _seeds(study)}
         study, plan = lab.plan_study(request.file, changes=once, plugins=plugins, out=out)
@@ -176,7 +176,7 @@ def _train_missing(
         if answer.failed:
             command = status_command(answer.plan, answer.store)
             raise TrialFailed(
-                f"{count(answer.failed, 'trial')} failed, so the gate has no verdict; '{command}' shows why."
+                f"{format_count(answer.failed, 'trial')} failed, so the gate has no verdict; '{command}' shows why."
             )
     return gate.final_values(answer.plan, answer.store, study)
 

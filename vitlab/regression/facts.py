@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitlab.errors import count
+from vitlab.errors import format_count
 from vitlab.planning.study_folder import flatten
 from vitlab.planning.values import Plan, Planned
 from vitlab.regression.baseline import ArmFacts, Facts, Trace
@@ -79,7 +79,7 @@ def _compare_plans(old: Facts, new: Facts) -> Iterator[Finding]:
     changes += [f"arm '{arm}' is gone" for arm in old.arms if arm not in new.arms]
     changes += _describe_differences(old.skipped, new.skipped, "skipped arm ")
     if len(old.seeds) != len(new.seeds):
-        changes.append(f"{count(len(old.seeds), 'seed')} -> {len(new.seeds)}")
+        changes.append(f"{format_count(len(old.seeds), 'seed')} -> {len(new.seeds)}")
     elif old.seeds != new.seeds:
         changes.append("other seeds")
     yield _finding("", "plan", changes)
@@ -141,7 +141,7 @@ def _compare_traces(arm: str, old: Trace, new: Trace, before: Facts, after: Fact
 def _describe_difference(old: Trace, new: Trace, tolerance: float) -> str:
     """Describe the first loss that differs; empty if none does."""
     if len(old.losses) != len(new.losses):
-        return f"{count(len(old.losses), 'step')} -> {len(new.losses)}"
+        return f"{format_count(len(old.losses), 'step')} -> {len(new.losses)}"
     steps = zip(old.losses, new.losses, strict=True)
     pairs = {"before the first step": (old.before, new.before)}
     pairs |= {f"of step {step}": pair for step, pair in enumerate(steps, start=1)}
@@ -173,18 +173,18 @@ def train_trace(
     # Imported here, because 'vitlab ab' needs no torch in its own process.
     import torch
 
-    from vitlab.driver.benchmark import brief_trial
-    from vitlab.engines import supported_engine
+    from vitlab.driver.benchmark import shorten_trial
+    from vitlab.engines import find_supported_engine
     from vitlab.engines.base import EngineFailed
+    from vitlab.runner.execution import begin_trial
     from vitlab.runner.job import Settings
-    from vitlab.runner.run import begin_trial
 
     settings = Settings(device="cpu", plugins=tuple(str(Path(plugin).resolve()) for plugin in plugins))
-    with brief_trial(plan, planned, steps, settings, precision) as (trial, folder):
+    with shorten_trial(plan, planned, steps, settings, precision) as (trial, folder):
         while True:
             with begin_trial(trial, folder, settings) as training:
                 before = _validation_loss(training)
-                engine, engine_type, _ = supported_engine(engine, training)
+                engine, engine_type, _ = find_supported_engine(engine, training)
                 try:
                     computation = engine_type([training])
                     while training.step < training.steps:
@@ -211,7 +211,7 @@ def _validation_loss(training: Training) -> float:
 
     objective = training.objective
     with torch.no_grad():
-        batch = objective.evaluation_batch(next(evaluation_batches(training.feed, "val", training.task)))
+        batch = objective.evaluation_batch(next(evaluation_batches(training.feed, "val")))
         objective.module.eval()
         view = objective.views(batch.x_BCHW, batch.y_B)[""]
         objective.module.train()

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 
 from vitlab.comparison.study import describe_small_sample, prerequisites_by_arm
-from vitlab.errors import UserError, count, nearest
+from vitlab.errors import UserError, format_count, nearest
 from vitlab.planning.values import Plan
 from vitlab.regression import decide
 from vitlab.regression.baseline import ACCEPT, Baseline, Values
@@ -98,7 +98,7 @@ def recorded_versions(results: Iterable[TrialResult | None]) -> dict[str, str]:
     """Return the versions under which trials were trained; of several, all of them."""
     versions: defaultdict[str, set[str]] = defaultdict(set)
     for result in results:
-        for name, version in {} if result is None else result.circumstances.installed.items():
+        for name, version in {} if result is None else result.circumstances.installed_versions.items():
             versions[name].add(version)
     return {name: ", ".join(sorted(versions[name])) for name in sorted(versions)}
 
@@ -194,7 +194,7 @@ def train_and_judge(study: Study, baseline: Baseline, train: Train) -> tuple[lis
     ]
     decided = {finding.check: finding for finding in findings if finding.verdict == "regressed"}
     findings = [*({finding.check: finding for finding in more_findings} | decided).values()]
-    notes.append(f"{count(len(seeds), 'seed')} of {', '.join(arms)}, for {len(first)} were inconclusive")
+    notes.append(f"{format_count(len(seeds), 'seed')} of {', '.join(arms)}, for {len(first)} were inconclusive")
     return cells, findings, notes
 
 
@@ -217,7 +217,7 @@ def check_learning(plan: Plan, plugins: Sequence[str | Path] = ()) -> Iterator[F
         sides = {"training": (fmean(result.losses[:half]), fmean(result.losses[-half:]))}
         sides["validation"] = result.before, result.after
         rises = [
-            f"the {which} loss went from {before:.4g} to {after:.4g} in {count(len(result.losses), 'step')}"
+            f"the {which} loss went from {before:.4g} to {after:.4g} in {format_count(len(result.losses), 'step')}"
             for which, (before, after) in sides.items()
             if not after < before
         ]
@@ -244,7 +244,7 @@ def judge_costs(
     for cost in measure_costs(old, new, arms, request, alpha):
         limit = getattr(limits, cost.quantity, None)
         interval = f"simultaneous {percent(1 - alpha)} interval {cost.low:.3f} to {cost.high:.3f}"
-        sentence = f"{cost.median:.3f} times as before ({interval}, {count(cost.rounds, 'round')} in turns)"
+        sentence = f"{cost.median:.3f} times as before ({interval}, {format_count(cost.rounds, 'round')} in turns)"
         verdict: Verdict = "pass"
         if limit is not None:
             verdict = "regressed" if cost.low > limit else "pass" if cost.high <= limit else "inconclusive"

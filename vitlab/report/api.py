@@ -241,7 +241,7 @@ def load(path: str | Path, *, arm: str = "baseline", seed: int = 0, out: str | P
     from vitlab.runner.models import load_model
 
     folder = TrialFolder(require_path(path))
-    if folder.weights.is_file() and folder.spec.is_file():
+    if folder.weights_file.is_file() and folder.spec.is_file():
         return load_model(folder)
     plan, store = open_study(path, out=out)
     return load_model(store.folder(plan.find(arm, seed)))

@@ -296,7 +296,7 @@ def _read_trial(planned: Planned, store: Store, specs: Mapping[str, Trial]) -> S
         return StoredTrial(planned, folder, "running", "", None)
     failure = folder.failure()
     if failure is not None:
-        return StoredTrial(planned, folder, Ending.FAILED, failure, None, folder.kind())
+        return StoredTrial(planned, folder, Ending.FAILED, failure.failure, None, failure.kind)
     for role, name in planned.trial.needs.items():
         if name in specs:
             needed = _read_trial(replace(planned, trial=specs[name]), store, specs)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pandas as pd
 
-from vitlab.errors import count
+from vitlab.errors import format_count
 from vitlab.planning.values import Plan
 from vitlab.report import comparison, frame
 from vitlab.report.document import Content, Report
@@ -75,7 +75,7 @@ class Comparison(_Frame):
         if not self._is_unchanged:
             return super().__repr__()
         table = paper_table(replace(self.report, question=""))
-        more = f"{count(len(self.notes), 'note')} in .notes, the whole report in .render()."
+        more = f"{format_count(len(self.notes), 'note')} in .notes, the whole report in .render()."
         return to_text(*self.answers, table.columns, table.caption, more).rstrip()
 
     def _repr_html_(self) -> str | None:

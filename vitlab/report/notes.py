@@ -11,7 +11,7 @@ import numpy as np
 
 from vitlab.comparison import Verdict
 from vitlab.comparison.study import is_futile
-from vitlab.errors import count
+from vitlab.errors import format_count
 from vitlab.planning.match import paths_overlap
 from vitlab.planning.registration import added_comparisons, altered_arms, analysis_changes, removed_comparisons
 from vitlab.planning.tune import knobs_at_edge
@@ -96,7 +96,7 @@ def note_unpaired_seeds(results: StudyResults, rows: Sequence[Row]) -> list[str]
             subject = "seed {} has" if len(unpaired) == 1 else "seeds {} have"
             lines.append(
                 f"Warning: the difference of {row['arm']} and {row['baseline']} is over the "
-                f"{count(row['pairs'], 'seed')} that both have, their means are over all: "
+                f"{format_count(row['pairs'], 'seed')} that both have, their means are over all: "
                 f"{subject.format(seed_list(unpaired))} a value in one of the two alone."
                 + " Seeds that diverged or failed are left out, so the means may be too good."
                 * bool(row["broken"])
@@ -107,7 +107,7 @@ def note_unpaired_seeds(results: StudyResults, rows: Sequence[Row]) -> list[str]
 def _open_trials(trials: Sequence[StoredTrial]) -> Iterator[str]:
     counts = Counter(item.status for item in trials)
     if counts["running"] + counts["missing"]:
-        yield f"Preliminary: of {count(len(trials), 'trial')}, {phrasing.count_statuses(counts)}."
+        yield f"Preliminary: of {format_count(len(trials), 'trial')}, {phrasing.count_statuses(counts)}."
 
 
 def _early_stops(trials: Sequence[StoredTrial]) -> Iterator[str]:
@@ -157,8 +157,8 @@ def _prerequisites(plan: Plan) -> list[str]:
             names[planned.arm, PREREQUISITES.get(role, role)].append(name)
     return _truncate_list(
         [
-            f"{arm}: {count(len(set(trials)), f'distinct {noun}')} for {count(len(trials), 'trial')}: the results need "
-            f"not hold for other {noun}s."
+            f"{arm}: {format_count(len(set(trials)), f'distinct {noun}')} for {format_count(len(trials), 'trial')}: "
+            f"the results need not hold for other {noun}s."
             for (arm, noun), trials in names.items()
             if len(set(trials)) < len(trials)
         ]
@@ -213,7 +213,7 @@ def _exploratory(plan: Plan) -> Iterator[str]:
             yield f"{what}: {_name_arms(arms)}."
     if plan.registered is not None and (known := plan.registered.known).comparisons:
         yield (
-            f"Exploratory: {known.results:,} of {count(known.trials, 'trial')} had results before this plan was "
+            f"Exploratory: {known.results:,} of {format_count(known.trials, 'trial')} had results before this plan was "
             f"registered, including both arms of the comparison at some seed: {_name_arms(known.comparisons)}."
         )
 
@@ -223,12 +223,12 @@ def _tuning(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
         return
     select = plan.tuning[0].select
     if plan.pending:
-        pending = count(len(plan.pending), "trial")
+        pending = format_count(len(plan.pending), "trial")
         yield f"Preliminary: {pending} more will be planned once the knobs of their arms are tuned."
     rivals = [rival for item in plan.tuning for rival in item.rivals]
     knobs = ", ".join(dict.fromkeys(knob for rival in rivals for knob in rival.values))
     scope = "at the base, for all arms" if plan.tuning[0].arm is None else "for each arm by itself"
-    trainings = count(sum(len(rival.trials) for rival in rivals), "full-length training")
+    trainings = format_count(sum(len(rival.trials) for rival in rivals), "full-length training")
     seconds = phrasing.duration(sum(rival.wall_s for rival in rivals))
     yield f"Tuned {scope}, by {select}: {knobs}, in {trainings} ({seconds}) with separate seeds, which are in no mean."
     if plan.tuning[0].arm is None:
@@ -339,7 +339,7 @@ def _grouped_seeds(results: StudyResults, rows: Sequence[Row]) -> Iterator[str]:
 def _collapsed_seeds(rows: Sequence[Row]) -> Iterator[str]:
     by_arm = {row["arm"]: row for row in rows}
     for row in (row for row in rows if row["collapsed"]):
-        seeds = f"{row['collapsed']} of {count(row['n'], 'seed')}"
+        seeds = f"{row['collapsed']} of {format_count(row['n'], 'seed')}"
         line = f"Warning: {seeds} of {row['arm']} collapsed: they are far worse than the others."
         baseline = by_arm.get(row["baseline"])
         if baseline is not None and baseline["n"]:
@@ -353,8 +353,8 @@ def _collapsed_seeds(rows: Sequence[Row]) -> Iterator[str]:
     if sizes and compared_rows(rows):
         rate = 100 * largest_hidden_rate(min(sizes))
         yield (
-            f"No collapse in {count(min(sizes), 'seed')} of an arm still allows up to {rate:.0f} % of its trainings to "
-            "collapse (exact binomial bound, 95 %)."
+            f"No collapse in {format_count(min(sizes), 'seed')} of an arm still allows up to {rate:.0f} % of its "
+            "trainings to collapse (exact binomial bound, 95 %)."
         )
 
 
@@ -373,7 +373,7 @@ def _seeds(results: StudyResults) -> Iterator[str]:
     varying = [stream for stream, values in streams.items() if len(values) > 1]
     first = seeds if plan.looks is None else plan.looks.seeds[0]
     more = f", and up to {len(seeds)} of inconclusive arms," if len(seeds) > len(first) else ""
-    line = f"{count(len(first), 'seed')} ({seed_list(first)}){more} vary {', '.join(varying) or 'nothing'}."
+    line = f"{format_count(len(first), 'seed')} ({seed_list(first)}){more} vary {', '.join(varying) or 'nothing'}."
     if "split" in varying:
         line += _varied_splits(set(results.overlap.values()))
     elif "split" in streams:

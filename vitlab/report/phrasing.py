@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from vitlab.comparison import Verdict
-from vitlab.errors import count
+from vitlab.errors import format_count
 from vitlab.planning.values import own_metric
 from vitlab.report.frame import STATUSES
 from vitlab.spec import Analysis
@@ -225,14 +225,14 @@ def _comparison_sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale,
     if row["difference"] is None:
         return f"{baseline}, with which {arm} is compared, has no trial that can be judged."
     if verdict == Verdict.SAME:
-        return f"{arm} and {baseline} reached the same {scale.metric} at each of {count(row['pairs'], 'seed')}."
+        return f"{arm} and {baseline} reached the same {scale.metric} at each of {format_count(row['pairs'], 'seed')}."
     sentence = f"{arm} is {name_distance(row['difference'], scale, decimals)} {baseline}"
     if analysis.goal == "min" and verdict in (Verdict.BETTER, Verdict.WORSE):
         sentence += f", which is {verdict}"
     if row["refused"]:
         return f"{sentence}, but {row['refused']}."
     if seeds != row["pairs"] > 1:
-        sentence += f", over the {count(row['pairs'], 'seed')} that both have"
+        sentence += f", over the {format_count(row['pairs'], 'seed')} that both have"
     if row["test"] == "none":
         return f"{sentence}, and {_too_few_clause(row)} to judge that by."
     p = f"p {equation_of_p(row['p_corrected'], analysis.alpha)}{_describe_correction(row, analysis)}"
@@ -266,8 +266,8 @@ def _two_values(mean: float, sd: float | None, scale: Scale, decimals: int) -> s
 
 def _exact_clause(row: Row, scale: Scale, decimals: int, p: str) -> str:
     if not row["collapsed_pairs"]:
-        return f" at each of {count(row['pairs'], 'seed')} alike, which gives no interval (sign-flip {p})"
-    clause = f" (sign-flip {p}; {count(row['collapsed_pairs'], 'seed')} collapsed, so t is not used"
+        return f" at each of {format_count(row['pairs'], 'seed')} alike, which gives no interval (sign-flip {p})"
+    clause = f" (sign-flip {p}; {format_count(row['collapsed_pairs'], 'seed')} collapsed, so t is not used"
     if row["sound_difference"] is not None:
         clause += f"; without them {name_distance(row['sound_difference'], scale, decimals)}"
     return f"{clause})"
@@ -276,7 +276,7 @@ def _exact_clause(row: Row, scale: Scale, decimals: int, p: str) -> str:
 def _chance_clause(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
     if not row["broken"]:
         return ""
-    seeds = f"{count(row['broken'], 'seed')} that diverged or failed"
+    seeds = f"{format_count(row['broken'], 'seed')} that diverged or failed"
     if row["chance_difference"] is None:
         return f"; {seeds} cannot be accounted for, because what chance reaches in {scale.metric} is not known"
     level = f"{scale.number(row['chance'], scale.decimals_of([row['chance']], 1, 3))} {scale.unit}".rstrip()
@@ -301,7 +301,7 @@ def describe_arm(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> s
     if row["n"] == 1:
         return f"{sentence} with one seed, which gives no interval."
     if row["collapsed"]:
-        sentence += f" ({row['collapsed']} of {count(row['n'], 'seed')} collapsed, so no interval holds"
+        sentence += f" ({row['collapsed']} of {format_count(row['n'], 'seed')} collapsed, so no interval holds"
         sound = row["sound_mean"]
         return f"{sentence}{'' if sound is None else f'; {scale.number(sound, decimals)} without them'})."
     if row["n"] == 2:
@@ -309,7 +309,7 @@ def describe_arm(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> s
     if row["low"] is None:
         return f"{sentence}."
     interval = f"{percent(1 - analysis.alpha)} interval {_format_ends(row, '', scale, decimals)}"
-    return f"{sentence} ({interval}, {count(row['n'], 'seed')})."
+    return f"{sentence} ({interval}, {format_count(row['n'], 'seed')})."
 
 
 def count_statuses(row: Row) -> str:
@@ -335,7 +335,7 @@ def count_verdicts(rows: Sequence[Row], among: str = "Of") -> str:
     if counts.total() <= OVERVIEW_FROM:
         return ""
     verdicts = [f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict]]
-    return f"{among} {count(counts.total(), 'comparison')}: {', '.join(verdicts)}."
+    return f"{among} {format_count(counts.total(), 'comparison')}: {', '.join(verdicts)}."
 
 
 def _no_values(row: Row) -> str:
@@ -371,7 +371,7 @@ def equation_of_p(p: float | None, alpha: float) -> str:
 def _describe_correction(row: Row, analysis: Analysis) -> str:
     number = "two" if row["looks"] == 2 else row["looks"]
     looks = f"{number} looks" if row["looks"] > 1 else ""
-    family = count(row["family"], "comparison")
+    family = format_count(row["family"], "comparison")
     if row["family"] < 2 or analysis.correction == "none":
         alone = f", not corrected for {family}" if row["family"] > 1 else ""
         return f"{f', for {looks}' if looks else ''}{alone}"

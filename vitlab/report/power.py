@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from vitlab.comparison.arrays import MIN_SEEDS, Correction, Design, Variance, judge_studies
-from vitlab.errors import UserError, count
+from vitlab.errors import UserError, format_count
 from vitlab.planning.registration import comparison_family as family_of
 from vitlab.planning.study_folder import read_plan
 from vitlab.planning.values import Plan, Trial
@@ -57,12 +57,12 @@ class Forecast:
         others = [] if plan.looks else [pair for pair in self.detectable if pair[0] != planned]
         listed = ", ".join(f"{scale.number(value, decimals)} with {seeds}" for seeds, value in others)
         return [
-            f"{count(self.comparisons, 'earlier comparison')} {self.kind} ({', '.join(self.studies)}): differences "
-            f"scatter between seeds by {scale.amount(self.sd, decimals)} ({interval} "
+            f"{format_count(self.comparisons, 'earlier comparison')} {self.kind} ({', '.join(self.studies)}): "
+            f"differences scatter between seeds by {scale.amount(self.sd, decimals)} ({interval} "
             f"{scale.end(self.sd_low, decimals)} to {scale.end(self.sd_high, decimals)}).",
-            f"With {count(planned, 'seed')}, a difference of {scale.amount(at, decimals)} "
+            f"With {format_count(planned, 'seed')}, a difference of {scale.amount(at, decimals)} "
             f"({scale.end(at * low, decimals)} to {scale.end(at * high, decimals)}) is found four times in five, after "
-            f"correction for {count(self.family, 'comparison')}{'; ' * bool(listed)}{listed}.",
+            f"correction for {format_count(self.family, 'comparison')}{'; ' * bool(listed)}{listed}.",
         ]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from vitlab.errors import count
+from vitlab.errors import format_count
 from vitlab.planning import study_folder
 from vitlab.planning.values import Plan
 from vitlab.report.frame import StoredTrial
@@ -43,7 +43,9 @@ class Provenance:
             "failed": self.failed,
         }
         parts = [f"{number} {text}" for text, number in counts.items() if number]
-        training = f"{count(sum(counts.values()), 'trial')}, whose training times add up to {duration(self.wall_s)}"
+        training = (
+            f"{format_count(sum(counts.values()), 'trial')}, whose training times add up to {duration(self.wall_s)}"
+        )
         training += f": {', '.join(parts)}" if len(parts) > 1 else ""
         commit = f" The folder of the study was at git commit {self.commit}." if self.commit else ""
         lines = [

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from vitlab.data.prepare import Feed, prepare
-from vitlab.engines import supported_engine
+from vitlab.engines import Engine, find_supported_engine
 from vitlab.engines.base import train
 from vitlab.errors import OutOfMemory
 from vitlab.identity.code import imported_requirements
@@ -27,16 +27,16 @@ from vitlab.models.contract import digest
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.registry.plugins import sentence_with_place
 from vitlab.runner.circumstances import (
-    attention_of,
+    attention_kernels,
+    count_cost,
     cuda_settings,
-    kernels_of_first_pass,
-    matrix_rate,
-    size_of,
+    measured_matrix_rate,
+    record_kernels_of_first_pass,
     utilisation,
     versions,
 )
 from vitlab.runner.job import Settings
-from vitlab.runner.models import distillation_of, dtype_of, fit_head, initial_model
+from vitlab.runner.models import dtype_of, fit_head, make_distillation, make_initial_model
 from vitlab.store.files import Damaged, write_json
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import Busy
@@ -55,6 +55,13 @@ OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "STATUS_A
 class Attempt:
     """One worker's attempt at a trial, whose choices are resolved."""
 
+    # Set by begin().
+    training: Training
+    engine: str  #: its name; joined to the names of earlier attempts after a resume
+    engine_type: type[Engine]
+    kernels: set[str]  #: of attention, see :func:`record_kernels_of_first_pass`
+    input_spec: InputSpec
+
     def __init__(
         self,
         trial: Trial,
@@ -68,6 +75,7 @@ class Attempt:
         self.settings = settings
         self.device = device
         self.peers = peers
+        self.writes = peers.rank == 0  #: to the folder
         self.outcome: TrialResult | Exception | None = None  #: its result, or the error that ended it
         self._since = time.monotonic()  # wall-clock time may be adjusted
         events, _ = folder.events()
@@ -76,10 +84,10 @@ class Attempt:
         self.number = max(numbers, default=0) + 1  # an attempt that falls back to the loop starts twice
         self.first_began = starts[0].t / 1000 if starts else time.time()
         self.last_logged_step = max((event.body["step"] for event in events if event.kind == "metrics"), default=-1)
-        self.weights: Sequence[str] = ()  #: notes on the weights that the trial starts from
+        self.weights_notes: Sequence[str] = ()  #: notes on the weights that the trial starts from
         self.size = 0, 0  #: parameters and multiply-accumulates
         self.step_macs = 0  #: of an image in a step; 0 if a step does not compute the model once on all of it
-        self.rate = math.nan  #: peak operations per second of these devices
+        self.matrix_rate = math.nan  #: peak operations per second of these devices
         self.before_s = 0.0  #: seconds that earlier attempts spent on the checkpoint
         self.writer = ThreadPoolExecutor(1)  #: of checkpoints; the trial's lock is held until it is shut down
         self._writing: Future[None] | None = None
@@ -88,9 +96,9 @@ class Attempt:
     def train(self, stop: Callable[[], bool]) -> bool:
         """Train in the loop engine and write the result; return False if the training was stopped."""
         (outcome,) = train([self.begin("loop")], stop=stop, every_s=self.settings.every_s)
-        if outcome is not None:
-            self.store(outcome)
-        self.settle()
+        if outcome is not None and self.writes:
+            self.write_result(self.write_outputs(outcome, self.spent_s()))
+        self.wait_for_checkpoint()
         return outcome is not None
 
     def begin(self, engine: str, note: str = "") -> Training:
@@ -100,92 +108,91 @@ class Attempt:
             engine: Name of the engine; :attr:`engine_type` is it or a fallback that supports the training.
             note: A note for the journal.
         """
-        self.settle()
-        self.open()
-        trial = self.trial
+        self.wait_for_checkpoint()
+        if self.writes:
+            self.folder.recover_journal()
+            write_json(self.folder.spec, self.trial.to_json(), fsync=False)
         if self.device.type == "cuda":
             torch.cuda.init()  # type: ignore[no-untyped-call]
-        spec = trial.spec.train
-        self.rate = self.peers.count * matrix_rate(self.device, spec.precision)
+        self.matrix_rate = self.peers.count * measured_matrix_rate(self.device, self.trial.spec.train.precision)
         if self.device.type == "cuda":  # excludes the memory of the rate measurement
             torch.cuda.reset_peak_memory_stats(self.device)  # a process may run several trials
+        training = self.training = self._build_training()
+        self.engine, self.engine_type, engine_note = find_supported_engine(engine, training)
+        content, damage = self._read_checkpoint()
+        if content is not None:
+            self._resume_from(content)
+        self.peers.require_equal_weights(training.module, training.step)
+        read_note = "images are read as batches ask for them" if training.feed.stored else ""
+        notes = (f"of the weights it starts from: {note}" for note in self.weights_notes)
+        resumed = self.resumed and f"resumed {self.resumed}"
+        if self.writes:
+            self.log_start("; ".join(filter(None, (damage, note, engine_note, read_note, resumed, *notes))))
+        self.kernels = record_kernels_of_first_pass(training.model, not self.engine_type.one_at_a_time)
+        return training
+
+    def _build_training(self) -> Training:
+        """Return the training of the trial before its first step, with its data and the weights it starts from."""
+        trial, spec = self.trial, self.trial.spec.train
         data: ResolvedChoice = slot("dataset").resolve(trial.spec.data)
         prepared = prepare(data, trial.seeds, trial.data)
+        self.input_spec = InputSpec(prepared.info, prepared.mean, prepared.std)
         feed = Feed(prepared, data.options["augment"], trial.seeds, self.device, dtype_of(spec.precision))
-        model, self.weights = initial_model(trial, self.folder, prepared, self.device)
+        model, self.weights_notes = make_initial_model(trial, self.folder, prepared, self.device)
         fit_head(model, trial, feed)
-        self.size = size_of(model, trial, prepared.info)
+        self.size = count_cost(model, trial, prepared.info)
         if self.settings.activation_checkpointing == "blocks":
             recompute_blocks(model)
-        distillation = distillation_of(trial, self.folder, prepared, self.device)
-        parts = MicroBatches(self.settings.micro_batch_size, self.peers)
-        training = self.training = Training(
+        training = Training(
             model,
             feed,
             spec,
             trial.seeds,
-            prepared.info.task,
-            distillation,
-            parts,
-            emit=self.log,
-            write=self.save,
-            on_step=self.on_step,
+            make_distillation(trial, self.folder, prepared, self.device),
+            MicroBatches(self.settings.micro_batch_size, self.peers),
+            emit=self.record_measurement,
+            write=self.save_checkpoint,
+            on_step=self.keep_due_weights,
         )
         if training.objective.labels and not trial.spec.model.options.get("patch_drop"):
             self.step_macs = self.size[1]
-        self.engine, self.engine_type, engine_note = supported_engine(engine, training)
-        resume, damage = self._checkpoint()
-        if resume is not None:
-            training.load(resume)
-        self.peers.require_equal(training.module, training.step)
-        read_note = "images are read as batches ask for them" if feed.stored else ""
-        notes = (f"of the weights it starts from: {note}" for note in self.weights)
-        resumed = self.resumed and f"resumed {self.resumed}"
-        self.log_start(training, "; ".join(filter(None, (damage, note, engine_note, read_note, resumed, *notes))))
-        self.kernels = kernels_of_first_pass(model, not self.engine_type.one_at_a_time)
-        self.input_spec = InputSpec(prepared.info, prepared.mean, prepared.std)
         return training
 
-    def open(self) -> None:
-        """Prepare the folder for an attempt."""
-        self.folder.recover_journal()
-        write_json(self.folder.spec, self.trial.to_json(), fsync=False)
-
-    def log_start(self, training: Training, note: str) -> None:
+    def log_start(self, note: str) -> None:
         """Log the start or resume of the attempt in the journal."""
         self.folder.emit(
             "start",
             attempt=self.number,
             host=socket.gethostname(),
             pid=os.getpid(),
-            step=training.step,
-            effective_batch_size=training.batch_images,
-            numerics=self._numerics(),
+            step=self.training.step,
+            effective_batch_size=self.training.batch_images,
+            numerics=self._describe_numerics(),
             **({"driver": driver} if (driver := self.settings.driver) else {}),
             **({"note": note} if note else {}),
         )
 
-    def end(self, error: Exception) -> None:
+    def end_with_error(self, error: Exception) -> None:
         """End the attempt with an error, which is recorded unless another process has taken the trial over."""
         self.outcome = error if isinstance(error, Busy) else self.record_failure(error)
 
     def record_failure(self, error: Exception) -> Exception:
         """Record the failure in the folder and return it; out of memory as ``OutOfMemory``."""
-        sentence = sentence_of(error, self.trial)
-        kind = Ending.OOM if out_of_memory(error) else Ending.ERROR
-        self.folder.fail(sentence, "".join(traceback.format_exception(error)), kind)
+        sentence = describe_failure(error, self.trial)
+        kind = Ending.OOM if is_out_of_memory(error) else Ending.ERROR
+        self.folder.write_failure(sentence, "".join(traceback.format_exception(error)), kind)
         self.folder.emit("end", status=Ending.FAILED, failure=sentence)
         return OutOfMemory(sentence) if kind == Ending.OOM else error
 
     def write_outputs(self, outcome: Outcome, wall_s: float) -> TrialResult:
-        """Write the files of a trial that has ended, but for the result, and return it for :meth:`finish`.
+        """Write the files of a trial that has ended, but for the result, and return it for :meth:`write_result`.
 
         Args:
             outcome: The outcome of the training.
             wall_s: Its share of :meth:`spent_s`.
         """
-        self.folder.require()
-        self.settle()
+        self.folder.require_lock()
+        self.wait_for_checkpoint()
         training, (params, macs) = self.training, self.size
         failure = training.failure
         status: EndingWithResult = Ending.DIVERGED if failure else Ending.DONE
@@ -194,7 +201,7 @@ class Attempt:
             outcome = replace(outcome, weights=digest(state))
             write_predictions(self.folder.predictions, training.predictions, self.input_spec.info.labels)
             if self.settings.keep.last:
-                write_weights(self.folder.weights, state, self.input_spec)
+                write_weights(self.folder.weights_file, state, self.input_spec)
         self.folder.emit("end", status=status, **({"failure": failure} if failure else {}))
         circumstances = Circumstances(
             started=self.first_began,
@@ -205,14 +212,14 @@ class Attempt:
             macs=macs,
             memory_bytes=peak_memory(self.device),
             versions={**versions(), **imported_requirements(self.trial.spec)},
-            numerics={**self._numerics(), "attention": attention_of(self.kernels, self.trial.spec.model)},
+            numerics={**self._describe_numerics(), "attention": attention_kernels(self.kernels, self.trial.spec.model)},
             ended=time.time(),
-            weights=tuple(self.weights),
+            weights=tuple(self.weights_notes),
         )
         return TrialResult(self.trial.key, self.trial.code, status, outcome, circumstances, failure)
 
-    def _checkpoint(self) -> tuple[Mapping[str, Any] | None, str]:
-        """Return the state to resume from, if any, and a note if the checkpoint is damaged."""
+    def _read_checkpoint(self) -> tuple[Mapping[str, Any] | None, str]:
+        """Return the content of the checkpoint to resume from, if any, and a note if there is one that is not used."""
         try:
             content = artifacts.read_checkpoint(self.folder.checkpoint)
         except Damaged as error:
@@ -223,69 +230,73 @@ class Attempt:
         state, keep = content["training"], self.settings.keep
         if not state["history"]:
             keep = keep._replace(best=None)
-        if not all(file.exists() for file in self.folder.kept_weights(keep, state["step"])):
+        if not all(file.exists() for file in self.folder.kept_weights_files(keep, state["step"])):
             return None, "weights that run.keep asks for now were not kept so far; started from the beginning"
+        return content, ""
+
+    def _resume_from(self, content: Mapping[str, Any]) -> None:
+        """Load a checkpoint into the training, and count in the time and the numerics of the attempts before it."""
+        self.training.load(content["training"])
         self.before_s = content["wall_s"]
-        before, here = content["numerics"], self._numerics()
-        engines, self.resumed = before.pop("engine"), before.pop("resumed", "")
+        before, here = content["numerics"], self._describe_numerics()
+        engines, self.resumed = before["engine"], before.get("resumed", "")
         self.engine = engines if self.engine in engines.split("+") else f"{engines}+{self.engine}"
         names = [name for name in {**before, **here} if name not in ("engine", "resumed")]
         changed = [name for name in names if before.get(name) != here.get(name)]
         if others := [f"{name} {before[name]}" if name in before else f"no {name}" for name in changed]:
             self.resumed = f"{self.resumed and f'{self.resumed}, '}from {', '.join(others)}"
-        return state, ""
 
-    def save(self, state: Mapping[str, Any]) -> None:
+    def save_checkpoint(self, state: Mapping[str, Any]) -> None:
         """Write a checkpoint of the training, by a thread that goes on during the next steps."""
-        self.folder.require()
-        self.settle()
-        content = {"training": state, "wall_s": self.spent_s(), "numerics": self._numerics()}
+        if not self.writes:
+            return
+        self.folder.require_lock()
+        self.wait_for_checkpoint()
+        content = {"training": state, "wall_s": self.spent_s(), "numerics": self._describe_numerics()}
         self._writing = self.writer.submit(
-            artifacts.checkpoint_writer(self.folder.checkpoint, content, self.folder.require)
+            artifacts.make_checkpoint_writer(self.folder.checkpoint, content, self.folder.require_lock)
         )
 
-    def settle(self) -> None:
+    def wait_for_checkpoint(self) -> None:
         """Wait until the last checkpoint is written; raise the error that prevented it."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
 
-    def log(self, measurement: Measurement) -> None:
-        """Log a measurement, unless an earlier attempt logged its step before it was lost."""
+    def record_measurement(self, measurement: Measurement) -> None:
+        """Log a measurement, unless an earlier attempt logged its step; keep the weights if it is the best so far."""
+        if not self.writes:
+            return
         if measurement.step > self.last_logged_step:
             self.folder.emit(
                 "metrics",
                 step=measurement.step,
                 epoch=measurement.epoch,
                 images=measurement.images,
-                metrics={**measurement.metrics, **utilisation(measurement.metrics, self.step_macs, self.rate)},
+                metrics={**measurement.metrics, **utilisation(measurement.metrics, self.step_macs, self.matrix_rate)},
             )
         keep, history = self.settings.keep, self.training.history
         if keep.best is not None and index_of_best(history, *keep.best) == len(history) - 1:
-            self.keep(keep.best_name)
+            self.keep_weights(keep.best_name)
 
-    def on_step(self, step: int) -> None:
+    def keep_due_weights(self, step: int) -> None:
         """Keep the weights after a step if ``run.keep`` says so."""
         every = self.settings.keep.every
-        if every and step % every == 0:
-            self.keep(f"step-{step}")
+        if self.writes and every and step % every == 0:
+            self.keep_weights(f"step-{step}")
 
-    def keep(self, name: str) -> None:
+    def keep_weights(self, name: str) -> None:
         """Write the weights that are evaluated at this moment, beside the last ones."""
         began = time.perf_counter()
-        self.folder.require()
+        self.folder.require_lock()
         with self.training.averaged_weights():
             file = self.folder.path / f"weights-{name}.safetensors"
             write_weights(file, self.training.model.state_dict(), self.input_spec)
         self.training.exclude_time(time.perf_counter() - began)
 
-    def store(self, outcome: Outcome) -> None:
-        """Write all files of a trial that has ended."""
-        self.finish(self.write_outputs(outcome, self.spent_s()))
-
-    def finish(self, result: TrialResult) -> None:
+    def write_result(self, result: TrialResult) -> None:
         """Write the result, last: its presence means that all other files exist."""
-        self.folder.finish(result)
+        self.folder.write_result(result)
         self.outcome = result
         shutil.rmtree(self.folder.checkpoint, ignore_errors=True)
 
@@ -293,7 +304,7 @@ class Attempt:
         """Return the seconds of all attempts at the trial so far."""
         return self.before_s + time.monotonic() - self._since
 
-    def _numerics(self) -> dict[str, object]:
+    def _describe_numerics(self) -> dict[str, object]:
         return {
             "torch": torch.__version__,
             "device": self.device.type,
@@ -313,37 +324,15 @@ class Attempt:
         }
 
 
-class ReadOnlyAttempt(Attempt):
-    """The attempt of a rank other than 0, which writes nothing."""
-
-    def open(self) -> None:
-        """Leave the folder alone."""
-
-    def log_start(self, training: Training, note: str) -> None:
-        """Log nothing."""
-
-    def log(self, measurement: Measurement) -> None:
-        """Log nothing."""
-
-    def save(self, state: Mapping[str, Any]) -> None:
-        """Save nothing."""
-
-    def keep(self, name: str) -> None:
-        """Keep nothing."""
-
-    def store(self, outcome: Outcome) -> None:
-        """Write nothing."""
-
-
-def out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Return True if the error means that the host or the device ran out of memory."""
     matches = isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY)
     return matches or isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
-def sentence_of(error: BaseException, trial: Trial) -> str:
+def describe_failure(error: BaseException, trial: Trial) -> str:
     """Return why a trial failed; errors from outside vitlab get their type and the line in the plugin."""
-    if out_of_memory(error):
+    if is_out_of_memory(error):
         batch_size = trial.spec.train.batch_size
         return (
             f"memory ran out, with train.batch_size {batch_size}; a smaller one, a smaller model, "

@@ -37,26 +37,23 @@ from vitlab.training.evaluation import NARROW
 _sizes: dict[tuple[object, ...], tuple[int, int]] = {}  #: of the replicates of an arm, which one process may train
 
 
-def size_of(model: Model, trial: Trial, info: DataInfo) -> tuple[int, int]:
+def count_cost(model: Model, trial: Trial, info: DataInfo) -> tuple[int, int]:
     """Return the parameters and multiply-accumulates of a trial's model.
 
     The multiply-accumulates are 0 if a third-party component cannot be counted, which must not prevent training.
     """
     key = trial.code, trial.origins, str(trial.spec.model), info
     if key not in _sizes:
-        _sizes[key] = parameters(model), _work(model, info)
+        try:
+            work = macs(model, info)
+        except (NotImplementedError, RuntimeError) as error:
+            print(f"the work of this model cannot be counted: {error}", file=sys.stderr)
+            work = 0
+        _sizes[key] = parameters(model), work
     return _sizes[key]
 
 
-def _work(model: Model, info: DataInfo) -> int:
-    try:
-        return macs(model, info)
-    except (NotImplementedError, RuntimeError) as error:
-        print(f"the work of this model cannot be counted: {error}", file=sys.stderr)
-        return 0
-
-
-def kernels_of_first_pass(model: Model, together: bool) -> set[str]:
+def record_kernels_of_first_pass(model: Model, together: bool) -> set[str]:
     """Return a set that will hold the automatically chosen kernels after the first forward pass.
 
     The attentions are observed, since an objective may call parts of the model alone.
@@ -78,13 +75,13 @@ def kernels_of_first_pass(model: Model, together: bool) -> set[str]:
     return kernels
 
 
-def attention_of(kernels: set[str], model: Choice) -> str:
+def attention_kernels(kernels: set[str], model: Choice) -> str:
     """Return the kernels that attention chose automatically, or else its type."""
     attention = model.options.get("attention")
     return "+".join(sorted(kernels)) or ("" if attention is None else Choice.of(attention).type)
 
 
-def rehearse() -> None:
+def fill_caches() -> None:
     """Fill the caches of a process before it is forked.
 
     The first use of a type that is validated is slow, since its schema is built then.
@@ -130,7 +127,7 @@ def utilisation(metrics: Mapping[str, float], macs: int, rate: float) -> dict[st
     Args:
         metrics: Metrics of an interval.
         macs: Multiply-accumulates of a forward pass of one image.
-        rate: Operations per second of all devices in use, see :func:`matrix_rate`; NaN if unknown.
+        rate: Operations per second of all devices in use, see :func:`measured_matrix_rate`; NaN if unknown.
     """
     if not macs or "system/images_per_s" not in metrics:
         return {}
@@ -141,17 +138,17 @@ def utilisation(metrics: Mapping[str, float], macs: int, rate: float) -> dict[st
     }
 
 
-def matrix_rate(device: torch.device, precision: str) -> float:
+def measured_matrix_rate(device: torch.device, precision: str) -> float:
     """Return the measured rate of a large matrix product in operations per second.
 
     It is measured once per process.  The memory used is freed.  The rate is NaN if it cannot be measured, as with
     several threads of a CPU, which must not prevent training.
     """
-    return _measure(device, precision, torch.get_num_threads())
+    return _measure_matrix_rate(device, precision, torch.get_num_threads())
 
 
 @cache
-def _measure(device: torch.device, precision: str, threads: int) -> float:
+def _measure_matrix_rate(device: torch.device, precision: str, threads: int) -> float:
     if device.type == "cpu" and threads > 1:
         print(f"system/mfu is not recorded: the peak speed of {threads} threads of a CPU is not known", file=sys.stderr)
         return math.nan

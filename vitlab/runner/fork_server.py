@@ -44,10 +44,10 @@ def start() -> None:
         return
     from multiprocessing import forkserver, resource_tracker
 
-    if server() is None:
-        atexit.register(_end)
-    _context()
-    with _hidden_main(), _safe_path():
+    if server_pid() is None:
+        atexit.register(_end_server)
+    _start_context()
+    with _hide_main(), _use_safe_path():
         # Otherwise the fork server starts it, which unblocks Ctrl-C.
         resource_tracker.ensure_running()
         if _output is None:
@@ -56,13 +56,15 @@ def start() -> None:
         # The server inherits the blocked signal, and vitlab.runner.preload unblocks it once it ignores it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            with _printing_to(_output):
+            with _redirect_output(_output):
                 forkserver.ensure_running()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def process(target: Callable[..., object], args: Sequence[Any], name: str) -> tuple[ForkServerProcess, Connection]:
+def start_process(
+    target: Callable[..., object], args: Sequence[Any], name: str
+) -> tuple[ForkServerProcess, Connection]:
     """Start a process that calls a function of a module; the first call waits until the server has imported torch.
 
     Args:
@@ -78,17 +80,19 @@ def process(target: Callable[..., object], args: Sequence[Any], name: str) -> tu
     """
     start()
     ours, theirs = multiprocessing.Pipe()
-    child: ForkServerProcess = _context().Process(target=target, args=(*args, theirs), name=name)
+    child: ForkServerProcess = _start_context().Process(target=target, args=(*args, theirs), name=name)
     try:
-        with theirs, _hidden_main(), _safe_path():
+        with theirs, _hide_main(), _use_safe_path():
             child.start()
     except (EOFError, ConnectionError):
         ours.close()
-        raise ServerDied(f"the fork server died before it could start a worker{_last_line()}") from None
+        raise ServerDied(f"the fork server died before it could start a worker{_last_printed_line()}") from None
     return child, ours
 
 
-def begin(environment: Mapping[str, str], parent: Connection, orphan_s: float | None = None) -> threading.Event:
+def set_up_process(
+    environment: Mapping[str, str], parent: Connection, orphan_s: float | None = None
+) -> threading.Event:
     """Set the environment of a started process, and return an event that a message of its parent sets.
 
     A closed pipe means that the parent is dead: it sets the event, and ends the process after ``orphan_s`` seconds, by
@@ -122,7 +126,7 @@ def exit_reason(code: int | None) -> str:
     return f"ended with exit code {code} and reported nothing; see log.txt"
 
 
-def server() -> int | None:
+def server_pid() -> int | None:
     """Return the process id of the server, if it has been started."""
     from multiprocessing import forkserver
 
@@ -134,7 +138,7 @@ def _can_fork() -> bool:
     return "forkserver" in multiprocessing.get_all_start_methods()
 
 
-def _context() -> Any:
+def _start_context() -> Any:
     if not _can_fork():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -142,16 +146,16 @@ def _context() -> Any:
     return context
 
 
-def _end() -> None:
+def _end_server() -> None:
     """End the server unless it has workers: while it is importing, it does not notice that this process has ended."""
-    pid = server()
+    pid = server_pid()
     if pid is not None and not multiprocessing.active_children():
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager
-def _hidden_main() -> Iterator[None]:
+def _hide_main() -> Iterator[None]:
     """Hide the main module: multiprocessing would run the user's script again in every process."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
@@ -162,7 +166,7 @@ def _hidden_main() -> Iterator[None]:
 
 
 @contextmanager
-def _safe_path() -> Iterator[None]:
+def _use_safe_path() -> Iterator[None]:
     """Have processes that start inside the block import nothing from the current folder, such as a file random.py."""
     before = os.environ.get(SAFE_PATH)
     os.environ[SAFE_PATH] = "1"
@@ -175,7 +179,7 @@ def _safe_path() -> Iterator[None]:
 
 
 @contextmanager
-def _printing_to(file: int) -> Iterator[None]:
+def _redirect_output(file: int) -> Iterator[None]:
     """Have processes that start inside the block print to the file of a descriptor."""
     before = [os.dup(descriptor) for descriptor in (1, 2)]
     try:
@@ -188,7 +192,7 @@ def _printing_to(file: int) -> Iterator[None]:
             os.close(original)
 
 
-def _last_line() -> str:
+def _last_printed_line() -> str:
     """Return the last line that the server has printed, after a colon; empty if there is none."""
     assert _output is not None
     lines = os.pread(_output, os.fstat(_output).st_size, 0).decode(errors="replace").split("\n")

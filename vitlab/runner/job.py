@@ -28,7 +28,8 @@ class Settings:
     nodes: int = 1  #: machines that these processes are divided among
     micro_batch_size: int | None = None  #: images that a process computes at a time; None for all
     activation_checkpointing: str = "none"  #: none or blocks
-    driver: str = ""  #: process that asked for the training, see :func:`vitlab.store.locks.process`; for the journal
+    #: process that asked for the training, see :func:`vitlab.store.locks.process_name`; for the journal
+    driver: str = ""
     engine: str = "loop"  #: one of the slot ``engine``
 
 
@@ -66,7 +67,10 @@ class Job:
         return [item.folder for item in self.trials]
 
     def split(self, folders: Sequence[Path]) -> list[Job]:
-        """Split the trials in ``folders`` into two jobs of half the size, which need less memory."""
+        """Return the trials in ``folders`` as two jobs of half the size, which need less memory; a single one as one.
+
+        The other trials of this job are in neither.
+        """
         selected = tuple(item for item in self.trials if item.folder in folders)
         half = len(selected) // 2
         return [replace(self, trials=part) for part in (selected[:half], selected[half:]) if part]

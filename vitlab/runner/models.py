@@ -32,11 +32,11 @@ def load_model(folder: TrialFolder) -> tuple[Model, Transform]:
     Raises:
         WeightsError: If the trial has not ended, kept no weights, or its weights have changed since.
     """
-    state, input_spec = read_weights(folder.weights)
+    state, input_spec = read_weights(folder.weights_file)
     result = folder.result()
     if result is not None and result.outcome.weights not in ("", digest(state)):
         raise WeightsError(
-            f"{folder.weights} has changed: these are not the weights that the trial ended with; delete "
+            f"{folder.weights_file} has changed: these are not the weights that the trial ended with; delete "
             f"{folder.path} and run the study again"
         )
     trial = read_json(folder.spec, Trial.from_json)
@@ -59,10 +59,10 @@ def load_vit(folder: TrialFolder) -> tuple[ViT, Transform]:
         WeightsError: see :func:`load_model`.
     """
     model, transform = load_model(folder)
-    return as_vit(model), transform
+    return require_vit(model), transform
 
 
-def as_vit(model: Model) -> ViT:
+def require_vit(model: Model) -> ViT:
     """Return a model that is a ViT.
 
     Raises:
@@ -75,7 +75,7 @@ def as_vit(model: Model) -> ViT:
     return model
 
 
-def initial_model(
+def make_initial_model(
     trial: Trial, folder: TrialFolder, prepared: Prepared, device: torch.device
 ) -> tuple[Model, list[str]]:
     """Return the model of a trial before its first step, initialised or with the weights the trial starts from.
@@ -86,7 +86,7 @@ def initial_model(
     noise.seed_torch(noise.key(trial.seeds["init"], "init"), device)
     model: Model = slot("model").build(trial.spec.model, prepared.info)
     model.initialise(trial.seeds["init"])
-    notes = _start_from_others(model, trial, folder, prepared.info)
+    notes = _load_starting_weights(model, trial, folder, prepared.info)
     return model.to(device, dtype_of(trial.spec.train.precision)), notes
 
 
@@ -98,7 +98,7 @@ def fit_head(model: Model, trial: Trial, feed: Feed) -> None:
         features.fit_head(model, feed, source.l2, trial.spec.train.precision)
 
 
-def distillation_of(trial: Trial, folder: TrialFolder, prepared: Prepared, device: torch.device) -> Any:
+def make_distillation(trial: Trial, folder: TrialFolder, prepared: Prepared, device: torch.device) -> Any:
     """Return the distillation of a trial, or None if it has none."""
     how, precision = trial.spec.distill, trial.spec.train.precision
     if how is None:
@@ -109,7 +109,7 @@ def distillation_of(trial: Trial, folder: TrialFolder, prepared: Prepared, devic
         size = None if source.size is None else (source.size, source.size)
         loaded = _open_weights("teacher", source, {"heads": source.heads, "image": size}, "keep", trial)
     elif source is not None:
-        teacher, transform = _load_dependency("teacher", trial, folder)
+        teacher, transform = _load_prerequisite("teacher", trial, folder)
         theirs = transform.input_spec
     if loaded is not None:
         teacher, theirs = loaded.model, InputSpec(loaded.info, loaded.mean, loaded.std)
@@ -120,7 +120,7 @@ def distillation_of(trial: Trial, folder: TrialFolder, prepared: Prepared, devic
     return import_optional("distillation").Distillation(how, teacher, theirs, mine, precision)
 
 
-def _start_from_others(model: Model, trial: Trial, folder: TrialFolder, info: DataInfo) -> list[str]:
+def _load_starting_weights(model: Model, trial: Trial, folder: TrialFolder, info: DataInfo) -> list[str]:
     """Load the weights the trial starts from, if any, and return notes on them."""
     how = trial.spec.init_from
     if how is None:
@@ -141,11 +141,11 @@ def _start_from_others(model: Model, trial: Trial, folder: TrialFolder, info: Da
                 f"head: keep keeps outputs for other classes: {first} is {labels[first]}, here {info.labels[first]}"
             )
     else:
-        source, _ = _load_dependency("init_from", trial, folder)
+        source, _ = _load_prerequisite("init_from", trial, folder)
     return [*start_from(model, source, how), *notes]
 
 
-def _load_dependency(role: str, trial: Trial, folder: TrialFolder) -> tuple[Model, Transform]:
+def _load_prerequisite(role: str, trial: Trial, folder: TrialFolder) -> tuple[Model, Transform]:
     """Load the model of a trial that this one depends on."""
     return load_model(TrialFolder(folder.path.parents[1] / trial.needs[role]))
 

@@ -44,7 +44,7 @@ with suppress(Exception):  # a failing import is repeated, and reported, by the 
     import pyarrow.parquet
     import torch.utils._device
 
-    import vitlab.runner.run
+    import vitlab.runner.execution
 
     if slot_points("optimizer"):
         import torch._dynamo
@@ -63,9 +63,9 @@ for module in trial_module_digests(frozenset(), source.read_imported):
 preload_digests()  # every worker compares the installed code with its plan's
 
 with suppress(Exception):  # as above
-    from vitlab.runner.circumstances import rehearse
+    from vitlab.runner.circumstances import fill_caches
 
-    rehearse()
+    fill_caches()
     PIL.features.version("webp")  # loads the library, whose version is part of the identity of pictures
 
 # Each worker's collector would otherwise visit all of the above and so copy its memory pages.  Frozen objects do not

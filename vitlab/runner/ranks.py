@@ -79,7 +79,7 @@ def launch_ranks(ranks: range, work: RankFunction, arguments: Sequence[Any], sto
         try:
             for number in ranks:
                 own = number, work, (Path(folder) / "meeting", *arguments), dict(os.environ)
-                processes.append(_Process(number, *fork_server.process(_main, own, f"part {number}")))
+                processes.append(_Process(number, *fork_server.start_process(_run_rank_process, own, f"part {number}")))
             return _supervise(processes, stop)
         except ServerDied as error:
             return RankResult(Ending.LOST, str(error))
@@ -91,13 +91,13 @@ def launch_ranks(ranks: range, work: RankFunction, arguments: Sequence[Any], sto
                 one.pipe.close()
 
 
-def _main(
+def _run_rank_process(
     number: int, work: RankFunction, arguments: Sequence[Any], environment: dict[str, str], supervisor: Connection
 ) -> None:
     """Run the work of one rank, send its result and exit."""
     for forwarded in (signal.SIGINT, signal.SIGTERM):  # the supervisor handles them and forwards the stop
         signal.signal(forwarded, signal.SIG_IGN)
-    stop_requested = fork_server.begin(environment, supervisor, orphan_s=0.0)
+    stop_requested = fork_server.set_up_process(environment, supervisor, orphan_s=0.0)
     rendezvous, *rest = arguments
     result = work(number, rendezvous, stop_requested.is_set, *rest)
     supervisor.send(result)
@@ -113,7 +113,7 @@ def _supervise(processes: Sequence[_Process], stop: Callable[[], bool]) -> RankR
         running = [one for one in processes if one.result is None]
         wait([one.process.sentinel for one in running] + [one.pipe for one in running], POLL_S)
         for one in running:
-            _receive(one)
+            _receive_result(one)
         results = [one.result for one in processes if one.result is not None]
         if (first := processes[0].result) is not None and first.ending in (Ending.DONE, Ending.STOPPED):
             leave_by = time.monotonic() + LEAVE_S
@@ -133,11 +133,11 @@ def _supervise(processes: Sequence[_Process], stop: Callable[[], bool]) -> RankR
         if not stop_requested and stop():
             stop_requested = True
             for one in processes:
-                with suppress(OSError):  # it has just died, which _receive finds next
+                with suppress(OSError):  # it has just died, which _receive_result finds next
                     one.pipe.send_bytes(b"stop")
 
 
-def _receive(one: _Process) -> None:
+def _receive_result(one: _Process) -> None:
     """Receive the result of a rank, or record that it died without one."""
     dead = not one.process.is_alive()  # checked before the pipe, since a result is sent before the exit
     try:

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from vitlab.errors import Path, Problem, SpecError, is_about_key, letters
+from vitlab.errors import Path, Problem, SpecError, is_about_key, lookalike_note
 from vitlab.spec.tree import NewTree, value_at
 
 LARGEST_FILE = 1_000_000  #: largest size in bytes
@@ -95,7 +95,7 @@ class Document:
         key, value = self.places[here]
         # What is written in one line from the key on, where look-alike letters and ${...} are found.
         entry = re.split(r"[,}\]]|\s#", _line(self.lines, key[0])[key[1] - 1 :])[0] if here else ""
-        hint = letters("".join(map(str, path)) + entry) + _interpolation_hint(entry)
+        hint = lookalike_note("".join(map(str, path)) + entry) + _interpolation_hint(entry)
         line, column = key if is_about_key(here, message) else value
         if hint and message[-1] not in ".?":
             message += "."
@@ -351,7 +351,7 @@ def _explain_error(lines: tuple[str, ...], error: yaml.MarkedYAMLError, number: 
     for at, line in ((number, here), (number - 1, before)):
         if "\t" in line[: _indent_width(line)]:
             return f"line {at} is indented with a tab; YAML needs spaces"
-        if hint := _interpolation_hint(line) or letters(line):
+        if hint := _interpolation_hint(line) or lookalike_note(line):
             return f"not YAML.{hint}"
     column = mark.column if mark else 0
     if "expected <block end>" in problem and start is not None and column <= _indent_width(here):

@@ -24,6 +24,7 @@ from typing import Any, TypeVar, overload
 from pydantic_core import from_json
 
 from vitlab.errors import UserError, VitlabError
+from vitlab.imports import Stamp, file_stamp
 from vitlab.store import locks
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ def write_bytes(
         OSError: If the disk is full or read-only; no temporary file is left.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = temporary(path)
+    partial = temporary_path(path)
     try:
         with open(partial, "xb") as file:
             file.write(data)
@@ -105,7 +106,7 @@ def folder_name(name: str) -> str:
     return f"{clean[:MAX_NAME]}-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
 
 
-def temporary(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """Return a name beside ``path`` that no other thread, process or machine uses: ``.NAME.RANDOM``.
 
     The leading dot marks an unfinished file, which nothing reads.
@@ -113,7 +114,7 @@ def temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.urandom(8).hex()}")
 
 
-def abandoned(folder: Path) -> list[Path]:
+def find_abandoned(folder: Path) -> list[Path]:
     """Return the temporary files in a folder that are so old that their writer must have been killed."""
     files = []
     for file in sorted(folder.glob(".*")):
@@ -132,12 +133,12 @@ def remove(path: Path) -> None:
 
 
 @contextmanager
-def hold(file: Path) -> Iterator[None]:
-    """Hold the lock of a file, see :func:`vitlab.store.locks.hold`; a folder in its place is set aside."""
+def hold_lock(file: Path) -> Iterator[None]:
+    """Hold the lock of a file, see :func:`vitlab.store.locks.hold_lock`; a folder in its place is set aside."""
     if file.is_dir():
         report_damage(file, "it is a folder, not a file")
         set_aside(file)
-    with locks.hold(file):
+    with locks.hold_lock(file):
         yield
 
 
@@ -147,12 +148,12 @@ def read_json(path: Path) -> Any: ...
 def read_json(path: Path, parse: Callable[[Any], R]) -> R | None: ...
 def read_json(path: Path, parse: Callable[[Any], Any] = lambda data: data) -> Any:
     """Return the record in a JSON file, or None if the file does not exist or is damaged; see :func:`read_stored`."""
-    return read_stored(path, _of_json(parse))
+    return read_stored(path, _json_parser(parse))
 
 
 def load_json(path: Path, parse: Callable[[Any], R]) -> R | None:
     """Return the record in a JSON file, or None if the file does not exist; see :func:`load_stored`."""
-    return load_stored(path, _of_json(parse))
+    return load_stored(path, _json_parser(parse))
 
 
 def parse_json(data: bytes) -> Any:
@@ -168,7 +169,7 @@ def parse_json(data: bytes) -> Any:
         raise ValueError(reason) from None
 
 
-def mapping(data: Any) -> Mapping[str, Any]:
+def require_mapping(data: Any) -> Mapping[str, Any]:
     """Return ``data`` if it is a JSON object.
 
     Raises:
@@ -241,7 +242,7 @@ def open_in_place(path: Path, how: int = os.O_WRONLY | os.O_APPEND) -> int:
     return os.open(path, how | os.O_CREAT | flags, 0o666)
 
 
-def read_lines(path: Path, offset: int = 0) -> tuple[list[bytes], int]:
+def read_complete_lines(path: Path, offset: int = 0) -> tuple[list[bytes], int]:
     """Return the complete lines from a byte offset on, and the offset for the next call."""
     try:
         with open(path, "rb") as file:
@@ -269,7 +270,7 @@ def cut_torn_line(path: Path) -> None:
         os.truncate(path, data.rfind(b"\n") + 1)
 
 
-def _of_json(parse: Callable[[Any], R]) -> Callable[[Path], R]:
+def _json_parser(parse: Callable[[Any], R]) -> Callable[[Path], R]:
     return lambda path: parse(parse_json(path.read_bytes()))
 
 
@@ -278,10 +279,8 @@ def _of_json(parse: Callable[[Any], R]) -> Callable[[Path], R]:
 DAMAGED = ".damaged-"
 """Separates the name of a damaged file from the time at which it was set aside."""
 
-_Signature = tuple[int, int, int] | None
-
-_damaged: dict[Path, _Signature] = {}  #: damaged files that were read, and their state
-_reported: dict[Path, _Signature] = {}  #: damaged files that were reported
+_damaged: dict[Path, Stamp | None] = {}  #: damaged files that were read, and their state
+_reported: dict[Path, Stamp | None] = {}  #: damaged files that were reported
 
 
 class Damaged(VitlabError):
@@ -318,7 +317,7 @@ def load_stored(path: Path, parse: Callable[[Path], R]) -> R | None:
         Damaged: If the file is damaged; the message is the reason alone.
         OSError: If the file cannot be read, for example for lack of permission.
     """
-    signature = _signature(path)
+    stamp = file_stamp(path)
     try:
         if path.is_dir():
             raise ValueError("it is a folder, not a file")
@@ -326,20 +325,20 @@ def load_stored(path: Path, parse: Callable[[Path], R]) -> R | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, ArithmeticError) as error:
-        _damaged[path] = signature
-        raise Damaged(_reason(path, error)) from None
+        _damaged[path] = stamp
+        raise Damaged(_describe_damage(path, error)) from None
     except OSError as error:
         if error.errno is not None:
             raise
-        _damaged[path] = signature  # raised by a library for unreadable content
-        raise Damaged(_reason(path, error)) from None
+        _damaged[path] = stamp  # raised by a library for unreadable content
+        raise Damaged(_describe_damage(path, error)) from None
 
 
 def report_damage(path: Path, reason: str) -> None:
     """Log a damaged file, once per process for each state of it."""
-    signature = _signature(path)
-    if _reported.get(path) != signature:
-        _reported[path] = signature
+    stamp = file_stamp(path)
+    if _reported.get(path) != stamp:
+        _reported[path] = stamp
         log.warning(
             "%s is damaged (%s) and counts as absent; the next 'vitlab run' sets it aside as %s%sTIME.",
             path,
@@ -351,7 +350,7 @@ def report_damage(path: Path, reason: str) -> None:
 
 def set_aside_damaged(path: Path) -> None:
     """Set a file aside if it was read as damaged; delete nothing."""
-    if path in _damaged and _damaged[path] == _signature(path) and os.path.lexists(path):
+    if path in _damaged and _damaged[path] == file_stamp(path) and os.path.lexists(path):
         set_aside(path)
 
 
@@ -365,16 +364,7 @@ def set_aside(path: Path) -> Path:
     return new
 
 
-def _signature(path: Path) -> _Signature:
-    """Return the modification time, size and inode of a file, or None if it does not exist."""
-    try:
-        status = path.stat()
-    except (OSError, ValueError):
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def _reason(path: Path, error: Exception) -> str:
+def _describe_damage(path: Path, error: Exception) -> str:
     """Return in one clause why a file is damaged."""
     with suppress(OSError):
         if path.is_file() and path.stat().st_size == 0:

@@ -5,12 +5,13 @@
         lock               held by the process that writes here; see locks.py
         events.jsonl       the journal, one event per line
         checkpoint/        the state to resume from
-        weights.safetensors  the final weights, if kept
+        weights.safetensors  the final weights, if kept; weights-NAME.safetensors the best ones, or those of a step
         predictions.parquet
         result.json        written last, atomically
         failure.json       why the last attempt ended without a result
+        log.txt            what its workers have printed, if anything
 
-Files are written atomically (:mod:`vitlab.store.files`), and damaged ones count as absent (:mod:`vitlab.store.files`).
+Files are written atomically, and damaged ones count as absent (:mod:`vitlab.store.files`).
 """
 
 from __future__ import annotations
@@ -29,24 +30,24 @@ from vitlab.spec.tree import parse_as, type_adapter
 from vitlab.store.files import (
     DAMAGED,
     DRIVER_LOCK,
-    abandoned,
     append_json,
     check_weights,
     cut_torn_line,
+    find_abandoned,
     folder_name,
     fsync_all,
-    hold,
-    mapping,
+    hold_lock,
     parse_json,
+    read_complete_lines,
     read_json,
-    read_lines,
     read_stored,
     remove,
+    require_mapping,
     set_aside,
     set_aside_damaged,
     write_json,
 )
-from vitlab.store.locks import Busy, is_locked, require
+from vitlab.store.locks import Busy, is_locked, require_lock
 from vitlab.store.result import Ending, Failure, Measurement, Millis, TrialResult
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class TrialFolder:
         return self.path / "checkpoint"
 
     @property
-    def weights(self) -> Path:
+    def weights_file(self) -> Path:
         """Path of the weights."""
         return self.path / "weights.safetensors"
 
@@ -109,41 +110,41 @@ class TrialFolder:
 
     def result(self) -> TrialResult | None:
         """Return the result, or None if the trial has not ended or its result is damaged."""
-        return read_json(self.path / "result.json", self._own_result)
+        return read_json(self.path / "result.json", self._parse_own_result)
 
     def done(self) -> bool:
         """Return True if the trial has a result."""
         return self.result() is not None
 
-    def kept_weights(self, keep: Keep, steps: int) -> list[Path]:
+    def kept_weights_files(self, keep: Keep, steps: int) -> list[Path]:
         """Return the files of weights, beside the last ones, that a training of so many steps leaves."""
         names = [keep.best_name] if keep.best is not None else []
         names += [f"step-{step}" for step in range(keep.every, steps + 1, keep.every)] if keep.every else []
         return [self.path / f"weights-{name}.safetensors" for name in names]
 
-    def kept_result(self, keep: Keep) -> TrialResult | None:
+    def result_with_kept_weights(self, keep: Keep) -> TrialResult | None:
         """Return the result; None if there is none, or if ``run.keep`` asks for weights and they are missing."""
         result = self.result()
         if result is None or not keep.last or result.status != Ending.DONE:
             return result
-        files = self.kept_weights(keep, result.outcome.steps)
+        files = self.kept_weights_files(keep, result.outcome.steps)
         is_kept = self.has_weights() and all(read_stored(file, check_weights) is not None for file in files)
         return result if is_kept else None
 
     def lacks_weights(self, keep: Keep) -> bool:
         """Return True if the trial has ended without the last or the best weights; their contents are not read."""
-        files = [self.weights, *self.kept_weights(keep._replace(every=0), 0)] if keep.last else []
+        files = [self.weights_file, *self.kept_weights_files(keep._replace(every=0), 0)] if keep.last else []
         result = None if all(file.exists() for file in files) else self.result()
         return result is not None and result.status == Ending.DONE
 
     def has_weights(self) -> bool:
         """Return True if another trial can start from this one: it has ended, and its weights exist undamaged."""
-        return self.done() and read_stored(self.weights, check_weights) is not None and self._has_spec()
+        return self.done() and read_stored(self.weights_file, check_weights) is not None and self._has_spec()
 
     def _has_spec(self) -> bool:
-        return read_json(self.spec, mapping) is not None
+        return read_json(self.spec, require_mapping) is not None
 
-    def _own_result(self, data: Any) -> TrialResult:
+    def _parse_own_result(self, data: Any) -> TrialResult:
         """Parse a result.
 
         Raises:
@@ -155,15 +156,15 @@ class TrialFolder:
             raise ValueError(f"it is the result of trial {result.key[:16]}/{result.code[:16]}")
         return result
 
-    def finish(self, result: TrialResult) -> None:
+    def write_result(self, result: TrialResult) -> None:
         """Write the result last, after all other files of the trial are synced to the disk.
 
         It says what the trial is, so that spec.json stays only beside weights: large studies count files.
         """
         weights = [*self.path.glob("weights*.safetensors")]
         fsync_all([file for file in (self.spec, self.predictions, *weights) if file.exists()])
-        self.require()
-        write_json(self.path / "result.json", {**asdict(result), "trial": read_json(self.spec, mapping)})
+        self.require_lock()
+        write_json(self.path / "result.json", {**asdict(result), "trial": read_json(self.spec, require_mapping)})
         if not weights:
             self.spec.unlink(missing_ok=True)
         self.clear_failure()
@@ -176,7 +177,7 @@ class TrialFolder:
         Args:
             spec: The trial in JSON values, if known.
         """
-        lacks_spec = spec is not None and self.weights.exists() and not self._has_spec()
+        lacks_spec = spec is not None and self.weights_file.exists() and not self._has_spec()
         if (lacks_spec or self.checkpoint.exists()) and self.done():
             with suppress(Busy, OSError, UserError), self.lease():
                 remove(self.checkpoint)
@@ -190,23 +191,13 @@ class TrialFolder:
             if not log.lstat().st_size:
                 log.unlink()
 
-    def last_failure(self) -> Failure | None:
+    def failure(self) -> Failure | None:
         """Return the stored failure of the last attempt; None if none is stored."""
         return read_json(self.path / "failure.json", partial(parse_as, Failure))
 
-    def failure(self) -> str | None:
-        """Return in one sentence why the last attempt failed; None if it did not."""
-        failure = self.last_failure()
-        return failure.failure if failure is not None else None
-
-    def kind(self) -> Ending:
-        """Return how the last attempt ended if it failed; ``Ending.ERROR`` if no failure is stored."""
-        failure = self.last_failure()
-        return failure.kind if failure is not None else Ending.ERROR
-
-    def fail(self, failure: str, traceback: str = "", kind: Ending = Ending.ERROR) -> None:
+    def write_failure(self, failure: str, traceback: str = "", kind: Ending = Ending.ERROR) -> None:
         """Write failure.json: why an attempt ended without a result."""
-        self.require()
+        self.require_lock()
         write_json(self.path / "failure.json", asdict(Failure(failure, kind, traceback, time.time())))
 
     def mark_failed(self, failure: str, kind: Ending) -> None:
@@ -215,18 +206,18 @@ class TrialFolder:
         The given failure is used if the worker left none.  Without this mark a failure ends one attempt alone, and
         the next driver tries again.
         """
-        last = self.last_failure() or Failure(failure, kind, "", time.time())
+        last = self.failure() or Failure(failure, kind, "", time.time())
         write_json(self.path / "failure.json", {**asdict(last), "has_failed_for_good": True})
 
     def has_failed_for_good(self) -> bool:
         """Return True if the trial failed and runs again only on request."""
-        failure = self.last_failure()
+        failure = self.failure()
         return failure is not None and failure.has_failed_for_good
 
     def clear_failure(self) -> None:
         """Delete failure.json, so that the trial can run again.  A damaged one is set aside."""
         file = self.path / "failure.json"
-        if self.last_failure() is None:
+        if self.failure() is None:
             set_aside_damaged(file)
         else:
             file.unlink(missing_ok=True)
@@ -238,23 +229,23 @@ class TrialFolder:
 
     @contextmanager
     def lease(self) -> Iterator[None]:
-        """Hold the lock of the trial while writing to its folder; see :func:`vitlab.store.files.hold`.
+        """Hold the lock of the trial while writing to its folder; see :func:`vitlab.store.files.hold_lock`.
 
         Raises:
             Busy: if another process holds it.
         """
-        with hold(self.lock):
+        with hold_lock(self.lock):
             yield
             if (self.path / "result.json").exists():  # nothing is written any more; large studies count files
                 self.lock.unlink(missing_ok=True)
 
-    def require(self) -> None:
+    def require_lock(self) -> None:
         """Check that no other process has taken over the lock of this process; nothing may be written then.
 
         Raises:
             LockLost: If another process has.
         """
-        require(self.lock)
+        require_lock(self.lock)
 
     def is_locked(self) -> bool:
         """Return True if a process holds the lock.  Nothing is written, so that read-only folders work."""
@@ -268,7 +259,7 @@ class TrialFolder:
         Raises:
             OSError: If the disk is full; the journal is then unchanged.
         """
-        self.require()
+        self.require_lock()
         append_json(self.path / "events.jsonl", {"t": int(time.time() * 1000), "kind": kind, **body})
 
     def recover_journal(self) -> None:
@@ -280,14 +271,14 @@ class TrialFolder:
         Raises:
             LockLost: If another process has taken the trial over; then nothing is changed.
         """
-        self.require()
+        self.require_lock()
         self.clear_failure()
         if self.result() is None:
             set_aside_damaged(self.path / "result.json")
         if self.checkpoint.exists() and not self.checkpoint.is_dir():
             set_aside(self.checkpoint)
         cut_torn_line(self.path / "events.jsonl")
-        names = (self.weights.name, self.predictions.name, self.spec.name, "result.json", "failure.json")
+        names = (self.weights_file.name, self.predictions.name, self.spec.name, "result.json", "failure.json")
         unfinished = (".weights-", *(f".{name}." for name in names))
         for name in os.listdir(self.path) if self.path.is_dir() else ():
             if name.startswith(unfinished):
@@ -305,11 +296,11 @@ class TrialFolder:
 
         A torn last line is left for the next call.  Damaged lines are skipped; the result holds their metrics too.
         """
-        lines, offset = read_lines(self.path / "events.jsonl", offset)
+        lines, offset = read_complete_lines(self.path / "events.jsonl", offset)
         events = []
         for line in lines:
             with suppress(ValueError, LookupError, AttributeError, TypeError, RecursionError):
-                events.append(_event(parse_json(line)))
+                events.append(_parse_event(parse_json(line)))
         return events, offset
 
 
@@ -327,47 +318,47 @@ class Store:
         """Return the folder of a trial."""
         return self.trial(trial.key, trial.code)
 
-    def codes(self, key: str) -> list[TrialFolder]:
+    def folders_of_codes(self, key: str) -> list[TrialFolder]:
         """Return the folders of a trial under all digests of the code."""
-        return list(map(TrialFolder, _folders(self.root / "trials" / key))) if key else []
+        return list(map(TrialFolder, _list_folders(self.root / "trials" / key))) if key else []
 
     def study(self, name: str) -> Path:
         """Return the path of a study's folder."""
         return self.root / "studies" / name
 
-    def driver(self, study: str) -> Path:
+    def driver_lock(self, study: str) -> Path:
         """Return the lock file of a study's driver."""
         return self.study(study) / DRIVER_LOCK
 
     def remove_abandoned(self, study: str) -> None:
         """Delete abandoned temporary files in the output folder and in a study's folder."""
         for folder in (self.root, self.study(study), self.study(study) / "report"):
-            for file in abandoned(folder):
+            for file in find_abandoned(folder):
                 with suppress(OSError):
                     remove(file)
 
-    def trials(self) -> Iterator[TrialFolder]:
+    def trial_folders(self) -> Iterator[TrialFolder]:
         """Yield the folders of all trials, in order; files such as .DS_Store are left out, and no link is followed."""
-        for key in _folders(self.root / "trials"):
-            yield from self.codes(key.name)
+        for key in _list_folders(self.root / "trials"):
+            yield from self.folders_of_codes(key.name)
 
-    def leftovers(self) -> list[Path]:
+    def find_leftovers(self) -> list[Path]:
         """Return the files that nothing reads: abandoned temporary files, and damaged files that were set aside."""
         folders = [self.root]
         for top in (self.root / "studies", self.root / "trials"):
             folders += [Path(folder) for folder, _, _ in os.walk(top)]  # follows no link
         damaged = [path for folder in folders for path in folder.glob(f"*{DAMAGED}*")]
-        return sorted({*damaged, *(file for folder in folders for file in abandoned(folder))})
+        return sorted({*damaged, *(file for folder in folders for file in find_abandoned(folder))})
 
 
-def _folders(folder: Path) -> list[Path]:
+def _list_folders(folder: Path) -> list[Path]:
     """Return the folders in a folder, in order, without links to folders; empty if it cannot be read."""
     with suppress(OSError), os.scandir(folder) as entries:
         return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
     return []
 
 
-def _event(body: Any) -> Event:
+def _parse_event(body: Any) -> Event:
     """Return the event of a line of a journal.
 
     Raises:

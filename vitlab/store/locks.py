@@ -5,8 +5,8 @@
 **Heartbeats.**  Where there are none (NFS without its lock service, Lustre mounted without flock, Windows), a file
 ``FILE.held`` beside the locked one names the owner.  Only one of several processes succeeds in creating it, and renews
 it every :data:`BEAT_S`.  An owner without a heartbeat for :data:`SILENT_S`, by the file system's own clock, counts as
-dead, and another process may take the lock over.  A suspended owner detects this by :func:`require` before it writes
-again, and writes nothing more.
+dead, and another process may take the lock over.  A suspended owner detects this by :func:`require_lock` before it
+writes again, and writes nothing more.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from typing import IO, Any
 from vitlab.errors import UserError
 
 DRIVER = "VITLAB_DRIVER"
-"""Environment variable with the driver of a worker, as named by :func:`process`."""
+"""Environment variable with the driver of a worker, as named by :func:`process_name`."""
 
 BEAT_S = 10.0  #: interval of heartbeats
 SILENT_S = 120.0  #: age of a dead heartbeat; NFS may show files as they were a minute ago
-ATTEMPTS = 500  #: retries of :func:`hold`, some milliseconds apart, while readers share the lock
+ATTEMPTS = 500  #: retries of :func:`hold_lock`, some milliseconds apart, while readers share the lock
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  #: errors of file systems without locks
 
 
@@ -44,7 +44,7 @@ class LockLost(Busy):
 
 
 @contextmanager
-def hold(file: Path) -> Iterator[None]:
+def hold_lock(file: Path) -> Iterator[None]:
     """Hold the lock of a file until the block ends or the process dies.
 
     Raises:
@@ -60,7 +60,7 @@ def hold(file: Path) -> Iterator[None]:
         yield
 
 
-def require(file: Path) -> None:
+def require_lock(file: Path) -> None:
     """Check that no other process has taken over a lock of this process.
 
     Raises:
@@ -68,14 +68,14 @@ def require(file: Path) -> None:
     """
     heartbeat = _heartbeats.get(_heartbeat_file(file))
     if heartbeat is not None and not heartbeat.is_owned():
-        raise LockLost(f"{file} was taken over by {owner(file)[0] or 'another process'}")
+        raise LockLost(f"{file} was taken over by {lock_owner(file)[0] or 'another process'}")
 
 
 def is_locked(file: Path) -> bool:
     """Return True if a process holds the lock of a file.  Nothing is written.
 
     Heartbeats are therefore compared with the local clock: if that is ahead of the file system's by more than
-    :data:`SILENT_S`, this may return False although :func:`hold` raises :class:`Busy`.
+    :data:`SILENT_S`, this may return False although :func:`hold_lock` raises :class:`Busy`.
     """
     try:
         with open(file, "rb") as lock:
@@ -87,8 +87,8 @@ def is_locked(file: Path) -> bool:
         return error.errno in NO_LOCKS and not _is_stale(_heartbeat_file(file), time.time())
 
 
-def owner(file: Path) -> tuple[str, str]:
-    """Return the last owner of a file's lock and its driver, as :func:`process` names them; empty if unknown."""
+def lock_owner(file: Path) -> tuple[str, str]:
+    """Return the last owner of a file's lock and its driver, as :func:`process_name` names them; empty if unknown."""
     for place in (_heartbeat_file(file), file):
         with suppress(OSError, ValueError):
             who, driver, *_ = f"{place.read_text(encoding='utf-8').strip()} ".split(" ")
@@ -102,7 +102,7 @@ def holds_lock(name: str, file: Path) -> bool:
     The content of the file is not trusted, since others may be able to write it.
 
     Args:
-        name: The process, as :func:`process` names it.
+        name: The process, as :func:`process_name` names it.
         file: The file.
     """
     if not is_alive(name):
@@ -118,11 +118,11 @@ def holds_lock(name: str, file: Path) -> bool:
                 if os.path.samestat(descriptor.stat(), inode):
                     info = (folder / "fdinfo" / descriptor.name).read_text()
                     if re.search(rf"^lock:.* FLOCK .* WRITE {pid} ", info, re.MULTILINE):
-                        return process(int(pid)) == name
+                        return process_name(int(pid)) == name
     return False
 
 
-def process(pid: int) -> str:
+def process_name(pid: int) -> str:
     """Return a unique name of a process, ``HOST/PID/START``; empty if it has ended or the system has no /proc.
 
     The process id alone is not unique, since the system reuses it.
@@ -134,18 +134,18 @@ def process(pid: int) -> str:
     return "" if state in "ZX" else f"{socket.gethostname()}/{pid}/{rest[18]}"
 
 
-def own_process() -> str:
-    """Return the name of this process, see :func:`process`."""
-    return process(os.getpid())
+def own_process_name() -> str:
+    """Return the name of this process, see :func:`process_name`."""
+    return process_name(os.getpid())
 
 
 def is_alive(name: str) -> bool:
-    """Return True if the process with this :func:`process` name runs on this machine."""
+    """Return True if the process with this :func:`process_name` name runs on this machine."""
     pid = name.partition("/")[2].partition("/")[0]
-    return pid.isdecimal() and process(int(pid)) == name
+    return pid.isdecimal() and process_name(int(pid)) == name
 
 
-def kill(name: str) -> bool:
+def kill_process(name: str) -> bool:
     """Kill the process of this name, but never another one that reuses its PID; return True if it was running."""
     if not is_alive(name):
         return False
@@ -159,7 +159,7 @@ def kill(name: str) -> bool:
     return True
 
 
-def end_orphan(file: Path) -> bool:
+def kill_orphan(file: Path) -> bool:
     """Kill the process that holds a lock if its driver is dead: it should have exited, so it is stopped or stuck.
 
     A lock file may be written by others, so the process it names is killed only if it holds that very lock.
@@ -167,10 +167,10 @@ def end_orphan(file: Path) -> bool:
     Returns:
         True if such a process was found on this machine.
     """
-    name, driver = owner(file)
+    name, driver = lock_owner(file)
     if not driver or is_alive(driver) or driver.split("/")[0] != name.split("/")[0]:
         return False
-    return holds_lock(name, file) and kill(name)
+    return holds_lock(name, file) and kill_process(name)
 
 
 # -- kernel locks ------------------------------------------------------------------------------------------------------
@@ -192,11 +192,11 @@ def _acquire(file: Path) -> AbstractContextManager[Any]:
         except FileNotFoundError:
             continue  # the folder was deleted in the meantime
         try:
-            _lock(lock)
-            if _is_still(file, lock.fileno()):  # else the file was deleted, and its lock excludes nobody
+            _lock_exclusively(lock)
+            if _is_same_file(file, lock.fileno()):  # else the file was deleted, and its lock excludes nobody
                 with suppress(OSError):  # a full disk
                     lock.truncate(0)
-                    lock.write(f"{own_id()}\n")
+                    lock.write(f"{own_and_driver_name()}\n")
                     lock.flush()
                 return lock
         except BlockingIOError:
@@ -231,7 +231,7 @@ def _flock(file: IO[Any], *names: str) -> None:
     fcntl.flock(file, sum(getattr(fcntl, name) for name in names))
 
 
-def _lock(file: IO[str]) -> None:
+def _lock_exclusively(file: IO[str]) -> None:
     """Lock an open file exclusively.
 
     :func:`is_locked` shares the lock for a moment.  If sharing succeeds, no process holds it exclusively, so try again.
@@ -252,7 +252,7 @@ def _lock(file: IO[str]) -> None:
         time.sleep(0.001 + 0.004 * random.random())  # random, so that two processes do not keep colliding
 
 
-def _is_still(file: Path, descriptor: int) -> bool:
+def _is_same_file(file: Path, descriptor: int) -> bool:
     """Return True if a path still refers to the open file."""
     try:
         return os.path.samestat(os.stat(file), os.fstat(descriptor))
@@ -260,9 +260,9 @@ def _is_still(file: Path, descriptor: int) -> bool:
         return False
 
 
-def own_id() -> str:
+def own_and_driver_name() -> str:
     """Return the names of this process and its driver, as written to lock files."""
-    return f"{own_process()} {os.environ.get(DRIVER, '')}"
+    return f"{own_process_name()} {os.environ.get(DRIVER, '')}"
 
 
 # -- heartbeats --------------------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ class _Heartbeat:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._content = f"{own_id()} {os.urandom(8).hex()}\n"
+        self._content = f"{own_and_driver_name()} {os.urandom(8).hex()}\n"
         if not self._create() and not (reclaim_stale(path) and self._create()):
             raise Busy(str(path))
         self._released = threading.Event()
@@ -343,7 +343,7 @@ def reclaim_stale(path: Path) -> bool:
     """Remove a stale heartbeat file, and return True if there is none now.
 
     Of several processes doing so at once, one may remove the file another has just created; the latter detects this by
-    :func:`require`.
+    :func:`require_lock`.
     """
     probe_file = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:

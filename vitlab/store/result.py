@@ -22,7 +22,8 @@ class Ending(StrEnum):
 
     A worker reports how its job ended, except for ``lost``, which its executor reports.  An attempt that ended as
     ``error``, ``oom``, ``timeout``, ``preempted`` or ``lost`` is retried as often as ``run.retries`` allows under that
-    name; the other endings are final.
+    name, and then ``failed``.  ``done`` and ``diverged`` are final, ``failed`` until the user asks for a retry; the
+    next run trains what was ``stopped`` or ``refused``.
     """
 
     DONE = "done"  #: every trial of the job has a result, which may be diverged
@@ -51,7 +52,7 @@ Millis = Annotated[int, Field(strict=True, ge=0, le=10**14)]
 Count = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
 
 
-def _numerics(numerics: Mapping[str, object]) -> Mapping[str, object]:
+def _validate_numerics(numerics: Mapping[str, object]) -> Mapping[str, object]:
     """Return ``numerics``; raise ValueError if a field that reports show is of another type."""
     for name, kind in (("torch", str), ("device", str), ("processor", str), ("engine", str), ("threads", int)):
         if name in numerics and type(numerics[name]) is not kind:
@@ -85,8 +86,8 @@ class Outcome:
 
     def value(self, metric: str, at: str, goal: str) -> float | None:
         """Return the ``last`` or the ``best`` (by the ``max`` or ``min`` goal) finite value of a metric, if any."""
-        moments = [moment.metrics for moment in self.history] if at == "best" else [self.metrics]
-        finite = [metrics[metric] for metrics in moments if math.isfinite(metrics.get(metric, math.nan))]
+        steps = [measurement.metrics for measurement in self.history] if at == "best" else [self.metrics]
+        finite = [metrics[metric] for metrics in steps if math.isfinite(metrics.get(metric, math.nan))]
         return (max if goal == "max" else min)(finite, default=None)
 
 
@@ -103,12 +104,12 @@ class Circumstances:
     memory_bytes: Count  #: peak of the process (CPU) or of the allocator (CUDA)
     versions: Mapping[str, str]
     #: torch, device, engine, attention kernel, threads, precision
-    numerics: Annotated[Mapping[str, object], AfterValidator(_numerics)]
+    numerics: Annotated[Mapping[str, object], AfterValidator(_validate_numerics)]
     ended: Seconds = 0.0  #: since 1970
     weights: tuple[str, ...] = ()  #: what ``init_from`` loaded, resampled, assumed and left out, a sentence each
 
     @property
-    def installed(self) -> dict[str, str]:
+    def installed_versions(self) -> dict[str, str]:
         """Return the installed versions by name, without vitlab itself, which is covered by the code digest."""
         versions = {**self.versions, "torch": str(self.numerics.get("torch", self.versions.get("torch")))}
         return {name: version for name, version in versions.items() if name != "vitlab"}

@@ -20,7 +20,7 @@ from vitlab.identity.trial import Trial
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Keep, Store, TrialFolder
-from vitlab.store.locks import is_alive, kill
+from vitlab.store.locks import is_alive, kill_process
 from vitlab.store.result import Ending
 from vitlab.testing.assertions import about
 
@@ -165,7 +165,7 @@ def _check_workers(driver: _Driver, work: Mapping[str, Job], again: Callable[[],
     victim = driver.process_of(killed)
     _check_timeout(driver)
     if victim.partition("/")[0] == socket.gethostname():
-        kill(victim)
+        kill_process(victim)
         driver.end_of(killed, Ending.LOST, "a worker that died is lost, so that the trial is tried again", END_S)
     else:  # on another machine, where it cannot be killed from here
         _check_cancel(driver)
@@ -264,7 +264,7 @@ def _processes(work: Iterable[Job]) -> list[str]:
 
 def _kill_workers(work: Iterable[Job]) -> None:
     for name in _processes(work):
-        kill(name)
+        kill_process(name)
 
 
 def _last_log_line(job: Job) -> str:

@@ -184,7 +184,7 @@ def write_trials(store: Store, plan: Plan, *, events: int | None = None, began: 
         if events is None:
             outcome = Outcome(history[-1].metrics, tuple(history), "0" * 64, STEPS, 16 * STEPS)
             around = Circumstances(began / 1000, 1.0, "here", 1, 100, 1000, 10**6, {}, {}, began / 1000 + 400)
-            folder.finish(TrialResult(planned.trial.key, planned.trial.code, Ending.DONE, outcome, around))
+            folder.write_result(TrialResult(planned.trial.key, planned.trial.code, Ending.DONE, outcome, around))
 
 
 def _history(planned: Planned, scale: float = 1.0) -> list[Measurement]:

@@ -21,7 +21,7 @@ from vitlab.components.base import NewState
 from vitlab.data.pixels import IGNORED
 from vitlab.data.prepare import Feed, prepare
 from vitlab.engines import Engine
-from vitlab.errors import some
+from vitlab.errors import list_some
 from vitlab.geometry import DataInfo
 from vitlab.models import Model
 from vitlab.registry import ResolvedChoice, slot
@@ -30,10 +30,10 @@ from vitlab.testing.assertions import about, checked_reason, equal_states
 from vitlab.training import artifacts
 from vitlab.training.loop import Training
 from vitlab.training.losses import Loss
-from vitlab.training.metrics import declaration_fault
+from vitlab.training.metrics import find_declaration_fault
 from vitlab.training.metrics.features import Features
 from vitlab.training.objective import Objective
-from vitlab.training.optim import Optimizer, decay_groups, set_rate
+from vitlab.training.optim import Optimizer, group_by_decay, set_learning_rates
 from vitlab.training.optim.schedules import Schedule
 
 B, K = 6, 7
@@ -63,22 +63,23 @@ def check_optimizer(choice: ResolvedChoice) -> None:
     # Warm-up begins at rates near 0, and a schedule may end there.
     moved = _moved_weights(choice, rate=0.0)
     assert not moved, (
-        f"steps at rate 0 move {some(moved)}; read the rate from group['lr'], which a training sets before every step"
+        f"steps at rate 0 move {list_some(moved)}; read the rate from group['lr'], which a training sets before "
+        "every step"
     )
     along_gradient = sum(_moved_weights(choice, rate=RATE).values())
     assert along_gradient < 0, f"steps at rate {RATE:g} move no weight, or follow the gradients; go against them"
-    groups = decay_groups(_build_training({}).model, 0.5)
+    groups = group_by_decay(_build_training({}).model, 0.5)
     decaying = {name for group in groups if group["weight_decay"] for name, _ in group["params"]}
     for weight_decay, expected in ((0.5, decaying), (0.0, set[str]())):
         # Without gradients, what moves is what decays.
         shrunk = set(_moved_weights(choice, rate=RATE, weight_decay=weight_decay, scale=0.0))
         assert shrunk <= expected, (
-            f"{some(sorted(shrunk - expected))} shrinks without a gradient, and the weight_decay of its group is 0; "
-            "read it from group['weight_decay']"
+            f"{list_some(sorted(shrunk - expected))} shrinks without a gradient, and the weight_decay of its group is "
+            "0; read it from group['weight_decay']"
         )
         assert expected <= shrunk, (
-            f"{some(sorted(expected - shrunk))} does not shrink without a gradient, and the weight_decay of its group "
-            f"is {weight_decay:g}; read it from group['weight_decay']"
+            f"{list_some(sorted(expected - shrunk))} does not shrink without a gradient, and the weight_decay of its "
+            f"group is {weight_decay:g}; read it from group['weight_decay']"
         )
 
 
@@ -243,7 +244,7 @@ def _build_training(fields: Mapping[str, Any], *, folder: Path | None = None) ->
     write = (lambda state: None) if folder is None else (lambda state: artifacts.write_checkpoint(folder, state))
     built: Model = slot("model").build(MODEL, prepared.info)
     built.initialise(0)
-    return Training(built.to(dtype), feed, spec, SEEDS, prepared.info.task, write=write)
+    return Training(built.to(dtype), feed, spec, SEEDS, write=write)
 
 
 def _train_steps(training: Training, steps: int) -> NewState:
@@ -283,8 +284,8 @@ def _moved_weights(
             parameter.add_(0.01)  # a weight of 0 could not shrink
     before = _copy_weights(model)
     with about(f"steps at rate {rate:g}"):
-        built = optimizer.build(optimizer.route(decay_groups(model, weight_decay), model))
-        set_rate(built, rate)
+        built = optimizer.build(optimizer.route(group_by_decay(model, weight_decay), model))
+        set_learning_rates(built, rate)
         for _ in range(3):  # the first step may only fill the state
             built.step()
     return {
@@ -308,7 +309,7 @@ CUTS = ((N,), (1, 22, N - 23), (N - 3, 3))
 def check_metric(choice: ResolvedChoice) -> None:
     """Check a metric for each of its tasks, on random, correct and wrong predictions."""
     cls: Any = choice.component
-    sentence = declaration_fault(cls)
+    sentence = find_declaration_fault(cls)
     assert sentence is None, sentence
     low, high = cls.bounds
     name = slot("metric").build(choice).name or choice.type.rpartition(":")[2]

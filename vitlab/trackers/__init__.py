@@ -42,9 +42,9 @@ from vitlab.planning.values import Plan
 from vitlab.registry import Slot
 from vitlab.spec import RunSpec
 from vitlab.spec.changes import public
-from vitlab.store.files import hold
+from vitlab.store.files import hold_lock
 from vitlab.store.folders import Store
-from vitlab.store.locks import Busy, end_orphan
+from vitlab.store.locks import Busy, kill_orphan
 
 log = logging.getLogger(__name__)
 
@@ -198,10 +198,10 @@ def lock(file: Path, *, wait_s: float) -> Iterator[None]:
     with ExitStack() as locks:
         while True:
             try:
-                locks.enter_context(hold(file))
+                locks.enter_context(hold_lock(file))
                 break
             except Busy:
-                if not end_orphan(file):  # a delivering process that hangs, whose driver is dead
+                if not kill_orphan(file):  # a delivering process that hangs, whose driver is dead
                     if time.monotonic() >= until:
                         raise LockHeld(f"{file} is held by another process") from None
                     time.sleep(0.1)

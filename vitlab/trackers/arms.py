@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from vitlab.planning.values import Arm, Plan
 from vitlab.spec import Analysis
-from vitlab.store.files import mapping, read_json
+from vitlab.store.files import read_json, require_mapping
 from vitlab.store.folders import TrialFolder
 from vitlab.store.result import Ending
 from vitlab.trackers import dashboard, records, service
@@ -42,7 +42,7 @@ Points = dict[str, float]  #: metric to value
 def summarize_arms(plan: Plan, report: Sequence[Path]) -> dict[str, Points]:
     """Return the values over the seeds of each arm, by arm; empty if there is no report."""
     file = next((path for path in report if path.name == "report.json"), None)
-    content = (file and read_json(file, mapping)) or {"arms": ()}
+    content = (file and read_json(file, require_mapping)) or {"arms": ()}
     points: dict[str, Points] = {}
     for row in content["arms"]:
         values = {column: row.get(column) for column in (*OWN, *COMPARED)}
@@ -207,7 +207,7 @@ def _store_model(
     from mlflow.entities import LoggedModelOutput
 
     with tempfile.TemporaryDirectory() as place:
-        for file in (folder.spec, folder.weights):
+        for file in (folder.spec, folder.weights_file):
             shutil.copy(file, place)
         (Path(place) / "README.md").write_text(README.format(name=item.name, model=model), encoding="utf-8")
         client.log_model_artifacts(model, place)

@@ -28,15 +28,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from vitlab.errors import Interrupted, UserError, count
+from vitlab.errors import Interrupted, UserError, format_count
 from vitlab.interrupts import is_command
 from vitlab.planning.study_folder import read_plan, read_run_spec
 from vitlab.planning.values import Plan
 from vitlab.spec import Choice, RunSpec
 from vitlab.spec.changes import MASK, public
-from vitlab.store.files import mapping, read_json, write_json
+from vitlab.store.files import read_json, require_mapping, write_json
 from vitlab.store.folders import Store
-from vitlab.store.locks import DRIVER, own_process
+from vitlab.store.locks import DRIVER, own_process_name
 from vitlab.trackers import Tracker
 from vitlab.trackers import tracker as trackers
 
@@ -61,7 +61,7 @@ class Delivery:
     @property
     def sentence(self) -> str:
         """What was delivered, in words."""
-        items = [count(number, kind.removesuffix("s")) for kind, number in self.counts.items() if number]
+        items = [format_count(number, kind.removesuffix("s")) for kind, number in self.counts.items() if number]
         return f"delivered {', '.join(items)}" if items else "nothing was missing"
 
 
@@ -140,7 +140,7 @@ class BackgroundDelivery:
         tracker = self._tracker
         if not tracker.title:
             return None
-        record = read_json(tracker.folder / DELIVERED, mapping) or {}
+        record = read_json(tracker.folder / DELIVERED, require_mapping) or {}
         link = record.get("link")
         is_complete = record.get("place") == tracker.place() and tracker.undelivered() == 0
         return link if is_complete and isinstance(link, str) else None
@@ -192,7 +192,7 @@ class BackgroundDelivery:
         missing: int | None = None
         with suppress(Exception):  # the delivery reports its own errors
             missing = self._tracker.undelivered()
-        say(f"delivering to {self._tracker.title}" + (f"; {count(missing, 'trial')} to go" if missing else ""))
+        say(f"delivering to {self._tracker.title}" + (f"; {format_count(missing, 'trial')} to go" if missing else ""))
 
     def _call(self, method: str, *arguments: Sequence[Path]) -> str | None:
         """Call a method of the tracker."""
@@ -226,7 +226,7 @@ class TrackerProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,  # a program that reads the answer waits for all writers to end
             pass_fds=[theirs.fileno()],
-            env={**os.environ, DRIVER: own_process()},
+            env={**os.environ, DRIVER: own_process_name()},
             start_new_session=True,  # Ctrl-C reaches the driver alone
         )
         theirs.close()

@@ -24,7 +24,7 @@ from vitlab.planning.study_folder import commit_of
 from vitlab.planning.values import Plan
 from vitlab.spec import RunSpec
 from vitlab.spec.changes import public
-from vitlab.store.files import mapping, read_json, write_json
+from vitlab.store.files import read_json, require_mapping, write_json
 from vitlab.store.folders import Store
 from vitlab.trackers import arms, dashboard, delivery, records, service, tracker
 from vitlab.trackers.replay import TUNING, Cursor, Replay, TrackedTrial, TrialUpdate, Unreachable
@@ -198,7 +198,7 @@ class MlflowTracker(Replay):
         ids = experiment_ids(self.folder, self.address.name)
         if ids.get(name) != experiment:
             file = self.folder / PAGES
-            write_json(file, {**(read_json(file, mapping) or {}), self.address.name: {**ids, name: experiment}})
+            write_json(file, {**(read_json(file, require_mapping) or {}), self.address.name: {**ids, name: experiment}})
 
     @property
     def _session(self) -> TrialRuns:

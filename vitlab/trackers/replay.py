@@ -287,7 +287,7 @@ def _read_ending(folder: TrialFolder, result: TrialResult | None, last_t: int, f
     if result is not None:
         ended = int(result.circumstances.ended * 1000)
         return f"result {ended}", End(result.status, ended, result.failure, result)
-    failure = folder.last_failure()
+    failure = folder.failure()
     if failure is not None and last_t <= failure.time * 1000:  # not restarted since
         return f"failure {failure.time}", End(Ending.FAILED, int(failure.time * 1000), failure.failure)
     if final and last_t and not folder.is_locked():

@@ -224,7 +224,7 @@ class TrialRuns:
         folder, result = news.folder, news.folder.result()
         (place / "spec.json").write_text(json.dumps(news.item.planned.trial.to_json(), indent=2, default=str))
         if result is None:
-            failure = folder.last_failure()
+            failure = folder.failure()
             if failure is not None:
                 (place / "failure.txt").write_text(f"{failure.failure}\n\n{failure.traceback}", encoding="utf-8")
             if (folder.path / "log.txt").exists():

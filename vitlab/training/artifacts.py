@@ -98,7 +98,7 @@ def write_weights(file: Path, state: Mapping[str, Tensor], input_spec: InputSpec
     header = json.dumps({"info": info, "mean": input_spec.mean, "std": input_spec.std})
     # Copies, since the format rejects shared memory.
     own = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
-    data = safetensors.torch.save(own, {_HEADER: header, _DIGEST: _sha256(header)})
+    data = safetensors.torch.save(own, {_HEADER: header, _DIGEST: _hash_text(header)})
     write_bytes(file, sort_metadata(data), fsync=False)
 
 
@@ -111,7 +111,7 @@ def read_weights(file: Path) -> tuple[dict[str, Tensor], InputSpec]:
     try:
         state, metadata = read_safetensors(file)
         text = metadata[_HEADER]
-        if metadata[_DIGEST] != _sha256(text):
+        if metadata[_DIGEST] != _hash_text(text):
             raise ValueError("its header is damaged")
         header = json.loads(text)
         info: dict[str, Any] = {
@@ -125,7 +125,7 @@ def read_weights(file: Path) -> tuple[dict[str, Tensor], InputSpec]:
     return state, input_spec
 
 
-def _sha256(text: str) -> str:
+def _hash_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -179,11 +179,13 @@ CHECKPOINT = "last.safetensors"
 
 
 def write_checkpoint(folder: Path, state: State) -> None:
-    """Replace the checkpoint in ``folder``; see :func:`checkpoint_writer`."""
-    checkpoint_writer(folder, state)()
+    """Replace the checkpoint in ``folder``; see :func:`make_checkpoint_writer`."""
+    make_checkpoint_writer(folder, state)()
 
 
-def checkpoint_writer(folder: Path, state: State, require: Callable[[], None] = lambda: None) -> Callable[[], None]:
+def make_checkpoint_writer(
+    folder: Path, state: State, require: Callable[[], None] = lambda: None
+) -> Callable[[], None]:
     """Copy a state, and return a function that replaces the checkpoint in ``folder`` by it, in any thread.
 
     Args:
@@ -238,7 +240,7 @@ def read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _checkpoint_digest(tensors: Mapping[str, Tensor], rest: str) -> str:
-    return _sha256(f"{digest(tensors)}\n{rest}")
+    return _hash_text(f"{digest(tensors)}\n{rest}")
 
 
 def _extract_tensors(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:

@@ -65,7 +65,7 @@ class Distillation:
             self.teacher = FeatureReader(teacher, theirs.info, how.matchings, precision, "the teacher")
             self.adapter = InputAdapter(mine, theirs, like=next(teacher.parameters()))
 
-    def module(self, student: Model, seed: int) -> Model:
+    def make_module(self, student: Model, seed: int) -> Model:
         """Return the module to train: the student, or a :class:`Projected` one if its features are matched.
 
         Raises:
@@ -83,7 +83,7 @@ class Distillation:
 
         Args:
             loss: Loss on labels.
-            module: The module of :meth:`module`.
+            module: The module of :meth:`make_module`.
             target: Target of ``loss``.
             x_BCHW: The student's input images.
         """
@@ -199,10 +199,10 @@ class InputAdapter:
 
     def __init__(self, mine: InputSpec, theirs: InputSpec, like: Tensor) -> None:
         mean_C11, std_C11 = (_per_channel(values) for values in (mine.mean, mine.std))
-        luma_C11 = None
+        self._luma_C11: Tensor | None = None
         if mine.info.channels != theirs.info.channels:
             if (mine.info.channels, theirs.info.channels) == (3, 1):
-                luma_C11 = _per_channel(LUMA) * std_C11
+                self._luma_C11 = (_per_channel(LUMA) * std_C11).to(like)
                 mean_C11, std_C11 = (_per_channel(LUMA) * mean_C11).sum(0, keepdim=True), torch.ones_like(mean_C11[:1])
             elif mine.info.channels != 1:
                 raise WeightsError(
@@ -214,7 +214,6 @@ class InputAdapter:
         self._shift_C11 = ((mean_C11 - _per_channel(theirs.mean)) / their_std_C11).to(like)
         self.renormalised = (mine.mean, mine.std) != (theirs.mean, theirs.std)
         self.image = theirs.info.image
-        self._luma_C11 = None if luma_C11 is None else luma_C11.to(like)
 
     def __call__(self, x_BCHW: Tensor) -> Tensor:
         """Return the images, (B, C, H, W), with the channels and the size of the other model."""

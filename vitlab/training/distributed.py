@@ -82,7 +82,7 @@ class SingleProcess:
         """Return a function that returns True in all processes once ``stop`` does in one of them."""
         return stop
 
-    def require_equal(self, model: nn.Module, step: int) -> None:
+    def require_equal_weights(self, model: nn.Module, step: int) -> None:
         """Wait for all processes, and check that they have the same step and weights.
 
         Raises:
@@ -173,7 +173,7 @@ class ProcessGroup(SingleProcess):
         """Return a function that is true on every rank if ``stop`` is true on one."""
         return lambda: any(self._all_gather(torch.tensor(int(stop()))))
 
-    def require_equal(self, model: nn.Module, step: int) -> None:
+    def require_equal_weights(self, model: nn.Module, step: int) -> None:
         """Raise if the weights or the step differ between ranks."""
         here = torch.tensor([step, int(digest(model.state_dict())[:15], 16)])  # 60 bits, which int64 holds
         if not all(here.equal(there) for there in self._all_gather(here)):

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.func import functional_call
 
 from vitlab.data.prepare import Batch, Feed
-from vitlab.geometry import Task
 from vitlab.models.contract import Model
 from vitlab.training.distributed import ALONE, SingleProcess
 from vitlab.training.metrics import Metric
@@ -41,10 +40,10 @@ class EvaluationResult(NamedTuple):
     columns: Columns  #: one value per image, by name
 
 
-def evaluation_batches(feed: Feed, split: Split, task: Task, peers: SingleProcess = ALONE) -> Iterator[Batch]:
+def evaluation_batches(feed: Feed, split: Split, peers: SingleProcess = ALONE) -> Iterator[Batch]:
     """Yield this process's batches of an evaluation, whose size does not depend on the batch size of training."""
     size = EVALUATION_BATCH
-    if task == "segmentation":
+    if feed.info.task == "segmentation":
         size = max(1, min(size, EVALUATION_PIXELS // feed.pixels))
     return feed.evaluation(split, size, peers.batches)
 
@@ -76,7 +75,7 @@ class MetricAccumulator:
     """Accumulates the metrics of an evaluation batch by batch; nothing is read back from the device before the end.
 
     Args:
-        metrics: Metrics by name, ``loss`` first; see :func:`vitlab.training.metrics.metrics_of`.
+        metrics: Metrics by name, ``loss`` first; see :func:`vitlab.training.metrics.build_metrics`.
     """
 
     def __init__(self, metrics: Mapping[str, Metric]) -> None:

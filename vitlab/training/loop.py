@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,7 +21,6 @@ from vitlab import noise
 from vitlab.components.base import path_layers, path_scales
 from vitlab.data.batches import sample_ids
 from vitlab.data.prepare import Batch, Feed
-from vitlab.geometry import Task
 from vitlab.models.contract import Model, evaluating
 from vitlab.registry import import_optional, slot
 from vitlab.spec import TrainSpec
@@ -31,7 +30,7 @@ from vitlab.training.evaluation import Columns, EvaluationResult, MetricAccumula
 from vitlab.training.features import evaluate_features
 from vitlab.training.losses import Value
 from vitlab.training.memory import MicroBatches, WeightedLoss, peak_memory
-from vitlab.training.metrics import Metric, average_test_sets, mean, metrics_of, metrics_of_test_set
+from vitlab.training.metrics import Metric, average_test_sets, build_metrics, mean, metrics_of_test_set
 from vitlab.training.metrics.features import FeatureMetric
 from vitlab.training.objective import Objective, Setup
 from vitlab.training.optim import (
@@ -39,8 +38,8 @@ from vitlab.training.optim import (
     LossScaling,
     Optimizer,
     WeightAverage,
-    decay_groups,
-    set_rate,
+    group_by_decay,
+    set_learning_rates,
     split_by_layer,
     split_by_settings,
 )
@@ -53,7 +52,7 @@ LossFunction = Callable[[Tensor, Tensor, noise.Draws], Value]
 """Returns the loss of images, (B, C, H, W), with their targets and the random draws of the layers."""
 
 
-def steps_of(spec: TrainSpec, feed: Feed) -> int:
+def count_steps(spec: TrainSpec, feed: Feed) -> int:
     """Return the length of a training in optimizer steps."""
     if spec.steps is not None:
         return spec.steps
@@ -66,8 +65,8 @@ def steps_of(spec: TrainSpec, feed: Feed) -> int:
 def index_of_best(history: Sequence[Measurement], metric: str, goal: str) -> int:
     """Return the index of the first measurement with the best value of a metric; the first one if none is finite."""
     sign = 1 if goal == "max" else -1
-    values = [sign * moment.metrics.get(metric, math.nan) for moment in history]
-    return max(range(len(values)), key=lambda at: values[at] if math.isfinite(values[at]) else -math.inf)
+    values = [sign * measurement.metrics.get(metric, math.nan) for measurement in history]
+    return max(range(len(values)), key=lambda index: values[index] if math.isfinite(values[index]) else -math.inf)
 
 
 class Diverged(Exception):
@@ -82,9 +81,8 @@ class Training:
         feed: The batches.
         spec: Length, optimizer and number of evaluations.
         seeds: Seeds of the streams ``dropout``, ``drop_path`` and ``mixup``.
-        task: The task of the labels.
         distillation: The teacher of the objective, if any.
-        parts: How the batch of a step is split; by default it is not.
+        micro_batches: How the batch of a step is split, and the processes that share it; by default it is whole.
         emit: Called with every measurement, including ``system/*``.
         write: Called with every state that is to be saved.
         on_step: Called after every step with its number, counted from 1.
@@ -96,9 +94,8 @@ class Training:
         feed: Feed,
         spec: TrainSpec,
         seeds: Mapping[str, int],
-        task: Task,
         distillation: Distillation | None = None,
-        parts: MicroBatches | None = None,
+        micro_batches: MicroBatches | None = None,
         *,
         emit: Callable[[Measurement], None] = lambda measurement: None,
         write: Callable[[State], None] = lambda state: None,
@@ -108,26 +105,26 @@ class Training:
         self.feed = feed
         self.spec = spec
         self.seeds = seeds
-        self.task = task
-        self.parts = parts if parts is not None else MicroBatches()
+        self.micro_batches = micro_batches if micro_batches is not None else MicroBatches()
+        self.peers = self.micro_batches.peers
         self.emit = emit
         self.write = write
         self.on_step = on_step
-        self.steps = steps_of(spec, feed)
+        self.steps = count_steps(spec, feed)
 
         # The objective decides what is trained: the model, or a module that holds it beside parts of its own.
         setup = Setup(model, feed, spec, seeds, self.steps, distillation)
         self.objective: Objective = slot("objective").build(spec.objective, setup)
         self.module = self.objective.module
         self.module.train()
-        self.parts.require(self.module, self.batch_images)
+        self.micro_batches.require_divisible(self.module, self.batch_images)
 
         self.schedule: Schedule = slot("schedule").build(spec.schedule)
         optimizer: Optimizer = slot("optimizer").build(spec.optimizer)
         self.base_rate = optimizer.lr
         self.optimizer = optimizer.build(self._build_param_groups(optimizer))
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self.parts.peers.sum_during_backward(self.parameters, len(self.parts.rows(self.batch_images)))
+        self.peers.sum_during_backward(self.parameters, len(self.micro_batches.rows(self.batch_images)))
         self.path_layers = path_layers(self.module)
         self.scaling = LossScaling(feed.device) if spec.precision == "fp16" else None
         self.average: WeightAverage | None = optimizer.average(self.optimizer)
@@ -135,7 +132,7 @@ class Training:
             self.average = import_optional("averaging").Average(self.module, spec.ema)
         self.compiled_loss: LossFunction | None = None  #: of an engine that compiles :meth:`compute_loss`
 
-        metrics = metrics_of(feed.info, spec.metrics, self.objective.standard_metrics(feed.info))
+        metrics = build_metrics(feed.info, spec.metrics, self.objective.standard_metrics(feed.info))
         self.metrics = {name: one for name, one in metrics.items() if not isinstance(one, FeatureMetric)}
         self.feature_metrics = {name: one for name, one in metrics.items() if isinstance(one, FeatureMetric)}
         self.test_set_metrics = {name: metrics_of_test_set(one) for name, one in feed.test_sets.items()}
@@ -152,7 +149,7 @@ class Training:
 
     def _build_param_groups(self, optimizer: Optimizer) -> Sequence[Group]:
         """Return the parameters in groups of equal decay and rate."""
-        groups: Sequence[Group] = decay_groups(self.module, optimizer.weight_decay, self.module.no_weight_decay())
+        groups: Sequence[Group] = group_by_decay(self.module, optimizer.weight_decay, self.module.no_weight_decay())
         # Before rates are divided by layer and width, which split every rule's groups in the same way.
         groups = optimizer.route(groups, self.module)
         if self.spec.layer_decay is not None:
@@ -186,8 +183,8 @@ class Training:
         self.optimizer.zero_grad()
         # A batch may be computed in micro-batches, and by several processes that each have some of its images; loss and
         # gradients are then combined to the ones of the whole batch.
-        losses = [self.forward_backward(rows) for rows in self.parts.rows(self.batch_images)]
-        loss = self.parts.combine(losses, self.parameters)
+        losses = [self.forward_backward(rows) for rows in self.micro_batches.rows(self.batch_images)]
+        loss = self.micro_batches.combine_losses(losses, self.parameters)
         self.apply_learning_rate()
         if self.scaling is None:
             self.clip_gradients()
@@ -198,7 +195,7 @@ class Training:
 
     def forward_backward(self, rows: range) -> WeightedLoss:
         """Accumulate the gradients of ``rows`` of the step's batch, usually all of it."""
-        batch, draws = self.draw(rows)
+        batch, draws = self.draw_batch(rows)
         # Third-party components may draw from torch's own generator, so it is seeded by the step as well.
         key = noise.key(self.seeds["dropout"], "torch", self.step, *([rows.start] if rows.start else []))
         noise.seed_torch(key, self.feed.device)
@@ -208,7 +205,7 @@ class Training:
             draws = draws._replace(scale_LB=scale_1LB[0])
         loss = compute_loss(batch.x_BCHW, batch.y_B, draws)
         # Not every part has equally many labels, so a mean over the batch weighs the means of its parts.
-        weight = 1.0 if self.parts.whole else self.objective.weight(batch.y_B)
+        weight = 1.0 if self.micro_batches.whole else self.objective.weight(batch.y_B)
         weighted = loss.total * weight
         torch.autograd.backward(weighted if self.scaling is None else self.scaling.scale(weighted))
         return WeightedLoss(loss.detached(), weight)
@@ -218,7 +215,7 @@ class Training:
         with noise.drawing(draws):
             return self.objective.loss(x_BCHW, target)
 
-    def draw(self, rows: range) -> tuple[Batch, noise.Draws]:
+    def draw_batch(self, rows: range) -> tuple[Batch, noise.Draws]:
         """Return ``rows`` of the step's batch and the random draws of its layers."""
         batch = self.objective.batch(self.step, rows)
         draws = noise.Draws(
@@ -231,7 +228,7 @@ class Training:
 
     def apply_learning_rate(self) -> None:
         """Set the learning rate of the step."""
-        set_rate(self.optimizer, self.learning_rate(self.step))
+        set_learning_rates(self.optimizer, self.learning_rate(self.step))
 
     def clip_gradients(self) -> None:
         """Clip the gradients to the largest global norm of the study, if it has one."""
@@ -252,12 +249,12 @@ class Training:
     @torch.no_grad()
     def evaluate(self, split: Split) -> EvaluationResult:
         """Evaluate a split with the weights that the training will end with; all processes at the same time."""
-        objective, peers = self.objective, self.parts.peers
+        objective, peers = self.objective, self.peers
         further = nullcontext({}) if split in self.feed.test_sets else objective.evaluation_metrics()
-        accumulator = MetricAccumulator(self.split_metrics(split))
+        accumulator = MetricAccumulator(self.metrics_of_split(split))
         with self.averaged_weights():
             with further as values, evaluating(self.module):
-                for batch in map(objective.evaluation_batch, evaluation_batches(self.feed, split, self.task, peers)):
+                for batch in map(objective.evaluation_batch, evaluation_batches(self.feed, split, peers)):
                     accumulator.add(objective.views(batch.x_BCHW, batch.y_B), batch.y_B, batch.id_B)
             result = accumulator.result(split, peers)
             means = {name: mean(torch.cat(parts).cpu()) for name, parts in peers.gather(values).items() if parts}
@@ -268,11 +265,11 @@ class Training:
         if result.split in self.feed.test_sets or not self.feature_metrics or not math.isfinite(result.metrics["loss"]):
             return result
         values = evaluate_features(
-            self.model, self.feed, result.split, self.spec.precision, self.feature_metrics, self.parts.peers
+            self.model, self.feed, result.split, self.spec.precision, self.feature_metrics, self.peers
         )
         return result._replace(metrics={**result.metrics, **values})
 
-    def split_metrics(self, split: Split) -> Mapping[str, Metric]:
+    def metrics_of_split(self, split: Split) -> Mapping[str, Metric]:
         """Return the metrics of a split by name."""
         return self.test_set_metrics.get(split, self.metrics)
 
@@ -284,10 +281,13 @@ class Training:
         goal = {**self.metrics, **self.feature_metrics}[rule.metric].goal
         without_gain = len(self.history) - 1 - index_of_best(self.history, f"val/{rule.metric}", goal)
         # Machines may round an evaluation differently, and a process that went on alone would wait for ever.
-        return self.parts.peers.share_stop(lambda: without_gain >= rule.patience)()
+        return self.peers.share_stop(lambda: without_gain >= rule.patience)()
 
     def measure(self, evaluations: Iterable[EvaluationResult]) -> Measurement:
-        """Close the interval since the last measurement and return its metrics; a second one of a step adds splits.
+        """Add a measurement of this step to the history, and return it with ``system/*``.
+
+        A training is measured twice at the step at which it stops early: the second measurement adds the splits that
+        are evaluated at the end alone to the first one.
 
         Args:
             evaluations: The evaluations of this step, computed after the training time of the interval is taken.
@@ -295,8 +295,26 @@ class Training:
         Raises:
             Diverged: If a training or evaluation loss is not finite.
         """
+        if self.history and self.last_measured_step == self.step:
+            metrics = dict(self.history.pop().metrics)
+        else:
+            metrics = self._measure_interval()
+            self.predictions = {}
+        metrics |= self._measure_splits(evaluations)
+        epoch = self.step / self.feed.steps_per_epoch(self.spec.batch_size)
+        measurement = Measurement(self.step, epoch, self.images, metrics)
+        self.history.append(measurement)
+        self._interval_began, self._interval_images = time.perf_counter(), self.images
+        self._system["system/memory_bytes"] = float(peak_memory(self.feed.device))
+        return replace(measurement, metrics={**metrics, **self._system})
+
+    def _measure_interval(self) -> dict[str, float]:
+        """Return the ``train/*`` metrics of the steps since the last measurement, and take their speed.
+
+        Raises:
+            Diverged: If a loss is not finite.
+        """
         metrics: dict[str, float] = {}
-        adds_splits = bool(self.history) and self.last_measured_step == self.step
         # Nothing was trained before the first measurement of a training of 0 steps.
         if self.losses:
             losses = {name: torch.stack(values).double().cpu() for name, values in self.losses.items()}
@@ -309,13 +327,18 @@ class Training:
             self.losses.clear()
             if self.scaling is not None:
                 metrics["train/skipped_steps"] = self.scaling.pop_skipped_steps()
-        if adds_splits:
-            metrics |= self.history.pop().metrics
-        else:
-            # Taken before the evaluations run, which are no training.
-            speed = (self.images - self._interval_images) / (time.perf_counter() - self._interval_began)
-            self._system = {"system/images_per_s": speed}
-            self.predictions = {}
+        # Before the evaluations run, which are no training.
+        speed = (self.images - self._interval_images) / (time.perf_counter() - self._interval_began)
+        self._system = {"system/images_per_s": speed}
+        return metrics
+
+    def _measure_splits(self, evaluations: Iterable[EvaluationResult]) -> dict[str, float]:
+        """Return the metrics of evaluations, those of test sets averaged, and store the predictions.
+
+        Raises:
+            Diverged: If a loss is not finite.
+        """
+        metrics: dict[str, float] = {}
         by_kind: defaultdict[str, list[Mapping[str, float]]] = defaultdict(list)
         for split, values_by_name, columns in evaluations:
             if split in self.feed.test_sets:
@@ -325,13 +348,7 @@ class Training:
                 raise Diverged(f"the loss on {split} is not finite after step {self.step}")
             metrics |= {f"{split}/{name}": value for name, value in values_by_name.items()}
             self.predictions[split] = columns
-        metrics |= {f"test/{name}": value for name, value in average_test_sets(by_kind).items()}
-        epoch = self.step / self.feed.steps_per_epoch(self.spec.batch_size)
-        measurement = Measurement(self.step, epoch, self.images, metrics)
-        self.history.append(measurement)
-        self._interval_began, self._interval_images = time.perf_counter(), self.images
-        self._system["system/memory_bytes"] = float(peak_memory(self.feed.device))
-        return Measurement(self.step, epoch, self.images, {**metrics, **self._system})
+        return metrics | {f"test/{name}": value for name, value in average_test_sets(by_kind).items()}
 
     def averaged_weights(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the weights that are evaluated."""

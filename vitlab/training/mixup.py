@@ -55,7 +55,7 @@ class Mixing:
             step: Optimizer step, from 0.
         """
         height, width = batch.x_BCHW.shape[-2:]
-        weight, box = self.draw(step, height, width)
+        weight, box = self.draw_mixing(step, height, width)
         share_BK = F.one_hot(batch.y_B, self.classes).to(batch.x_BCHW.dtype)
         return batch._replace(x_BCHW=_mix_images(batch.x_BCHW, weight, box), y_B=_blend_with_partner(share_BK, weight))
 
@@ -69,7 +69,7 @@ class Mixing:
         partners = range(count - rows.stop, count - rows.start)
         return [rows] if partners == rows else [rows, partners]
 
-    def draw(self, step: int, height: int, width: int) -> Mixed:
+    def draw_mixing(self, step: int, height: int, width: int) -> Mixed:
         """Draw the mixing of a step for images of this size."""
         how = self.how
         # One draw for the batch, on the host, since a box is a slice.

@@ -20,7 +20,7 @@ from pydantic import PositiveFloat, PositiveInt
 
 from vitlab.components.base import Gelu
 from vitlab.components.position import flatten_choice
-from vitlab.errors import WeightsError, some
+from vitlab.errors import WeightsError, list_some
 from vitlab.geometry import DataInfo, Geometry, Pair
 from vitlab.models.contract import State
 from vitlab.models.vit import ViT
@@ -261,7 +261,7 @@ class Inference:
         foreign = sorted({*self.unknown, *(name for name in self.state if not _CANONICAL.fullmatch(name))})
         if not foreign:
             return f"the checkpoint is incomplete: {fault}; use a complete one"
-        names = f"{some(foreign)} {'is' if len(foreign) == 1 else 'are'} unknown"
+        names = f"{list_some(foreign)} {'is' if len(foreign) == 1 else 'are'} unknown"
         return f"these are not the weights of a supported Vision Transformer: {names}, and {fault}; use other weights"
 
     def _known_or_assumed(self, name: str, sentence: str) -> Any:

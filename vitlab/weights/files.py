@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vitlab.components.base import NewState, State
-from vitlab.errors import WeightsError, some
+from vitlab.errors import WeightsError, list_some
 from vitlab.identity.trial import DESCRIPTIONS, weight_files
 from vitlab.store.files import sort_metadata, write_bytes
 
@@ -89,7 +89,7 @@ def read_file(file: Path, digests: Mapping[str, str] | None = None) -> WeightFil
     tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
     other_keys += [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
     if not tensors:
-        raise WeightsError(f"{file} holds no tensors; its keys: {some(other_keys) or 'none'}")
+        raise WeightsError(f"{file} holds no tensors; its keys: {list_some(other_keys) or 'none'}")
     if all(name.startswith(_DISTRIBUTED) for name in tensors):
         tensors = {name.removeprefix(_DISTRIBUTED): value for name, value in tensors.items()}
         wrappers.append(_DISTRIBUTED.removesuffix("."))

@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from vitlab.errors import WeightsError, some
+from vitlab.errors import WeightsError, list_some
 from vitlab.models.contract import NewState, State
 from vitlab.weights.architecture import HALF, IMAGENET, RELATIVE, Encoding, ModelFacts
 
@@ -69,7 +69,8 @@ class Format:
         missing = [name for name in self.needs if name not in state]
         if missing:
             raise WeightsError(
-                f"the format {self.name} requires {some(missing)}, which this model does not have; use another format"
+                f"the format {self.name} requires {list_some(missing)}, which this model does not have; use another "
+                "format"
             )
         return self._from_canonical(state, heads)
 
@@ -116,7 +117,7 @@ def rename_from_canonical(table: Table, state: State, title: str) -> NewState:
     """Return canonical tensors under a library's names; those that it has no name for are refused."""
     theirs = dict(_expand_names(table, state))
     if unsupported := [name for name in state if name not in theirs]:
-        raise WeightsError(f"{title} has no tensor for {some(unsupported)}; use another format")
+        raise WeightsError(f"{title} has no tensor for {list_some(unsupported)}; use another format")
     return {theirs[name]: value for name, value in state.items()}
 
 

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from vitlab.errors import WeightsError, nearest, some
+from vitlab.errors import WeightsError, list_some, nearest
 from vitlab.identity.trial import DESCRIPTIONS, NAMES_ON_THE_HUB
 from vitlab.models.contract import State
 from vitlab.weights.architecture import ModelFacts
@@ -128,7 +128,7 @@ def read_config(contents: WeightFile, state: State) -> Config:
             facts, notes = config_facts(config, state, where)
         else:
             sentence = f"{where} names neither a timm architecture nor a model_type, and was not read: its keys are"
-            facts, notes = ModelFacts(), [f"{sentence} {some(config)}"] if config else []
+            facts, notes = ModelFacts(), [f"{sentence} {list_some(config)}"] if config else []
     except (ValueError, TypeError, KeyError, AttributeError, IndexError):
         raise WeightsError(
             f"{where}, or preprocessor_config.json beside it, is malformed; download both again"

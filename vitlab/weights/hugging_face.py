@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from vitlab.components.base import Gelu
-from vitlab.errors import WeightsError, some
+from vitlab.errors import WeightsError, list_some
 from vitlab.geometry import Pair
 from vitlab.models.contract import NewState, State
 from vitlab.weights.architecture import CLIP, HALF, IMAGENET, Architecture, Encoding, ModelFacts, count_blocks
@@ -438,7 +438,7 @@ def transformers_configs(model: Architecture, kind: str) -> tuple[Json, Json]:
 
 def note_on_unread(keys: Iterable[str], where: str) -> list[str]:
     """Return a sentence on keys of a file that were not read; none if there are none."""
-    return [f"{where}: unknown keys were not read: {some(sorted(keys))}"] if keys else []
+    return [f"{where}: unknown keys were not read: {list_some(sorted(keys))}"] if keys else []
 
 
 def as_pair(value: Any) -> Pair | None:

@@ -21,7 +21,7 @@ from urllib.parse import urlparse
 import torch
 
 from vitlab.data.torchvision_import import torchvision
-from vitlab.errors import OptionError, UserError, WeightsError, nearest, some
+from vitlab.errors import OptionError, UserError, WeightsError, list_some, nearest
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model, NewState, State, digest
 from vitlab.models.convnet import RegNetY16GF, ResNet8, ResNet18, ResNet50
@@ -29,7 +29,7 @@ from vitlab.models.vit import ViT
 from vitlab.registry import slot
 from vitlab.spec import TrialSpec
 from vitlab.spec.tree import parse_as
-from vitlab.store.files import mapping, read_json
+from vitlab.store.files import read_json, require_mapping
 from vitlab.store.folders import TrialFolder
 from vitlab.weights.architecture import IMAGENET, Architecture, Inference, ModelFacts, Values, choose_normalisation
 from vitlab.weights.files import WeightFile, read_file
@@ -80,7 +80,7 @@ class Checkpoint:
     def notes(self, model: Architecture, removed: tuple[str, ...]) -> tuple[str, ...]:
         """Return one sentence for each wrapper, assumption and omission."""
         left_out = (*self.dropped, *removed)
-        omission = f"left out: {some(left_out)}" if left_out else ""
+        omission = f"left out: {list_some(left_out)}" if left_out else ""
         notes = [self.wrapper_note, *self.unread, *(f"assumed: {sentence}" for sentence in model.assumed), omission]
         return tuple(filter(None, notes))
 
@@ -170,7 +170,7 @@ def _build_trial_model(contents: WeightFile) -> tuple[Model, Architecture]:
     if contents.header.get(TRIAL_DIGEST) != hashlib.sha256(text.encode()).hexdigest():
         raise WeightsError("its header is damaged; copy the file again, or delete its folder and run the study again")
     folder = TrialFolder(contents.file.parent)
-    trial = read_json(folder.spec, mapping)
+    trial = read_json(folder.spec, require_mapping)
     if trial is None:
         raise WeightsError(
             f"these are the weights of a trial, and its {folder.spec.name} is missing beside them; copy both"
@@ -271,12 +271,14 @@ def _choose_format(contents: WeightFile, name: str | None) -> Format:
     recognised = next((form for form in FORMATS.values() if form.recognise(names)), None)
     if name is None:
         if recognised is None:
-            raise WeightsError(f"unknown format; supported: {', '.join(FORMATS)}. Its first keys are {some(names)}.")
+            raise WeightsError(
+                f"unknown format; supported: {', '.join(FORMATS)}. Its first keys are {list_some(names)}."
+            )
         return recognised
     form = format_named(name)
     if not form.recognise(names):
         other = f"; it looks like {recognised.name}" if recognised else ""
-        raise WeightsError(f"the file is not in the format {name}{other}; its first keys are {some(names)}")
+        raise WeightsError(f"the file is not in the format {name}{other}; its first keys are {list_some(names)}")
     return form
 
 
@@ -367,8 +369,8 @@ def _open_convnet(tensors: State, known: ModelFacts) -> OpenedModel:
     state = {**counters, **state}  # old files have no counters; nothing reads them
     if faults := mismatches(expected, state):
         raise WeightsError(
-            f"these are not the weights of a {type(model).__name__}: {some(chain.from_iterable(faults.values()))}; use "
-            "weights of torchvision or timm"
+            f"these are not the weights of a {type(model).__name__}: "
+            f"{list_some(chain.from_iterable(faults.values()))}; use weights of torchvision or timm"
         )
     model.load_state_dict(state)
     return OpenedModel(model.eval(), info, mean, std, tuple(f"assumed: {each}" for each in (*assumed, *of_pixels)))

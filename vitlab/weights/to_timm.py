@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from vitlab.errors import WeightsError, some
+from vitlab.errors import WeightsError, list_some
 from vitlab.models.contract import NewState, State
 from vitlab.weights.architecture import Architecture, Options
 from vitlab.weights.files import Json
@@ -114,7 +114,7 @@ def timm_tensors(target: nn.Module, state: State) -> NewState:
         if out[key].shape != value.shape:
             raise WeightsError(f"{key} has shape {tuple(out[key].shape)}, and {tuple(value.shape)} in timm's model")
     if rest:
-        raise WeightsError(f"timm's model has no tensor for {some(rest)}")
+        raise WeightsError(f"timm's model has no tensor for {list_some(rest)}")
     return out
 
 

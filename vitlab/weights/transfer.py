@@ -20,7 +20,7 @@ from torch import Tensor
 from vitlab.components.attention.softmax import SOFTMAX
 from vitlab.components.position import Position, Resampling, Together, encodings_by_prefix, flatten_choice
 from vitlab.components.position.additive import Learned
-from vitlab.errors import WeightsError, some
+from vitlab.errors import WeightsError, list_some
 from vitlab.geometry import Geometry
 from vitlab.models.contract import Model, NewState, State, head_names
 from vitlab.models.vit import TOKENS
@@ -60,7 +60,7 @@ def start_from(model: Model, source: Model, how: InitFrom) -> list[str]:
     listed = {"new": sorted(own.keys() - incoming.keys()), "left out": sorted(excluded) if how.trial else []}
     loaded = [
         f"{len(incoming)} of {len(own)} tensors loaded"
-        + "".join(f"; {kind}: {some(names)}" for kind, names in listed.items() if names)
+        + "".join(f"; {kind}: {list_some(names)}" for kind, names in listed.items() if names)
     ]
     mine, theirs = model.geometry, source.geometry
     if mine and theirs and mine.grid != theirs.grid:
@@ -87,7 +87,7 @@ def mismatches(own: State, other: State, unknown: Sequence[str] = ()) -> dict[st
 
 def describe_mismatches(faults: Mapping[str, Sequence[str]]) -> str:
     """Return the names of :func:`mismatches` in a sentence."""
-    parts = (f"{some(names)} {'is' if len(names) == 1 else 'are'} {kind}" for kind, names in faults.items())
+    parts = (f"{list_some(names)} {'is' if len(names) == 1 else 'are'} {kind}" for kind, names in faults.items())
     return ", ".join(parts)
 
 

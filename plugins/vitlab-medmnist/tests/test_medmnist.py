@@ -22,7 +22,7 @@ from vitlab_medmnist import SETS
 
 from vitlab import lab
 from vitlab.data.prepare import data_info, prepare
-from vitlab.driver.smoke import smoke
+from vitlab.driver.smoke import run_smoke_test
 from vitlab.errors import SpecError
 from vitlab.plugin import DataError, check_component, slot
 
@@ -238,4 +238,4 @@ def test_study_plans_without_data(tmp_path: Path) -> None:
 
 def test_file_trains_two_steps(tmp_path: Path) -> None:
     changes = {"run.executor": "inline", "data.root": str(write(tmp_path / "here")), "train.batch_size": 8}
-    assert smoke(STUDY, out=tmp_path / "out", changes={**changes, "model.dim": 16, "model.depth": 1}) == 4
+    assert run_smoke_test(STUDY, out=tmp_path / "out", changes={**changes, "model.dim": 16, "model.depth": 1}) == 4

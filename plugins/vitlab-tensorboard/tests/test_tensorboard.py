@@ -30,7 +30,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from vitlab import cli, lab
 from vitlab.errors import SpecError
 from vitlab.plugin import Job, Plan, RunSpec, Store, check_component, slot
-from vitlab.runner import run as runner
+from vitlab.runner import execution as runner
 from vitlab.runner.job import JobTrial
 from vitlab.store.folders import TrialFolder
 from vitlab.trackers.delivery import sync
@@ -311,7 +311,7 @@ def test_non_finite_values_and_failures(untold: Path) -> None:
     folder.emit("metrics", step=5, epoch=1.0, images=80, metrics={"train/loss": math.inf})
     other = folder_of(untold, NAMES[1])
     (other.path / "result.json").unlink()
-    other.fail("the disk is full")
+    other.write_failure("the disk is full")
     assert tracker(untold).close()
     assert [math.isnan(value) for name, value, _, step in stored(untold, NAMES[0]) if (name, step) == ("train/loss", 5)]
     [text] = load_events(untold, NAMES[1]).Tensors("failure/text_summary")

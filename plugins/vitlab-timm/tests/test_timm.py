@@ -14,7 +14,7 @@ pytest.importorskip("vitlab_timm", reason="pip install -e plugins/vitlab-timm")
 from vitlab_timm import Timm
 
 from vitlab import lab
-from vitlab.driver.smoke import smoke
+from vitlab.driver.smoke import run_smoke_test
 from vitlab.models.contract import head_names
 from vitlab.models.cost import cost_of
 from vitlab.plugin import DataInfo, OptionError, WeightsError, check_component, model, torchvision
@@ -240,7 +240,9 @@ def test_study_can_be_planned(tmp_path: Path) -> None:
 
 
 def test_two_steps_leave_a_model(tmp_path: Path) -> None:
-    assert smoke(STUDY, out=tmp_path, changes={"run.executor": "inline"}) == 1  # one set of components, five names
+    assert (
+        run_smoke_test(STUDY, out=tmp_path, changes={"run.executor": "inline"}) == 1
+    )  # one set of components, five names
     (file,) = tmp_path.glob("trials/*/*/result.json")
     net, _ = load_model(TrialFolder(file.parent))
     assert isinstance(net, Timm)

@@ -33,7 +33,7 @@ from vitlab.data.datasets.pictures import (
     picture_suffixes,
     quote_names,
 )
-from vitlab.errors import DataError, count
+from vitlab.errors import DataError, format_count
 from vitlab.geometry import DataInfo
 from vitlab.registry import Unhashed
 
@@ -337,7 +337,7 @@ def describe_left_out(left_out: Iterable[Counter[str]]) -> str:
         return "no files left out"
     ordered = sorted(total.items(), key=lambda item: (-item[1], item[0]))
     parts = ", ".join(f"{reason} {number:,}" for reason, number in ordered)
-    return f"{count(total.total(), 'file')} left out ({parts})"
+    return f"{format_count(total.total(), 'file')} left out ({parts})"
 
 
 def relative_name(path: str, root: Path) -> str:

@@ -23,7 +23,7 @@ from vitlab import noise
 from vitlab.data import draws
 from vitlab.data.datasets import files
 from vitlab.data.datasets.base import Dataset, Portion, Share, Size, Split
-from vitlab.errors import DataError, count, some
+from vitlab.errors import DataError, format_count, list_some
 from vitlab.geometry import DataInfo, Pair
 from vitlab.registry import Unhashed
 
@@ -457,15 +457,17 @@ def notes_on_copies(pictures: Iterable[tuple[str, str, str]]) -> Iterator[str]:
     distinct = {split: set(checksums) for split, checksums in of_split.items()}
     for one, other in ((TEST, TRAIN), (VAL, TRAIN), (TEST, VAL)):
         if number := sum(checksum in distinct[other] for checksum in of_split[one]):
-            of = count(len(of_split[one]), f"{one} picture")
+            of = format_count(len(of_split[one]), f"{one} picture")
             yield f"{number:,} of {of} {'is' if number == 1 else 'are'} also in {other}, byte for byte."
     if number := len(of_split[TRAIN]) - len(distinct[TRAIN]):
         held_out = "" if of_split[VAL] else ", some of which may be held out for validation"
-        yield f"{count(number, 'train picture')} {'is' if number == 1 else 'are'} identical to another{held_out}."
+        what = format_count(number, "train picture")
+        yield f"{what} {'is' if number == 1 else 'are'} identical to another{held_out}."
     if number := sum(len(labels) > 1 for labels in classes.values()):
-        yield f"{count(number, 'picture')} {'is' if number == 1 else 'are'} in more than one class, byte for byte."
+        what = format_count(number, "picture")
+        yield f"{what} {'is' if number == 1 else 'are'} in more than one class, byte for byte."
 
 
 def quote_names(names: Sequence[str]) -> str:
     """Return names in quotation marks, at most :data:`MAX_LISTED` of them."""
-    return some((f"'{name}'" for name in names), MAX_LISTED)
+    return list_some((f"'{name}'" for name in names), MAX_LISTED)

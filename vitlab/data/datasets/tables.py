@@ -38,7 +38,7 @@ from vitlab.data.datasets.pictures import (
     picture_suffixes,
     quote_names,
 )
-from vitlab.errors import DataError, count, nearest
+from vitlab.errors import DataError, format_count, nearest
 from vitlab.registry import Unhashed
 
 WORDS = {
@@ -152,7 +152,7 @@ class ImageTable(PictureSet):
             files=[*paths, *(path for part in parts for path in part.beside)],
             column=self.image,
             remark=remark,
-            rest=f", in {count(len(paths), 'file')}",
+            rest=f", in {format_count(len(paths), 'file')}",
             notes=(*unread, *notes),
         )
 
@@ -243,8 +243,8 @@ class ImageTable(PictureSet):
             of_columns = self.class_names or self.label
             if len(of_columns) != len(self.label):
                 raise DataError(
-                    f"image_table: 'class_names' has {count(len(of_columns), 'name')}, and 'label' names "
-                    f"{count(len(self.label), 'column')}; name each"
+                    f"image_table: 'class_names' has {format_count(len(of_columns), 'name')}, and 'label' names "
+                    f"{format_count(len(self.label), 'column')}; name each"
                 )
             marks = frame[self.label].astype(str).replace({"True": "1", "False": "0", "1.0": "1", "0.0": "0"})
             for name in self.label:
@@ -268,7 +268,7 @@ class ImageTable(PictureSet):
                 raise DataError(f"image_table: labels are numbers and names, first in {places[row]}; write all alike")
             names = sorted(of_train.unique(), key=int if are_numbers.all() else str)
             if len(names) < 2:
-                raise DataError(f"image_table: {self.where} has {count(len(names), 'label')}; 2 are the least")
+                raise DataError(f"image_table: {self.where} has {format_count(len(names), 'label')}; 2 are the least")
         index_M = tokens.map({name: index for index, name in enumerate(names)})
         if not why:
             # Names may be numbers, such as '1' for index 0, so what all labels can be decides.  A file that declares

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vitlab.comparison import Verdict
-from vitlab.errors import count
+from vitlab.errors import format_count
 from vitlab.explain import BETTER, GREY, INK, PAPER, WORSE
 from vitlab.planning.values import Plan
 from vitlab.report import phrasing
@@ -192,7 +192,7 @@ def paper_table(report: Report) -> Table:
     if len(counts) > 1:
         table.append(column("n", lambda row: str(row["n"])))
     table.append(column(scale.title, lambda row: scale.spread(row["mean"], row["sd"], own)))
-    seeds = count(max(counts), "seed") if len(counts) == 1 else "n seeds"
+    seeds = format_count(max(counts), "seed") if len(counts) == 1 else "n seeds"
     caption = f"Mean {PLUS_MINUS} standard deviation of {scale.title} over {seeds}; {analysis.direction}."
     if compared := compared_rows(rows):
         table.append(column(f"difference ({scale.points})" if scale.points else "difference", difference))
@@ -206,7 +206,7 @@ def _verdict_cell(row: Row) -> str:
     verdict = row["verdict"] or ""
     # The complete pairs alone had another verdict, which seeds that diverged or failed have overturned.
     if verdict == Verdict.CANNOT_TELL and row["complete_verdict"] not in (None, verdict):
-        return f"{verdict} ({count(row['broken'], 'broken seed')})"
+        return f"{verdict} ({format_count(row['broken'], 'broken seed')})"
     claimed = verdict not in ("", Verdict.CANNOT_TELL, Verdict.REFUSED)
     return f"{verdict} (exploratory)" if row["exploratory"] and claimed else verdict
 

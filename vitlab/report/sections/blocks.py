@@ -12,7 +12,7 @@ import numpy as np
 from vitlab.comparison import Verdict
 from vitlab.comparison.arrays import VERDICTS, Design
 from vitlab.comparison.blocks import judge_blocks
-from vitlab.errors import count
+from vitlab.errors import format_count
 from vitlab.explain import GREY, PAPER, RULE
 from vitlab.planning.registration import blocks_since_registration
 from vitlab.planning.values import Arm, Plan
@@ -79,7 +79,7 @@ class Blocks(Section[ArmOverBlocks]):
             if missing and row.verdict != Verdict.REFUSED:
                 yield (
                     f"Warning: {row.arm} has no difference from {row.baseline} in {', '.join(missing)}, and is judged "
-                    f"over the {count(row.pairs, 'other block')}."
+                    f"over the {format_count(row.pairs, 'other block')}."
                 )
         if fewer := blocks_since_registration(findings.plan)[1]:
             yield (
@@ -89,9 +89,10 @@ class Blocks(Section[ArmOverBlocks]):
         if rows:
             single = sum(arm.baseline is not None and not arm.is_control for arm in findings.plan.arms)
             yield (
-                f"There are two families: verdicts over blocks are corrected for {count(rows[0].family, 'arm')}, "
-                f"verdicts in single blocks for {count(single, 'comparison')}. Over blocks, a block counts as one "
-                "observation, and every block has the same weight: intervals are about blocks such as these."
+                "There are two families: verdicts over blocks are corrected for "
+                f"{format_count(rows[0].family, 'arm')}, verdicts in single blocks for "
+                f"{format_count(single, 'comparison')}. Over blocks, a block counts as one observation, and every "
+                "block has the same weight: intervals are about blocks such as these."
             )
 
     def table(self, rows: Sequence[ArmOverBlocks], report: Report) -> Table:
@@ -163,7 +164,7 @@ def block_answers(rows: Sequence[ArmOverBlocks], analysis: Analysis, units: Mapp
 def _block_sentence(row: ArmOverBlocks, analysis: Analysis, scale: Scale, decimals: int) -> str:
     prefix = row.verdict if row.verdict in (Verdict.CANNOT_TELL, Verdict.REFUSED) else ""
     prefix = "".join(f"{part}: " for part in (prefix, row.remark) if part)
-    prefix += f"{'over' if prefix else 'Over'} {count(row.pairs, 'block')}, {row.arm}"
+    prefix += f"{'over' if prefix else 'Over'} {format_count(row.pairs, 'block')}, {row.arm}"
     if row.difference is None:
         return f"{prefix} has no difference from {row.baseline}."
     sentence = f"{prefix} is {name_distance(row.difference, scale, decimals)} {row.baseline}"
@@ -175,7 +176,7 @@ def _block_sentence(row: ArmOverBlocks, analysis: Analysis, scale: Scale, decima
         return f"{sentence}, and one block has no spread to judge that by."
     p = f"p {equation_of_p(row.p_corrected, analysis.alpha)}"
     if row.family > 1:
-        p += f", {'not ' * (analysis.correction == 'none')}corrected for {count(row.family, 'arm')}"
+        p += f", {'not ' * (analysis.correction == 'none')}corrected for {format_count(row.family, 'arm')}"
     if row.low is None or row.high is None:
         why = "two blocks give no useful interval" if row.pairs == 2 else "equal differences give no interval"
         return f"{sentence}, ahead in {row.ahead} and behind in {row.behind} ({p}; {why})."

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitlab.errors import count
+from vitlab.errors import format_count
 from vitlab.planning.values import Plan
 from vitlab.report.phrasing import Columns
 from vitlab.report.sections import Findings, Section, Table, section
@@ -87,9 +87,10 @@ class Cost(Section[MeasuredCost]):
         ]
         first = rows[0]
         caption = (
-            f"Each arm alone, arms in turns, medians of {count(first.rounds, 'round')}; training by the loop, with its "
-            f"data; memory of the whole process, or on a GPU of its allocator. {first.device}, {first.processor}, "
-            f"{count(first.threads, 'thread')}, load {first.load:.1f}; measured {first.measured[:16]} UTC."
+            f"Each arm alone, arms in turns, medians of {format_count(first.rounds, 'round')}; training by the loop, "
+            "with its data; memory of the whole process, or on a GPU of its allocator. "
+            f"{first.device}, {first.processor}, {format_count(first.threads, 'thread')}, load {first.load:.1f}; "
+            f"measured {first.measured[:16]} UTC."
         )
         return Table(table, caption)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vitlab.errors import count
+from vitlab.errors import format_count
 from vitlab.explain import GREY, PAPER, SERIES
 from vitlab.report.drawing import WIDTH, Drawing, apply_style, format_ticks, new_figure, wrapped_labels
 from vitlab.report.phrasing import Columns, Scale
@@ -62,7 +62,7 @@ class Fronts(Section[Front]):
         labels = {}
         for row in report.arms:
             broken = row["diverged"] + row["failed"]
-            labels[row["arm"]] = f"{row['arm']} ({count(broken, 'broken seed')})" if broken else row["arm"]
+            labels[row["arm"]] = f"{row['arm']} ({format_count(broken, 'broken seed')})" if broken else row["arm"]
 
         def on_front(row: Front) -> str:
             return "; ".join(labels[arm] for arm, on in row.arms.items() if on)

@@ -15,27 +15,27 @@ from collections.abc import Mapping, Sequence
 from vitlab.geometry import DataInfo, Task
 from vitlab.registry import BUILT_IN, ResolvedChoice
 from vitlab.spec import Choice
-from vitlab.training.metrics.contract import TASKS, Metric, declaration_fault, mean, metric
+from vitlab.training.metrics.contract import TASKS, Metric, find_declaration_fault, mean, metric
 
 # The standard metrics are found by name; these imports make them part of the code of every trial.
-from vitlab.training.metrics.predictions import calibration_error, confusion, mean_iou
-from vitlab.training.metrics.test_sets import average_test_sets, metrics_of_options, metrics_of_test_set
+from vitlab.training.metrics.predictions import calibration_error, confusion_matrix, mean_iou
+from vitlab.training.metrics.test_sets import average_test_sets, metrics_of_data_options, metrics_of_test_set
 
 __all__ = [
     "STANDARD",
     "TASKS",
     "Metric",
     "average_test_sets",
+    "build_metrics",
     "calibration_error",
-    "confusion",
-    "declaration_fault",
+    "confusion_matrix",
+    "find_added_metrics",
+    "find_declaration_fault",
     "mean",
     "mean_iou",
     "metric",
-    "metrics_of",
-    "metrics_of_options",
+    "metrics_of_data_options",
     "metrics_of_test_set",
-    "resolve_metrics",
 ]
 
 STANDARD: Mapping[Task, tuple[str, ...]] = {
@@ -49,7 +49,7 @@ RESERVED = ("split", "id", "label", "prediction", "probability", "label_name", "
 """Names of the other columns of ``predictions.parquet``."""
 
 
-def metrics_of(
+def build_metrics(
     data: DataInfo, chosen: Sequence[Choice] = (), standard: Mapping[str, Metric] | None = None
 ) -> dict[str, Metric]:
     """Return the metrics of a trial by name: the standard ones and the ``chosen`` ones.
@@ -67,7 +67,7 @@ def metrics_of(
     return metrics
 
 
-def resolve_metrics(
+def find_added_metrics(
     data: DataInfo, chosen: Sequence[ResolvedChoice], without_labels: str = ""
 ) -> tuple[list[int], list[tuple[int, str]]]:
     """Return the indices of the metrics a trial adds to the standard ones, and the errors by index.

@@ -101,7 +101,7 @@ class Metric(ABC):
         return None
 
 
-def declaration_fault(component: type[Metric]) -> str | None:
+def find_declaration_fault(component: type[Metric]) -> str | None:
     """Return in one sentence what is wrong with the facts that a metric declares; None if nothing is."""
     goal, bounds, unit, tasks = component.goal, component.bounds, component.unit, component.tasks
     if goal not in get_args(Goal):
@@ -127,7 +127,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
 
 
-metric: Slot[Metric] = Slot("metric", Metric, fault=declaration_fault)  # type: ignore[type-abstract]  # a contract is not built
+metric: Slot[Metric] = Slot("metric", Metric, fault=find_declaration_fault)  # type: ignore[type-abstract]  # a contract is not built
 
 
 class GuessedByClass:

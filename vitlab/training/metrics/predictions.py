@@ -313,7 +313,7 @@ class MeanIoU(Metric):
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return the batch's confusion matrix as one row."""
-        return confusion(logits, target)[None]
+        return confusion_matrix(logits, target)[None]
 
     def value(self, rows_N: Tensor) -> float:
         """Return the mean IoU of the summed confusion matrix."""
@@ -327,7 +327,7 @@ class MeanIoUForeground(MeanIoU):
     left_out = 0
 
 
-def confusion(logits: Tensor, target: Tensor) -> Tensor:
+def confusion_matrix(logits: Tensor, target: Tensor) -> Tensor:
     """Return the (K, K) counts of labelled decisions by label (rows) and prediction (columns)."""
     classes = logits.shape[1]
     logits_MK, target_M = flat(logits, target)

@@ -89,7 +89,7 @@ class RealAccuracy(OfTestSet):
         return self.test_set.right_NK.to(logits.device)[target, prediction_B]
 
 
-def metrics_of_options(options: Options) -> dict[str, Metric]:
+def metrics_of_data_options(options: Options) -> dict[str, Metric]:
     """Return the metrics of test sets by name, from the options of a data set that add them."""
     return {
         name: metric.build(f"{BUILT_IN}:{name}") for option, name in TEST_SET_OPTIONS.items() if options.get(option)

@@ -12,7 +12,7 @@ from vitlab.geometry import DataInfo
 from vitlab.registry import import_optional, slot
 from vitlab.training.evaluation import forward_logits
 from vitlab.training.losses import Loss, Value
-from vitlab.training.metrics import Metric, metrics_of
+from vitlab.training.metrics import Metric, build_metrics
 from vitlab.training.objective import Objective, Setup, Weights, objective
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Supervised(Objective):
         self.criterion: Loss = slot("loss").build(spec.loss)
         self.distillation = setup.distillation
         if self.distillation is not None:
-            self.module = self.distillation.module(setup.model, setup.seeds["init"])
+            self.module = self.distillation.make_module(setup.model, setup.seeds["init"])
         self.mixing: Mixing | None = None
         if spec.mix is not None:
             self.mixing = import_optional("mixing").Mixing(spec.mix, setup.seeds["mixup"], feed.info.classes)
@@ -40,7 +40,7 @@ class Supervised(Objective):
     @classmethod
     def standard_metrics(cls, data: DataInfo) -> dict[str, Metric]:
         """Return the metrics of the task."""
-        return metrics_of(data)
+        return build_metrics(data)
 
     def batch(self, step: int, rows: range) -> Batch:
         """Return the images and their labels; class shares for mixed images."""

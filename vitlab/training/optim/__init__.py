@@ -185,7 +185,7 @@ def without_compile_hooks(kind: type[Any]) -> Callable[..., torch.optim.Optimize
 # -- parameter groups: weight decay, layer-wise learning rates, and the hidden matrices of a model --------------------
 
 
-def decay_groups(model: nn.Module, weight_decay: float, declared: Collection[str] = ()) -> list[Group]:
+def group_by_decay(model: nn.Module, weight_decay: float, declared: Collection[str] = ()) -> list[Group]:
     """Return the trainable parameters in at most two groups: those exempt from weight decay, then the others.
 
     Vectors, scalars, parameters named ``bias`` and the names in ``declared`` (the model's ``no_weight_decay``) are
@@ -206,7 +206,7 @@ def split_by_layer(groups: Sequence[Group], layers: Mapping[str, int], factor: f
     """Split groups by layer, with a learning rate ``factor`` times the rate of the next deeper layer.
 
     Args:
-        groups: The groups of :func:`decay_groups`.
+        groups: The groups of :func:`group_by_decay`.
         layers: Depth of every parameter by name; the deepest layer has the optimizer's learning rate.
         factor: At most 1.
 
@@ -260,7 +260,7 @@ def hidden_matrices(model: Model) -> dict[str, int]:
     }
 
 
-def set_rate(target: torch.optim.Optimizer, rate: float) -> None:
+def set_learning_rates(target: torch.optim.Optimizer, rate: float) -> None:
     """Set the learning rate of every group of an optimizer, scaled by its ``lr_scale``."""
     for group in target.param_groups:
         group["lr"] = rate * group.get("lr_scale", 1.0)

@@ -31,7 +31,7 @@ from vitlab.identity.code import (
 )
 from vitlab.identity.trial import Trial
 from vitlab.registry import load_file
-from vitlab.runner.attempt import Attempt, ReadOnlyAttempt, out_of_memory, sentence_of
+from vitlab.runner.attempt import Attempt, describe_failure, is_out_of_memory
 from vitlab.runner.circumstances import versions
 from vitlab.runner.job import NODE_VARIABLE, Job, Settings
 from vitlab.runner.ranks import NoResult, RankResult, launch_ranks
@@ -55,12 +55,12 @@ def resolve_trials(trials: Iterable[Trial]) -> list[Trial]:
     for trial in trials:
         facts = trial.code, trial.spec, trial.needs, trial.versions
         if facts != last:
-            spec, last = _resolve(trial), facts
+            spec, last = _resolve_trial(trial), facts
         ready.append(replace(trial, spec=spec))
     return ready
 
 
-def _resolve(trial: Trial) -> TrialSpec:
+def _resolve_trial(trial: Trial) -> TrialSpec:
     """Return the spec of a trial, resolved; for what it raises see :func:`resolve_trials`."""
     if not trial.code:  # it has no plan
         return resolve_spec(trial.spec)
@@ -115,7 +115,7 @@ def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialRes
     trials = resolve_trials(item.trial for item in job.trials)
     if settings.processes > 1:
         return [_train_in_ranks(item.trial, TrialFolder(item.folder), settings, stop) for item in job.trials]
-    device = device_of(settings.device)
+    device = torch_device(settings.device)
     outcomes: dict[Path, TrialResult | Exception | None] = {}
     attempts: list[Attempt] = []
     memory_ran_out = False
@@ -126,7 +126,7 @@ def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialRes
             except Busy as error:
                 outcomes[folder.path] = error
                 continue
-            outcomes[folder.path] = folder.kept_result(settings.keep)
+            outcomes[folder.path] = folder.result_with_kept_weights(settings.keep)
             if outcomes[folder.path] is None:
                 attempts.append(Attempt(trial, folder, settings, device))
                 contexts.enter_context(attempts[-1].writer)  # left, and a checkpoint written, before the lease
@@ -134,10 +134,10 @@ def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialRes
         try:
             _train_attempts(attempts, settings.engine, stop)
         except Exception as error:
-            memory_ran_out = out_of_memory(error) and len(attempts) > 1
+            memory_ran_out = is_out_of_memory(error) and len(attempts) > 1
             for attempt in attempts:
                 if attempt.outcome is None and not memory_ran_out:
-                    attempt.end(error)
+                    attempt.end_with_error(error)
     if memory_ran_out:  # only here, where the error and its tensors are gone
         return [outcome for half in job.split(job.folders) for outcome in execute(half, stop)]
     outcomes |= {attempt.folder.path: attempt.outcome for attempt in attempts}
@@ -149,12 +149,12 @@ def begin_trial(trial: Trial, folder: TrialFolder, settings: Settings) -> Iterat
     """Yield the training of a trial before its first step, under the trial's torch settings, for inspection."""
     _load_plugins(settings)
     [trial] = resolve_trials([trial])
-    device = device_of(settings.device)
+    device = torch_device(settings.device)
     with folder.lease(), torch_settings(settings, device, trial.spec.train.precision):
         yield Attempt(trial, folder, settings, device).begin("loop")
 
 
-def device_of(name: str) -> torch.device:
+def torch_device(name: str) -> torch.device:
     """Return the device for ``auto``, ``cpu``, ``cuda`` or ``mps``; raise UserError if it does not exist here."""
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("run.device is cuda, and torch finds no CUDA device; set run.device: cpu")
@@ -202,37 +202,45 @@ def _load_plugins(settings: Settings) -> None:
 
 
 def _train_attempts(attempts: Sequence[Attempt], engine: str, stop: Callable[[], bool]) -> None:
-    """Train attempts by an engine, or by its fallback if it fails in the first step."""
-    queue: list[tuple[Sequence[Attempt], str, str]] = [(attempts, engine, "")]
-    for some, name, note in queue:  # grows by fallbacks
-        started = _begin(some, name, note)
-        if not started:
-            continue
+    """Train attempts by an engine, and those at whose first step it fails by its fallback."""
+    remaining: list[tuple[Sequence[Attempt], str, str]] = [(attempts, engine, "")]
+    while remaining:
+        started = _begin_attempts(*remaining.pop(0))
         alone = any(attempt.engine_type.one_at_a_time for attempt in started)
         for batch in [[each] for each in started] if alone else [started]:
-            first, trainings = batch[0], [attempt.training for attempt in batch]
-            try:
-                outcomes = train(trainings, first.engine_type, stop=stop, every_s=first.settings.every_s)
-            except EngineFailed as failed:
-                cause = failed.__cause__
-                assert cause is not None
-                if not out_of_memory(cause):
-                    reason = f"engine {first.engine} failed: {sentence_of(cause, first.trial)}"
-                    fallback = f"trained by engine {failed.fallback}, for {reason}"
-                    queue.append((batch, failed.fallback, fallback))
-                elif alone and isinstance(cause, Exception):
-                    first.end(cause)
-                else:
-                    raise cause from None
-            except Exception as error:
-                if not alone:
-                    raise
-                first.end(error)
-            else:
-                _write_results(batch, outcomes)
+            if batch and (fallback := _train_batch(batch, alone, stop)):
+                remaining.append((batch, *fallback))
 
 
-def _begin(attempts: Sequence[Attempt], engine: str, note: str) -> list[Attempt]:
+def _train_batch(batch: Sequence[Attempt], alone: bool, stop: Callable[[], bool]) -> tuple[str, str] | None:
+    """Train attempts together and write their results, or return the engine to fall back to, and a note that says why.
+
+    Args:
+        batch: The attempts, whose trainings have begun.
+        alone: Whether it is one attempt by itself, which is then ended by an error; an error of several is raised.
+        stop: See :func:`execute`.
+    """
+    first = batch[0]
+    try:
+        trainings = [attempt.training for attempt in batch]
+        outcomes = train(trainings, first.engine_type, stop=stop, every_s=first.settings.every_s)
+    except EngineFailed as failed:
+        if not is_out_of_memory(failed.error):
+            reason = f"engine {first.engine} failed: {describe_failure(failed.error, first.trial)}"
+            return failed.fallback, f"trained by engine {failed.fallback}, for {reason}"
+        if not alone:
+            raise failed.error from None
+        first.end_with_error(failed.error)
+    except Exception as error:
+        if not alone:
+            raise
+        first.end_with_error(error)
+    else:
+        _write_results(batch, outcomes)
+    return None
+
+
+def _begin_attempts(attempts: Sequence[Attempt], engine: str, note: str) -> list[Attempt]:
     """Return the attempts whose trainings have begun; one whose training cannot begin is ended."""
     started = []
     for attempt in attempts:
@@ -240,9 +248,9 @@ def _begin(attempts: Sequence[Attempt], engine: str, note: str) -> list[Attempt]
             attempt.begin(engine, note)
             started.append(attempt)
         except Exception as error:
-            if out_of_memory(error):
+            if is_out_of_memory(error):
                 raise
-            attempt.end(error)
+            attempt.end_with_error(error)
     return started
 
 
@@ -252,28 +260,28 @@ def _write_results(batch: Sequence[Attempt], outcomes: Sequence[Outcome | None])
     # Trials trained together share the time equally; it ends here for all, before the first one writes its files.
     shares_s = [attempt.spent_s() / len(batch) for attempt in batch]
     for attempt, outcome, share_s in zip(batch, outcomes, shares_s, strict=True):
-        with _isolated(attempt):
+        with _end_on_error(attempt):
             if outcome is None:
-                attempt.settle()
+                attempt.wait_for_checkpoint()
             else:
                 outputs.append((attempt, attempt.write_outputs(outcome, share_s)))
 
     def finish(output: tuple[Attempt, TrialResult]) -> None:
         attempt, result = output
-        with _isolated(attempt):
-            attempt.finish(result)
+        with _end_on_error(attempt):
+            attempt.write_result(result)
 
     with ThreadPoolExecutor(max(1, len(outputs))) as threads:  # so that the trials wait for the disk together
         list(threads.map(finish, outputs))
 
 
 @contextmanager
-def _isolated(attempt: Attempt) -> Iterator[None]:
+def _end_on_error(attempt: Attempt) -> Iterator[None]:
     """End the attempt with an error of the block, such as a full disk; other trials are not affected."""
     try:
         yield
     except Exception as error:
-        attempt.end(error)
+        attempt.end_with_error(error)
 
 
 # -- several processes per trial ---------------------------------------------------------------------------------------
@@ -290,7 +298,7 @@ def _train_in_ranks(
     # A trial of one machine may be trained by a program that torchrun has started, which has a number of its own.
     node = int(os.environ.get(NODE_VARIABLE, 0)) if settings.nodes > 1 else 0
     own = settings.processes // settings.nodes
-    result = folder.kept_result(settings.keep)
+    result = folder.result_with_kept_weights(settings.keep)
     if result is not None:
         return result
     rank = launch_ranks(range(node * own, (node + 1) * own), _run_rank, (trial, folder, settings), stop)
@@ -306,7 +314,7 @@ def _train_in_ranks(
     ending = Ending.OOM if rank.ending == Ending.OOM else Ending.ERROR
     if node == 0:
         with suppress(Busy), folder.lease():
-            folder.fail(rank.sentence, rank.traceback, ending)
+            folder.write_failure(rank.sentence, rank.traceback, ending)
             folder.emit("end", status=Ending.FAILED, failure=rank.sentence)
     return (OutOfMemory if ending == Ending.OOM else TrialFailed)(rank.sentence)
 
@@ -320,15 +328,15 @@ def _run_rank(
         with ExitStack() as contexts:
             if rank == 0:
                 contexts.enter_context(folder.lease())
-                if folder.kept_result(settings.keep) is not None:
+                if folder.result_with_kept_weights(settings.keep) is not None:
                     return RankResult(Ending.DONE)
-            device = device_of(settings.device)
+            device = torch_device(settings.device)
             peers = contexts.enter_context(
                 join_process_group(rank, settings.processes, place, device, settings.nodes)
             )  # first, since it chooses the GPU
             contexts.enter_context(torch_settings(settings, device, trial.spec.train.precision))
             own = replace(trial, spec=resolve_spec(trial.spec))
-            attempt = (Attempt if rank == 0 else ReadOnlyAttempt)(own, folder, settings, device, peers)
+            attempt = Attempt(own, folder, settings, device, peers)
             contexts.enter_context(attempt.writer)
             return RankResult(Ending.DONE if attempt.train(peers.share_stop(stop)) else Ending.STOPPED)
     except Busy:
@@ -338,5 +346,5 @@ def _run_rank(
     except RankMismatch as error:
         return RankResult(Ending.LOST, str(error), traceback.format_exc())
     except (Exception, SystemExit) as error:  # of any component
-        ending = Ending.OOM if out_of_memory(error) else Ending.ERROR
-        return RankResult(ending, sentence_of(error, trial), traceback.format_exc())
+        ending = Ending.OOM if is_out_of_memory(error) else Ending.ERROR
+        return RankResult(ending, describe_failure(error, trial), traceback.format_exc())
