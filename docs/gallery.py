@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 from vitlab.planning.packaged import packaged_studies, read_header
 from vitlab.report.comparison import COLUMNS
-from vitlab.report.document import Report
 from vitlab.report.formats import escape_markdown, markdown_table
+from vitlab.report.report import Report
 from vitlab.report.sections import all_sections
 
 if TYPE_CHECKING:
@@ -181,7 +181,9 @@ def _page(study: str) -> Iterator[str]:
     seeds = sorted({row["planned"] for row in report.arms})
     yield f"- Seeds: {' or '.join(map(str, seeds))} per arm"
     yield f"- Cost: {escape_markdown(head['Cost'])}"
-    yield from (f"- {name}: {escape_markdown(text)}" for name, text in report.provenance if name != "To reproduce")
+    yield from (
+        f"- {name}: {escape_markdown(text)}" for name, text in report.provenance_lines if name != "To reproduce"
+    )
     yield ""
     yield from (f"- [{name}]({study}/{name}): {meaning}" for name, meaning in DOWNLOADS.items())
     yield ""

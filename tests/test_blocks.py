@@ -20,7 +20,7 @@ from vitlab.comparison.arrays import VERDICTS, Design
 from vitlab.comparison.blocks import judge_blocks
 from vitlab.errors import UserError
 from vitlab.planning.values import Plan
-from vitlab.report.document import Report
+from vitlab.report.report import Report
 
 # Trials of a vaccine (Colditz et al. 1994): ill and healthy with it, ill and healthy without.
 VACCINE = np.array(
@@ -92,7 +92,7 @@ def test_interval_equals_hartung_knapp_with_equal_weights() -> None:
     assert round(hartung_knapp(y, v, 1 / (v + tau2))[0], 4) == -0.7141
     mean, se = hartung_knapp(y, v, np.ones_like(y))
     half = stats.t.ppf(0.975, len(y) - 1) * se
-    result = over(y, np.sqrt(v)).contrasts.of(0, 0)
+    result = over(y, np.sqrt(v)).contrasts.single(0, 0)
     assert (result.difference, result.se, result.df) == pytest.approx((mean, se, 12))
     assert (result.low, result.high) == pytest.approx((mean - half, mean + half))
     assert result.p == pytest.approx(stats.ttest_1samp(y, 0).pvalue)
@@ -103,10 +103,10 @@ def test_interval_equals_hartung_knapp_with_equal_weights() -> None:
 
 def test_error_is_at_least_what_seeds_leave_open() -> None:
     se = np.array([0.3, 0.4, 1.2])
-    result = over([1.0, 1.01, 0.99], se).contrasts.of(0, 0)
+    result = over([1.0, 1.01, 0.99], se).contrasts.single(0, 0)
     assert result.se == pytest.approx(math.sqrt((se**2).sum()) / 3)
     assert result.df == 2  # no more than blocks give, although seeds are more
-    unknown = over([1.0, 2.0, 0.5], [math.nan, 0.1, 0.1]).contrasts.of(0, 0)
+    unknown = over([1.0, 2.0, 0.5], [math.nan, 0.1, 0.1]).contrasts.single(0, 0)
     assert unknown.se == pytest.approx(np.std([1.0, 2.0, 0.5], ddof=1) / math.sqrt(3))
 
 

@@ -42,9 +42,9 @@ def test_comparison_adds_variance_of_choices() -> None:
 
     def contrast(values: np.ndarray, *variances: float) -> Contrast:
         choices = Choices(np.array([[variances]]), np.full((1, 1, len(variances)), 2.0))
-        return judge_studies(values, design, choices=choices).contrasts.of(0, 0)
+        return judge_studies(values, design, choices=choices).contrasts.single(0, 0)
 
-    alone, tuned = judge_studies(values, design).contrasts.of(0, 0), contrast(values, 1e-4, 0.0)
+    alone, tuned = judge_studies(values, design).contrasts.single(0, 0), contrast(values, 1e-4, 0.0)
     variance = alone.se**2 + 1e-4
     df = variance**2 / (alone.se**4 / 3 + 1e-8 / 2)
     low, high = stats.t.interval(0.9, df, alone.difference, math.sqrt(variance))
@@ -53,7 +53,8 @@ def test_comparison_adds_variance_of_choices() -> None:
     assert contrast(values, 0.0).p == pytest.approx(alone.p)
     shifted = np.array([[second, np.add(second, 0.125)]])
     assert (
-        judge_studies(shifted, design).contrasts.of(0, 0).test == "sign flip" and contrast(shifted, 1e-4).test == "none"
+        judge_studies(shifted, design).contrasts.single(0, 0).test == "sign flip"
+        and contrast(shifted, 1e-4).test == "none"
     )
 
 

@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 
 from vitlab.comparison import Verdict
 from vitlab.comparison.arrays import VERDICTS, Contrast, Contrasts, Design, collapsed_pairs, judge_studies
-from vitlab.comparison.study import Sample, judge_study
+from vitlab.comparison.study import COLUMNS, Sample, judge_study
 from vitlab.planning.values import Arm, MetricFacts, Plan
 from vitlab.report import phrasing
 from vitlab.report.comparison import summary
@@ -35,7 +35,7 @@ ONE = Design.with_one_baseline(1)
 def contrast(first: dict[int, float], second: dict[int, float], design: Design = ONE) -> Contrast:
     """Return the contrast of an arm with its baseline, given the value of each at each seed."""
     values_AN = replicates.values_to_array((second, first), sorted(first.keys() | second.keys()))
-    return judge_studies(values_AN[None], design).contrasts.of(0, 0)
+    return judge_studies(values_AN[None], design).contrasts.single(0, 0)
 
 
 BETTER = VERDICTS.index(Verdict.BETTER)
@@ -234,7 +234,7 @@ def test_comparisons_share_with_those_of_their_baseline_and_seeds() -> None:
     design = replace(Design.with_one_baseline(7), baselines=np.array([0, 0, 0, 0, 0, 0, 1]))
     found = judge_studies(values, design).contrasts
     assert found.shared[0].tolist() == [3, 3, 1, 1, 1, 3, 1]
-    assert [found.of(0, place).test for place in (0, 2, 3, 4)] == ["paired t", "paired t", "sign flip", "sign flip"]
+    assert [found.single(0, place).test for place in (0, 2, 3, 4)] == ["paired t", "paired t", "sign flip", "sign flip"]
     # Registered comparisons share with registered ones alone, so that later ones change nothing of them.
     later = replace(Design.with_one_baseline(3), registered=np.array([True, True, False]))
     both = judge_studies(values[:, :4, :4], later).contrasts
@@ -277,9 +277,9 @@ def test_report_judges_as_the_array_function_does(seeds: int) -> None:
         found = judge_study(plan, dict.fromkeys(arms[1:], "baseline"), samples)
         assert [one["verdict"] for one in found.values()] == [VERDICTS[place] for place in judged.verdict[study]]
         for place, one in enumerate(found.values()):
-            expected = vars(judged.contrasts.of(study, place))
+            expected = vars(judged.contrasts.single(study, place))
             assert one["test"] == expected.pop("test")
-            assert {name: one[name] for name in expected} == pytest.approx(expected, nan_ok=True)
+            assert {name: one[COLUMNS.get(name, name)] for name in expected} == pytest.approx(expected, nan_ok=True)
 
 
 def test_a_verdict_and_its_interval_never_disagree() -> None:
@@ -362,11 +362,13 @@ def test_collapsed_seeds_are_found_by_the_scale_of_their_pair() -> None:
     arms, _ = np.moveaxis(collapsed_pairs(2 - values, Design.with_one_baseline(2)), 2, 0)
     assert not arms.any(), "far better is no collapse"
     judged = judge_studies(values, Design.with_one_baseline(2))
-    assert judged.contrasts.of(0, 0).test == "sign flip" and judged.contrasts.of(0, 1).test == "paired t"
+    assert judged.contrasts.single(0, 0).test == "sign flip" and judged.contrasts.single(0, 1).test == "paired t"
     unpaired = values.copy()
     unpaired[0, 0, :4], unpaired[0, 1, 4:] = math.nan, math.nan
     unpaired[0, 1, 0] = 0.1
-    assert judge_studies(unpaired, Design.with_one_baseline(2)).contrasts.of(0, 0).test == "none", "nothing rests on t"
+    assert judge_studies(unpaired, Design.with_one_baseline(2)).contrasts.single(0, 0).test == "none", (
+        "nothing rests on t"
+    )
 
 
 def test_verdict_has_to_hold_with_chance_in_place_of_lost_seeds() -> None:

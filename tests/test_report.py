@@ -66,7 +66,7 @@ from vitlab.store.folders import Store
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the figures of reports."""
-    monkeypatch.setattr(sys.modules["vitlab.report.document"].Content, "figures", {})
+    monkeypatch.setattr(sys.modules["vitlab.report.report"].Content, "figures", {})
 
 
 # -- frames -----------------------------------------------------------------------------------------------------------
@@ -1433,7 +1433,7 @@ def test_numbers_have_readable_precision():
 
 def test_importing_report_is_light():
     heavy = "{'torch', 'mlflow', 'ray', 'pandas', 'matplotlib', 'scipy', 'jinja2', 'rich.console'}"
-    modules = "vitlab.report.frame, vitlab.report.sections, vitlab.report.document"
+    modules = "vitlab.report.frame, vitlab.report.sections, vitlab.report.report"
     code = f"import sys, {modules}; found = {heavy} & set(sys.modules); sys.exit(str(found) if found else 0)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 

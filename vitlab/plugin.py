@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from vitlab.models.contract import State
     from vitlab.planning.values import Plan
     from vitlab.registry import Pick, Slot, Unhashed, slot
-    from vitlab.report.document import Report
     from vitlab.report.drawing import Drawing
     from vitlab.report.phrasing import Column, Scale
+    from vitlab.report.report import Report
     from vitlab.report.sections import Findings, Image, Section, Table, section
     from vitlab.spec import Choice, RunSpec
     from vitlab.spec.changes import public

@@ -277,7 +277,7 @@ def bug_rows(
     for bug in [code for code in pool if code != "sound"]:
         ((arm, values),) = pool[bug].items()
         sound = pool["sound"][arm][: len(values)]
-        effect = judge_contrasts(np.array([[values, sound]]), Design.with_one_baseline(1)).contrasts.of(0, 0)
+        effect = judge_contrasts(np.array([[values, sound]]), Design.with_one_baseline(1)).contrasts.single(0, 0)
         for margin, seeds in itertools.product(MARGINS, BUGGED):
             (cell,), _ = gate(sound[None, :seeds], values[None, :seeds], seeds, quantum, margin=margin)
             shares: Counter[str] = Counter()

@@ -14,7 +14,7 @@ import numpy as np
 
 from vitlab.comparison import Verdict
 from vitlab.statistics import replicates
-from vitlab.statistics.replicates import Floats, Ints, Mask, moments, rounding_error
+from vitlab.statistics.replicates import Floats, Ints, Mask, Moments, moments, rounding_error
 
 Variance = Literal["shared", "own"]
 Correction = Literal["bonferroni", "none"]
@@ -24,10 +24,10 @@ Name = TypeVar("Name")
 
 TESTS = ("none", "paired t", "Welch t", "sign flip")
 NONE, PAIRED, WELCH, SIGN_FLIP = range(4)
-#: in this order, because those after EQUIVALENT say which arm is better, see :func:`judge_studies`
 VERDICTS = (Verdict.CANNOT_TELL, Verdict.SAME, Verdict.EQUIVALENT, Verdict.BETTER, Verdict.WORSE)
+CLAIMS = [VERDICTS.index(Verdict.BETTER), VERDICTS.index(Verdict.WORSE)]  #: verdicts on which arm is better
 MIN_SEEDS = 3  #: with fewer pairs there is no interval, and variances are not shared
-MOST_LOUD = 100.0  #: the variance of another comparison counts at most as this multiple of one's own
+MAX_VARIANCE_RATIO = 100.0  #: largest variance that another comparison adds to a mean, relative to one's own
 FULL_WEIGHT_FROM = 7  #: comparisons from which on the mean variance of all weighs as much as one's own
 
 
@@ -63,10 +63,10 @@ class Design:
     @property
     def levels(self) -> Floats:
         """Return the level of each comparison at this look (C)."""
-        return self.alpha * self.share / self.factors
+        return self.alpha * self.share / self.correction_factors
 
     @property
-    def factors(self) -> Floats:
+    def correction_factors(self) -> Floats:
         """Return the factor of each p value that corrects it for the family (C)."""
         return np.where(self.correction == "none", 1.0, np.maximum(self.family, 1))
 
@@ -92,9 +92,9 @@ class Contrasts(Generic[Number, Count, Name]):
     p_equal_corrected: Number
     collapsed: Count  #: collapsed seeds of both sides
 
-    def of(self, study: int, place: int) -> Contrast:
-        """Return a single one."""
-        numbers = {column.name: getattr(self, column.name)[study, place].item() for column in fields(self)}
+    def single(self, study: int, comparison: int) -> Contrast:
+        """Return the contrast of one comparison of one study."""
+        numbers = {column.name: getattr(self, column.name)[study, comparison].item() for column in fields(self)}
         return Contrasts(**{**numbers, "test": TESTS[numbers["test"]]})
 
 
@@ -121,6 +121,11 @@ class Choices:
 
     variance: Floats = field(default_factory=lambda: np.zeros((1, 1, 1)))
     df: Floats = field(default_factory=lambda: np.ones((1, 1, 1)))
+
+    @property
+    def total(self) -> Floats:
+        """The variance that both sides add to a difference (S, C)."""
+        return np.asarray(self.variance.sum(axis=2))
 
 
 def judge_studies(
@@ -169,7 +174,7 @@ def judge_studies(
         holds = np.where(
             verdict_SC == VERDICTS.index(Verdict.EQUIVALENT),
             filled.p_equal_corrected < design.alpha,
-            (filled.p_corrected <= design.alpha) & same_side & (verdict_SC > VERDICTS.index(Verdict.EQUIVALENT)),
+            (filled.p_corrected <= design.alpha) & same_side & np.isin(verdict_SC, CLAIMS),
         )
     verdict_with_lost_SC = np.where((lost_SC > 0) & ~holds, VERDICTS.index(Verdict.CANNOT_TELL), verdict_SC)
     return Judged(complete, filled, verdict_with_lost_SC, verdict_SC, lost_SC, collapsed_arms, sound_difference)
@@ -189,67 +194,125 @@ def compute_contrasts(
     """
     from scipy.special import stdtr  # not at the top: a stored report is shown without scipy
 
-    x_SCN, y_SCN = values_SAN[:, design.arms], values_SAN[:, design.baselines]
-    d_SCN = x_SCN - y_SCN
-    n, difference, sd = moments(d_SCN)
-    n_x, mean_x, sd_x = moments(x_SCN)
-    n_y, mean_y, sd_y = moments(y_SCN)
-    rounding = rounding_error(np.concatenate([x_SCN, y_SCN], axis=2))
-    overlap = np.asarray(design.overlap)
-    is_paired, is_welch = n >= 2, (n < 2) & (n_x >= 2) & (n_y >= 2)
-    difference = np.where(is_welch | (n == 0), mean_x - mean_y, difference)
-    difference = np.where(np.abs(difference) <= rounding, 0.0, difference)
-    scatters = np.where(is_paired, sd > rounding, (sd_x > rounding_error(x_SCN)) | (sd_y > rounding_error(y_SCN)))
-    by_t = tested_SC & scatters & (collapsed_SC == 0) & ~np.isnan(overlap)
-    # Only independent seeds can be flipped; differences of 0 at every seed need no test.
-    is_same = ~scatters & (difference == 0) & (collapsed_SC == 0)
-    flips = tested_SC & is_paired & ~by_t & ((overlap == 0) | is_same)
-    test = np.select([by_t & is_paired, by_t & is_welch, flips], [PAIRED, WELCH, SIGN_FLIP], NONE)
-
-    # Two values that are rounded to the quantum differ by rounding alone with variance quantum**2 / 6, so less spread
-    # than that is not known.
-    variance = np.maximum(sd, design.quantum / math.sqrt(6)) ** 2
-    weight, shared = np.zeros(n.shape), np.ones(n.shape, dtype=int)
-    if design.variance == "shared":
-        variance, weight, shared = share_variances(variance, (test == PAIRED) & (n >= MIN_SEEDS), d_SCN, design)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        se2, df = np.maximum(variance * (1 / n + overlap), design.least_se**2), (n - 1) * (1 + weight)
-        floor = design.quantum**2 / 12  # of a single value, by its rounding
-        var_x, var_y = (np.maximum(s**2, floor) * (1 / size + overlap) for s, size in ((sd_x, n_x), (sd_y, n_y)))
-        se2 = np.where(test == WELCH, var_x + var_y, se2)
-        df = np.where(test == WELCH, (var_x + var_y) ** 2 / (var_x**2 / (n_x - 1) + var_y**2 / (n_y - 1)), df)
-        added = choices.variance.sum(axis=2)
-        # Satterthwaite's degrees of freedom of a sum of independent variances.
-        total_df = (se2 + added) ** 2 / (se2**2 / df + (choices.variance**2 / choices.df).sum(axis=2))
-    test = np.where((test == SIGN_FLIP) & (added > 0), NONE, test)
-    uses_t = (test == PAIRED) | (test == WELCH)
-    se = np.where(uses_t, np.sqrt(np.maximum(se2 + added, 0)), math.nan)
-    df = np.where(uses_t, np.where(added > 0, total_df, df), math.nan)
-    p = np.where(uses_t, 2 * stdtr(df, -np.abs(difference) / se), math.nan)
-    for study, place in zip(*np.nonzero(test == SIGN_FLIP), strict=True):
-        pairs = d_SCN[study, place][np.isfinite(d_SCN[study, place])]
-        if difference[study, place] == 0:
-            p[study, place] = 1.0
-        elif scatters[study, place]:
-            p[study, place] = replicates.sign_flip_p(pairs)
-        else:  # all are equal, but for rounding: the smallest p that the test can reach
-            p[study, place] = min(1.0, 2.0 ** (1 - len(pairs)))
+    samples = _collect_samples(values_SAN, design)
+    test = _choose_tests(samples, design, collapsed_SC, tested_SC, choices)
+    se, df, shared = _standard_errors(samples, test, design, choices)
+    p = _p_values(samples, test, se, df)
     test = np.where((test == SIGN_FLIP) & np.isnan(p), NONE, test)
-
-    has_interval = uses_t & (np.where(test == WELCH, np.minimum(n_x, n_y), n) >= MIN_SEEDS)
-    low, high = _bounded_interval(difference, se, df, design.levels / 2, has_interval, design.reach)
-    equal_low = equal_high = p_equal = np.full(n.shape, math.nan)
+    difference, reach = samples.difference, design.reach
+    size = np.where(test == WELCH, np.minimum(samples.x.n, samples.y.n), samples.d.n)
+    interval_se = np.where(size >= MIN_SEEDS, se, math.nan)
+    low, high = _bounded_interval(difference, interval_se, df, design.levels / 2, reach)
+    equal_low = equal_high = p_equal = np.full(test.shape, math.nan)
     if design.margin is not None:
-        equal_low, equal_high = _bounded_interval(difference, se, df, design.levels, has_interval, design.reach)
+        equal_low, equal_high = _bounded_interval(difference, interval_se, df, design.levels, reach)
         below, above = (stdtr(df, (sign * difference - design.margin) / se) for sign in (1, -1))
         p_equal = np.maximum(below, above)
     # A look may spend its share of alpha alone: its p values are enlarged, and compare with alpha at every look.
-    factors = design.factors / design.share
+    factors = design.correction_factors / design.share
     return Contrasts(
-        difference, n, np.where(n > 1, sd, math.nan), test, shared, se, df, low, high,
-        p, np.minimum(1.0, factors * p), equal_low, equal_high, p_equal, np.minimum(1.0, factors * p_equal),
-        collapsed_SC,
-    )  # fmt: skip
+        difference=difference,
+        pairs=samples.d.n,
+        sd=np.where(samples.d.n > 1, samples.d.sd, math.nan),
+        test=test,
+        shared=shared,
+        se=se,
+        df=df,
+        low=low,
+        high=high,
+        p=p,
+        p_corrected=np.minimum(1.0, factors * p),
+        equal_low=equal_low,
+        equal_high=equal_high,
+        p_equal=p_equal,
+        p_equal_corrected=np.minimum(1.0, factors * p_equal),
+        collapsed=collapsed_SC,
+    )
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """The samples behind each comparison (S, C): differences d at equal seeds, and values x of the arm, y of the other.
+
+    The difference is the mean of d; where there are fewer than two pairs, the difference of the means.
+    """
+
+    d_SCN: Floats
+    d: Moments
+    x: Moments
+    y: Moments
+    is_welch: Mask  #: too few pairs, and values enough for Welch's t
+    difference: Floats  #: 0 within rounding
+    scatters: Mask  #: False where all spread is rounding
+
+
+def _collect_samples(values_SAN: Floats, design: Design) -> _Samples:
+    x_SCN, y_SCN = values_SAN[:, design.arms], values_SAN[:, design.baselines]
+    d, x, y = map(moments, (x_SCN - y_SCN, x_SCN, y_SCN))
+    is_welch = (d.n < 2) & (x.n >= 2) & (y.n >= 2)
+    difference = np.where(is_welch | (d.n == 0), x.mean - y.mean, d.mean)
+    rounding = rounding_error(np.concatenate([x_SCN, y_SCN], axis=2))
+    either_scatters = (x.sd > rounding_error(x_SCN)) | (y.sd > rounding_error(y_SCN))
+    return _Samples(
+        x_SCN - y_SCN,
+        d,
+        x,
+        y,
+        is_welch,
+        difference=np.where(np.abs(difference) <= rounding, 0.0, difference),
+        scatters=np.where(d.n >= 2, d.sd > rounding, either_scatters),
+    )
+
+
+def _choose_tests(
+    samples: _Samples, design: Design, collapsed_SC: Ints, tested_SC: Mask | bool, choices: Choices
+) -> Ints:
+    """Return the test of each comparison as its place in ``TESTS`` (S, C)."""
+    overlap, is_paired, is_sound = np.asarray(design.overlap), samples.d.n >= 2, collapsed_SC == 0
+    by_t = tested_SC & samples.scatters & is_sound & ~np.isnan(overlap)
+    # Only independent seeds can be flipped; differences of 0 at every seed need no test.
+    is_same = ~samples.scatters & (samples.difference == 0) & is_sound
+    flips = tested_SC & is_paired & ~by_t & ((overlap == 0) | is_same) & (choices.total == 0)
+    return np.select([by_t & is_paired, by_t & samples.is_welch, flips], [PAIRED, WELCH, SIGN_FLIP], NONE)
+
+
+def _standard_errors(samples: _Samples, test: Ints, design: Design, choices: Choices) -> tuple[Floats, Floats, Ints]:
+    """Return standard errors and degrees of freedom of tests by t, else NaN, and the number of shared variances."""
+    d, x, y, overlap, added = samples.d, samples.x, samples.y, np.asarray(design.overlap), choices.total
+    # Two values that are rounded to the quantum differ by rounding alone with variance quantum**2 / 6, so less spread
+    # than that is not known.
+    variance = np.maximum(d.sd, design.quantum / math.sqrt(6)) ** 2
+    weight, shared = np.zeros(test.shape), np.ones(test.shape, dtype=int)
+    if design.variance == "shared":
+        takes_part = (test == PAIRED) & (d.n >= MIN_SEEDS)
+        variance, weight, shared = share_variances(variance, takes_part, samples.d_SCN, design)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        se2, df = np.maximum(variance * (1 / d.n + overlap), design.least_se**2), (d.n - 1) * (1 + weight)
+        floor = design.quantum**2 / 12  # of a single value, by its rounding
+        se2_x, se2_y = (np.maximum(side.sd**2, floor) * (1 / side.n + overlap) for side in (x, y))
+        se2 = np.where(test == WELCH, se2_x + se2_y, se2)
+        df = np.where(test == WELCH, (se2_x + se2_y) ** 2 / (se2_x**2 / (x.n - 1) + se2_y**2 / (y.n - 1)), df)
+        # Satterthwaite's degrees of freedom of a sum of independent variances.
+        total_df = (se2 + added) ** 2 / (se2**2 / df + (choices.variance**2 / choices.df).sum(axis=2))
+    by_t = (test == PAIRED) | (test == WELCH)
+    se = np.where(by_t, np.sqrt(np.maximum(se2 + added, 0)), math.nan)
+    return se, np.where(by_t, np.where(added > 0, total_df, df), math.nan), shared
+
+
+def _p_values(samples: _Samples, test: Ints, se: Floats, df: Floats) -> Floats:
+    """Return the two-sided p of each test (S, C); NaN where there is none."""
+    from scipy.special import stdtr
+
+    p = np.asarray(2 * stdtr(df, -np.abs(samples.difference) / se))
+    for place in zip(*np.nonzero(test == SIGN_FLIP), strict=True):
+        pairs = samples.d_SCN[place][np.isfinite(samples.d_SCN[place])]
+        if samples.difference[place] == 0:
+            p[place] = 1.0
+        elif samples.scatters[place]:
+            p[place] = replicates.sign_flip_p(pairs)
+        else:  # all are equal, but for rounding: the smallest p that the test can reach
+            p[place] = min(1.0, 2.0 ** (1 - len(pairs)))
+    return p
 
 
 def share_variances(variance: Floats, takes_part: Mask, d_SCN: Floats, design: Design) -> tuple[Floats, Floats, Ints]:
@@ -266,7 +329,7 @@ def share_variances(variance: Floats, takes_part: Mask, d_SCN: Floats, design: D
     like &= takes_part[:, :, None] & takes_part[:, None] & (registered | ~registered[:, None])
     count = np.maximum(like.sum(axis=2), 1)
     weight = np.minimum(1.0, (count - 1) / (FULL_WEIGHT_FROM - 1))
-    capped = np.minimum(variance[:, None], MOST_LOUD * variance[:, :, None])
+    capped = np.minimum(variance[:, None], MAX_VARIANCE_RATIO * variance[:, :, None])
     mean = np.where(like, capped, 0.0).sum(axis=2) / count
     return np.maximum(variance, (variance + weight * mean) / (1 + weight)), weight, count
 
@@ -294,11 +357,9 @@ def decide_verdicts(contrasts: ContrastArrays, design: Design) -> Ints:
     return np.select([*conditions.values()], [VERDICTS.index(verdict) for verdict in conditions], 0)
 
 
-def _bounded_interval(
-    difference: Floats, se: Floats, df: Floats, tail: Floats, where: Mask, reach: float
-) -> tuple[Floats, Floats]:
+def _bounded_interval(difference: Floats, se: Floats, df: Floats, tail: Floats, reach: float) -> tuple[Floats, Floats]:
     """Return the interval that leaves out a tail on either side, no wider than the bounds of the metric."""
     from scipy.special import stdtrit
 
-    half = np.where(where, stdtrit(df, 1 - tail) * se, math.nan)
+    half = stdtrit(df, 1 - tail) * se
     return np.clip(difference - half, -reach, reach), np.clip(difference + half, -reach, reach)

@@ -22,6 +22,8 @@ from vitlab.statistics import power, replicates
 from vitlab.statistics.replicates import NAN, Floats
 
 MIN_PREREQUISITES = 3  #: distinct prerequisites that each arm needs if arms differ by them
+COLUMNS = {name: f"difference_{name}" for name in ("sd", "se", "df", "low", "high")} | {"collapsed": "collapsed_pairs"}
+"""Attribute of a contrast to its column in a summary, where that has another name."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,7 @@ def judge_study(
 ) -> dict[str, dict[str, Any]]:
     """Return the comparison of every arm that has a baseline: its columns in a summary, by name.
 
-    NaN marks what was not computed.  Beside the columns stand the attributes of a contrast and the collapsed seeds of
-    the arm.
+    NaN marks what was not computed.  Beside the columns stands ``collapsed_seeds``, a list of seeds of the arm.
 
     Args:
         plan: the plan with the analysis and the registration.
@@ -198,12 +199,11 @@ class _Study:
         )
         rows = {}
         for place, (arm, baseline) in enumerate(self.compared.items()):
-            contrast, reason, lost = result.contrasts.of(0, place), reasons.get(arm), int(result.lost[0, place])
+            contrast, reason, lost = result.contrasts.single(0, place), reasons.get(arm), int(result.lost[0, place])
             verdict, of_complete = (VERDICTS[each[0, place]] for each in (result.verdict, result.complete_verdict))
             low, high = self._new_image_interval(arm, baseline, contrast, float(design.levels[place]))
             rows[arm] = {
-                **vars(contrast),
-                **{f"difference_{name}": getattr(contrast, name) for name in ("sd", "se", "df", "low", "high")},
+                **{COLUMNS.get(name, name): value for name, value in vars(contrast).items()},
                 "baseline": baseline,
                 "verdict": Verdict.REFUSED if reason else verdict,
                 "complete_verdict": Verdict.REFUSED if reason else of_complete,
@@ -215,7 +215,6 @@ class _Study:
                 "looks": len(shares),
                 "awaited": awaited.get(arm, 0),
                 "broken": lost,
-                "collapsed_pairs": contrast.collapsed,
                 "collapsed_seeds": self.seeds[result.collapsed_arms[0, place]].tolist(),
                 "sound_difference": float(result.sound_difference[0, place]),
                 "choice_sd": sd_of_choice[place],
@@ -224,7 +223,7 @@ class _Study:
                 "new_images_high": high,
             }
             if lost:
-                filled = result.with_chance.of(0, place)
+                filled = result.with_chance.single(0, place)
                 rows[arm] |= {f"chance_{name}": getattr(filled, name) for name in ("difference", "low", "high")}
                 of_chance = {"chance_p": filled.p_corrected, "chance_p_equal": filled.p_equal_corrected}
                 rows[arm] |= {"chance": chance.get(arm, NAN), **of_chance}

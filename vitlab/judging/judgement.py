@@ -19,9 +19,9 @@ from vitlab.judging.files import Columns, Remarks, Table, read_table, shortlist,
 from vitlab.judging.trainings import Trainings, check_columns, read_trainings
 from vitlab.planning.values import Arm, Looks, MetricFacts, Plan, scale_conflict
 from vitlab.report.comparison import summary
-from vitlab.report.document import Content
 from vitlab.report.frame import StudyResults
 from vitlab.report.notes import table_notes
+from vitlab.report.report import Content
 from vitlab.spec import Analysis
 from vitlab.spec.choice import Goal, OverBlocks
 from vitlab.statistics.power import sequential_levels

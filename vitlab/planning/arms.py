@@ -69,7 +69,7 @@ class ArmResolver:
     resolved: ResolvedTrial | Faults  #: the base; with mistakes, as far as it is sound
     rules: Mapping[int, ast.expr]  #: the conditions of ``where`` by their indices
     prerequisites: dict[str, Trial] = field(default_factory=dict)
-    """Trials that those of the arms start from, by key."""
+    """Trials that others start from, by key; :meth:`make_trial` adds them."""
 
     @property
     def base_trial(self) -> ResolvedTrial:
@@ -157,38 +157,48 @@ class ResolvedDesign:
 
 def resolve_arms(resolver: ArmResolver, design: Sequence[Changes], problems: list[Problem]) -> ResolvedDesign:
     """Resolve the arms of a design, equal ones merged, and add their mistakes to ``problems``."""
-    short = short_names(list(dict.fromkeys(path for changes in design for path in changes.values)))
-    arms: dict[str, ResolvedArm] = {}
-    trials: list[tuple[Tree, DataInfo | None]] = []
-    wrong: dict[tuple[Path, str], list[Path]] = {}
-    faults: list[Path] = []
+    trials: list[tuple[Changes, ResolvedTrial | Faults]] = []
     for changes in design:
         try:
-            trial = resolver.resolve_changed(changes.values)
+            trials.append((changes, resolver.resolve_changed(changes.values)))
         except Faults as error:
-            trials.append((error.plain, error.info))
-            for path, sentence in error.faults:
-                faults.append(path)
-                change, place = _locate_fault(changes, path)
-                values = change[:-1] if isinstance(change[-1], int) else change
-                place = values if place == change and is_about_key(path, sentence) else place
-                wrong.setdefault((values, sentence), []).append(place)
-            continue
-        trials.append((trial.plain, trial.info))
-        name, key = arm_name(changes, short, trial.plain), key_of(trial.identity)
-        arm = arms.setdefault(key, ResolvedArm(changes, name, trial, key, skip=trial.incompatibility))
-        if name != arm.name:
-            arm.aliases.append(name)
-        elif changes.values and changes.places != arm.changes.places:
-            arm.is_repeated = True
-    for (values, sentence), places in wrong.items():
-        # A mistake that several values of a list share is reported once, at the list.
-        problems.append(resolver.document.problem(places[0] if len(set(places)) == 1 else values, sentence))
-    controls = [each for arm in arms.values() if arm.is_base for each in _make_controls(arm, resolver.study.controls)]
-    blocks = list(dict.fromkeys(arm.changes.block for arm in arms.values()))
-    found = sorted([*arms.values(), *controls], key=lambda arm: blocks.index(arm.changes.block))
-    problems += [resolver.document.problem(arm.place, sentence) for arm, sentence in _find_conflicts(found)]
-    return ResolvedDesign(found, trials, faults)
+            trials.append((changes, error))
+    problems += _fault_problems(trials, resolver.document)
+    arms = _merge_equal_arms(trials)
+    controls = [each for arm in arms if arm.is_base for each in _make_controls(arm, resolver.study.controls)]
+    blocks = list(dict.fromkeys(arm.changes.block for arm in arms))
+    arms = sorted([*arms, *controls], key=lambda arm: blocks.index(arm.changes.block))
+    problems += [resolver.document.problem(arm.place, sentence) for arm, sentence in _find_conflicts(arms)]
+    faults = [path for _, trial in trials if isinstance(trial, Faults) for path, _ in trial.faults]
+    return ResolvedDesign(arms, [(trial.plain, trial.info) for _, trial in trials], faults)
+
+
+def _merge_equal_arms(trials: Sequence[tuple[Changes, ResolvedTrial | Faults]]) -> list[ResolvedArm]:
+    """Return an arm for each different trial without mistakes; further names of a trial become its aliases."""
+    short = short_names(list(dict.fromkeys(path for changes, _ in trials for path in changes.values)))
+    arms: dict[str, ResolvedArm] = {}
+    for changes, trial in trials:
+        if isinstance(trial, ResolvedTrial):
+            name, key = arm_name(changes, short, trial.plain), key_of(trial.identity)
+            arm = arms.setdefault(key, ResolvedArm(changes, name, trial, key, skip=trial.incompatibility))
+            if name != arm.name:
+                arm.aliases.append(name)
+            elif changes.values and changes.places != arm.changes.places:
+                arm.is_repeated = True
+    return list(arms.values())
+
+
+def _fault_problems(trials: Sequence[tuple[Changes, ResolvedTrial | Faults]], document: Document) -> Iterator[Problem]:
+    """Yield a problem for each mistake; one that several values of a list share is reported once, at the list."""
+    places_of: dict[tuple[Path, str], list[Path]] = {}
+    for changes, trial in trials:
+        for path, sentence in trial.faults if isinstance(trial, Faults) else ():
+            change, place = _locate_fault(changes, path)
+            values = change[:-1] if isinstance(change[-1], int) else change
+            place = values if place == change and is_about_key(path, sentence) else place
+            places_of.setdefault((values, sentence), []).append(place)
+    for (values, sentence), places in places_of.items():
+        yield document.problem(places[0] if len(set(places)) == 1 else values, sentence)
 
 
 def set_baselines(resolver: ArmResolver, arms: Sequence[ResolvedArm]) -> None:

@@ -10,15 +10,15 @@ and makes its key, :mod:`~vitlab.planning.match` and :mod:`~vitlab.planning.tune
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitlab.errors import Problem, SpecError, format_count
+from vitlab.errors import Path, Problem, SpecError, format_count
 from vitlab.identity.code import NOTHING, Surroundings, clear_caches
 from vitlab.identity.trial import Trial, key_of
 from vitlab.planning import match, metrics, tune
-from vitlab.planning.arms import ArmResolver, ResolvedArm, parse_rules, resolve_arms, set_baselines
+from vitlab.planning.arms import ArmResolver, ResolvedArm, ResolvedDesign, parse_rules, resolve_arms, set_baselines
 from vitlab.planning.engine_choice import EngineChoice, choose_engine
 from vitlab.planning.resolve import Faults, Inform, ResolvedTrial, Resolver
 from vitlab.planning.sources import notes_on_files
@@ -29,7 +29,8 @@ from vitlab.spec.design import MOST, Changes, DesignFault, as_component, expand_
 from vitlab.spec.tree import keys_of, value_at
 from vitlab.spec.trial import METRICS, OBJECTIVE
 
-FUTILITY = 0.1  #: comparisons that at_most seeds decide with less probability get no more
+FUTILITY = 0.1
+"""Least probability that ``seeds.at_most`` seeds would decide a comparison: below it, no more seeds are added to it."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ def make_plan(
     looks = _plan_looks(resolver, arms, decisions)
     notes += [f"'{arm.name}' is in the design more than once; it is one arm." for arm in arms if arm.is_repeated]
     planned, pending = _plan_trials(resolver, arms, looks)
+    keys = {item.trial.key for item in planned}
     facts = metrics.collect_facts({arm.name: arm.trial for arm in arms})
     return Plan(
         study=study.study,
@@ -87,7 +89,8 @@ def make_plan(
         arms=_plan_arms(resolver, arms, [*planned, *pending], decisions, machine.device),
         trials=tuple(planned),
         analysis=study.analysis,
-        prerequisites=tuple(resolver.prerequisites.values()),
+        # An arm may itself be a trial that others start from; it is planned once.
+        prerequisites=tuple(trial for key, trial in resolver.prerequisites.items() if key not in keys),
         notes=(*notes, *_collect_notes(study, arms, facts)),
         tuning=tuple(tuning),
         pending=tuple(pending),
@@ -128,29 +131,38 @@ def _resolve_and_check(resolver: ArmResolver, problems: list[Problem]) -> list[R
     Raises:
         SpecError: with every mistake of the study, ``problems`` included.
     """
-    study, document, base = resolver.study, resolver.document, resolver.resolved
+    study, document = resolver.study, resolver.document
     changes = _expand_blocks(resolver, problems)
     design = resolve_arms(resolver, changes, problems)
     if len(design.arms) * len(study.seeds.all) > MOST:
         size = f"{format_count(len(design.arms), 'arm')} of {format_count(len(study.seeds.all), 'seed')} each"
         sentence = f"{size}; a study has at most {MOST:,} trials"
         raise SpecError([*problems, document.problem(("seeds",), sentence)])
-    paths = design.faults + ([path for path, _ in base.faults] if isinstance(base, Faults) else [])
-    knows_metrics = not any(path[:2] in (METRICS, OBJECTIVE) for path in paths)
-    reported = metrics.reported_metrics(base.plain, base.info)
-    faults = match.find_mistakes(study.match, base.plain, changes) if study.match is not None else []
-    faults += tune.find_mistakes(study, resolver.resolve_changed, reported, changes) if study.tune is not None else []
-    faults += metrics.find_mistakes(study, document, reported, design.trials, knows_metrics)
-    if study.match is not None and value_at(base.plain, ("train", "stop_early")) is not None:
-        sentence = "match compares arms of equal cost, and stop_early ends trainings before; remove one of the two"
-        faults.append((("match",), sentence))
-    problems += [document.problem(place, sentence) for place, sentence in faults]
+    problems += [document.problem(place, sentence) for place, sentence in _find_mistakes(resolver, changes, design)]
     if study.match is None:
         for arm in design.arms:
             problems += resolver.apply_rules(arm)
-    if problems or isinstance(base, Faults):
+    if problems or isinstance(resolver.resolved, Faults):
         raise SpecError(problems)
     return design.arms
+
+
+def _find_mistakes(
+    resolver: ArmResolver, changes: Sequence[Changes], design: ResolvedDesign
+) -> Iterator[tuple[Path, str]]:
+    """Yield the mistakes of matching, tuning and metrics, as places and sentences."""
+    study, base = resolver.study, resolver.resolved
+    paths = design.faults + ([path for path, _ in base.faults] if isinstance(base, Faults) else [])
+    knows_metrics = not any(path[:2] in (METRICS, OBJECTIVE) for path in paths)
+    reported = metrics.reported_metrics(base.plain, base.info)
+    if study.match is not None:
+        yield from match.find_mistakes(study.match, base.plain, changes)
+    if study.tune is not None:
+        yield from tune.find_mistakes(study, resolver.resolve_changed, reported, changes)
+    yield from metrics.find_mistakes(study, resolver.document, reported, design.trials, knows_metrics)
+    if study.match is not None and value_at(base.plain, ("train", "stop_early")) is not None:
+        sentence = "match compares arms of equal cost, and stop_early ends trainings before; remove one of the two"
+        yield ("match",), sentence
 
 
 def _expand_blocks(resolver: ArmResolver, problems: Sequence[Problem]) -> list[Changes]:
@@ -205,9 +217,6 @@ def _plan_trials(
                 pending.append(Planned(arm.name, seed, trial))
             else:
                 planned.append(Planned(arm.name, seed, resolver.make_trial(arm.trial, arm.first_seed + seed)))
-    # An arm may itself be a trial that others start from; it is planned once.
-    for item in planned:
-        resolver.prerequisites.pop(item.trial.key, None)
     return planned, pending
 
 
@@ -220,7 +229,7 @@ def _plan_arms(
     varied |= dict.fromkeys(path for arm in arms for path in arm.solved)
     engine_name = resolver.study.run.effective_engine
 
-    def engine(arm: ResolvedArm) -> EngineChoice:
+    def choose(arm: ResolvedArm) -> EngineChoice:
         if arm.name not in first:
             return EngineChoice("", "")
         model, info = arm.trial.model, arm.trial.info
@@ -230,17 +239,18 @@ def _plan_arms(
     return tuple(
         Arm(
             arm.name,
-            {path: _shown_value(resolver, arm, path) for path in varied},
-            arm.baseline,
-            tuple(arm.aliases),
-            arm.skip,
-            arm.note,
-            arm.trial.info.classes,
-            *engine(arm),
-            arm.changes.block,
-            bool(arm.twin),
+            values={path: _shown_value(resolver, arm, path) for path in varied},
+            baseline=arm.baseline,
+            aliases=tuple(arm.aliases),
+            skip=arm.skip,
+            note=arm.note,
+            classes=arm.trial.info.classes,
+            engine=choice.engine,
+            engine_reason=choice.reason,
+            block=arm.changes.block,
+            is_control=bool(arm.twin),
         )
-        for arm in arms
+        for arm, choice in zip(arms, map(choose, arms), strict=True)
     )
 
 

@@ -23,7 +23,7 @@ from vitlab.regression.checkout import Revision, checkout, resolve_revisions, un
 from vitlab.regression.decide import Finding
 from vitlab.regression.decide import Verdict as CheckVerdict
 from vitlab.report.api import open_study
-from vitlab.report.document import Content, Report
+from vitlab.report.report import Content, Report
 from vitlab.report.two_studies import compare_studies
 from vitlab.spec.changes import read_study
 

@@ -24,7 +24,7 @@ from vitlab.planning.study_folder import (
 )
 from vitlab.planning.values import Plan
 from vitlab.report import frame
-from vitlab.report.document import collect
+from vitlab.report.report import collect
 from vitlab.store.files import read_stored
 from vitlab.store.folders import OUT, Store, TrialFolder
 

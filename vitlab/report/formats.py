@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table as RichTable
 
-    from vitlab.report.document import Content, Report
+    from vitlab.report.report import Content, Report
 
 TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", DASH: "--"}
 TEX |= {MINUS: "$-$", "<": r"\textless{}", ">": r"\textgreater{}", '"': "''"}
@@ -101,7 +101,7 @@ def render_terminal(report: Report) -> str:
             console.print(_fit_table(table.columns, console))
     for note in report.notes:
         console.print(Padding(Text(replace_controls(note), style="dim"), (0, 0, 0, 2)))
-    for head, text in report.provenance:
+    for head, text in report.provenance_lines:
         if head in ("Data", "Training"):
             console.print(Text(f"{head:<9}{replace_controls(text)}", style="dim"))
     return _text_of(console)
@@ -179,12 +179,12 @@ def render_markdown(report: Report, captions: Mapping[str, str] = {}) -> str:
             lines += ["", f"![{name}]({name}.png)", "", escape_markdown(captions[name])]
     if report.notes:
         lines += ["", "## Notes", "", *(f"- {escape_markdown(note)}" for note in report.notes)]
-    if report.provenance:
+    if report.provenance_lines:
         lines += [
             "",
             "## How it was made",
             "",
-            *(f"- {head}: {escape_markdown(text)}" for head, text in report.provenance),
+            *(f"- {head}: {escape_markdown(text)}" for head, text in report.provenance_lines),
         ]
     return "\n".join(lines) + "\n"
 
@@ -199,7 +199,7 @@ def markdown_table(columns: Sequence[Column]) -> list[str]:
 
 def render_latex(report: Report, tables: Mapping[str, Table]) -> str:
     """Return tables by their labels, for a document that uses booktabs; answers and notes stand in comments."""
-    notes = (*report.answers, *report.notes, *(f"{head}: {text}" for head, text in report.provenance))
+    notes = (*report.answers, *report.notes, *(f"{head}: {text}" for head, text in report.provenance_lines))
     lines = [r"% \usepackage{booktabs}", *(f"% {join_lines(note)}" for note in notes)]
     study = re.sub(r"[^A-Za-z0-9.-]+", "-", report.study)
     for label, table in tables.items():

@@ -16,7 +16,7 @@ from vitlab.report.phrasing import DASH, Column, Columns, Row, Scale, duration
 from vitlab.report.sections import Section, all_sections
 
 if TYPE_CHECKING:
-    from vitlab.report.document import Content
+    from vitlab.report.report import Content
 
 SECONDARY = 4  #: columns of this rank and above are folded
 _NOT_IN_HTML = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")

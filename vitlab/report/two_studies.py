@@ -9,9 +9,9 @@ from vitlab.errors import UserError
 from vitlab.planning.study_folder import format_differences
 from vitlab.planning.values import Arm, Plan, Planned, Trial
 from vitlab.report.comparison import summary
-from vitlab.report.document import Content
 from vitlab.report.frame import StudyResults
 from vitlab.report.notes import note_unpaired_seeds
+from vitlab.report.report import Content
 from vitlab.store.folders import Store
 
 UNREGISTERED = "neither study registered this comparison"

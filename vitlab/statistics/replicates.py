@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,14 +27,22 @@ def require_finite(values: Sequence[float] | Floats) -> Floats:
     return x
 
 
-def moments(values: Floats) -> tuple[Ints, Floats, Floats]:
-    """Return number, mean and sample standard deviation of the finite values along the last axis."""
+class Moments(NamedTuple):
+    """Number, mean and sample standard deviation of values, without those that are not finite."""
+
+    n: Ints
+    mean: Floats
+    sd: Floats
+
+
+def moments(values: Floats) -> Moments:
+    """Return the moments of the finite values along the last axis."""
     is_finite = np.isfinite(values)
     n = is_finite.sum(axis=-1)
     with np.errstate(divide="ignore", invalid="ignore"):
         mean = np.where(is_finite, values, 0.0).sum(axis=-1) / n
         squares = (np.where(is_finite, values - mean[..., None], 0.0) ** 2).sum(axis=-1)
-        return n, mean, np.sqrt(squares / (n - 1))
+        return Moments(n, mean, np.sqrt(squares / (n - 1)))
 
 
 def t_quantile(q: float, df: float) -> float:

@@ -41,7 +41,7 @@ def check_section(choice: ResolvedChoice) -> None:
 
 def _check_rows(name: str, choice: ResolvedChoice, plan: Plan, store: Store, state: str) -> None:
     from vitlab.report import collect
-    from vitlab.report.document import Report
+    from vitlab.report.report import Report
 
     part = slot("section").build(choice)
     with about(f"is part of a report {state}"):

@@ -29,14 +29,14 @@ from vitlab.planning.values import Plan
 from vitlab.registry import Slot
 from vitlab.report import frame
 from vitlab.report.frame import StudyResults
-from vitlab.report.phrasing import Column, Row
+from vitlab.report.phrasing import Column, Row, Scale
 from vitlab.store.folders import Store
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from vitlab.report.document import Report
     from vitlab.report.drawing import Drawing
+    from vitlab.report.report import Report
 
 RowT = TypeVar("RowT")
 
@@ -53,6 +53,11 @@ class Findings:
     def plan(self) -> Plan:
         """The plan of the study."""
         return self.results.plan
+
+    @property
+    def scale(self) -> Scale:
+        """The display scale of the metric by which arms are judged."""
+        return Scale.of(self.plan.analysis.metric, self.plan.units)
 
     @cached_property
     def history(self) -> pd.DataFrame:

@@ -20,7 +20,7 @@ from vitlab.spec import Analysis
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from vitlab.report.document import Report
+    from vitlab.report.report import Report
 
 OUTLIER = 4  #: times the median length of the intervals, from which on one is cut
 FEW_TICKS = 5  #: intervals between ticks; values that differ little have long labels
@@ -45,7 +45,7 @@ class Arms(Section[Row]):
         if not rows:
             return None
         compared = [row for row in rows if row["difference"] is not None]
-        scale, labels = Scale.of(plan.analysis.metric, plan.units), wrapped_labels([row["arm"] for row in rows], 30)
+        scale, labels = findings.scale, wrapped_labels([row["arm"] for row in rows], 30)
         places = {name: place for place, name in enumerate(labels)}
         height = 0.95 + len(rows) * max(0.34, 0.26 + 0.14 * max(label.count("\n") for label in labels.values()))
         with apply_style():
@@ -92,7 +92,7 @@ class Comparisons(Section[Row]):
         compared = [row for row in report.arms if row["difference"] is not None]
         if not compared:
             return None
-        scale, alpha = Scale.of(report.analysis.metric, report.units), report.analysis.alpha
+        scale, alpha = report.scale, report.analysis.alpha
         _, apart = phrasing.mean_and_difference_decimals(report.arms, scale)
         column = Columns(compared)
         table = [
@@ -177,7 +177,7 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str
 def paper_table(report: Report) -> Table:
     """Return the table of arms in the width of a paper: mean ± sd, difference with its interval, verdict."""
     rows, analysis = report.arms, report.analysis
-    scale, counts = Scale.of(analysis.metric, report.units), {row["n"] for row in rows}
+    scale, counts = report.scale, {row["n"] for row in rows}
     own, apart = phrasing.mean_and_difference_decimals(rows, scale)
     labels = short_labels([row["arm"] for row in rows])
 

@@ -33,7 +33,7 @@ from vitlab.report.sections.arms import Mark, difference_mark, draw_marks, draw_
 from vitlab.spec import Analysis
 
 if TYPE_CHECKING:
-    from vitlab.report.document import Report
+    from vitlab.report.report import Report
 
 HEDGES = {"preliminary": "awaited", "exploratory": "exploratory"}
 """What an answer begins with, where a column of a comparison says so."""
@@ -236,7 +236,7 @@ def average_over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
     is_settled = (result.verdict[0] == result.verdict[1]) & (result.contrasts.pairs[0] == result.contrasts.pairs[1])
     over_all = []
     for place, (name, of_block) in enumerate(cells.items()):
-        contrast, differences_B = result.contrasts.of(0, place), both_SCB[0, place]
+        contrast, differences_B = result.contrasts.single(0, place), both_SCB[0, place]
         verdict = VERDICTS[result.verdict[0, place] if is_settled[place] else 0]
         refused = dict.fromkeys(row["refused"] for row in of_block.values() if row["refused"])
         refused |= dict.fromkeys(_contradictions(plan, by_name, of_block))

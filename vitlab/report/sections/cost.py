@@ -18,7 +18,7 @@ from vitlab.store.files import read_stored, write_bytes
 from vitlab.store.folders import Store
 
 if TYPE_CHECKING:
-    from vitlab.report.document import Report
+    from vitlab.report.report import Report
 
 SPEEDS = {"train_images_per_s": "images/s in training", "infer_images_per_s": "images/s in inference"}
 COSTS = {name: f"{what}, alone" for name, what in {**SPEEDS, "peak_bytes": "bytes of memory at most"}.items()}

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from vitlab.errors import format_count
 from vitlab.explain import GREY, PAPER, SERIES
 from vitlab.report.drawing import WIDTH, Drawing, apply_style, format_ticks, new_figure, wrapped_labels
-from vitlab.report.phrasing import Columns, Scale
+from vitlab.report.phrasing import Columns
 from vitlab.report.sections import Findings, Section, Table, cost, section
 from vitlab.statistics import scaling
 
 if TYPE_CHECKING:
-    from vitlab.report.document import Report
+    from vitlab.report.report import Report
 
 COSTS = {"params": "parameters", "macs": "MACs per image", **cost.COSTS}
 """Costs with their labels.  Speed counts only if measured for each arm alone: trials share their machine."""
@@ -82,7 +82,7 @@ class Fronts(Section[Front]):
     def figure(self, rows: Sequence[Front], findings: Findings) -> Drawing | None:
         if not rows:
             return None
-        costs, scale = costs_by_arm(findings), Scale.of(findings.plan.analysis.metric, findings.plan.units)
+        costs, scale = costs_by_arm(findings), findings.scale
         means = {row["arm"]: row["mean"] for row in findings.arms}
         across = min(len(rows), PANELS_PER_ROW)
         down = math.ceil(len(rows) / across)

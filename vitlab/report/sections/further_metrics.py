@@ -15,7 +15,7 @@ from vitlab.store.result import Ending
 if TYPE_CHECKING:
     import pandas as pd
 
-    from vitlab.report.document import Report
+    from vitlab.report.report import Report
 
 ERROR = "test/mce"
 """Mean error over corruptions; ``test/mce_NAME`` is the error on one of them."""

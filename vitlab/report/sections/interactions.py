@@ -11,13 +11,13 @@ import numpy as np
 
 from vitlab.comparison.arrays import Design, judge_studies
 from vitlab.planning.values import Arm
-from vitlab.report.phrasing import Columns, Scale, half_width, interval_name, p_value
+from vitlab.report.phrasing import Columns, half_width, interval_name, p_value
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
 from vitlab.spec.design import format_value
 from vitlab.statistics import replicates
 
 if TYPE_CHECKING:
-    from vitlab.report.document import Report
+    from vitlab.report.report import Report
 
 
 @dataclass(frozen=True)
@@ -94,12 +94,12 @@ class Interactions(Section[Interaction]):
             )
             result = judge_studies(
                 replicates.values_to_array(effects_of_first, sorted(seeds))[None], design
-            ).contrasts.of(0, 0)
+            ).contrasts.single(0, 0)
             numbers = {name: getattr(result, name) for name in ("difference", "low", "high", "p", "p_corrected")}
             yield Interaction(first, second, against, result.pairs, len(effects), **finite_or_none(numbers))
 
     def table(self, rows: Sequence[Interaction], report: Report) -> Table:
-        scale, analysis, column = Scale.of(report.analysis.metric, report.units), report.analysis, Columns(rows)
+        scale, analysis, column = report.scale, report.analysis, Columns(rows)
         decimals = scale.decimals([half_width(row.low, row.high) for row in rows], [row.difference for row in rows])
         title = "interaction" + (f" ({scale.points})" if scale.points else "")
         interval = interval_name({"family": rows[0].family}, analysis)

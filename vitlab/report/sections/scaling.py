@@ -15,14 +15,14 @@ from vitlab.planning.match import is_number
 from vitlab.planning.values import Arm, Plan
 from vitlab.report.drawing import WIDTH, Drawing, apply_style, format_ticks, new_figure, wrap_line
 from vitlab.report.frame import StudyResults
-from vitlab.report.phrasing import DASH, MINUS, Columns, Scale, percent
+from vitlab.report.phrasing import DASH, MINUS, Columns, percent
 from vitlab.report.sections import Findings, Section, Table, section
 from vitlab.spec.design import format_value
 from vitlab.statistics import scaling
 from vitlab.statistics.scaling import Estimate
 
 if TYPE_CHECKING:
-    from vitlab.report.document import Report
+    from vitlab.report.report import Report
 
 SIZES = {"params": "parameters", "macs": "MACs per image", "images": "training images seen"}
 SPAN = 2.0  #: smallest ratio of largest to smallest size for a fit
@@ -80,7 +80,7 @@ class ScalingLaws(Section[Scaling]):
         size = findings.plan.analysis.power_law
         if size is None:
             return
-        scale, fitted = Scale.of(findings.plan.analysis.metric, findings.plan.units), {row.series for row in rows}
+        scale, fitted = findings.scale, {row.series for row in rows}
         for label, arms in _arms_by_series(findings.results).items():
             if label not in fitted:
                 because = (
@@ -102,7 +102,7 @@ class ScalingLaws(Section[Scaling]):
                 )
 
     def table(self, rows: Sequence[Scaling], report: Report) -> Table:
-        scale, column = Scale.of(report.analysis.metric, report.units), Columns(rows)
+        scale, column = report.scale, Columns(rows)
         interval = f"{percent(1 - report.analysis.alpha)} interval"
         table = [
             column.text("arms with", "series"),
@@ -136,7 +136,7 @@ class ScalingLaws(Section[Scaling]):
     def figure(self, rows: Sequence[Scaling], findings: Findings) -> Drawing | None:
         if not rows:
             return None
-        plan, scale = findings.plan, Scale.of(findings.plan.analysis.metric, findings.plan.units)
+        plan, scale = findings.plan, findings.scale
         with apply_style():
             figure = new_figure(0.75 * WIDTH, 3.4)
             axes = figure.subplots()

@@ -11,7 +11,7 @@ from vitlab.report.phrasing import DASH, Columns, Scale, duration
 from vitlab.report.sections import Findings, Section, Table, section
 
 if TYPE_CHECKING:
-    from vitlab.report.document import Report
+    from vitlab.report.report import Report
 
 
 @dataclass(frozen=True)

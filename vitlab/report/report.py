@@ -24,7 +24,7 @@ from vitlab.report.drawing import Drawing, render_pdf, render_png
 from vitlab.report.formats import FORMATS, Format, frame_to_csv, render_markdown
 from vitlab.report.frame import StudyResults, frame_to_json, gather_prerequisites, gather_trials
 from vitlab.report.notes import notes as notes_of
-from vitlab.report.phrasing import Row
+from vitlab.report.phrasing import Row, Scale
 from vitlab.report.provenance import Provenance, collect_provenance, describe_version
 from vitlab.report.sections import Findings, Table, all_sections, section
 from vitlab.report.sections.blocks import block_answers
@@ -88,9 +88,14 @@ class Report:
         return self.question or self.study
 
     @property
-    def provenance(self) -> list[tuple[str, str]]:
+    def provenance_lines(self) -> list[tuple[str, str]]:
         """How the numbers were made, as pairs of heading and text."""
         return [] if self.made is None else self.made.lines()
+
+    @property
+    def scale(self) -> Scale:
+        """The display scale of the metric by which arms are judged."""
+        return Scale.of(self.analysis.metric, self.units)
 
     def table(self, name: str) -> Table | None:
         """Return the table of a section; None if it has none, or found nothing."""
