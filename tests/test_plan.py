@@ -24,7 +24,7 @@ from vitlab.identity.trial import key_of
 from vitlab.lab import plan_study
 from vitlab.planning import Plan
 from vitlab.planning.engine_choice import choose_engine, shape_digest
-from vitlab.planning.rules import RuleFault, holds, parse_rule
+from vitlab.planning.rules import RuleFault, is_met, parse_rule
 from vitlab.planning.sources import may_share_images
 from vitlab.planning.values import EngineBenchmark, Trial
 from vitlab.spec import Choice
@@ -274,7 +274,7 @@ def test_additions_are_compared_with_bare_recipe(tmp_path: Path) -> None:
 )
 def test_rules_are_expressions(rule: str, met: bool) -> None:
     trial = {**BASE, "model": {**BASE["model"], "position": {"type": "learned"}}}
-    assert holds(parse_rule(rule), trial) is met
+    assert is_met(parse_rule(rule), trial) is met
 
 
 @pytest.mark.parametrize(

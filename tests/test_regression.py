@@ -32,7 +32,7 @@ from vitlab.regression.decide import (
     Pair,
     chance_to_pass,
     judge_arrays,
-    loss_warnings,
+    lost_training_warnings,
     pooled_sd,
     robust_sd,
     seeds_to_pass,
@@ -579,7 +579,7 @@ def test_warning_has_count_of_newly_collapsed_trainings() -> None:
     new[:4] = 0.1
     sound = pair([*old], [*old[:9]], lost=(0, 1), arm="sound")
     cells, _ = judge_all([pair([*old], [*new], margin=1.0, arm="rope"), sound])
-    [warning] = loss_warnings(cells)
+    [warning] = lost_training_warnings(cells)
     assert warning == "4 of 10 trainings of rope collapsed, 0 of 10 in the baseline"
     result = replace(CHECKED, warnings=(warning,))
     assert f"- Warning: {warning}." in render_check(result, "md").splitlines()

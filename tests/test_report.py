@@ -1405,8 +1405,8 @@ def test_arms_figure_cuts_interval_of_another_magnitude(tmp_path):
 
 
 def test_numbers_have_readable_precision():
-    assert [phrasing.compact_number(n) for n in (950, 12_345, 999_950, 5.7e9)] == ["950", "12.3 k", "1.00 M", "5.70 G"]
-    assert [phrasing.p_value(p, 0.05) for p in (0.0004, 0.0123, 0.612, 0.05004)] == [
+    assert [phrasing.format_compact(n) for n in (950, 12_345, 999_950, 5.7e9)] == ["950", "12.3 k", "1.00 M", "5.70 G"]
+    assert [phrasing.format_p_value(p, 0.05) for p in (0.0004, 0.0123, 0.612, 0.05004)] == [
         "< 0.001",
         "0.012",
         "0.61",
@@ -1414,8 +1414,13 @@ def test_numbers_have_readable_precision():
     ]
     # A level below a thousandth must not be hidden behind "< 0.001".
     strict = {0.0008: "0.0008", 0.00052: "0.00052", 0.00048: "0.0005", 0.00004: "< 0.0001", 0.02: "0.020"}
-    assert {p: phrasing.p_value(p, 0.0005) for p in strict} == strict
-    assert [phrasing.duration(s) for s in (3.2, 59.7, 185, 7620)] == ["3.2 s", "1 min 00 s", "3 min 05 s", "2 h 07 min"]
+    assert {p: phrasing.format_p_value(p, 0.0005) for p in strict} == strict
+    assert [phrasing.format_duration(s) for s in (3.2, 59.7, 185, 7620)] == [
+        "3.2 s",
+        "1 min 00 s",
+        "3 min 05 s",
+        "2 h 07 min",
+    ]
     units = {"accuracy": "share", "top5": "share", "ece": "share", "loss": "number"}
     assert phrasing.Scale.of("val/accuracy_cls", units).unit == phrasing.Scale.of("test/top5", units).unit == "%"
     assert phrasing.Scale.of("val/loss", units).unit == phrasing.Scale.of("val/topology", units).unit == ""

@@ -233,7 +233,7 @@ def of_looks(studies: int, seed: int) -> tuple[str, bool]:
     for sizes, m in LOOKS:
         for factor in (0.0, 1.0, 1.5):
             se, df = math.sqrt(2 / sizes[-1]), sizes[-1] - 1
-            unit = brentq(lambda effect: power.power(effect, se, df, ALPHA / m) - 0.8, 0.0, 100.0)  # noqa: B023
+            unit = brentq(lambda effect: power.t_test_power(effect, se, df, ALPHA / m) - 0.8, 0.0, 100.0)  # noqa: B023
             draws = np.random.default_rng([seed, 11, m, *sizes])
             values = draws.standard_normal((studies, m + 1, sizes[-1]))
             values[:, 1] += factor * unit

@@ -16,7 +16,7 @@ from vitlab.planning.match import UTILISATION, device_hours, train_macs
 from vitlab.planning.tune import PENDING, format_values
 from vitlab.planning.values import Arm, Plan, Tuning
 from vitlab.report.formats import to_text
-from vitlab.report.phrasing import Column, Columns, compact_number, duration
+from vitlab.report.phrasing import Column, Columns, format_compact, format_duration
 from vitlab.spec.design import format_value
 from vitlab.store.folders import Store
 
@@ -167,8 +167,8 @@ def _arm_columns(plan: Plan, arms: Sequence[Arm], cached: Set[tuple[str, int]], 
     if costs:
         column_of_costs = Columns([costs.get(arm.name) for arm in arms])
         columns += [
-            column_of_costs("params", lambda cost: compact_number(cost.params) if cost else ""),
-            column_of_costs("MACs", lambda cost: compact_number(cost.macs) if cost else ""),
+            column_of_costs("params", lambda cost: format_compact(cost.params) if cost else ""),
+            column_of_costs("MACs", lambda cost: format_compact(cost.macs) if cost else ""),
             column_of_costs(
                 f"{next(iter(costs.values())).unit}-h", lambda cost: _format_hours(cost.hours) if cost else ""
             ),
@@ -217,7 +217,9 @@ def _describe_time(plan: Plan, store: Store, cached: Set[tuple[str, int]]) -> It
     missing = Counter(item.arm for item in plan.trials if (item.arm, item.seed) not in cached)
     times = {arm: earlier[arm] for arm in missing if earlier[arm]}
     if times:
-        low, high = (duration(sum(missing[arm] * end(some) for arm, some in times.items())) for end in (min, max))
+        low, high = (
+            format_duration(sum(missing[arm] * end(some) for arm, some in times.items())) for end in (min, max)
+        )
         unknown = [arm for arm in missing if arm not in times]
         beside = f", without {'; '.join(unknown)}, which had none" if unknown else ""
         span = low if low == high else f"{low} to {high}"

@@ -132,7 +132,7 @@ def judge_study(
     if not compared:
         return {}
     # Until all further seeds have ended, the look before gives the verdicts.
-    numbers = {arm: 0 if plan.looks is None else plan.looks.number(arm) for arm in compared}
+    numbers = {arm: 0 if plan.looks is None else plan.looks.latest_look(arm) for arm in compared}
     looks = {arm: max(0, number - bool(awaited.get(arm, 0))) for arm, number in numbers.items()}
     study = _Study(plan, compared, samples, quantum, Family.from_plan(plan, compared))
     comparisons: dict[str, dict[str, Any]] = {}

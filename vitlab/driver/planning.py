@@ -25,12 +25,12 @@ from vitlab.errors import (
 from vitlab.executors.machine import device_type, notes_on_device
 from vitlab.planning.engine_choice import RULES, trials_to_benchmark
 from vitlab.planning.packaged import find_study_file
-from vitlab.planning.study_folder import read_decisions, result_content, version_name, with_builtins
+from vitlab.planning.study_folder import read_decisions, result_content, version_name, with_default_builtins
 from vitlab.planning.tune import choose_winner
 from vitlab.planning.values import UNDECIDED, Plan, Planned, Trial
 from vitlab.report.api import require_path
 from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
-from vitlab.spec.changes import full_path, is_known_path, public, study_document, unknown_path_problem
+from vitlab.spec.changes import full_path, is_known_path, public, read_changed_document, unknown_path_problem
 from vitlab.store.files import folder_name, read_json, require_mapping, write_bytes
 from vitlab.store.folders import OUT, Store
 from vitlab.store.result import TrialResult
@@ -119,9 +119,9 @@ def plan_study(
     study, document, problems = read_study(file, valid)
     problems += [unknown_path_problem(path, changes[path], document) for path in changes if path not in valid]
     if study is not None:
-        study = study.model_copy(update={"run": with_builtins(study.run)})
+        study = study.model_copy(update={"run": with_default_builtins(study.run)})
         problems += _check_required_plugins(study, document, loaded)
-        original = study_document(file) if changes else document
+        original = read_changed_document(file) if changes else document
         problems += _check_run(study, document) or _check_trust(study, original, out, changes)
     from vitlab.data.prepare import DataSource, data_info
     from vitlab.identity.code import Surroundings

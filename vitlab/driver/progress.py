@@ -20,7 +20,7 @@ from vitlab.driver.session import Watch
 from vitlab.errors import format_count
 from vitlab.identity.trial import Trial
 from vitlab.planning.values import Plan, Planned
-from vitlab.report.phrasing import duration, seed_list
+from vitlab.report.phrasing import format_duration, format_seeds
 from vitlab.spec.trial import LENGTHS
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.result import Ending
@@ -146,7 +146,7 @@ class _Display(Watch):
         seconds = self._bars.tasks[0].time_remaining
         if seconds is None:
             return "estimating the remaining time"
-        return f"{duration(round(max(0.0, seconds - (self._bars.get_time() - self._moved))))} left"
+        return f"{format_duration(round(max(0.0, seconds - (self._bars.get_time() - self._moved))))} left"
 
     def _ending_of(self, planned: Planned, ending: Ending, detail: str) -> str:
         """Return a line for an ending; it is empty for a failure that an earlier trial had, see :meth:`close`."""
@@ -324,7 +324,7 @@ def _names(trials: Sequence[Planned]) -> str:
     seeds: dict[str, list[int]] = {}
     for planned in trials:
         seeds.setdefault(planned.arm, []).append(planned.seed)
-    arms = [f"{arm} {seed_list(numbers, 's')}" for arm, numbers in list(seeds.items())[:MAX_ARMS]]
+    arms = [f"{arm} {format_seeds(numbers, 's')}" for arm, numbers in list(seeds.items())[:MAX_ARMS]]
     return ", ".join([*arms, *([f"... and {len(seeds) - MAX_ARMS} more arms"] if len(seeds) > MAX_ARMS else [])])
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vitlab.judging.files import Remarks, shortlist, word_set
-from vitlab.planning.values import own_metric
+from vitlab.planning.values import declared_metric
 from vitlab.report.frame import GROUPS
 from vitlab.spec.choice import Goal, Unit
 
@@ -80,7 +80,7 @@ def infer_goal(metric: str) -> Goal | None:
         return None
     from vitlab.registry import slot  # imports torch
 
-    own = own_metric(name, slot("metric").names())
+    own = declared_metric(name, slot("metric").names())
     goal: Goal | None = None if own is None else slot("metric").get(own).goal
     return goal
 
@@ -94,7 +94,7 @@ def infer_scale(metric: str, frame: pd.DataFrame, has_signs: bool, remarks: Rema
     says_percent = "%" in metric or not PERCENT.isdisjoint(name_words)
     if has_signs or says_percent:
         if is_share and is_small and says_percent and not has_signs and BELOW_1_PERCENT.isdisjoint(name_words):
-            remarks.mistake(
+            remarks.add_mistakes(
                 f"'{metric}' is in percent by its name, and no value exceeds 1; write percents, or rename the column"
             )
         return Scale("%", 100.0 if is_share and fits and finite.max() <= 100 else None)
@@ -111,7 +111,7 @@ def infer_scale(metric: str, frame: pd.DataFrame, has_signs: bool, remarks: Rema
     small, large = finite[finite <= 1], finite[finite > 1]
     if len(small) and MIXED[0] * small.median() < large.median() < MIXED[1] * small.median():
         arms = [shortlist(frame.loc[some.index, "arm"].unique().tolist()) for some in (small, large)]
-        remarks.mistake(
+        remarks.add_mistakes(
             f"'{metric}' seems to hold shares and percents: values to {small.max():g} of {arms[0]}, and to "
             f"{large.max():g} of {arms[1]}; write one unit, or '%' into the name of the column if all are percents"
         )
@@ -152,7 +152,7 @@ def chance_in_units(
         return chance
     name_words = {*split_words(metric)}
     if chance is not None:
-        remarks.mistake("--chance and --classes say the same; give one of them")
+        remarks.add_mistakes("--chance and --classes say the same; give one of them")
     if scale.whole is None or COUNTED.isdisjoint(name_words):
         remarks.of_options.append(f"--classes: what guesses reach in '{metric}' does not follow from it; give --chance")
         return None

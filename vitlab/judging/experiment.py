@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 import numpy as np
 
 from vitlab.errors import UserError, format_count, nearest
-from vitlab.judging.files import Columns, Remarks, Table, names_of, shortlist
+from vitlab.judging.files import Columns, Remarks, Table, column_names, shortlist
 from vitlab.spec.changes import MASK, public
 from vitlab.trackers import service
 from vitlab.trackers.service import SERVERS, Address, parse_uri
@@ -192,14 +192,14 @@ def _runs_table(name: str, source: str, runs: Sequence[Run], notes: list[str], n
         for name in filter(None, (named.arm, named.seed, named.block, named.baselines))
     }
     if named.arm is None:
-        remarks.mistake(f"name the parameter or tag of the arm with --arm. {_describe_varied(frame)}")
+        remarks.add_mistakes(f"name the parameter or tag of the arm with --arm. {_describe_varied(frame)}")
     metric = named.metric
     values = frame.get(f"metrics.{metric}")
     if values is None:
-        metrics = sorted(key.removeprefix("metrics.") for key in names_of(frame) if key.startswith("metrics."))
+        metrics = sorted(key.removeprefix("metrics.") for key in column_names(frame) if key.startswith("metrics."))
         listing = f"Metrics: {', '.join(metrics)}." if metrics else "Its runs have no metrics."
-        remarks.mistake(f"no metric '{metric}'.{nearest(metric, metrics)} {listing}")
-    remarks.check()
+        remarks.add_mistakes(f"no metric '{metric}'.{nearest(metric, metrics)} {listing}")
+    remarks.raise_mistakes()
     names = pd.Series([run.info.run_name or run.info.run_id for run in runs], frame.index)
     status = pd.Series([run.info.status for run in runs], frame.index)
     is_judged = pd.Series(True, frame.index)
@@ -215,7 +215,7 @@ def _runs_table(name: str, source: str, runs: Sequence[Run], notes: list[str], n
         leave_out(reason, status.isin(statuses), "Warning: ")
     for column in filter(None, (named.arm, named.seed)):
         leave_out(f"without '{column}'", columns[column].isna())
-    leave_out("in favour of nested runs", names.index.to_series().isin(_parent_runs(frame, frame.index[is_judged])))
+    leave_out("in favour of nested runs", names.index.to_series().isin(_ancestor_runs(frame, frame.index[is_judged])))
     if not is_judged.any():
         raise UserError(f"{source}: no run can be judged. {' '.join(notes)}")
     # A metric that is NaN has diverged; a run without it has failed.
@@ -228,23 +228,25 @@ def _param_or_tag(frame: pd.DataFrame, name: str, remarks: Remarks) -> pd.Series
     """Return a parameter or tag of every run; ``params.`` or ``tags.`` before its name says which."""
     columns = [frame[key].mask(frame[key] == "") for key in (f"params.{name}", f"tags.{name}", name) if key in frame]
     if not columns:
-        names = [key.partition(".")[2] for key in names_of(frame) if not key.startswith("metrics.")]
-        remarks.mistake(f"no parameter or tag '{name}'.{nearest(name, names)} {_describe_varied(frame)}")
+        names = [key.partition(".")[2] for key in column_names(frame) if not key.startswith("metrics.")]
+        remarks.add_mistakes(f"no parameter or tag '{name}'.{nearest(name, names)} {_describe_varied(frame)}")
         return frame.index.to_series()
     first, last = columns[0], columns[-1]
     if (first.notna() & last.notna() & (first != last)).any():
-        remarks.mistake(f"'{name}' is a parameter and a tag, with different values; write params.{name} or tags.{name}")
+        remarks.add_mistakes(
+            f"'{name}' is a parameter and a tag, with different values; write params.{name} or tags.{name}"
+        )
     return first.fillna(last)
 
 
 def _describe_varied(frame: pd.DataFrame) -> str:
     """Return a sentence on the parameters and tags that differ between runs, without those that MLflow itself sets."""
-    keys = [key for key in names_of(frame) if not key.startswith(("metrics.", "tags.mlflow."))]
+    keys = [key for key in column_names(frame) if not key.startswith(("metrics.", "tags.mlflow."))]
     names = sorted({key.partition(".")[2] for key in keys if frame[key].nunique() > 1})
     return f"Different between runs: {', '.join(names)}." if names else "No parameter or tag differs between runs."
 
 
-def _parent_runs(frame: pd.DataFrame, runs: Iterable[str]) -> set[str]:
+def _ancestor_runs(frame: pd.DataFrame, runs: Iterable[str]) -> set[str]:
     """Return the ids of all runs in which some runs are nested."""
     parents = frame.get("tags.mlflow.parentRunId", frame.index.to_series()).dropna()
     ancestors: set[str] = set()

@@ -90,7 +90,7 @@ def read_table(path: Path) -> Table:
     return Table(path.name, str(path), rows, tuple(notes))
 
 
-def table_of_frame(frame: pd.DataFrame) -> Table:
+def frame_to_table(frame: pd.DataFrame) -> Table:
     """Return a frame as a table; an index other than row numbers becomes columns."""
     import pandas as pd
 
@@ -117,7 +117,7 @@ def _index_to_columns(frame: pd.DataFrame) -> pd.DataFrame:
     return _name_columns(frame, frame)
 
 
-def _decode_text(path: Path, notes: list[str]) -> str:
+def _read_text(path: Path, notes: list[str]) -> str:
     """Return the text of a file: UTF-8, UTF-16 with its mark, or else Windows-1252, which is said."""
     data = path.read_bytes()
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -137,7 +137,7 @@ def _read_delimited(path: Path, notes: list[str]) -> pd.DataFrame:
     """Read a table of cells between commas, semicolons, tabs or bars, whichever gives the header most names."""
     import pandas as pd
 
-    text = _decode_text(path, notes).lstrip("\r\n")
+    text = _read_text(path, notes).lstrip("\r\n")
     first = re.match(r"sep=(.)\r?\n", text)  # as spreadsheets write it
     delimiters = (first[1],) if first else DELIMITERS
     text = text[first.end() if first else 0 :]
@@ -178,7 +178,7 @@ def _read_json(path: Path, notes: list[str]) -> pd.DataFrame:
     """Read a list of objects, an object a line, or an object of columns; nested objects become ``metrics.acc``."""
     import pandas as pd
 
-    text = _decode_text(path, notes)
+    text = _read_text(path, notes)
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
@@ -302,7 +302,7 @@ class Remarks:
         self.of_options: list[str] = []  #: mistakes that do not keep a table from being read
         self.of_table: list[str] = []
 
-    def mistake(self, *sentences: str) -> None:
+    def add_mistakes(self, *sentences: str) -> None:
         """Add sentences on mistakes of a kind in the table; of many, the first ones and the number of others."""
         self.of_table += sentences[:MAX_LISTED]
         if len(sentences) > MAX_LISTED:
@@ -310,16 +310,16 @@ class Remarks:
 
     def error(self, *first: str) -> UserError:
         """Return an error with some sentences and all mistakes."""
-        sentences = dict.fromkeys(map(spell_options, (*self.of_options, *self.of_table)))
+        sentences = dict.fromkeys(map(format_options, (*self.of_options, *self.of_table)))
         return UserError("\n".join((*first, *(f"{self.source}: {sentence}" for sentence in sentences))))
 
-    def check(self) -> None:
+    def raise_mistakes(self) -> None:
         """Raise a UserError if there are mistakes in the table."""
         if self.of_table:
             raise self.error()
 
 
-def spell_options(sentence: str) -> str:
+def format_options(sentence: str) -> str:
     """Return a sentence with options as a command has them, such as ``--over-blocks``, or else Python: over_blocks."""
     if click.get_current_context(silent=True) is not None:
         return sentence
@@ -341,7 +341,7 @@ def shortlist(names: Sequence[str]) -> str:
     return f"{'; '.join(names[:MAX_LISTED])}{more}"
 
 
-def names_of(frame: pd.DataFrame) -> list[str]:
+def column_names(frame: pd.DataFrame) -> list[str]:
     """Return the names of columns, of which several may be equal."""
     return [str(name) for name in frame]
 
@@ -378,15 +378,15 @@ def parse_values(cells: pd.Series[Any], place: Callable[[int], str], remarks: Re
         return f"'{str(cells.iloc[row]).strip()}' in {place(cells.index[row])}"
 
     wrong = sorted(numerals.keys() - with_point - with_comma)
-    remarks.mistake(*(f"{where(code)} {_cell_fault(numerals[code])}" for code in wrong))
+    remarks.add_mistakes(*(f"{where(code)} {_cell_fault(numerals[code])}" for code in wrong))
     commas = with_comma - with_point
     if commas and (with_point - with_comma or all(re.fullmatch(THOUSANDS, numerals[code]) for code in commas)):
         listed = " or ".join(where(code) for code in [*numerals][:2])
-        remarks.mistake(f"{listed}: commas may stand before decimals or between thousands; write decimal points")
+        remarks.add_mistakes(f"{listed}: commas may stand before decimals or between thousands; write decimal points")
     signs = [code for code in numerals if distinct[code].endswith("%")]
     if 0 < len(signs) < len(numerals):
         plain = next(code for code in numerals if code not in signs)
-        remarks.mistake(
+        remarks.add_mistakes(
             f"{where(plain)} has no percent sign, and other cells have one; write it in all of them or in none"
         )
     parsed = [

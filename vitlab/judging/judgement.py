@@ -14,9 +14,9 @@ import numpy as np
 from vitlab.comparison import Verdict
 from vitlab.errors import UserError, format_count, nearest
 from vitlab.judging import criterion
-from vitlab.judging.criterion import MAX_IMAGES
-from vitlab.judging.files import Columns, Remarks, Table, read_table, shortlist, spell_options, table_of_frame
-from vitlab.judging.trainings import Trainings, check_columns, read_trainings
+from vitlab.judging.criterion import MAX_IMAGES, Scale
+from vitlab.judging.files import Columns, Remarks, Table, format_options, frame_to_table, read_table, shortlist
+from vitlab.judging.trainings import Trainings, add_column_mistakes, read_trainings
 from vitlab.planning.values import Arm, Looks, MetricFacts, Plan, scale_conflict
 from vitlab.report.comparison import summary
 from vitlab.report.frame import StudyResults
@@ -92,37 +92,15 @@ def judge(
 
     remarks = Remarks(str(results) if isinstance(results, str | Path) else "results")
     columns = Columns(metric, arm, seed, block, baselines)
-    other = "a column per arm" if arm is None else "--baseline"
-    checks = {
-        f"--goal {goal}: allowed are max and min": goal in (None, "max", "min"),
-        f"--alpha {alpha}: a number between 0 and 0.5 is allowed": 0 < alpha < 0.5,
-        f"--images {images}: a number from 1 to 10^12 is allowed": images is None or 1 <= images <= MAX_IMAGES,
-        f"--classes {classes}: a number from 2 is allowed": classes is None or classes >= 2,
-        f"--looks {', '.join(map(str, looks or ()))}: growing numbers of seeds from 2 are allowed": (
-            looks is None or (bool(looks) and looks[0] >= 2 and all(a < b for a, b in pairwise(looks)))
-        ),
-        f"--over-blocks {over_blocks}: allowed are difference and relative": over_blocks
-        in (None, *get_args(OverBlocks)),
-        "--over-blocks needs --block": over_blocks is None or block is not None,
-        "--looks: with --block, every arm needs its seeds in every block; remove it": looks is None or block is None,
-        f"--baselines names a column, and cannot be combined with {other}; remove one": (
-            baselines is None or (baseline is None and arm is not None)
-        ),
-    }
-    remarks.of_options += [sentence for sentence, is_valid in checks.items() if not is_valid]
-    try:
-        table = _read_results(results, columns)
-    except UserError as error:
-        raise remarks.error(str(error)) from None
-    remarks.source = table.source
-    remarks.notes += table.notes
-    check_columns(table, columns, remarks)
-    direction = goal or criterion.infer_goal(metric)
-    if direction is None and (arm is None or metric in table.rows):
+    remarks.of_options += _wrong_options(columns, baseline, goal, alpha, images, classes, looks, over_blocks)
+    table = _read_results(results, columns, remarks)
+    add_column_mistakes(table, columns, remarks)
+    goal = goal or criterion.infer_goal(metric)
+    if goal is None and (arm is None or metric in table.rows):
         remarks.of_options.append(
             f"'{metric}' does not tell whether higher or lower is better; add --goal max or --goal min"
         )
-    remarks.check()
+    remarks.raise_mistakes()
     trainings = read_trainings(table, columns, remarks)
     compared = _choose_baselines(trainings, baseline, remarks)
     scale = criterion.infer_scale(metric, trainings.frame, trainings.is_percent, remarks)
@@ -138,45 +116,105 @@ def judge(
     column = f"metric/{metric}" if metric in OWN_COLUMNS else metric
     if remarks.of_options:  # an analysis cannot hold a wrong option
         raise remarks.error()
-    analysis = Analysis(metric=column, goal=direction or "max", alpha=alpha, over_blocks=over_blocks)
-    unit, bounds = "share", scale.bounds
-    if scale.whole is None:
-        unit, bounds = scale.unit, (None if trainings.frame["value"].min() < 0 else 0.0, None)
-    if block is not None and (fault := scale_conflict(analysis, unit, bounds)):
+    analysis = Analysis(metric=column, goal=goal or "max", alpha=alpha, over_blocks=over_blocks)
+    if block is not None and (fault := _scale_conflict(analysis, scale, trainings)):
         remarks.of_options.append(f"--over-blocks: {fault}")
     if remarks.of_options or remarks.of_table:
         raise remarks.error()
-    arms = trainings.frame["arm"].unique().tolist()
-    reached = {} if chance is None else dict.fromkeys(arms, chance)
-    facts = MetricFacts(direction or "max", scale.unit, scale.bounds, chance=reached)
-    blocks = trainings.blocks
-    against = dict.fromkeys(arm.removeprefix(f"{blocks[arm]}: ") for arm in compared.values())
-    plan = Plan(
-        study=table.name,
-        question=f"{table.name}: which arms differ from {' or '.join(against) or arms[0]}?",
-        arms=tuple(Arm(name, {}, compared.get(name), block=blocks[name]) for name in arms),
-        trials=(),
-        analysis=analysis.model_copy(update={"margin": margin}),
-        metrics={column.rpartition("/")[2]: facts},
-    )
+    plan = _make_plan(trainings, compared, analysis.model_copy(update={"margin": margin}), scale, chance)
     frame = _results_frame(trainings.frame, column, compared)
     if looks:
         plan = _add_looks(plan, frame, looks, quantum)
     of_study = StudyResults(plan, frame, quantum=quantum)
     rows = summary(of_study)
     content = Content.from_comparison(of_study, rows, table_notes(of_study, rows))
-    notes = (*map(spell_options, remarks.notes), *content.report.notes, *_notes(trainings, metric), UNREGISTERED)
+    notes = (
+        *map(format_options, remarks.notes),
+        *content.report.notes,
+        *_training_notes(trainings, metric),
+        UNREGISTERED,
+    )
     return Comparison.of(replace(content, report=replace(content.report, notes=notes)))
 
 
-def _read_results(results: pd.DataFrame | str | Path, columns: Columns) -> Table:
-    if not isinstance(results, str | Path):
-        return table_of_frame(results)
-    if "://" in str(results):
-        from vitlab.judging.experiment import read_experiment
+def _wrong_options(
+    columns: Columns,
+    baseline: str | None,
+    goal: str | None,
+    alpha: float,
+    images: int | None,
+    classes: int | None,
+    looks: Sequence[int] | None,
+    over_blocks: str | None,
+) -> list[str]:
+    """Return a sentence for each option of :func:`judge` that is wrong whatever the table holds."""
+    other = "a column per arm" if columns.arm is None else "--baseline"
+    checks = {
+        f"--goal {goal}: allowed are max and min": goal in (None, "max", "min"),
+        f"--alpha {alpha}: a number between 0 and 0.5 is allowed": 0 < alpha < 0.5,
+        f"--images {images}: a number from 1 to 10^12 is allowed": images is None or 1 <= images <= MAX_IMAGES,
+        f"--classes {classes}: a number from 2 is allowed": classes is None or classes >= 2,
+        f"--looks {', '.join(map(str, looks or ()))}: growing numbers of seeds from 2 are allowed": (
+            looks is None or (bool(looks) and looks[0] >= 2 and all(a < b for a, b in pairwise(looks)))
+        ),
+        f"--over-blocks {over_blocks}: allowed are difference and relative": over_blocks
+        in (None, *get_args(OverBlocks)),
+        "--over-blocks needs --block": over_blocks is None or columns.block is not None,
+        "--looks: with --block, every arm needs its seeds in every block; remove it": (
+            looks is None or columns.block is None
+        ),
+        f"--baselines names a column, and cannot be combined with {other}; remove one": (
+            columns.baselines is None or (baseline is None and columns.arm is not None)
+        ),
+    }
+    return [sentence for sentence, is_valid in checks.items() if not is_valid]
 
-        return read_experiment(str(results), columns)
-    return read_table(Path(results))
+
+def _read_results(results: pd.DataFrame | str | Path, columns: Columns, remarks: Remarks) -> Table:
+    """Read a table from a frame, a file or an experiment, and take its notes and its source into the remarks.
+
+    Raises:
+        UserError: if it cannot be read, with the other mistakes.
+    """
+    try:
+        if not isinstance(results, str | Path):
+            table = frame_to_table(results)
+        elif "://" in str(results):
+            from vitlab.judging.experiment import read_experiment
+
+            table = read_experiment(str(results), columns)
+        else:
+            table = read_table(Path(results))
+    except UserError as error:
+        raise remarks.error(str(error)) from None
+    remarks.source = table.source
+    remarks.notes += table.notes
+    return table
+
+
+def _scale_conflict(analysis: Analysis, scale: Scale, trainings: Trainings) -> str:
+    """Return why the differences of blocks cannot be averaged; empty if they can."""
+    if scale.whole is not None:
+        return scale_conflict(analysis, "share", scale.bounds)
+    return scale_conflict(analysis, scale.unit, (None if trainings.frame["value"].min() < 0 else 0.0, None))
+
+
+def _make_plan(
+    trainings: Trainings, compared: Mapping[str, str], analysis: Analysis, scale: Scale, chance: float | None
+) -> Plan:
+    """Return the plan of a study that would have given these trainings."""
+    arms, blocks, name = trainings.frame["arm"].unique().tolist(), trainings.blocks, trainings.table.name
+    against = dict.fromkeys(arm.removeprefix(f"{blocks[arm]}: ") for arm in compared.values())
+    reached = {} if chance is None else dict.fromkeys(arms, chance)
+    facts = MetricFacts(analysis.goal, scale.unit, scale.bounds, chance=reached)
+    return Plan(
+        study=name,
+        question=f"{name}: which arms differ from {' or '.join(against) or arms[0]}?",
+        arms=tuple(Arm(arm, {}, compared.get(arm), block=blocks[arm]) for arm in arms),
+        trials=(),
+        analysis=analysis,
+        metrics={analysis.metric.rpartition("/")[2]: facts},
+    )
 
 
 def _choose_baselines(trainings: Trainings, baseline: str | None, remarks: Remarks) -> Mapping[str, str]:
@@ -198,7 +236,7 @@ def _choose_baselines(trainings: Trainings, baseline: str | None, remarks: Remar
             compared = {arm: name for arm, name in compared.items() if name in arms}
     for name in dict.fromkeys(compared.values()):
         if name not in arms:
-            remarks.mistake(f"no arm '{name}'.{nearest(name, arms)} Arms: {shortlist(arms)}.")
+            remarks.add_mistakes(f"no arm '{name}'.{nearest(name, arms)} Arms: {shortlist(arms)}.")
     return compared
 
 
@@ -237,7 +275,7 @@ def _results_frame(frame: pd.DataFrame, column: str, compared: Mapping[str, str]
     )
 
 
-def _notes(trainings: Trainings, metric: str) -> Iterator[str]:
+def _training_notes(trainings: Trainings, metric: str) -> Iterator[str]:
     """Yield notes about trainings without a value, arms with one value, and values that are the best of several."""
     counts = trainings.frame["arm"].value_counts(sort=False)
     lost = trainings.frame[trainings.frame["status"] != Ending.DONE]

@@ -11,7 +11,7 @@ import numpy as np
 
 from vitlab.errors import nearest
 from vitlab.judging import files
-from vitlab.judging.files import Columns, Remarks, Table, infer_role, names_of, shortlist, to_texts
+from vitlab.judging.files import Columns, Remarks, Table, column_names, infer_role, shortlist, to_texts
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
@@ -38,23 +38,25 @@ class Trainings:
     baselines: Mapping[str, str] | None = None  #: arm to the arm that it is compared with, if a column says so
 
 
-def check_columns(table: Table, columns: Columns, remarks: Remarks) -> None:
+def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> None:
     """Add a mistake for each named column that a table does not have once."""
-    names = names_of(table.rows)
+    names = column_names(table.rows)
     to_find = [columns.seed, columns.block]
     if columns.arm is not None:
         to_find = [columns.arm, *to_find, columns.baselines, columns.metric]
-    remarks.mistake(*(_column_fault(name, names) for name in to_find if name is not None and names.count(name) != 1))
+    remarks.add_mistakes(
+        *(_column_fault(name, names) for name in to_find if name is not None and names.count(name) != 1)
+    )
     if columns.arm is None and columns.metric in names:
         others = [name for name in names if name != columns.metric and infer_role(name) is None]
         found = f"(found: {shortlist(others)})"
-        remarks.mistake(f"'{columns.metric}' is a column: name the column of the arms with --arm {found}")
+        remarks.add_mistakes(f"'{columns.metric}' is a column: name the column of the arms with --arm {found}")
 
 
 def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Trainings:
     """Return the trainings of a table; the column of the seeds is by default the one that is called so."""
     arm, metric, seed = columns.arm, columns.metric, columns.seed
-    roles = {name: role for name, role in _roles(table).items() if name not in (arm, metric, columns.block)}
+    roles = {name: role for name, role in _infer_roles(table).items() if name not in (arm, metric, columns.block)}
     if seed is None:
         candidates = [name for name, role in roles.items() if role == "seed"]
         if not candidates and arm is None:
@@ -65,16 +67,16 @@ def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Training
             [seed] = candidates
             remarks.notes.append(f"Seeds are those of column '{seed}'.")
     labels = [name for name, role in roles.items() if role in ("seed", "index") or name == seed]
-    table = _drop_statistics(table, labels, remarks)
+    table = _drop_statistics_rows(table, labels, remarks)
     if arm is None:
         table, seed = _wide_to_long(table, remarks, metric, seed, columns.block)
         arm = ARM
     return _parse_trainings(table, replace(columns, arm=arm, seed=seed), arm, remarks)
 
 
-def _roles(table: Table) -> dict[str, str | None]:
+def _infer_roles(table: Table) -> dict[str, str | None]:
     """Return the roles of columns, of those whose name no other has; fractions are no names and no numbers of rows."""
-    columns = names_of(table.rows)
+    columns = column_names(table.rows)
     roles = {name: infer_role(name) for name in columns if columns.count(name) == 1}
     for name, role in roles.items():
         if (
@@ -95,19 +97,21 @@ def _wide_to_long(
     table: Table, remarks: Remarks, metric: str, seed: str | None, block: str | None
 ) -> tuple[Table, str]:
     """Return a table with a column per arm as one with a row per training, and its column of seeds."""
-    rows, columns = table.rows, names_of(table.rows)
-    remarks.mistake(*(_column_fault(name, columns) for name in {*columns} if columns.count(name) > 1))
-    remarks.check()
-    roles = {name: role for name, role in _roles(table).items() if name not in (seed, block)}
+    rows, columns = table.rows, column_names(table.rows)
+    remarks.add_mistakes(*(_column_fault(name, columns) for name in {*columns} if columns.count(name) > 1))
+    remarks.raise_mistakes()
+    roles = {name: role for name, role in _infer_roles(table).items() if name not in (seed, block)}
     if steps := [name for name, role in roles.items() if role == "step"]:
-        remarks.mistake(f"column{'s' * (len(steps) > 1)} {shortlist(steps)}: rows are moments of trainings; {FINALS}")
+        remarks.add_mistakes(
+            f"column{'s' * (len(steps) > 1)} {shortlist(steps)}: rows are moments of trainings; {FINALS}"
+        )
     arms = [name for name, role in roles.items() if role is None]
     if ignored := [name for name, role in roles.items() if role not in (None, "step")]:
         remarks.notes.append(f"Left out, as columns of these names are no arms: {shortlist(ignored)}.")
     if not arms:
-        remarks.mistake(f"no column of an arm; columns: {shortlist(columns)}")
+        remarks.add_mistakes(f"no column of an arm; columns: {shortlist(columns)}")
     _refuse_seeds_in_names(arms, remarks)
-    remarks.check()
+    remarks.raise_mistakes()
     if seed is None:  # columns may be of different lengths
         rows = rows.assign(**{ROW: np.arange(len(rows))})
     long = rows.melt([seed or ROW, *([block] if block else [])], arms, ARM, metric)
@@ -126,7 +130,7 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
 
     metric_values = files.parse_values(rows[metric], place, remarks)
     if arm == ARM and remarks.of_table:
-        remarks.mistake("without --arm every column is an arm: name the column of the arms if a row is a training")
+        remarks.add_mistakes("without --arm every column is an arm: name the column of the arms if a row is a training")
     frame = rows[[]].assign(
         arm=to_texts(rows[arm]),
         block="" if block is None else to_texts(rows[block]),
@@ -136,16 +140,16 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
     )
     for name, column in ((arm, "arm"), (seed, "name"), (block, "block")):
         if name is not None:
-            remarks.mistake(*(f"{table.place(row)} has no '{name}'" for row in rows.index[frame[column] == ""]))
+            remarks.add_mistakes(*(f"{table.place(row)} has no '{name}'" for row in rows.index[frame[column] == ""]))
     if block is not None:
         frame["arm"] = frame["block"] + ": " + frame["arm"]
-    others = rows[[name for name in _roles(table) if name not in (arm, seed, metric, block)]]
-    for name in names_of(others):
+    others = rows[[name for name in _infer_roles(table) if name not in (arm, seed, metric, block)]]
+    for name in column_names(others):
         if infer_role(name) == "status" or name.casefold() in files.LOST | files.DIVERGED:
             frame = _apply_statuses(frame, others[name], table, remarks)
     if frame.empty:
-        remarks.mistake(" ".join(("no training remains.", *remarks.notes)))
-    remarks.check()
+        remarks.add_mistakes(" ".join(("no training remains.", *remarks.notes)))
+    remarks.raise_mistakes()
     sizes = frame["arm"].value_counts(sort=False)
     _refuse_seeds_in_names([*sizes[sizes == 1].index], remarks)
     if seed is not None:
@@ -153,9 +157,9 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
         frame = _drop_repetitions(frame, others, table, remarks)
     else:
         frame["seed"] = np.arange(len(frame))
-        for name in (name for name in names_of(others) if infer_role(name) == "step"):
+        for name in (name for name in column_names(others) if infer_role(name) == "step"):
             if to_texts(others[name])[frame.index].groupby(frame["arm"]).nunique().gt(1).any():
-                remarks.mistake(
+                remarks.add_mistakes(
                     f"'{name}' differs between rows of an arm, as steps of trainings do; {FINALS}, and add --seed"
                 )
         remarks.notes.append("Without --seed the arms are not paired: name the column of the seeds if they share some.")
@@ -165,12 +169,12 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
         if block is not None:
             baselines = baselines.where(baselines == "", to_texts(rows[block]) + ": " + baselines)
         compared = _parse_baselines(frame["arm"], baselines, columns.baselines, remarks)
-    remarks.check()
+    remarks.raise_mistakes()
     blocks = dict(zip(frame["arm"], frame["block"], strict=True))
     return Trainings(table, frame, metric_values.is_percent, seed is not None, blocks, compared)
 
 
-def _drop_statistics(table: Table, labels: Sequence[str], remarks: Remarks) -> Table:
+def _drop_statistics_rows(table: Table, labels: Sequence[str], remarks: Remarks) -> Table:
     """Return a table without the rows that a column of seeds or row numbers calls ``mean`` or the like."""
     for label in labels:
         names = to_texts(table.rows[label])
@@ -180,8 +184,8 @@ def _drop_statistics(table: Table, labels: Sequence[str], remarks: Remarks) -> T
             remarks.notes.append(f"{table.count(out)} left out, no trainings by their '{label}': {marks}.")
             table = replace(table, rows=table.rows.drop(index=out.index))
     if table.rows.empty:
-        remarks.mistake("no row is a training, which has its own value")
-        remarks.check()
+        remarks.add_mistakes("no row is a training, which has its own value")
+        remarks.raise_mistakes()
     return table
 
 
@@ -193,7 +197,7 @@ def _refuse_seeds_in_names(arms: Sequence[str], remarks: Remarks) -> None:
             stems.setdefault(match[1], []).append(arm)
     for stem, names in stems.items():
         if len(names) > 1:
-            remarks.mistake(
+            remarks.add_mistakes(
                 f"the names of arms {shortlist(names)} hold seeds; write a row per training, with arm "
                 f"'{stem or 'NAME'}' in one column and its seed in another"
             )
@@ -222,7 +226,7 @@ def _apply_statuses(frame: pd.DataFrame, column: pd.Series[Any], table: Table, r
     is_known = cells.isin(files.ENDED | files.UNENDED | files.LOST | files.DIVERGED)
     if not is_known.any():
         return frame
-    remarks.mistake(
+    remarks.add_mistakes(
         *(
             f"'{column[row]}' in {table.place(row)} of column '{column.name}' is no status; allowed are words such as "
             "finished, running, failed, crashed, diverged"
@@ -249,14 +253,14 @@ def _drop_repetitions(frame: pd.DataFrame, others: pd.DataFrame, table: Table, r
     distinct = frame[frame.duplicated(keys, keep=False) & has_value].groupby(keys, sort=False)["value"].nunique()
     for arm, seed in distinct[distinct > 1].index[: files.MAX_LISTED]:
         group = frame[(frame["arm"] == arm) & (frame["seed"] == seed) & has_value]
-        varied = [name for name in names_of(others) if others.loc[group.index, name].astype(str).nunique() > 1]
+        varied = [name for name in column_names(others) if others.loc[group.index, name].astype(str).nunique() > 1]
         is_history = any(infer_role(name) == "step" for name in varied)
         remedy = (
             FINALS
             if is_history
             else "keep one of them, or name a seed that differs between them, or their data set by --block"
         )
-        remarks.mistake(
+        remarks.add_mistakes(
             f"{table.count(group)} of arm '{arm}' with seed {group['name'].iloc[0]}, with different values: "
             f"{table.places(group.index)}{f', which differ in {shortlist(varied)}' if varied else ''}; {remedy}"
         )
@@ -280,12 +284,12 @@ def _parse_baselines(arms: pd.Series[Any], cells: pd.Series[Any], column: str, r
     pairs = pd.DataFrame({"arm": arms, "baseline": cells[arms.index]}).drop_duplicates()
     for arm, rows in pairs[pairs.duplicated("arm", keep=False)].groupby("arm", sort=False):
         names = ", ".join(f"'{name}'" for name in sorted(rows["baseline"]))
-        remarks.mistake(f"arm '{arm}' has several values of '{column}': {names}; an arm has one baseline")
+        remarks.add_mistakes(f"arm '{arm}' has several values of '{column}': {names}; an arm has one baseline")
     present, compared = {*arms}, {}
     for arm, name in zip(pairs["arm"], pairs["baseline"], strict=True):
         whole = name.removesuffix(".0")  # as pandas writes whole numbers beside empty cells
         if name and name != arm:
             compared[arm] = whole if name not in present and whole in present else name
     if not compared:
-        remarks.mistake(f"column '{column}' names no baseline; without --baselines, all arms have the same")
+        remarks.add_mistakes(f"column '{column}' names no baseline; without --baselines, all arms have the same")
     return compared

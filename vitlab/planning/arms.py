@@ -16,7 +16,7 @@ from vitlab.errors import Path, Problem, SpecError, is_about_key
 from vitlab.geometry import DataInfo
 from vitlab.identity.trial import Trial, key_of
 from vitlab.planning.resolve import Faults, ResolvedTrial, Resolver
-from vitlab.planning.rules import RuleFault, holds, parse_rule
+from vitlab.planning.rules import RuleFault, is_met, parse_rule
 from vitlab.registry import slot
 from vitlab.spec import Document, Study
 from vitlab.spec.design import Changes, apply_changes, arm_name, short_names
@@ -41,7 +41,7 @@ class ResolvedArm:
     is_repeated: bool = False  #: whether the design has it more than once under one name
     skip: str = ""
     solved: NewTree = field(default_factory=dict)  #: values chosen by matching and tuning
-    off: float = 0.0  #: relative difference from the cost of its baseline
+    cost_difference: float = 0.0  #: relative difference from the cost of its baseline
     note: str = ""
     pending: bool = False  #: whether its tuned values are still to be chosen
     twin: str = ""  #: name of the arm that a control equals; empty if it is none
@@ -84,12 +84,12 @@ class ArmResolver:
             Faults: with the mistakes that the base itself does not have; without any if they are all the base's.
         """
         try:
-            return self.resolver.resolve(self.changed(values))
+            return self.resolver.resolve(self.changed_base(values))
         except Faults as error:
             known = self.resolved.faults if isinstance(self.resolved, Faults) else []
             raise Faults([fault for fault in error.faults if fault not in known], error.plain, error.info) from None
 
-    def changed(self, values: Values) -> NewTree:
+    def changed_base(self, values: Values) -> NewTree:
         """Return the base with ``values`` changed, as it would be written in the document."""
         return apply_changes(self.base, values, self.resolved.plain)
 
@@ -99,7 +99,7 @@ class ArmResolver:
         for index, condition in self.rules.items():
             rule = self.study.where[index]
             try:
-                met = holds(condition, arm.trial.plain)
+                met = is_met(condition, arm.trial.plain)
             except RuleFault as error:
                 problems.append(self.document.problem(("where", index, "require"), str(error)))
                 continue

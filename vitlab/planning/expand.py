@@ -24,7 +24,7 @@ from vitlab.planning.resolve import Faults, Inform, ResolvedTrial, Resolver
 from vitlab.planning.sources import notes_on_files
 from vitlab.planning.values import UNDECIDED, Arm, Decisions, Looks, MetricFacts, Plan, Planned
 from vitlab.spec import Document, Study
-from vitlab.spec.choice import label
+from vitlab.spec.choice import component_label
 from vitlab.spec.design import MOST, Changes, DesignFault, as_component, expand_design, repeat_in_blocks
 from vitlab.spec.tree import keys_of, value_at
 from vitlab.spec.trial import METRICS, OBJECTIVE
@@ -259,12 +259,12 @@ def _shown_value(resolver: ArmResolver, arm: ResolvedArm, path: str) -> Any:
 
     None if the arm has replaced the component that has this option.
     """
-    own = resolver.changed(arm.changes.values)
+    own = resolver.changed_base(arm.changes.values)
     full = value_at(arm.trial.plain, keys_of(path))
     for value in (arm.solved.get(path), arm.changes.values.get(path), value_at(own, keys_of(path))):
         if value is not None:
             return as_component(value, full)
-    return label(full)
+    return component_label(full)
 
 
 def _collect_notes(study: Study, arms: Sequence[ResolvedArm], facts: Mapping[str, MetricFacts]) -> list[str]:

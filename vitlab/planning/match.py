@@ -49,7 +49,7 @@ class Matcher:
         self._count = count
         self._costs: dict[tuple[str, DataInfo], Cost] = {}
 
-    def off(self, trial: ResolvedTrial, reference: ResolvedTrial) -> float:
+    def relative_difference(self, trial: ResolvedTrial, reference: ResolvedTrial) -> float:
         """Return the relative difference of a trial's cost from the reference's; negative if it costs less.
 
         Raises:
@@ -93,7 +93,7 @@ class Matcher:
                 with suppress(Faults):
                     other = at(k * unit if isinstance(unit, int) else round(k * unit, 9))
                     if not other.incompatibility:
-                        found[k] = other, self.off(other, reference)
+                        found[k] = other, self.relative_difference(other, reference)
             return found[k][1] if k in found else None
 
         near = [(k, found[k]) for k in _bracket_target(off, max(1, round(now / unit)))]
@@ -110,7 +110,8 @@ class Matcher:
                 f"the nearest that {knob} can reach is {self._format_candidate(best, reference)}{beyond}; the "
                 f"tolerance is {100 * self.match.tolerance:g} %"
             )
-        arm.trial, arm.off, arm.note = solved, abs(distance), f"matched by {self._format_candidate(best, reference)}"
+        arm.trial, arm.cost_difference = solved, abs(distance)
+        arm.note = f"matched by {self._format_candidate(best, reference)}"
         arm.solved[knob] = value_at(solved.plain, keys_of(knob))
 
     def _format_candidate(self, candidate: tuple[ResolvedTrial, float], reference: ResolvedTrial) -> str:
@@ -141,7 +142,7 @@ def match_arms(resolver: ArmResolver, matcher: Matcher, arms: Sequence[ResolvedA
     """Solve for the knob of every arm that is compared with another; return notes for the report."""
     options, document, base = matcher.match, resolver.document, resolver.base_trial
     by_name = {arm.name: arm for arm in arms}
-    for index, name in enumerate(options.spare):
+    for index, name in enumerate(options.exempt):
         if name not in by_name:
             sentence = f"no arm is called '{name}'.{nearest(name, list(by_name))} Arms: {'; '.join(by_name)}."
             raise SpecError([document.problem(("match", "except", index), sentence)])
@@ -153,7 +154,7 @@ def match_arms(resolver: ArmResolver, matcher: Matcher, arms: Sequence[ResolvedA
             reference = by_name[reference.baseline]
         alone = reference is arm
         is_baseline = alone and (arm.key == base_key or arm.name in compared)
-        if arm.skip or reference.skip or is_baseline or arm.twin or arm.name in options.spare:
+        if arm.skip or reference.skip or is_baseline or arm.twin or arm.name in options.exempt:
             continue
 
         def at(value: int | float, arm: ResolvedArm = arm) -> ResolvedTrial:
@@ -177,10 +178,12 @@ def match_arms(resolver: ArmResolver, matcher: Matcher, arms: Sequence[ResolvedA
     if not solved:
         return []
     means = " (3 x MACs x images seen)" if options.quantity == "train_macs" else ""
-    spared = f"; {', '.join(options.spare)} {'is' if len(options.spare) == 1 else 'are'} not" if options.spare else ""
+    verb = "is" if len(options.exempt) == 1 else "are"
+    exempt = f"; {', '.join(options.exempt)} {verb} not" if options.exempt else ""
+    farthest = max(arm.cost_difference for arm in solved)
     return [
         f"Arms are matched with their baseline in {options.quantity}{means} by {options.knob}, within "
-        f"{100 * options.tolerance:g} %; the farthest is {100 * max(arm.off for arm in solved):.2g} % off{spared}."
+        f"{100 * options.tolerance:g} %; the farthest is {100 * farthest:.2g} % off{exempt}."
     ]
 
 

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from vitlab.errors import OptionError, Path, closest, nearest
 from vitlab.geometry import DataInfo, Task
 from vitlab.planning.resolve import ResolvedTrial
-from vitlab.planning.values import MetricFacts, own_metric, scale_conflict
+from vitlab.planning.values import MetricFacts, declared_metric, scale_conflict
 from vitlab.registry import import_slot, slot
 from vitlab.spec import Analysis, Document, Study
 from vitlab.spec.choice import Goal, Unit
@@ -80,14 +80,14 @@ def goal_of(metric: str, reported: Metrics) -> Goal | None:
     group, _, name = metric.partition("/")
     if group == "train":
         return "min"
-    own = own_metric(name, reported)
+    own = declared_metric(name, reported)
     return None if own is None else reported[own].goal
 
 
 def _is_reported(metric: str, reported: Metrics) -> bool:
     """Return whether one of the metrics by name is reported as ``metric``, of its split too."""
     group, _, name = metric.partition("/")
-    own = own_metric(name, reported)
+    own = declared_metric(name, reported)
     return group == "train" or (own is not None and group in reported[own].splits)
 
 
@@ -148,7 +148,7 @@ def find_mistakes(
             sentence = f"best is by a metric of validation, and no trial reports {validation} there; write keep: last"
             yield ("run", "keep"), sentence
     yield from _find_large_amounts(study, document, reported)
-    own = own_metric(study.analysis.metric.partition("/")[2], reported)
+    own = declared_metric(study.analysis.metric.partition("/")[2], reported)
     if study.blocks is None:
         fault = "there are no blocks to judge over; remove it" * (study.analysis.over_blocks is not None)
     elif own is None:  # of a split without metrics but the loss, or reported as unknown
@@ -214,7 +214,7 @@ def _find_large_amounts(study: Study, document: Document, metrics_by_name: Metri
                     yield amounts[-1][0], f"{metric} is not compared.{hint} Compared: {', '.join(compared)}."
     for place, metric, amount in amounts:
         group, _, name = metric.partition("/")
-        own = None if group == "train" else own_metric(name, metrics_by_name)
+        own = None if group == "train" else declared_metric(name, metrics_by_name)
         if own is None:
             continue
         (low, high), where = metrics_by_name[own].bounds, ".".join(map(str, place))

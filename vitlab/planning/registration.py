@@ -105,7 +105,7 @@ def removed_comparisons(plan: Plan) -> list[str]:
     return [pair[0] for pair in plan.registered.family if pair not in pairs]
 
 
-def blocks_since_registration(plan: Plan) -> tuple[set[str], set[str]]:
+def arms_over_blocks(plan: Plan) -> tuple[set[str], set[str]]:
     """Return what is compared over blocks, by names in a block.
 
     Returns:

@@ -20,9 +20,9 @@ from vitlab.identity.trial import Trial, checkpoint_identity, key_of, weight_fil
 from vitlab.planning.sources import (
     drop_unused_options,
     find_leak,
-    incompatibilities,
     label_difference,
-    parts_with_labels,
+    parts_needing_labels,
+    teacher_faults,
 )
 from vitlab.registry import ResolvedChoice, import_optional, import_slot, slot
 from vitlab.registry.slot_modules import BUILTIN_ORIGIN
@@ -375,7 +375,7 @@ class Resolver:
             drop_unused_options(draft.identity["distill"])
             if info is not None and ("model",) in draft.parts and draft.model is not None:
                 teacher = draft.needs["teacher"].trial if "teacher" in draft.needs else None
-                draft.add_faults(*incompatibilities(plain, info, draft.model, teacher))
+                draft.add_faults(*teacher_faults(plain, info, draft.model, teacher))
         if info is not None and draft.section("data") is not None:
             for role, prerequisite in draft.needs.items():
                 reason = find_leak(Choice.of(plain["data"]), info.content, role, prerequisite.trial)
@@ -388,7 +388,7 @@ class Resolver:
                 )
                 draft.add_faults((("init_from", "head"), sentence))
         if draft.objective is not None and not draft.objective.labels:
-            draft.add_faults(*parts_with_labels(plain))
+            draft.add_faults(*parts_needing_labels(plain))
 
     def _make_resolved_trial(self, draft: _Draft) -> ResolvedTrial:
         """Return the trial of a draft without mistakes."""

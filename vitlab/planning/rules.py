@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vitlab.errors import nearest
-from vitlab.spec.choice import label
+from vitlab.spec.choice import component_label
 from vitlab.spec.tree import Tree
 
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
@@ -70,7 +70,7 @@ def parse_rule(text: str) -> ast.expr:
     return tree
 
 
-def holds(rule: ast.expr, trial: Tree) -> bool:
+def is_met(rule: ast.expr, trial: Tree) -> bool:
     """Return whether the resolved trial meets the rule.
 
     Raises:
@@ -131,4 +131,4 @@ def _value_or_label(path: str, trial: Tree) -> Any:
                 f"'{path}': there is no '{part}'.{nearest(part, allowed)} Allowed here: {', '.join(allowed)}."
             )
         value = value[part]
-    return label(value)
+    return component_label(value)

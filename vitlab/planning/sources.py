@@ -38,7 +38,7 @@ def drop_unused_options(distill: NewTree) -> None:
         distill.pop("reduction", None)
 
 
-def incompatibilities(
+def teacher_faults(
     plain: Tree, info: DataInfo, model: ResolvedChoice, teacher: ResolvedTrial | None
 ) -> Iterator[tuple[Path, str]]:
     """Yield the reasons why a trial cannot learn from its teacher, and their places."""
@@ -121,7 +121,7 @@ def find_leak(data: Choice, identity: str | None, role: str, source: ResolvedTri
     return None
 
 
-def parts_with_labels(plain: Tree) -> Iterator[tuple[Path, str]]:
+def parts_needing_labels(plain: Tree) -> Iterator[tuple[Path, str]]:
     """Yield the parts of a trial that need labels, which its objective does not read."""
     name = plain["train"]["objective"]["type"]
     if plain.get("distill"):

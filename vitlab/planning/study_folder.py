@@ -276,10 +276,10 @@ def read_run_spec(folder: Path) -> RunSpec:
         SpecError: if the file cannot be read as a study.
     """
     changes = read_json(folder / "changes.json", require_mapping) or {}
-    return with_builtins(_read_sound_study(folder / "study.yaml", changes)[0].run)
+    return with_default_builtins(_read_sound_study(folder / "study.yaml", changes)[0].run)
 
 
-def with_builtins(run_spec: RunSpec) -> RunSpec:
+def with_default_builtins(run_spec: RunSpec) -> RunSpec:
     """Return ``run_spec`` with unset executor and tracker qualified as built-ins."""
     unset = [name for name in ("executor", "tracker") if name not in run_spec.model_fields_set]
     defaults = {name: Choice(slot(name).qualify_builtin(getattr(run_spec, name).type)) for name in unset}

@@ -233,7 +233,7 @@ def _make_rivals(
     for values in knob_grid(study.tune):
         try:
             trial = resolver.resolve_changed({**arm.changes.values, **arm.solved, **values})
-            if matcher is not None and abs(matcher.off(trial, arm.trial)) > matcher.match.tolerance:
+            if matcher is not None and abs(matcher.relative_difference(trial, arm.trial)) > matcher.match.tolerance:
                 sentence = f"tuning {format_values(values)} would undo the match in {matcher.match.quantity}"
                 problems.append(resolver.document.problem(("tune", "knobs"), sentence))
         except Faults as error:

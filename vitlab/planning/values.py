@@ -32,7 +32,7 @@ class MetricFacts:
         return self.step or (self.quantum / images if images else 0.0)
 
 
-def own_metric(name: str, names: Iterable[str]) -> str | None:
+def declared_metric(name: str, names: Iterable[str]) -> str | None:
     """Return the metric that a name in results belongs to: ``accuracy`` for ``accuracy_dist``."""
     return max((one for one in names if name == one or name.startswith(f"{one}_")), key=len, default=None)
 
@@ -182,14 +182,14 @@ class Looks:
     """Arms whose comparison each look left inconclusive, see :mod:`vitlab.report.comparison`."""
     futility: float = 0.0  #: comparisons that are decided with less probability get no more seeds
 
-    def number(self, arm: str) -> int:
+    def latest_look(self, arm: str) -> int:
         """Return the index of the last look at an arm's comparison."""
         return next((at for at, arms in enumerate(self.open) if arm not in arms), len(self.open))
 
     def seeds_of(self, arm: str, baselines: Mapping[str, str | None]) -> tuple[int, ...]:
         """Return the seeds of an arm; both arms of an inconclusive comparison have the seeds of the next look."""
         compared = [arm, *(name for name, baseline in baselines.items() if baseline == arm)]
-        return self.seeds[max(map(self.number, compared))]
+        return self.seeds[max(map(self.latest_look, compared))]
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ class Plan:
 
     def facts(self, metric: str) -> MetricFacts | None:
         """Return the facts of a metric such as ``val/accuracy``; None if they are not known."""
-        own = own_metric(metric.rpartition("/")[2], self.metrics)
+        own = declared_metric(metric.rpartition("/")[2], self.metrics)
         return None if own is None else self.metrics[own]
 
     @property

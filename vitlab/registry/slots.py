@@ -32,7 +32,7 @@ from vitlab.registry.slot_modules import (
     slot_module_name,
 )
 from vitlab.spec.choice import PARTS, SLOT_MARK, TOGETHER, Choice, choice_schema
-from vitlab.spec.mistakes import NESTED, collect_mistakes, how_to_name
+from vitlab.spec.mistakes import NESTED, collect_mistakes, foreign_model_hint
 from vitlab.spec.tree import Tree
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class Slot(Generic[T]):
             sources &= {source}
         if not sources:
             names = self.names()
-            hint = how_to_name(name) or nearest(bare, names)
+            hint = foreign_model_hint(name) or nearest(bare, names)
             raise UnknownComponent(f"no {self.name} called '{name}'.{hint} Installed: {', '.join(names) or 'none'}.")
         if len(sources) > 1:
             qualified = " or ".join(f"'{where}:{bare}'" for where in sorted(sources))

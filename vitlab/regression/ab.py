@@ -18,7 +18,7 @@ from vitlab.comparison import Verdict
 from vitlab.errors import SpecError
 from vitlab.identity.trial import key_of
 from vitlab.regression import gate
-from vitlab.regression.check import CheckRequest, refuse_tuning, study_changes
+from vitlab.regression.check import CheckRequest, own_study_changes, refuse_tuning
 from vitlab.regression.checkout import Revision, checkout, resolve_revisions, uncommitted_files
 from vitlab.regression.decide import Finding
 from vitlab.regression.decide import Verdict as CheckVerdict
@@ -65,7 +65,7 @@ def compare_revisions(
         versions = [_numeric_versions(revision) if install is not None else {} for revision in pair]
         differing = [gate.differing_versions(versions[side], versions[1 - side]) for side in (0, 1)]
         for revision, (_, commit), installed in zip(pair, commits, versions, strict=True):
-            changes = study_changes(commit[:7], request, study)
+            changes = own_study_changes(commit[:7], request, study)
             out = request.out / "versions" / key_of(installed)[:12] if any(differing) else request.out
             words = [f"--set={path}={json.dumps(value, default=str)}" for path, value in changes.items()]
             words += [f"--out={out}", *(f"--plugin={plugin}" for plugin in revision.plugins)]
@@ -102,14 +102,14 @@ def compare_revisions(
                 sentence = answer if answer.startswith(verdict) else f"{verdict}: {answer}"
                 findings.append(Finding(arm, metric, VERDICTS.get(verdict, "pass"), sentence, row["wall_s"]))
             what = {"file": request.file, "changes": request.changes, "out": request.out}
-            costs = [] if gate.check_settings(study).cost is None else gate.judge_costs(study, old, new, reached, what)
+            costs = [] if gate.gate_settings(study).cost is None else gate.judge_costs(study, old, new, reached, what)
     same = [Finding(arm, metric, "pass", OUT_OF_REACH) for arm in after if arm not in reached]
     report = replace(
         content.report,
         answers=[*content.report.answers, *(f"{item.arm}: {item.sentence}." for item in same)],
         notes=[*(f"{item.arm}: {item.check} {item.sentence}." for item in costs), *remarks, *content.report.notes],
     )
-    return replace(content, report=report), gate.check_result(study, [*findings, *same, *costs])
+    return replace(content, report=report), gate.summarize_checks(study, [*findings, *same, *costs])
 
 
 def _numeric_versions(revision: Revision) -> dict[str, str]:

@@ -72,11 +72,11 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
             notes.append(str(failed).rstrip("."))  # a regression of an earlier tier is still reported
         if not cells:
             findings.append(Finding("", "statistical", "inconclusive", "no arm has values to compare over seeds"))
-    if "cost" in tiers and gate.check_settings(study).cost is not None:
+    if "cost" in tiers and gate.gate_settings(study).cost is not None:
         findings += _check_costs(request, study, plan, baseline)
     elif tuple(tiers) == ("cost",):
         raise UserError(f"{request.file} limits no cost; write check: {{cost: {{time: 1.2, memory: 1.1}}}}")
-    return gate.check_result(study, findings, cells, notes)
+    return gate.summarize_checks(study, findings, cells, notes)
 
 
 def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) -> Baseline:
@@ -85,7 +85,7 @@ def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) ->
     Without ``statistical`` among the tiers nothing is trained, and the previous values are kept.
     """
     study, plan = _plan_with_data(request)
-    commit = "" if gate.check_settings(study).cost is None else resolve_commit("HEAD")
+    commit = "" if gate.gate_settings(study).cost is None else resolve_commit("HEAD")
     if commit and (changed := uncommitted_files(request.baseline)):
         raise UserError(
             f"{', '.join(changed)}: not committed, and check.cost measures beside a commit; run 'git commit -a', then "
@@ -125,7 +125,7 @@ def _plan_with_data(request: CheckRequest) -> tuple[Study, Plan]:
     refuse_tuning(study, request.file)
     if read_unidentified_data(plan, Store(out.resolve()), request.file) or plan.looks is not None:
         # The trials of a second look depend on results, and the gate has its own second look.
-        once = {**changes, "seeds": _seeds(study)}
+        once = {**changes, "seeds": _seed_options(study)}
         study, plan = lab.plan_study(request.file, changes=once, plugins=plugins, out=out)
     return study, plan
 
@@ -148,7 +148,7 @@ def _installed_versions() -> dict[str, str]:
 
 def _pinned_versions(request: CheckRequest, study: Study, installed: Mapping[str, str]) -> Mapping[str, str]:
     """Return the versions that the gate's trials record; none if stored results have them, and can be reused."""
-    changes = study_changes("check", request, study, gate.second_look_seeds(study))
+    changes = own_study_changes("check", request, study, gate.second_look_seeds(study))
     _, plan = lab.plan_study(request.file, changes=changes, plugins=request.plugins, out=request.out)
     store, trials = Store(request.out.resolve()), (*(planned.trial for planned in plan.trials), *plan.prerequisites)
     recorded = gate.recorded_versions(store.folder(trial).result() for trial in trials)
@@ -167,7 +167,7 @@ def _train_missing(
         answer = lab.run(
             request.file,
             out=request.out,
-            changes=study_changes("check", request, study, seeds),
+            changes=own_study_changes("check", request, study, seeds),
             plugins=request.plugins,
             only=only,
             versions=versions,
@@ -181,15 +181,15 @@ def _train_missing(
     return gate.final_values(answer.plan, answer.store, study)
 
 
-def study_changes(
+def own_study_changes(
     what: str, request: CheckRequest, study: Study, seeds: Sequence[int] | None = None
 ) -> dict[str, object]:
     """Return the changes to a study's file for a study of its own, named after ``what``."""
-    own_seeds = _seeds(study) | ({} if seeds is None else {"values": list(seeds)})
+    own_seeds = _seed_options(study) | ({} if seeds is None else {"values": list(seeds)})
     return {**request.changes, "study": f"{study.study[:MAX_NAME_LENGTH]}-{what}", "seeds": own_seeds}
 
 
-def _seeds(study: Study) -> dict[str, object]:
+def _seed_options(study: Study) -> dict[str, object]:
     return {"values": list(study.seeds.values), "vary": list(study.seeds.vary)}
 
 

@@ -128,7 +128,7 @@ def judge_family(family: Sequence[Pair], alpha: float = 0.05) -> tuple[list[Cell
         counted=np.array([not pair.refused and not pair.no_sample for pair in family]),
     )
     judged = judge_arrays(values_C2N[None], lost_C2N[None], cells, alpha)
-    found = [_judged_cell(pair, judged, place, alpha) for place, pair in enumerate(family)]
+    found = [_make_cell(pair, judged, place, alpha) for place, pair in enumerate(family)]
     (old, new), (seeds_old, seeds_new) = judged.count_broken[0], judged.count_seeds[0]
     if not old + new:
         return found, []
@@ -138,17 +138,17 @@ def judge_family(family: Sequence[Pair], alpha: float = 0.05) -> tuple[list[Cell
     return found, [Finding("", "trainings", VERDICTS[judged.count_verdict[0]], sentence + test)]
 
 
-def loss_warnings(cells: Iterable[Cell]) -> list[str]:
+def lost_training_warnings(cells: Iterable[Cell]) -> list[str]:
     """Return a sentence for each arm of which notably more trainings are lost or collapsed than in the baseline."""
     sentences = {}
     for cell in cells:
         (old, new), (seeds_old, seeds_new) = cell.broken, cell.seeds
         if new and new / seeds_new - old / max(seeds_old, 1) >= NOTABLE_SHARE:
-            sentences[cell.arm] = _broken_trainings(cell, f" of {cell.arm}")
+            sentences[cell.arm] = _describe_broken(cell, f" of {cell.arm}")
     return list(sentences.values())
 
 
-def _judged_cell(pair: Pair, judged: Judged, place: int, alpha: float) -> Cell:
+def _make_cell(pair: Pair, judged: Judged, place: int, alpha: float) -> Cell:
     names = ("pairs", "identical", "means", "se", "worst", "p", "p_adjusted", "broken", "seeds", "collapsed")
     of_cell = {name: getattr(judged, name)[0, place].tolist() for name in names}
     n, identical = of_cell["pairs"], of_cell["identical"]
@@ -172,7 +172,7 @@ def _judged_cell(pair: Pair, judged: Judged, place: int, alpha: float) -> Cell:
         family=int(judged.family[0]),
         **same,
     )
-    more = _broken_trainings(cell) if judged.has_more[0, place] else ""
+    more = _describe_broken(cell) if judged.has_more[0, place] else ""
     return replace(cell, reason=_verdict_reason(cell, pair, more))
 
 
@@ -196,7 +196,7 @@ def _verdict_reason(cell: Cell, pair: Pair, more: str) -> str:
     return f"a drop of {cell.margin:.3g} cannot be ruled out{small}"
 
 
-def _broken_trainings(cell: Cell, of_arm: str = "") -> str:
+def _describe_broken(cell: Cell, of_arm: str = "") -> str:
     kind = "were lost or collapsed" if any(cell.collapsed) else "diverged or have no finite value"
     kind = "collapsed" if cell.collapsed == cell.broken else kind
     (old, new), (seeds_old, seeds_new) = cell.broken, cell.seeds
@@ -212,7 +212,7 @@ def chance_to_pass(n: int, sd: float, margin: float, alpha: float) -> float:
     se = sd * math.sqrt(2 / n)
     if n < MIN_SEEDS:
         return 0.0
-    return power.power(margin, se, n - 1, 2 * alpha) if se > 0 else 1.0
+    return power.t_test_power(margin, se, n - 1, 2 * alpha) if se > 0 else 1.0
 
 
 def seeds_to_pass(sd: float, margin: float, alpha: float, chance: float = 0.8) -> int | None:
@@ -290,7 +290,7 @@ def judge_arrays(values_SC2N: Floats, lost_SC2N: Mask, cells: Cells, alpha: floa
     p = np.maximum(p, _chance_of_a_whole_arm(n, broken_SC2, seeds_SC2, sums, sizes))
     family = n.shape[1] + (sums.sum(axis=1) > 0)
     p_adjusted = np.minimum(1.0, family[:, None] * p)
-    count_p = np.minimum(1.0, family * _p_of_counts(sums, sizes))
+    count_p = np.minimum(1.0, family * _count_p_values(sums, sizes))
 
     share_SC2 = broken_SC2 / np.maximum(seeds_SC2, 1)
     count_share = sums / np.maximum(sizes, 1)
@@ -333,7 +333,7 @@ def _count_broken(present: Mask, broken: Mask, cells: Cells) -> tuple[Ints, Ints
     return bad_ST2[:, cells.trainings], all_ST2[:, cells.trainings], sums, sizes
 
 
-def _p_of_counts(sums: Ints, sizes: Ints) -> Floats:
+def _count_p_values(sums: Ints, sizes: Ints) -> Floats:
     """Return the p of Boschloo's test that the candidate lost more (S); NaN if neither side lost any."""
     p = np.where(sums.sum(axis=1) > 0, 1.0, NAN)
     for study in np.flatnonzero(sums[:, 1] * sizes[:, 0] > sums[:, 0] * sizes[:, 1]):

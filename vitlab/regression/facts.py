@@ -82,7 +82,7 @@ def _compare_plans(old: Facts, new: Facts) -> Iterator[Finding]:
         changes.append(f"{format_count(len(old.seeds), 'seed')} -> {len(new.seeds)}")
     elif old.seeds != new.seeds:
         changes.append("other seeds")
-    yield _finding("", "plan", changes)
+    yield _make_finding("", "plan", changes)
 
 
 def _compare_arm(arm: str, before: Facts, after: Facts) -> Iterator[Finding]:
@@ -101,10 +101,10 @@ def _compare_arm(arm: str, before: Facts, after: Facts) -> Iterator[Finding]:
     else:
         if not changes and old.key != new.key:
             changes.append("the trial that it starts from has changed")
-        yield _finding(arm, "key", changes)
+        yield _make_finding(arm, "key", changes)
     for name in ("params", "macs"):
         was, now = getattr(old, name), getattr(new, name)
-        yield _finding(arm, name, [] if was == now else [f"{was:,} -> {now:,}"])
+        yield _make_finding(arm, name, [] if was == now else [f"{was:,} -> {now:,}"])
     by_precision = {trace.precision: trace for trace in old.traces}
     for trace in new.traces:
         if trace.precision in by_precision:
@@ -122,7 +122,7 @@ def _describe_differences(old: Mapping[str, object], new: Mapping[str, object], 
 
 def _compare_traces(arm: str, old: Trace, new: Trace, before: Facts, after: Facts) -> Finding:
     check = f"trace {new.precision}"
-    difference = _describe_difference(old, new, TOLERANCE[new.precision])
+    difference = _describe_first_difference(old, new, TOLERANCE[new.precision])
     if not difference:
         return Finding(arm, check, "pass")
     was, now = (
@@ -133,12 +133,12 @@ def _compare_traces(arm: str, old: Trace, new: Trace, before: Facts, after: Fact
     if not environment:
         return Finding(arm, check, "regressed", difference)
     # Another torch may draw different random numbers; another processor or engine only rounds differently.
-    if new.precision == "fp64" and before.torch == after.torch and _describe_difference(old, new, NO_ROUNDING):
+    if new.precision == "fp64" and before.torch == after.torch and _describe_first_difference(old, new, NO_ROUNDING):
         return Finding(arm, check, "regressed", f"{difference}, which is more than rounding; {environment}")
     return Finding(arm, check, "inconclusive", f"{difference}, but under other conditions; {environment}")
 
 
-def _describe_difference(old: Trace, new: Trace, tolerance: float) -> str:
+def _describe_first_difference(old: Trace, new: Trace, tolerance: float) -> str:
     """Describe the first loss that differs; empty if none does."""
     if len(old.losses) != len(new.losses):
         return f"{format_count(len(old.losses), 'step')} -> {len(new.losses)}"
@@ -153,7 +153,7 @@ def _describe_difference(old: Trace, new: Trace, tolerance: float) -> str:
     return ""
 
 
-def _finding(arm: str, check: str, changes: Sequence[str]) -> Finding:
+def _make_finding(arm: str, check: str, changes: Sequence[str]) -> Finding:
     return Finding(arm, check, "regressed" if changes else "pass", "; ".join(changes))
 
 

@@ -115,19 +115,19 @@ def version_notes(baseline: Baseline, installed: Mapping[str, str]) -> list[str]
     return [f"the baseline was trained under {recorded}, and this environment has {here}"] if recorded else []
 
 
-def check_settings(study: Study) -> Check:
+def gate_settings(study: Study) -> Check:
     """Return the settings of a study's check."""
     return study.check or Check()
 
 
 def judged_goals(study: Study) -> dict[str, Goal]:
     """Return every judged metric with its goal, the analysis's own first."""
-    return {study.analysis.metric: study.analysis.goal, **check_settings(study).metrics}
+    return {study.analysis.metric: study.analysis.goal, **gate_settings(study).metrics}
 
 
 def pair_cells(study: Study, baseline: Baseline, new: Values) -> tuple[list[Pair], list[str]]:
     """Return every cell, with the reason for those that cannot be judged, and notes."""
-    pairs, notes, values = [], [], _baseline_values(baseline)
+    pairs, notes, values = [], [], _require_values(baseline)
     if values.device != new.device:
         notes.append(f"the baseline was trained on {values.device}, and the candidate on {new.device}")
     for metric, goal in judged_goals(study).items():
@@ -169,7 +169,7 @@ def train_and_judge(study: Study, baseline: Baseline, train: Train) -> tuple[lis
     cells, the findings on the number of lost and collapsed trainings, and notes.
     """
     old, alpha, more, first = (
-        _baseline_values(baseline),
+        _require_values(baseline),
         _look_alpha(study),
         second_look_seeds(study),
         study.seeds.values,
@@ -200,8 +200,8 @@ def train_and_judge(study: Study, baseline: Baseline, train: Train) -> tuple[lis
 
 def second_look_seeds(study: Study) -> tuple[int, ...] | None:
     """Return the seeds of the second look, the first ones included; None if there is no second look."""
-    most = check_settings(study).escalate_to or 0
-    return study.seeds.up_to(most) if most > len(study.seeds.values) else None
+    most = gate_settings(study).escalate_to or 0
+    return study.seeds.extended_to(most) if most > len(study.seeds.values) else None
 
 
 def check_learning(plan: Plan, plugins: Sequence[str | Path] = ()) -> Iterator[Finding]:
@@ -225,13 +225,13 @@ def check_learning(plan: Plan, plugins: Sequence[str | Path] = ()) -> Iterator[F
         yield Finding(planned.arm, "learning", verdict, "; ".join(rises))
 
 
-def check_result(
+def summarize_checks(
     study: Study, findings: Sequence[Finding], cells: Sequence[Cell] = (), notes: Sequence[str] = ()
 ) -> CheckResult:
     """Return the result of a check, whose verdict is the worst of all."""
     verdict = worst_verdict([*(finding.verdict for finding in findings), *(cell.verdict for cell in cells)])
-    fails = verdict == "regressed" or (verdict == "inconclusive" and check_settings(study).on_inconclusive == "fail")
-    broken = tuple(decide.loss_warnings(cells))
+    fails = verdict == "regressed" or (verdict == "inconclusive" and gate_settings(study).on_inconclusive == "fail")
+    broken = tuple(decide.lost_training_warnings(cells))
     return CheckResult(study.study, verdict, fails, tuple(findings), tuple(cells), tuple(notes), broken)
 
 
@@ -239,7 +239,7 @@ def judge_costs(
     study: Study, old: Revision, new: Revision, arms: Sequence[str], request: Mapping[str, object]
 ) -> list[Finding]:
     """Measure arms under two revisions, and judge their limits; costs without a limit pass."""
-    alpha, limits = check_settings(study).alpha, check_settings(study).cost
+    alpha, limits = gate_settings(study).alpha, gate_settings(study).cost
     findings = []
     for cost in measure_costs(old, new, arms, request, alpha):
         limit = getattr(limits, cost.quantity, None)
@@ -258,7 +258,7 @@ def outlook(study: Study, baseline: Baseline) -> list[Outlook]:
 
     Of two looks, the second counts, as the first one can only add to the probability.
     """
-    alpha, values = _look_alpha(study), _baseline_values(baseline)
+    alpha, values = _look_alpha(study), _require_values(baseline)
     cells = []
     for metric, goal in judged_goals(study).items():
         sign, by_arm = 1 if goal == "max" else -1, values.metrics.get(metric, {})
@@ -279,10 +279,10 @@ def outlook(study: Study, baseline: Baseline) -> list[Outlook]:
 
 def _look_alpha(study: Study) -> float:
     """Return the alpha of one look: half of the study's if there may be two looks."""
-    return check_settings(study).alpha / (1 if second_look_seeds(study) is None else 2)
+    return gate_settings(study).alpha / (1 if second_look_seeds(study) is None else 2)
 
 
-def _baseline_values(baseline: Baseline) -> Values:
+def _require_values(baseline: Baseline) -> Values:
     if baseline.values is None:
         raise UserError(f"the baseline has no results of trials; add them with {ACCEPT}, without --tier")
     return baseline.values
@@ -292,6 +292,6 @@ def _margins(study: Study, values: Values, metric: str) -> tuple[float, float]:
     """Return the margin and ``min_abs`` of a metric; their defaults follow from the spread of the baseline."""
     sign = 1 if judged_goals(study)[metric] == "max" else -1
     sd = float(decide.robust_sd(values_to_array(values.metrics.get(metric, {})), sign)[0])
-    check, steps = check_settings(study), 2 * values.quanta.get(metric, 0.0)
+    check, steps = gate_settings(study), 2 * values.quanta.get(metric, 0.0)
     min_abs = check.min_abs.get(metric, max(sd, steps))
     return check.margin.get(metric, max(check.margin_sd * sd, steps, min_abs)), min_abs

@@ -146,7 +146,7 @@ def _count_awaited(trials: Sequence[_Trial], arm: str, plan: Plan) -> int:
     """Return how many trials of one side of an arm's comparison have not ended, its latest look included."""
     open_seeds = {trial.seed for trial in trials if trial.status in ("running", "missing")}
     if plan.looks is not None:
-        due = set(plan.looks.seeds[plan.looks.number(arm)])
+        due = set(plan.looks.seeds[plan.looks.latest_look(arm)])
         # Seeds of a look that has just become due may not be planned yet.
         open_seeds = open_seeds & due | due - {trial.seed for trial in trials}
     return len(open_seeds)
@@ -267,7 +267,7 @@ def inconclusive_arms(plan: Plan, store: Store, before: Sequence[str] = ()) -> t
         return ()
     rows = summary(StudyResults.read(plan, store))
     failed = {row["arm"] for row in rows if row["failed"]}
-    rows = [row for row in rows if plan.looks.number(row["arm"]) == len(plan.looks.open)]
+    rows = [row for row in rows if plan.looks.latest_look(row["arm"]) == len(plan.looks.open)]
     pending = {row["arm"] for row in rows if row["awaited"]}
     open_arms = set(before)
     if not pending - added_comparisons(plan):

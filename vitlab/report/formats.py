@@ -210,7 +210,7 @@ def render_latex(report: Report, tables: Mapping[str, Table]) -> str:
             r"  \centering",
             f"  \\caption{{{escape_latex(table.caption)}}}",
             f"  \\label{{tab:{study}-{label}}}",
-            f"  \\begin{{tabular}}{{@{{}}{''.join(map(_escape_column, table.columns))}@{{}}}}",
+            f"  \\begin{{tabular}}{{@{{}}{''.join(map(_latex_alignment, table.columns))}@{{}}}}",
             r"    \toprule",
             "    " + " & ".join(escape_latex(column.title) for column in table.columns) + r" \\",
             r"    \midrule",
@@ -222,7 +222,7 @@ def render_latex(report: Report, tables: Mapping[str, Table]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _escape_column(column: Column) -> str:
+def _latex_alignment(column: Column) -> str:
     if column.right:
         return "r"
     return rf"p{{{TEX_WRAP}\linewidth}}" if max(map(len, column.cells), default=0) > TEX_LINE else "l"

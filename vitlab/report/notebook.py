@@ -11,8 +11,8 @@ import pandas as pd
 from vitlab.errors import format_count
 from vitlab.planning.values import Plan
 from vitlab.report import comparison, frame
-from vitlab.report.report import Content, Report
 from vitlab.report.formats import to_text
+from vitlab.report.report import Content, Report
 from vitlab.report.sections.arms import arm_columns, paper_table
 from vitlab.store.folders import Store
 

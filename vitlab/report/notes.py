@@ -18,7 +18,7 @@ from vitlab.planning.tune import knobs_at_edge
 from vitlab.planning.values import Plan
 from vitlab.report import phrasing
 from vitlab.report.frame import StoredTrial, StudyResults, is_metric, metric_column
-from vitlab.report.phrasing import Row, Scale, compared_rows, percent, seed_list
+from vitlab.report.phrasing import Row, Scale, compared_rows, format_seeds, percent
 from vitlab.statistics.replicates import boschloo_p, gap_score, largest_hidden_rate, sd_interval
 from vitlab.store.result import Ending
 
@@ -43,10 +43,10 @@ def notes(results: StudyResults, prerequisite_trials: Sequence[StoredTrial], row
     trials = [*prerequisite_trials, *results.trials]
     failures = {tuning.failure for tuning in plan.tuning}
     return [
-        *_open_trials(trials),
+        *_note_open_trials(trials),
         *plan.notes,
         *_truncate_list([f"{arm.name}: {arm.note}." for arm in plan.arms if arm.note]),
-        *_tuning(plan, rows),
+        *_note_tuning(plan, rows),
         *(
             f"{arm.name} {'failed' if arm.skip in failures else 'was skipped'}: {arm.skip.rstrip('.')}."
             for arm in plan.arms
@@ -55,30 +55,30 @@ def notes(results: StudyResults, prerequisite_trials: Sequence[StoredTrial], row
         *_truncate_list(
             [_describe_failure(item) for item in trials if item.status in (Ending.DIVERGED, Ending.FAILED)]
         ),
-        *_repeated_trials(results.frame),
-        *_prerequisites(plan),
-        *_early_stops(results.trials),
-        *_initial_weights(trials),
-        *_mixed_numerics(plan, trials),
-        *_best_evaluation(plan),
-        *_exploratory(plan),
-        *_looks(plan, rows),
-        *_controls(plan, rows),
+        *_note_repeated_trials(results.frame),
+        *_note_prerequisites(plan),
+        *_note_early_stops(results.trials),
+        *_note_initial_weights(trials),
+        *_note_mixed_numerics(plan, trials),
+        *_note_best_evaluation(plan),
+        *_note_exploratory(plan),
+        *_note_looks(plan, rows),
+        *_note_controls(plan, rows),
         *table_notes(results, rows),
-        *_seeds(results),
-        *_split_noise(plan, rows),
-        *_learning_rate(plan),
+        *_note_seeds(results),
+        *_note_split_noise(plan, rows),
+        *_note_learning_rate(plan),
     ]
 
 
 def table_notes(results: StudyResults, rows: Sequence[Row]) -> list[str]:
     """Return the notes that follow from a table of values alone, see :mod:`vitlab.judging`."""
     return [
-        *_missing_metric(results.plan, results.frame),
+        *_note_missing_metric(results.plan, results.frame),
         *note_unpaired_seeds(results, rows),
-        *_shared_variance(results.plan, rows),
-        *_grouped_seeds(results, rows),
-        *_collapsed_seeds(rows),
+        *_note_shared_variance(results.plan, rows),
+        *_note_grouped_seeds(results, rows),
+        *_note_collapsed_seeds(rows),
     ]
 
 
@@ -97,20 +97,20 @@ def note_unpaired_seeds(results: StudyResults, rows: Sequence[Row]) -> list[str]
             lines.append(
                 f"Warning: the difference of {row['arm']} and {row['baseline']} is over the "
                 f"{format_count(row['pairs'], 'seed')} that both have, their means are over all: "
-                f"{subject.format(seed_list(unpaired))} a value in one of the two alone."
+                f"{subject.format(format_seeds(unpaired))} a value in one of the two alone."
                 + " Seeds that diverged or failed are left out, so the means may be too good."
                 * bool(row["broken"])
             )
     return _truncate_list(lines)
 
 
-def _open_trials(trials: Sequence[StoredTrial]) -> Iterator[str]:
+def _note_open_trials(trials: Sequence[StoredTrial]) -> Iterator[str]:
     counts = Counter(item.status for item in trials)
     if counts["running"] + counts["missing"]:
-        yield f"Preliminary: of {format_count(len(trials), 'trial')}, {phrasing.count_statuses(counts)}."
+        yield f"Preliminary: of {format_count(len(trials), 'trial')}, {phrasing.format_status_counts(counts)}."
 
 
-def _early_stops(trials: Sequence[StoredTrial]) -> Iterator[str]:
+def _note_early_stops(trials: Sequence[StoredTrial]) -> Iterator[str]:
     steps: defaultdict[str, list[int]] = defaultdict(list)
     for item in trials:
         if item.planned.trial.spec.train.stop_early is not None and item.result is not None:
@@ -127,7 +127,7 @@ def _describe_failure(item: StoredTrial) -> str:
     return f"{item.planned.arm}, seed {item.planned.seed}, {item.status}{kind}: {reason}{consequence}."
 
 
-def _missing_metric(plan: Plan, frame: pd.DataFrame) -> list[str]:
+def _note_missing_metric(plan: Plan, frame: pd.DataFrame) -> list[str]:
     column = metric_column(plan.analysis)
     done = frame[frame["status"] == Ending.DONE]
     without_value = done[~np.isfinite(done[column])]
@@ -142,15 +142,15 @@ def _missing_metric(plan: Plan, frame: pd.DataFrame) -> list[str]:
     )
 
 
-def _repeated_trials(frame: pd.DataFrame) -> Iterator[str]:
+def _note_repeated_trials(frame: pd.DataFrame) -> Iterator[str]:
     for arm, rows in frame[frame.duplicated(["arm", "trial"])].groupby("arm", sort=False):
         yield (
-            f"{arm}: seeds {seed_list(rows['seed'])} are the same trial as an earlier seed, because nothing that the "
-            "seeds vary is used; one training is counted once."
+            f"{arm}: seeds {format_seeds(rows['seed'])} are the same trial as an earlier seed, because nothing that "
+            "the seeds vary is used; one training is counted once."
         )
 
 
-def _prerequisites(plan: Plan) -> list[str]:
+def _note_prerequisites(plan: Plan) -> list[str]:
     names: dict[tuple[str, str], list[str]] = defaultdict(list)
     for planned in plan.trials:
         for role, name in planned.trial.needs.items():
@@ -165,7 +165,7 @@ def _prerequisites(plan: Plan) -> list[str]:
     )
 
 
-def _initial_weights(trials: Sequence[StoredTrial]) -> list[str]:
+def _note_initial_weights(trials: Sequence[StoredTrial]) -> list[str]:
     arms: dict[str, dict[str, None]] = defaultdict(dict)
     for item in trials:
         if item.result is not None and item.result.circumstances.weights:
@@ -173,7 +173,7 @@ def _initial_weights(trials: Sequence[StoredTrial]) -> list[str]:
     return [f"Weights to start from ({', '.join(names)}): {notes}." for notes, names in arms.items()]
 
 
-def _mixed_numerics(plan: Plan, trials: Sequence[StoredTrial]) -> list[str]:
+def _note_mixed_numerics(plan: Plan, trials: Sequence[StoredTrial]) -> list[str]:
     numerics: dict[str | None, list[Mapping[str, object]]] = defaultdict(list)
     for item in trials:
         if item.result is not None:
@@ -192,7 +192,7 @@ def _mixed_numerics(plan: Plan, trials: Sequence[StoredTrial]) -> list[str]:
     ]
 
 
-def _best_evaluation(plan: Plan) -> Iterator[str]:
+def _note_best_evaluation(plan: Plan) -> Iterator[str]:
     if plan.analysis.at != "last":
         yield (
             f"{metric_column(plan.analysis)} is the best of several evaluations of one training: it is optimistic, the "
@@ -201,7 +201,7 @@ def _best_evaluation(plan: Plan) -> Iterator[str]:
         )
 
 
-def _exploratory(plan: Plan) -> Iterator[str]:
+def _note_exploratory(plan: Plan) -> Iterator[str]:
     for edit in analysis_changes(plan):
         yield f"Exploratory: since the study was first run, {edit}; every verdict was reached after results were known."
     for what, arms in (
@@ -218,7 +218,7 @@ def _exploratory(plan: Plan) -> Iterator[str]:
         )
 
 
-def _tuning(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
+def _note_tuning(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     if not plan.tuning:
         return
     select = plan.tuning[0].select
@@ -229,7 +229,7 @@ def _tuning(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     knobs = ", ".join(dict.fromkeys(knob for rival in rivals for knob in rival.values))
     scope = "at the base, for all arms" if plan.tuning[0].arm is None else "for each arm by itself"
     trainings = format_count(sum(len(rival.trials) for rival in rivals), "full-length training")
-    seconds = phrasing.duration(sum(rival.wall_s for rival in rivals))
+    seconds = phrasing.format_duration(sum(rival.wall_s for rival in rivals))
     yield f"Tuned {scope}, by {select}: {knobs}, in {trainings} ({seconds}) with separate seeds, which are in no mean."
     if plan.tuning[0].arm is None:
         yield "What suits the base may not suit every arm as well: tune per arm to know."
@@ -254,7 +254,7 @@ def _tuning(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def _looks(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
+def _note_looks(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     """Return a note on how the looks share alpha, and which comparisons they left open; none without looks."""
     looks = plan.looks
     if looks is None:
@@ -269,7 +269,7 @@ def _looks(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     added, undecided = defaultdict(list), defaultdict(list)
     failed = {row["arm"] for row in rows if row["failed"]}
     for arm, row in compared.items():
-        look = looks.number(arm)
+        look = looks.latest_look(arm)
         if look:
             added[look].append(arm)
         if row["verdict"] == Verdict.CANNOT_TELL and look < len(sizes) - 1 and not row["awaited"]:
@@ -294,7 +294,7 @@ def _looks(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     yield " ".join(sentences)
 
 
-def _controls(plan: Plan, rows: Sequence[Row]) -> list[str]:
+def _note_controls(plan: Plan, rows: Sequence[Row]) -> list[str]:
     """Return what each control did, which equals its baseline but for the seeds."""
     scale, lines = Scale.of(plan.analysis.metric, plan.units), []
     _, decimals = phrasing.mean_and_difference_decimals(rows, scale)
@@ -307,7 +307,7 @@ def _controls(plan: Plan, rows: Sequence[Row]) -> list[str]:
     return _truncate_list(lines)
 
 
-def _shared_variance(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
+def _note_shared_variance(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     shared = max((row["shared"] or 1 for row in rows), default=1)
     if shared < 2:
         return
@@ -321,7 +321,7 @@ def _shared_variance(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     )
 
 
-def _grouped_seeds(results: StudyResults, rows: Sequence[Row]) -> Iterator[str]:
+def _note_grouped_seeds(results: StudyResults, rows: Sequence[Row]) -> Iterator[str]:
     """Return a note if the seeds of the arms lie in groups, or far to one side, more than normal values do."""
     sound = [results.values[row["arm"]] for row in rows if row["n"] and not row["collapsed"]]
     seeds = sorted(set.intersection(*map(set, sound))) if sound else []
@@ -336,7 +336,7 @@ def _grouped_seeds(results: StudyResults, rows: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def _collapsed_seeds(rows: Sequence[Row]) -> Iterator[str]:
+def _note_collapsed_seeds(rows: Sequence[Row]) -> Iterator[str]:
     by_arm = {row["arm"]: row for row in rows}
     for row in (row for row in rows if row["collapsed"]):
         seeds = f"{row['collapsed']} of {format_count(row['n'], 'seed')}"
@@ -358,7 +358,7 @@ def _collapsed_seeds(rows: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def _seeds(results: StudyResults) -> Iterator[str]:
+def _note_seeds(results: StudyResults) -> Iterator[str]:
     """Return a note on the random streams that seeds vary, and on what intervals cover thereby."""
     plan, streams = results.plan, defaultdict(set)
     seeds = sorted({planned.seed for planned in plan.trials})
@@ -373,7 +373,7 @@ def _seeds(results: StudyResults) -> Iterator[str]:
     varying = [stream for stream, values in streams.items() if len(values) > 1]
     first = seeds if plan.looks is None else plan.looks.seeds[0]
     more = f", and up to {len(seeds)} of inconclusive arms," if len(seeds) > len(first) else ""
-    line = f"{format_count(len(first), 'seed')} ({seed_list(first)}){more} vary {', '.join(varying) or 'nothing'}."
+    line = f"{format_count(len(first), 'seed')} ({format_seeds(first)}){more} vary {', '.join(varying) or 'nothing'}."
     if "split" in varying:
         line += _varied_splits(set(results.overlap.values()))
     elif "split" in streams:
@@ -406,7 +406,7 @@ def _varied_splits(ratios: set[float]) -> str:
     )
 
 
-def _split_noise(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
+def _note_split_noise(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     # Pooled, because the spread of a single arm with few seeds is hardly known.
     usable = [row for row in rows if row["split_sd"] is not None and row["n"] > 1]
     df = sum(row["n"] - 1 for row in usable)
@@ -428,7 +428,7 @@ def _split_noise(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     yield sentence
 
 
-def _learning_rate(plan: Plan) -> Iterator[str]:
+def _note_learning_rate(plan: Plan) -> Iterator[str]:
     specs = [planned.trial.spec for planned in plan.trials]
     rates = {spec.train.optimizer.options.get("lr") for spec in specs}
     tuned = any(paths_overlap(RATE, knob) for item in plan.tuning for rival in item.rivals for knob in rival.values)

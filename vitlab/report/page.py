@@ -12,7 +12,7 @@ from vitlab.comparison import Verdict
 from vitlab.explain import SERIES
 from vitlab.report import phrasing
 from vitlab.report.drawing import svg_to_element
-from vitlab.report.phrasing import DASH, Column, Columns, Row, Scale, duration
+from vitlab.report.phrasing import DASH, Column, Columns, Row, Scale, format_duration
 from vitlab.report.sections import Section, all_sections
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def trial_columns(rows: Sequence[Row], units: Mapping[str, str]) -> list[Column]
         decimals = scale.decimals_of([row[metric] for row in rows], 2, 4)
         table.append(Column(scale.title, tuple(scale.number(row[metric], decimals) for row in rows)))
     table += [
-        column("time", lambda row: DASH if row["wall_s"] is None else duration(row["wall_s"])),
+        column("time", lambda row: DASH if row["wall_s"] is None else format_duration(row["wall_s"])),
         column("trial", lambda row: row["trial"][:12], right=False),
     ]
     return [one for one in table if one.title != "failure" or any(one.cells)]

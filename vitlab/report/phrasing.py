@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from vitlab.comparison import Verdict
 from vitlab.errors import format_count
-from vitlab.planning.values import own_metric
+from vitlab.planning.values import declared_metric
 from vitlab.report.frame import STATUSES
 from vitlab.spec import Analysis
 
@@ -64,7 +64,7 @@ class Scale:
     @classmethod
     def of(cls, metric: str, units: Mapping[str, str]) -> Scale:
         """Return the scale of a metric such as ``val/accuracy`` or a column, given the units of a plan."""
-        own = own_metric(metric.rpartition("/")[2], units)
+        own = declared_metric(metric.rpartition("/")[2], units)
         unit = "number" if own is None else units[own]
         if unit == "share":
             return cls(metric, 100.0, "%", "points")
@@ -158,7 +158,7 @@ def mean_and_difference_decimals(rows: Sequence[Row], scale: Scale) -> tuple[int
     )
 
 
-def p_value(p: float | None, alpha: float) -> str:
+def format_p_value(p: float | None, alpha: float) -> str:
     """Format a p value as ``< 0.001``, ``0.034`` or ``0.61``; more digits if rounding would cross alpha."""
     if p is None:
         return DASH
@@ -182,7 +182,7 @@ def interval_name(row: Row, analysis: Analysis, alpha: float | None = None) -> s
     return f"{'simultaneous ' * several}{percent(1 - (alpha or analysis.alpha))} interval"
 
 
-def compact_number(n: float | None) -> str:
+def format_compact(n: float | None) -> str:
     """Format a number as ``950`` or ``1.23 M``: three figures and a prefix."""
     if n is None:
         return DASH
@@ -192,7 +192,7 @@ def compact_number(n: float | None) -> str:
     return f"{n:g}"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format seconds as ``42 s``, ``3 min 05 s`` or ``2 h 07 min``."""
     whole = round(seconds)
     hours, minutes = divmod(whole // 60, 60)
@@ -201,7 +201,7 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {whole % 60:02} s" if minutes else f"{seconds:.3g} s"
 
 
-def seed_list(seeds: Iterable[int], prefix: str = "") -> str:
+def format_seeds(seeds: Iterable[int], prefix: str = "") -> str:
     """Format seeds as ``0 to 4`` or ``0, 3, 7``, each after a prefix."""
     ordered = sorted(seeds)
     names = [f"{prefix}{seed}" for seed in ordered]
@@ -226,7 +226,7 @@ def _comparison_sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale,
         return f"{baseline}, with which {arm} is compared, has no trial that can be judged."
     if verdict == Verdict.SAME:
         return f"{arm} and {baseline} reached the same {scale.metric} at each of {format_count(row['pairs'], 'seed')}."
-    sentence = f"{arm} is {name_distance(row['difference'], scale, decimals)} {baseline}"
+    sentence = f"{arm} is {format_distance(row['difference'], scale, decimals)} {baseline}"
     if analysis.goal == "min" and verdict in (Verdict.BETTER, Verdict.WORSE):
         sentence += f", which is {verdict}"
     if row["refused"]:
@@ -235,7 +235,7 @@ def _comparison_sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale,
         sentence += f", over the {format_count(row['pairs'], 'seed')} that both have"
     if row["test"] == "none":
         return f"{sentence}, and {_too_few_clause(row)} to judge that by."
-    p = f"p {equation_of_p(row['p_corrected'], analysis.alpha)}{_describe_correction(row, analysis)}"
+    p = f"p {format_p_equation(row['p_corrected'], analysis.alpha)}{_describe_correction(row, analysis)}"
     if row["test"] == "sign flip":
         sentence += _exact_clause(row, scale, decimals, p)
     elif row["difference_low"] is not None:
@@ -269,7 +269,7 @@ def _exact_clause(row: Row, scale: Scale, decimals: int, p: str) -> str:
         return f" at each of {format_count(row['pairs'], 'seed')} alike, which gives no interval (sign-flip {p})"
     clause = f" (sign-flip {p}; {format_count(row['collapsed_pairs'], 'seed')} collapsed, so t is not used"
     if row["sound_difference"] is not None:
-        clause += f"; without them {name_distance(row['sound_difference'], scale, decimals)}"
+        clause += f"; without them {format_distance(row['sound_difference'], scale, decimals)}"
     return f"{clause})"
 
 
@@ -281,11 +281,11 @@ def _chance_clause(row: Row, analysis: Analysis, scale: Scale, decimals: int) ->
         return f"; {seeds} cannot be accounted for, because what chance reaches in {scale.metric} is not known"
     level = f"{scale.number(row['chance'], scale.decimals_of([row['chance']], 1, 3))} {scale.unit}".rstrip()
     clause = (
-        f"; with chance ({level}) in the place of {seeds}, {name_distance(row['chance_difference'], scale, decimals)}"
+        f"; with chance ({level}) in the place of {seeds}, {format_distance(row['chance_difference'], scale, decimals)}"
     )
     if row["chance_p"] is None:
         return f"{clause}, which cannot be judged"
-    p = f"p {equation_of_p(row['chance_p'], analysis.alpha)}"
+    p = f"p {format_p_equation(row['chance_p'], analysis.alpha)}"
     if row["chance_low"] is None:
         return f"{clause} ({p})"
     return f"{clause} ({interval_name(row, analysis)} {_format_ends(row, 'chance_', scale, decimals)}, {p})"
@@ -312,7 +312,7 @@ def describe_arm(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> s
     return f"{sentence} ({interval}, {format_count(row['n'], 'seed')})."
 
 
-def count_statuses(row: Row) -> str:
+def format_status_counts(row: Row) -> str:
     """Format the numbers of trials per status: ``3 failed, 2 missing``."""
     return ", ".join(f"{row[status]} {status}" for status in STATUSES if row[status]) or "none planned"
 
@@ -329,7 +329,7 @@ def answers(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -
     ]
 
 
-def count_verdicts(rows: Sequence[Row], among: str = "Of") -> str:
+def format_verdict_counts(rows: Sequence[Row], among: str = "Of") -> str:
     """Return the number of comparisons per verdict, after the words ``among``; empty if there are few."""
     counts = Counter(row["verdict"] for row in compared_rows(rows))
     if counts.total() <= OVERVIEW_FROM:
@@ -340,10 +340,10 @@ def count_verdicts(rows: Sequence[Row], among: str = "Of") -> str:
 
 def _no_values(row: Row) -> str:
     yet = " yet" if row["running"] or row["missing"] else ""
-    return f"no trial of {row['arm']} can be judged{yet} ({count_statuses(row)})."
+    return f"no trial of {row['arm']} can be judged{yet} ({format_status_counts(row)})."
 
 
-def name_distance(difference: float, scale: Scale, decimals: int) -> str:
+def format_distance(difference: float, scale: Scale, decimals: int) -> str:
     """Format a difference as ``3.1 points below``, before the name of what it is from."""
     if difference == 0:
         return "level with"
@@ -362,9 +362,9 @@ def _too_few_clause(row: Row) -> str:
     return "there are too few values, or none that differ,"
 
 
-def equation_of_p(p: float | None, alpha: float) -> str:
+def format_p_equation(p: float | None, alpha: float) -> str:
     """Format a p value after its name: ``= 0.034`` or ``< 0.001``."""
-    text = p_value(p, alpha)
+    text = format_p_value(p, alpha)
     return text if text.startswith("<") else f"= {text}"
 
 

@@ -11,7 +11,7 @@ from vitlab.errors import format_count
 from vitlab.planning import study_folder
 from vitlab.planning.values import Plan
 from vitlab.report.frame import StoredTrial
-from vitlab.report.phrasing import duration
+from vitlab.report.phrasing import format_duration
 from vitlab.store.folders import Store
 from vitlab.store.result import Ending
 
@@ -43,9 +43,8 @@ class Provenance:
             "failed": self.failed,
         }
         parts = [f"{number} {text}" for text, number in counts.items() if number]
-        training = (
-            f"{format_count(sum(counts.values()), 'trial')}, whose training times add up to {duration(self.wall_s)}"
-        )
+        trainings = format_count(sum(counts.values()), "trial")
+        training = f"{trainings}, whose training times add up to {format_duration(self.wall_s)}"
         training += f": {', '.join(parts)}" if len(parts) > 1 else ""
         commit = f" The folder of the study was at git commit {self.commit}." if self.commit else ""
         lines = [

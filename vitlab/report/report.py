@@ -74,7 +74,7 @@ class Report:
             plan.question,
             plan.analysis,
             plan.units,
-            phrasing.count_verdicts(counted, "In single blocks, of" if rows["blocks"] else "Of"),
+            phrasing.format_verdict_counts(counted, "In single blocks, of" if rows["blocks"] else "Of"),
             block_answers(rows["blocks"], plan.analysis, plan.units)
             or phrasing.answers(arms, plan.analysis, plan.units),
             arms,

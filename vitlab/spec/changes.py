@@ -10,7 +10,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from vitlab.errors import Path, Problem, SpecError, closest
-from vitlab.spec.mistakes import collect_mistakes, how_to_write, models_in
+from vitlab.spec.mistakes import collect_mistakes, foreign_option_hint, models_in
 from vitlab.spec.study import Study
 from vitlab.spec.tree import NewTree, Tree, Values, deep_copy
 from vitlab.spec.trial import LENGTHS, TrialSpec
@@ -24,14 +24,14 @@ BASE: Tree = {"data": "digits", "model": "vit", "train": {"steps": 1}}
 
 
 def read_study(file: FilePath | str, changes: Values | None = None) -> tuple[Study | None, Document, list[Problem]]:
-    """Read a study file, see :func:`study_document`.
+    """Read a study file, see :func:`read_changed_document`.
 
     Returns:
         The study, the document and the problems so far, to which the caller adds its own before raising all together.
         If there are problems, study and document contain the sound values, and defaults or stand-ins for the rest; the
         study is None if too few values are sound.
     """
-    document = study_document(file, changes or {})
+    document = read_changed_document(file, changes or {})
     collected = collect_mistakes(Study, document.data, STAND_INS)
     problems = [document.problem(mistake.path, mistake.message) for mistake in collected.mistakes]
     study = collected.value
@@ -43,7 +43,7 @@ def read_study(file: FilePath | str, changes: Values | None = None) -> tuple[Stu
     return study, document.with_sound(collected.tree, collected.written) if problems else document, problems
 
 
-def study_document(file: FilePath | str, changes: Values = {}) -> Document:
+def read_changed_document(file: FilePath | str, changes: Values = {}) -> Document:
     """Read the document of a study file with ``changes`` (``--set path=value``) applied.
 
     Raises:
@@ -98,7 +98,7 @@ def unknown_path_problem(path: str, value: Any, document: Document) -> Problem:
     names = _paths_by_name(document)
     close = closest(first, [*Study.model_fields, *TrialSpec.model_fields]) or closest(first, names)
     meant = f" Did you mean '{names[close]}'?" if close is not None else ""
-    hint = meant if first in names else how_to_write(first) or meant
+    hint = meant if first in names else foreign_option_hint(first) or meant
     keys = ", ".join([*Study.model_fields, *TrialSpec.model_fields])
     return Problem(format_change(path, value), 0, 0, f"unknown key '{first}'.{hint} A path begins with one of: {keys}.")
 

@@ -168,7 +168,7 @@ PARTS = "parts"
 """The option of :data:`TOGETHER` that holds the list."""
 
 
-def label(plain: Any) -> Any:
+def component_label(plain: Any) -> Any:
     """Return the name of a component in plain values, several joined by ``+``; other values are returned as they are.
 
     Example: ``learned+rope2d``.
@@ -176,5 +176,5 @@ def label(plain: Any) -> Any:
     if not isinstance(plain, Mapping) or "type" not in plain:
         return plain
     if plain["type"] == TOGETHER and isinstance(plain.get(PARTS), list | tuple):
-        return "+".join(str(label(part)) for part in plain[PARTS])
+        return "+".join(str(component_label(part)) for part in plain[PARTS])
     return plain["type"]

@@ -173,7 +173,7 @@ def _check_size(here: Path, arms: int) -> None:
         raise DesignFault(here, f"a {here[-1]} of {arms:,} arms; a design has at most {MOST:,}")
 
 
-def _alone(levels: Levels, here: Path) -> list[Changes]:
+def _expand_levels(levels: Levels, here: Path) -> list[Changes]:
     return [
         Changes({path: value}, {path: (*here, path, index)})
         for path, values in levels.items()
@@ -181,11 +181,11 @@ def _alone(levels: Levels, here: Path) -> list[Changes]:
     ]
 
 
-def _one_at_a_time(levels: Levels, here: Path) -> list[Changes]:
-    return [Changes(), *_alone(levels, here)]
+def _expand_one_at_a_time(levels: Levels, here: Path) -> list[Changes]:
+    return [Changes(), *_expand_levels(levels, here)]
 
 
-def _leave_one_out(design: LeaveOneOut, place: Path) -> list[Changes]:
+def _expand_leave_one_out(design: LeaveOneOut, place: Path) -> list[Changes]:
     of, direction, here = design.of, design.direction, (*place, "of")
     parts = {key: value if _is_part(key, value) else {key: value} for key, value in of.items()}
     short = short_names([key for key, changes in parts.items() if key in changes])
@@ -214,7 +214,7 @@ def _is_part(key: str, value: Any) -> bool:
     return isinstance(value, Mapping) and "." not in key and key not in TrialSpec.model_fields
 
 
-def _rows(design: Zip, here: Path) -> list[Changes]:
+def _expand_zip(design: Zip, here: Path) -> list[Changes]:
     levels, labels = design.levels, design.labels
     return [
         Changes(
@@ -226,14 +226,14 @@ def _rows(design: Zip, here: Path) -> list[Changes]:
     ]
 
 
-def _arms(arms: Mapping[str, Tree | None], here: Path) -> list[Changes]:
+def _expand_arms(arms: Mapping[str, Tree | None], here: Path) -> list[Changes]:
     return [
         Changes(values or {}, {path: (*here, name, path) for path in values or {}}, name)
         for name, values in arms.items()
     ]
 
 
-def _union(nodes: Sequence[Node], here: Path) -> list[Changes]:
+def _expand_union(nodes: Sequence[Node], here: Path) -> list[Changes]:
     arms: list[Changes] = []
     for index, node in enumerate(nodes):
         arms += expand_design(node, (*here, index))
@@ -241,7 +241,7 @@ def _union(nodes: Sequence[Node], here: Path) -> list[Changes]:
     return arms
 
 
-def _sample(sample: Sample, here: Path) -> list[Changes]:
+def _expand_sample(sample: Sample, here: Path) -> list[Changes]:
     population = expand_design(sample.over, (*here, "over"))
     if sample.n > len(population):
         sentence = f"a sample of {sample.n} is larger than its population of {len(population)}"
@@ -250,9 +250,9 @@ def _sample(sample: Sample, here: Path) -> list[Changes]:
     return [population[index] for index in sorted(indices)]
 
 
-def _product(grid: Levels | Sequence[Node], here: Path) -> list[Changes]:
+def _expand_grid(grid: Levels | Sequence[Node], here: Path) -> list[Changes]:
     if isinstance(grid, Mapping):
-        axes = [_alone({path: values}, here) for path, values in grid.items()]
+        axes = [_expand_levels({path: values}, here) for path, values in grid.items()]
     else:
         axes = [expand_design(part, (*here, index)) for index, part in enumerate(grid)]
     for first, second in itertools.combinations(axes, 2):
@@ -269,13 +269,13 @@ def _product(grid: Levels | Sequence[Node], here: Path) -> list[Changes]:
 
 
 KINDS: Mapping[str, Callable[[Any, Path], list[Changes]]] = {
-    "one_at_a_time": _one_at_a_time,
-    "leave_one_out": _leave_one_out,
-    "grid": _product,
-    "zip": _rows,
-    "arms": _arms,
-    "union": _union,
-    "sample": _sample,
+    "one_at_a_time": _expand_one_at_a_time,
+    "leave_one_out": _expand_leave_one_out,
+    "grid": _expand_grid,
+    "zip": _expand_zip,
+    "arms": _expand_arms,
+    "union": _expand_union,
+    "sample": _expand_sample,
 }
 """Key of a node to the function that returns its arms from its value and place, duplicates included.
 

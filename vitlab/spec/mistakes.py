@@ -212,7 +212,7 @@ def _relevant_errors(error: ValidationError) -> list[ErrorDetails]:
 def _unknown_key_mistake(path: Path, model: type[BaseModel], who: str) -> Mistake:
     """Return the mistake of an unknown key: one of another trainer, or a misspelt one."""
     key, allowed = str(path[-1]), _allowed_keys(path, model)
-    close, how = closest(key, allowed), how_to_write(key)
+    close, how = closest(key, allowed), foreign_option_hint(key)
     if how and not (close and who):  # a component's own options are nearer than what other trainers call so
         close = None
     hint = how if close is None else f" Did you mean '{close}'?"
@@ -376,13 +376,13 @@ _TIMM = re.compile(rf"(?:\w+/)?(?:vit|deit3?)[_-]({'|'.join(_SIZE)})[_-](?:\w+[_
 _TORCHVISION = re.compile(r"vit_([blh])_(\d+)")
 
 
-def how_to_write(name: str) -> str:
+def foreign_option_hint(name: str) -> str:
     """Return in a sentence how a study file writes an option of another trainer; empty for any other name."""
     how = HOW.get(name.lower().replace("-", "_"), "")
     return f" {how[0].upper()}{how[1:]}." if how else ""
 
 
-def how_to_name(model: str) -> str:
+def foreign_model_hint(model: str) -> str:
     """Return in a sentence how a study file names a ViT of timm, transformers or torchvision; empty for any other name.
 
     Examples: ``deit_small_patch16_224``, ``google/vit-base-patch16-224``, ``vit_b_16``.

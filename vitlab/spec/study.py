@@ -140,7 +140,7 @@ class Match(Frozen):
     """Largest relative difference from the baseline."""
     otherwise: Literal["error", "skip"] = Field("error", alias="else")
     """Action for arms that cannot be matched."""
-    spare: tuple[str, ...] = Field((), alias="except")
+    exempt: tuple[str, ...] = Field((), alias="except")
     """Arms that are not matched, such as a reference."""
 
 

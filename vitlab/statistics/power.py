@@ -105,7 +105,7 @@ def _exceedance(u_I: Floats, bounds_J: Floats, v: float, before: int, added: int
     return np.asarray(below[0] - below[1])
 
 
-def power(effect: float, se: float, df: float, alpha: float = 0.05) -> float:
+def t_test_power(effect: float, se: float, df: float, alpha: float = 0.05) -> float:
     """Return the power of a two-sided t-test with this standard error to detect a true difference of ``effect``.
 
     The noncentral t distribution is integrated over the numerator, because scipy 1.17's ``nct`` returns NaN at places.

@@ -25,7 +25,7 @@ from vitlab.geometry import Geometry
 from vitlab.models.contract import Model, NewState, State, head_names
 from vitlab.models.vit import TOKENS
 from vitlab.registry import BUILT_IN, ResolvedChoice
-from vitlab.spec.choice import label
+from vitlab.spec.choice import component_label
 from vitlab.spec.trial import InitFrom
 from vitlab.weights.architecture import Encoding, format_sides
 
@@ -302,7 +302,7 @@ def iter_options(choice: ResolvedChoice, path: str = "") -> Iterator[tuple[str, 
     Options in :data:`TRAINED_BY` are left out; implementations of softmax attention have one type.
     """
     if issubclass(choice.component, Together):
-        yield path, label(choice.plain())
+        yield path, component_label(choice.plain())
         for part in flatten_choice(choice):
             yield from iter_options(part, f"{path}.{part.type.rpartition(':')[2]}")
         return

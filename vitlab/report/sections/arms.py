@@ -13,7 +13,17 @@ from vitlab.explain import BETTER, GREY, INK, PAPER, WORSE
 from vitlab.planning.values import Plan
 from vitlab.report import phrasing
 from vitlab.report.drawing import WIDTH, Drawing, apply_style, new_figure, short_labels, wrap_line, wrapped_labels
-from vitlab.report.phrasing import DASH, PLUS_MINUS, Column, Columns, Row, Scale, compared_rows, mean_interval, p_value
+from vitlab.report.phrasing import (
+    DASH,
+    PLUS_MINUS,
+    Column,
+    Columns,
+    Row,
+    Scale,
+    compared_rows,
+    format_p_value,
+    mean_interval,
+)
 from vitlab.report.sections import Findings, Section, Table, section
 from vitlab.spec import Analysis
 
@@ -100,14 +110,14 @@ class Comparisons(Section[Row]):
             column.text("compared with", "baseline"),
             column.text("test"),
             column("pairs", lambda row: str(row["pairs"])),
-            column("p", lambda row: p_value(row["p"], alpha)),
+            column("p", lambda row: format_p_value(row["p"], alpha)),
             column(
                 "interval with new images",
                 lambda row: scale.interval(row["new_images_low"], row["new_images_high"], apart),
             ),
             column("broken", lambda row: str(row["broken"])),
             column("difference with chance", lambda row: scale.number(row["chance_difference"], apart, sign=True)),
-            column("p with chance", lambda row: p_value(row["chance_p"], alpha)),
+            column("p with chance", lambda row: format_p_value(row["chance_p"], alpha)),
         ]
         several = len(compared_rows(report.arms)) > 1
         what = " p is of one comparison alone; columns with new images and with chance hold for all at once."
@@ -148,7 +158,7 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str
         is_adjusted = families[-1] > 1 and analysis.correction != "none"
 
         def p(row: Row) -> str:
-            text = p_value(row["p_corrected"], analysis.alpha)
+            text = format_p_value(row["p_corrected"], analysis.alpha)
             return f"{text} (of {row['family']})" if len(families) > 1 and text != DASH else text
 
         table += [
@@ -168,8 +178,8 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str
         of_test = scale.decimals(phrasing.half_widths(rows, "low", "high"), tested)
         table.append(column(title, lambda row: scale.spread(row.get(test), row.get(f"{test}_sd"), of_test), rank=4))
     costs = [
-        column("parameters", lambda row: phrasing.compact_number(row["params"]), rank=5),
-        column("MACs", lambda row: phrasing.compact_number(row["macs"]), rank=7),
+        column("parameters", lambda row: phrasing.format_compact(row["params"]), rank=5),
+        column("MACs", lambda row: phrasing.format_compact(row["macs"]), rank=7),
     ]
     return [*table, *(cost for cost in costs if set(cost.cells) != {DASH})]
 

@@ -14,18 +14,18 @@ from vitlab.comparison.arrays import VERDICTS, Design
 from vitlab.comparison.blocks import judge_blocks
 from vitlab.errors import format_count
 from vitlab.explain import GREY, PAPER, RULE
-from vitlab.planning.registration import blocks_since_registration
+from vitlab.planning.registration import arms_over_blocks
 from vitlab.planning.values import Arm, Plan
 from vitlab.report.drawing import WIDTH, Drawing, apply_style, new_figure, wrap_line, wrapped_labels
 from vitlab.report.phrasing import (
     Columns,
     Row,
     Scale,
-    equation_of_p,
+    format_distance,
+    format_p_equation,
+    format_p_value,
     half_width,
     interval_name,
-    name_distance,
-    p_value,
     percent,
 )
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
@@ -81,7 +81,7 @@ class Blocks(Section[ArmOverBlocks]):
                     f"Warning: {row.arm} has no difference from {row.baseline} in {', '.join(missing)}, and is judged "
                     f"over the {format_count(row.pairs, 'other block')}."
                 )
-        if fewer := blocks_since_registration(findings.plan)[1]:
+        if fewer := arms_over_blocks(findings.plan)[1]:
             yield (
                 "Exploratory: a block was dropped after the first run, and still had to be judged with the others for "
                 f"{', '.join(sorted(fewer))}."
@@ -114,7 +114,7 @@ class Blocks(Section[ArmOverBlocks]):
                 lambda row: scale.interval(row.new_low, row.new_high, decimals),
                 rank=2,
             ),
-            column("p (adjusted)", lambda row: p_value(row.p_corrected, analysis.alpha)),
+            column("p (adjusted)", lambda row: format_p_value(row.p_corrected, analysis.alpha)),
             column.text("verdict"),
         ]
         what = "Mean difference from the baseline over blocks"
@@ -167,14 +167,14 @@ def _block_sentence(row: ArmOverBlocks, analysis: Analysis, scale: Scale, decima
     prefix += f"{'over' if prefix else 'Over'} {format_count(row.pairs, 'block')}, {row.arm}"
     if row.difference is None:
         return f"{prefix} has no difference from {row.baseline}."
-    sentence = f"{prefix} is {name_distance(row.difference, scale, decimals)} {row.baseline}"
+    sentence = f"{prefix} is {format_distance(row.difference, scale, decimals)} {row.baseline}"
     if analysis.goal == "min" and row.verdict in (Verdict.BETTER, Verdict.WORSE):
         sentence += f", which is {row.verdict}"
     if row.verdict == Verdict.EQUIVALENT and analysis.margin is not None:
         sentence += f", shown to be equivalent within {scale.amount(analysis.margin, decimals)}"
     if row.pairs == 1:
         return f"{sentence}, and one block has no spread to judge that by."
-    p = f"p {equation_of_p(row.p_corrected, analysis.alpha)}"
+    p = f"p {format_p_equation(row.p_corrected, analysis.alpha)}"
     if row.family > 1:
         p += f", {'not ' * (analysis.correction == 'none')}corrected for {format_count(row.family, 'arm')}"
     if row.low is None or row.high is None:
@@ -219,9 +219,9 @@ def average_over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
         if row := [*cells.values()][place].get(blocks[block]):
             names = "difference", "chance_difference" if row["broken"] else "difference", "difference_se"
             numbers = np.array([row[name] for name in names], dtype=float)
-            numbers_CBK[place, block] = numbers / _difference_unit(plan, by_name[row["baseline"]]["mean"])
+            numbers_CBK[place, block] = numbers / _divisor(plan, by_name[row["baseline"]]["mean"])
     both_SCB, is_control = np.moveaxis(numbers_CBK[:, :, :2], 2, 0), np.array([arm.is_control for arm in arms.values()])
-    family, fewer_blocks = blocks_since_registration(plan)
+    family, fewer_blocks = arms_over_blocks(plan)
     design = replace(
         Design.with_one_baseline(len(cells)),
         family=np.where(is_control, 1, len(family)),
@@ -273,13 +273,13 @@ def _contradictions(plan: Plan, by_name: Mapping[str, Row], of_block: Mapping[st
     perfect = [
         block
         for block, row in of_block.items()
-        if row["difference"] is not None and math.isnan(_difference_unit(plan, by_name[row["baseline"]]["mean"]))
+        if row["difference"] is not None and math.isnan(_divisor(plan, by_name[row["baseline"]]["mean"]))
     ]
     if perfect:  # leaving these blocks out would favour the arm
         yield f"its baseline has no error in {', '.join(perfect)} that a difference could be divided by"
 
 
-def _difference_unit(plan: Plan, mean: float | None) -> float:
+def _divisor(plan: Plan, mean: float | None) -> float:
     """Return what a difference is divided by, given the baseline's mean; NaN if it has no error to divide by."""
     analysis, facts = plan.analysis, plan.facts(plan.analysis.metric)
     if analysis.over_blocks != "relative":

@@ -11,7 +11,7 @@ import numpy as np
 
 from vitlab.comparison.arrays import Design, judge_studies
 from vitlab.planning.values import Arm
-from vitlab.report.phrasing import Columns, half_width, interval_name, p_value
+from vitlab.report.phrasing import Columns, format_p_value, half_width, interval_name
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
 from vitlab.spec.design import format_value
 from vitlab.statistics import replicates
@@ -110,7 +110,7 @@ class Interactions(Section[Interaction]):
             column("n", lambda row: str(row.pairs), rank=1),
             column(title, lambda row: scale.number(row.difference, decimals, sign=True)),
             column(interval, lambda row: scale.interval(row.low, row.high, decimals), rank=1),
-            column("p", lambda row: p_value(row.p_corrected, analysis.alpha)),
+            column("p", lambda row: format_p_value(row.p_corrected, analysis.alpha)),
         ]
         return Table(
             columns,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vitlab.planning.tune import format_values, knobs_at_edge
-from vitlab.report.phrasing import DASH, Columns, Scale, duration
+from vitlab.report.phrasing import DASH, Columns, Scale, format_duration
 from vitlab.report.sections import Findings, Section, Table, section
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Tuning(Section[Candidate]):
             column.text("candidate", "rival"),
             column(scale.title, lambda row: scale.number(row.score, decimals)),
             column("trainings", lambda row: str(row.trials), rank=2),
-            column("time", lambda row: duration(row.wall_s) if row.wall_s else DASH, rank=1),
+            column("time", lambda row: format_duration(row.wall_s) if row.wall_s else DASH, rank=1),
             column.text("outcome"),
         ]
         what = "Candidates of each tuning, with the mean of their trainings, by which one is chosen and none is judged."
