@@ -318,10 +318,10 @@ def _p_values(samples: _Samples, test: Ints, se: Floats, df: Floats) -> Floats:
 def share_variances(variance: Floats, takes_part: Mask, d_SCN: Floats, design: Design) -> tuple[Floats, Floats, Ints]:
     """Return variances averaged over like comparisons, the weight of their mean, and their number (S, C).
 
-    Like are comparisons with one baseline whose differences are over the same seeds.  Nobody's variance counts for more
-    than ten times one's own spread, so that a loud arm does not take the power of the others, and none gets less than
-    its own.  The baseline's noise is in every difference, so it needs no guard.  The rule is vitlab's own, found and
-    checked by simulation.
+    Like are comparisons with one baseline whose differences are over the same seeds.  The variance of another
+    comparison counts for at most 100 times one's own, so that an arm that scatters wildly does not take the power of
+    the others, and no comparison gets less than its own.  The baseline's noise is in every difference, so it needs no
+    guard.  The rule is vitlab's own: ``docs/pages/statistics.md`` has what simulations of it found.
     """
     seen_SCN, registered = np.isfinite(d_SCN), np.broadcast_to(design.registered, len(design.arms))
     like = (seen_SCN[:, :, None] == seen_SCN[:, None]).all(axis=3) & (design.baselines[:, None] == design.baselines)

@@ -1,7 +1,8 @@
 """A trial and its key: one training as a value, and hashes of values as canonical JSON.
 
-The key of a trial is a 256-bit hash of what its resolved spec, seeds, origins of components and data differ in from the
-defaults.  A default that changes is covered by the code digest (:mod:`vitlab.identity.code`).
+The key of a trial is a 256-bit hash of the options that differ from their defaults, of its seeds, its data, the origins
+of components of plugins, and the keys of its prerequisites.  A default that changes is covered by the code digest
+(:mod:`vitlab.identity.code`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ FolderName = Annotated[str, Field(pattern=r"^[\w-]*$")]
 class Trial:
     """One training, fully specified: every option is written out, so that changed defaults leave it as it is.
 
-    ``key`` is the hash of the spec, seeds, origins, data and prerequisites, and is made by
+    ``key`` is the hash that the head of this module describes, made by
     :meth:`vitlab.planning.resolve.ResolvedTrial.with_seeds`; ``code`` is the digest of the code that it runs.  Two
     trials with equal key and code have equal outcomes on one kind of machine.
     """

@@ -88,6 +88,7 @@ class ResolvedTrial:
             streams: stream to seed.
             needs: role to ``key/code`` of the trials that it starts from.
         """
+        # ``files`` is missing, because the digests of the files stand in ``self.identity``.
         identity = {
             "spec": self.identity,
             "origins": self.foreign_origins,

@@ -70,8 +70,8 @@ class Analysis(Frozen):
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     """Family-wise error rate."""
     over_blocks: OverBlocks | None = None
-    """What is averaged over blocks: differences, by default of metrics that are shares of one, or differences relative
-    to the baseline's error."""
+    """Number that is averaged over blocks: ``difference``, an arm's difference from its baseline, which is the default
+    for shares of one; ``relative``, this difference divided by the baseline's error."""
     power_law: Literal["params", "macs", "images"] | None = None
     """Size over which the report fits a law of scaling to the error or the loss of arms that differ in numbers."""
 
@@ -110,7 +110,8 @@ class Check(Frozen):
     """Smallest mean drop that counts as a regression, by metric; by default one pooled standard deviation of the
     baseline or two quanta of the metric, whichever is larger."""
     escalate_to: Annotated[int, Field(ge=3)] | None = None
-    """Total number of seeds of inconclusive arms; each of the two analyses then has half of ``alpha``."""
+    """Total number of seeds that inconclusive arms get for a second analysis; each analysis then has half of
+    ``alpha``."""
     on_inconclusive: Literal["neutral", "fail"] = "neutral"
     """Exit code 0 or 5."""
     cost: CostLimits | None = None
