@@ -13,8 +13,9 @@ from typing import Generic, Literal, TypeVar
 import numpy as np
 
 from vitlab.comparison import Verdict
+from vitlab.spec import Analysis
 from vitlab.statistics import replicates
-from vitlab.statistics.replicates import Floats, Ints, Mask, Moments, moments, rounding_error
+from vitlab.statistics.replicates import NAN, Floats, Ints, Mask, Moments, moments, rounding_error
 
 Variance = Literal["shared", "own"]
 Correction = Literal["bonferroni", "none"]
@@ -26,6 +27,7 @@ TESTS = ("none", "paired t", "Welch t", "sign flip")
 NONE, PAIRED, WELCH, SIGN_FLIP = range(4)
 VERDICTS = (Verdict.CANNOT_TELL, Verdict.SAME, Verdict.EQUIVALENT, Verdict.BETTER, Verdict.WORSE)
 CLAIMS = [VERDICTS.index(Verdict.BETTER), VERDICTS.index(Verdict.WORSE)]  #: verdicts on which arm is better
+DEFAULTS = Analysis()
 MIN_SEEDS = 3  #: with fewer pairs there is no interval, and variances are not shared
 MAX_VARIANCE_RATIO = 100.0  #: largest variance that another comparison adds to a mean, relative to one's own
 FULL_WEIGHT_FROM = 7  #: comparisons from which on the mean variance of all weighs as much as one's own
@@ -56,9 +58,18 @@ class Design:
     reach: float = math.inf  #: largest difference that the bounds of the metric allow
 
     @classmethod
-    def with_one_baseline(cls, comparisons: int) -> Design:
-        """Return the design that compares so many arms with the first."""
-        return cls(1 + np.arange(comparisons), np.zeros(comparisons, int), np.full(comparisons, comparisons))
+    def with_one_baseline(cls, comparisons: int, analysis: Analysis = DEFAULTS) -> Design:
+        """Return the design that compares so many arms with the first, by the rules of an analysis."""
+        return cls(
+            1 + np.arange(comparisons),
+            np.zeros(comparisons, int),
+            np.full(comparisons, comparisons),
+            alpha=analysis.alpha,
+            correction=analysis.correction,
+            variance=analysis.variance,
+            sign=1 if analysis.goal == "max" else -1,
+            margin=analysis.margin,
+        )
 
     @property
     def levels(self) -> Floats:
@@ -134,7 +145,7 @@ def judge_studies(
     *,
     tested_SC: Mask | bool = True,
     lost_SAN: Mask | None = None,
-    chance_A: Floats | float = math.nan,
+    chance_A: Floats | float = NAN,
     choices: Choices = Choices(),
 ) -> Judged:
     """Judge every comparison of every study.
@@ -153,8 +164,8 @@ def judge_studies(
     collapsed_SC2N = collapsed_pairs(values_SAN, design)
     collapsed_SC = collapsed_SC2N.sum(axis=(2, 3))
     d_SCN = values_SAN[:, design.arms] - values_SAN[:, design.baselines]
-    _, sound_SC, _ = moments(np.where(collapsed_SC2N.any(axis=2), math.nan, d_SCN))
-    collapsed_arms, sound_difference = collapsed_SC2N[:, :, 0], np.where(collapsed_SC > 0, sound_SC, math.nan)
+    _, sound_SC, _ = moments(np.where(collapsed_SC2N.any(axis=2), NAN, d_SCN))
+    collapsed_arms, sound_difference = collapsed_SC2N[:, :, 0], np.where(collapsed_SC > 0, sound_SC, NAN)
     complete = compute_contrasts(values_SAN, design, collapsed_SC, tested_SC, choices)
     verdict_SC = decide_verdicts(complete, design)
     if lost_SAN is None or not lost_SAN.any():
@@ -166,7 +177,7 @@ def judge_studies(
     unknown_SC = unknown_SA[:, design.arms] | unknown_SA[:, design.baselines]
     filled_SAN = np.where(lost_SAN, chance_A1, values_SAN)
     filled = compute_contrasts(filled_SAN, design, collapsed_SC, tested_SC & ~unknown_SC, choices)
-    filled = replace(filled, difference=np.where(unknown_SC, math.nan, filled.difference))
+    filled = replace(filled, difference=np.where(unknown_SC, NAN, filled.difference))
     lost_SA = lost_SAN.sum(axis=2)
     lost_SC = lost_SA[:, design.arms] + lost_SA[:, design.baselines]
     same_side = np.sign(filled.difference) == np.sign(complete.difference)
@@ -201,9 +212,9 @@ def compute_contrasts(
     test = np.where((test == SIGN_FLIP) & np.isnan(p), NONE, test)
     difference, reach = samples.difference, design.reach
     size = np.where(test == WELCH, np.minimum(samples.x.n, samples.y.n), samples.d.n)
-    interval_se = np.where(size >= MIN_SEEDS, se, math.nan)
+    interval_se = np.where(size >= MIN_SEEDS, se, NAN)
     low, high = _bounded_interval(difference, interval_se, df, design.levels / 2, reach)
-    equal_low = equal_high = p_equal = np.full(test.shape, math.nan)
+    equal_low = equal_high = p_equal = np.full(test.shape, NAN)
     if design.margin is not None:
         equal_low, equal_high = _bounded_interval(difference, interval_se, df, design.levels, reach)
         below, above = (stdtr(df, (sign * difference - design.margin) / se) for sign in (1, -1))
@@ -213,7 +224,7 @@ def compute_contrasts(
     return Contrasts(
         difference=difference,
         pairs=samples.d.n,
-        sd=np.where(samples.d.n > 1, samples.d.sd, math.nan),
+        sd=np.where(samples.d.n > 1, samples.d.sd, NAN),
         test=test,
         shared=shared,
         se=se,
@@ -295,8 +306,8 @@ def _standard_errors(samples: _Samples, test: Ints, design: Design, choices: Cho
         # Satterthwaite's degrees of freedom of a sum of independent variances.
         total_df = (se2 + added) ** 2 / (se2**2 / df + (choices.variance**2 / choices.df).sum(axis=2))
     by_t = (test == PAIRED) | (test == WELCH)
-    se = np.where(by_t, np.sqrt(np.maximum(se2 + added, 0)), math.nan)
-    return se, np.where(by_t, np.where(added > 0, total_df, df), math.nan), shared
+    se = np.where(by_t, np.sqrt(np.maximum(se2 + added, 0)), NAN)
+    return se, np.where(by_t, np.where(added > 0, total_df, df), NAN), shared
 
 
 def _p_values(samples: _Samples, test: Ints, se: Floats, df: Floats) -> Floats:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from vitlab.comparison.arrays import ContrastArrays, Design, compute_contrasts, decide_verdicts
-from vitlab.statistics.replicates import Floats, Ints
+from vitlab.statistics.replicates import NAN, Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ def judge_blocks(differences_SCB: Floats, se_SCB: Floats, design: Design) -> Ove
     known_SCB = np.isfinite(differences_SCB)
     n = known_SCB.sum(axis=2)
     with np.errstate(divide="ignore", invalid="ignore"):
-        within = np.sqrt(np.nansum(np.where(known_SCB, se_SCB, np.nan) ** 2, axis=2)) / n
+        within = np.sqrt(np.nansum(np.where(known_SCB, se_SCB, NAN) ** 2, axis=2)) / n
     values_SAB = np.concatenate([np.zeros_like(differences_SCB[:, :1]), differences_SCB], axis=1)
     result = compute_contrasts(values_SAB, replace(design, least_se=within), np.zeros_like(n))
-    half = np.where(np.isnan(result.low), np.nan, stdtrit(result.df, 1 - design.alpha / 2) * result.se * np.sqrt(n + 1))
+    half = np.where(np.isnan(result.low), NAN, stdtrit(result.df, 1 - design.alpha / 2) * result.se * np.sqrt(n + 1))
     low, high = (np.clip(result.difference + side * half, -design.reach, design.reach) for side in (-1, 1))
     return OverBlocks(result, decide_verdicts(result, design), low, high)

@@ -162,16 +162,12 @@ class _Study:
         self.lost_AN = np.array([np.isin(self.seeds, sample.lost) for sample in samples.values()])
         bounds = (None, None) if self.facts is None else self.facts.bounds
         overlap_C2 = np.array([[samples[name].overlap for name in pair] for pair in compared.items()])
-        self.design = Design(
+        self.design = replace(
+            Design.with_one_baseline(len(compared), analysis),
             arms=np.array([arms.index(arm) for arm in compared]),
             baselines=np.array([arms.index(baseline) for baseline in compared.values()]),
             family=np.array([family.sizes[arm] for arm in compared]),
-            alpha=analysis.alpha,
-            correction=analysis.correction,
-            variance=analysis.variance,
-            sign=1 if analysis.goal == "max" else -1,
             quantum=quantum,
-            margin=analysis.margin,
             overlap=overlap_C2.max(axis=1),  # NaN if one of the two is not known
             registered=np.array([arm not in family.later | family.controls for arm in compared]),
             reach=math.inf if bounds[0] is None or bounds[1] is None else bounds[1] - bounds[0],

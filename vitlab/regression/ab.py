@@ -101,8 +101,8 @@ def compare_revisions(
                 verdict, arm = row["verdict"], row["arm"].removeprefix(f"{new.name}: ")
                 sentence = answer if answer.startswith(verdict) else f"{verdict}: {answer}"
                 findings.append(Finding(arm, metric, VERDICTS.get(verdict, "pass"), sentence, row["wall_s"]))
-            what = {"file": request.file, "changes": request.changes, "out": request.out}
-            costs = [] if gate.gate_settings(study).cost is None else gate.judge_costs(study, old, new, reached, what)
+            if gate.gate_settings(study).cost is not None:
+                costs = gate.judge_costs(study, old, new, reached, request.study_arguments)
     same = [Finding(arm, metric, "pass", OUT_OF_REACH) for arm in after if arm not in reached]
     report = replace(
         content.report,

@@ -35,6 +35,15 @@ class CheckRequest:
     plugins: Sequence[Path] = ()
     watch: Watch = field(default_factory=Watch)
 
+    @property
+    def study_arguments(self) -> dict[str, object]:
+        """The study as arguments of :func:`vitlab.plan` for a process of any revision, which has its own plugins."""
+        return {"file": self.file, "changes": self.changes, "out": self.out}
+
+    def plan(self, changes: Mapping[str, object]) -> tuple[Study, Plan]:
+        """Return the study with these changes in place of its own, and its plan."""
+        return lab.plan_study(self.file, changes=changes, plugins=self.plugins, out=self.out)
+
 
 def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
     """Compare a study, as trained by the current code, with its baseline.
@@ -120,13 +129,11 @@ def _read_baseline(request: CheckRequest) -> Baseline:
 
 def _plan_with_data(request: CheckRequest) -> tuple[Study, Plan]:
     """Return the study and its plan, after its data was read."""
-    changes, plugins, out = request.changes, request.plugins, request.out
-    study, plan = lab.plan_study(request.file, changes=changes, plugins=plugins, out=out)
+    study, plan = request.plan(request.changes)
     refuse_tuning(study, request.file)
-    if read_unidentified_data(plan, Store(out.resolve()), request.file) or plan.looks is not None:
+    if read_unidentified_data(plan, Store(request.out.resolve()), request.file) or plan.looks is not None:
         # The trials of a second look depend on results, and the gate has its own second look.
-        once = {**changes, "seeds": _seed_options(study)}
-        study, plan = lab.plan_study(request.file, changes=once, plugins=plugins, out=out)
+        study, plan = request.plan({**request.changes, "seeds": _seed_options(study)})
     return study, plan
 
 
@@ -134,9 +141,8 @@ def _check_costs(request: CheckRequest, study: Study, plan: Plan, baseline: Base
     if not baseline.commit:
         raise UserError(f"{request.baseline} names no commit that costs are measured beside; add it with {ACCEPT}")
     commit, arms = resolve_commit(baseline.commit), [*plan.first_trials]
-    what = {"file": request.file, "changes": request.changes, "out": request.out}
     with checkout(commit, f"the baseline's commit {commit[:7]}", request.out, request.plugins) as old:
-        return gate.judge_costs(study, old, Revision("this code", request.plugins), arms, what)
+        return gate.judge_costs(study, old, Revision("this code", request.plugins), arms, request.study_arguments)
 
 
 def _installed_versions() -> dict[str, str]:
@@ -148,8 +154,7 @@ def _installed_versions() -> dict[str, str]:
 
 def _pinned_versions(request: CheckRequest, study: Study, installed: Mapping[str, str]) -> Mapping[str, str]:
     """Return the versions that the gate's trials record; none if stored results have them, and can be reused."""
-    changes = own_study_changes("check", request, study, gate.second_look_seeds(study))
-    _, plan = lab.plan_study(request.file, changes=changes, plugins=request.plugins, out=request.out)
+    _, plan = request.plan(own_study_changes("check", request, study, gate.second_look_seeds(study)))
     store, trials = Store(request.out.resolve()), (*(planned.trial for planned in plan.trials), *plan.prerequisites)
     recorded = gate.recorded_versions(store.folder(trial).result() for trial in trials)
     return installed if gate.differing_versions(recorded, installed) else {}

@@ -17,6 +17,7 @@ from vitlab.report.frame import GROUPS, STATUSES, StudyResults, parse_descriptio
 from vitlab.report.phrasing import Row
 from vitlab.spec import Analysis
 from vitlab.statistics import replicates
+from vitlab.statistics.replicates import NAN
 from vitlab.store.folders import Store
 from vitlab.store.result import Ending
 
@@ -200,16 +201,16 @@ def _summarize_arm(
         **{status: statuses.count(status) for status in STATUSES},
         "low": mean.low if lowest is None else max(mean.low, lowest),
         "high": mean.high if highest is None else min(mean.high, highest),
-        "split_sd": replicates.split_sd(np.array(of_images)) if len(of_images) > 1 else math.nan,
+        "split_sd": replicates.split_sd(np.array(of_images)) if len(of_images) > 1 else NAN,
         "collapsed": len(collapsed),
-        "sound_mean": float(np.mean(sound)) if collapsed and sound else math.nan,
+        "sound_mean": float(np.mean(sound)) if collapsed and sound else NAN,
         **costs,
     }
     if test := _test_column(analysis):
         tested = [trial.tested for trial in trials if trial.seed in values and not math.isnan(trial.tested)]
         with np.errstate(invalid="ignore"):  # infinite values have no deviation
-            row[test] = float(np.mean(tested or math.nan))
-            row[f"{test}_sd"] = float(np.std(tested, ddof=1)) if len(tested) > 1 else math.nan
+            row[test] = float(np.mean(tested or NAN))
+            row[f"{test}_sd"] = float(np.std(tested, ddof=1)) if len(tested) > 1 else NAN
     return {name: _json_value(row.get(name), _column_type(name)) for name in column_names(analysis)}
 
 

@@ -17,7 +17,7 @@ from functools import cache
 
 import numpy as np
 
-from vitlab.statistics.replicates import Floats, t_quantile
+from vitlab.statistics.replicates import NAN, Floats, t_quantile
 
 MIN_SHARE = 1e-5  #: alpha of one comparison below which looks are corrected by Bonferroni, as the grid ends there
 SPENDING_POWER = 2.0  #: alpha is spent with this power of the share of the pairs
@@ -147,7 +147,7 @@ def predictive_power(
     Reference: Spiegelhalter, Freedman and Blackburn (1986), Control. Clin. Trials 7, 8-17.
     """
     if not (se > 0 and df > 0):
-        return math.nan
+        return NAN
     from scipy.special import stdtr
 
     now, then = sizes

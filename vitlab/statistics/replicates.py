@@ -152,12 +152,12 @@ def gap_score(values_AN: Floats) -> float:
     """
     arms, n = values_AN.shape
     if n < 3 or arms < 3:
-        return math.nan
+        return NAN
     others = np.stack([np.median(np.delete(values_AN, arm, axis=0), axis=0) for arm in range(arms)])
     gaps_AN = np.diff(np.sort(values_AN - others, axis=1), axis=1)
     gaps_AN = gaps_AN[(gaps_AN > 0).all(axis=1) & (np.diff(np.sort(values_AN, axis=1), axis=1) > 0).all(axis=1)]
     if len(gaps_AN) < 3:
-        return math.nan
+        return NAN
     largest_A = gaps_AN.max(axis=1) / gaps_AN.sum(axis=1)
     larger = 1 - (np.searchsorted(_expected_normal_gaps(n), largest_A) - 0.5) / SAMPLES  # p of each arm
     return float((-np.log(np.clip(larger, 1 / SAMPLES, 1)).mean() - 1) * math.sqrt(len(gaps_AN)))
@@ -215,10 +215,10 @@ def find_collapsed(values_SAN: Floats, sign: int = 1) -> Mask:
     distance_SAN = sign * (values_SAN - finite_median(values_SAN)[:, :, None])
     with np.errstate(divide="ignore", invalid="ignore"):
         unbiased_SAN = np.abs(distance_SAN) * np.sqrt(n_SA / (n_SA - 1))[:, :, None]
-    size_SAN = np.where(n_SA[:, :, None] >= 3, unbiased_SAN, math.nan)
+    size_SAN = np.where(n_SA[:, :, None] >= 3, unbiased_SAN, NAN)
     # A distance of 0 says nothing about the scale: of an odd number of seeds the median is one of them, and where most
     # values are equal by rounding, any other one would collapse.
-    moved_SN = np.where(size_SAN > 0, size_SAN, math.nan).reshape(len(values_SAN), -1)
+    moved_SN = np.where(size_SAN > 0, size_SAN, NAN).reshape(len(values_SAN), -1)
     scale_SA = NORMAL_MAD * np.maximum(finite_median(moved_SN)[:, None], finite_median(size_SAN))
     with np.errstate(invalid="ignore"):
         return np.asarray(distance_SAN < -COLLAPSED_SD * scale_SA[:, :, None])
@@ -236,14 +236,14 @@ def collapsed_seeds(arms: Mapping[str, Mapping[int, float]], sign: int = 1) -> d
 
 def values_to_array(arms: Collection[Mapping[int, float]], seeds: Sequence[int]) -> Floats:
     """Return the values of arms at seeds (A, N); NaN where an arm has none."""
-    rows = [[values.get(seed, math.nan) for seed in seeds] for values in arms]
+    rows = [[values.get(seed, NAN) for seed in seeds] for values in arms]
     return np.array(rows, dtype=float).reshape(len(arms), len(seeds))
 
 
 def finite_median(values: Floats) -> Floats:
     """Return the median of the finite values along the last axis; NaN if there are none."""
     if not values.shape[-1]:
-        return np.full(values.shape[:-1], math.nan)
+        return np.full(values.shape[:-1], NAN)
     ordered, n = np.sort(values, axis=-1), np.isfinite(values).sum(axis=-1)  # NaN are last
     middle = np.stack([np.maximum(n - 1, 0) // 2, np.minimum(n // 2, values.shape[-1] - 1)], axis=-1)
     return np.asarray(np.take_along_axis(ordered, middle, axis=-1).mean(axis=-1))

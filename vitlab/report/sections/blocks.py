@@ -31,6 +31,7 @@ from vitlab.report.phrasing import (
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
 from vitlab.report.sections.arms import Mark, difference_mark, draw_marks, draw_seeds
 from vitlab.spec import Analysis
+from vitlab.statistics.replicates import NAN
 
 if TYPE_CHECKING:
     from vitlab.report.report import Report
@@ -214,7 +215,7 @@ def average_over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
     if not cells:
         return []
     # Of two studies, one has the complete pairs, and one has chance in the place of lost seeds.
-    numbers_CBK = np.full((len(cells), len(blocks), 3), math.nan)
+    numbers_CBK = np.full((len(cells), len(blocks), 3), NAN)
     for place, block in np.ndindex(numbers_CBK.shape[:2]):
         if row := [*cells.values()][place].get(blocks[block]):
             names = "difference", "chance_difference" if row["broken"] else "difference", "difference_se"
@@ -223,12 +224,8 @@ def average_over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
     both_SCB, is_control = np.moveaxis(numbers_CBK[:, :, :2], 2, 0), np.array([arm.is_control for arm in arms.values()])
     family, fewer_blocks = arms_over_blocks(plan)
     design = replace(
-        Design.with_one_baseline(len(cells)),
+        Design.with_one_baseline(len(cells), analysis),
         family=np.where(is_control, 1, len(family)),
-        alpha=analysis.alpha,
-        correction=analysis.correction,
-        variance=analysis.variance,
-        sign=1 if analysis.goal == "max" else -1,
         margin=None if analysis.over_blocks == "relative" else analysis.margin,
         registered=~is_control,
     )
@@ -285,5 +282,5 @@ def _divisor(plan: Plan, mean: float | None) -> float:
     if analysis.over_blocks != "relative":
         return 1.0
     largest = 0.0 if analysis.goal == "min" or facts is None else facts.bounds[1]
-    error = math.nan if mean is None or largest is None else abs(largest - mean)
-    return error or math.nan
+    error = NAN if mean is None or largest is None else abs(largest - mean)
+    return error or NAN

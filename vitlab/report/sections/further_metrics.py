@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from vitlab.report.frame import metric_column
 from vitlab.report.phrasing import PLUS_MINUS, Column, Scale
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
+from vitlab.statistics.replicates import NAN
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
@@ -106,5 +107,5 @@ class Corrupted(FurtherMetrics):
         # At the same seed both arms saw the same batches, so that the ratio scatters less than either error.
         of_baselines = errors.reindex(pd.MultiIndex.from_frame(done[["baseline", "seed"]]))
         ratios = (errors.to_numpy() / of_baselines.to_numpy()).mean(axis=1)
-        relative = pd.Series(ratios, done.index).replace(math.inf, math.nan)  # of a baseline without errors
+        relative = pd.Series(ratios, done.index).replace(math.inf, NAN)  # of a baseline without errors
         return done[[ERROR, *kinds]].assign(**{RELATIVE: relative})[[ERROR, RELATIVE, *kinds]]
