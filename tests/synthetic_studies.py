@@ -122,7 +122,7 @@ def arms_table(results: StudyResults) -> pd.DataFrame:
 
 
 def answers_of(results: StudyResults) -> list[str]:
-    return phrasing.answers(comparison.summary(results), results.plan.analysis, results.plan.units)
+    return phrasing.answer_sentences(comparison.summary(results), results.plan.analysis, results.plan.units)
 
 
 def judged_rows(

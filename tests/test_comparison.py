@@ -388,7 +388,7 @@ def test_verdict_has_to_hold_with_chance_in_place_of_lost_seeds() -> None:
 @pytest.mark.parametrize("n", [3, 5, 20])
 def test_rate_that_no_collapse_hides_is_the_exact_binomial_bound(n: int) -> None:
     bound = stats.binomtest(0, n, alternative="less").proportion_ci(0.95, method="exact").high
-    assert replicates.largest_hidden_rate(n) == pytest.approx(bound)
+    assert replicates.collapse_rate_bound(n) == pytest.approx(bound)
 
 
 # -- what is printed --------------------------------------------------------------------------------------------------
@@ -418,7 +418,7 @@ def rows_of(arms: Mapping[str, Sequence[float]], quantum: float = 0.0, **analysi
 
 
 def sentences(rows: list[dict[str, object]]) -> list[str]:
-    return phrasing.answers(rows, Analysis(), {"accuracy": "share"})
+    return phrasing.answer_sentences(rows, Analysis(), {"accuracy": "share"})
 
 
 def test_intervals_stay_within_the_bounds_of_an_accuracy() -> None:

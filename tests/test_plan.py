@@ -139,7 +139,7 @@ def test_unbounded_design_is_refused_with_place(tmp_path: Path, design: dict[str
 
 
 def test_union_is_refused_at_the_part_that_exceeds_the_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("vitlab.spec.design.MOST", 250)
+    monkeypatch.setattr("vitlab.spec.design.MAX_TRIALS", 250)
     with pytest.raises(SpecError, match=r":\d+:\d+: a union of 300 arms; a design has at most 250"):
         plan(tmp_path, design={"union": [{"grid": dict(list(TENS.items())[:2])}] * 100})
 

@@ -795,7 +795,7 @@ def test_comparisons_of_varied_splits_share_their_variance_and_leave_no_sign_fli
     rows = comparison.summary(results)
     row = next(row for row in rows if row["arm"] == "arm1")
     assert (row["test"], row["verdict"]) == ("none", "cannot tell")
-    assert "collapsed seeds of other splits leave no test" in phrasing.answers(rows, plan.analysis, {})[0]
+    assert "collapsed seeds of other splits leave no test" in phrasing.answer_sentences(rows, plan.analysis, {})[0]
 
 
 @pytest.mark.parametrize("values", [{}, {"baseline": [None]}, {"baseline": BASE}, {"baseline": BASE, "b": NONE}])

@@ -141,11 +141,13 @@ def test_seeds_set_configured_streams(tmp_path: Path) -> None:
     study, _, problems_found = read_study(file)
     assert not problems_found and study is not None
     assert study.seeds.values == (0, 1, 2)
-    streams = study.seeds.streams(2)
+    streams = study.seeds.stream_seeds(2)
     assert {name for name, seed in streams.items() if seed == 2} == {"init", "order"}
     file.write_text(GOOD)
     study, _, _ = read_study(file)
-    assert study is not None and study.seeds.streams(5)["split"] == 0 and study.seeds.streams(5)["dropout"] == 5
+    assert (
+        study is not None and study.seeds.stream_seeds(5)["split"] == 0 and study.seeds.stream_seeds(5)["dropout"] == 5
+    )
 
 
 # -- words of other trainers ------------------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ class _Run:
             if number and not missing:
                 return
             if missing and not number:  # while workers start and train
-                Thread(target=report.warm_up, name="imports of the report", daemon=True).start()
+                Thread(target=report.import_libraries, name="imports of the report", daemon=True).start()
             self.outcomes |= train_missing(stage, missing, self.session, retry_failed=retry_failed)
 
     def decide(self, make_plan: Callable[[], tuple[Study, Plan]]) -> None:

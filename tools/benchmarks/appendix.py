@@ -41,7 +41,7 @@ from tables import ALPHA, markdown, percent, standard_error
 
 import vitlab
 from vitlab.comparison import Verdict
-from vitlab.comparison.arrays import VERDICTS, Choices, Design, Judged, judge_studies
+from vitlab.comparison.arrays import VERDICTS, Choices, Design, Judgements, judge_studies
 from vitlab.comparison.blocks import OverBlocks, judge_blocks
 from vitlab.statistics import power, replicates
 
@@ -106,7 +106,7 @@ def _judge_looks(
     outcome = Outcome(np.zeros(shape, int), np.full(shape, sizes[-1]), *np.full((3, *shape), math.nan))
     waiting = np.ones(shape, bool)
     for size, level in zip(sizes, levels, strict=True):
-        of_look: Judged = judge_studies(
+        of_look: Judgements = judge_studies(
             values[:, :, :size],
             replace(design, share=level / design.alpha),
             tested_SC=waiting,

@@ -40,7 +40,7 @@ from tables import markdown
 from vitlab.comparison.arrays import Design
 from vitlab.comparison.arrays import judge_studies as judge_contrasts
 from vitlab.regression.baseline import Baseline, Values
-from vitlab.regression.decide import VERDICTS, Cell, Cells, Judged, Verdict, judge_arrays, robust_sd, worst_verdict
+from vitlab.regression.decide import VERDICTS, Cell, Cells, JudgedCells, Verdict, judge_arrays, robust_sd, worst_verdict
 from vitlab.regression.gate import train_and_judge
 from vitlab.spec import Study
 
@@ -107,7 +107,7 @@ def gate(
     return cells, worst_verdict([*(cell.verdict for cell in cells), *(finding.verdict for finding in counts)])
 
 
-def gates(values_SA2N: Floats, lost_SA2N: NDArray[np.bool_] | None = None) -> Judged:
+def gates(values_SA2N: Floats, lost_SA2N: NDArray[np.bool_] | None = None) -> JudgedCells:
     """Judge many studies with the default margin: arms of a baseline and a candidate."""
     lost = np.zeros(values_SA2N.shape, bool) if lost_SA2N is None else lost_SA2N
     sd, arms = robust_sd(values_SA2N[:, :, 0])[:, None], values_SA2N.shape[1]
@@ -115,7 +115,7 @@ def gates(values_SA2N: Floats, lost_SA2N: NDArray[np.bool_] | None = None) -> Ju
     return judge_arrays(values_SA2N, lost, cells, ALPHA)
 
 
-def verdicts_of(judged: Judged) -> NDArray[np.int64]:
+def verdicts_of(judged: JudgedCells) -> NDArray[np.int64]:
     """Return the verdict of each study, as its place in ``VERDICTS``."""
     return np.maximum(judged.verdict.max(axis=1), judged.count_verdict)
 

@@ -55,7 +55,7 @@ def study(file: Path, source: str) -> list[str]:
 
     Beside it a schema is written, by which editors complete and check the file. An existing file is not overwritten.
     """
-    from vitlab.planning.packaged import packaged_study
+    from vitlab.planning.packaged import packaged_study_file
 
     file = file if file.suffix in (".yaml", ".yml") else file.with_name(f"{file.name}.yaml")
     if file.exists() or file.is_symlink():
@@ -63,7 +63,7 @@ def study(file: Path, source: str) -> list[str]:
     if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9._-]*", file.stem):
         raise UserError(f"{file}: a study has the name of its file; use letters, digits, '.', '_' and '-'")
     # The comment at the top is about the results of the original.
-    _, _, body = packaged_study(source).read_text(encoding="utf-8").partition("\nstudy: ")
+    _, _, body = packaged_study_file(source).read_text(encoding="utf-8").partition("\nstudy: ")
     template = template_environment().get_template("new_study.yaml.j2")
     text = template.render(schema=SCHEMA, file=file, study=file.stem, body=body.partition("\n")[2].rstrip())
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ def skill_command() -> list[str]:
     It lists every key of a study file and every installed component with its options.
     """
     from vitlab.comparison import MEANINGS
-    from vitlab.planning.packaged import packaged_study
+    from vitlab.planning.packaged import packaged_study_file
 
     parts = study_schema()["$defs"]
     slots = {
@@ -114,7 +114,7 @@ def skill_command() -> list[str]:
     }
     template = template_environment().get_template("skill.md.j2")
     return template.render(
-        example=packaged_study("quickstart").read_text(encoding="utf-8").partition("\nstudy: ")[2],
+        example=packaged_study_file("quickstart").read_text(encoding="utf-8").partition("\nstudy: ")[2],
         parts=parts,
         slots=slots,
         verdicts=MEANINGS,

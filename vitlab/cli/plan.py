@@ -13,7 +13,7 @@ from vitlab.cli.options import PATH, find_study_file, parse_changes, plugin_opti
 from vitlab.errors import Problem, SpecError, format_count
 from vitlab.executors.machine import device_type
 from vitlab.planning.match import UTILISATION, device_hours, train_macs
-from vitlab.planning.tune import PENDING, format_values
+from vitlab.planning.tune import PENDING, format_knobs
 from vitlab.planning.values import Arm, Plan, Tuning
 from vitlab.report.formats import to_text
 from vitlab.report.phrasing import Column, Columns, format_compact, format_duration
@@ -244,7 +244,7 @@ def _describe_tuning(tunings: Sequence[Tuning], cached: Set[tuple[str, int]]) ->
     """Yield a sentence for arms with the same choice, and one for arms that will choose among the same rivals."""
     alike: dict[str, list[Tuning]] = {}
     for tuning in tunings:
-        names = [format_values(rival.values) for rival in tuning.rivals]
+        names = [format_knobs(rival.values) for rival in tuning.rivals]
         if tuning.failure:
             yield tuning.failure
         elif tuning.winner is not None:

@@ -74,7 +74,7 @@ def show_command(slot: str, name: str | None, plugins: tuple[Path, ...]) -> list
     if name is None:
         _print_components(slot)
     elif slot in STUDIES:
-        return packaged.packaged_study(name).read_text(encoding="utf-8").splitlines()
+        return packaged.packaged_study_file(name).read_text(encoding="utf-8").splitlines()
     else:
         _print_component(slot, name)
     return None

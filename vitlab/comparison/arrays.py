@@ -114,7 +114,7 @@ ContrastArrays = Contrasts[Floats, Ints, Ints]
 
 
 @dataclass(frozen=True)
-class Judged:
+class Judgements:
     """Comparisons with their verdicts."""
 
     contrasts: ContrastArrays  #: of complete pairs
@@ -147,7 +147,7 @@ def judge_studies(
     lost_SAN: Mask | None = None,
     chance_A: Floats | float = NAN,
     choices: Choices = Choices(),
-) -> Judged:
+) -> Judgements:
     """Judge every comparison of every study.
 
     A verdict on a comparison with lost seeds has to hold twice: for the complete pairs, and with chance level in the
@@ -161,7 +161,7 @@ def judge_studies(
         chance_A: value of guesses of each arm; NaN if it is not known.
         choices: what tuning adds.
     """
-    collapsed_SC2N = collapsed_pairs(values_SAN, design)
+    collapsed_SC2N = find_collapsed_sides(values_SAN, design)
     collapsed_SC = collapsed_SC2N.sum(axis=(2, 3))
     d_SCN = values_SAN[:, design.arms] - values_SAN[:, design.baselines]
     _, sound_SC, _ = moments(np.where(collapsed_SC2N.any(axis=2), NAN, d_SCN))
@@ -170,7 +170,7 @@ def judge_studies(
     verdict_SC = decide_verdicts(complete, design)
     if lost_SAN is None or not lost_SAN.any():
         no_lost_SC = np.zeros_like(complete.pairs)
-        return Judged(complete, complete, verdict_SC, verdict_SC, no_lost_SC, collapsed_arms, sound_difference)
+        return Judgements(complete, complete, verdict_SC, verdict_SC, no_lost_SC, collapsed_arms, sound_difference)
     chance_A1 = np.broadcast_to(chance_A, values_SAN.shape[1])[:, None]
     # Without the value of guesses nothing can stand for a lost value, and no verdict can hold.
     unknown_SA = (lost_SAN & np.isnan(chance_A1)).any(axis=2)
@@ -188,7 +188,7 @@ def judge_studies(
             (filled.p_corrected <= design.alpha) & same_side & np.isin(verdict_SC, CLAIMS),
         )
     verdict_with_lost_SC = np.where((lost_SC > 0) & ~holds, VERDICTS.index(Verdict.CANNOT_TELL), verdict_SC)
-    return Judged(complete, filled, verdict_with_lost_SC, verdict_SC, lost_SC, collapsed_arms, sound_difference)
+    return Judgements(complete, filled, verdict_with_lost_SC, verdict_SC, lost_SC, collapsed_arms, sound_difference)
 
 
 def compute_contrasts(
@@ -345,7 +345,7 @@ def share_variances(variance: Floats, takes_part: Mask, d_SCN: Floats, design: D
     return np.maximum(variance, (variance + weight * mean) / (1 + weight)), weight, count
 
 
-def collapsed_pairs(values_SAN: Floats, design: Design) -> Mask:
+def find_collapsed_sides(values_SAN: Floats, design: Design) -> Mask:
     """Return which seeds of each arm and its baseline collapsed (S, C, 2, N); the two together give the scale."""
     pairs_SC2N = np.stack([values_SAN[:, design.arms], values_SAN[:, design.baselines]], axis=2)
     studies, comparisons, *rest = pairs_SC2N.shape  # there may be no seeds yet

@@ -134,7 +134,7 @@ def judge_study(
     # Until all further seeds have ended, the look before gives the verdicts.
     numbers = {arm: 0 if plan.looks is None else plan.looks.latest_look(arm) for arm in compared}
     looks = {arm: max(0, number - bool(awaited.get(arm, 0))) for arm, number in numbers.items()}
-    study = _Study(plan, compared, samples, quantum, Family.from_plan(plan, compared))
+    study = _StudyArrays(plan, compared, samples, quantum, Family.from_plan(plan, compared))
     comparisons: dict[str, dict[str, Any]] = {}
     for look in sorted(set(looks.values())):
         of_look = study.judge_look(look, {arm for arm in compared if looks[arm] >= look}, refused, awaited)
@@ -147,7 +147,7 @@ def is_futile(decidable: float | None, plan: Plan) -> bool:
     return plan.looks is not None and decidable is not None and decidable < plan.looks.futility
 
 
-class _Study:
+class _StudyArrays:
     """A study as arrays, for any of its looks."""
 
     def __init__(

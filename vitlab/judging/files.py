@@ -53,13 +53,13 @@ class Table:
     runs: Sequence[str] = ()  #: names of the rows, where they are runs of MLflow
     height: int = sys.maxsize  #: rows of the file, if the cells of each column have become rows of their own
 
-    def place(self, row: int) -> str:
+    def row_label(self, row: int) -> str:
         """Return how messages name a row."""
         return self.runs[row] if self.runs else f"row {row % self.height + 1}"
 
-    def places(self, rows: Iterable[int]) -> str:
+    def row_labels(self, rows: Iterable[int]) -> str:
         """Return the names of the first of some rows, and the number of others."""
-        return shortlist([self.place(row) for row in rows])
+        return shortlist([self.row_label(row) for row in rows])
 
     def count(self, rows: Sized) -> str:
         """Return the number of some rows as ``2 rows``."""
@@ -103,7 +103,7 @@ def frame_to_table(frame: pd.DataFrame) -> Table:
     return Table("results", "results", _index_to_columns(frame))
 
 
-def _name_columns(rows: pd.DataFrame, header: Iterable[Any]) -> pd.DataFrame:
+def _set_column_names(rows: pd.DataFrame, header: Iterable[Any]) -> pd.DataFrame:
     """Return rows with the names of their columns as texts."""
     names = [str(name).strip() or f"Unnamed: {place}" for place, name in enumerate(header)]  # as pandas calls them
     return rows.set_axis(names, axis=1)
@@ -114,7 +114,7 @@ def _index_to_columns(frame: pd.DataFrame) -> pd.DataFrame:
 
     if not isinstance(frame.index, pd.RangeIndex) or frame.index.name is not None:
         frame = frame.reset_index(allow_duplicates=True)
-    return _name_columns(frame, frame)
+    return _set_column_names(frame, frame)
 
 
 def _read_text(path: Path, notes: list[str]) -> str:
@@ -171,7 +171,7 @@ def _read_delimited(path: Path, notes: list[str]) -> pd.DataFrame:
         if (rows.iloc[:, len(header) :] != "").any(axis=None):
             raise ValueError(f"line 2 {too_many}")
         rows = rows.iloc[:, : len(header)]
-    return _name_columns(rows[(rows != "").any(axis=1)], header)
+    return _set_column_names(rows[(rows != "").any(axis=1)], header)
 
 
 def _read_json(path: Path, notes: list[str]) -> pd.DataFrame:
@@ -199,7 +199,7 @@ def _read_json(path: Path, notes: list[str]) -> pd.DataFrame:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"a table is {RECORDS}")
     frame = pd.json_normalize(rows)
-    return _name_columns(frame, frame)
+    return _set_column_names(frame, frame)
 
 
 def _read_parquet(path: Path, _: list[str]) -> pd.DataFrame:
@@ -219,7 +219,7 @@ def _read_sheet(path: Path, notes: list[str]) -> pd.DataFrame:
     if len(sheets) > 1:
         notes.append(f"Of {len(sheets)} sheets, the first is read: {name}.")
     rows = rows[(rows != "").any(axis=1)]
-    return _name_columns(rows[1:], rows.iloc[0])
+    return _set_column_names(rows[1:], rows.iloc[0])
 
 
 READERS: dict[str, Callable[[Path, list[str]], pd.DataFrame]] = {
@@ -271,7 +271,7 @@ STATISTICS = word_set(
 """Names of rows that sum up others."""
 
 
-def infer_role(name: str) -> str | None:
+def infer_column_role(name: str) -> str | None:
     """Return the role that a column has by its name; None for arms, metrics and everything else."""
     if name.endswith(ENDS_OF_CHARTS):
         return "step"
@@ -310,7 +310,7 @@ class Remarks:
 
     def error(self, *first: str) -> UserError:
         """Return an error with some sentences and all mistakes."""
-        sentences = dict.fromkeys(map(format_options, (*self.of_options, *self.of_table)))
+        sentences = dict.fromkeys(map(adapt_option_names, (*self.of_options, *self.of_table)))
         return UserError("\n".join((*first, *(f"{self.source}: {sentence}" for sentence in sentences))))
 
     def raise_mistakes(self) -> None:
@@ -319,7 +319,7 @@ class Remarks:
             raise self.error()
 
 
-def format_options(sentence: str) -> str:
+def adapt_option_names(sentence: str) -> str:
     """Return a sentence with options as a command has them, such as ``--over-blocks``, or else Python: over_blocks."""
     if click.get_current_context(silent=True) is not None:
         return sentence
@@ -346,7 +346,7 @@ def column_names(frame: pd.DataFrame) -> list[str]:
     return [str(name) for name in frame]
 
 
-def to_texts(cells: pd.Series[Any]) -> pd.Series[Any]:
+def cells_to_text(cells: pd.Series[Any]) -> pd.Series[Any]:
     """Return cells as texts without spaces around them, empty where there is none; whole numbers have no point."""
     import pandas as pd
 
@@ -363,7 +363,7 @@ def parse_values(cells: pd.Series[Any], place: Callable[[int], str], remarks: Re
 
     if pd.api.types.is_numeric_dtype(cells) and not pd.api.types.is_bool_dtype(cells):
         return _add_endings(cells.to_numpy("float64", na_value=np.nan))
-    lower = to_texts(cells).str.casefold().str.replace("\N{MINUS SIGN}", "-")
+    lower = cells_to_text(cells).str.casefold().str.replace("\N{MINUS SIGN}", "-")
     if lower.str.fullmatch(POINT).all():  # a million of them are parsed in half of the memory
         return _add_endings(np.asarray(lower.astype("float64"), np.float64))
     codes, distinct = pd.factorize(lower)

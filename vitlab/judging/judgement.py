@@ -15,7 +15,7 @@ from vitlab.comparison import Verdict
 from vitlab.errors import UserError, format_count, nearest
 from vitlab.judging import criterion
 from vitlab.judging.criterion import MAX_IMAGES, Scale
-from vitlab.judging.files import Columns, Remarks, Table, format_options, frame_to_table, read_table, shortlist
+from vitlab.judging.files import Columns, Remarks, Table, adapt_option_names, frame_to_table, read_table, shortlist
 from vitlab.judging.trainings import Trainings, add_column_mistakes, read_trainings
 from vitlab.planning.values import Arm, Looks, MetricFacts, Plan, scale_conflict
 from vitlab.report.comparison import summary
@@ -129,7 +129,7 @@ def judge(
     rows = summary(of_study)
     content = Content.from_comparison(of_study, rows, table_notes(of_study, rows))
     notes = (
-        *map(format_options, remarks.notes),
+        *map(adapt_option_names, remarks.notes),
         *content.report.notes,
         *_training_notes(trainings, metric),
         UNREGISTERED,
@@ -280,7 +280,7 @@ def _training_notes(trainings: Trainings, metric: str) -> Iterator[str]:
     counts = trainings.frame["arm"].value_counts(sort=False)
     lost = trainings.frame[trainings.frame["status"] != Ending.DONE]
     labels = [
-        f"{arm}, {f'seed {name}' if trainings.is_paired else trainings.table.place(row)}"
+        f"{arm}, {f'seed {name}' if trainings.is_paired else trainings.table.row_label(row)}"
         for row, arm, name in lost[["arm", "name"]].itertuples()
     ]
     if labels:

@@ -11,7 +11,7 @@ import numpy as np
 
 from vitlab.errors import nearest
 from vitlab.judging import files
-from vitlab.judging.files import Columns, Remarks, Table, column_names, infer_role, shortlist, to_texts
+from vitlab.judging.files import Columns, Remarks, Table, cells_to_text, column_names, infer_column_role, shortlist
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> Non
         *(_column_fault(name, names) for name in to_find if name is not None and names.count(name) != 1)
     )
     if columns.arm is None and columns.metric in names:
-        others = [name for name in names if name != columns.metric and infer_role(name) is None]
+        others = [name for name in names if name != columns.metric and infer_column_role(name) is None]
         found = f"(found: {shortlist(others)})"
         remarks.add_mistakes(f"'{columns.metric}' is a column: name the column of the arms with --arm {found}")
 
@@ -61,7 +61,7 @@ def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Training
         candidates = [name for name, role in roles.items() if role == "seed"]
         if not candidates and arm is None:
             candidates = [
-                name for name, role in roles.items() if role == "index" and to_texts(table.rows[name]).is_unique
+                name for name, role in roles.items() if role == "index" and cells_to_text(table.rows[name]).is_unique
             ]
         if len(candidates) == 1:
             [seed] = candidates
@@ -77,11 +77,11 @@ def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Training
 def _infer_roles(table: Table) -> dict[str, str | None]:
     """Return the roles of columns, of those whose name no other has; fractions are no names and no numbers of rows."""
     columns = column_names(table.rows)
-    roles = {name: infer_role(name) for name in columns if columns.count(name) == 1}
+    roles = {name: infer_column_role(name) for name in columns if columns.count(name) == 1}
     for name, role in roles.items():
         if (
             role in ("index", "name", "count")
-            and to_texts(table.rows[name]).str.contains(r"^[-+]?[0-9]*[.,][0-9]").any()
+            and cells_to_text(table.rows[name]).str.contains(r"^[-+]?[0-9]*[.,][0-9]").any()
         ):
             roles[name] = None
     return roles
@@ -116,7 +116,7 @@ def _wide_to_long(
         rows = rows.assign(**{ROW: np.arange(len(rows))})
     long = rows.melt([seed or ROW, *([block] if block else [])], arms, ARM, metric)
     if seed is None:
-        is_filled = to_texts(long[metric]) != ""
+        is_filled = cells_to_text(long[metric]) != ""
         long = long[is_filled[::-1].groupby(long[ARM]).cummax()[::-1]]
     return replace(table, rows=long, height=len(rows)), seed or ROW
 
@@ -126,26 +126,28 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
     rows, metric, seed, block = table.rows, columns.metric, columns.seed, columns.block
 
     def place(row: int) -> str:
-        return f"{table.place(row)} of column '{rows[ARM][row] if arm == ARM else metric}'"
+        return f"{table.row_label(row)} of column '{rows[ARM][row] if arm == ARM else metric}'"
 
     metric_values = files.parse_values(rows[metric], place, remarks)
     if arm == ARM and remarks.of_table:
         remarks.add_mistakes("without --arm every column is an arm: name the column of the arms if a row is a training")
     frame = rows[[]].assign(
-        arm=to_texts(rows[arm]),
-        block="" if block is None else to_texts(rows[block]),
-        name="" if seed is None else to_texts(rows[seed]),
+        arm=cells_to_text(rows[arm]),
+        block="" if block is None else cells_to_text(rows[block]),
+        name="" if seed is None else cells_to_text(rows[seed]),
         value=metric_values.numbers,
         status=metric_values.endings,
     )
     for name, column in ((arm, "arm"), (seed, "name"), (block, "block")):
         if name is not None:
-            remarks.add_mistakes(*(f"{table.place(row)} has no '{name}'" for row in rows.index[frame[column] == ""]))
+            remarks.add_mistakes(
+                *(f"{table.row_label(row)} has no '{name}'" for row in rows.index[frame[column] == ""])
+            )
     if block is not None:
         frame["arm"] = frame["block"] + ": " + frame["arm"]
     others = rows[[name for name in _infer_roles(table) if name not in (arm, seed, metric, block)]]
     for name in column_names(others):
-        if infer_role(name) == "status" or name.casefold() in files.LOST | files.DIVERGED:
+        if infer_column_role(name) == "status" or name.casefold() in files.LOST | files.DIVERGED:
             frame = _apply_statuses(frame, others[name], table, remarks)
     if frame.empty:
         remarks.add_mistakes(" ".join(("no training remains.", *remarks.notes)))
@@ -157,17 +159,17 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
         frame = _drop_repetitions(frame, others, table, remarks)
     else:
         frame["seed"] = np.arange(len(frame))
-        for name in (name for name in column_names(others) if infer_role(name) == "step"):
-            if to_texts(others[name])[frame.index].groupby(frame["arm"]).nunique().gt(1).any():
+        for name in (name for name in column_names(others) if infer_column_role(name) == "step"):
+            if cells_to_text(others[name])[frame.index].groupby(frame["arm"]).nunique().gt(1).any():
                 remarks.add_mistakes(
                     f"'{name}' differs between rows of an arm, as steps of trainings do; {FINALS}, and add --seed"
                 )
         remarks.notes.append("Without --seed the arms are not paired: name the column of the seeds if they share some.")
     compared = None
     if columns.baselines is not None:
-        baselines = to_texts(rows[columns.baselines])
+        baselines = cells_to_text(rows[columns.baselines])
         if block is not None:
-            baselines = baselines.where(baselines == "", to_texts(rows[block]) + ": " + baselines)
+            baselines = baselines.where(baselines == "", cells_to_text(rows[block]) + ": " + baselines)
         compared = _parse_baselines(frame["arm"], baselines, columns.baselines, remarks)
     remarks.raise_mistakes()
     blocks = dict(zip(frame["arm"], frame["block"], strict=True))
@@ -177,7 +179,7 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
 def _drop_statistics_rows(table: Table, labels: Sequence[str], remarks: Remarks) -> Table:
     """Return a table without the rows that a column of seeds or row numbers calls ``mean`` or the like."""
     for label in labels:
-        names = to_texts(table.rows[label])
+        names = cells_to_text(table.rows[label])
         out = names[names.str.casefold().str.rstrip(".").isin(files.STATISTICS)]
         if len(out):
             marks = ", ".join(f"'{name}'" for name in out.unique())
@@ -219,7 +221,7 @@ def _seed_numbers(names: pd.Series[Any], remarks: Remarks) -> pd.Series[Any]:
 
 def _apply_statuses(frame: pd.DataFrame, column: pd.Series[Any], table: Table, remarks: Remarks) -> pd.DataFrame:
     """Return the trainings that have ended by a column such as ``state``, without the values of those that failed."""
-    cells, name = to_texts(column).str.casefold()[frame.index], str(column.name).casefold()
+    cells, name = cells_to_text(column).str.casefold()[frame.index], str(column.name).casefold()
     # A column such as 'crashed' is true or false.
     if name in files.LOST | files.DIVERGED and cells.isin(files.FLAGS).all():
         cells = cells.map({cell: name if is_set else "done" for cell, is_set in files.FLAGS.items()})
@@ -228,18 +230,18 @@ def _apply_statuses(frame: pd.DataFrame, column: pd.Series[Any], table: Table, r
         return frame
     remarks.add_mistakes(
         *(
-            f"'{column[row]}' in {table.place(row)} of column '{column.name}' is no status; allowed are words such as "
-            "finished, running, failed, crashed, diverged"
+            f"'{column[row]}' in {table.row_label(row)} of column '{column.name}' is no status; allowed are words such "
+            "as finished, running, failed, crashed, diverged"
             for row in cells.index[~is_known]
         )
     )
     is_running, is_lost = cells.isin(files.UNENDED), cells.isin(files.LOST | files.DIVERGED)
     if len(running := frame.index[is_running]):
         remarks.notes.append(
-            f"Warning: {table.count(running)} left out, still running or never ended: {table.places(running)}."
+            f"Warning: {table.count(running)} left out, still running or never ended: {table.row_labels(running)}."
         )
     if len(valued := frame.index[is_lost & frame["value"].notna()]):
-        remarks.notes.append(f"Values of trainings that failed do not count: {table.places(valued)}.")
+        remarks.notes.append(f"Values of trainings that failed do not count: {table.row_labels(valued)}.")
     endings = np.where(cells.isin(files.DIVERGED), Ending.DIVERGED, Ending.FAILED)
     frame = frame.assign(value=frame["value"].mask(is_lost), status=frame["status"].mask(is_lost, endings))
     return frame[~is_running]
@@ -254,7 +256,7 @@ def _drop_repetitions(frame: pd.DataFrame, others: pd.DataFrame, table: Table, r
     for arm, seed in distinct[distinct > 1].index[: files.MAX_LISTED]:
         group = frame[(frame["arm"] == arm) & (frame["seed"] == seed) & has_value]
         varied = [name for name in column_names(others) if others.loc[group.index, name].astype(str).nunique() > 1]
-        is_history = any(infer_role(name) == "step" for name in varied)
+        is_history = any(infer_column_role(name) == "step" for name in varied)
         remedy = (
             FINALS
             if is_history
@@ -262,12 +264,12 @@ def _drop_repetitions(frame: pd.DataFrame, others: pd.DataFrame, table: Table, r
         )
         remarks.add_mistakes(
             f"{table.count(group)} of arm '{arm}' with seed {group['name'].iloc[0]}, with different values: "
-            f"{table.places(group.index)}{f', which differ in {shortlist(varied)}' if varied else ''}; {remedy}"
+            f"{table.row_labels(group.index)}{f', which differ in {shortlist(varied)}' if varied else ''}; {remedy}"
         )
     is_retried = ~has_value & has_value.groupby([frame[key] for key in keys]).transform("any")
     if len(out := frame.index[is_retried]):
         remarks.notes.append(
-            f"{table.count(out)} left out, failed, and repeated with the same arm and seed: {table.places(out)}."
+            f"{table.count(out)} left out, failed, and repeated with the same arm and seed: {table.row_labels(out)}."
         )
     frame = frame[~is_retried]
     repeated = frame[frame.duplicated(keys)]

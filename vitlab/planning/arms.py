@@ -120,7 +120,7 @@ class ArmResolver:
                 another one takes weights, however indirectly, is trained on the other's validation images.
         """
         data = resolved.spec.data.type
-        streams = self.study.seeds.streams(seed) | ({"split": splits[data]} if data in splits else {})
+        streams = self.study.seeds.stream_seeds(seed) | ({"split": splits[data]} if data in splits else {})
         splits = {data: streams["split"], **splits}
         needs: dict[str, str] = {}
         for role, prerequisite in resolved.needs.items():

@@ -21,11 +21,11 @@ from vitlab.planning import match, metrics, tune
 from vitlab.planning.arms import ArmResolver, ResolvedArm, ResolvedDesign, parse_rules, resolve_arms, set_baselines
 from vitlab.planning.engine_choice import EngineChoice, choose_engine
 from vitlab.planning.resolve import Faults, Inform, ResolvedTrial, Resolver
-from vitlab.planning.sources import notes_on_files
+from vitlab.planning.sources import notes_on_leaks
 from vitlab.planning.values import UNDECIDED, Arm, Decisions, Looks, MetricFacts, Plan, Planned
 from vitlab.spec import Document, Study
 from vitlab.spec.choice import component_label
-from vitlab.spec.design import MOST, Changes, DesignFault, as_component, expand_design, repeat_in_blocks
+from vitlab.spec.design import MAX_TRIALS, Changes, DesignFault, as_component, expand_design, repeat_in_blocks
 from vitlab.spec.tree import keys_of, value_at
 from vitlab.spec.trial import METRICS, OBJECTIVE
 
@@ -134,9 +134,9 @@ def _resolve_and_check(resolver: ArmResolver, problems: list[Problem]) -> list[R
     study, document = resolver.study, resolver.document
     changes = _expand_blocks(resolver, problems)
     design = resolve_arms(resolver, changes, problems)
-    if len(design.arms) * len(study.seeds.all) > MOST:
+    if len(design.arms) * len(study.seeds.all) > MAX_TRIALS:
         size = f"{format_count(len(design.arms), 'arm')} of {format_count(len(study.seeds.all), 'seed')} each"
-        sentence = f"{size}; a study has at most {MOST:,} trials"
+        sentence = f"{size}; a study has at most {MAX_TRIALS:,} trials"
         raise SpecError([*problems, document.problem(("seeds",), sentence)])
     problems += [document.problem(place, sentence) for place, sentence in _find_mistakes(resolver, changes, design)]
     if study.match is None:
@@ -213,7 +213,7 @@ def _plan_trials(
         for seed in seeds.values if looks is None else looks.seeds_of(arm.name, baselines):
             if arm.pending:
                 # Without a key it cannot be run.
-                trial = Trial(arm.trial.spec, seeds.streams(seed), arm.trial.origins, arm.trial.info.content)
+                trial = Trial(arm.trial.spec, seeds.stream_seeds(seed), arm.trial.origins, arm.trial.info.content)
                 pending.append(Planned(arm.name, seed, trial))
             else:
                 planned.append(Planned(arm.name, seed, resolver.make_trial(arm.trial, arm.first_seed + seed)))
@@ -274,7 +274,7 @@ def _collect_notes(study: Study, arms: Sequence[ResolvedArm], facts: Mapping[str
         f"'{arm.name}' is also {', '.join(map(repr, arm.aliases))}: the same trial." for arm in arms if arm.aliases
     ]
     notes += sorted(set().union(*(arm.trial.notes for arm in runnable)))
-    notes += notes_on_files(runnable, study.seeds)
+    notes += notes_on_leaks(runnable, study.seeds)
     notes += metrics.goal_notes(study.analysis, facts)
     if any(arm.trial.info.identity is None for arm in arms):
         notes.append("The data is not on this machine: keys are pending until it is.")

@@ -292,11 +292,11 @@ def _training_length(trial: ResolvedTrial) -> tuple[float, str]:
         return images, IMAGES
     assert train.epochs is not None
     data = trial.spec.data.plain()
-    options = {name: value for name, value in data.items() if name not in _SHOWN and value is not None}
+    options = {name: value for name, value in data.items() if name not in _APPEARANCE and value is not None}
     return train.epochs, f"epochs of {format_value(options)}"
 
 
-_SHOWN = ("size", "channels", "normalize", "augment")
+_APPEARANCE = ("size", "channels", "normalize", "augment")
 """Options of data sets that change the images' appearance, but not their number."""
 
 

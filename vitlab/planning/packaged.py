@@ -23,7 +23,7 @@ def packaged_studies() -> dict[str, Path]:
     return {file.relative_to(FOLDER).with_suffix("").as_posix(): file for file in files if "." not in file.stem}
 
 
-def packaged_study(name: str) -> Path:
+def packaged_study_file(name: str) -> Path:
     """Return the file of a packaged study.
 
     Raises:

@@ -68,7 +68,9 @@ def analysis_changes(plan: Plan) -> list[str]:
         return []
     pairs = {name: (getattr(first, name), getattr(now, name)) for name in JUDGED_BY}
     clauses = [
-        f"{name} was {_format(was)} and is {_format(is_now)}" for name, (was, is_now) in pairs.items() if was != is_now
+        f"{name} was {_format_value(was)} and is {_format_value(is_now)}"
+        for name, (was, is_now) in pairs.items()
+        if was != is_now
     ]
     sizes = [[size for size, _ in each.looks] for each in (first, now)]
     if sizes[0] != sizes[1]:
@@ -135,5 +137,5 @@ def _count_earlier_results(plan: Plan, ended: Callable[[str, str], bool]) -> Ear
     return EarlierResults(len(results), len(set(trials.values())), tuple(compared))
 
 
-def _format(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -217,7 +217,7 @@ def notes_on_averages(plan: Plan, training_images: Callable[[Choice, Mapping[str
     return [note.replace("{arms}", ", ".join(dict.fromkeys(names))) for note, names in arms_by_note.items()]
 
 
-def notes_on_files(arms: Iterable[ResolvedArm], seeds: Seeds) -> list[str]:
+def notes_on_leaks(arms: Iterable[ResolvedArm], seeds: Seeds) -> list[str]:
     """Return notes on arms whose initial weights or teacher may have been trained on their validation images.
 
     ``spec.json`` beside a trial's weights tells the data of the trial and of its prerequisites.  For weights from
@@ -259,7 +259,7 @@ def _find_leak_of_file(
         mine = trial.spec.data
         if may_share_images(mine, trial.info.content, theirs, identity):
             reason = split_difference(mine, theirs)
-            if reason is not None or {seeds.streams(seed)["split"] for seed in seeds.all} != {split}:
+            if reason is not None or {seeds.stream_seeds(seed)["split"] for seed in seeds.all} != {split}:
                 why = f" ({reason})" if reason else ""
                 return f"{file.parent.name[:8]}/{file.name} was trained on another split of {mine.type}{why}"
     except (KeyError, TypeError, ValueError):

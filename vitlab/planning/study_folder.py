@@ -38,8 +38,8 @@ from vitlab.store.folders import Store
 EARLIER = "versions"
 FILES = ("study.yaml", "changes.json", "run.json", "plan.json")
 """Files of a version; the plan is last, because a folder without a plan is not a version."""
-BESIDE = ("run", "check")  #: keys of a study file that neither results nor reports depend on
-SHOWN = 8  #: largest number of differences that are listed
+NOT_CONTENT = ("run", "check")  #: keys of a study file that neither results nor reports depend on
+MAX_DIFFERENCES = 8  #: largest number of differences that are listed
 
 
 # -- plan.json --------------------------------------------------------------------------------------------------------
@@ -138,13 +138,13 @@ class Version:
         return " ".join(
             f"--set {shlex.quote(f'{path}={value if isinstance(value, str) else json.dumps(value)}')}"
             for path, value in self.changes.items()
-            if path.partition(".")[0] not in BESIDE
+            if path.partition(".")[0] not in NOT_CONTENT
         )
 
 
 def result_content(data: Tree) -> NewTree:
     """Return the content of a study file on which its results and its report depend."""
-    return {name: _comparable(value) for name, value in data.items() if name not in BESIDE}
+    return {name: _comparable(value) for name, value in data.items() if name not in NOT_CONTENT}
 
 
 def read_content(file: Path, changes: Values = {}) -> NewTree:
@@ -170,8 +170,8 @@ def version_name(content: Tree) -> str:
 
 def read_versions(folder: Path) -> list[Version]:
     """Return the versions of the study in a folder: the latest first, then the earlier ones by time."""
-    latest = _parse_version(folder)
-    earlier = list(filter(None, map(_parse_version, (folder / EARLIER).glob("*"))))
+    latest = _read_version_folder(folder)
+    earlier = list(filter(None, map(_read_version_folder, (folder / EARLIER).glob("*"))))
     others = [candidate for candidate in earlier if latest is None or candidate.name != latest.name]
     return [*filter(None, [latest]), *sorted(others, key=lambda version: -version.time)]
 
@@ -184,12 +184,12 @@ def version_folder(study: Path, name: str) -> Path:
 
 def read_version(study: Path, name: str = "") -> Version | None:
     """Return a version of the study in a folder, by default the latest; None where it has not been run."""
-    return _parse_version(version_folder(study, name))
+    return _read_version_folder(version_folder(study, name))
 
 
 def archive_latest(study: Path, new: str) -> Version | None:
     """Move the latest version of a study to the earlier ones, unless ``new`` is the same; return it."""
-    latest = _parse_version(study)
+    latest = _read_version_folder(study)
     if latest is None or latest.name == new:
         return latest
     folder = study / EARLIER / latest.name
@@ -338,9 +338,9 @@ def format_differences(first: Tree, second: Tree) -> str:
     parts = [
         f"{path.removeprefix('base.')} "
         + " -> ".join(_format_value(leaves.get(path, _ABSENT)) for leaves in (before, after))
-        for path in paths[:SHOWN]
+        for path in paths[:MAX_DIFFERENCES]
     ]
-    return "; ".join([*parts, *([f"{len(paths) - SHOWN} more"] if len(paths) > SHOWN else [])])
+    return "; ".join([*parts, *([f"{len(paths) - MAX_DIFFERENCES} more"] if len(paths) > MAX_DIFFERENCES else [])])
 
 
 def flatten(tree: Any, place: str = "") -> NewTree:
@@ -356,7 +356,7 @@ def flatten(tree: Any, place: str = "") -> NewTree:
 _ABSENT = object()
 
 
-def _parse_version(folder: Path) -> Version | None:
+def _read_version_folder(folder: Path) -> Version | None:
     """Return the version in a folder, or None if there is no plan.
 
     Its name is taken from the plan.  A run killed at its start may have written the plan alone; the other files are
@@ -369,17 +369,17 @@ def _parse_version(folder: Path) -> Version | None:
     stored = None
     with suppress(SpecError):
         stored = read_content(folder / "study.yaml", changes)
-    last = _version_in(vars(run))
+    last = _version_name_in(vars(run))
     name = folder.name if folder.parent.name == EARLIER else ""
     with suppress(Damaged):
-        name = name or _version_in(load_json(folder / "plan.json", require_mapping) or {})
+        name = name or _version_name_in(load_json(folder / "plan.json", require_mapping) or {})
     name = name or last or "damaged"
     if last not in ("", name):
         stored, changes, run = None, {}, RunRecord()
     return Version(folder, name, stored, changes, run)
 
 
-def _version_in(data: Tree) -> str:
+def _version_name_in(data: Tree) -> str:
     """Return the version that a stored file names; empty if there is none or it is not a digest, such as a path."""
     name = data.get("version")
     return name if isinstance(name, str) and re.fullmatch("[0-9a-f]+", name) else ""

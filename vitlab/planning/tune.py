@@ -19,7 +19,7 @@ from vitlab.planning.metrics import Metrics, goal_of
 from vitlab.planning.resolve import Faults, ResolvedTrial
 from vitlab.planning.values import Planned, Rival, Trial, Tuning
 from vitlab.spec import Analysis, Study, Tune
-from vitlab.spec.design import MOST, Changes, format_value, short_names
+from vitlab.spec.design import MAX_TRIALS, Changes, format_value, short_names
 from vitlab.spec.run import REPORTING_SEEDS
 from vitlab.spec.tree import NewTree, Tree, Values, keys_of, without
 from vitlab.store.result import Ending, TrialResult
@@ -43,7 +43,7 @@ def selection_metric(tune: Tune, analysis: Analysis) -> str:
     return tune.select or analysis.metric.replace("test/", "val/")
 
 
-def format_values(values: Values) -> str:
+def format_knobs(values: Values) -> str:
     """Format a combination of values: ``lr=0.001, weight_decay=0.05``."""
     short = short_names(list(values))
     return ", ".join(f"{short[path]}={format_value(value)}" for path, value in values.items())
@@ -86,8 +86,10 @@ def find_mistakes(
     faults: list[tuple[Path, str]] = []
     rivals = math.prod(map(len, tune.knobs.values()))
     trials = rivals * tune.seeds * (len(design) if tune.per == "arm" else 1)
-    if trials > MOST:
-        faults.append((("tune",), f"{rivals:,} combinations make {trials:,} trainings; a tuning has at most {MOST:,}"))
+    if trials > MAX_TRIALS:
+        faults.append(
+            (("tune",), f"{rivals:,} combinations make {trials:,} trainings; a tuning has at most {MAX_TRIALS:,}")
+        )
     for position, (knob, values) in enumerate(tune.knobs.items()):
         place: Path = ("tune", "knobs", knob)
         indices_by_sentence: dict[str, list[int]] = {}
@@ -201,7 +203,7 @@ def choose_winner(tuning: Tuning, result_of: Callable[[Trial], TrialResult | Non
         return replace(scored, failure=failure)
     finite = [(index, rival.score) for index, rival in enumerate(rivals) if rival.score is not None]
     if not finite:
-        combinations = "; ".join(format_values(rival.values) for rival in rivals)
+        combinations = "; ".join(format_knobs(rival.values) for rival in rivals)
         return replace(scored, failure=f"every combination of its tuning diverged: {combinations}")
     sign = 1 if analysis.goal == "max" else -1
     return replace(scored, winner=max(finite, key=lambda item: sign * item[1])[0])
@@ -234,14 +236,14 @@ def _make_rivals(
         try:
             trial = resolver.resolve_changed({**arm.changes.values, **arm.solved, **values})
             if matcher is not None and abs(matcher.relative_difference(trial, arm.trial)) > matcher.match.tolerance:
-                sentence = f"tuning {format_values(values)} would undo the match in {matcher.match.quantity}"
+                sentence = f"tuning {format_knobs(values)} would undo the match in {matcher.match.quantity}"
                 problems.append(resolver.document.problem(("tune", "knobs"), sentence))
         except Faults as error:
             problems += _knob_problems(resolver, arm.name, error)
             continue
         except Unmatched:
             pass  # the two cannot be compared, so there is no match to undo
-        rival = ResolvedArm(arm.changes, f"{arm.name} ({format_values(values)})", trial, "", skip=trial.incompatibility)
+        rival = ResolvedArm(arm.changes, f"{arm.name} ({format_knobs(values)})", trial, "", skip=trial.incompatibility)
         problems += resolver.apply_rules(rival)
         if not rival.skip:
             trials = [Planned(rival.name, seed, resolver.make_trial(trial, seed)) for seed in tuning_seeds(study.tune)]

@@ -27,7 +27,7 @@ from filelock import FileLock
 from vitlab.errors import TrialFailed, UserError
 from vitlab.planning.study_folder import rev_parse
 
-CHECK = """
+IMPORT_CHECK = """
 import pathlib, sys
 from importlib.util import find_spec
 site = pathlib.Path(sys.argv[1])
@@ -37,13 +37,13 @@ for name in (path.stem for path in site.iterdir() if (path / "__init__.py").is_f
         print(f"{origin} is imported instead of {site / name}; add --install .", file=sys.stderr)
         sys.exit(2)
 """  #: a program that checks that packages are imported from a folder: some editable installations precede PYTHONPATH
-OF_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR")
+HOOK_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR")
 """Variables by which git tells its hooks where the user's worktree is: in another one, git would write that index."""
 
 
 def _subprocess_environment() -> dict[str, str]:
     """Return the variables of a subprocess, in which Python imports nothing from the current folder."""
-    return {name: value for name, value in os.environ.items() if name not in OF_HOOKS} | {"PYTHONSAFEPATH": "1"}
+    return {name: value for name, value in os.environ.items() if name not in HOOK_VARIABLES} | {"PYTHONSAFEPATH": "1"}
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def checkout(
             elif packages:
                 pip = ("-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site))
                 revision.run(*pip, *(str(moved(package)) for package in packages))
-                revision.run("-c", CHECK, str(site))
+                revision.run("-c", IMPORT_CHECK, str(site))
             yield revision
         finally:
             _run_git("worktree", "remove", "--force", str(tree))

@@ -148,7 +148,7 @@ def lost_training_warnings(cells: Iterable[Cell]) -> list[str]:
     return list(sentences.values())
 
 
-def _make_cell(pair: Pair, judged: Judged, place: int, alpha: float) -> Cell:
+def _make_cell(pair: Pair, judged: JudgedCells, place: int, alpha: float) -> Cell:
     names = ("pairs", "identical", "means", "se", "worst", "p", "p_adjusted", "broken", "seeds", "collapsed")
     of_cell = {name: getattr(judged, name)[0, place].tolist() for name in names}
     n, identical = of_cell["pairs"], of_cell["identical"]
@@ -240,7 +240,7 @@ class Cells:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedCells:
     """The judged cells of studies (S, C), and the counts of all arms (S)."""
 
     pairs: Ints  #: seeds that neither side lost
@@ -262,7 +262,7 @@ class Judged:
     family: Ints  #: (S)
 
 
-def judge_arrays(values_SC2N: Floats, lost_SC2N: Mask, cells: Cells, alpha: float = 0.05) -> Judged:
+def judge_arrays(values_SC2N: Floats, lost_SC2N: Mask, cells: Cells, alpha: float = 0.05) -> JudgedCells:
     """Judge every cell of every study, by the values of the baseline and of the candidate.
 
     They are signed so that larger is better, and NaN where there is none; lost seeds have no finite value.
@@ -300,7 +300,7 @@ def judge_arrays(values_SC2N: Floats, lost_SC2N: Mask, cells: Cells, alpha: floa
         regressed = (p_adjusted < alpha) & (drop >= cells.min_abs) & ~(worst < cells.margin)
         count_verdict = np.select([count_p < alpha, count_share[:, 1] > count_share[:, 0]], [2, 1], 0)
     verdict = np.select([regressed, passes], [2, 0], 1)
-    return Judged(
+    return JudgedCells(
         n, means, identical, se, worst, p, p_adjusted, has_more, verdict, collapsed_SC2N.sum(axis=3),
         broken_SC2, seeds_SC2, sums, sizes, count_p, count_verdict, family,
     )  # fmt: skip

@@ -4,9 +4,8 @@ from vitlab.report.formats import FORMATS as FORMATS
 from vitlab.report.report import Content as Content
 from vitlab.report.report import Report as Report
 from vitlab.report.report import collect as collect
+from vitlab.report.report import import_libraries as import_libraries
 from vitlab.report.report import is_current as is_current
 from vitlab.report.report import read_report as read_report
 from vitlab.report.report import render as render
-from vitlab.report.report import state as state
-from vitlab.report.report import warm_up as warm_up
 from vitlab.report.report import write as write

@@ -19,7 +19,7 @@ from vitlab.planning.values import Plan
 from vitlab.report import phrasing
 from vitlab.report.frame import StoredTrial, StudyResults, is_metric, metric_column
 from vitlab.report.phrasing import Row, Scale, compared_rows, format_seeds, percent
-from vitlab.statistics.replicates import boschloo_p, gap_score, largest_hidden_rate, sd_interval
+from vitlab.statistics.replicates import boschloo_p, collapse_rate_bound, gap_score, sd_interval
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
@@ -351,7 +351,7 @@ def _note_collapsed_seeds(rows: Sequence[Row]) -> Iterator[str]:
         yield f"{line} A mean of few seeds hides how often that happens: train more seeds to know."
     sizes = [row["n"] for row in rows if row["n"] > 1 and not row["collapsed"]]
     if sizes and compared_rows(rows):
-        rate = 100 * largest_hidden_rate(min(sizes))
+        rate = 100 * collapse_rate_bound(min(sizes))
         yield (
             f"No collapse in {format_count(min(sizes), 'seed')} of an arm still allows up to {rate:.0f} % of its "
             "trainings to collapse (exact binomial bound, 95 %)."

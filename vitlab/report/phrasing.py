@@ -221,7 +221,7 @@ def describe_comparison(row: Row, seeds: int, analysis: Analysis, scale: Scale, 
 def _comparison_sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale, decimals: int) -> str:
     arm, baseline, verdict = row["arm"], row["baseline"], row["verdict"]
     if row["n"] == 0:
-        return _no_values(row)
+        return _no_values_sentence(row)
     if row["difference"] is None:
         return f"{baseline}, with which {arm} is compared, has no trial that can be judged."
     if verdict == Verdict.SAME:
@@ -235,13 +235,13 @@ def _comparison_sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale,
         sentence += f", over the {format_count(row['pairs'], 'seed')} that both have"
     if row["test"] == "none":
         return f"{sentence}, and {_too_few_clause(row)} to judge that by."
-    p = f"p {format_p_equation(row['p_corrected'], analysis.alpha)}{_describe_correction(row, analysis)}"
+    p = f"p {format_p_equation(row['p_corrected'], analysis.alpha)}{_correction_clause(row, analysis)}"
     if row["test"] == "sign flip":
         sentence += _exact_clause(row, scale, decimals, p)
     elif row["difference_low"] is not None:
         sentence += f" ({interval_name(row, analysis)} {_format_ends(row, 'difference_', scale, decimals)}, {p})"
     elif row["pairs"] == 2:
-        sentence += f" ({_two_values(row['difference'], row['difference_sd'], scale, decimals)}, {p})"
+        sentence += f" ({_two_values_clause(row['difference'], row['difference_sd'], scale, decimals)}, {p})"
     else:
         sentence += f" ({p}; an arm has two seeds, which give no useful interval)"
     if analysis.margin is not None and row["equal_low"] is not None:
@@ -258,7 +258,7 @@ def _format_ends(row: Row, of: str, scale: Scale, decimals: int) -> str:
     return f"{scale.end(row[f'{of}low'], decimals)} to {scale.end(row[f'{of}high'], decimals)}"
 
 
-def _two_values(mean: float, sd: float | None, scale: Scale, decimals: int) -> str:
+def _two_values_clause(mean: float, sd: float | None, scale: Scale, decimals: int) -> str:
     half = (sd or 0.0) / math.sqrt(2)
     low, high = (scale.number(mean + side * half, decimals) for side in (-1, 1))
     return f"{low} and {high} at the two seeds, which gives no useful interval"
@@ -294,7 +294,7 @@ def _chance_clause(row: Row, analysis: Analysis, scale: Scale, decimals: int) ->
 def describe_arm(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
     """Return one sentence about an arm, for studies without comparisons."""
     if row["n"] == 0:
-        return _no_values(row)
+        return _no_values_sentence(row)
     of = "in " if scale.unit and not scale.is_share else ""
     sentence = f"{row['arm']} reaches {scale.number(row['mean'], decimals)} {scale.unit}".rstrip()
     sentence += f" {of}{scale.metric}"
@@ -305,7 +305,7 @@ def describe_arm(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> s
         sound = row["sound_mean"]
         return f"{sentence}{'' if sound is None else f'; {scale.number(sound, decimals)} without them'})."
     if row["n"] == 2:
-        return f"{sentence} ({_two_values(row['mean'], row['sd'], scale, decimals)})."
+        return f"{sentence} ({_two_values_clause(row['mean'], row['sd'], scale, decimals)})."
     if row["low"] is None:
         return f"{sentence}."
     interval = f"{percent(1 - analysis.alpha)} interval {_format_ends(row, '', scale, decimals)}"
@@ -317,7 +317,7 @@ def format_status_counts(row: Row) -> str:
     return ", ".join(f"{row[status]} {status}" for status in STATUSES if row[status]) or "none planned"
 
 
-def answers(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> list[str]:
+def answer_sentences(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> list[str]:
     """Return one sentence per comparison, or one per arm if there are no comparisons."""
     scale, compared = Scale.of(analysis.metric, units), compared_rows(rows)
     own, apart = mean_and_difference_decimals(rows, scale)
@@ -338,7 +338,7 @@ def format_verdict_counts(rows: Sequence[Row], among: str = "Of") -> str:
     return f"{among} {format_count(counts.total(), 'comparison')}: {', '.join(verdicts)}."
 
 
-def _no_values(row: Row) -> str:
+def _no_values_sentence(row: Row) -> str:
     yet = " yet" if row["running"] or row["missing"] else ""
     return f"no trial of {row['arm']} can be judged{yet} ({format_status_counts(row)})."
 
@@ -368,7 +368,7 @@ def format_p_equation(p: float | None, alpha: float) -> str:
     return text if text.startswith("<") else f"= {text}"
 
 
-def _describe_correction(row: Row, analysis: Analysis) -> str:
+def _correction_clause(row: Row, analysis: Analysis) -> str:
     number = "two" if row["looks"] == 2 else row["looks"]
     looks = f"{number} looks" if row["looks"] > 1 else ""
     family = format_count(row["family"], "comparison")

@@ -53,7 +53,7 @@ class Report:
     notes: Sequence[str]
     made: Provenance | None = None  #: None for what belongs to no single study
     trials: Sequence[Row] = ()
-    state: str = ""  #: see :func:`state`
+    state: str = ""  #: see :func:`state_digest`
 
     @classmethod
     def from_findings(cls, findings: Findings, notes: Sequence[str]) -> Report:
@@ -76,7 +76,7 @@ class Report:
             plan.units,
             phrasing.format_verdict_counts(counted, "In single blocks, of" if rows["blocks"] else "Of"),
             block_answers(rows["blocks"], plan.analysis, plan.units)
-            or phrasing.answers(arms, plan.analysis, plan.units),
+            or phrasing.answer_sentences(arms, plan.analysis, plan.units),
             arms,
             rows,
             [*notes, *itertools.chain(*more)],
@@ -165,7 +165,7 @@ def render(plan: Plan, store: Store, format: str) -> str | bytes:
 
 def collect(plan: Plan, store: Store) -> Content:
     """Return the content of a study's report."""
-    at = state(plan, store)  # before results are read: a trial that ends in between makes the report outdated
+    at = state_digest(plan, store)  # before results are read: a trial that ends in between makes the report outdated
     results = StudyResults.read(plan, store)
     findings = Findings(results, summary(results), store)
     prerequisites = gather_prerequisites(plan, store)
@@ -187,7 +187,7 @@ def read_report(plan: Plan, store: Store, format: str) -> str | bytes | None:
     folder, form = _report_folder(plan, store), _find_format(format)
     try:
         doc = read_json(folder / FORMATS["json"].file)
-        if doc["state"] != state(plan, store):
+        if doc["state"] != state_digest(plan, store):
             return None
         if not form.of_results:  # report.md refers to pictures that lie beside that file only
             return form.render(Content(Report.from_json(doc)))
@@ -204,7 +204,7 @@ def is_current(plan: Plan, store: Store) -> bool:
     return present and read_report(plan, store, "json") is not None
 
 
-def warm_up() -> None:
+def import_libraries() -> None:
     """Import what a report needs beyond this module, which takes seconds; for a thread of its own."""
     import pandas  # noqa: F401
     import scipy.special  # noqa: F401
@@ -231,7 +231,7 @@ def write(content: Content, folder: Path) -> list[Path]:
     return [folder / name for name in files]
 
 
-def state(plan: Plan, store: Store) -> str:
+def state_digest(plan: Plan, store: Store) -> str:
     """Return a digest of what a report is made of: equal states have equal reports.
 
     It covers the plan, its ended trials, what sections read besides, and the code that makes reports.

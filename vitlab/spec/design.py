@@ -120,7 +120,7 @@ class Node(Frozen):
 
 # -- expansion --------------------------------------------------------------------------------------------------------
 
-MOST = 1_000_000
+MAX_TRIALS = 1_000_000
 """Largest number of arms of a design and of trials of a plan; a larger one would exhaust memory."""
 
 
@@ -160,7 +160,7 @@ def expand_design(node: Node | None, place: Path = ("design",)) -> list[Changes]
 
     Raises:
         DesignFault: if two nodes of a grid set the same path, a sample is larger than its population, or there are more
-            than ``MOST`` arms.
+            than ``MAX_TRIALS`` arms.
     """
     if node is None:
         return [Changes()]
@@ -169,8 +169,8 @@ def expand_design(node: Node | None, place: Path = ("design",)) -> list[Changes]
 
 
 def _check_size(here: Path, arms: int) -> None:
-    if arms > MOST:
-        raise DesignFault(here, f"a {here[-1]} of {arms:,} arms; a design has at most {MOST:,}")
+    if arms > MAX_TRIALS:
+        raise DesignFault(here, f"a {here[-1]} of {arms:,} arms; a design has at most {MAX_TRIALS:,}")
 
 
 def _expand_levels(levels: Levels, here: Path) -> list[Changes]:

@@ -79,7 +79,7 @@ class Collected(Generic[M]):
     removed: set[Path] = field(default_factory=set)  #: paths of removed values
     written: dict[Path, Path] = field(default_factory=dict)  #: path in ``tree`` to a misspelt key in the document
 
-    def place_of(self, path: Path) -> Path:
+    def document_path(self, path: Path) -> Path:
         """Return the path in the document of a path in ``tree``."""
         for new, old in reversed(self.written.items()):  # a key inside a misspelt key was renamed after that
             if path[: len(new)] == new:
@@ -109,8 +109,8 @@ def collect_mistakes(model: type[M], data: Tree, stand_ins: Tree = {}, who: str 
         before = deep_copy(collected.tree)
         for mistake in misspelt or found:
             # A misspelt key whose value is of another kind may mean another name; the nearest need not take this value.
-            if mistake.path not in collected.written and not _follows_from(mistake, collected.removed):
-                place = collected.place_of(mistake.path)
+            if mistake.path not in collected.written and not _is_consequence(mistake, collected.removed):
+                place = collected.document_path(mistake.path)
                 collected.mistakes.append(Mistake(place, mistake.message, mistake.fields))
         if misspelt:
             continue
@@ -126,13 +126,13 @@ def _correct_key(collected: Collected[Any], mistake: Mistake) -> bool:
     node = value_at(collected.tree, path[:-1])
     if not isinstance(node, dict) or name is None or name in node:
         return False
-    place = collected.place_of(path)
+    place = collected.document_path(path)
     node[name] = node.pop(path[-1])
     collected.written[*path[:-1], name] = place
     return True
 
 
-def _follows_from(mistake: Mistake, removed: set[Path]) -> bool:
+def _is_consequence(mistake: Mistake, removed: set[Path]) -> bool:
     """Return whether a mistake is a consequence of a removal."""
     concerned = [(*mistake.path, name) for name in mistake.fields]
     if not concerned:  # such as a mapping that is now empty, or a rule that names no fields

@@ -327,7 +327,7 @@ class Seeds(Frozen):
         """Largest number of seeds of an arm."""
         return max(self.escalate_to or 0, self.at_most or 0, len(self.values))
 
-    def streams(self, seed: int) -> dict[str, int]:
+    def stream_seeds(self, seed: int) -> dict[str, int]:
         """Return stream to seed, for the replicate ``seed``."""
         return {stream: seed if stream in self.vary else 0 for stream in STREAMS}
 

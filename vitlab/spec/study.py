@@ -32,7 +32,7 @@ class Rule(Frozen):
     """Reason, shown with the arms that break it."""
 
 
-def metric_error(name: str) -> str:
+def metric_name_error(name: str) -> str:
     """Return the error message for a text that is not a metric of a split."""
     hint = f" Did you mean 'val/{name}'?" if re.fullmatch(r"\w+", name) else ""
     return f"found '{name}'; allowed: train/NAME, val/NAME or test/NAME, such as val/accuracy.{hint}"
@@ -122,7 +122,7 @@ class Check(Frozen):
     def _check_metric_names(cls, value: dict[str, object]) -> dict[str, object]:
         for name in value:
             if not re.fullmatch(r"(train|val|test)/\w+", name):
-                raise ValueError(metric_error(name))
+                raise ValueError(metric_name_error(name))
         return value
 
 
@@ -220,5 +220,5 @@ class Study(Frozen):
     @classmethod
     def _check_metric(cls, analysis: Analysis) -> Analysis:
         if not re.fullmatch(r"(train|val|test)/\w+", analysis.metric):
-            raise conflict_error(metric_error(analysis.metric), "metric")
+            raise conflict_error(metric_name_error(analysis.metric), "metric")
         return analysis

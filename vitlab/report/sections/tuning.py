@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vitlab.planning.tune import format_values, knobs_at_edge
+from vitlab.planning.tune import format_knobs, knobs_at_edge
 from vitlab.report.phrasing import DASH, Columns, Scale, format_duration
 from vitlab.report.sections import Findings, Section, Table, section
 
@@ -43,7 +43,7 @@ class Tuning(Section[Candidate]):
                 other = "" if tuning.open or rival.score is not None else "diverged"
                 outcome, arm = win if index == tuning.winner else other, tuning.arm or "all arms"
                 facts = rival.score, len(rival.trials), rival.wall_s, outcome
-                yield Candidate(arm, format_values(rival.values), tuning.select, *facts)
+                yield Candidate(arm, format_knobs(rival.values), tuning.select, *facts)
 
     def table(self, rows: Sequence[Candidate], report: Report) -> Table:
         scale, column = Scale.of(rows[0].metric, report.units), Columns(rows)
