@@ -18,8 +18,8 @@ from scipy import stats
 from sklearn.datasets import load_digits
 
 from vitlab.comparison import Verdict
-from vitlab.comparison.arrays import VERDICTS, Contrast, Contrasts, Design, collapsed_pairs, judge_studies
-from vitlab.comparison.study import COLUMNS, Sample, judge_study
+from vitlab.comparison.arrays import VERDICTS, Contrast, Contrasts, Design, find_collapsed_sides, judge_studies
+from vitlab.comparison.study import CONTRAST_COLUMNS, Sample, judge_study
 from vitlab.planning.values import Arm, MetricFacts, Plan
 from vitlab.report import phrasing
 from vitlab.report.comparison import summary
@@ -279,7 +279,9 @@ def test_report_judges_as_the_array_function_does(seeds: int) -> None:
         for place, one in enumerate(found.values()):
             expected = vars(judged.contrasts.single(study, place))
             assert one["test"] == expected.pop("test")
-            assert {name: one[COLUMNS.get(name, name)] for name in expected} == pytest.approx(expected, nan_ok=True)
+            assert {name: one[CONTRAST_COLUMNS.get(name, name)] for name in expected} == pytest.approx(
+                expected, nan_ok=True
+            )
 
 
 def test_a_verdict_and_its_interval_never_disagree() -> None:
@@ -355,11 +357,11 @@ def test_collapsed_seeds_are_found_by_the_scale_of_their_pair() -> None:
     draws = np.random.default_rng(4)
     values = 0.9 + 0.002 * draws.normal(size=(1, 3, 8))
     values[0, 1, 5] = 0.1
-    arms, baselines = np.moveaxis(collapsed_pairs(values, Design.with_one_baseline(2)), 2, 0)
+    arms, baselines = np.moveaxis(find_collapsed_sides(values, Design.with_one_baseline(2)), 2, 0)
     assert np.argwhere(arms).tolist() == [[0, 0, 5]] and not baselines.any()
-    arms, _ = np.moveaxis(collapsed_pairs(2 - values, replace(Design.with_one_baseline(2), sign=-1)), 2, 0)
+    arms, _ = np.moveaxis(find_collapsed_sides(2 - values, replace(Design.with_one_baseline(2), sign=-1)), 2, 0)
     assert np.argwhere(arms).tolist() == [[0, 0, 5]], "of a loss, larger is worse"
-    arms, _ = np.moveaxis(collapsed_pairs(2 - values, Design.with_one_baseline(2)), 2, 0)
+    arms, _ = np.moveaxis(find_collapsed_sides(2 - values, Design.with_one_baseline(2)), 2, 0)
     assert not arms.any(), "far better is no collapse"
     judged = judge_studies(values, Design.with_one_baseline(2))
     assert judged.contrasts.single(0, 0).test == "sign flip" and judged.contrasts.single(0, 1).test == "paired t"

@@ -23,7 +23,7 @@ from vitlab.data.datasets.cifar import CIFAR10
 from vitlab.driver import scheduler
 from vitlab.errors import UserError
 from vitlab.lab import Answer
-from vitlab.report import document
+from vitlab.report import report as making
 from vitlab.trackers import tracker
 from vitlab.trackers.replay import Cursor, Replay, TrialUpdate
 
@@ -130,10 +130,10 @@ def test_report_is_made_anew_after_a_change(change: Callable[[Path], object], fi
 def test_report_is_made_anew_by_other_code(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer, _ = run()
     assert report.is_current(answer.plan, answer.store)
-    monkeypatch.setattr(document, "_code_digest", lambda: "other")
+    monkeypatch.setattr(making, "_code_digest", lambda: "other")
     assert not report.is_current(answer.plan, answer.store)
     for name in ("report", "comparison", "statistics"):
-        assert name in document.PACKAGES
+        assert name in making.PACKAGES
 
 
 def test_corrupted_images_of_cifar_that_change_are_noticed(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_revision_imports_its_own_package_and_entry_points(
         (tmp_path / "elsewhere" / "acme").mkdir(parents=True)
         (tmp_path / "elsewhere" / "acme" / "__init__.py").write_text("")
         with pytest.raises(UserError, match="exit code 2"):
-            base.run("-c", revisions.CHECK, str(tmp_path / "elsewhere"))
+            base.run("-c", revisions.IMPORT_CHECK, str(tmp_path / "elsewhere"))
     assert "acme/__init__.py is imported instead of" in capfd.readouterr().err
     assert len(git("worktree", "list").splitlines()) == 1 and not [*(tmp_path / "out" / "revisions").iterdir()]
 

@@ -22,7 +22,7 @@ from vitlab.planning.values import Looks, Plan
 from vitlab.report.comparison import update_looks
 from vitlab.report.frame import StudyResults
 from vitlab.spec import Study
-from vitlab.statistics.power import power, predictive_power, sequential_levels
+from vitlab.statistics.power import predictive_power, sequential_levels, t_test_power
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 BY_THREE = (3, 6, 9, 12)
@@ -252,5 +252,5 @@ def test_decided_study_uses_fewer_seeds_than_fixed_one() -> None:
     for size, level in reversed(list(zip(sizes, levels, strict=True))):
         rejects = stats.ttest_1samp(values[:, :size], 0, axis=1).pvalue <= level
         used[rejects], found = size, found | rejects
-    fixed = next(n for n in range(3, 100) if power(effect, n**-0.5, n - 1) >= found.mean())
+    fixed = next(n for n in range(3, 100) if t_test_power(effect, n**-0.5, n - 1) >= found.mean())
     assert used.mean() <= 0.65 * fixed

@@ -17,12 +17,14 @@ import numpy as np
 from vitlab.comparison import Verdict
 from vitlab.comparison.arrays import VERDICTS, Choices, Contrast, Design, judge_studies
 from vitlab.planning.registration import added_comparisons, altered_arms, analysis_changes
-from vitlab.planning.values import Plan
+from vitlab.planning.values import MetricFacts, Plan
 from vitlab.statistics import power, replicates
 from vitlab.statistics.replicates import NAN, Floats
 
 MIN_PREREQUISITES = 3  #: distinct prerequisites that each arm needs if arms differ by them
-COLUMNS = {name: f"difference_{name}" for name in ("sd", "se", "df", "low", "high")} | {"collapsed": "collapsed_pairs"}
+CONTRAST_COLUMNS = {name: f"difference_{name}" for name in ("sd", "se", "df", "low", "high")} | {
+    "collapsed": "collapsed_pairs"
+}
 """Attribute of a contrast to its column in a summary, where that has another name."""
 
 
@@ -155,12 +157,12 @@ class _StudyArrays:
     ) -> None:
         self.plan, self.compared, self.samples, self.family = plan, compared, samples, family
         analysis = plan.analysis
-        self.facts = plan.facts(analysis.metric)
+        self.facts = plan.facts(analysis.metric) or MetricFacts(analysis.goal, "number", (None, None))
         arms = [*samples]
         self.seeds = np.unique([seed for sample in samples.values() for seed in (*sample.values, *sample.lost)])
         self.values_AN = replicates.values_to_array([sample.values for sample in samples.values()], self.seeds.tolist())
         self.lost_AN = np.array([np.isin(self.seeds, sample.lost) for sample in samples.values()])
-        bounds = (None, None) if self.facts is None else self.facts.bounds
+        low, high = self.facts.bounds
         overlap_C2 = np.array([[samples[name].overlap for name in pair] for pair in compared.items()])
         self.design = replace(
             Design.with_one_baseline(len(compared), analysis),
@@ -170,7 +172,7 @@ class _StudyArrays:
             quantum=quantum,
             overlap=overlap_C2.max(axis=1),  # NaN if one of the two is not known
             registered=np.array([arm not in family.later | family.controls for arm in compared]),
-            reach=math.inf if bounds[0] is None or bounds[1] is None else bounds[1] - bounds[0],
+            reach=math.inf if low is None or high is None else high - low,
         )
 
     def judge_look(
@@ -181,7 +183,6 @@ class _StudyArrays:
         seen_N = np.isin(self.seeds, self.seeds if looks is None else looks.seeds[look])
         values_AN = np.where(seen_N, self.values_AN, NAN)
         reasons = refusals_by_arm(self.plan, None if looks is None else set(looks.seeds[look])) | dict(refused)
-        chance = {} if self.facts is None else self.facts.chance
         of_arms = {arm: row[np.isfinite(row)].tolist() for arm, row in zip(self.samples, values_AN, strict=True)}
         choice, sd_of_choice = self._tuning_variances(of_arms)
         design = replace(self.design, share=shares[look])
@@ -190,7 +191,7 @@ class _StudyArrays:
             design,
             tested_SC=np.array([[arm in waiting and arm not in reasons for arm in self.compared]]),
             lost_SAN=(self.lost_AN & seen_N)[None],
-            chance_A=np.array([chance.get(arm, NAN) for arm in self.samples]),
+            chance_A=np.array([self.facts.chance.get(arm, NAN) for arm in self.samples]),
             choices=choice,
         )
         rows = {}
@@ -199,7 +200,7 @@ class _StudyArrays:
             verdict, of_complete = (VERDICTS[each[0, place]] for each in (result.verdict, result.complete_verdict))
             low, high = self._new_image_interval(arm, baseline, contrast, float(design.levels[place]))
             rows[arm] = {
-                **{COLUMNS.get(name, name): value for name, value in vars(contrast).items()},
+                **{CONTRAST_COLUMNS.get(name, name): value for name, value in vars(contrast).items()},
                 "baseline": baseline,
                 "verdict": Verdict.REFUSED if reason else verdict,
                 "complete_verdict": Verdict.REFUSED if reason else of_complete,
@@ -222,7 +223,7 @@ class _StudyArrays:
                 filled = result.with_chance.single(0, place)
                 rows[arm] |= {f"chance_{name}": getattr(filled, name) for name in ("difference", "low", "high")}
                 of_chance = {"chance_p": filled.p_corrected, "chance_p_equal": filled.p_equal_corrected}
-                rows[arm] |= {"chance": chance.get(arm, NAN), **of_chance}
+                rows[arm] |= {"chance": self.facts.chance.get(arm, NAN), **of_chance}
         return rows
 
     def _tuning_variances(self, values: Mapping[str, Sequence[float]]) -> tuple[Choices, list[float]]:

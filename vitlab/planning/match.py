@@ -142,7 +142,7 @@ def match_arms(resolver: ArmResolver, matcher: Matcher, arms: Sequence[ResolvedA
     """Solve for the knob of every arm that is compared with another; return notes for the report."""
     options, document, base = matcher.match, resolver.document, resolver.base_trial
     by_name = {arm.name: arm for arm in arms}
-    for index, name in enumerate(options.exempt):
+    for index, name in enumerate(options.spare):
         if name not in by_name:
             sentence = f"no arm is called '{name}'.{nearest(name, list(by_name))} Arms: {'; '.join(by_name)}."
             raise SpecError([document.problem(("match", "except", index), sentence)])
@@ -154,7 +154,7 @@ def match_arms(resolver: ArmResolver, matcher: Matcher, arms: Sequence[ResolvedA
             reference = by_name[reference.baseline]
         alone = reference is arm
         is_baseline = alone and (arm.key == base_key or arm.name in compared)
-        if arm.skip or reference.skip or is_baseline or arm.twin or arm.name in options.exempt:
+        if arm.skip or reference.skip or is_baseline or arm.twin or arm.name in options.spare:
             continue
 
         def at(value: int | float, arm: ResolvedArm = arm) -> ResolvedTrial:
@@ -178,8 +178,8 @@ def match_arms(resolver: ArmResolver, matcher: Matcher, arms: Sequence[ResolvedA
     if not solved:
         return []
     means = " (3 x MACs x images seen)" if options.quantity == "train_macs" else ""
-    verb = "is" if len(options.exempt) == 1 else "are"
-    exempt = f"; {', '.join(options.exempt)} {verb} not" if options.exempt else ""
+    verb = "is" if len(options.spare) == 1 else "are"
+    exempt = f"; {', '.join(options.spare)} {verb} not" if options.spare else ""
     farthest = max(arm.cost_difference for arm in solved)
     return [
         f"Arms are matched with their baseline in {options.quantity}{means} by {options.knob}, within "

@@ -230,9 +230,12 @@ def _latex_alignment(column: Column) -> str:
 
 def _tables_by_section(report: Report) -> dict[str, Table]:
     """Return the tables of all sections, each with its heading in the caption."""
-    headings = {name: part.heading for name, part in all_sections().items()}
-    tables = {headings[name]: table for name in headings if (table := report.table(name))}
-    return {name.lower(): Table(table.columns, f"{name}. {table.caption}") for name, table in tables.items()}
+    tables = {part.heading: report.table(name) for name, part in all_sections().items()}
+    return {
+        heading.lower(): Table(table.columns, f"{heading}. {table.caption}")
+        for heading, table in tables.items()
+        if table
+    }
 
 
 def _render_json(content: Content) -> str:

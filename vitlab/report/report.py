@@ -58,15 +58,14 @@ class Report:
     @classmethod
     def from_findings(cls, findings: Findings, notes: Sequence[str]) -> Report:
         """Return the report of some findings; the sections add their rows and notes."""
-        plan, arms = findings.plan, findings.arms
+        plan, arms, parts = findings.plan, findings.arms, all_sections()
         # From a table of other programs, not every section can be made.
-        possible = {name for name, part in all_sections().items() if part.of_table or findings.store is not None}
-        storing = [(name, part) for name, part in all_sections().items() if part.row]
-        rows = {name: list(part.rows(findings)) if name in possible else [] for name, part in storing}
+        possible = {name: part for name, part in parts.items() if part.of_table or findings.store is not None}
+        rows = {name: list(part.rows(findings)) if name in possible else [] for name, part in parts.items() if part.row}
         # to_json writes the rows beside the fields of the report, so a section must not have the name of one.
         for name in sorted(rows.keys() & {"vitlab", *(field.name for field in fields(cls))}):
             raise UserError(f"section '{name}': every report stores its own {name} under this name; rename the section")
-        more = [part.notes(rows.get(name, ()), findings) for name, part in all_sections().items() if name in possible]
+        more = [part.notes(rows.get(name, ()), findings) for name, part in possible.items()]
         # A control that is told apart is a false alarm, which a note says, and no finding.
         counted = [row for row in arms if not plan.arm(row["arm"]).is_control]
         return cls(

@@ -46,9 +46,6 @@ class _Side:
     def trials(self) -> list[Planned]:
         return [replace(item, arm=self.name(item.arm)) for item in self.plan.trials if item.arm in self.common]
 
-    def first_trial(self, arm: str) -> Trial | None:
-        return next((item.trial for item in self.plan.trials if item.arm == arm), None)
-
 
 def compare_studies(
     first: tuple[Plan, Store], second: tuple[Plan, Store], exploratory: str | None = UNREGISTERED
@@ -127,23 +124,28 @@ def _join_results(plan: Plan, old: _Side, new: _Side) -> StudyResults:
 
 def _refusals_by_arm(old: _Side, new: _Side) -> dict[str, str]:
     refused = {}
-    for arm in new.common:
-        before, after = old.first_trial(arm), new.first_trial(arm)
-        if before is not None and after is not None and before.data != after.data:
+    for arm, before, after in _first_trials(old, new):
+        if before.data != after.data:
             data = f"{before.data or 'not here'} and {after.data or 'not here'}"
-            refused[new.name(arm)] = f"the studies have different data ({data})"
+            refused[arm] = f"the studies have different data ({data})"
     return refused
+
+
+def _first_trials(old: _Side, new: _Side) -> Iterator[tuple[str, Trial, Trial]]:
+    """Yield the name of each arm of the second study with the first trials of its counterpart and of itself."""
+    before, after = (side.plan.first_trials for side in (old, new))
+    for arm in new.common:
+        if arm in before and arm in after:
+            yield new.name(arm), before[arm].trial, after[arm].trial
 
 
 def _describe_differences(old: _Side, new: _Side) -> Iterator[str]:
     """Yield the caveats: how arms differ between the studies, and which are in one alone."""
-    for arm in new.common:
-        before, after = old.first_trial(arm), new.first_trial(arm)
-        if before is not None and after is not None:
-            clauses = [format_differences(before.spec.plain(), after.spec.plain())]
-            clauses += [f"code {before.code[:8]} -> {after.code[:8]}"] * (before.code != after.code)
-            if difference := "; ".join(filter(None, clauses)):
-                yield f"From its counterpart, {new.name(arm)} differs by {difference}."
+    for arm, before, after in _first_trials(old, new):
+        clauses = [format_differences(before.spec.plain(), after.spec.plain())]
+        clauses += [f"code {before.code[:8]} -> {after.code[:8]}"] * (before.code != after.code)
+        if difference := "; ".join(filter(None, clauses)):
+            yield f"From its counterpart, {arm} differs by {difference}."
     for side in (old, new):
         alone = [name for name in side.names if name not in side.common]
         if alone:

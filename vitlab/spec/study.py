@@ -141,7 +141,8 @@ class Match(Frozen):
     """Largest relative difference from the baseline."""
     otherwise: Literal["error", "skip"] = Field("error", alias="else")
     """Action for arms that cannot be matched."""
-    exempt: tuple[str, ...] = Field((), alias="except")
+    # The name is part of the digest of what a registered arm trains.
+    spare: tuple[str, ...] = Field((), alias="except")
     """Arms that are not matched, such as a reference."""
 
 
