@@ -86,8 +86,8 @@ def refused(folder: Path, *arguments: object) -> list[str]:
 
 
 def messages(err: str) -> list[str]:
-    """Return the mistakes on stderr, one line each, without what is read, source lines and the final count."""
-    lines = [line for line in err.splitlines() if not line.startswith((" ", "reading "))]
+    """Return the mistakes on stderr, one line each, without what is read and loaded, source lines and the final count."""
+    lines = [line for line in err.splitlines() if not line.startswith((" ", "reading ", "loading "))]
     count = re.match(r"(\d+) mistakes", lines[-1]) if lines else None
     if count is None:
         assert len(lines) <= 1, lines

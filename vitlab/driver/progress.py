@@ -180,6 +180,7 @@ class PlainLines(_Display):
         super().on_plan(plan, todo, store)
         self._printed = time.monotonic()
         self._timer = Timer(FIRST_SILENCE_S, self._say_state)  # tick is not called while the first worker starts
+        self._timer.daemon = True  # Ctrl-C may come before it is cancelled
         self._timer.start()
 
     def on_end(self, planned: Planned, ending: Ending, detail: str) -> None:
@@ -312,6 +313,7 @@ class NotebookView(LiveView):
 @contextmanager
 def _late_sentence(say: Callable[[str], None], what: str) -> Iterator[None]:
     timer = Timer(FIRST_SILENCE_S, say, [what])
+    timer.daemon = True  # Ctrl-C may come before it is cancelled
     timer.start()
     try:
         yield

@@ -43,8 +43,8 @@ def render_outlook(cells: Sequence[Outlook], form: str) -> str:
     table = [
         *map(column.text, ("arm", "metric")),
         column("seeds", lambda cell: str(cell.n)),
-        _number(column, "sd", "sd"),
-        _number(column, "margin", "margin"),
+        _number(column, "sd", "sd", rank=2),
+        _number(column, "margin", "margin", rank=1),
         column("passes", lambda cell: f"{100 * cell.chance:.0f} %"),
         column("seeds for 80 %", lambda cell: f"over {MAX_SEEDS}" if cell.needs is None else str(cell.needs)),
     ]
