@@ -211,7 +211,7 @@ class _StudyArrays:
                 "look": look + 1,
                 "looks": len(shares),
                 "awaited": awaited.get(arm, 0),
-                "broken": lost,
+                "broken": lost,  # as the column is called in reports and files
                 "collapsed_seeds": self.seeds[result.collapsed_arms[0, place]].tolist(),
                 "sound_difference": float(result.sound_difference[0, place]),
                 "choice_sd": sd_of_choice[place],

@@ -117,7 +117,7 @@ def judge(
     if remarks.of_options:  # an analysis cannot hold a wrong option
         raise remarks.error()
     analysis = Analysis(metric=column, goal=goal or "max", alpha=alpha, over_blocks=over_blocks)
-    if block is not None and (fault := _scale_conflict(analysis, scale, trainings)):
+    if block is not None and (fault := _block_conflict(analysis, scale, trainings)):
         remarks.of_options.append(f"--over-blocks: {fault}")
     if remarks.of_options or remarks.of_table:
         raise remarks.error()
@@ -192,7 +192,7 @@ def _read_results(results: pd.DataFrame | str | Path, columns: Columns, remarks:
     return table
 
 
-def _scale_conflict(analysis: Analysis, scale: Scale, trainings: Trainings) -> str:
+def _block_conflict(analysis: Analysis, scale: Scale, trainings: Trainings) -> str:
     """Return why the differences of blocks cannot be averaged; empty if they can."""
     if scale.whole is not None:
         return scale_conflict(analysis, "share", scale.bounds)
