@@ -226,7 +226,7 @@ def _vitlab(words: list[str], reader: Reader) -> None:
     if missing := [word for word in ours if "/" in word and not (ROOT / word).is_file()]:
         raise Failed(f"there is no file {missing[0]}")
     small = "--smoke" in words and not reader.trained.isdisjoint(words)
-    if words[0] in ONLY_READ or (words[0] == "run" and (ours or small)):
+    if words[0] in ONLY_READ or (words[0] in ("run", "explain") and (ours or small)):
         return _apart(lambda: _parse(words), reader)
     if words[0] == "run":
         if "--smoke" not in words:

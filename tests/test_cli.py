@@ -18,8 +18,10 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 from unittest import mock
+from urllib.parse import unquote
 
 import click
+import html5lib
 import pandas as pd
 import pytest
 import yaml
@@ -556,19 +558,43 @@ def test_explain_separates_arms_and_images_and_draws_side_by_side(
 ) -> None:
     file, out = ran
     target = tmp_path / "seen"
-    code, printed, err = call("explain", file, "--arm", "baseline", "--out", out, "--to", tmp_path / "first")
-    assert code == 0 and "first/tiny/test-0/" in printed and "drawing baseline, seed 0, test:0" in err
     images = ["--image", "test:3", "--image", "test:5"]
-    code, printed, err = call("explain", file, *images, "--out", out, "--to", target)
-    assert code == 0, err
-    files = [Path(line) for line in printed.splitlines()]
-    assert len(set(files)) == len(files) and all(file.stat().st_size for file in files)
-    assert set(files) == {path for path in target.rglob("*") if path.is_file()}
+    code, printed, err = call("explain", file, *images, "--out", out, "--to", target, "--json")
+    assert code == 0 and "drawing baseline, seed 0, test:3" in err, err
+    found = parsed(printed)
+    files, page = {Path(file) for file in found["files"]}, Path(found["page"])
+    assert len(files) == len(found["files"]) and all(file.stat().st_size for file in files)
+    assert {*files, page} == {path for path in target.rglob("*") if path.is_file()}
     arms = {path.name for path in (target / "tiny" / "test-3").iterdir() if path.is_dir()}
     assert "baseline-s0" in arms and len(arms) > 1
     assert all((target / "tiny" / name / "side_by_side_class.png").exists() for name in ("test-3", "test-5"))
-    code, output, err = call("explain", "tiny", *images, "--out", out, "--to", target)
-    assert (code, output) == (0, printed), "a study is named by its name, too"
+
+    stored = vitlab.predictions(file, out=out).query("split == 'test' and seed == 0").set_index(["arm", "id"])
+    for row in found["predictions"]:
+        trial = stored.loc[(row["model"].removesuffix(", seed 0"), int(row["image"].removeprefix("test:")))]
+        assert (row["true"], row["predicted"]) == (str(trial["label"]), str(trial["prediction"]))
+        assert row["probability"] == pytest.approx(trial["probability"], abs=1e-5)
+    code, printed, err = call("explain", "tiny", *images, "--out", out, "--to", target)
+    *table, address = printed.splitlines()
+    assert code == 0 and Path(address) == page, "a study is named by its name, too"
+    cells = [re.split(r"\s{2,}", line.strip()) for line in table if "test:" in line]
+    assert cells == [
+        [row["model"], row["image"], row["true"], row["predicted"], f"{100 * row['probability']:.1f} %"]
+        for row in found["predictions"]
+    ]
+
+    document = html5lib.HTMLParser(strict=True, namespaceHTMLElements=False).parse(page.read_text())
+    assert [heading.text for heading in document.iter("h1")] == ["tiny: what models attend to"]
+    assert "Does the position matter?" in "".join(document.find(".//dl").itertext())
+    for section, image in zip(document.iter("section"), ("test image 3", "test image 5"), strict=True):
+        assert section.find("h2").text.startswith(f"{image}, true class ")
+        names = [heading.text for heading in section.find("div").iter("h3")]
+        assert names == ["image", "baseline, seed 0", "position=none, seed 0"]
+        sources = [picture.get("src") for picture in section.iter("img")]
+        assert [source[:5] for source in sources[:5]] == ["data:"] * 5  # the image; two maps over it, and alone
+        assert {page.parent / source for source in map(unquote, sources[5:])} == {
+            file for file in files if file.match(f"*-{image[-1]}/*/*.png") and not file.stem.startswith("rollout")
+        }
     code, printed, err = call("explain", file, "--image", "test:99999", "--out", out, "--to", target)
     assert (code, printed) == (2, "") and "99999" in err and "Traceback" not in err
 
@@ -581,7 +607,28 @@ def test_explain_separates_arms_and_images_and_draws_side_by_side(
     monkeypatch.setattr(explanations, "draw_image", draw)
     code, printed, err = call("explain", file, "--out", out, "--to", tmp_path / "others")
     assert code == 0 and "baseline, seed 0 is not explained: attention 'X' has no maps" in err
-    assert "others/tiny/index.html" in printed and "baseline-s0" not in printed
+    assert "others/tiny/index.html" in printed and "baseline" not in printed
+    text = (tmp_path / "others" / "tiny" / "index.html").read_text()
+    assert "<dt>Not explained</dt><dd>baseline, seed 0: attention &#39;X&#39; has no maps</dd>" in text
+
+
+def test_explain_reports_every_mistake_at_once(ran: tuple[Path, Path], tmp_path: Path) -> None:
+    file, out = ran
+    (tmp_path / "cat.png").touch()
+    images = [tmp_path / "cta.png", tmp_path / "cat.png", "test:360"]
+    words = [word for image in images for word in ("--image", image)]
+    code, printed, err = call("explain", file, *words, "--arm", "basline", "--out", out, "--to", tmp_path / "seen")
+    _, missing, empty, arm = err.splitlines()
+    assert (code, printed) == (2, "") and "no such file. Did you mean 'cat.png'?" in missing
+    assert f"{images[1]} is not a picture" in empty and "no trial of arm 'basline'" in arm
+    code, printed, err = call("explain", file, *words, "--seed", 7, "--out", out, "--to", tmp_path / "seen")
+    assert len(err.splitlines()) == 4 and "with seed 7" in err and "Seeds: 0, 1." in err
+    code, printed, err = call("explain", file, *words, "--out", out, "--to", tmp_path / "seen")
+    assert err.splitlines()[-1] == "there is no test image 360: the split has 360, counted from 0"
+    [trial, *_] = out.glob("trials/*/*")
+    code, printed, err = call("explain", trial, "--seed", 0, "--to", tmp_path / "seen")
+    assert (code, printed) == (2, "") and "--arm and --seed choose trials of a study" in err
+    assert not (tmp_path / "seen").exists()
 
 
 def test_explain_says_that_trials_kept_no_weights(ran: tuple[Path, Path], tmp_path: Path) -> None:

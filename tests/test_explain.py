@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
@@ -215,6 +216,39 @@ def test_rollout_of_half_precision_maps_is_computed_in_float32() -> None:
     torch.testing.assert_close(rolled.sum(-1), torch.ones(2, 9, dtype=torch.float64))
 
 
+# -- pictures ---------------------------------------------------------------------------------------------------------
+
+
+def test_overlay_is_map_interpolated_between_centres_of_patches_over_image() -> None:
+    generator = torch.Generator().manual_seed(6)
+    image, heat = torch.rand(20, 40, 3, generator=generator), torch.rand(2, 5, generator=generator)
+    over, picture = (
+        np.asarray(each).astype(float)
+        for each in (pictures.overlay(image.numpy(), heat.numpy()), pictures.to_picture(image.numpy()))
+    )
+    small = (image * 255).round().repeat_interleave(9, 0).repeat_interleave(9, 1)  # 360 // 40
+    np.testing.assert_array_equal(picture, small.numpy())
+    share = torch.nn.functional.interpolate((heat / heat.max())[None, None], size=(180, 360), mode="bilinear")[0, 0]
+    expected = 0.4 * picture + 0.6 * 255 * matplotlib.colormaps["inferno"](share.numpy())[..., :3]
+    assert np.abs(over - expected).max() < 2.5, "one of 256 colours, and rounding"
+    assert np.abs(over - expected).mean() < 1
+
+
+def test_map_alone_has_a_square_of_one_colour_for_each_patch() -> None:
+    heat = np.array([[0.0, 0.02], [0.01, 0.04]])
+    drawn = np.asarray(pictures.to_map(heat, (6, 4)))
+    expected = (matplotlib.colormaps["inferno"](heat / 0.04)[..., :3] * 255).round()
+    np.testing.assert_allclose(drawn, expected.repeat(2, 0).repeat(3, 1), atol=1)
+    assert (np.asarray(pictures.to_map(np.zeros((2, 2)), (2, 2))) == [0, 0, 3]).all(), (
+        "no attention is no division by 0"
+    )
+
+
+def test_large_grey_image_becomes_small_picture_in_colour() -> None:
+    drawn = pictures.to_picture(np.full((400, 800, 2), 0.5))
+    assert (drawn.size, drawn.mode) == ((360, 180), "RGB") and set(np.asarray(drawn).flat) == {128}
+
+
 # -- one image --------------------------------------------------------------------------------------------------------
 
 
@@ -276,7 +310,7 @@ def test_large_grid_draws_every_second_position(tmp_path: Path) -> None:
 
 
 def test_axis_labels_stay_inside_picture() -> None:
-    figure = pictures.depth_curve(np.ones(3), ylabel="norm of patch tokens, largest over median")
+    figure = pictures.norms(np.ones(3))
     figure.draw_without_rendering()
     for label in (figure.axes[0].yaxis.label, figure.axes[0].xaxis.label):
         box = label.get_window_extent()
@@ -326,11 +360,11 @@ def test_segmentation_is_drawn_beside_its_true_labels(tmp_path: Path) -> None:
     }
     figure = pictures.label_maps(image.numpy(), {"two": expected_HW}, labels=("a", "b", "c", "d"), truth_HW=label_HW)
     assert [axis.get_title() for axis in figure.axes] == ["image", "true labels", "two"]
-    assert [axis.get_xlabel() for axis in figure.axes] == ["", "", "50% of the pixels right"]
+    assert [axis.get_xlabel() for axis in figure.axes] == ["", "", "50.0 % of the pixels right"]
     void = pictures.label_maps(image.numpy(), {"two": expected_HW}, labels=(), truth_HW=np.full((8, 12), IGNORED))
     assert void.axes[2].get_xlabel() == "", "no pixel has a label"
-    white = figure.axes[1].images[0].get_array()[:4]
-    assert (white == 1).all()
+    white = figure.axes[1].images[0].get_array()[: 4 * 30]  # 360 pixels for 12
+    assert (white == 255).all()
 
 
 # -- as artifacts of a trial ------------------------------------------------------------------------------------------

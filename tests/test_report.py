@@ -40,7 +40,7 @@ from synthetic_studies import (
     trial_of,
 )
 
-from vitlab import explain, report
+from vitlab import colours, report
 from vitlab.comparison import MEANINGS, Verdict
 from vitlab.errors import UserError
 from vitlab.planning import registration
@@ -1250,7 +1250,7 @@ def test_grid_has_panel_per_arm_with_distinct_labels(tmp_path):
         assert " ".join(axes.get_title(loc="left").split()) == arm.name
         own = axes.lines[-1]
         assert float(own.get_ydata()[-1]) == pytest.approx(100 * np.mean(GRID[tuple(arm.values.values())]))
-        behind = [line for line in axes.lines[:-1] if line.get_color() == explain.GREY]
+        behind = [line for line in axes.lines[:-1] if line.get_color() == colours.GREY]
         assert len(behind) == (arm.baseline is not None)
         if behind:
             baseline = next(other for other in plan.arms if other.name == arm.baseline)
@@ -1287,7 +1287,7 @@ def test_few_seeds_are_lines_and_many_are_a_band(tmp_path):
     visible = [axes for axes in panels if axes.get_visible()]
     assert [axes.get_title(loc="left") for axes in visible] == list(arms)
     assert all(sum(line.get_linewidth() < 1 for line in axes.lines) == 0 for axes in visible)
-    assert [any(line.get_color() == explain.GREY for line in axes.lines) for axes in visible] == [False, *[True] * 4]
+    assert [any(line.get_color() == colours.GREY for line in axes.lines) for axes in visible] == [False, *[True] * 4]
 
 
 def test_curves_use_epochs_if_all_arms_agree(tmp_path):

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from vitlab.cli import say
+from vitlab.cli import print_json, say, wants_json
 from vitlab.cli.completion import complete_arm, complete_study
-from vitlab.cli.options import FOLDER, PATH, out_option, study_argument
-from vitlab.errors import UserError, VitlabError
+from vitlab.cli.options import FOLDER, PATH, out_option, plugin_option, study_argument
+from vitlab.errors import UserError, VitlabError, nearest
+from vitlab.registry import load_file
 from vitlab.store.files import folder_name, read_json
 from vitlab.store.folders import TrialFolder
 
 if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
     from vitlab.planning.values import Plan
     from vitlab.training.artifacts import InputSpec
+
+TEST = "test:"
 
 
 @click.command()
@@ -28,7 +36,7 @@ if TYPE_CHECKING:
     "images",
     multiple=True,
     default=["test:0"],
-    help="A picture, or test:17 for an image of the trial's own test split. May be given several times.",
+    help="A picture, or test:17 for an image of the trial's own test split, from 0. May be given several times.",
 )
 @click.option(
     "--to",
@@ -44,83 +52,168 @@ if TYPE_CHECKING:
     shell_complete=complete_arm,
     help="Arm of the study. May be given several times.  [default: all]",
 )
-@click.option("--seed", type=int, default=0, help="Seed of the study.")
+@click.option("--seed", type=int, help="Seed of the study.  [default: the first]")
+@plugin_option
 @out_option
 def explain_command(
-    study: Path, images: tuple[str, ...], target: Path, arms: tuple[str, ...], seed: int, out: Path
-) -> list[str]:
-    """Write pictures of what the models of a study attend to in an image, and the numbers behind them.
+    study: Path,
+    images: tuple[str, ...],
+    target: Path,
+    arms: tuple[str, ...],
+    seed: int | None,
+    plugins: tuple[Path, ...],
+    out: Path,
+) -> None:
+    """Show what the models of a study attend to in an image, and what they predict.
 
     STUDY is a study that has been run (its file, name or folder; see --arm and --seed), and TRIAL the folder of a
-    trial. Of a study, all arms are drawn beside each other as well. index.html shows all pictures of the folder.
+    trial. Prints each prediction, and the address of a page with all models beside each other; the folder of the page
+    has every picture as a file, and the numbers behind them.
     """
+    for plugin in plugins:
+        load_file(plugin)
     say(f"reading {study}")  # importing PyTorch takes seconds
-    heading, is_trial = study.name, any((study / name).is_file() for name in ("spec.json", "result.json"))
-    trials: list[tuple[str, str, str, TrialFolder]] = []  # names in lines and under pictures, folder of pictures, trial
+    mistakes, trained = list[str](), list[Trained]()
+    pictures: dict[str, Picture | None] = {}
+    for image in images:
+        with _collect(mistakes):
+            pictures[image] = _read_image(image)
+    title, question, is_trial = study.name, "", any((study / name).is_file() for name in ("spec.json", "result.json"))
     if is_trial:
-        name = f"trial {study.parent.name[:12]}"
-        trials.append((name, name, folder_name(name), TrialFolder(study)))
-    elif study.is_file() and study.suffix not in (".yaml", ".yml"):
-        raise UserError(f"{study}: name a study, such as one whose init_from is a file of weights, or a trial's folder")
+        title = f"trial {study.resolve().parent.name[:12]}"
+        trained.append(Trained(title, title, "model", TrialFolder(study)))
+        if arms or seed is not None:
+            mistakes.append(f"--arm and --seed choose trials of a study, and {study} is one trial; leave them out")
     else:
-        from vitlab.report.api import open_study
+        with _collect(mistakes):
+            title, question, trained = _find_trials(study, out, arms, seed, mistakes)
 
-        plan, store = open_study(study, out=out)
-        heading = plan.study
-        target /= folder_name(heading)
-        for arm in arms or [arm.name for arm in plan.arms if not arm.skip]:
-            name, folder = f"{arm}, seed {seed}", store.folder(plan.find(arm, seed))
-            trials.append((name, f"study {heading}, arm {name}", arm_folder(plan, arm, seed), folder))
-
-    from vitlab.driver.explanations import draw_image, objective_without_labels, test_examples
-    from vitlab.explain.one_image import Explanation, Subject, compare, write_index
+    from vitlab.driver.explanations import draw_image, test_examples, write_page
+    from vitlab.explain.one_image import Explanation, Subject, compare
     from vitlab.runner.models import load_vit
 
-    pictures = {image: _read_image(image) for image in images if not re.fullmatch(r"test:\d+", image)}
-    folders = {image: target / image.replace(":", "-") for image in images}
-    folders |= {image: target / _name_with_digest(Path(image).stem, image) for image in pictures}
-    explained: dict[str, dict[str, Explanation]] = {image: {} for image in images}
-    lines, reasons = list[str](), list[str]()
-    for name, title, place, folder in trials:
+    target /= folder_name(title)
+    tests = [image for image, picture in pictures.items() if picture is None]
+    explained: dict[str, dict[str, Explanation]] = {image: {} for image in pictures}
+    reasons: dict[str, str] = {}
+    for name, subject, place, folder in trained:
         try:
             model, transform = load_vit(folder)
             spec = read_json(folder.spec)
-            if objective := objective_without_labels(spec):
-                say(f"{name} is explained without predictions: objective '{objective}' trains none")
-            for image in images:
+            numbers = [int(image.removeprefix(TEST)) for image in tests]
+            examples = dict(zip(tests, test_examples(spec, numbers) if tests else (), strict=True))
+            if mistakes:  # the models are only searched for more of them
+                continue
+            for image, picture in pictures.items():
                 say(f"drawing {name}, {image}")
-                picture, caption, label = pictures.get(image), Path(image).name, None
-                if picture is None:
-                    index = image.partition(":")[2]
-                    [(picture, label)] = test_examples(spec, [int(index)])
-                    caption = f"test image {index}"
-                subject = Subject(title, caption, label)
-                explained[image][name] = draw_image(model, transform, spec, picture, subject, folders[image] / place)
-                lines += map(str, explained[image][name].files)
+                pixels, label = examples.get(image, (picture, None))
+                about = Subject(subject, Path(image).name if picture else image.replace(":", " image "), label)
+                to = target / _image_folder(image, picture) / place
+                explained[image][name] = draw_image(model, transform, spec, pixels, about, to)
         except VitlabError as error:
-            if arms or is_trial:
-                raise
-            say(f"{name} is not explained: {error}")
-            reasons.append(str(error))
-    for image, explanations in explained.items():
-        if not explanations:
-            raise UserError(f"no arm of {study} can be explained: {'; '.join(dict.fromkeys(reasons))}")
-        if len(explanations) > 1:
-            say(f"drawing all models beside each other, {image}")
-        lines += map(str, compare(explanations, heading, folders[image]))
-    return [*lines, str(write_index(target, heading))]
+            reasons[name] = str(error)
+    if mistakes or not any(explained.values()) or (reasons and (arms or is_trial)):
+        raise UserError("\n".join(dict.fromkeys([*mistakes, *reasons.values()])))
+    for name, reason in reasons.items():
+        say(f"{name} is not explained: {reason}")
+    rows, files = list[Mapping[str, Any]](), list[Path]()
+    for image, models in explained.items():
+        for name, each in models.items():
+            predicted, share = each.answer
+            truth = each.subject.class_name
+            rows.append({"model": name, "image": image, "true": truth, "predicted": predicted, "probability": share})
+            files += each.files
+        files += compare(models, title, target / _image_folder(image, pictures[image]))
+    page = target / "index.html"
+    write_page(page, title, question, explained, reasons)
+    if wants_json():
+        print_json({"page": str(page), "predictions": rows, "files": [str(file) for file in files]})
+    else:
+        click.echo(f"{_format_predictions(rows)}{page}")
 
 
-def _read_image(image: str) -> Any:
-    from PIL import Image, UnidentifiedImageError
+class Trained(NamedTuple):
+    """A trained model to explain."""
 
+    name: str  #: on the page and in lines
+    subject: str  #: under pictures
+    place: str  #: name of the folder of its pictures
+    folder: TrialFolder
+
+
+@contextmanager
+def _collect(mistakes: list[str]) -> Iterator[None]:
+    """Append a mistake to others, so that all are reported at once."""
+    try:
+        yield
+    except UserError as error:
+        mistakes.append(str(error))
+
+
+def _find_trials(
+    study: Path, out: Path, arms: Sequence[str], seed: int | None, mistakes: list[str]
+) -> tuple[str, str, list[Trained]]:
+    """Return the name and the question of a study, and a trial of some of its arms, or of all that run.
+
+    They are of the first seed if ``seed`` is None, and a baseline comes before the arms that are compared with it.
+    """
+    from vitlab.report.api import open_study
+
+    if study.is_file() and study.suffix not in (".yaml", ".yml"):
+        raise UserError(f"{study}: name a study, such as one whose init_from is a file of weights, or a trial's folder")
+    plan, store = open_study(study, out=out)
+    known, seeds = [arm.name for arm in plan.arms], [planned.seed for planned in plan.trials]
+    chosen = [arm for arm in plan.arms if (arm.name in arms if arms else not arm.skip)]
+    chosen.sort(key=lambda arm: (known.index(arm.baseline or arm.name), arm.baseline is not None))
+    number = next(iter(seeds), 0) if seed is None else seed
+    if number not in seeds:
+        del chosen[1:]  # one sentence says so
+    trained = []
+    for name in [*(arm.name for arm in chosen), *(arm for arm in arms if arm not in known)]:
+        with _collect(mistakes):
+            subject, folder = f"{name}, seed {number}", store.folder(plan.find(name, number))
+            place = arm_folder(plan, name, number)
+            trained.append(Trained(subject, f"study {plan.study}, arm {subject}", place, folder))
+    return plan.study, plan.question, trained
+
+
+def _format_predictions(rows: Sequence[Mapping[str, Any]]) -> str:
+    from vitlab.explain.pictures import percent
+    from vitlab.report.formats import to_text
+    from vitlab.report.phrasing import DASH, Columns
+
+    texts = [{name: percent(x) if isinstance(x, float) else x or DASH for name, x in row.items()} for row in rows]
+    column = Columns(texts)
+    columns = [column.text(title) for title in ("model", "image", "true", "predicted")]
+    return to_text([*columns, column("probability", lambda row: row["probability"])])
+
+
+def _read_image(image: str) -> Picture | None:
+    """Return a picture upright and in colour; None stands for a test image."""
+    from PIL import Image
+
+    from vitlab.data.datasets.pictures import Decoding
+
+    if re.fullmatch(rf"{TEST}\d+", image):
+        return None
     try:
         with Image.open(image) as picture:
-            return picture.convert(picture.mode if picture.mode == "L" else "RGB")
-    except UnidentifiedImageError:
-        raise UserError(f"--image {image} is not a picture; give an image file, such as PNG or JPEG") from None
-    except OSError as error:
-        raise UserError(f"--image {image} cannot be read: {error.strerror or error}") from None
+            return Decoding(size=(1, 1)).rgb(picture)
+    except FileNotFoundError:
+        folder = Path(image).parent
+        hint = nearest(Path(image).name, os.listdir(folder) if folder.is_dir() else ())
+        raise UserError(
+            f"--image {image}: no such file.{hint} Name an image file, or image N of the test split, test:N"
+        ) from None
+    except Exception as error:  # decoders of some formats raise errors of their own
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"--image {image} is not a picture that can be read ({reason}); name one, such as a PNG"
+        ) from None
+
+
+def _image_folder(image: str, picture: Picture | None) -> str:
+    return _name_with_digest(Path(image).stem, image) if picture else image.replace(":", "-")
 
 
 def _name_with_digest(name: str, source: str) -> str:
@@ -148,8 +241,11 @@ def arm_folder(plan: Plan, arm: str, seed: int) -> str:
     default=Path("exported"),
     help="Folder for the files, one folder for each study, arm and seed.",
 )
+@plugin_option
 @out_option
-def export_command(study: Path, arm: str, seed: int, form: Any, target: Path, out: Path) -> None:
+def export_command(
+    study: Path, arm: str, seed: int, form: Any, target: Path, plugins: tuple[Path, ...], out: Path
+) -> None:
     """Write the model of an arm of STUDY, which was run before, for use without vitlab, and a card beside it.
 
     The file takes pixels in [0, 1], as float32 of shape (B, C, H, W) in batches of any size, and returns logits. Its
@@ -166,6 +262,8 @@ def export_command(study: Path, arm: str, seed: int, form: Any, target: Path, ou
             "with the folder of the files that are printed; 'pip install huggingface_hub' brings hf, and 'hf auth "
             "login' asks for your token"
         )
+    for plugin in plugins:
+        load_file(plugin)
     plan, store = open_study(study, out=out)
     trial = plan.find(arm, seed)
     say("importing PyTorch")

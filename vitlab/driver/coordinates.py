@@ -26,7 +26,6 @@ from vitlab.planning.resolve import Faults, ResolvedTrial, Resolver
 from vitlab.registry import slot
 from vitlab.runner.models import dtype_of
 from vitlab.spec import STREAMS, Study
-from vitlab.store.folders import OUT
 from vitlab.training.loop import Training
 
 Parametrization = Literal["standard", "mup"]
@@ -66,12 +65,12 @@ def check_coordinates(
     file: str | Path,
     widths: Sequence[int],
     *,
-    steps: int = 4,
-    seeds: int = 3,
-    changes: Mapping[str, object] = {},
-    plugins: Sequence[str | Path] = (),
-    out: str | Path = OUT,
-    say: Say = lambda sentence: None,
+    steps: int,
+    seeds: int,
+    changes: Mapping[str, object],
+    plugins: Sequence[str | Path],
+    out: str | Path,
+    say: Say,
 ) -> list[Coordinates]:
     """Train a study's base for some steps at several widths, in both parametrizations, and return the changes.
 

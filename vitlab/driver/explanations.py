@@ -6,27 +6,32 @@ changes to the pictures require no retraining.
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from vitlab.data.pixels import IGNORED, VOID
 from vitlab.data.prepare import prepare
 from vitlab.errors import UserError, VitlabError, format_count
-from vitlab.explain.one_image import Explanation, Head, Label, Subject, explain
+from vitlab.explain import pictures
+from vitlab.explain.one_image import Explanation, Head, Label, Subject, explain, token_title
 from vitlab.models.vit import ViT
 from vitlab.planning.values import Plan
 from vitlab.registry import slot
+from vitlab.report.page import fill_template, png_address
 from vitlab.runner.models import load_vit
 from vitlab.spec import Choice
-from vitlab.store.files import read_json
+from vitlab.store.files import read_json, write_bytes
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.locks import Busy
 from vitlab.training.artifacts import Transform
@@ -118,6 +123,43 @@ def draw_image(
     return explain(model, x_BCHW, image_HWC, info.labels, out, subject, head=head)
 
 
+def write_page(
+    page: Path,
+    title: str,
+    question: str,
+    explained: Mapping[str, Mapping[str, Explanation]],
+    reasons: Mapping[str, str],
+) -> None:
+    """Write a page of models beside each other, for each of some images, in the style of reports.
+
+    Its template calls the functions of :mod:`vitlab.explain.pictures`.
+
+    Args:
+        page: the file, in the folder above all files of the explanations, to which it links.
+        title: name of the study or the trial.
+        question: of the study; empty for a trial.
+        explained: image, as it was named, to its explanations by name of the model.
+        reasons: name to the reason of every model that is not explained.
+    """
+    values = {
+        "title": title,
+        "question": question,
+        "explained": explained,
+        "reasons": reasons,
+        "pictures": pictures,
+        "token_title": token_title,
+        "address": _address,
+        "link": lambda file: quote(file.relative_to(page.parent).as_posix()),
+    }
+    write_bytes(page, fill_template("explained.html.j2", values).encode())
+
+
+def _address(picture: Image.Image) -> str:
+    with io.BytesIO() as file:
+        picture.save(file, format="png")
+        return png_address(file.getvalue())
+
+
 def objective_without_labels(trial: Mapping[str, Any]) -> str | None:
     """Return the name of a trial's objective if it does not train predictions on labels; None if it does.
 
@@ -141,9 +183,8 @@ def test_examples(trial: Mapping[str, Any], images: Sequence[int]) -> list[tuple
     """
     prepared = prepare(slot("dataset").resolve(trial["spec"]["data"]), trial["seeds"])
     subset, names = prepared.test, prepared.info.labels
-    for index in images:
-        if index >= len(subset):
-            raise UserError(f"there is no test image {index}: the split has {len(subset)}, counted from 0")
+    if beyond := [str(index) for index in images if index >= len(subset)]:
+        raise UserError(f"there is no test image {', '.join(beyond)}: the split has {len(subset)}, counted from 0")
     position_N = torch.tensor(list(images))
     y_N = subset.y_N[position_N]
     truth: list[Label] = [_truth(y, names) for y in y_N]

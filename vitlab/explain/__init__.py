@@ -1,11 +1,5 @@
 """Explanations of a trained Vision Transformer: its attention and its parameters.
 
 ``capture`` records attention maps, even with fused kernels; ``measures`` computes numbers from them and from
-parameters; ``pictures`` plots these; ``one_image`` does all of it for one
-image.  The palette of all pictures is here: the colours of Okabe and Ito, which colour-blind readers can distinguish.
+parameters; ``pictures`` draws these; ``one_image`` does all of it for one image.
 """
-
-INK, GREY, RULE, PAPER = "#1b1e23", "#6e747c", "#d3d6da", "#fefefe"
-SERIES = ("#0072b2", "#d55e00", "#009e73", "#a1508e", "#b07d00", "#3b9bd1", "#7a4a2b")
-BETTER, WORSE = "#009e74", "#d55e01"  #: one step off the series, so that a page can give them colours of their own
-ALARM = "#cc3311"

@@ -5,10 +5,8 @@ B images (1 here), L blocks, H heads, T tokens of which P stand before the patch
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from html import escape
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import quote
 
 import numpy as np
 import torch
@@ -65,9 +63,25 @@ class Explanation:
     files: tuple[Path, ...]
     image_HWC: NDArray[np.float64]  #: in [0, 1]
     rollouts: Mapping[str, NDArray[np.float64]]  #: token to its rolled-out attention over the grid of patches
+    depth: int  #: number of blocks that they are rolled out over
     predictions: tuple[tuple[str, float], ...]  #: label and probability, best first; empty for an untrained head
+    is_right: bool | None  #: whether the first of them is true; None if that is not known, or each pixel has a class
     labels: tuple[str, ...]  #: names of the classes; empty if they are numbers
     predicted_HW: NDArray[np.int64] | None  #: class of every pixel; None unless the model segments
+
+    @property
+    def answer(self) -> tuple[str, float | None]:
+        """Return the predicted class and its probability, or of a segmentation the share of right pixels, as text."""
+        if self.predicted_HW is not None:
+            share = pictures.share_right(self.predicted_HW, self.subject.label_HW)
+            return "a class for each pixel" if share is None else f"{pictures.percent(share)} of the pixels right", None
+        return self.predictions[0] if self.predictions else ("", None)
+
+    @property
+    def sentence(self) -> str:
+        """Return the answer in words, such as ``predicts 3 (97.2 %)``; empty if there is none."""
+        label, share = self.answer
+        return label if share is None else f"predicts {label} ({pictures.percent(share)})"
 
 
 def explain(
@@ -96,9 +110,11 @@ def explain(
     figures: dict[str, Figure] = {}
     tables: dict[str, Table] = {}
     top: tuple[tuple[str, float], ...] = ()
+    is_right: bool | None = None
     if head != "untrained":
-        tables["predictions"] = _prediction_table(logits_BC, labels, subject.class_name, head)
-        top = tuple(zip(tables["predictions"]["label"], tables["predictions"]["probability"], strict=True))[:TOP]
+        table = tables["predictions"] = _prediction_table(logits_BC, labels, subject.class_name, head)
+        top = tuple(zip(table["label"], table["probability"], strict=True))[:TOP]
+        is_right = table["true"][0] if "true" in table else None
     image = image_HWC.double().numpy()
 
     rollouts: dict[str, NDArray[np.float64]] = {}
@@ -108,11 +124,11 @@ def explain(
     for token, map_BYX in measures.to_patches(rolled_BTT, geometry, reads).items():
         heat_YX = rollouts[token] = map_BYX[0].numpy()
         figures[f"rollout_{token}"] = pictures.attention_overlay(
-            image, heat_YX, title=f"attention rollout, {_token_title(token)}", predictions=top, truth=subject.class_name
+            image, heat_YX, title=f"attention rollout, {token_title(token)}", predictions=top, truth=subject.class_name
         )
         tables[f"rollout_{token}"] = _grid_table(heat_YX)
         figures[f"heads_{token}"] = pictures.head_maps(
-            [maps[token].numpy() for maps in by_block], query=_token_title(token)
+            [maps[token].numpy() for maps in by_block], query=token_title(token)
         )
 
     distance_LH = torch.stack([measures.attention_distance(maps, geometry)[0] for maps in captured.maps_LBHTT])
@@ -124,7 +140,7 @@ def explain(
     norms = [measures.token_norms(tokens_BTD, geometry) for tokens_BTD in captured.tokens_LBTD]
     by_name = dict(zip(measures.Norms._fields, zip(*norms, strict=True), strict=True))
     tables["norms"] = {"depth": range(len(norms)), **by_name}
-    figures["norms"] = pictures.depth_curve(np.array(by_name["ratio"]), "norm of patch tokens, largest over median")
+    figures["norms"] = pictures.norms(np.array(by_name["ratio"]))
     _add_positions(model, figures, tables)
     predicted_HW = None
     if head == "trained" and logits_BC.ndim == 4:
@@ -132,7 +148,8 @@ def explain(
         figures["labels"] = pictures.label_maps(image, {"prediction": predicted_HW}, labels, subject.label_HW)
         tables["labels"] = _grid_table(predicted_HW)
     files = _write_files(out, figures, tables, str(subject))
-    return Explanation(subject, tuple(files), image, rollouts, top, labels, predicted_HW)
+    depth = len(captured.maps_LBHTT)
+    return Explanation(subject, tuple(files), image, rollouts, depth, top, is_right, labels, predicted_HW)
 
 
 def compare(explanations: Mapping[str, Explanation], study: str, out: Path) -> list[Path]:
@@ -152,14 +169,13 @@ def compare(explanations: Mapping[str, Explanation], study: str, out: Path) -> l
     figures: dict[str, Figure] = {}
     for token in dict.fromkeys(token for explanation in explanations.values() for token in explanation.rollouts):
         models = {
-            # Of a segmentation, no class of the image is predicted.
-            name: (each.image_HWC, each.rollouts[token], each.predictions if each.predicted_HW is None else ())
+            name: pictures.Panel(each.image_HWC, each.rollouts[token], each.sentence, each.is_right is False)
             for name, each in explanations.items()
             if token in each.rollouts
         }
         if len(models) > 1:
             figures[f"side_by_side_{token}"] = pictures.side_by_side(
-                models, title=f"attention rollout, {_token_title(token)}", truth=first.subject.class_name
+                models, title=f"attention rollout, {token_title(token)}", truth=first.subject.class_name
             )
     predicted = {name: each.predicted_HW for name, each in explanations.items() if each.predicted_HW is not None}
     if len(predicted) > 1:
@@ -169,22 +185,8 @@ def compare(explanations: Mapping[str, Explanation], study: str, out: Path) -> l
     return _write_files(out, figures, {}, str(replace(first.subject, model=f"study {study}")))
 
 
-def write_index(folder: Path, title: str) -> Path:
-    """Write a page with all pictures in a folder and the folders in it, in the order of their names, and return it."""
-    parts = [f"<!doctype html><meta charset='utf-8'><title>{escape(title)}</title><h1>{escape(title)}</h1>"]
-    for place in sorted({file.parent for file in folder.rglob("*.png")}):
-        name = place.relative_to(folder).as_posix()
-        parts.append(f"<h2>{escape(name)}</h2>")
-        parts += [
-            f"<img src='{quote(f'{name}/{file.name}')}' alt='{escape(file.stem)}' style='max-width: 100%'>"
-            for file in sorted(place.glob("*.png"))
-        ]
-    page = folder / "index.html"
-    page.write_text("\n".join(parts), encoding="utf-8")
-    return page
-
-
-def _token_title(name: str) -> str:
+def token_title(name: str) -> str:
+    """Return the name of a token of a rollout in words."""
     return "mean over patches" if name == "mean" else f"{name} token"
 
 

@@ -1,56 +1,97 @@
-"""Figures of a model's attention and parameters.
+"""Pictures of a model's attention and parameters: figures by matplotlib, and the pictures of a page by Pillow.
 
-Every function takes numbers and returns a matplotlib Figure; the numbers are computed elsewhere.
+Every function takes numbers, which are computed elsewhere.
 
-C channels, N patches.
+C channels, H and W pixels, Y and X rows and columns of patches.
 """
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import colormaps
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize, to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
+from PIL import Image
 
+from vitlab.colours import ALARM, GREY, INK, SERIES
 from vitlab.data.pixels import IGNORED
-from vitlab.explain import ALARM, GREY, INK, SERIES
 
 Array = NDArray[np.floating[Any]]
 Labels = NDArray[np.int64]
 
 HEAT = "inferno"
+SCALE = [to_hex(colormaps[HEAT](share / 8)) for share in range(9)]  #: of the colours of maps, from none to the most
+SIDE = 360  #: most pixels of a side of a picture of a page
+OPACITY = 0.6  #: of a map over an image
 HEADS = "viridis"
 TRUE, PREDICTED = SERIES[2], SERIES[0]  #: colours of the true class and of others
 COLUMNS = 5  #: at most, of pictures in a row of a comparison
-MAX_AXIS_CHARACTERS = 34  #: characters that the height of a figure has room for
+
+
+def to_picture(image_HWC: Array) -> Image.Image:
+    """Return an image in [0, 1] as an RGB picture of at most ``SIDE`` pixels a side; small pixels become squares.
+
+    Of more than three channels the first three are shown, of two the first.
+    """
+    colour_HWC = image_HWC[..., :3] if image_HWC.shape[2] >= 3 else image_HWC[..., :1].repeat(3, axis=2)
+    picture = Image.fromarray(np.rint(colour_HWC * 255).astype(np.uint8))
+    factor = SIDE // max(picture.size)
+    if factor:
+        return picture.resize((factor * picture.width, factor * picture.height), Image.Resampling.NEAREST)
+    picture.thumbnail((SIDE, SIDE))
+    return picture
+
+
+def to_map(heat_YX: Array, size: tuple[int, int], how: Image.Resampling = Image.Resampling.NEAREST) -> Image.Image:
+    """Return values over a grid as an RGB picture of a width and a height, in colours from 0 to the largest value."""
+    share_YX = (heat_YX / max(float(heat_YX.max()), 1e-12)).astype(np.float32)
+    share_HW = np.asarray(Image.fromarray(share_YX).resize(size, how))
+    return Image.fromarray(np.ascontiguousarray(colormaps[HEAT](share_HW, bytes=True)[..., :3]))
+
+
+def overlay(image_HWC: Array, heat_YX: Array) -> Image.Image:
+    """Return :func:`to_picture` below :func:`to_map`, which is interpolated bilinearly and has ``OPACITY``.
+
+    Every value stands in the centre of its patch.
+    """
+    picture = to_picture(image_HWC)
+    return Image.blend(picture, to_map(heat_YX, picture.size, Image.Resampling.BILINEAR), OPACITY)
+
+
+def share_right(predicted_HW: Labels, truth_HW: Labels | None) -> float | None:
+    """Return the share of pixels with the right class, of those with a label; None if there are none to compare."""
+    if truth_HW is None or predicted_HW.shape != truth_HW.shape or (truth_HW == IGNORED).all():
+        return None
+    return float((predicted_HW == truth_HW)[truth_HW != IGNORED].mean())
 
 
 def attention_overlay(
     image_HWC: Array, heat_YX: Array, *, title: str, predictions: Sequence[tuple[str, float]], truth: str | None
 ) -> Figure:
-    """Draw the image, the heatmap over it, the image darkened where the heatmap is low, and the top predictions.
+    """Draw the image, the map of attention, the map over the image, and the top predictions.
 
     Args:
-        image_HWC: in [0, 1]; of more than three channels the first three are shown, of two the first.
-        heat_YX: over the grid of patches; scaled to its own largest value.
-        title: of the heatmap.
+        image_HWC: in [0, 1], see :func:`to_picture`.
+        heat_YX: over the grid of patches, as shares of the attention; drawn from 0 to its largest value.
+        title: of the map.
         predictions: label and probability, best first; none are drawn if it is empty.
         truth: the true label, marked among the predictions; None where it is not known.
     """
     widths = [1, 1, 1, *([0.9] if predictions else [])]
     figure = _new_figure(11.5 * sum(widths) / 3.9, 3.3)
-    first, middle, right, *others = figure.subplots(1, len(widths), width_ratios=widths)
-    _show_image(first, image_HWC, "image")
-    _show_image(middle, image_HWC, title)
-    heatmap = _draw_overlay(middle, image_HWC, _scale_to_maximum(heat_YX))
-    figure.colorbar(heatmap, ax=middle, shrink=0.8, label="attention relative to its maximum")
-    _show_image(right, image_HWC, "image weighted by it")
-    _draw_overlay(right, image_HWC, np.zeros_like(heat_YX), alpha=0.85 * (1 - _scale_to_maximum(heat_YX)), cmap="gray")
-    for bars in others:
+    axes = figure.subplots(1, len(widths), width_ratios=widths)
+    picture = to_picture(image_HWC)
+    shown = {"image": picture, title: to_map(heat_YX, picture.size), "map over the image": overlay(image_HWC, heat_YX)}
+    for axis, (name, each) in zip(axes, shown.items(), strict=False):
+        _show_picture(axis, each, name)
+    _add_scale(figure, axes[1], float(heat_YX.max()), "share of the attention")
+    for bars in axes[3:]:
         _draw_predictions(bars, predictions, truth)
     return figure
 
@@ -66,26 +107,31 @@ def _draw_predictions(bars: Any, predictions: Sequence[tuple[str, float]], truth
     bars.set_title(f"top {len(names)} predictions{note}", fontsize=9)
 
 
-def side_by_side(
-    models: Mapping[str, tuple[Array, Array, Sequence[tuple[str, float]]]], *, title: str, truth: str | None
-) -> Figure:
-    """Draw the image, and beside it the heatmap of each model over it, with the model's name and best prediction.
+class Panel(NamedTuple):
+    """A model in a figure of several."""
+
+    image_HWC: Array  #: in [0, 1], as the model reads it
+    heat_YX: Array  #: over the grid of patches, as shares of the attention
+    answer: str  #: its prediction; empty if it has none
+    is_wrong: bool  #: whether the prediction is known to be wrong, which is drawn in red
+
+
+def side_by_side(models: Mapping[str, Panel], *, title: str, truth: str | None) -> Figure:
+    """Draw the image, and beside it the map of each model over it, with the model's name and its prediction.
 
     Args:
-        models: name to the image as that model reads it, (H, W, C) in [0, 1]; its heatmap over the grid of patches,
-            scaled to its own maximum; and labels with their probabilities, best first, empty if it predicts none.
+        models: name to panel; each map is drawn from 0 to its own largest value, which is written below it.
         title: of the figure.
-        truth: the true label; a wrong prediction is named in red.
+        truth: the true label; None where it is not known.
     """
     figure, (first, *others) = _panels(len(models) + 1)
-    _show_image(first, next(iter(models.values()))[0], "image" if truth is None else f"image: {truth}")
-    for axis, (name, (image_HWC, heat_YX, predictions)) in zip(others, models.items(), strict=True):
-        _show_image(axis, image_HWC, name)
-        heatmap = _draw_overlay(axis, image_HWC, _scale_to_maximum(heat_YX))
-        for label, share in predictions[:1]:
-            right = truth is None or label == truth
-            axis.set_xlabel(f"predicts {label} ({share:.0%})", fontsize=8, color=INK if right else ALARM)
-    figure.colorbar(heatmap, ax=[first, *others], shrink=0.7, label="attention relative to its maximum")
+    picture = to_picture(next(iter(models.values())).image_HWC)
+    _show_picture(first, picture, "image" if truth is None else f"image: {truth}")
+    for axis, (name, panel) in zip(others, models.items(), strict=True):
+        _show_picture(axis, overlay(panel.image_HWC, panel.heat_YX), name)
+        lines = [panel.answer, f"largest share {percent(panel.heat_YX.max())}"]
+        axis.set_xlabel("\n".join(filter(None, lines)), fontsize=8, color=ALARM if panel.is_wrong else INK)
+    _add_scale(figure, [first, *others], 1, "attention relative to its maximum")
     figure.suptitle(title, fontsize=10)
     return figure
 
@@ -108,19 +154,22 @@ def label_maps(
     colours = [colormaps["tab20"](index)[:3] for index in (*range(0, 20, 2), *range(1, 20, 2))]
     colour_of = {label: colours[index % len(colours)] for index, label in enumerate(classes)}
     figure, (first, *others) = _panels(len(maps) + 1)
-    _show_image(first, image_HWC, "image")
+    _show_picture(first, to_picture(image_HWC), "image")
     for axis, (name, map_HW) in zip(others, maps.items(), strict=True):
         picture_HWC = np.ones((*map_HW.shape, 3))  # pixels without a label stay white
         for label, colour in colour_of.items():
             picture_HWC[map_HW == label] = colour
-        _show_image(axis, picture_HWC, name)
-        if truth_HW is not None and name in predicted and map_HW.shape == truth_HW.shape:
-            right_M = (map_HW == truth_HW)[truth_HW != IGNORED]
-            if right_M.size:
-                axis.set_xlabel(f"{right_M.mean():.0%} of the pixels right", fontsize=8)
+        _show_picture(axis, to_picture(picture_HWC), name)
+        if name in predicted and (share := share_right(map_HW, truth_HW)) is not None:
+            axis.set_xlabel(f"{percent(share)} of the pixels right", fontsize=8)
     patches = [Patch(color=colour_of[label], label=labels[label] if labels else str(label)) for label in classes]
     figure.legend(handles=patches, loc="outside right center", frameon=False, fontsize=8)
     return figure
+
+
+def percent(share: float) -> str:
+    """Return a share in percent, such as ``3.4 %``."""
+    return f"{100 * share:.1f} %"
 
 
 def add_caption(figure: Figure, text: str) -> None:
@@ -164,10 +213,10 @@ def position_grids(similarity_YXYX: Array) -> Figure:
     return figure
 
 
-def depth_curve(values: Array, ylabel: str) -> Figure:
-    """Draw numbers by depth; depth 0 is before the first block."""
-    figure, axis = _new_plot("depth, blocks", "\n".join(textwrap.wrap(ylabel, MAX_AXIS_CHARACTERS)))
-    axis.plot(values, "o-", ms=4)
+def norms(ratio_L: Array) -> Figure:
+    """Draw the largest norm of patch tokens over the median by depth; depth 0 is before the first block."""
+    figure, axis = _new_plot("depth, blocks", "norm of patch tokens,\nlargest over median")
+    axis.plot(ratio_L, "o-", ms=4)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
 
@@ -199,18 +248,13 @@ def _panels(count: int) -> tuple[Figure, list[Any]]:
     return figure, list(axes.flat[:count])
 
 
-def _show_image(axis: Any, image_HWC: Array, title: str) -> None:
-    picture = image_HWC[..., :3] if image_HWC.shape[2] >= 3 else image_HWC[..., 0]  # colours, or the first as grey
-    axis.imshow(picture, cmap="gray", vmin=0, vmax=1)
+def _show_picture(axis: Any, picture: Image.Image, title: str) -> None:
+    axis.imshow(np.asarray(picture))
     axis.set(xticks=[], yticks=[])
     axis.set_title("\n".join(textwrap.wrap(title, 28)), fontsize=9)
 
 
-def _draw_overlay(axis: Any, image_HWC: Array, values_YX: Array, alpha: Any = 0.6, cmap: str = HEAT) -> Any:
-    """Draw values over an image that :func:`_show_image` has drawn; bilinearly, so that a coarse grid looks smooth."""
-    extent = (-0.5, image_HWC.shape[1] - 0.5, image_HWC.shape[0] - 0.5, -0.5)
-    return axis.imshow(values_YX, cmap=cmap, alpha=alpha, vmin=0, vmax=1, extent=extent, interpolation="bilinear")
-
-
-def _scale_to_maximum(heat_YX: Array) -> Array:
-    return heat_YX / max(float(heat_YX.max()), 1e-12)
+def _add_scale(figure: Figure, axes: Any, largest: float, label: str) -> None:
+    """Add the scale of the colours of maps, from 0 to a share, beside some axes."""
+    colours = ScalarMappable(Normalize(0, largest), HEAT)
+    figure.colorbar(colours, ax=axes, shrink=0.7, label=label, format=PercentFormatter(1, symbol=" %"))

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from vitlab.colours import SERIES
 from vitlab.comparison import Verdict
-from vitlab.explain import SERIES
 from vitlab.report import phrasing
 from vitlab.report.drawing import svg_to_element
 from vitlab.report.phrasing import DASH, Column, Columns, Row, Scale, format_duration
@@ -23,11 +23,7 @@ _NOT_IN_HTML = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\
 
 
 def render_page(content: Content) -> str:
-    """Return the page; every text is escaped, figures are inline."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    loader = PackageLoader("vitlab", "report")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    """Return the page; figures are inline."""
     report, analysis = content.report, content.report.analysis
     # A row without a verdict is no comparison; without any, there is an answer for each arm.
     verdicts = [row.verdict for row in report.sections["blocks"]] or [row["verdict"] for row in report.arms]
@@ -36,19 +32,33 @@ def render_page(content: Content) -> str:
     claims = [answer for answer in answers if answer[1] not in ("cannot-tell", "refused")]
     many = bool(report.overview) and len(answers) > phrasing.OVERVIEW_FROM
     parts = [_section_context(content, name, part) for name, part in all_sections().items()]
-    text = environment.get_template("report.html.j2").render(
-        report=report,
+    values = {
+        "report": report,
         # Of many answers, those with a verdict come first; the others are folded.
-        answers=claims if many else answers,
-        few=phrasing.OVERVIEW_FROM,
-        all_answers=answers if many else [],
-        parts=[part for part in parts if part["table"] or part["figure"] or part["images"]],
-        trials=_table_context(trial_columns(report.trials, report.units)),
-        judged=f"{analysis.metric} ({analysis.direction}, {analysis.at} evaluation)",
-        series=SERIES,
-    )
+        "answers": claims if many else answers,
+        "few": phrasing.OVERVIEW_FROM,
+        "all_answers": answers if many else [],
+        "parts": [part for part in parts if part["table"] or part["figure"] or part["images"]],
+        "trials": _table_context(trial_columns(report.trials, report.units)),
+        "judged": f"{analysis.metric} ({analysis.direction}, {analysis.at} evaluation)",
+    }
+    return fill_template("report.html.j2", values)
+
+
+def fill_template(name: str, values: Mapping[str, object]) -> str:
+    """Return the page of a template in this package; every text is escaped."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("vitlab", "report")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    text = environment.get_template(name).render(values, series=SERIES)
     # What is invalid in HTML, or changes the direction of the text around it.
     return _NOT_IN_HTML.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def png_address(png: bytes) -> str:
+    """Return the address of a PNG that is part of its page."""
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
 def trial_columns(rows: Sequence[Row], units: Mapping[str, str]) -> list[Column]:
@@ -81,8 +91,7 @@ def _section_context(content: Content, name: str, part: Section[Any]) -> Mapping
     store = content.findings and content.findings.store
     for image in part.images(rows, store) if store else ():
         with suppress(OSError):  # deleted since; the page omits it
-            data = base64.b64encode(image.file.read_bytes()).decode()
-            images.append((f"data:image/png;base64,{data}", image.alternative, image.caption))
+            images.append((png_address(image.file.read_bytes()), image.alternative, image.caption))
     more = [column for column in columns if column.rank >= SECONDARY]
     return {
         "name": name,

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vitlab.explain import ALARM, GREY, INK, SERIES
+from vitlab.colours import ALARM, GREY, INK, SERIES
 from vitlab.planning.values import Plan, Planned, Trial
 from vitlab.spec import Analysis
 from vitlab.spec.design import format_value

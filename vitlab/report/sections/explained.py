@@ -40,8 +40,8 @@ class Explained(Section[Rollout]):
             subject = f"{row.arm}, seed {row.seed}, test image {row.image}"
             token = "patches" if row.of == "mean" else f"{row.of} token"
             text = (
-                f"{subject}: the image, attention of the {token} rolled out over all blocks, the image seen through "
-                "it, and the most probable classes"
+                f"{subject}: the image, attention of the {token} rolled out over all blocks, as a map and over the "
+                "image, and the most probable classes"
             )
             yield Image(store.root / row.file, text, f"{text}.")
 
