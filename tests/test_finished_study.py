@@ -168,6 +168,7 @@ class Noted(Replay):
     title = "Noted"
     deliveries = 0
     where = "here"
+    has_address = True
 
     def place(self) -> str:
         return self.where
@@ -179,9 +180,9 @@ class Noted(Replay):
     def write(self, news: TrialUpdate, mark: Cursor | None) -> Cursor:
         return 1
 
-    def finish(self, report: Sequence[Path]) -> str:
+    def finish(self, report: Sequence[Path]) -> str | None:
         assert any(file.name == "report.html" for file in report)
-        return f"noted://{self.where}"
+        return f"noted://{self.where}" if self.has_address else None
 
 
 def test_delivery_is_judged_by_its_record(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +193,7 @@ def test_delivery_is_judged_by_its_record(finished: Path, monkeypatch: pytest.Mo
     def delivered() -> bool:
         Noted.deliveries = 0
         answer, _ = run()
-        assert answer.link == f"noted://{Noted.where}" and answer.tracker == "Noted"
+        assert answer.link == (f"noted://{Noted.where}" if Noted.has_address else "") and answer.tracker == "Noted"
         return Noted.deliveries > 0
 
     assert delivered() and not delivered() and not delivered()
@@ -204,6 +205,9 @@ def test_delivery_is_judged_by_its_record(finished: Path, monkeypatch: pytest.Mo
     assert delivered() and not delivered()
     monkeypatch.setattr(Noted, "where", "here")
     assert delivered(), "the report was delivered to another place last"
+    monkeypatch.setattr(Noted, "where", "there")
+    monkeypatch.setattr(Noted, "has_address", False)
+    assert delivered() and not delivered()
 
 
 def test_trainings_of_other_processes_are_counted_apart(finished: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import html
 import itertools
 import json
 import math
@@ -796,14 +797,21 @@ def test_superseded_run_is_not_left_running(runs: Runs, monkeypatch: Patch) -> N
     assert [run.info.status for run in runs.runs(kind="superseded")] == ["KILLED"]
 
 
-def test_damaged_picture_delays_neither_points_nor_files(runs: Runs, caplog: pytest.LogCaptureFixture) -> None:
-    picture = runs.folder("baseline", 0).path / "explain" / "test-3" / "rollout.png"
+def test_damaged_and_linked_files_delay_neither_points_nor_files(runs: Runs, tmp_path: Path, caplog: Any) -> None:
+    folder, mine = runs.folder("baseline", 0), tmp_path / "mine"
+    picture = folder.path / "explain" / "test-3" / "rollout.png"
     picture.parent.mkdir(parents=True)
     picture.write_bytes(b"no picture")
-    assert runs.tracker().close()
+    mine.write_text("mine")
+    links = [folder.predictions, picture.with_name("mine.json"), runs.report[0].with_name("mine.html")]
+    for link in links:
+        link.symlink_to(mine)
+    assert runs.tracker().close(runs.report)
     holds_all_once(runs)
     assert "spec.json" in artifacts(runs, runs.runs()[0].info.run_id)
-    assert "rollout.png" in caplog.text
+    assert all(str(file) in caplog.text for file in (picture, *links))
+    stored = [file.read_bytes() for file in (runs.out / "mlartifacts").rglob("*") if file.is_file()]
+    assert b"no picture" in stored and b"mine" not in stored
 
 
 def test_journal_with_damaged_first_line_has_run(runs: Runs) -> None:
@@ -981,8 +989,6 @@ def test_trials_are_flat_and_arms_have_intervals(delivered: Runs) -> None:
     assert len({frozenset(run.data.params) for run in runs}) == 1, "runs are compared by parameters all of them have"
     assert {run.data.params["model.position"] for run in runs} == {"learned", "none"}
     assert {run.data.params["train.effective_batch_size"] for run in runs} == {"16"}
-    assert len({(run.data.tags["arm"], run.data.tags["mlflow.runColor"]) for run in runs}) == 2
-
     arms = delivered.runs("tiny/arms", kind="arm")
     assert [arm.info.run_name for arm in arms] == list(ARMS)
     for arm in arms:
@@ -995,6 +1001,29 @@ def test_trials_are_flat_and_arms_have_intervals(delivered: Runs) -> None:
         [row] = [row for row in arms_data if row["arm"] == arm.info.run_name]
         for what in ("mean", "sd", "low", "n", "difference", "p_corrected"):
             assert arm.data.metrics.get(f"{what}/val/accuracy") == row[what], "what is judged is the report's"
+        assert arm.data.tags["verdict"] == (row["verdict"] or "-")
+
+
+def test_each_of_ten_arms_has_its_colour() -> None:
+    """By the code of the installed page, which computes the colour of a group from the name of the group."""
+    [page] = (Path(mlflow.__file__).parent / "server/js/build/static/js").glob("main.*.js")
+    code = page.read_text()
+    assert re.search(
+        r"(\w)=\(\1\+\w\.charCodeAt\(\w\)\)%255,(\w)=\(\2\+\1\)%255;return \w\.T\[\(\1\|\2<<8\)%\w\.T", code
+    )
+    [palette] = [json.loads(text) for text in re.findall(r'T:\(\)=>\w\}\);const \w=(\["#[^\]]*\])', code)]
+    arms = ["baseline", "position=none", *(f"depth={number}" for number in range(8))]
+    colours = set[str]()
+    for place, arm in enumerate(arms):
+        tags = records.page_tags({arm: place}, arm)
+        label = tags["arm label"]
+        letters = [ord(letter) for letter in f"tag.arm label.{label}"]
+        low = sum(letters) % 255
+        high = sum((len(letters) - place) * letter for place, letter in enumerate(letters)) % 255
+        assert palette[(low | high << 8) % len(palette)] == tags["mlflow.runColor"]
+        assert label.rstrip(" ") == arm
+        colours.add(tags["mlflow.runColor"])
+    assert len(colours) == 10
 
 
 def test_saved_view_groups_by_arm_and_charts_existing_metrics(delivered: Runs) -> None:
@@ -1017,8 +1046,9 @@ def test_saved_view_groups_by_arm_and_charts_existing_metrics(delivered: Runs) -
     assert state["groupBy"]["aggregateFunction"] == "average"
     for run in delivered.runs():
         stored_tags = run.data.tags if key["mode"] == "tag" else run.data.params
-        assert stored_tags[key["groupByData"]] == run.data.tags["arm"]
-        assert state["groupsExpanded"][f"{key['mode']}.{key['groupByData']}.{run.data.tags['arm']}"] is False
+        label = stored_tags[key["groupByData"]]
+        assert label.rstrip() == run.data.tags["arm"]
+        assert state["groupsExpanded"][f"{key['mode']}.{key['groupByData']}.{label}"] is False
     order = [f"{state['orderByKey']} {'ASC' if state['orderByAsc'] else 'DESC'}"]
     runs_shown = delivered.client.search_runs([experiment.experiment_id], state["searchFilter"], order_by=order)
     assert [run.info.run_name for run in runs_shown] == [f"{arm}/s{seed}" for seed in SEEDS for arm in ARMS]
@@ -1062,7 +1092,12 @@ def test_description_has_report_and_links(delivered: Runs) -> None:
     [study] = delivered.runs(kind="study")
     report = (delivered.out / "studies/tiny/report/report.md").read_text()
     title, *lines = report.splitlines()
-    assert len(note) <= 20_000 and note.startswith(f"**{title.removeprefix('# ')}**")
+    answers = json.loads((delivered.out / "studies/tiny/report/report.json").read_text())["answers"]
+    of_arms = delivered.client.get_experiment_by_name("tiny/arms").tags["mlflow.note.content"]
+    for text in (note, of_arms):
+        first, _, _ = text.partition("\n")
+        assert html.unescape(first) == f"**{' '.join(answers)}**" and "report%2Fsmall%2Farms.png" in text
+    assert len(note) <= 20_000 and f"\n{title.removeprefix('# ')}\n" in note
     for line in lines:
         assert "\\" in line or line.startswith("![") or line in note
     files = artifacts(delivered, study.info.run_id, "report")
@@ -1086,11 +1121,11 @@ def test_description_has_report_and_links(delivered: Runs) -> None:
 def test_long_description_is_cut_at_line_and_names_are_escaped() -> None:
     short, long = (
         dashboard.describe_study(
-            "# a\n\n" + "a line of it\n" * number, ["[x](#/y)"], [("<b>|[x](javascript:y)", ["[s0](#)"])], "r"
+            "# a\n\n" + "a line of it\n" * number, "b", ["[x](#/y)"], [("<b>|[x](javascript:y)", ["[s0](#)"])], "r"
         )
         for number in (3, 3000)
     )
-    assert short.startswith("**a**\n\n[x](#/y)"), "no heading, of which the closed page shows a half"
+    assert short.startswith("**b**\n\na\n\n[x](#/y)"), "no heading, of which the closed page shows a half"
     assert len(long) <= dashboard.LIMIT and long.endswith("a line of it" + dashboard.MORE)
     row = short.splitlines()[-1]
     assert row.count("|") == 3 and "<" not in row and "[x]" not in row and "](javascript" not in row
@@ -1354,7 +1389,9 @@ def test_ui_opens_latest_or_named_study(tmp_path: Path, monkeypatch: Patch) -> N
         plan.write_text("{}")
         os.utime(plan, (1e9 + number, 1e9 + number))
         if name != "undelivered":
-            plan.with_name("mlflow-pages.json").write_text(json.dumps({"embedded": {"study": str(number + 1)}}))
+            plan.with_name("mlflow-pages.json").write_text(
+                json.dumps({"embedded": {"study": str(number + 1), "arms": "7"}})
+            )
 
     class Stopped:
         def wait(self) -> int:
@@ -1369,8 +1406,9 @@ def test_ui_opens_latest_or_named_study(tmp_path: Path, monkeypatch: Patch) -> N
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     for words, number in ((["ui"], 2), (["ui", "older"], 1)):
         shown = runner.invoke(cli.cli, [*words, "--out", str(tmp_path)])
-        first = shown.output.splitlines()[1]
+        first, second = shown.output.splitlines()[1:3]
         assert first.startswith("older " if number == 1 else "newer ") and f"/experiments/{number}/" in first
+        assert "/experiments/7/" in second and second.endswith("(arms with intervals)")
     wrong = runner.invoke(cli.cli, ["ui", "oldr", "--out", str(tmp_path)])
     assert re.search(r"study 'oldr' has not been delivered .* Did you mean 'older'\?", str(wrong.exception))
     assert served == [tmp_path.resolve()] * 2

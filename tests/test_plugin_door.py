@@ -109,7 +109,6 @@ CALLED = {
     "tracker": {
         *(
             "close",
-            "is_up_to_date",
             "deliver",
             "marks",
             "sync",

@@ -242,20 +242,11 @@ def test_failing_trial_does_not_block_others_and_nothing_is_lost(tmp_path: Path,
 
     store, board = rehearsed(tmp_path, Trips)
     board.update()
-    assert board.close() is None and board.close() is None and not board.is_up_to_date
+    assert board.close() is None and board.close() is None
     assert caplog.text.count("Lines is not up to date: a board that is away") == 1
     assert sum(lines(store).values()) == 3 * (6 + 1)
     assert rehearsed(tmp_path)[1].close() == "somewhere"
     assert lines(store) == journalled(store) + Counter({"done": 4})
-
-
-def test_tracker_without_address_is_up_to_date_after_delivery(tmp_path: Path) -> None:
-    class Nameless(Lines):
-        def finish(self, report: Sequence[Path]) -> Any:
-            return None
-
-    board = rehearsed(tmp_path, Nameless)[1]
-    assert not board.is_up_to_date and board.close() is None and board.is_up_to_date
 
 
 def test_unreachable_tracker_is_retried_with_backoff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,8 +361,7 @@ def test_report_of_a_run_without_the_tracker_is_delivered_by_the_next(no_figures
 def test_default_tracker_is_mlflow_and_none_disables(tmp_path: Path) -> None:
     assert RunSpec().tracker.type == "mlflow"
     nothing = slot("tracker").build("none", results.small_plan(), Store(tmp_path), RunSpec())
-    nothing.update()
-    assert nothing.close() is None and not list(tmp_path.iterdir())
+    assert not nothing.title and nothing.deliver(final=True, report=()) is None and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,8 @@ def _report_and_deliver(plan: Plan, session: Session, on_report: Callable[[Rende
     if report.is_current(plan, session.store):
         if on_report is not None:
             on_report(partial(report.render, plan, session.store))
-        return delivery.recorded_link() or delivery.close(sorted(folder.iterdir()), say)
+        link = delivery.recorded_link()
+        return delivery.close(sorted(folder.iterdir()), say) if link is None else link
     mark_undelivered(folder.parent)
     delivery.update()  # while the report is written
     with status("comparing the arms"):

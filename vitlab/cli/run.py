@@ -188,6 +188,6 @@ def _closing_lines(answer: Answer) -> str:
         start = f"   (start it: {answer.start_command})" if answer.start_command else ""
         lines.append(f"{answer.tracker:{width}}{answer.link}{start}")
         lines += [f"{'':{width}}{note}" for note in answer.link_notes]
-    elif answer.tracker:
+    elif answer.tracker and answer.link is None:
         lines.append(f"{answer.tracker:{width}}not reached; 'vitlab sync' delivers what is missing.")
     return "\n".join(lines)

@@ -32,12 +32,12 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from vitlab.errors import UserError
+from vitlab.errors import UserError, list_some
 from vitlab.planning.values import Plan
 from vitlab.registry import Slot
 from vitlab.spec import RunSpec
@@ -56,7 +56,6 @@ class Tracker(ABC):
     """Display of one plan's trials."""
 
     title: ClassVar[str]  #: display name, one word
-    is_up_to_date: bool = False  #: True if the last delivery succeeded
 
     def __init__(self, plan: Plan, store: Store, run: RunSpec) -> None:
         """Set up the tracker without heavy imports or connections; a subclass's options follow by keyword.
@@ -141,7 +140,7 @@ class Tracker(ABC):
         """Deliver everything, including the report's files.
 
         Returns:
-            The address to open; None if the destination was unreachable.
+            The address to open, empty if the tracker has none; None if the destination was unreachable.
         """
         return self._attempt(final=True, report=report)
 
@@ -151,7 +150,7 @@ class Tracker(ABC):
         :attr:`delivered` then has the number of missing items by kind.  By default nothing is checked.
 
         Returns:
-            The address to open; None if the destination was unreachable.
+            The same as :meth:`close`.
         """
         return self.close(report)
 
@@ -166,10 +165,9 @@ class Tracker(ABC):
         self._warned = True
 
     def _attempt(self, *, final: bool, report: Sequence[Path]) -> str | None:
-        self.is_up_to_date = False
         try:
             with lock(self.folder / f".{self.title.lower()}.lock", wait_s=WAIT_S if final else 0.0):
-                link = self.deliver(final=final, report=report)
+                link = self.deliver(final=final, report=files_within(self.store.root, report))
         except LockHeld as error:
             if final:
                 log.warning("%s: %s; 'vitlab sync' delivers what it leaves", self.title, error)
@@ -179,8 +177,22 @@ class Tracker(ABC):
             self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
             self.warn(error)
             return None
-        self.is_up_to_date, self._pause_s, self._warned = True, PAUSE_S, False
-        return link
+        self._pause_s, self._warned = PAUSE_S, False
+        return link or ""
+
+
+def files_within(root: Path, files: Iterable[Path]) -> list[Path]:
+    """Return the files that exist.  Those behind a link that leads out of the output folder are named and left out.
+
+    An output folder may come from other people, and such a link may lead to any file of the user.
+    """
+    there = [file for file in files if file.is_file()]
+    outside = [file for file in there if not file.resolve().is_relative_to(root.resolve())]
+    if outside:
+        log.warning(
+            "not delivered, because links lead out of %s: %s; delete the links", root, list_some(map(str, outside))
+        )
+    return [file for file in there if file not in outside]
 
 
 class LockHeld(Exception):
@@ -231,12 +243,5 @@ class Untracked(Tracker):
         pass
 
     def deliver(self, *, final: bool, report: Sequence[Path]) -> str | None:
-        """Do nothing."""
-        return None
-
-    def update(self) -> None:
-        """Do nothing."""
-
-    def close(self, report: Sequence[Path] = ()) -> str | None:
         """Do nothing."""
         return None

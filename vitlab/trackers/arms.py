@@ -18,14 +18,13 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitlab.planning.values import Arm, Plan
 from vitlab.spec import Analysis
-from vitlab.store.files import read_json, require_mapping
 from vitlab.store.folders import TrialFolder
 from vitlab.store.result import Ending
-from vitlab.trackers import dashboard, records, service
+from vitlab.trackers import dashboard, files_within, records, service
 from vitlab.trackers.replay import TrackedTrial
 from vitlab.trackers.trials import FINISHED, SUPERSEDED
 
@@ -36,26 +35,41 @@ OWN = ("mean", "sd", "low", "high", "n")
 COMPARED = ("difference", "difference_low", "difference_high", "p", "p_corrected", "planned", "diverged", "failed")
 """Further columns of the report's summary."""
 
+COLUMNS = ("mean", "low", "high", "difference", "difference_low", "difference_high", "p_corrected")
+VERDICT = "verdict"  #: tag
 Points = dict[str, float]  #: metric to value
 
 
-def summarize_arms(plan: Plan, report: Sequence[Path]) -> dict[str, Points]:
-    """Return the values over the seeds of each arm, by arm; empty if there is no report."""
-    file = next((path for path in report if path.name == "report.json"), None)
-    content = (file and read_json(file, require_mapping)) or {"arms": ()}
-    points: dict[str, Points] = {}
-    for row in content["arms"]:
-        values = {column: row.get(column) for column in (*OWN, *COMPARED)}
-        points[str(row["arm"])] = {
-            records.key(f"{column}/{plan.analysis.metric}"): float(value)
-            for column, value in values.items()
-            if value is not None and math.isfinite(value)
-        }
-    return {arm.name: points[arm.name] for arm in plan.arms if arm.name in points}
+class Summary(NamedTuple):
+    """What the report says of an arm."""
+
+    verdict: str
+    points: Points
+
+
+def summarize_arms(plan: Plan, rows: Iterable[Mapping[str, Any]]) -> dict[str, Summary]:
+    """Return the verdicts and the values over the seeds, by arm, from the rows of ``report.json``."""
+    summaries: dict[str, Summary] = {}
+    for row in rows:
+        values = {records.key(f"{column}/{plan.analysis.metric}"): row.get(column) for column in (*OWN, *COMPARED)}
+        finite = {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
+        summaries[str(row["arm"])] = Summary(str(row.get("verdict") or records.ABSENT), finite)
+    return {arm.name: summaries[arm.name] for arm in plan.arms if arm.name in summaries}
+
+
+def state_answer(report: Mapping[str, Any]) -> str:
+    """Return in a line what ``report.json`` says: the arms of each verdict, or the sentence of the only comparison."""
+    arms: dict[str, list[str]] = {}
+    for row in report["arms"]:
+        if row.get("verdict"):
+            arms.setdefault(row["verdict"], []).append(row["arm"])
+    verdicts = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in arms.items())
+    answers = report["answers"]
+    return report.get("overview") or (verdicts if len(answers) > 1 else "") or " ".join(answers)
 
 
 def deliver_summaries(
-    client: MlflowClient, experiment: str, root: str, plan: Plan, points: Mapping[str, Points], varied: Sequence[str]
+    client: MlflowClient, experiment: str, root: str, plan: Plan, arms: Mapping[str, Summary], varied: Sequence[str]
 ) -> int:
     """Update the experiment of summaries, and return the number of runs written.
 
@@ -66,42 +80,45 @@ def deliver_summaries(
         experiment: id of the experiment.
         root: identifies this output folder among those that deliver to the same server.
         plan: the study.
-        points: values by arm, see :func:`summarize_arms`.
+        arms: see :func:`summarize_arms`.
         varied: names of the parameters that differ between arms.
     """
     numbers, common = records.numbers(plan), {"vitlab.kind": "arm", "vitlab.study": plan.study, "vitlab.root": root}
-    summaries = {name: {"arm": name, **common, **records.page_tags(numbers, name)} for name in points}  # tags by arm
+    missing = {
+        name: {
+            "arm": name,
+            VERDICT: arm.verdict,
+            dashboard.NOTE: arm.verdict,
+            **common,
+            **records.page_tags(numbers, name),
+        }
+        for name, arm in arms.items()
+    }  # tags by arm
     outdated = list[str]()
     for run in service.iterate_runs(client, experiment):
         arm, tags = run.data.tags.get("arm"), run.data.tags
-        is_current = arm in summaries and summaries[arm].items() <= tags.items() and run.info.status == FINISHED
-        if is_current and run.data.metrics == points[arm]:
-            del summaries[arm]
+        is_current = arm in missing and missing[arm].items() <= tags.items() and run.info.status == FINISHED
+        if is_current and run.data.metrics == arms[arm].points:
+            del missing[arm]
         elif tags.get("vitlab.root") == root:
             outdated.append(run.info.run_id)
     for arm in plan.arms:
-        if arm.name in summaries:
-            _write_run(client, experiment, arm, points[arm.name], summaries[arm.name])
+        if arm.name in missing:
+            _write_run(client, experiment, arm, arms[arm.name].points, missing[arm.name])
     for run_id in outdated:  # afterwards, as pages of a search move up with every deleted run
         client.delete_run(run_id)
     headline = plan.analysis.metric
+    names = set[str]().union(*(arm.points for arm in arms.values()))
+    columns = [f"metrics.`{column}/{headline}`" for column in COLUMNS]
     view = dashboard.View(
         "Arms with their intervals",
         "arm",
-        dashboard.sort_into_sections(set().union(*points.values()), headline, [f"{name}/{headline}" for name in OWN]),
-        columns=[f"metrics.`{column}/{headline}`" for column in (*OWN, "difference", "p_corrected")],
+        dashboard.sort_into_sections(names, headline, [f"{name}/{headline}" for name in OWN]),
+        columns=["attributes.`Description`", *columns],
         axes=(varied, [f"mean/{headline}", f"sd/{headline}"]),
     )
     dashboard.save_views(client, experiment, {dashboard.SUMMARY: view})
-    return len(summaries)
-
-
-def describe_experiment(plan: Plan) -> str:
-    """Return the description of the experiment."""
-    return (
-        f"**Arms of {plan.study} over their seeds**\n\nMean, standard deviation (sd) and interval (low, high) of "
-        f"{plan.analysis.metric} over n seeds, differences and corrected p values, as in the report."
-    )
+    return len(missing)
 
 
 def _write_run(client: MlflowClient, experiment: str, arm: Arm, points: Points, tags: Mapping[str, str]) -> None:
@@ -207,7 +224,7 @@ def _store_model(
     from mlflow.entities import LoggedModelOutput
 
     with tempfile.TemporaryDirectory() as place:
-        for file in (folder.spec, folder.weights_file):
+        for file in files_within(folder.path.parents[2], [folder.spec, folder.weights_file]):
             shutil.copy(file, place)
         (Path(place) / "README.md").write_text(README.format(name=item.name, model=model), encoding="utf-8")
         client.log_model_artifacts(model, place)

@@ -15,13 +15,13 @@ import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from urllib.parse import quote, urlencode
 
 from vitlab.trackers import service
-from vitlab.trackers.service import comparison_query
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -33,6 +33,14 @@ ARMS, TRIALS, SUMMARY = "vitlab-arms", "vitlab-trials", "vitlab-summary"
 
 ORDER = "vitlab.order"
 """Tag by which runs are sorted: the first seed of every arm precedes the second, because the page loads few runs."""
+
+GROUP = "arm label"
+"""Tag by which runs are grouped into arms, see :func:`group_label`."""
+
+COLOURS = {9: "#1f272d", 15: "#de7921", 19: "#3ba65e", 2: "#b45091", 8: "#facb66"}
+COLOURS |= {27: "#4299e0", 13: "#93320b", 25: "#0e538b", 12: "#8396a5", 22: "#c82d4c"}
+"""Colours of arms in the order of the design, by their places in the page's palette, near those of reports."""
+PALETTE = 29  #: number of colours in the page's palette
 
 LIMIT = 20_000  #: maximum length of an experiment tag in MLflow
 RUNS = 100  #: maximum number of bars in one chart
@@ -65,8 +73,20 @@ class View:
     columns: Sequence[str]  #: columns of the table, such as ``tags.`seed```
     axes: tuple[Sequence[str], Sequence[str]] = ((), ())
     """Parameters and metrics of a parallel-coordinates plot, one line per run; not drawn for grouped runs."""
-    arms: Sequence[str] = ()  #: arms to show as one bar and one line each, the mean of their runs; empty for every run
+    groups: Sequence[str] = ()
+    """Labels of arms to show as one bar and one line each, the mean of their runs; empty for every run."""
     images: Mapping[str, int] = field(default_factory=dict)  #: keys and first steps; not shown for grouped runs
+
+
+def comparison_query(view: str) -> str:
+    """Return the query string that opens the comparison page with a saved view: a table of the arms, else charts."""
+    mode = "TABLE" if view == SUMMARY else "CHART"
+    return f"workflowType=machine_learning&compareRunsMode={mode}&viewStateShareKey={view}"
+
+
+def comparison_link(base: str, experiment: str, view: str) -> str:
+    """Return the address of an experiment's comparison page, opened with a saved view."""
+    return f"{base}/#/experiments/{experiment}/runs?{comparison_query(view)}"
 
 
 def save_views(client: MlflowClient, experiment_id: str, views: Mapping[str, View]) -> int:
@@ -97,6 +117,31 @@ def sort_into_sections(metrics: Iterable[str], headline: str, first: Sequence[st
     return [section for section in (*found, Section("Other", rest, is_open=False)) if section.metrics]
 
 
+@cache
+def group_label(arm: str, place: int) -> str:
+    """Return an arm's name with as many spaces behind it as give its group the colour of its place.
+
+    The page computes the colour of a group from its tag and value, and no tag sets another one.  Browsers show no
+    spaces at the end.
+
+    Args:
+        arm: the name.
+        place: place of the arm in the design.
+    """
+    wanted = list(COLOURS)[place % len(COLOURS)]
+    labels = (arm + " " * spaces for spaces in range(1000))
+    return next((label for label in labels if _group_colour(f"tag.{GROUP}.{label}") == wanted), arm)
+
+
+def _group_colour(group: str) -> int:
+    """Return the place of a group's colour in the page's palette, as the page computes it."""
+    low = high = 0
+    for letter in group:
+        low = (low + ord(letter)) % 255
+        high = (high + low) % 255
+    return (low | high << 8) % PALETTE
+
+
 def view_state(view: View) -> Json:
     """Return the state of a saved view in the form that the comparison page stores."""
     charts: list[Json] = []
@@ -108,14 +153,14 @@ def view_state(view: View) -> Json:
         return name
 
     for index, (title, metrics, is_open) in enumerate(view.charts):
-        place = section(title, is_open, 3)
+        place = section(title, is_open, 2)
         charts += [_metric_chart(name, place) for name in metrics]
         if index == 0 and view.axes[0]:
             charts.append(_parallel_chart(*view.axes, section("Results by varied option", True, 1)))
     for album, names in groupby(sorted(view.images), key=lambda name: name.rpartition("/")[0] or name):
         place = section(f"Images: {album}", True, 1)  # one column, which leaves room for as many runs as possible
         charts += [_image_chart(name, view.images[name], place) for name in names]
-    by_arm = {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": "arm"}]}
+    by_arm = {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": GROUP}]}
     return {
         "searchFilter": f"tags.`vitlab.kind` = '{view.kind}'",
         "orderByKey": f"tags.`{ORDER}`",
@@ -126,9 +171,9 @@ def view_state(view: View) -> Json:
         "modelVersionFilter": "All Runs",
         "selectedColumns": list(view.columns),
         "runsHiddenMode": "SHOW_ALL",
-        "useGroupedValuesInCharts": bool(view.arms),
-        "groupBy": by_arm if view.arms else None,
-        "groupsExpanded": {f"tag.arm.{arm}": False for arm in view.arms},
+        "useGroupedValuesInCharts": bool(view.groups),
+        "groupBy": by_arm if view.groups else None,
+        "groupsExpanded": {f"tag.{GROUP}.{label}": False for label in view.groups},
         "hideEmptyCharts": True,
         "autoRefreshEnabled": True,
         "compareRunCharts": charts,
@@ -211,19 +256,36 @@ def escape_markdown(text: str) -> str:
     return "".join(f"&#{ord(char)};" if char in "\\`*_{}[]<>()|#~$&!:-" else char for char in " ".join(text.split()))
 
 
-def describe_study(report: str, links: Iterable[str], runs: Sequence[tuple[str, Sequence[str]]], run: str) -> str:
+def describe_arms(answer: str, metric: str, run: str) -> str:
+    """Return the description of the experiment of summaries.
+
+    Args:
+        answer: what the report says.
+        metric: the study's metric.
+        run: the id of the run that holds the figure of the arms; empty if there is none.
+    """
+    text = f"**{escape_markdown(answer)}**\n\nMean, standard deviation (sd) and interval (low, high) of "
+    text += f"{escape_markdown(metric)} over n seeds, differences and corrected p values, as in the report.\n"
+    return text + (f"\n{_picture('arms', 'arms.png', run)}\n" if run else "")
+
+
+def describe_study(
+    report: str, answer: str, links: Iterable[str], runs: Sequence[tuple[str, Sequence[str]]], run: str
+) -> str:
     """Return the description, truncated to whole lines within MLflow's limit.
 
-    The page shows the first line and a half until it is opened, so the title is a line of bold text, no heading.
+    The page shows the first line and a half until it is opened, so the answer comes first, in bold, and the question is
+    no heading.
 
     Args:
         report: the report as Markdown, with pictures named by their files.
+        answer: what it says.
         links: links to views, files and models.
         runs: arms and the links to their runs.
         run: the id of the run that holds the report's files.
     """
     title, _, rest = _adapt_markdown(report, run).partition("\n")
-    text = f"**{title.removeprefix('# ')}**\n\n{' · '.join(links)}\n{rest}"
+    text = f"**{escape_markdown(answer)}**\n\n{title.removeprefix('# ')}\n\n{' · '.join(links)}\n{rest}"
     table = ["", "## Runs", "", "| arm | runs |", "| --- | --- |"]
     table += [
         f"| {escape_markdown(arm)} | {' '.join(items[:SEEDS])}{' …' * (len(items) > SEEDS)} |" for arm, items in runs
@@ -245,9 +307,11 @@ def shrink_pictures(pictures: Iterable[Path], folder: Path) -> None:
 
 def _adapt_markdown(markdown: str, run: str) -> str:
     """Link pictures to the run's files and convert escapes to a form that MLflow's Markdown supports."""
-
-    def address(match: re.Match[str]) -> str:
-        return f"![{match[1]}](get-artifact?{urlencode({'path': f'{SMALL}/{match[2]}', 'run_uuid': run})})"
-
     escaped = re.sub(r"\\([<>&$#|])", lambda match: f"&#{ord(match[1])};", markdown)
-    return re.sub(r"^!\[([\w ]*)\]\((\w+\.png)\)$", address, escaped, flags=re.MULTILINE)
+    picture = re.compile(r"^!\[([\w ]*)\]\((\w+\.png)\)$", re.MULTILINE)
+    return picture.sub(lambda match: _picture(match[1], match[2], run), escaped)
+
+
+def _picture(title: str, file: str, run: str) -> str:
+    """Return a picture of the report as Markdown."""
+    return f"![{title}](get-artifact?{urlencode({'path': f'{SMALL}/{file}', 'run_uuid': run})})"

@@ -98,7 +98,7 @@ def sync(folder: str | Path, *, tracker: Choice | str | Mapping[str, Any] | None
         built: Tracker = trackers.build(choice, plan, store, run)
         if built.title:
             link = built.sync(sorted((file.parent / "report").glob("*")))
-            deliveries.append(Delivery(plan.study, link, built.delivered, link is not None or built.is_up_to_date))
+            deliveries.append(Delivery(plan.study, link or None, built.delivered, link is not None))
     if unreadable:
         raise UserError("\n".join(unreadable))
     return deliveries
@@ -136,13 +136,13 @@ class BackgroundDelivery:
         self._next_at = 0.0
 
     def recorded_link(self) -> str | None:
-        """Return the address of the study in its tracker; None if the tracker may lack something, by the records."""
+        """Return what the last delivery returned; None if the tracker may lack something, by the records."""
         tracker = self._tracker
         if not tracker.title:
             return None
         record = read_json(tracker.folder / DELIVERED, require_mapping) or {}
         link = record.get("link")
-        is_complete = record.get("place") == tracker.place() and tracker.undelivered() == 0
+        is_complete = record.get("place") == tracker.place() and not tracker.undelivered()
         return link if is_complete and isinstance(link, str) else None
 
     def update(self) -> None:
@@ -161,7 +161,7 @@ class BackgroundDelivery:
             say: shows a sentence.
 
         Returns:
-            The address to open; None if the destination was unreachable.
+            The address to open, empty if the tracker has none; None if the destination was unreachable.
 
         Raises:
             Interrupted: after Ctrl-C; a later delivery continues.
@@ -176,7 +176,7 @@ class BackgroundDelivery:
             if self._thread is not None:
                 self._thread.join()
             link = self._call("close", report)
-            if link and report:
+            if link is not None and report:
                 write_json(tracker.folder / DELIVERED, {"place": tracker.place(), "link": link})
             return link
         except KeyboardInterrupt:

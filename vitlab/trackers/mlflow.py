@@ -26,9 +26,9 @@ from vitlab.spec import RunSpec
 from vitlab.spec.changes import public
 from vitlab.store.files import read_json, require_mapping, write_json
 from vitlab.store.folders import Store
-from vitlab.trackers import arms, dashboard, delivery, records, service, tracker
+from vitlab.trackers import arms, dashboard, delivery, files_within, records, service, tracker
 from vitlab.trackers.replay import TUNING, Cursor, Replay, TrackedTrial, TrialUpdate, Unreachable
-from vitlab.trackers.service import PAGES, comparison_link, experiment_ids, parse_uri, reason_to_confirm
+from vitlab.trackers.service import PAGES, experiment_ids, parse_uri, reason_to_confirm
 from vitlab.trackers.trials import FAILED, FINISHED, KILLED, RUNNING, RunMark, TrialRuns, count_files, send_files
 
 log = logging.getLogger(__name__)
@@ -180,7 +180,7 @@ class MlflowTracker(Replay):
         if runs.created and self.address.artifacts is None:  # a response to a server's ``create_run`` may be lost
             runs.match(service.iterate_runs(runs.client, runs.experiment), self.trials, self._marks)
         self._deliver_study(report)
-        return comparison_link(self.address.links, runs.experiment, dashboard.ARMS)
+        return dashboard.comparison_link(self.address.links, runs.experiment, dashboard.ARMS)
 
     def start_command(self) -> str:
         """Return the command that serves the database in the output folder; empty for any other destination."""
@@ -190,7 +190,9 @@ class MlflowTracker(Replay):
         """Return the address of the experiment of summaries."""
         arms = experiment_ids(self.folder, self.address.name).get("arms")
         return (
-            [f"{comparison_link(self.address.links, arms, dashboard.SUMMARY)}   (arms with intervals)"] if arms else []
+            [f"{dashboard.comparison_link(self.address.links, arms, dashboard.SUMMARY)}   (arms with intervals)"]
+            if arms
+            else []
         )
 
     def _record_page(self, name: str, experiment: str) -> None:
@@ -221,7 +223,7 @@ class MlflowTracker(Replay):
             images |= {key: min(step, images.get(key, step)) for key, step in mark.images.items()}
         if (metrics, images) == self._viewed:
             return
-        of_arms = list(dict.fromkeys(item.planned.arm for item in self.trials if item.kind == "trial"))
+        groups = [dashboard.group_label(arm, place) for arm, place in records.numbers(self.plan).items()]
         headline = self.plan.analysis.metric
         first = [f"final/{headline}", f"best/{headline}", headline, "train/loss"]
         charts = dashboard.sort_into_sections(metrics, headline, first)
@@ -236,7 +238,7 @@ class MlflowTracker(Replay):
         ]
         axes = self._varied_params(), [name for name in dict.fromkeys(outcomes) if name in metrics]
         views = {
-            dashboard.ARMS: dashboard.View("Arms, as means over seeds", "trial", charts, columns, arms=of_arms),
+            dashboard.ARMS: dashboard.View("Arms, as means over seeds", "trial", charts, columns, groups=groups),
             dashboard.TRIALS: dashboard.View("Every trial", "trial", charts, columns, axes, images=images),
         }
         self.delivered["views"] += dashboard.save_views(session.client, session.experiment, views)
@@ -257,11 +259,17 @@ class MlflowTracker(Replay):
             dashboard.markdown_link("arms", experiment, view=dashboard.ARMS),
             dashboard.markdown_link("every trial", experiment, view=dashboard.TRIALS),
         ]
-        if points := arms.summarize_arms(self.plan, report):
-            tags = {"vitlab.study": self.plan.study, dashboard.NOTE: arms.describe_experiment(self.plan)}
-            name = f"{self.plan.study}/arms"
-            summary = service.ensure_experiment(client, name, self.address, name, tags).experiment_id
-            self.delivered["runs"] += arms.deliver_summaries(client, summary, self._root, self.plan, points, varied)
+        files = {path.name: path for path in report}
+        stored = read_json(files["report.json"], require_mapping) if "report.json" in files else None
+        content = stored or {"arms": (), "answers": ()}
+        answer = arms.state_answer(content) or self.plan.study
+        if summaries := arms.summarize_arms(self.plan, content["arms"]):
+            name, tags = f"{self.plan.study}/arms", {"vitlab.study": self.plan.study}
+            page = service.ensure_experiment(client, name, self.address, name, tags)
+            summary = page.experiment_id
+            self.delivered["runs"] += arms.deliver_summaries(client, summary, self._root, self.plan, summaries, varied)
+            text = dashboard.describe_arms(answer, self.plan.analysis.metric, run if "arms.png" in files else "")
+            service.set_experiment_tag(client, page, dashboard.NOTE, text)
             self._record_page("arms", summary)
             links.append(dashboard.markdown_link("arms with their intervals", summary, view=dashboard.SUMMARY))
         links += [
@@ -276,15 +284,15 @@ class MlflowTracker(Replay):
             if (mark := self._run_mark(item)) is not None
         ]
         if trained:
-            stored = arms.deliver_models(client, experiment, self._root, trained, self.plan.analysis)
+            model_ids = arms.deliver_models(client, experiment, self._root, trained, self.plan.analysis)
             models = f"#/experiments/{experiment}/models"
             links += [
                 f"[model of {dashboard.escape_markdown(arm)}]({models}/{model}{dashboard.TRAINING})"
-                for arm, model in stored.items()
+                for arm, model in model_ids.items()
             ]
-        text = next((path.read_text(encoding="utf-8") for path in report if path.name == "report.md"), None)
-        if text is not None:
-            text = dashboard.describe_study(text, links, self._links_to_runs(), run)
+        if "report.md" in files:
+            text = files["report.md"].read_text(encoding="utf-8")
+            text = dashboard.describe_study(text, answer, links, self._links_to_runs(), run)
             service.set_experiment_tag(client, client.get_experiment(experiment), dashboard.NOTE, text)
 
     def _links_to_runs(self) -> list[tuple[str, list[str]]]:
@@ -325,10 +333,9 @@ class MlflowTracker(Replay):
         client = self._session.client
         with tempfile.TemporaryDirectory() as temporary:
             place = Path(temporary)
-            for file in ("study.yaml", "plan.json"):
-                if (self.folder / file).exists():  # their addresses may hold passwords, which are masked
-                    text = public((self.folder / file).read_text(encoding="utf-8"))
-                    (place / file).write_text(text, encoding="utf-8")
+            for file in files_within(self.store.root, [self.folder / "study.yaml", self.folder / "plan.json"]):
+                text = public(file.read_text(encoding="utf-8"))  # an address may hold a password, which is masked
+                (place / file.name).write_text(text, encoding="utf-8")
             dashboard.shrink_pictures([path for path in report if path.suffix == ".png"], place / dashboard.SMALL)
             for path in report:
                 shutil.copy(path, place / "report")

@@ -13,13 +13,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vitlab.colours import ALARM, GREY, INK, SERIES
 from vitlab.planning.values import Plan, Planned, Trial
 from vitlab.spec import Analysis
 from vitlab.spec.design import format_value
 from vitlab.store.folders import Event
 from vitlab.store.result import TrialResult
-from vitlab.trackers.dashboard import ORDER
+from vitlab.trackers.dashboard import COLOURS, GROUP, ORDER, group_label
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +27,6 @@ ABSENT = "-"
 """Value of a parameter that an arm lacks: all runs have the same parameters."""
 
 LENGTH, KEY_LENGTH = 5000, 250  #: of tags and parameters, and of their names
-ARM_COLOURS = (*SERIES, INK, GREY, ALARM)
 
 
 class Point(NamedTuple):
@@ -96,7 +94,7 @@ def numbers(plan: Plan) -> dict[str, int]:
 
 
 def page_tags(numbers: Mapping[str, int], arm: str, seed: int = 0) -> dict[str, str]:
-    """Return the tags by which pages sort runs, by seed and then by arm, those of no arm last; and colour them.
+    """Return the tags by which pages sort runs, by seed and then by arm, those of no arm last; colour and group them.
 
     Args:
         numbers: see :func:`numbers`.
@@ -104,7 +102,10 @@ def page_tags(numbers: Mapping[str, int], arm: str, seed: int = 0) -> dict[str, 
         seed: its seed.
     """
     tags = {ORDER: f"{seed:09d} {numbers.get(arm, len(numbers)):06d}"}
-    return tags | {"mlflow.runColor": ARM_COLOURS[numbers[arm] % len(ARM_COLOURS)]} if arm in numbers else tags
+    if arm in numbers:
+        place = numbers[arm]
+        tags |= {"mlflow.runColor": list(COLOURS.values())[place % len(COLOURS)], GROUP: group_label(arm, place)}
+    return tags
 
 
 # -- points -----------------------------------------------------------------------------------------------------------

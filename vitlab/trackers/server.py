@@ -19,10 +19,13 @@ from pathlib import Path
 
 from vitlab.errors import UserError, VitlabError
 from vitlab.trackers import dashboard
-from vitlab.trackers.service import PROBE_S, artifact_folder, comparison_link, database_file, experiment_ids, parse_uri
+from vitlab.trackers.service import PROBE_S, artifact_folder, database_file, experiment_ids, parse_uri
 
 START_S = 120.0  #: time limit for the server's first response
 STOP_S = 10.0  #: time between SIGTERM and SIGKILL
+
+VIEWS = {"study": dashboard.ARMS, "arms": dashboard.SUMMARY}
+"""View that opens on each page of a study."""
 
 ENVIRONMENT = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
@@ -90,11 +93,17 @@ def reachable_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def study_links(root: Path, base: str) -> dict[str, str]:
-    """Return the page of every study in the database under ``root`` by name, the most recently planned first."""
+def study_links(root: Path, base: str, page: str = "study") -> dict[str, str]:
+    """Return a page of every study in the database under ``root`` by name, the most recently planned first.
+
+    Args:
+        root: the output folder.
+        base: address of the server.
+        page: ``study``, or ``arms`` for the summaries of studies that have a report.
+    """
     plans = sorted(root.glob("studies/*/plan.json"), key=lambda plan: plan.stat().st_mtime, reverse=True)
     return {
-        plan.parent.name: comparison_link(base, experiment, dashboard.ARMS)
+        plan.parent.name: dashboard.comparison_link(base, experiment, VIEWS[page])
         for plan in plans
-        if (experiment := experiment_ids(plan.parent, "embedded").get("study"))
+        if (experiment := experiment_ids(plan.parent, "embedded").get(page))
     }

@@ -75,16 +75,6 @@ class Address:
             return False
 
 
-def comparison_query(view: str) -> str:
-    """Return the query string that opens the comparison page with a saved view."""
-    return f"workflowType=machine_learning&compareRunsMode=CHART&viewStateShareKey={view}"
-
-
-def comparison_link(base: str, experiment: str, view: str) -> str:
-    """Return the address of an experiment's comparison page, opened with a saved view."""
-    return f"{base}/#/experiments/{experiment}/runs?{comparison_query(view)}"
-
-
 def experiment_ids(folder: Path, place: str) -> dict[str, str]:
     """Return the ids of a study's experiments at a destination: ``study``, and ``arms`` once there is a report.
 
@@ -340,7 +330,7 @@ def create_tables(database: Path) -> None:
 
 def has_tables(database: Path) -> bool:
     """Return True if a SQLite file has MLflow's tables."""
-    return database.exists() and not describe_foreign_file(database) and bool(_tables(database))
+    return not describe_foreign_file(database) and bool(_tables(database))
 
 
 def describe_foreign_file(database: Path) -> str:

@@ -19,6 +19,7 @@ import tempfile
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -29,7 +30,7 @@ from vitlab.planning.values import Plan
 from vitlab.spec.tree import parse_as
 from vitlab.store.files import read_stored, write_bytes
 from vitlab.store.result import Ending
-from vitlab.trackers import records
+from vitlab.trackers import files_within, records
 from vitlab.trackers.records import Point
 from vitlab.trackers.replay import TUNING, Cursor, TrackedTrial, TrialUpdate, trial_identity
 
@@ -114,7 +115,7 @@ class TrialRuns:
                 own.append(stored)
                 continue
             own.insert(0, stored)
-            content = _Content(None, tags=self._tags(items[identity]), params=dict(items[identity].params))
+            content = _Content(tags=self._tags(items[identity]), params=dict(items[identity].params))
             self._send(stored.id, content.without_stored(run))  # the plan may have changed since
             if not _lacks_data(run, mark):
                 self.intact.add(mark.run)
@@ -144,8 +145,8 @@ class TrialRuns:
 
         A short trial needs three requests, for its run, values and status, and one for each of its files.
         """
-        with tempfile.TemporaryDirectory() as place:
-            content = self._content(news, mark, Path(place))
+        with ExitStack() as stack:
+            content = self._content(news, mark, stack)
             if mark is not None:
                 now = replace(mark)
                 self._send(now.run, content)
@@ -192,10 +193,10 @@ class TrialRuns:
         kind, root, began = (run.data.tags.get(f"vitlab.{name}", "") for name in ("kind", "root", "began"))
         return StoredRun(run.info.run_id, run.info.status, kind, root, (began, "" if began else root))
 
-    def _content(self, news: TrialUpdate, mark: RunMark | None, place: Path) -> _Content:
-        """Return what an update adds to a run; files are written to ``place``."""
+    def _content(self, news: TrialUpdate, mark: RunMark | None, stack: ExitStack) -> _Content:
+        """Return what an update adds to a run; files are written to a folder that ``stack`` deletes."""
         end, result = news.end, news.end.result if news.end is not None else None
-        content = _Content(place)
+        content = _Content()
         if mark is None:
             content.tags, content.params = self._tags(news.item), dict(news.item.params)
         for event in news.events:
@@ -216,30 +217,32 @@ class TrialRuns:
         has_ended = end.how != Ending.STOPPED if end is not None else mark is not None and mark.has_result
         if has_ended and news.item.identity in self._filed:
             # Also without a new end: a journal grows by explanations after the result.
-            self._write_files(news, content, place)
+            content.place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            self._write_files(news, content, content.place)
         return content
 
     def _write_files(self, news: TrialUpdate, content: _Content, place: Path) -> None:
         """Write the files of an ended trial, and its pictures as MLflow's images."""
         folder, result = news.folder, news.folder.result()
+        explained = sorted(folder.path.glob("explain/test-*/[!.]*"))
+        wanted = [folder.path / "log.txt"] if result is None else [folder.predictions, *explained]
+        files = files_within(folder.path.parents[2], wanted)
+        for file in files:
+            target = place / file.relative_to(folder.path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
         (place / "spec.json").write_text(json.dumps(news.item.planned.trial.to_json(), indent=2, default=str))
         if result is None:
             failure = folder.failure()
             if failure is not None:
                 (place / "failure.txt").write_text(f"{failure.failure}\n\n{failure.traceback}", encoding="utf-8")
-            if (folder.path / "log.txt").exists():
-                shutil.copyfile(folder.path / "log.txt", place / "log.txt")
             return
-        explain = folder.path / "explain"
-        if explain.is_dir() and not explain.is_symlink():
-            shutil.copytree(explain, place / "explain", ignore=_links_and_temporary_files)
-        pictures = list(explanation_pictures(folder.path))
-        if folder.predictions.is_file():
-            shutil.copyfile(folder.predictions, place / folder.predictions.name)
-        for split, table in (read_stored(folder.predictions, records.confusion) or {}).items():
-            (place / "confusion").mkdir(exist_ok=True)
-            (place / "confusion" / f"{split}.csv").write_text(table.to_csv(), encoding="utf-8")
-            pictures.append(draw_confusion(news.item.name, split, result.outcome.steps, table))
+        pictures = list(explanation_pictures(files))
+        if folder.predictions in files:
+            for split, table in (read_stored(folder.predictions, records.confusion) or {}).items():
+                (place / "confusion").mkdir(exist_ok=True)
+                (place / "confusion" / f"{split}.csv").write_text(table.to_csv(), encoding="utf-8")
+                pictures.append(draw_confusion(news.item.name, split, result.outcome.steps, table))
         if pictures:
             content.images = write_images(pictures, int(result.circumstances.ended * 1000), place / IMAGES_FOLDER)
             content.tags[IMAGE_TAG] = "True"
@@ -295,7 +298,7 @@ class TrialRuns:
 class _Content:
     """What an update adds to a run."""
 
-    place: Path | None  #: folder of its files
+    place: Path | None = None  #: folder of its files
     points: list[Point] = field(default_factory=list)
     tags: dict[str, str] = field(default_factory=dict)
     params: dict[str, str] = field(default_factory=dict)
@@ -322,11 +325,6 @@ class StoredRun(NamedTuple):
     root: str  #: the output folder that has delivered it
     training: tuple[str, str]
     """What distinguishes the trainings of a trial: when a training began, or else the output folder."""
-
-
-def _links_and_temporary_files(folder: str, names: Iterable[str]) -> list[str]:
-    """Return the names that are not delivered of a folder: a link may lead to any file of the user."""
-    return [name for name in names if name.startswith(".") or os.path.islink(os.path.join(folder, name))]
 
 
 def count_files(client: MlflowClient, run: str, place: str) -> int:
@@ -414,16 +412,14 @@ def write_images(pictures: Iterable[Picture], t: int, into: Path) -> dict[str, i
     return steps
 
 
-def explanation_pictures(folder: Path) -> Iterator[Picture]:
-    """Yield the pictures under a trial's ``explain`` folder; the step of each is the number of its test image.
+def explanation_pictures(files: Iterable[Path]) -> Iterator[Picture]:
+    """Yield the pictures among the files of explanations; the step of each is the number of its test image.
 
     Damaged ones are reported and left out.
     """
-    for file in sorted(folder.glob("explain/test-*/*.png")):
-        if any(path.is_symlink() for path in (file, *file.parents[:2])):
-            continue  # it may lead to any file of the user
+    for file in files:
         key, number = f"explain/{file.stem}", file.parent.name.removeprefix("test-")
-        if number.isdecimal() and KEY.fullmatch(key):
+        if file.suffix == ".png" and number.isdecimal() and KEY.fullmatch(key):
             image = read_stored(file, _load_image)
             if image is not None:
                 yield Picture(key, int(number), image)
