@@ -36,24 +36,25 @@ COMPARED = ("difference", "difference_low", "difference_high", "p", "p_corrected
 """Further columns of the report's summary."""
 
 COLUMNS = ("mean", "low", "high", "difference", "difference_low", "difference_high", "p_corrected")
-VERDICT = "verdict"  #: tag
 Points = dict[str, float]  #: metric to value
 
 
 class Summary(NamedTuple):
     """What the report says of an arm."""
 
-    verdict: str
+    tags: Mapping[str, str]  #: with the verdict, also as the run's description, which a table shows beside its name
     points: Points
 
 
 def summarize_arms(plan: Plan, rows: Iterable[Mapping[str, Any]]) -> dict[str, Summary]:
     """Return the verdicts and the values over the seeds, by arm, from the rows of ``report.json``."""
-    summaries: dict[str, Summary] = {}
+    summaries, numbers = dict[str, Summary](), records.numbers(plan)
     for row in rows:
         values = {records.key(f"{column}/{plan.analysis.metric}"): row.get(column) for column in (*OWN, *COMPARED)}
         finite = {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
-        summaries[str(row["arm"])] = Summary(str(row.get("verdict") or records.ABSENT), finite)
+        arm, verdict = str(row["arm"]), str(row.get("verdict") or records.ABSENT)
+        tags = {"arm": arm, "verdict": verdict, dashboard.NOTE: verdict, **records.page_tags(numbers, arm)}
+        summaries[arm] = Summary(tags, finite)
     return {arm.name: summaries[arm.name] for arm in plan.arms if arm.name in summaries}
 
 
@@ -68,9 +69,7 @@ def state_answer(report: Mapping[str, Any]) -> str:
     return report.get("overview") or (verdicts if len(answers) > 1 else "") or " ".join(answers)
 
 
-def deliver_summaries(
-    client: MlflowClient, experiment: str, root: str, plan: Plan, arms: Mapping[str, Summary], varied: Sequence[str]
-) -> int:
+def deliver_summaries(client: MlflowClient, experiment: str, root: str, plan: Plan, arms: Mapping[str, Summary]) -> int:
     """Update the experiment of summaries, and return the number of runs written.
 
     A run with outdated numbers is replaced, because MLflow would keep the old values beside the new ones.
@@ -81,19 +80,9 @@ def deliver_summaries(
         root: identifies this output folder among those that deliver to the same server.
         plan: the study.
         arms: see :func:`summarize_arms`.
-        varied: names of the parameters that differ between arms.
     """
-    numbers, common = records.numbers(plan), {"vitlab.kind": "arm", "vitlab.study": plan.study, "vitlab.root": root}
-    missing = {
-        name: {
-            "arm": name,
-            VERDICT: arm.verdict,
-            dashboard.NOTE: arm.verdict,
-            **common,
-            **records.page_tags(numbers, name),
-        }
-        for name, arm in arms.items()
-    }  # tags by arm
+    common = {"vitlab.kind": "arm", "vitlab.study": plan.study, "vitlab.root": root}
+    missing = {name: common | arm.tags for name, arm in arms.items()}
     outdated = list[str]()
     for run in service.iterate_runs(client, experiment):
         arm, tags = run.data.tags.get("arm"), run.data.tags
@@ -109,13 +98,11 @@ def deliver_summaries(
         client.delete_run(run_id)
     headline = plan.analysis.metric
     names = set[str]().union(*(arm.points for arm in arms.values()))
-    columns = [f"metrics.`{column}/{headline}`" for column in COLUMNS]
     view = dashboard.View(
         "Arms with their intervals",
         "arm",
         dashboard.sort_into_sections(names, headline, [f"{name}/{headline}" for name in OWN]),
-        columns=["attributes.`Description`", *columns],
-        axes=(varied, [f"mean/{headline}", f"sd/{headline}"]),
+        columns=["attributes.`Description`", *(f"metrics.`{column}/{headline}`" for column in COLUMNS)],
     )
     dashboard.save_views(client, experiment, {dashboard.SUMMARY: view})
     return len(missing)

@@ -252,8 +252,7 @@ class MlflowTracker(Replay):
 
     def _deliver_study(self, report: Sequence[Path]) -> None:
         """Deliver the study's run, the experiment of summaries, the models, and the description that links to them."""
-        session, varied = self._session, self._varied_params()
-        client, experiment = session.client, session.experiment
+        client, experiment = self._session.client, self._session.experiment
         run = self._deliver_study_run(report)
         links = [
             dashboard.markdown_link("arms", experiment, view=dashboard.ARMS),
@@ -267,7 +266,7 @@ class MlflowTracker(Replay):
             name, tags = f"{self.plan.study}/arms", {"vitlab.study": self.plan.study}
             page = service.ensure_experiment(client, name, self.address, name, tags)
             summary = page.experiment_id
-            self.delivered["runs"] += arms.deliver_summaries(client, summary, self._root, self.plan, summaries, varied)
+            self.delivered["runs"] += arms.deliver_summaries(client, summary, self._root, self.plan, summaries)
             text = dashboard.describe_arms(answer, self.plan.analysis.metric, run if "arms.png" in files else "")
             service.set_experiment_tag(client, page, dashboard.NOTE, text)
             self._record_page("arms", summary)

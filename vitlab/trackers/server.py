@@ -19,7 +19,7 @@ from pathlib import Path
 
 from vitlab.errors import UserError, VitlabError
 from vitlab.trackers import dashboard
-from vitlab.trackers.service import PROBE_S, artifact_folder, database_file, experiment_ids, parse_uri
+from vitlab.trackers.service import PROBE_S, embedded_database, experiment_ids, parse_uri
 
 START_S = 120.0  #: time limit for the server's first response
 STOP_S = 10.0  #: time between SIGTERM and SIGKILL
@@ -49,10 +49,9 @@ def run_server(root: Path, *, port: int, host: str = "127.0.0.1") -> Iterator[su
             f"port {port} of {host} is used by another server, perhaps MLflow's; end it, or choose another port, "
             f"such as --port {port + 1}."
         )
-    address = parse_uri(f"http://{own}:{port}", root)
+    address, stored = parse_uri(f"http://{own}:{port}", root), embedded_database(root)
     command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
-    command += ["--backend-store-uri", f"sqlite:///{database_file(root)}"]
-    command += ["--artifacts-destination", str(artifact_folder(root))]
+    command += ["--backend-store-uri", stored.uri, "--artifacts-destination", str(stored.artifacts)]
     # Client variables of the environment concern the server that the user tracks to, not this one.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "_MLFLOW_"))}
     # Python and uvicorn import from the current folder, and a results folder may come from other people.

@@ -42,6 +42,7 @@ SERVERS = ("http", "https", "databricks")
 UI = "http://127.0.0.1:5000"
 """Default address of ``vitlab ui`` for a database."""
 
+ARTIFACTS = "mlartifacts"  #: folder of artifacts beside a database file
 PROBE_S = 10.0  #: time within which a server says that it is there; a busy one needs seconds
 PAGES = "mlflow-pages.json"
 """File in a study's folder with the ids of its experiments, by destination."""
@@ -86,20 +87,10 @@ def experiment_ids(folder: Path, place: str) -> dict[str, str]:
     return ids.get(place, {})
 
 
-def database_file(root: Path) -> Path:
-    """Return the path of the database under an output folder."""
-    return root / "mlflow.db"
-
-
-def artifact_folder(root: Path) -> Path:
-    """Return the path of the artifacts under an output folder."""
-    return root / "mlartifacts"
-
-
 def embedded_database(root: Path) -> Address:
     """Return the address of the database under an output folder."""
-    file = database_file(root)
-    return Address(f"sqlite:///{file}", "embedded", file, artifact_folder(root), UI, embedded=True)
+    file = root / "mlflow.db"
+    return Address(f"sqlite:///{file}", "embedded", file, root / ARTIFACTS, UI, embedded=True)
 
 
 def parse_uri(uri: str | None, root: Path) -> Address:
@@ -143,7 +134,7 @@ def parse_uri(uri: str | None, root: Path) -> Address:
         raise UserError(f"{where} '{address}' names no file; write it as sqlite:///FILE.")
     file = Path(path).resolve()
     uri = f"{driver}:///{file}{mark}{options}"
-    return Address(uri, _describe_uri(uri), file, artifact_folder(file.parent), UI, embedded=False)
+    return Address(uri, _describe_uri(uri), file, file.parent / ARTIFACTS, UI, embedded=False)
 
 
 def reason_to_confirm(uri: str, root: Path) -> str:
