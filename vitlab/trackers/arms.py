@@ -82,7 +82,7 @@ def deliver_summaries(client: MlflowClient, experiment: str, root: str, plan: Pl
         arms: see :func:`summarize_arms`.
     """
     common = {"vitlab.kind": "arm", "vitlab.study": plan.study, "vitlab.root": root}
-    missing = {name: common | arm.tags for name, arm in arms.items()}
+    missing = {name: {**common, **arm.tags} for name, arm in arms.items()}
     outdated = list[str]()
     for run in service.iterate_runs(client, experiment):
         arm, tags = run.data.tags.get("arm"), run.data.tags
