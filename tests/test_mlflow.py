@@ -1138,6 +1138,11 @@ def test_model_of_every_arm_is_stored_and_loaded(runs: Runs, monkeypatch: Patch)
         actual = runs.client.search_logged_models([runs.client.get_experiment_by_name("tiny").experiment_id])
         return {model.tags["arm"]: model for model in actual if model.tags["vitlab.kind"] == kind}
 
+    weights = runs.folder("baseline", 0).weights_file
+    mine = weights.rename(runs.out.parent / "mine")
+    weights.symlink_to(mine)
+    assert runs.tracker(models="arms").close(runs.report) and set(models()) == {"position=none"}
+    mine.replace(weights)
     for _ in range(2):
         assert runs.tracker(models="arms").close(runs.report)
     holds_all_once(runs)

@@ -174,7 +174,8 @@ def deliver_models(
     model_ids: dict[str, str] = {}
     for item, folder, run in selected:
         result = folder.result()
-        if result is None or result.status != Ending.DONE or not folder.has_weights():
+        files = files_within(folder.path.parents[2], [folder.spec, folder.weights_file])
+        if result is None or result.status != Ending.DONE or not folder.has_weights() or len(files) < 2:
             continue
         arm, trial = item.planned.arm, item.planned.trial
         tags = {"arm": arm, "seed": str(item.planned.seed), "vitlab.root": root, "vitlab.trial": trial.key}
@@ -195,7 +196,7 @@ def deliver_models(
         if model.tags.get(KIND) != MODEL:
             client.set_logged_model_tags(model.model_id, {KIND: MODEL})
         if str(model.status) != READY:
-            _store_model(client, model.model_id, item, folder, run, result.outcome.steps)
+            _store_model(client, model.model_id, item, files, run, result.outcome.steps)
             points = records.final_points(result, analysis)
             values = [Metric(point.name, point.value, point.t, point.step, model_id=model.model_id) for point in points]
             client.log_batch(run, values)
@@ -205,13 +206,13 @@ def deliver_models(
 
 
 def _store_model(
-    client: MlflowClient, model: str, item: TrackedTrial, folder: TrialFolder, run: str, steps: int
+    client: MlflowClient, model: str, item: TrackedTrial, files: Sequence[Path], run: str, steps: int
 ) -> None:
     """Store the files of a model, and link the run to it."""
     from mlflow.entities import LoggedModelOutput
 
     with tempfile.TemporaryDirectory() as place:
-        for file in files_within(folder.path.parents[2], [folder.spec, folder.weights_file]):
+        for file in files:
             shutil.copy(file, place)
         (Path(place) / "README.md").write_text(README.format(name=item.name, model=model), encoding="utf-8")
         client.log_model_artifacts(model, place)
