@@ -94,7 +94,7 @@ STUDY: dict[str, Any] = {
 
 DRIVER = """
 from vitlab.executors import base
-base.FROZEN_S, base.GONE_S = 3.0, 5.0
+base.FROZEN_S = 3.0
 from vitlab.cli import main
 main()
 """
