@@ -240,7 +240,7 @@ def test_changed_option_is_named_although_trials_fail(accepted: Path, monkeypatc
     monkeypatch.setattr(check, "_train_missing", failing)
     tiers = ("--tier", "exact", "--tier", "statistical")
     done = vitlab(accepted, *tiers, "--set", "train.optimizer.weight_decay=0.3", "--set", "seeds=1")
-    assert "- 2 trials failed, so the gate has no verdict." in done.stdout
+    assert "2 trials failed, so the gate has no verdict." in done.stdout
     with pytest.raises(TrialFailed):
         vitlab(accepted, "--tier", "statistical")
     assert done.exit_code == 1 and "train.optimizer.weight_decay: 0.05 -> 0.3" in done.stdout
