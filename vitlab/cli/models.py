@@ -113,7 +113,8 @@ def explain_command(
         except VitlabError as error:
             reasons[name] = str(error)
     if mistakes or not any(explained.values()) or (reasons and (arms or is_trial)):
-        raise UserError("\n".join(dict.fromkeys([*mistakes, *reasons.values()])))
+        named = (f"{name}: {reason}" if arms else reason for name, reason in reasons.items())
+        raise UserError("\n".join(dict.fromkeys([*mistakes, *named])))
     for name, reason in reasons.items():
         say(f"{name} is not explained: {reason}")
     rows, files = list[Mapping[str, Any]](), list[Path]()

@@ -43,7 +43,7 @@ class Explained(Section[Rollout]):
                 f"{subject}: the image, attention of the {token} rolled out over all blocks, as a map and over the "
                 "image, and the most probable classes"
             )
-            yield Image(store.root / row.file, text, f"{text}.")
+            yield Image(store.root / row.file, text, f"{text}. It shows where the model attends, and is no proof why.")
 
 
 def _find_rollouts(plan: Plan, store: Store) -> Iterator[Rollout]:
