@@ -27,7 +27,7 @@ def test_step_0_logits_are_equal_across_arms(dtype: torch.dtype, tolerance: floa
         logits: dict[str, torch.Tensor] = {}
         outputs: list[torch.Tensor] = []
         for arm in ARMS:
-            trial = plan.find(arm, seed)
+            trial = plan.find(arm, seed).trial
             data = slot("dataset").resolve(trial.spec.data)
             prepared = prepare(data, trial.seeds)
             feed = Feed(prepared, data.options["augment"], trial.seeds, torch.device("cpu"), dtype)
@@ -47,7 +47,7 @@ def test_float64_losses_of_50_steps_agree() -> None:
     _, plan = plan_study(STUDY)
     losses: dict[str, torch.Tensor] = {}
     for arm in ARMS:
-        trial = plan.find(arm, 0)
+        trial = plan.find(arm, 0).trial
         length = {**dict.fromkeys(LENGTHS), "steps": 50, "batch_size": 16}
         spec = TrainSpec.model_validate({**trial.spec.plain()["train"], **length, "precision": "fp64"})
         prepared = prepare(trial.spec.data, trial.seeds)

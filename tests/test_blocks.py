@@ -163,7 +163,7 @@ def test_blocks_may_have_labels_and_any_path(tmp_path: Path) -> None:
     blocks = {"labels": ["small", "large"], "model.dim": [8, 16]}
     plan = plan_of(tmp_path, blocks=blocks, design={"arms": {"plain": {}, "bare": {"model.position": "none"}}})
     assert [arm.name for arm in plan.arms] == ["small: plain", "small: bare", "large: plain", "large: bare"]
-    assert plan.find("large: bare", 0).spec.model.options["dim"] == 16
+    assert plan.find("large: bare", 0).trial.spec.model.options["dim"] == 16
 
 
 def test_mistakes_of_blocks(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_controls_equal_the_base_but_for_their_seeds(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, controls=2)
     names = [arm.name_in_block for arm in plan.arms[:5]]
     assert names == ["baseline", "position=none", "position=sincos2d", "control", "control 2"]
-    control, base = (plan.find(f"digits, patch_size=2: {name}", 1) for name in ("control", "baseline"))
+    control, base = (plan.find(f"digits, patch_size=2: {name}", 1).trial for name in ("control", "baseline"))
     assert control.spec == base.spec and control.key != base.key
     assert {control.seeds[stream] for stream in ("init", "order")} == {2_000_001} and control.seeds["split"] == 0
     assert plan.arm("digits, patch_size=2: control").baseline == "digits, patch_size=2: baseline"

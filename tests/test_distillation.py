@@ -344,7 +344,7 @@ def test_token_cosine_equals_trained_model(taught: Answer) -> None:
     from vitlab.data.prepare import prepare
 
     model, transform = vitlab.load(taught.folder, arm="kind=soft", seed=1)
-    trial = taught.plan.find("kind=soft", 1)
+    trial = taught.plan.find("kind=soft", 1).trial
     test = prepare(slot("dataset").resolve(trial.spec.data), trial.seeds).test
     with torch.no_grad():
         x_BTD = model.forward_features(transform(test.x_NCHW))
@@ -773,7 +773,7 @@ def test_laptop_study_has_teachers_as_arm() -> None:
     assert len(plan.arms) == 7 and len(plan.trials) == 35 and not plan.prerequisites
     for item in plan.trials:
         if item.trial.needs:
-            teacher = plan.find("teacher", item.seed)
+            teacher = plan.find("teacher", item.seed).trial
             assert item.trial.needs == {"teacher": f"{teacher.key}/{teacher.code}"}
     taught = {item.arm for item in plan.trials if item.trial.needs}
     assert taught == {"soft", "soft per image", "hard", "distillation token"}

@@ -440,11 +440,11 @@ def test_study_explains_first_seed_of_every_supported_arm(tmp_path: Path) -> Non
     vitlab.run(file, out=tmp_path / "out")
     answer = vitlab.run(file, out=tmp_path / "out", changes={"run.explain": [3, 359]}, watch=Ear())
     assert (answer.trained, answer.cached) == (0, 4), "to explain is not to train"
-    trial = answer.plan.find("baseline", 0)
+    trial = answer.plan.find("baseline", 0).trial
     folder = answer.store.trial(trial.key, trial.code)
     assert {path.name for path in (folder.path / "explain").iterdir()} == {"test-3", "test-359"}
     assert (folder.path / "explain" / "test-3" / "rollout_class.png").exists()
-    other = answer.plan.find("baseline", 1)
+    other = answer.plan.find("baseline", 1).trial
     assert not (answer.store.trial(other.key, other.code).path / "explain").exists()
     assert [sentence for sentence in notes if "model=resnet8 is not explained" in sentence]
 

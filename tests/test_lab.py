@@ -518,7 +518,7 @@ def test_loaded_model_reproduces_stored_predictions(answered: tuple[Path, Path, 
     _, _, answer = answered
     stored = vitlab.predictions(answer.folder).query("arm == 'position=none' and seed == 1 and split == 'test'")
     model, transform = vitlab.load(answer.folder, arm="position=none", seed=1)
-    trial = answer.plan.find("position=none", 1)
+    trial = answer.plan.find("position=none", 1).trial
     images = prepare(slot("dataset").resolve(trial.spec.data), trial.seeds).test
     assert list(images.id_N) == list(stored["id"])
     with torch.no_grad():

@@ -142,7 +142,7 @@ class Runs:
         return Counter((p.key, repr(p.value), p.timestamp, p.step) for p in itertools.chain.from_iterable(histories))
 
     def folder(self, arm: str, seed: int) -> TrialFolder:
-        trial = self.plan.find(arm, seed)
+        trial = self.plan.find(arm, seed).trial
         return Store(self.out).trial(trial.key, trial.code)
 
 
@@ -500,7 +500,7 @@ def test_retrained_stopped_and_resumed_trials(runs: Runs, monkeypatch: Patch) ->
     """Its old run leaves the view of the arms; its new one grows with the journal, a torn last line included."""
     assert runs.tracker().close()
     old = runs.runs()[-1]
-    trial, folder = runs.plan.find("position=none", 1), runs.folder("position=none", 1)
+    trial, folder = runs.plan.find("position=none", 1).trial, runs.folder("position=none", 1)
     shutil.rmtree(folder.path)
     counter = itertools.count()
     assert run_trial(trial, folder, Settings(), lambda: next(counter) >= 3) is None
@@ -553,8 +553,7 @@ def test_waiting_trial_adopts_no_run_of_other_training(same_folder: bool, runs: 
         shutil.copytree(runs.out / "trials", aside)
         store = Store(other)
         folders = {
-            (arm, seed): store.trial(runs.plan.find(arm, seed).key, runs.plan.find(arm, seed).code)
-            for arm, seed in itertools.product(ARMS, (0, 1))
+            (arm, seed): store.folder(runs.plan.find(arm, seed).trial) for arm, seed in itertools.product(ARMS, (0, 1))
         }
         tracker = slot("tracker").build({"type": "mlflow", "uri": uri}, runs.plan, store, RunSpec())
     tracker.update()  # nothing has begun yet

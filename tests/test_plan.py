@@ -640,15 +640,15 @@ def test_plan_names_engine_of_arm(tmp_path: Path) -> None:
 
 def test_benchmark_overrides_engine_rule(tmp_path: Path) -> None:
     study_plan = plan(tmp_path, design={"one_at_a_time": {"train.optimizer.lr": [1e-4], "model.depth": [1]}}, seeds=2)
-    base, faster, shallow = (study_plan.find(arm.name, 0) for arm in study_plan.arms)
+    base, faster, shallow = (study_plan.find(arm.name, 0).trial for arm in study_plan.arms)
     assert (
         shape_digest(base)
-        == shape_digest(study_plan.find("baseline", 1))
+        == shape_digest(study_plan.find("baseline", 1).trial)
         == shape_digest(faster)
         != shape_digest(shallow)
     )
     longer = plan(tmp_path, base={**BASE, "train": {"epochs": 3, "batch_size": 8, "schedule": "constant"}})
-    assert shape_digest(longer.find("baseline", 0)) == shape_digest(base), (
+    assert shape_digest(longer.find("baseline", 0).trial) == shape_digest(base), (
         "lengths and rates do not decide how fast a step is"
     )
     probes = {shape_digest(base): EngineBenchmark("loop", 2, {"loop": 3.0, "vmap": 2.0})}

@@ -162,7 +162,7 @@ def test_whole_trials_are_written_when_they_have_ended(tmp_path: Path) -> None:
     results.write_trials(store, plan, events=3)
     board = Sessions(plan, store, RunSpec())
     assert board.close() == "board sync sessions" and not board.marks()
-    trial = plan.find("baseline", 0)
+    trial = plan.find("baseline", 0).trial
     store.trial(trial.key, trial.code).write_failure("out of memory")
     for _ in range(2):
         board.update()
@@ -316,7 +316,7 @@ def test_stopped_trial_ends_and_resumes(tmp_path: Path) -> None:
 def test_failure_is_delivered_once(tmp_path: Path) -> None:
     store, plan = Store(tmp_path), results.small_plan()
     results.write_trials(store, plan, events=3)
-    trial = plan.find("baseline", 0)
+    trial = plan.find("baseline", 0).trial
     store.trial(trial.key, trial.code).write_failure("out of memory")
     for _ in range(2):
         Lines(plan, store, RunSpec()).update()

@@ -56,7 +56,7 @@ def canonical(state: Mapping[str, Tensor], layers: int = 3, heads: int = 3) -> d
 
 def planned(arm: str, **changes: Any) -> Trial:
     _, plan = plan_study(STUDY, changes={**DIGITS, **changes})
-    return plan.find(arm, 0)
+    return plan.find(arm, 0).trial
 
 
 def fed(trial: Trial) -> Feed:
@@ -195,7 +195,7 @@ def test_studies_have_settings_of_tutorial() -> None:
         assert {**mnist, "data": spec["data"]} == spec
         assert {**mnist["data"], "type": "fashion_mnist"} == spec["data"]
     for arm, reads in ((PUBLISHED, "probabilities"), (CORRECTED, "logits")):
-        section = plan.find(arm, 0).spec.plain()["train"]
+        section = plan.find(arm, 0).trial.spec.plain()["train"]
         assert (section["epochs"], section["batch_size"], section["schedule"]["type"]) == (5, 128, "constant")
         assert (section["optimizer"]["type"], section["optimizer"]["lr"]) == ("adam", 0.005)
         assert section["optimizer"]["weight_decay"] == 0 and section["loss"]["reads"] == reads

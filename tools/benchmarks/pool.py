@@ -97,7 +97,7 @@ def main() -> int:
     torch.set_num_threads(1)
     arguments.work.mkdir(parents=True, exist_ok=True)
     _, plan = lab.plan_study(STUDY, out=arguments.work)
-    trials = {arm.name: plan.find(arm.name, 0) for arm in plan.arms}
+    trials = {arm.name: plan.find(arm.name, 0).trial for arm in plan.arms}
     table = arguments.work / "pool.csv"
     existing = done(table)
     kinds = [(bug, BUGGED, arguments.bugged) for bug in BUGS] + [

@@ -73,7 +73,7 @@ def to_the_tutorial() -> list[Row]:
         "seeds": SEEDS,
     }
     _, plan = plan_study(STUDY, changes=changes)
-    trials = [plan.find(PUBLISHED, seed) for seed in range(SEEDS)]
+    trials = [plan.find(PUBLISHED, seed).trial for seed in range(SEEDS)]
     speeds = in_turns(
         {
             "tutorial": tutorial(),

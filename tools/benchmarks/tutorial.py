@@ -86,7 +86,7 @@ def main() -> None:
     print(f"torch {torch.__version__}, 1 thread, {arguments.arm}, {arguments.epochs} epochs; accuracy on test, seconds")
     mine, theirs = [], []
     for seed in range(arguments.seeds):
-        trial = plan.find(arguments.arm, seed)
+        trial = plan.find(arguments.arm, seed).trial
         mine.append(vitlabs(trial))
         theirs.append(plains(trial, arguments.arm, seed))
         print(

@@ -172,7 +172,7 @@ def _find_trials(
     trained = []
     for name in [*(arm.name for arm in chosen), *(arm for arm in arms if arm not in known)]:
         with _collect(mistakes):
-            subject, folder = f"{name}, seed {number}", store.folder(plan.find(name, number))
+            subject, folder = f"{name}, seed {number}", store.folder(plan.find(name, number).trial)
             place = arm_folder(plan, name, number)
             trained.append(Trained(subject, f"study {plan.study}, arm {subject}", place, folder))
     return plan.study, plan.question, trained
@@ -233,7 +233,7 @@ def arm_folder(plan: Plan, arm: str, seed: int) -> str:
 @click.command()
 @study_argument
 @click.option("--arm", required=True, shell_complete=complete_arm, help="Arm whose model is exported.")
-@click.option("--seed", type=int, default=0, help="Seed of the study.")
+@click.option("--seed", type=int, help="Seed of the study.  [default: the first]")
 @click.option("--format", "form", type=click.Choice(["onnx", "torch"]), default="onnx")
 @click.option(
     "--to",
@@ -245,7 +245,7 @@ def arm_folder(plan: Plan, arm: str, seed: int) -> str:
 @plugin_option
 @out_option
 def export_command(
-    study: Path, arm: str, seed: int, form: Any, target: Path, plugins: tuple[Path, ...], out: Path
+    study: Path, arm: str, seed: int | None, form: Any, target: Path, plugins: tuple[Path, ...], out: Path
 ) -> None:
     """Write the model of an arm of STUDY, which was run before, for use without vitlab, and a card beside it.
 
@@ -266,18 +266,18 @@ def export_command(
     for plugin in plugins:
         load_file(plugin)
     plan, store = open_study(study, out=out)
-    trial = plan.find(arm, seed)
+    planned = plan.find(arm, seed)
     say("importing PyTorch")
     from vitlab.report import render
     from vitlab.runner.models import load_model
     from vitlab.weights.export import SUFFIX, export
 
-    model, transform = load_model(store.folder(trial))
+    model, transform = load_model(store.folder(planned.trial))
     sees = transform.input_spec
-    folder = target / folder_name(plan.study) / arm_folder(plan, arm, seed)
+    folder = target / folder_name(plan.study) / arm_folder(plan, arm, planned.seed)
     file = folder / f"model{SUFFIX[form]}"
     difference = export(model, sees.info, sees.mean, sees.std, file, form)
-    name = f"study {plan.study}, arm {arm}, seed {seed}"
+    name = f"study {plan.study}, arm {arm}, seed {planned.seed}"
     text = model_card(name, sees, file.name, difference, str(render(plan, store, "md")))
     (folder / "README.md").write_text(text, encoding="utf-8")
     for path in (file, folder / "README.md"):

@@ -181,7 +181,7 @@ def _print_study(study: NewTree) -> None:
 @click.command()
 @click.argument("trial", metavar="STUDY|KEY", shell_complete=complete_study)
 @click.option("--arm", shell_complete=complete_arm, help="The arm of STUDY, by default baseline.")
-@click.option("--seed", type=int, help="The seed of STUDY, by default 0.")
+@click.option("--seed", type=int, help="The seed of STUDY, by default the first.")
 @out_option
 def logs_command(trial: str, arm: str | None, seed: int | None, out: Path) -> list[str]:
     """Print the events, the output and the failure of a trial: of STUDY (its file or folder), or by its KEY.
@@ -216,8 +216,7 @@ def _find_trial_folders(trial: str, arm: str | None, seed: int | None, out: Path
         plan, store = open_study(Path(trial), out=out)
     except UserError as error:
         raise UserError(f"no trial whose key begins with '{trial}' in {out}; {error}") from None
-    selected = plan.find("baseline" if arm is None else arm, 0 if seed is None else seed)
-    folder = store.folder(selected)
+    folder = store.folder(plan.find("baseline" if arm is None else arm, seed).trial)
     if not folder.path.is_dir():
         raise UserError(
             f"this trial has not begun; run its study with 'vitlab run', which will train it and write to {folder.path}"

@@ -283,19 +283,20 @@ class Plan:
         """Return the arm with this name."""
         return next(arm for arm in self.arms if arm.name == name)
 
-    def find(self, arm: str, seed: int) -> Trial:
-        """Return the trial of an arm and a seed.
+    def find(self, arm: str, seed: int | None = None) -> Planned:
+        """Return the trial of an arm and a seed, by default the first one.
 
         Raises:
             UserError: if there is none, naming the arms and seeds of the plan.
         """
         for planned in self.trials:
-            if (planned.arm, planned.seed) == (arm, seed):
-                return planned.trial
+            if planned.arm == arm and seed in (None, planned.seed):
+                return planned
         arms = [candidate.name for candidate in self.arms]
         seeds = ", ".join(map(str, sorted({planned.seed for planned in self.trials})))
         hint = nearest(arm, arms) if arm not in arms else ""
-        raise UserError(f"no trial of arm '{arm}' with seed {seed}.{hint} Arms: {'; '.join(arms)}. Seeds: {seeds}.")
+        which = "" if seed is None else f" with seed {seed}"
+        raise UserError(f"no trial of arm '{arm}'{which}.{hint} Arms: {'; '.join(arms)}. Seeds: {seeds}.")
 
     def to_json(self) -> NewTree:
         """Return the plan as JSON values, with the resolved spec of an arm once rather than once per seed."""

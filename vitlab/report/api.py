@@ -226,13 +226,13 @@ def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     return table.astype({name: kind for name, (kind, _) in PREDICTIONS.items() if name in table and kind == "string"})
 
 
-def load(path: str | Path, *, arm: str = "baseline", seed: int = 0, out: str | Path = OUT) -> Any:
+def load(path: str | Path, *, arm: str = "baseline", seed: int | None = None, out: str | Path = OUT) -> Any:
     """Return a trained model and the transform of its input images: ``model, transform = vitlab.load(...)``.
 
     Args:
         path: of a study, or a folder that MLflow gave back for a model stored there.
         arm: of the study.
-        seed: of the study.
+        seed: of the study, by default the first.
         out: the output folder, where ``path`` is a study's file.
 
     Raises:
@@ -244,7 +244,7 @@ def load(path: str | Path, *, arm: str = "baseline", seed: int = 0, out: str | P
     if folder.weights_file.is_file() and folder.spec.is_file():
         return load_model(folder)
     plan, store = open_study(path, out=out)
-    return load_model(store.folder(plan.find(arm, seed)))
+    return load_model(store.folder(plan.find(arm, seed).trial))
 
 
 def status_command(plan: Plan, store: Store) -> str:

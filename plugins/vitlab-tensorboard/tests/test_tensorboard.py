@@ -78,7 +78,7 @@ def tracker(out: Path, **options: Any) -> Any:
 def folder_of(out: Path, name: str) -> TrialFolder:
     arm, _, seed = name.rpartition("/s")
     plan = Plan.from_json(json.loads((out / "studies/tiny/plan.json").read_text()))
-    trial = plan.find(arm, int(seed))
+    trial = plan.find(arm, int(seed)).trial
     return Store(out).trial(trial.key, trial.code)
 
 
@@ -227,7 +227,7 @@ def test_stopped_resumed_and_retrained_trials(untold: Path) -> None:
     plan = Plan.from_json(json.loads((untold / "studies/tiny/plan.json").read_text()))
     shutil.rmtree(folder.path)
     counter = itertools.count()
-    trial = JobTrial("position=none/s1", folder.path, plan.find("position=none", 1))
+    trial = JobTrial("position=none/s1", folder.path, plan.find("position=none", 1).trial)
     assert runner.execute(Job((trial,)), lambda: next(counter) >= 3) == [None]
     with (folder.path / "events.jsonl").open("a") as journal:
         journal.write('{"t": 1, "kind": "metr')

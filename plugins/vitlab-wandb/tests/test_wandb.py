@@ -101,7 +101,7 @@ def test_offline_files_have_every_point_of_journals_once(tmp_path: Path) -> None
                 finals[name, key] = json.loads(item.value_json)
     expected: Counter[tuple[str, str, float, int]] = Counter()
     for seed in (0, 1):
-        trial = answer.plan.find("baseline", seed)
+        trial = answer.plan.find("baseline", seed).trial
         folder = answer.store.trial(trial.key, trial.code).path
         for line in map(json.loads, (folder / "events.jsonl").read_text().splitlines()):
             if line["kind"] == "metrics":
