@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -47,9 +48,15 @@ MASKS = np.random.default_rng(0).integers(0, 5, (40, 12, 16)).astype(np.uint8)
 # -- digit_scenes -----------------------------------------------------------------------------------------------------
 
 
+def draw_places(scenes: DigitScenes, split: Literal["train", "test"], count: int) -> tuple[Tensor, ...]:
+    """Return the digits, tops, lefts and sides, (N, D) each, of the first scenes of a split."""
+    places = scenes._draw_places(split, torch.arange(count))
+    return tuple(torch.stack(column, 1) for column in zip(*places, strict=True))
+
+
 def test_scene_composes_digits_resized_by_torch_darkest_on_top() -> None:
     scenes = DigitScenes(train_images=40, image_size=(32, 40), digit_size=(7, 19))
-    images, placement = scenes.read("train"), scenes._draw_placement("train", torch.arange(40))
+    images, placement = scenes.read("train"), draw_places(scenes, "train", 40)
     source = digits.Digits().read("train")
     close = []
     for i in range(40):
@@ -73,7 +80,7 @@ def test_test_digits_are_never_trained_on() -> None:
     options = {"train_images": 400, "test_images": 100}
     scenes = DigitScenes(**options)
     prepared = prepare({"type": "digit_scenes", **options}, SEEDS)
-    contents = scenes._draw_placement("train", torch.arange(400)).source_ND
+    contents = draw_places(scenes, "train", 400)[0]
     trained_on, validated_on = (
         {digit for digit in contents[subset.id_N].flatten().tolist() if digit >= 0}
         for subset in (prepared.train, prepared.val)
@@ -83,7 +90,7 @@ def test_test_digits_are_never_trained_on() -> None:
     assert len(prepared.val) == 80 and len(prepared.train) == 320, "four sheets of twenty"
     # By pixels too, digits of the test split are in no training scene.
     assert max(trained_on | validated_on) < digits.TRAIN
-    assert scenes._draw_placement("test", torch.arange(100)).source_ND.max() < digits.TEST
+    assert draw_places(scenes, "test", 100)[0].max() < digits.TEST
     assert torch.equal(prepared.test.y_N, scenes.read("test").y_N)
     other = prepare({"type": "digit_scenes", **options}, {**SEEDS, "split": 1})
     assert set(other.val.id_N.tolist()) != set(prepared.val.id_N.tolist())
@@ -104,13 +111,9 @@ def test_scenes_depend_on_seed_and_index() -> None:
     other = DigitScenes(train_images=20, seed=1).read("train")
     assert not torch.equal(other.x_NCHW, few.x_NCHW)
     assert not torch.equal(DigitScenes(test_images=20).read("test").x_NCHW, few.x_NCHW)
-    counts = (
-        (DigitScenes(digits_per_image=(2, 5))._draw_placement("train", torch.arange(2000)).source_ND >= 0)
-        .sum(1)
-        .bincount()
-    )
+    counts = (draw_places(DigitScenes(digits_per_image=(2, 5)), "train", 2000)[0] >= 0).sum(1).bincount()
     assert counts[:2].tolist() == [0, 0] and (counts[2:] > 400).all(), "every number of digits equally often"
-    sides = DigitScenes()._draw_placement("train", torch.arange(2000)).side_ND.flatten().bincount()
+    sides = draw_places(DigitScenes(), "train", 2000)[3].flatten().bincount()
     assert (sides[8:17] > 700).all() and sides.sum() == sides[8:17].sum()
 
 

@@ -1,17 +1,17 @@
 """``digits``, which come with scikit-learn, and ``digit_scenes``: the same at random positions, every pixel labelled.
 
-N images or scenes, D digits, H rows and W columns of the canvas, S rows or columns of a digit's own grid.
+N images or scenes, H rows and W columns of the canvas, S rows or columns of a digit's own grid.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -151,16 +151,13 @@ class DigitScenes(Dataset):
 
     def _compose_scenes(self, split: Split, source: Images, id_N: Tensor) -> Images:
         """Draw scenes, digit by digit, each on all scenes at once."""
-        placement = self._draw_placement(split, id_N)
         level_NHW = torch.zeros(len(id_N), *self.image_size, dtype=torch.int64)
         y_NHW = torch.zeros_like(level_NHW)
-        for place in range(placement.source_ND.shape[1]):
-            source_N, side_N = placement.source_ND[:, place], placement.side_ND[:, place]
+        height, width = self.image_size
+        for source_N, top_N, left_N, side_N in self._draw_places(split, id_N):
             visible_N = source_N >= 0
-            row_NHS, column_NWS = (
-                _enlargement_weights(start_ND[:, place], side_N, size)
-                for start_ND, size in zip((placement.top_ND, placement.left_ND), self.image_size, strict=True)
-            )
+            row_NHS = _enlargement_weights(top_N, side_N, height)
+            column_NWS = _enlargement_weights(left_N, side_N, width)
             digit_NSS = source.x_NCHW[source_N.clamp(min=0), 0].long() * visible_N[:, None, None]
             # The weights of rows and columns are in units of 1 / (2 * side) each; half a unit more rounds.
             whole_N11 = (2 * side_N[:, None, None]) ** 2
@@ -171,7 +168,8 @@ class DigitScenes(Dataset):
             level_NHW = torch.maximum(level_NHW, ink_NHW)
         return Images(level_NHW.to(torch.uint8)[:, None], y_NHW.to(torch.uint8))
 
-    def _draw_placement(self, split: Split, id_N: Tensor) -> _Placement:
+    def _draw_places(self, split: Split, id_N: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Yield, digit by digit, its index in the split (-1 for none), top, left and side on every scene, (N,) each."""
         least, most = self.digits_per_image
         key = noise.key(self.seed, "digit_scenes", split)
         count_N = least + noise.integers(noise.fold(key, 0), id_N, 1, most - least + 1)[:, 0]
@@ -179,33 +177,16 @@ class DigitScenes(Dataset):
         low_N, high_N = torch.zeros_like(id_N), torch.full_like(id_N, TEST)
         if split == "train":
             low_N, high_N = (sheet_N * TRAIN // SHEETS for sheet_N in (id_N % SHEETS, id_N % SHEETS + 1))
-        columns: list[_Placement] = []
+        least_side, most_side = self.digit_size
+        sides_N = torch.full_like(id_N, most_side - least_side + 1)
+        which_below_N2 = torch.stack([high_N - low_N, sides_N], 1)
         for place in range(most):
-            least_side, most_side = self.digit_size
-            source_N, side_N = _draw_integers(
-                noise.fold(key, 2 * place + 1), id_N, (high_N - low_N, most_side - least_side + 1)
-            )
-            side_N = least_side + side_N
-            top_N, left_N = _draw_integers(
-                noise.fold(key, 2 * place + 2), id_N, [size - side_N + 1 for size in self.image_size]
-            )
-            columns.append(_Placement(torch.where(place < count_N, low_N + source_N, -1), top_N, left_N, side_N))
-        return _Placement(*(torch.stack(column_DN, 1) for column_DN in zip(*columns, strict=True)))
-
-
-class _Placement(NamedTuple):
-    """Positions of digits on scenes: (N, D), or (N,) for one digit."""
-
-    source_ND: Tensor  #: index of the digit in its split; -1 for none
-    top_ND: Tensor
-    left_ND: Tensor
-    side_ND: Tensor
-
-
-def _draw_integers(k: noise.Key, id_N: Tensor, bounds: Sequence[Tensor | int]) -> list[Tensor]:
-    """Return uniform draws from [0, bound) for each of some bounds, int64 (N,)."""
-    word_NB = noise.bits(k, id_N, len(bounds)).long() & 0xFFFFFFFF
-    return [word_N * bound >> 32 for word_N, bound in zip(word_NB.unbind(1), bounds, strict=True)]
+            which_N2 = noise.integers(noise.fold(key, 2 * place + 1), id_N, 2, which_below_N2)
+            side_N = least_side + which_N2[:, 1]
+            start_below_N2 = torch.tensor(self.image_size) - side_N[:, None] + 1
+            start_N2 = noise.integers(noise.fold(key, 2 * place + 2), id_N, 2, start_below_N2)
+            source_N = torch.where(place < count_N, low_N + which_N2[:, 0], -1)
+            yield source_N, start_N2[:, 0], start_N2[:, 1], side_N
 
 
 def _enlargement_weights(start_N: Tensor, length_N: Tensor, size: int) -> Tensor:
