@@ -78,8 +78,8 @@ def uniform(k: Key, sample_B: Tensor, n: int) -> Tensor:
     return ((bits(k, sample_B, n) >> 8) & 0xFFFFFF).float() * 2.0**-24
 
 
-def integers(k: Key, sample_B: Tensor, n: int, below: int) -> Tensor:
-    """Return uniform integers in [0, below), int64 (B, N)."""
+def integers(k: Key, sample_B: Tensor, n: int, below: int | Tensor) -> Tensor:
+    """Return uniform integers in [0, below), int64 (B, N); ``below`` is one number, or one for each draw, (B, N)."""
     return (bits(k, sample_B, n).long() & 0xFFFFFFFF) * below >> 32
 
 
@@ -95,8 +95,13 @@ def normal(k: Key, sample_B: Tensor, n: int) -> Tensor:
 
 def permutation(k: Key, n: int) -> Tensor:
     """Return a permutation of 0..n-1 by sorting 62 random bits each, int64 (N,)."""
+    return order(k, torch.arange(n))
+
+
+def order(k: Key, sample_N: Tensor) -> Tensor:
+    """Return the places of samples, sorted by 62 random bits of each, int64 (N,)."""
     # 62 bits: ties, which stable sorting would decide by place, do not occur in practice.
-    word_N2 = bits(k, torch.arange(n), 2).long() & 0x7FFFFFFF
+    word_N2 = bits(k, sample_N, 2).long() & 0x7FFFFFFF
     return torch.argsort((word_N2[:, 0] << 31) | word_N2[:, 1], stable=True)
 
 

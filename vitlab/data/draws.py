@@ -73,9 +73,7 @@ def at_most(y_N: Tensor, id_N: Tensor, count: int, k: noise.Key) -> Tensor:
 
 def _first_of_class(y_N: Tensor, id_N: Tensor, k: noise.Key, count: Callable[[int], int]) -> Tensor:
     """Return which images are among the first ``count(M)`` of their class, in an order drawn from ``k``, bool (N,)."""
-    # Two words make equal ranks, whose order would depend on the other images, unlikely.
-    word_N2 = noise.bits(k, id_N, 2).long() & 0x7FFFFFFF
-    rank_N = torch.argsort((word_N2[:, 0] << 31) | word_N2[:, 1], stable=True)
+    rank_N = noise.order(k, id_N)
     # Class by class, which takes no pass over all images for each of them.
     order_N = rank_N[y_N[rank_N].argsort(stable=True)]
     front_N = torch.zeros(len(y_N), dtype=torch.bool)
