@@ -15,7 +15,7 @@ B images of a batch, C channels, H rows, W columns, N pixels along an axis, S si
 import io
 import math
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -32,6 +32,9 @@ CHUNK_VALUES = 1 << 19
 
 Parameters = tuple[float, ...]
 """Parameters of a corruption at one severity."""
+
+Border = Literal["nearest", "reflect"]
+"""What scipy continues an image with beyond its edge: the last pixel, or the mirrored image."""
 
 TABLE = """
 gaussian_noise    -     0.04 0.06 0.08 0.09 0.1    0.08 0.12 0.18 0.26 0.38
@@ -179,24 +182,23 @@ def glass_blur(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
     """
     height, width = x_BCHW.shape[-2:]
     reach, rounds = max(1, round(c[1])), int(c[2])
-    blur = partial(filter_axes, rows_HH=gaussian_matrix(height, c[0]), columns_WW=gaussian_matrix(width, c[0]))
-    x_BCHW = ((blur(x_BCHW) * 255 + 4e-4).floor() / 255).clamp(0, 1)
-    order_HW = torch.arange(height * width).view(height, width)
+    x_BCHW = ((gaussian_blur(x_BCHW, c[0]) * 255 + 4e-4).floor() / 255).clamp(0, 1)
+    count = height * width
+    order_N = torch.arange(count)
     moved_HW = torch.zeros(height, width, dtype=torch.bool)
     moved_HW[reach + 1 : height - reach + 1, reach + 1 : width - reach + 1] = True
     for index in range(rounds):
-        offset_B2N = (draws.integers(index, 2 * height * width, 2 * reach) - reach).view(-1, 2, height * width)
-        near_BN = order_HW.flatten() + offset_B2N[:, 0] * width + offset_B2N[:, 1]
-        source_BN = torch.where(moved_HW.flatten(), near_BN, order_HW.flatten())
+        offset_B2N = (draws.integers(index, 2 * count, 2 * reach) - reach).view(-1, 2, count)
+        near_BN = order_N + offset_B2N[:, 0] * width + offset_B2N[:, 1]
+        source_BN = torch.where(moved_HW.flatten(), near_BN, order_N)
         # A later pixel has its final value already; an earlier one, its old value, which is a node of its own.
-        count = height * width
-        final_BN = torch.where(source_BN > order_HW.flatten(), source_BN, source_BN + count)
-        node_BM = torch.cat([final_BN, (order_HW.flatten() + count).expand_as(final_BN)], 1)
+        final_BN = torch.where(source_BN > order_N, source_BN, source_BN + count)
+        node_BM = torch.cat([final_BN, (order_N + count).expand_as(final_BN)], 1)
         while not torch.equal(further_BM := node_BM.gather(1, node_BM), node_BM):
             node_BM = further_BM
         pixel_BN = node_BM[:, :count] - count
         x_BCHW = x_BCHW.flatten(2).gather(2, pixel_BN[:, None].expand(-1, x_BCHW.shape[1], -1)).view_as(x_BCHW)
-    return blur(x_BCHW)
+    return gaussian_blur(x_BCHW, c[0])
 
 
 def motion_blur(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
@@ -268,12 +270,8 @@ def elastic_transform(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
     x_BCHW = _sample_bilinear(x_BCHW, at_B2HW[0], at_B2HW[1], repeat_edge=False)
     if not amplitude:
         return x_BCHW
-    smooth = partial(
-        filter_axes,
-        rows_HH=gaussian_matrix(height, sigma, 3.0, "reflect"),
-        columns_WW=gaussian_matrix(width, sigma, 3.0, "reflect"),
-    )
-    field_B2HW = amplitude * smooth(draws.uniform(1, 2 * height * width, -1, 1).view(-1, 2, height, width)).double()
+    rough_B2HW = draws.uniform(1, 2 * height * width, -1, 1).view(-1, 2, height, width)
+    field_B2HW = amplitude * gaussian_blur(rough_B2HW, sigma, 3.0, "reflect").double()
     return _sample_bilinear(x_BCHW, column_W + field_B2HW[:, 0], row_H1 + field_B2HW[:, 1], repeat_edge=True)
 
 
@@ -366,10 +364,13 @@ def filter_axes(x_BCHW: Tensor, rows_HH: Tensor, columns_WW: Tensor) -> Tensor:
     return (rows_HH @ x_BCHW.double() @ columns_WW.T).to(x_BCHW.dtype)
 
 
+def gaussian_blur(x_BCHW: Tensor, sigma: float, truncate: float = 4.0, mode: Border = "nearest") -> Tensor:
+    """Return images filtered by a Gaussian, see :func:`gaussian_matrix`."""
+    return filter_axes(x_BCHW, *(gaussian_matrix(n, sigma, truncate, mode) for n in x_BCHW.shape[-2:]))
+
+
 @cache
-def gaussian_matrix(
-    n: int, sigma: float, truncate: float = 4.0, mode: Literal["nearest", "reflect"] = "nearest"
-) -> Tensor:
+def gaussian_matrix(n: int, sigma: float, truncate: float, mode: Border) -> Tensor:
     """Return the matrix of scipy's Gaussian filter over ``n`` pixels, (N, N), of a deviation of ``sigma`` pixels.
 
     ``reflect`` mirrors the image at its edge, repeating the last pixel; with ``nearest`` that continues.
