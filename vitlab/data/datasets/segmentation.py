@@ -181,15 +181,14 @@ class Pets(MaskedPictures):
 
 
 def _map_labels(level_HW: Tensor, item: Item) -> Tensor:
-    valid_L = torch.zeros(256, dtype=torch.bool)
-    label_L = torch.zeros(256, dtype=torch.uint8)
+    label_L = torch.full((256,), -1)
     for level, label in item.meaning.items():
-        valid_L[level], label_L[level] = True, label
-    level_HW = level_HW.long()
-    if not valid_L[level_HW].all():
-        level = int(level_HW[~valid_L[level_HW]][0])
-        raise DataError(f"{item.mask} has a level {level}; allowed: {', '.join(map(str, sorted(item.meaning)))}")
-    return label_L[level_HW]
+        label_L[level] = label
+    label_HW = label_L[level_HW.long()]
+    if (unknown_M := level_HW[label_HW < 0]).numel():
+        allowed = ", ".join(map(str, sorted(item.meaning)))
+        raise DataError(f"{item.mask} has a level {unknown_M[0]}; allowed: {allowed}")
+    return label_HW.to(torch.uint8)
 
 
 def decode_with_mask(path: Path, mask: Path, decoding: Decoding) -> tuple[Tensor, Tensor]:
