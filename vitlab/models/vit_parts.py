@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from vitlab.components.attention.softmax import SOFTMAX
 from vitlab.components.base import Options
@@ -27,6 +27,7 @@ from vitlab.errors import GeometryError
 from vitlab.geometry import DataInfo, Geometry, Work
 from vitlab.registry import BUILT_IN, Pick, ResolvedChoice, import_optional, slot
 from vitlab.spec import Choice
+from vitlab.spec.choice import Frozen
 
 Token = Literal["class", "distillation"]
 FinalNormAt = Literal["tokens", "pooled"]
@@ -41,10 +42,8 @@ AttentionChoice = Annotated[Choice | str, Pick("attention")]
 MLPChoice = Annotated[Choice | str, Pick("mlp")]
 
 
-class BlockParts(BaseModel):
+class BlockParts(Frozen):
     """The components that replace the model's own in some of the blocks."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     block: BlockChoice | None = None
     """Form of these blocks."""
