@@ -61,13 +61,9 @@ class ModelFacts(Frozen):
     std: Values | None = None
     labels: tuple[str, ...] | None = None  #: names of the classes
 
-    def known(self) -> dict[str, Any]:
-        """Return the facts that are known, by name."""
-        return {name: value for name, value in self if value is not None}
-
     def or_else(self, other: ModelFacts) -> ModelFacts:
         """Return these facts, and the facts in ``other`` where they are unknown."""
-        return other.model_copy(update=self.known())
+        return other.model_copy(update={name: value for name, value in self if value is not None})
 
     def merge(self, other: ModelFacts) -> ModelFacts:
         """Return the facts that a caller states, with these, of a file, for the ones that it does not state.

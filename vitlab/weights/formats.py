@@ -403,7 +403,7 @@ def _select_model(state: State) -> tuple[NewState, tuple[str, ...]]:
 
 
 def _from_flax(name: str, value: Tensor) -> Tensor:
-    layer, kind = name.split("/")[-2:] if "/" in name else ("", name)
+    *_, layer, kind = ("", *name.split("/"))
     if kind in ("bias", "scale"):
         return value.flatten()  # biases by head, and norms of groups, which keep further axes in old versions of flax
     if kind != "kernel":
@@ -419,7 +419,7 @@ def _from_flax(name: str, value: Tensor) -> Tensor:
 
 def _to_flax(name: str, value: Tensor, heads: int) -> Tensor:
     """Return a tensor in flax's layout; the inverse of :func:`_from_flax`."""
-    layer, kind = name.split("/")[-2:] if "/" in name else ("", name)
+    *_, layer, kind = ("", *name.split("/"))
     if layer.startswith("gn"):
         return value.view(1, 1, 1, -1)
     if kind == "bias" and layer in _OF_QKV:
