@@ -75,12 +75,7 @@ def fetch(repository: str) -> Path:
     """
     try:
         from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
-        from huggingface_hub.errors import (
-            EntryNotFoundError,
-            HfHubHTTPError,
-            HFValidationError,
-            RemoteEntryNotFoundError,
-        )
+        from huggingface_hub.errors import EntryNotFoundError, HFValidationError, RemoteEntryNotFoundError
     except ImportError:
         raise WeightsError("the hub is read by huggingface_hub: pip install 'vitlab[interop]'") from None
     name, _, revision = repository.partition("@")
@@ -90,7 +85,7 @@ def fetch(repository: str) -> Path:
             return Path(hf_hub_download(name, path, revision=revision))
         except HFValidationError as error:
             raise WeightsError(f"{repository} is no name of a repository: {_first_line(error)}") from None
-        except (EntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
+        except (EntryNotFoundError, OSError, ValueError) as error:
             entry = try_to_load_from_cache(name, path, revision=revision)
             if entry is _CACHED_NO_EXIST or isinstance(error, RemoteEntryNotFoundError):
                 return None  # the repository has no such file

@@ -34,6 +34,9 @@ FACTORS = {
     "sharpness": pixels.sharpness,
 }
 
+Moves = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Shears, shifts to the left and upwards in pixels, and angles in radians, float (B,) each."""
+
 Changes: TypeAlias = dict[str, tuple[Callable[..., Tensor], *tuple[Tensor, ...]]]
 """Function and amounts, each amount (B,), of every operation that changes colours and moves no pixel."""
 
@@ -52,8 +55,8 @@ class _Policy(Augment):
         """Return indices of the operations, and the tensors of their strengths, (B, T) each."""
 
     @abstractmethod
-    def _move_amounts(self, height: int, width: int, *strength_B: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return shears, shifts to the left and upwards in pixels, and angles in radians, float (B,) each."""
+    def _move_amounts(self, height: int, width: int, *strength_B: Tensor) -> Moves:
+        """Return the strengths of the operations that move pixels, in images of this size."""
 
     @abstractmethod
     def _color_changes(self, *strength_B: Tensor) -> Changes:
@@ -135,7 +138,7 @@ class RandAugment(_Policy):
         sign_BT = 2 * noise.integers(noise.fold(key, 1), id_B, self.num_ops, 2) - 1
         return which_BT, sign_BT
 
-    def _move_amounts(self, height: int, width: int, *strength_B: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _move_amounts(self, height: int, width: int, *strength_B: Tensor) -> Moves:
         (sign_B,), share = strength_B, self.magnitude / (LEVELS - 1)
         left_B, up_B = (-(int(150 / 331 * size * share) * sign_B.float()) for size in (width, height))
         return 0.3 * share * sign_B, left_B, up_B, torch.deg2rad(30.0 * share * sign_B)
@@ -189,7 +192,7 @@ class RandAugmentTimm(_Policy):
         sign_BT = 2 * noise.integers(noise.fold(key, 3), id_B, self.num_ops, 2) - 1
         return torch.where(applied_BT, which_BT, -1), (self.magnitude + spread_BT).clamp(0, MAX_LEVEL), sign_BT
 
-    def _move_amounts(self, height: int, width: int, *strength_B: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _move_amounts(self, height: int, width: int, *strength_B: Tensor) -> Moves:
         level_B, sign_B = strength_B
         share_B = level_B * sign_B / MAX_LEVEL
         shift_B = 0.45 * share_B
