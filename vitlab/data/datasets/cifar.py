@@ -77,9 +77,8 @@ class Cifar(Checksummed):
                 f"{self.name}: {kind} cannot be read: {error}; correct 'corrupted_root', or leave it out of 'corrupted'"
             ) from None
         is_bytes, count = x_NHWC.dtype == y_N.dtype == np.uint8, y_N.size // 5
-        if not (is_bytes and count and x_NHWC.shape == (*y_N.shape, 32, 32, 3)) or (
-            y_N.size != 5 * count or y_N.max() >= len(self.labels)
-        ):
+        is_whole = is_bytes and count and y_N.size == 5 * count and x_NHWC.shape == (*y_N.shape, 32, 32, 3)
+        if not (is_whole and y_N.max() < len(self.labels)):
             raise DataError(
                 f"{file} and labels.npy beside it are not of {self.name}: {x_NHWC.dtype} of shape {x_NHWC.shape} and "
                 f"{y_N.dtype} of shape {y_N.shape}; download them again"
