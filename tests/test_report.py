@@ -40,9 +40,10 @@ from synthetic_studies import (
     trial_of,
 )
 
-from vitlab import colours, report
+from vitlab import report
 from vitlab.comparison import MEANINGS, Verdict
 from vitlab.errors import UserError
+from vitlab.explain.colours import GREY
 from vitlab.planning import registration
 from vitlab.planning.study_folder import RunRecord, read_plan, write_record
 from vitlab.planning.values import Arm, EarlierResults, MetricFacts, Plan, Planned, Registration
@@ -1095,11 +1096,10 @@ def test_latex_fits_paper_width(tmp_path):
     assert r"\label{tab:positions-arms}" in latex and "Mean $\\pm$ standard deviation" in latex and "5 seeds" in latex
     everything = text_of(plan, store, "latex-all")
     tables_all = _latex_tables(everything)
-    assert len(tables_all) == 3 and len(tables_all[0][1][0]) == len(
-        arm_columns(document(plan, store)["arms"], plan.analysis, plan.units)
-    )
+    assert len(tables_all[0][1][0]) == len(arm_columns(document(plan, store)["arms"], plan.analysis, plan.units))
     labels = re.findall(r"\\label\{(.*?)\}", everything)
-    assert labels == ["tab:positions-arms", "tab:positions-comparisons", "tab:positions-interactions"]
+    assert len(labels) == len(tables_all)  # one for each section with a table, which others may join
+    assert {"tab:positions-arms", "tab:positions-comparisons", "tab:positions-interactions"} <= {*labels}
 
 
 def test_provenance_separates_trained_from_cached(tmp_path):
@@ -1250,7 +1250,7 @@ def test_grid_has_panel_per_arm_with_distinct_labels(tmp_path):
         assert " ".join(axes.get_title(loc="left").split()) == arm.name
         own = axes.lines[-1]
         assert float(own.get_ydata()[-1]) == pytest.approx(100 * np.mean(GRID[tuple(arm.values.values())]))
-        behind = [line for line in axes.lines[:-1] if line.get_color() == colours.GREY]
+        behind = [line for line in axes.lines[:-1] if line.get_color() == GREY]
         assert len(behind) == (arm.baseline is not None)
         if behind:
             baseline = next(other for other in plan.arms if other.name == arm.baseline)
@@ -1287,7 +1287,7 @@ def test_few_seeds_are_lines_and_many_are_a_band(tmp_path):
     visible = [axes for axes in panels if axes.get_visible()]
     assert [axes.get_title(loc="left") for axes in visible] == list(arms)
     assert all(sum(line.get_linewidth() < 1 for line in axes.lines) == 0 for axes in visible)
-    assert [any(line.get_color() == colours.GREY for line in axes.lines) for axes in visible] == [False, *[True] * 4]
+    assert [any(line.get_color() == GREY for line in axes.lines) for axes in visible] == [False, *[True] * 4]
 
 
 def test_curves_use_epochs_if_all_arms_agree(tmp_path):

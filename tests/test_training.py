@@ -25,7 +25,7 @@ from vitlab.engines.base import evaluation_steps
 from vitlab.engines.base import train as train_together
 from vitlab.errors import VitlabError
 from vitlab.geometry import DataInfo
-from vitlab.models.contract import Model, digest
+from vitlab.models.contract import Model, state_digest
 from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.store.files import Damaged
@@ -520,7 +520,7 @@ def test_checkpoint_distinguishes_similar_names(tmp_path: Path) -> None:
 def test_digest_depends_on_names_dtypes_shapes_and_values() -> None:
     x = torch.arange(4.0)
     digests = [
-        digest(tensors)
+        state_digest(tensors)
         for tensors in (
             {"x": x},
             {"y": x},
@@ -531,4 +531,4 @@ def test_digest_depends_on_names_dtypes_shapes_and_values() -> None:
         )
     ]
     assert len(set(digests)) == len(digests)
-    assert digest({"a": x, "b": x[1:]}) == digest({"b": x[1:].clone(), "a": x})
+    assert state_digest({"a": x, "b": x[1:]}) == state_digest({"b": x[1:].clone(), "a": x})

@@ -6,7 +6,7 @@ It reads from top to bottom; planning is in :mod:`vitlab.driver.planning`, the o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -31,7 +31,7 @@ from vitlab.driver.session import (
     require_matching_arm,
 )
 from vitlab.planning.study_folder import apply_registration, begin_run, is_recorded, write_plan
-from vitlab.planning.values import Plan
+from vitlab.planning.values import Plan, Planned
 from vitlab.report.api import Answer as Answer
 from vitlab.spec import Study
 from vitlab.store.folders import OUT, Store
@@ -79,7 +79,7 @@ def run(
     Raises:
         SpecError: if the file is wrong, with every mistake; nothing is written.
         UserError: if ``file`` is not a path, ``only`` matches no arm, or the executor or the tracker cannot work here;
-            nothing is written.
+            nothing is written but the file of a mapping.
         Interrupted: after Ctrl-C, once every running trial has written its checkpoint, or without what the tracker
             lacks if the report is written.
     """
@@ -116,7 +116,8 @@ def run(
         current = _Run(plan, session, only, outcomes)
         has_ended = False
         try:
-            current.train(make_plan, retry_failed=retry_failed)
+            for stage, missing in current.stages(make_plan):
+                current.outcomes |= train_missing(stage, missing, current.session, retry_failed=retry_failed)
             if study.run.explain:
                 from vitlab.driver.explanations import draw_arms
 
@@ -141,8 +142,8 @@ class _Run:
     only: str  #: arms to train
     outcomes: dict[str, str]  #: ``cached``, or see :func:`vitlab.driver.scheduler.train_missing`
 
-    def train(self, make_plan: Callable[[], tuple[Study, Plan]], *, retry_failed: bool) -> None:
-        """Train the missing trials, stage by stage."""
+    def stages(self, make_plan: Callable[[], tuple[Study, Plan]]) -> Iterator[tuple[Plan, list[Planned]]]:
+        """Yield each stage with its missing trials, the next one once these are trained, until none is missing."""
         for number in count():
             self.decide(make_plan)
             stage, missing = next_stage(self.plan, self.only, self.outcomes)
@@ -151,7 +152,7 @@ class _Run:
                 return
             if missing and not number:  # while workers start and train
                 Thread(target=report.import_libraries, name="imports of the report", daemon=True).start()
-            self.outcomes |= train_missing(stage, missing, self.session, retry_failed=retry_failed)
+            yield stage, missing
 
     def decide(self, make_plan: Callable[[], tuple[Study, Plan]]) -> None:
         """Make the decisions that are due, and plan again with them, until none is."""

@@ -117,6 +117,7 @@ def explain_command(
         raise UserError("\n".join(dict.fromkeys([*mistakes, *named])))
     for name, reason in reasons.items():
         say(f"{name} is not explained: {reason}")
+    explained = {image: models for image, models in explained.items() if models}
     rows, files = list[Mapping[str, Any]](), list[Path]()
     for image, models in explained.items():
         for name, each in models.items():

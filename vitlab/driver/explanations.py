@@ -193,7 +193,7 @@ def test_examples(trial: Mapping[str, Any], images: Sequence[int]) -> list[tuple
 
 def _truth(y: Tensor, names: Sequence[str]) -> Label:
     if y.ndim == 1:
-        return ", ".join(names[index] if names else str(index) for index in y.nonzero()[:, 0].tolist())
+        return ", ".join(names[index] if names else str(index) for index in y.nonzero()[:, 0].tolist()) or "none"
     if y.ndim:
         label_HW: NDArray[np.int64] = y.long().where(y != VOID, IGNORED).numpy()
         return label_HW

@@ -74,18 +74,21 @@ def find_or_write_file(study: str | Path | Mapping[str, object], out: str | Path
         raise UserError(f"a study has texts, numbers, lists and mappings alone: {error}") from None
     file = Path(out) / "written" / f"{folder_name(str(study.get('study', 'study')))}.yaml"
     before = file.read_bytes() if file.is_file() else None
-    made = [folder for folder in (file.parent, Path(out)) if not folder.exists()]
-    write_bytes(file, f"{text}\n".encode())
+    new_folders = [folder for folder in (file.parent, Path(out)) if not folder.exists()]
+    content = f"{text}\n".encode()
+    write_bytes(file, content)
     try:
         yield file
     except SpecError as error:
-        if before is not None:
-            write_bytes(file, before)
-        with suppress(OSError):  # another process may have written there, too
-            if before is None:
+        with suppress(OSError):  # another process may have written there, too, whose file stays
+            if file.read_bytes() != content:
+                pass
+            elif before is not None:
+                write_bytes(file, before)
+            else:
                 file.unlink()
-            for folder in made:
-                folder.rmdir()
+                for folder in new_folders:
+                    folder.rmdir()
         raise SpecError(
             replace(one, file=".".join(map(str, one.path)) or "the study", line=0, source="") if one.line else one
             for one in error.complete

@@ -19,8 +19,8 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitlab.colours import ALARM, GREY, INK, SERIES
 from vitlab.data.pixels import IGNORED
+from vitlab.explain.colours import ALARM, GREY, INK, SERIES
 
 Array = NDArray[np.floating[Any]]
 Labels = NDArray[np.int64]

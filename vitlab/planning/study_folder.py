@@ -217,7 +217,7 @@ def begin_run(
     differences.
     """
     folder = store.study(plan.study)
-    record = _make_record(folder, plan, file, plugins, time.time())
+    record = _make_run_record(folder, plan, file, plugins, time.time())
     latest = archive_latest(folder, plan.version)
     plan = write_plan(plan, store)
     write_bytes(folder / "study.yaml", Path(file).read_bytes())
@@ -243,12 +243,14 @@ def is_recorded(plan: Plan, store: Store, file: str | Path, changes: Values, plu
     except OSError:
         return False
     run = _read_record(folder)
-    same_run = run == _make_record(folder, plan, file, plugins, run.time)
+    same_run = run == _make_run_record(folder, plan, file, plugins, run.time)
     written = json.loads(json.dumps([apply_registration(plan, store).to_json(), without_secrets(changes)]))
     return same_file and same_run and written == [read_json(folder / name) for name in ("plan.json", "changes.json")]
 
 
-def _make_record(folder: Path, plan: Plan, file: str | Path, plugins: Sequence[str | Path], time_s: float) -> RunRecord:
+def _make_run_record(
+    folder: Path, plan: Plan, file: str | Path, plugins: Sequence[str | Path], time_s: float
+) -> RunRecord:
     """Return the record of a run of the study that is stored in ``folder``."""
     source = Path(file).resolve()
     if source.is_relative_to(folder.parent):  # a stored copy, run again

@@ -108,4 +108,6 @@ class Results(_Frame):
         return results
 
     def __repr__(self) -> str:
+        if not set(self.main) & set(self):  # renamed in place
+            return super().__repr__()
         return f"{self.filter(self.main)!r}\ncolumns: {', '.join(map(str, self))}"

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from vitlab.colours import SERIES
 from vitlab.comparison import Verdict
+from vitlab.explain.colours import SERIES
 from vitlab.report import phrasing
 from vitlab.report.drawing import svg_to_element
 from vitlab.report.phrasing import DASH, Column, Columns, Row, Scale, format_duration

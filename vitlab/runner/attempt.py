@@ -23,7 +23,7 @@ from vitlab.engines.base import train
 from vitlab.errors import OutOfMemory
 from vitlab.identity.code import imported_requirements
 from vitlab.identity.trial import Trial
-from vitlab.models.contract import digest
+from vitlab.models.contract import state_digest
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.registry.plugins import sentence_with_place
 from vitlab.runner.circumstances import (
@@ -198,7 +198,7 @@ class Attempt:
         status: EndingWithResult = Ending.DIVERGED if failure else Ending.DONE
         if not failure:
             state = training.model.state_dict()
-            outcome = replace(outcome, weights=digest(state))
+            outcome = replace(outcome, weights=state_digest(state))
             write_predictions(self.folder.predictions, training.predictions, self.input_spec.info.labels)
             if self.settings.keep.last:
                 write_weights(self.folder.weights_file, state, self.input_spec)

@@ -202,42 +202,34 @@ def _load_plugins(settings: Settings) -> None:
 
 
 def _train_attempts(attempts: Sequence[Attempt], engine: str, stop: Callable[[], bool]) -> None:
-    """Train attempts by an engine, and those at whose first step it fails by its fallback."""
+    """Train attempts by an engine, those at whose first step it fails by its fallback, and write their results."""
     remaining: list[tuple[Sequence[Attempt], str, str]] = [(attempts, engine, "")]
     while remaining:
         started = _begin_attempts(*remaining.pop(0))
         alone = any(attempt.engine_type.one_at_a_time for attempt in started)
         for batch in [[each] for each in started] if alone else [started]:
-            if batch and (fallback := _train_batch(batch, alone, stop)):
-                remaining.append((batch, *fallback))
+            if not batch:
+                continue
+            first, trainings = batch[0], [attempt.training for attempt in batch]
+            try:
+                outcomes = train(trainings, first.engine_type, stop=stop, every_s=first.settings.every_s)
+            except EngineFailed as failed:
+                if is_out_of_memory(failed.error):
+                    _end_or_raise(failed.error, first, alone)
+                    continue
+                reason = f"engine {first.engine} failed: {describe_failure(failed.error, first.trial)}"
+                remaining.append((batch, failed.fallback, f"trained by engine {failed.fallback}, for {reason}"))
+            except Exception as error:
+                _end_or_raise(error, first, alone)
+            else:
+                _write_results(batch, outcomes)
 
 
-def _train_batch(batch: Sequence[Attempt], alone: bool, stop: Callable[[], bool]) -> tuple[str, str] | None:
-    """Train attempts together and write their results, or return the engine to fall back to, and a note that says why.
-
-    Args:
-        batch: The attempts, whose trainings have begun.
-        alone: Whether it is one attempt by itself, which is then ended by an error; an error of several is raised.
-        stop: See :func:`execute`.
-    """
-    first = batch[0]
-    try:
-        trainings = [attempt.training for attempt in batch]
-        outcomes = train(trainings, first.engine_type, stop=stop, every_s=first.settings.every_s)
-    except EngineFailed as failed:
-        if not is_out_of_memory(failed.error):
-            reason = f"engine {first.engine} failed: {describe_failure(failed.error, first.trial)}"
-            return failed.fallback, f"trained by engine {failed.fallback}, for {reason}"
-        if not alone:
-            raise failed.error from None
-        first.end_with_error(failed.error)
-    except Exception as error:
-        if not alone:
-            raise
-        first.end_with_error(error)
-    else:
-        _write_results(batch, outcomes)
-    return None
+def _end_or_raise(error: Exception, attempt: Attempt, alone: bool) -> None:
+    """End an attempt that was trained alone with an error; raise an error of several."""
+    if not alone:
+        raise error from None
+    attempt.end_with_error(error)
 
 
 def _begin_attempts(attempts: Sequence[Attempt], engine: str, note: str) -> list[Attempt]:

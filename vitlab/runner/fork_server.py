@@ -40,7 +40,7 @@ class ServerDied(Exception):
 def start() -> None:
     """Start the server if it is not running, without waiting for its imports; it ends with this process."""
     global _output
-    if not _can_fork():
+    if not _has_fork_server():
         return
     from multiprocessing import forkserver, resource_tracker
 
@@ -134,12 +134,12 @@ def server_pid() -> int | None:
     return pid
 
 
-def _can_fork() -> bool:
+def _has_fork_server() -> bool:
     return "forkserver" in multiprocessing.get_all_start_methods()
 
 
 def _start_context() -> Any:
-    if not _can_fork():
+    if not _has_fork_server():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOAD])

@@ -14,7 +14,7 @@ from vitlab.data.prepare import Feed, Prepared
 from vitlab.errors import UserError, WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.identity.trial import Trial
-from vitlab.models.contract import Model, digest
+from vitlab.models.contract import Model, state_digest
 from vitlab.registry import import_optional, slot
 from vitlab.spec.trial import Source
 from vitlab.store.files import read_json
@@ -34,7 +34,7 @@ def load_model(folder: TrialFolder) -> tuple[Model, Transform]:
     """
     state, input_spec = read_weights(folder.weights_file)
     result = folder.result()
-    if result is not None and result.outcome.weights not in ("", digest(state)):
+    if result is not None and result.outcome.weights not in ("", state_digest(state)):
         raise WeightsError(
             f"{folder.weights_file} has changed: these are not the weights that the trial ended with; delete "
             f"{folder.path} and run the study again"

@@ -109,7 +109,7 @@ class Tracker(ABC):
             report: files of the study's report; empty while the study runs.
 
         Returns:
-            The address to open, or a command that shows it.
+            The address to open, or a command that shows it; None if there is neither.
         """
 
     def place(self) -> str:
@@ -190,7 +190,7 @@ def files_within(root: Path, files: Iterable[Path]) -> list[Path]:
     outside = [file for file in there if not file.resolve().is_relative_to(root.resolve())]
     if outside:
         log.warning(
-            "not delivered, because links lead out of %s: %s; delete the links", root, list_some(map(str, outside))
+            "not delivered, because links lead out of %s: %s; move the files there", root, list_some(map(str, outside))
         )
     return [file for file in there if file not in outside]
 

@@ -136,7 +136,10 @@ class BackgroundDelivery:
         self._next_at = 0.0
 
     def recorded_link(self) -> str | None:
-        """Return what the last delivery returned; None if the tracker may lack something, by the records."""
+        """Return what the last delivery returned; None if the tracker may lack something, by the records.
+
+        A tracker that keeps no record of trials lacks nothing after a delivery.
+        """
         tracker = self._tracker
         if not tracker.title:
             return None

@@ -29,7 +29,7 @@ from vitlab.data.pixels import resize, with_channels
 from vitlab.data.prepare import Normalize
 from vitlab.errors import VitlabError, WeightsError
 from vitlab.geometry import DataInfo
-from vitlab.models.contract import digest
+from vitlab.models.contract import state_digest
 from vitlab.store.files import Damaged, sort_metadata, write_bytes
 from vitlab.training.evaluation import Columns
 
@@ -240,7 +240,7 @@ def read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _checkpoint_digest(tensors: Mapping[str, Tensor], rest: str) -> str:
-    return _hash_text(f"{digest(tensors)}\n{rest}")
+    return _hash_text(f"{state_digest(tensors)}\n{rest}")
 
 
 def _extract_tensors(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:

@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.errors import UserError
-from vitlab.models.contract import digest
+from vitlab.models.contract import state_digest
 
 LOOPBACK = ("lo", "lo0")
 
@@ -175,7 +175,7 @@ class ProcessGroup(SingleProcess):
 
     def require_equal_weights(self, model: nn.Module, step: int) -> None:
         """Raise if the weights or the step differ between ranks."""
-        here = torch.tensor([step, int(digest(model.state_dict())[:15], 16)])  # 60 bits, which int64 holds
+        here = torch.tensor([step, int(state_digest(model.state_dict())[:15], 16)])  # 60 bits, which int64 holds
         if not all(here.equal(there) for there in self._all_gather(here)):
             raise RankMismatch("the processes of this trial do not begin with the same weights at the same step")
 

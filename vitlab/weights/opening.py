@@ -23,7 +23,7 @@ import torch
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import OptionError, UserError, WeightsError, list_some, nearest
 from vitlab.geometry import DataInfo
-from vitlab.models.contract import Model, NewState, State, digest
+from vitlab.models.contract import Model, NewState, State, state_digest
 from vitlab.models.convnet import RegNetY16GF, ResNet8, ResNet18, ResNet50
 from vitlab.models.vit import ViT
 from vitlab.registry import slot
@@ -177,7 +177,7 @@ def _build_trial_model(contents: WeightFile) -> tuple[Model, Architecture]:
         )
     # The result has the digest of the last weights, not of those that were kept on the way.
     result = None if contents.file.name.startswith("weights-") else folder.result()
-    if result is not None and result.outcome.weights not in ("", digest(contents.tensors)):
+    if result is not None and result.outcome.weights not in ("", state_digest(contents.tensors)):
         raise WeightsError(
             "its tensors are not the weights that the trial ended with; copy the file again, or delete its folder and "
             "run the study again"

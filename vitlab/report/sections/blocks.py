@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vitlab.colours import GREY, PAPER, RULE
 from vitlab.comparison import Verdict
 from vitlab.comparison.arrays import VERDICTS, Design
 from vitlab.comparison.blocks import judge_blocks
 from vitlab.errors import format_count
+from vitlab.explain.colours import GREY, PAPER, RULE
 from vitlab.planning.registration import arms_over_blocks
 from vitlab.planning.values import Arm, Plan
 from vitlab.report.drawing import WIDTH, Drawing, apply_style, new_figure, wrap_line, wrapped_labels

@@ -1,9 +1,6 @@
 """The slot ``optimizer``: the contract of optimizers, an optimizer made of several, and parameter groups.
 
-torch_optimizers.py     adamw, adam, sgd, adafactor
-library_optimizers.py   lamb and lion of timm, soap of pytorch-optimizer, schedule_free of schedulefree
-muon.py                 muon, normuon
-schedules.py            the slot ``schedule``
+Optimizers are in the files beside this one, and the slot ``schedule`` in ``schedules.py``.
 """
 
 from __future__ import annotations
