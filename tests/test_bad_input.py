@@ -364,6 +364,11 @@ def test_mistake_does_not_cause_others(here: Path, old: str, instead: str, words
     assert words in one(mistakes(here, STUDY.replace(old, instead)))
 
 
+def test_arm_may_change_a_default_part_of_a_wrong_model(here: Path) -> None:
+    text = STUDY.replace("depth: 1", "depth: one").replace("[none]\n", "[none]\n    model.mlp.ratio: [2]\n")
+    assert "depth must be a whole number" in one(mistakes(here, text))
+
+
 @pytest.mark.parametrize(
     ("name", "allowed", "meant"),
     [

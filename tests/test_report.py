@@ -175,7 +175,7 @@ def test_history_is_long_and_timed_by_journal(tmp_path):
     running.path.mkdir(parents=True)
     running.emit("metrics", step=50, epoch=2.5, images=1, metrics={"val/accuracy": 0.25, "system/memory": 1.0})
     history = frame.history(plan, store)
-    assert list(history.columns) == ["trial", "arm", "seed", "step", "epoch", "metric", "value", "time"]
+    assert list(history.columns) == ["arm", "seed", "step", "epoch", "metric", "value", "time", "trial"]
     assert len(history) == 3 * 5 * 2 + 1
     mine = history[(history["trial"] == plan.trials[0].trial.key) & (history["metric"] == "val/accuracy")]
     assert mine["time"].notna().tolist() == [False, True, True, False, False]
@@ -1277,7 +1277,7 @@ def test_captions_say_what_is_drawn(tmp_path):
 
 
 def test_few_seeds_are_lines_and_many_are_a_band(tmp_path):
-    for seeds, thin, bands in ((2, 8, 0), (5, 0, 4)):
+    for seeds, thin, bands in ((2, 8, 0), (4, 16, 0), (5, 0, 4)):
         arms = {arm: values[:seeds] for arm, values in POSITIONS.items()}
         [axes] = figures_of(*study(tmp_path / str(seeds), arms))["curves"].axes
         assert sum(line.get_linewidth() < 1 for line in axes.lines) == thin

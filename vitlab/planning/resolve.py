@@ -192,6 +192,9 @@ class Resolver:
                     draft.identity[path[0]].pop(path[1], None)
                 else:
                     set_value(draft.identity, path, choice.hashed())
+            elif isinstance(value, Mapping):  # arms may change options of parts that have their defaults
+                wrong = {name: value[name] for name in draft.wrong[path] if name in value}
+                set_value(draft.plain, path, {**choice.plain(), **wrong})
         if OBJECTIVE in draft.parts:
             draft.objective = draft.parts[OBJECTIVE].component
         elif OBJECTIVE not in draft.wrong:  # the rest of ``train`` is wrong, and leaves no spec with defaults

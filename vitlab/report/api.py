@@ -101,6 +101,9 @@ class Answer:
     def __repr__(self) -> str:
         return f"<Answer {self.plan.study}: {self._counts}; {self.report}>"
 
+    def __str__(self) -> str:
+        return "\n".join([self.plan.question or self.plan.study, *self.answers, f"{self._counts}. {self.report}"])
+
     def _repr_html_(self) -> str:
         """Return the question, the answers, the counts and a link to the report; every text is escaped."""
         answers = "".join(f"<li>{escape(answer)}</li>" for answer in self.answers)
@@ -192,7 +195,7 @@ def compare(first: str | Path, second: str | Path | None = None, *, out: str | P
 def history(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     """Return the curves of a study as a frame in long form: one row per trial, step and metric.
 
-    Columns: ``trial, arm, seed, step, epoch, metric, value, time``.
+    Columns: ``arm, seed, step, epoch, metric, value, time, trial``.
     Trials that are still training have the measurements made so far.  The mean validation accuracy of every arm::
 
         curves = vitlab.history("ablation.yaml").query("metric == 'val/accuracy'")

@@ -67,7 +67,6 @@ origins | string | its components, each with the source and the version it came 
 """)
 """Last columns of :func:`results`."""
 HISTORY = parse_descriptions("""
-trial | string | the key of the trial
 arm | string | the arm
 seed | int64 | the replicate
 step | int64 | optimizer steps done
@@ -75,6 +74,7 @@ epoch | float64 | passes over the training images
 metric | string | its name
 value | float64 | its value
 time | datetime64[ms, UTC] | when it was journalled; missing where no journal is left
+trial | string | the key of the trial
 """)
 """Columns of :func:`history`."""
 
@@ -247,7 +247,7 @@ def measurements_frame(trials: Sequence[StoredTrial]) -> pd.DataFrame:
         else:
             measurements = [(event.body["step"], event.body["epoch"], event.body["metrics"]) for event in journal]
         rows += [
-            (item.planned.trial.key, item.planned.arm, item.planned.seed, step, epoch, name, value, times.get(step))
+            (item.planned.arm, item.planned.seed, step, epoch, name, value, times.get(step), item.planned.trial.key)
             for step, epoch, metrics in measurements
             for name, value in metrics.items()
             if not name.startswith("system/")

@@ -42,7 +42,7 @@ Points = dict[str, float]  #: metric to value
 class Summary(NamedTuple):
     """What the report says of an arm."""
 
-    tags: Mapping[str, str]  #: with the verdict, also as the run's description, which a table shows beside its name
+    tags: Mapping[str, str]  #: with the verdict, and the run's description, which a table shows beside its name
     points: Points
 
 
@@ -53,9 +53,21 @@ def summarize_arms(plan: Plan, rows: Iterable[Mapping[str, Any]]) -> dict[str, S
         values = {records.key(f"{column}/{plan.analysis.metric}"): row.get(column) for column in (*OWN, *COMPARED)}
         finite = {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
         arm, verdict = str(row["arm"]), str(row.get("verdict") or records.ABSENT)
-        tags = {"arm": arm, "verdict": verdict, dashboard.NOTE: verdict, **records.page_tags(numbers, arm)}
+        tags = {"arm": arm, "verdict": verdict, dashboard.NOTE: _describe(row), **records.page_tags(numbers, arm)}
         summaries[arm] = Summary(tags, finite)
     return {arm.name: summaries[arm.name] for arm in plan.arms if arm.name in summaries}
+
+
+def _describe(row: Mapping[str, Any]) -> str:
+    """Return an arm's verdict with its difference, or its mean; MLflow's table shows 50 characters as they are."""
+    if not row.get("verdict"):
+        return records.ABSENT if row.get("mean") is None else f"mean {row['mean']:.4g}"
+    text = str(row["verdict"])
+    if row.get("difference") is not None:
+        text += f", {row['difference']:+.3g}"
+        if row.get("difference_low") is not None:
+            text += f" from {row['difference_low']:+.3g} to {row['difference_high']:+.3g}"
+    return text
 
 
 def state_answer(report: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MAX_ARMS_PER_PANEL = 4  #: arms that share one panel; of more, each has its own, with its baseline behind it
 MAX_PANELS = 24
-MIN_SEEDS_FOR_BAND = 3  #: seeds from which on a mean has a band; fewer seeds are drawn one by one
+MIN_SEEDS_FOR_BAND = 5  #: seeds from which on a mean has a band; of fewer, bands are wide and hide each other
 
 
 @section.register("curves")
@@ -97,7 +97,8 @@ def draw_curves(results: StudyResults, history: pd.DataFrame, metric: str) -> Dr
             axes.grid(axis="y")
         figure.supxlabel(unit)
         figure.supylabel(scale.title)
-        spread = f"its {percent(1 - plan.analysis.alpha)} t-interval (band), or single seeds (thin) if they are few"
+        spread = f"its {percent(1 - plan.analysis.alpha)} t-interval (band), or each seed (thin) if there are at most "
+        spread += f"{MIN_SEEDS_FOR_BAND - 1}"
         caption = f"{scale.title} over training: the mean of the seeds with {spread}"
         caption += "; dashed curves diverged or failed." if len(done) < len(rows) else "."
         if not share_panel:
