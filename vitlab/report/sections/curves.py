@@ -90,7 +90,8 @@ def draw_curves(results: StudyResults, history: pd.DataFrame, metric: str) -> Dr
                 own = rows[rows["arm"] == name]
                 _draw_arm(axes, own, colours[name], labels[name], plan.analysis.alpha, results.largest_overlap([name]))
             if share_panel:
-                axes.legend()
+                lines = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+                axes.legend(handles=[lines[labels[name]] for name in panel])
             axes.tick_params(labelbottom=True)
             axes.set_ylim(late.min() - room, late.max() + room)
             axes.set_xlim(0, float(done["x"].max()))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vitlab.errors import format_count
-from vitlab.explain.colours import GREY, PAPER, SERIES
+from vitlab.explain.colours import GREY, INK, PAPER, SERIES
 from vitlab.report.drawing import WIDTH, Drawing, apply_style, format_ticks, new_figure, wrapped_labels
 from vitlab.report.phrasing import Columns
 from vitlab.report.sections import Findings, Section, Table, cost, section
@@ -91,6 +91,7 @@ class Fronts(Section[Front]):
             arms = [arm for arm in arms if any(row.arms.get(arm) for row in rows)]
         # Colours begin anew with another marker, so that each arm has a sign of its own.
         signs = dict(zip(arms, itertools.product("os^Dv", SERIES), strict=False))
+        signs |= {row["baseline"]: ("o", INK) for row in findings.arms if row["baseline"] in arms}  # as in curves
         labels = wrapped_labels(arms, 30)
         with apply_style():
             figure = new_figure(WIDTH, 3.2 * down + 0.2 * len(arms) / across)
