@@ -102,7 +102,7 @@ def test_rival_is_trial_of_explicit_file(tmp_path: Path) -> None:
     )
     _, other = plan_study(cli_only_option, out=tmp_path)
     assert tuning.arm is None
-    assert tuning.rivals[0].trials[0].trial.spec == other.find("baseline", 0).spec
+    assert tuning.rivals[0].trials[0].trial.spec == other.find("baseline", 0).trial.spec
 
 
 def test_tuned_arms_may_vary_optimizer_but_not_rate(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_matching_precedes_tuning(tmp_path: Path) -> None:
     match = {"quantity": "train_macs", "knob": "train.steps", "tolerance": 0.1}
     _, plan = plan_study(study(tmp_path, design=design, match=match), out=tmp_path)
     _, alone = plan_study(study(tmp_path, design=design, match=match, tune=None), out=tmp_path)
-    steps = alone.find("patch_size=2", 0).spec.train.steps
+    steps = alone.find("patch_size=2", 0).trial.spec.train.steps
     assert 0 < steps < 20
     assert {item.trial.spec.train.steps for item in plan.tuning[1].trials} == {steps}
     with pytest.raises(SpecError, match="would undo the match in train_macs"):
