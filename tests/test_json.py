@@ -28,7 +28,7 @@ BAD = {
     "plan": ["bad.yaml"],
     "validate": ["bad.yaml", "worse.yaml"],
     "check": ["bad.yaml"],
-    "ab": ["main..HEAD", "bad.yaml"],
+    "ab": ["nowhere..HEAD", "bad.yaml"],
     "status": ["nothing"],
     "studies": ["--out", "bad.yaml"],
     "report": ["nothing"],
