@@ -71,7 +71,7 @@ def show_command(slot: str, name: str | None, plugins: tuple[Path, ...]) -> list
     """
     for plugin in plugins:
         registry.load_file(plugin)
-    if name is None and slot in packaged.packaged_studies():
+    if name is None and slot not in registry.SLOT_MODULES and slot in packaged.packaged_studies():
         raise UserError(f"{slot} is a study; 'vitlab show study {slot}' prints its file")
     if name is None:
         _print_components(slot)
