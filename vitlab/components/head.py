@@ -143,16 +143,13 @@ class _Pooled(Head):
     def __init__(
         self,
         g: Geometry,
-        *,
-        pool: Pool = "cls",
-        over: Over = "patches",
-        drop: Probability = 0.0,
-        approximate: Gelu = "none",
-        pool_heads: Count | None = None,
-        ratio: Positive = 4.0,
-        pool_eps: Positive = 1e-6,
-        weights: Weights = "drawn",
-        output: Output = "logits",
+        pool: Pool,
+        approximate: Gelu,
+        pool_heads: int | None,
+        ratio: float,
+        pool_eps: float,
+        over: str,
+        drop: float,
     ) -> None:
         super().__init__()
         self.kind = pool
@@ -162,8 +159,6 @@ class _Pooled(Head):
         self.skip = 0 if over == "all" or pool == "prr" else len(g.prefix)
         self.attn_pool = AttentionPool(g, approximate, pool_heads, ratio, pool_eps) if pool == "map" else None
         self.drop = Dropout(drop)
-        self.fc = _build_classifier(g.dim, g.classes, weights)
-        self.output = output
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Options) -> str | None:
@@ -202,6 +197,24 @@ class LinearHead(_Pooled):
     (arXiv:2106.04560), or the class token after all tokens have attended to each other.
     """
 
+    def __init__(
+        self,
+        g: Geometry,
+        *,
+        pool: Pool = "cls",
+        over: Over = "patches",
+        drop: Probability = 0.0,
+        approximate: Gelu = "none",
+        pool_heads: Count | None = None,
+        ratio: Positive = 4.0,
+        pool_eps: Positive = 1e-6,
+        weights: Weights = "drawn",
+        output: Output = "logits",
+    ) -> None:
+        super().__init__(g, pool, approximate, pool_heads, ratio, pool_eps, over, drop)
+        self.fc = _build_classifier(g.dim, g.classes, weights)
+        self.output = output
+
     def classify(self, x_BSD: Tensor) -> NamedTuple:
         return _wrap_logits(self.fc(self.drop(x_BSD[:, 0])), self.output)
 
@@ -229,22 +242,11 @@ class MLPHead(_Pooled):
         weights: Weights = "drawn",
         output: Output = "logits",
     ) -> None:
-        super().__init__(
-            g,
-            pool=pool,
-            over=over,
-            drop=drop,
-            approximate=approximate,
-            pool_heads=pool_heads,
-            ratio=ratio,
-            pool_eps=pool_eps,
-            weights=weights,
-            output=output,
-        )
+        super().__init__(g, pool, approximate, pool_heads, ratio, pool_eps, over, drop)
         size = representation_size or g.dim
-        del self.fc  # parameters are in the order of the layers, and its inputs are the pre-logits
         self.pre_logits = nn.Linear(g.dim, size)
         self.fc = _build_classifier(size, g.classes, weights)
+        self.output = output
 
     def classify(self, x_BSD: Tensor) -> NamedTuple:
         x_BR = torch.tanh(self.pre_logits(x_BSD[:, 0]))

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlab import noise
 from vitlab.geometry import Pair
 
 VOID = 255
@@ -59,8 +58,9 @@ def nearest(old: Tensor, new: int) -> Tensor:
 
 def mirrored(n: int, margin: int, device: torch.device | None = None) -> Tensor:
     """Return the indices of ``n`` pixels with a margin on both sides, mirrored without repeating the last pixel."""
-    index = torch.from_numpy(np.pad(np.arange(n), margin, mode="reflect"))
-    return noise.to_device(index, device or index.device)
+    period = max(2 * (n - 1), 1)
+    index = torch.arange(-margin, n + margin, device=device) % period
+    return torch.minimum(index, period - index) if n > 1 else torch.zeros_like(index)
 
 
 def statistics(batches: Iterable[Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
