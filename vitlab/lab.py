@@ -77,9 +77,9 @@ def run(
             the tracker, with a function that returns the report in a format, such as ``terminal`` or ``json``.
 
     Raises:
-        SpecError: if the file is wrong, with every mistake; nothing is written.
+        SpecError: if the file is wrong, with every mistake; nothing is written but the file of a mapping.
         UserError: if ``file`` is not a path, ``only`` matches no arm, or the executor or the tracker cannot work here;
-            nothing is written but the file of a mapping.
+            the same.
         Interrupted: after Ctrl-C, once every running trial has written its checkpoint, or without what the tracker
             lacks if the report is written.
     """
@@ -87,15 +87,15 @@ def run(
 
     watch = watch or watch_on()
     store = Store(Path(out).resolve())
-    with find_or_write_file(file, out, watch) as file:
-        prepare_tracker_and_executor(file, changes, store)
-        make_plan = partial(plan_study, file, changes=changes, plugins=plugins, out=out, versions=versions)
-        with watch.status("loading PyTorch, and planning"):
-            study, plan = make_plan()
-        require_matching_arm(plan, only)
-        # The key of a trial needs the identity of its data, which is known once the data has been read.
-        if read_unidentified_data(plan, store, file):
-            study, plan = make_plan()
+    file = find_or_write_file(file, out, watch)
+    prepare_tracker_and_executor(file, changes, store)
+    make_plan = partial(plan_study, file, changes=changes, plugins=plugins, out=out, versions=versions)
+    with watch.status("loading PyTorch, and planning"):
+        study, plan = make_plan()
+    require_matching_arm(plan, only)
+    # The key of a trial needs the identity of its data, which is known once the data has been read.
+    if read_unidentified_data(plan, store, file):
+        study, plan = make_plan()
     trackers = registry.slot("tracker")
     with become_sole_driver(plan, store, watch) as followed:
         if followed:  # the other driver may have tuned, or opened arms for more seeds

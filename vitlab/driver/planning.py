@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,43 +56,21 @@ def prepare_tracker_and_executor(file: str | Path, changes: Mapping[str, object]
             registry.slot("executor").get(study.run.executor.type).prepare()
 
 
-@contextmanager
-def find_or_write_file(study: str | Path | Mapping[str, object], out: str | Path, watch: Watch) -> Iterator[Path]:
-    """Yield the file of a study, given as for :func:`vitlab.run`; a mapping is written to a file.
+def find_or_write_file(study: str | Path | Mapping[str, object], out: str | Path, watch: Watch) -> Path:
+    """Return the file of a study, given as for :func:`vitlab.run`; a mapping is written to a file.
 
     Raises:
         UserError: if there is no such file, or the content has a value that a file cannot have.
-        SpecError: if one is raised inside the block; of a mapping, whose file is then as it was before, or gone, with
-            paths in place of lines.
     """
     if not isinstance(study, Mapping):
-        yield find_study_file(require_path(study), watch.say)
-        return
+        return find_study_file(require_path(study), watch.say)
     try:
         text = json.dumps(study, indent=1, ensure_ascii=False)  # which is YAML, too
     except (TypeError, ValueError) as error:
         raise UserError(f"a study has texts, numbers, lists and mappings alone: {error}") from None
     file = Path(out) / "written" / f"{folder_name(str(study.get('study', 'study')))}.yaml"
-    before = file.read_bytes() if file.is_file() else None
-    new_folders = [folder for folder in (file.parent, Path(out)) if not folder.exists()]
-    content = f"{text}\n".encode()
-    write_bytes(file, content)
-    try:
-        yield file
-    except SpecError as error:
-        with suppress(OSError):  # another process may have written there, too, whose file stays
-            if file.read_bytes() != content:
-                pass
-            elif before is not None:
-                write_bytes(file, before)
-            else:
-                file.unlink()
-                for folder in new_folders:
-                    folder.rmdir()
-        raise SpecError(
-            replace(one, file=".".join(map(str, one.path)) or "the study", line=0, source="") if one.line else one
-            for one in error.complete
-        ) from None
+    write_bytes(file, f"{text}\n".encode())
+    return file
 
 
 def plan_study(
@@ -223,8 +201,8 @@ def plan(
     """
     import pandas as pd
 
-    with find_or_write_file(file, out, Watch()) as path:
-        _, planned = plan_study(path, changes=changes, plugins=plugins, out=out)
+    path = find_or_write_file(file, out, Watch())
+    _, planned = plan_study(path, changes=changes, plugins=plugins, out=out)
     store, by_arm = Store(Path(out).resolve()), count_costs(planned)
     return pd.DataFrame(
         {
