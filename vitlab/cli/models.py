@@ -73,7 +73,7 @@ def explain_command(
     for plugin in plugins:
         load_file(plugin)
     say(f"reading {study}")  # importing PyTorch takes seconds
-    mistakes, trained = list[str](), list[Trained]()
+    mistakes, models = list[str](), list[TrainedModel]()
     pictures: dict[str, Picture | None] = {}
     for image in images:
         with _collect(mistakes):
@@ -81,12 +81,12 @@ def explain_command(
     title, question, is_trial = study.name, "", any((study / name).is_file() for name in ("spec.json", "result.json"))
     if is_trial:
         title = f"trial {study.resolve().parent.name[:12]}"
-        trained.append(Trained(title, title, "model", TrialFolder(study)))
+        models.append(TrainedModel(title, title, "model", TrialFolder(study)))
         if arms or seed is not None:
             mistakes.append(f"--arm and --seed choose trials of a study, and {study} is one trial; leave them out")
     else:
         with _collect(mistakes):
-            title, question, trained = _find_trials(study, out, arms, seed, mistakes)
+            title, question, models = _find_models(study, out, arms, seed, mistakes)
 
     from vitlab.driver.explanations import draw_image, test_examples, write_page
     from vitlab.explain.one_image import Explanation, Subject, compare
@@ -94,9 +94,9 @@ def explain_command(
 
     target /= folder_name(title)
     tests = [image for image, picture in pictures.items() if picture is None]
-    explained: dict[str, dict[str, Explanation]] = {image: {} for image in pictures}
+    explanations: dict[str, dict[str, Explanation]] = {image: {} for image in pictures}  #: by image and model
     reasons: dict[str, str] = {}
-    for name, subject, place, folder in trained:
+    for name, subject, place, folder in models:
         try:
             model, transform = load_vit(folder)
             spec = read_json(folder.spec)
@@ -109,32 +109,32 @@ def explain_command(
                 pixels, label = examples.get(image, (picture, None))
                 about = Subject(subject, Path(image).name if picture else image.replace(":", " image "), label)
                 to = target / _image_folder(image, picture) / place
-                explained[image][name] = draw_image(model, transform, spec, pixels, about, to)
+                explanations[image][name] = draw_image(model, transform, spec, pixels, about, to)
         except VitlabError as error:
             reasons[name] = str(error)
-    if mistakes or not any(explained.values()) or (reasons and (arms or is_trial)):
-        named = (f"{name}: {reason}" if arms else reason for name, reason in reasons.items())
-        raise UserError("\n".join(dict.fromkeys([*mistakes, *named])))
+    if mistakes or not any(explanations.values()) or (reasons and (arms or is_trial)):
+        sentences = (f"{name}: {reason}" if arms else reason for name, reason in reasons.items())
+        raise UserError("\n".join(dict.fromkeys([*mistakes, *sentences])))
     for name, reason in reasons.items():
         say(f"{name} is not explained: {reason}")
-    explained = {image: models for image, models in explained.items() if models}
+    explanations = {image: by_model for image, by_model in explanations.items() if by_model}
     rows, files = list[Mapping[str, Any]](), list[Path]()
-    for image, models in explained.items():
-        for name, each in models.items():
+    for image, by_model in explanations.items():
+        for name, each in by_model.items():
             predicted, share = each.answer
             truth = each.subject.class_name
             rows.append({"model": name, "image": image, "true": truth, "predicted": predicted, "probability": share})
             files += each.files
-        files += compare(models, title, target / _image_folder(image, pictures[image]))
+        files += compare(by_model, title, target / _image_folder(image, pictures[image]))
     page = target / "index.html"
-    write_page(page, title, question, explained, reasons)
+    write_page(page, title, question, explanations, reasons)
     if wants_json():
         print_json({"page": str(page), "predictions": rows, "files": [str(file) for file in files]})
     else:
         click.echo(f"{_format_predictions(rows)}{page}")
 
 
-class Trained(NamedTuple):
+class TrainedModel(NamedTuple):
     """A trained model to explain."""
 
     name: str  #: on the page and in lines
@@ -152,10 +152,10 @@ def _collect(mistakes: list[str]) -> Iterator[None]:
         mistakes.append(str(error))
 
 
-def _find_trials(
+def _find_models(
     study: Path, out: Path, arms: Sequence[str], seed: int | None, mistakes: list[str]
-) -> tuple[str, str, list[Trained]]:
-    """Return the name and the question of a study, and a trial of some of its arms, or of all that run.
+) -> tuple[str, str, list[TrainedModel]]:
+    """Return the name and the question of a study, and the models of some of its arms, or of all that run.
 
     They are of the first seed if ``seed`` is None, and a baseline comes before the arms that are compared with it.
     """
@@ -164,19 +164,20 @@ def _find_trials(
     if study.is_file() and study.suffix not in (".yaml", ".yml"):
         raise UserError(f"{study}: name a study, such as one whose init_from is a file of weights, or a trial's folder")
     plan, store = open_study(study, out=out)
-    known, seeds = [arm.name for arm in plan.arms], [planned.seed for planned in plan.trials]
-    chosen = [arm for arm in plan.arms if (arm.name in arms if arms else not arm.skip)]
-    chosen.sort(key=lambda arm: (known.index(arm.baseline or arm.name), arm.baseline is not None))
-    number = next(iter(seeds), 0) if seed is None else seed
-    if number not in seeds:
-        del chosen[1:]  # one sentence says so
-    trained = []
-    for name in [*(arm.name for arm in chosen), *(arm for arm in arms if arm not in known)]:
+    names = [arm.name for arm in plan.arms]
+    selection = [arm for arm in plan.arms if (arm.name in arms if arms else not arm.skip)]
+    selection.sort(key=lambda arm: (names.index(arm.baseline or arm.name), arm.baseline is not None))
+    for name in arms:
         with _collect(mistakes):
-            subject, folder = f"{name}, seed {number}", store.folder(plan.find(name, number).trial)
-            place = arm_folder(plan, name, number)
-            trained.append(Trained(subject, f"study {plan.study}, arm {subject}", place, folder))
-    return plan.study, plan.question, trained
+            plan.find(name)
+    models = list[TrainedModel]()
+    with _collect(mistakes):  # a seed that the study lacks is one mistake, however many arms there are
+        for arm in selection:
+            planned = plan.find(arm.name, seed)
+            subject = f"{arm.name}, seed {planned.seed}"
+            place, folder = arm_folder(plan, arm.name, planned.seed), store.folder(planned.trial)
+            models.append(TrainedModel(subject, f"study {plan.study}, arm {subject}", place, folder))
+    return plan.study, plan.question, models
 
 
 def _format_predictions(rows: Sequence[Mapping[str, Any]]) -> str:

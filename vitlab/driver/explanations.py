@@ -127,7 +127,7 @@ def write_page(
     page: Path,
     title: str,
     question: str,
-    explained: Mapping[str, Mapping[str, Explanation]],
+    explanations: Mapping[str, Mapping[str, Explanation]],
     reasons: Mapping[str, str],
 ) -> None:
     """Write a page of models beside each other, for each of some images, in the style of reports.
@@ -138,13 +138,13 @@ def write_page(
         page: the file, in the folder above all files of the explanations, to which it links.
         title: name of the study or the trial.
         question: of the study; empty for a trial.
-        explained: image, as it was named, to its explanations by name of the model.
+        explanations: image, as it was named, to its explanations by name of the model.
         reasons: name to the reason of every model that is not explained.
     """
     values = {
         "title": title,
         "question": question,
-        "explained": explained,
+        "explanations": explanations,
         "reasons": reasons,
         "pictures": pictures,
         "token_title": token_title,
