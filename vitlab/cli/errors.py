@@ -74,8 +74,10 @@ def _meant_option(error: click.NoSuchOption) -> str:
     """Return a sentence with the option that is meant, or with the one that changes the study file, or nothing."""
     parameters = error.ctx.command.params if error.ctx else []
     options = [option for parameter in parameters for option in parameter.opts if option.startswith("--")]
+    if hint := nearest(error.option_name, options):
+        return hint
     advice = " A value of the study file is changed by --set PATH=VALUE, such as --set seeds=5."
-    return nearest(error.option_name, options) or advice * ("--set" in options)
+    return advice if "--set" in options else ""
 
 
 def _problem_to_json(problem: Problem) -> dict[str, Any]:

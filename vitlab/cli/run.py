@@ -84,9 +84,9 @@ def run_command(
 
     watch = watch_on()
     if smoke:
-        from vitlab.driver.smoke import run_smoke_test as run_smoke
+        from vitlab.driver.smoke import run_smoke_test
 
-        sets = run_smoke(file, out=out, changes=values, plugins=plugins, watch=watch)
+        sets = run_smoke_test(file, out=out, changes=values, plugins=plugins, watch=watch)
         return [f"{format_count(sets, 'combination')} of components ran two steps each."]
     as_json, reports = wants_json(), list[str]()
     answer = lab.run(

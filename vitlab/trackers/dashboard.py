@@ -128,9 +128,9 @@ def group_label(arm: str, place: int) -> str:
         arm: the name.
         place: place of the arm in the design.
     """
-    wanted = list(COLOURS)[place % len(COLOURS)]
+    colour = list(COLOURS)[place % len(COLOURS)]
     labels = (arm + " " * spaces for spaces in range(1000))
-    return next((label for label in labels if _group_colour(f"tag.{GROUP}.{label}") == wanted), arm)
+    return next((label for label in labels if _group_colour(f"tag.{GROUP}.{label}") == colour), arm)
 
 
 def _group_colour(group: str) -> int:
@@ -307,9 +307,9 @@ def shrink_pictures(pictures: Iterable[Path], folder: Path) -> None:
 
 def _adapt_markdown(markdown: str, run: str) -> str:
     """Link pictures to the run's files and convert escapes to a form that MLflow's Markdown supports."""
-    escaped = re.sub(r"\\([<>&$#|])", lambda match: f"&#{ord(match[1])};", markdown)
+    text = re.sub(r"\\([<>&$#|])", lambda match: f"&#{ord(match[1])};", markdown)
     picture = re.compile(r"^!\[([\w ]*)\]\((\w+\.png)\)$", re.MULTILINE)
-    return picture.sub(lambda match: _picture(match[1], match[2], run), escaped)
+    return picture.sub(lambda match: _picture(match[1], match[2], run), text)
 
 
 def _picture(title: str, file: str, run: str) -> str:

@@ -224,9 +224,9 @@ class TrialRuns:
     def _write_files(self, news: TrialUpdate, content: _Content, place: Path) -> None:
         """Write the files of an ended trial, and its pictures as MLflow's images."""
         folder, result = news.folder, news.folder.result()
-        explained = sorted(folder.path.glob("explain/test-*/[!.]*"))
-        wanted = [folder.path / "log.txt"] if result is None else [folder.predictions, *explained]
-        files = files_within(folder.path.parents[2], wanted)
+        explanations = sorted(folder.path.glob("explain/test-*/[!.]*"))
+        sources = [folder.path / "log.txt"] if result is None else [folder.predictions, *explanations]
+        files = files_within(folder.path.parents[2], sources)
         for file in files:
             target = place / file.relative_to(folder.path)
             target.parent.mkdir(parents=True, exist_ok=True)
