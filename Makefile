@@ -14,7 +14,7 @@ export MPLCONFIGDIR := $(CURDIR)/.venv/matplotlib
 # Delete incomplete targets of failed commands.
 .DELETE_ON_ERROR:
 
-.PHONY: demo test test-gpu gpu-dry-run check style bench bench-gpu soak fuzz shape docs setup clean
+.PHONY: demo test test-gpu gpu-dry-run check style bench bench-gpu soak fuzz shape reference docs setup clean
 
 demo: .venv/ready
 	$(BIN)/vitlab run $(STUDY)
@@ -69,8 +69,12 @@ fuzz: .venv/ready-dev
 	OMP_NUM_THREADS=1 $(BIN)/python tools/fuzz_store.py --inputs 3000 --seed $(SEED)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/fuzz_inputs.py --inputs 5000 --seed $(SEED)
 
-# Tests build the site too; open .venv/site/index.html through a server, such as python -m http.server -d .venv/site.
-docs: .venv/ready-dev
+# Pages of the reference, which are in the repository: after a change of options, commands or docstrings.
+reference: .venv/ready-dev
+	$(BIN)/python docs/reference.py
+
+# Tests build the site, too.  It is read from .venv/site/index.html, without a server.
+docs: reference
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q -f docs/mkdocs.yml -d $(CURDIR)/.venv/site
 
 setup: .venv/ready-dev

@@ -1,6 +1,6 @@
-"""Reference pages, generated from the slots, the signatures and the commands each time the site is built.
+"""Reference pages in ``pages/reference``, generated from the slots, the signatures and the commands.
 
-This is a hook of MkDocs.  :func:`pages` needs only vitlab, so that tests can read the pages without building the site.
+``make reference`` writes them after a change of these; a test compares them with the code.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -27,54 +27,35 @@ from vitlab.report import api, comparison, frame
 from vitlab.report.notebook import Comparison
 from vitlab.training.artifacts import Transform
 
-if TYPE_CHECKING:
-    from mkdocs.config.defaults import MkDocsConfig
-    from mkdocs.structure.files import Files
-
 ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "pages" / "reference"
 
 CAPABILITIES = ("needs_bias", "needs_rotation", "takes_bias", "takes_rotation", "vmap_safe", "goal")
 """Class variables that say what a component can be combined with, and whether more of a metric is better."""
-
-
-# -- hooks of MkDocs --------------------------------------------------------------------------------------------------
-
-
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """List the generated pages under "Reference"."""
-    assert config.nav is not None
-    (section,) = [entry for entry in config.nav if "Reference" in entry]
-    section["Reference"] = [{_title(text): path} for path, text in pages().items()]
-    return config
-
-
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages to those that are written by hand, in place of their stand-ins in the repository."""
-    from mkdocs.structure.files import File
-
-    for path, text in pages().items():
-        if stored := files.get_file_from_path(path):
-            files.remove(stored)
-        files.append(File.generated(config, path, content=text))
-    return files
 
 
 # -- pages ------------------------------------------------------------------------------------------------------------
 
 
 def pages() -> dict[str, str]:
-    """Return generated Markdown by path: the study file, the commands, and every slot with its built-in components."""
+    """Return Markdown by file name: the study file, its keys, the commands, and every slot with its components."""
     study = (ROOT / "pipelines" / "README.md").read_text(encoding="utf-8")
-    generated = {"reference/study.md": study, "reference/keys.md": "\n".join(_keys())}
-    generated["reference/commands.md"] = "\n".join(_commands())
-    generated["reference/python.md"] = "\n".join(_python())
+    generated = {"study.md": study, "keys.md": "\n".join(_keys())}
+    generated["commands.md"] = "\n".join(_commands())
+    generated["python.md"] = "\n".join(_python())
     for name in registry.SLOT_MODULES:
-        generated[f"reference/{name}.md"] = "\n".join(_slot(name))
+        generated[f"{name}.md"] = "\n".join(_slot(name))
     return generated
 
 
-def _title(text: str) -> str:
-    return text.partition("\n")[0].removeprefix("# ").replace("`", "")
+def write() -> None:
+    """Write the pages, and delete pages of slots that are no more."""
+    generated = pages()
+    for file in FOLDER.glob("*.md"):
+        if file.name not in generated:
+            file.unlink()
+    for name, text in generated.items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
 
 
 def _keys() -> Iterator[str]:
@@ -89,7 +70,7 @@ def _keys() -> Iterator[str]:
     paths: dict[str, str] = {}  # of the sections that follow, by their name in the schema
     sections = [("", schema)]
     for path, part in sections:  # grows while it is read
-        yield f"## `{path}` {{#{_anchor(path)}}}\n" if path else "## The file\n"
+        yield f"## `{path}`\n" if path else "## The file\n"
         if text := path and part.get("description"):
             yield f"{_prose(text)}\n"
         yield "| key | type | default | meaning |\n| --- | --- | --- | --- |"
@@ -101,7 +82,9 @@ def _keys() -> Iterator[str]:
                     sections.append((paths[name], schema["$defs"][name]))
             value = field.get("default")
             has_section = field.get("$ref", "").rpartition("/")[2] in paths
-            default = "" if has_section or value in (None, "") else f"`{shown_default(value)}`"
+            default = (
+                "" if has_section or value in (None, "") or isinstance(value, dict) else f"`{shown_default(value)}`"
+            )
             default = "required" if key in mapping.get("required", []) else default
             meaning = " ".join(field.get("description", "").split()).replace("|", "&#124;")
             yield f"| `{key}` | {_linked_type(field, paths)} | {default} | {_inline(meaning)} |"
@@ -117,8 +100,9 @@ def _linked_type(field: dict[str, Any], paths: Mapping[str, str]) -> str:
     return text
 
 
-def _anchor(path: str) -> str:
-    return path.replace(".", "-")
+def _anchor(heading: str) -> str:
+    """Return the anchor that code hosts and MkDocs give a heading without spaces."""
+    return heading.replace(".", "")
 
 
 def _slot(name: str) -> Iterator[str]:
@@ -138,7 +122,7 @@ def _slot(name: str) -> Iterator[str]:
     shared = set(component_slot.shared.model_fields) if component_slot.shared else set()
     for entry in built_in:
         component = component_slot.get(f"{registry.BUILT_IN}:{entry.name}")
-        yield f"## `{entry.name}` {{#{entry.name}}}\n"
+        yield f"## `{entry.name}`\n"
         yield f"{_prose(_split_sections(inspect.getdoc(component) or '')[0])}\n"
         schema = component_slot.options(component).model_json_schema()
         own = {option: field for option, field in schema.get("properties", {}).items() if option not in shared}
@@ -233,7 +217,7 @@ def _python() -> Iterator[str]:
         fields = ", ".join(f"`{name}`" for name in logits._fields)
         yield f"| `{logits.__name__}` | {fields} | {_inline(' '.join((inspect.getdoc(logits) or '').split()))} |"
     yield '\n`model.logits_by_head(output)[""]` are the logits of the prediction, whatever the head.\n'
-    yield "## Errors {#errors}\n"
+    yield "## Errors\n"
     yield "Every error that vitlab raises on purpose is a `vitlab.VitlabError`.\n"
     yield "| error | meaning |\n| --- | --- |"
     for error in (vitlab.VitlabError, vitlab.UserError, vitlab.SpecError):
@@ -261,7 +245,7 @@ def _function(name: str) -> Iterator[str]:
     function = getattr(vitlab, name)
     text = inspect.getdoc(function) or ""
     prose, arguments = _split_sections(text)
-    yield f"## `vitlab.{name}` {{#{name}}}\n"
+    yield f"## `vitlab.{name}`\n"
     parameters = ",\n".join(f"    {parameter}" for parameter in _parameters(function))
     yield f"```python\nvitlab.{name}(\n{parameters},\n)\n```\n"
     yield f"{_prose(prose)}\n"
@@ -313,7 +297,8 @@ def _command(name: str, command: click.Command) -> Iterator[str]:
             yield from _command(f"{name} {sub.name}", sub)
         return
     arguments = [p.make_metavar(click.Context(command)) for p in command.params if isinstance(p, click.Argument)]
-    yield f"## `{' '.join([name, *arguments])}` {{#{name.replace(' ', '-')}}}\n"
+    yield f"## `{name}`\n"
+    yield f"```text\n{' '.join([name, *arguments])} [OPTIONS]\n```\n"
     yield f"{_prose(inspect.cleandoc(command.help or ''))}\n"
     options = [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
     if options:
@@ -337,3 +322,7 @@ def _inline(text: str) -> str:
     text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text)
     text = text.replace("``", "`")
     return re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", text)
+
+
+if __name__ == "__main__":
+    write()
