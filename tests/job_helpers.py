@@ -34,6 +34,7 @@ def job(root: Path, do: str, name: str = "", **spec: Any) -> Job:
     return Job(
         (JobTrial(f"{key}/s0", Store(root).trial(key, "c0de").path, trial),),
         Settings(device="cpu", keep=Keep(last=False)),
+        runner="executor_runner",
     )
 
 

@@ -236,7 +236,7 @@ def test_two_hosts_of_torchrun_equal_one_process(folder: Any, tmp_path: Path) ->
     )
     one = done(run_trial(short, folder("one"), settings(processes=1, every_s=60.0)))
     job = Job((JobTrial("a/s0", tmp_path / "hosts", short),), Settings(device="cpu", processes=2, nodes=2))
-    command = WorkerCommand(job, "vitlab.runner.execution")
+    command = WorkerCommand(job)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     words = [sys.executable, "-P", "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]

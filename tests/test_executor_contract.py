@@ -153,12 +153,11 @@ class NoLog(Local):
         return ends
 
 
-class OtherRunner(Local):
-    """Another runner than its own."""
+class OtherJob(Local):
+    """Another job than the submitted one."""
 
     def submit(self, job: Job) -> None:
-        self.runner = "vitlab.runner.execution"  # type: ignore[misc]
-        super().submit(job)
+        super().submit(replace(job, runner="vitlab.runner.execution"))
 
 
 class NoDetail(Local):
@@ -216,7 +215,7 @@ class NotHere(Local):
             NoLog,
             "has not printed 'contract test: .* to log.txt in job.folder within 2 s; workers append their output there",
         ),
-        (OtherRunner, r"ended as done \(\), and it does not end by itself; workers run self.runner"),
+        (OtherJob, r"ended as done \(\), and it does not end by itself; workers run the job that was submitted"),
         (NoDetail, "job 'kill' ended as lost without a detail; give one sentence"),
         (NothingHappens, "job 'train' ended as done, and its trial has no result in the store"),
     ],
@@ -254,7 +253,6 @@ def template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Executor:
     spec.loader.exec_module(module)
     monkeypatch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{HERE.parent}")
     executor: Executor = module.AcmeExecutor(RunSpec(device="cpu", threads=3), niceness=0)
-    executor.runner = "executor_runner"  # type: ignore[misc]
     return executor
 
 
@@ -289,7 +287,7 @@ from vitlab.executors.inline import Inline
 from vitlab.executors.worker import WorkerCommand
 from vitlab.spec import RunSpec
 work = job_helpers.job(Path({root!r}), "train")
-command = WorkerCommand(work, "executor_runner")
+command = WorkerCommand(work)
 environment = Inline(RunSpec()).worker_environment(work)
 subprocess.Popen(command.words, env=environment, start_new_session=True)
 job_helpers.until((work.folder / "pid.json").exists)
@@ -311,6 +309,5 @@ def test_worker_command_ends_with_its_driver(tmp_path: Path) -> None:
 def test_job_survives_its_file(tmp_path: Path) -> None:
     one, other = job(tmp_path, "train", steps=3), job(tmp_path, "finish")
     settings = replace(one.settings, plugins=("/a/b.py",), threads=3, engine="vmap")
-    work = Job(one.trials + other.trials, settings, timeout_s=2.5, gpu=0.5)
-    data = json.loads(json.dumps(worker._to_json(work, "runner")))
-    assert (parse_as(Job, data["job"]), data["runner"]) == (work, "runner")
+    work = Job(one.trials + other.trials, settings, timeout_s=2.5, gpu=0.5, runner="runner")
+    assert parse_as(Job, json.loads(json.dumps(worker._to_json(work)))) == work

@@ -39,23 +39,13 @@ from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.locks import process_name
 from vitlab.store.result import Ending
 
-RUNNER = "executor_runner"
-
-
-class TinyLocal(Local):
-    runner = RUNNER
-
-
-class TinyInline(Inline):
-    runner = RUNNER
-
 
 @pytest.fixture
 def local() -> Iterator[Callable[..., Local]]:
     executors: list[Local] = []
 
     def make(**run: Any) -> Local:
-        executors.append(TinyLocal(RunSpec(**{"device": "cpu", "workers": 2, **run})))
+        executors.append(Local(RunSpec(**{"device": "cpu", "workers": 2, **run})))
         return executors[-1]
 
     yield make
@@ -67,7 +57,7 @@ def local() -> Iterator[Callable[..., Local]]:
 # -- endings of jobs --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [TinyInline, TinyLocal])
+@pytest.mark.parametrize("kind", [Inline, Local])
 def test_endings_reported_by_trial(kind: type[Executor], tmp_path: Path) -> None:
     executor = kind(RunSpec(device="cpu", workers=1))
     endings = {}
@@ -146,7 +136,7 @@ def test_unwritable_failure_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(TrialFolder, "write_failure", full)
-    executor = TinyInline(RunSpec())
+    executor = Inline(RunSpec())
     executor.submit(job(tmp_path, "raise"))
     assert ends(executor, 1)["raise"].detail == "RuntimeError: no such layer"
 
@@ -160,7 +150,7 @@ def test_lost_trial_can_be_resubmitted(local: Callable[..., Local], tmp_path: Pa
 
 
 def test_trial_with_result_is_not_retrained(tmp_path: Path) -> None:
-    executor = TinyInline(RunSpec())
+    executor = Inline(RunSpec())
     for do in ("finish", "raise"):
         executor.submit(job(tmp_path, do, name="k"))
         assert ends(executor, 1)["k"].ending == "done"
@@ -437,7 +427,7 @@ def test_cancel_kills_unresponsive_worker(local: Callable[..., Local], tmp_path:
 
 
 def test_ctrl_c_stops_inline_trial_gracefully(tmp_path: Path) -> None:
-    executor = TinyInline(RunSpec())
+    executor = Inline(RunSpec())
     for name in ("a", "b"):
         executor.submit(job(tmp_path, "train", name=name))
     before = signal.getsignal(signal.SIGINT)
@@ -460,7 +450,7 @@ sys.path.insert(0, {here!r})
 import test_executors as tests   # without the guard of __main__, as users write scripts
 from pathlib import Path
 print("script runs", flush=True)
-executor = tests.TinyLocal(tests.RunSpec(device="cpu", workers=1))
+executor = tests.Local(tests.RunSpec(device="cpu", workers=1))
 executor.submit(tests.job(Path({root!r}), {do!r}))
 print("submitted", flush=True)
 {then}
@@ -600,7 +590,7 @@ def test_only_own_stopped_orphan_is_killed(tmp_path: Path, monkeypatch: pytest.M
         (work[2].folder / "lock").write_text(f"{process_name(holders['victim'].pid)} {name}\n")
 
         def wait_and_train(item: Job) -> None:
-            endings[item.trials[0].trial.key] = worker.run_job(item, RUNNER, stop.is_set)[0]
+            endings[item.trials[0].trial.key] = worker.run_job(item, stop.is_set)[0]
 
         waiting = [threading.Thread(target=wait_and_train, args=(item,)) for item in work]
         for thread in waiting:
@@ -628,7 +618,7 @@ def test_checkpoint_of_orphan_is_resumed_without_retries(tmp_path: Path) -> None
     lock = hold(TrialFolder(work.folder))
     threading.Timer(0.5, lock.close).start()
     run = RunSpec(device="cpu", workers=1, retries=0)
-    executor = TinyLocal(run)
+    executor = Local(run)
     planned_of = {work.folder: Planned("arm", 0, work.trials[0].trial)}
     schedule = Schedule(executor, planned_of, Session(Store(tmp_path), run), [work])
     schedule.run_jobs()

@@ -168,7 +168,7 @@ def test_changed_code_leaves_no_failure(tmp_path: Path) -> None:
 def test_attempt_records_its_facts(tmp_path: Path) -> None:
     def run_once(do: str, **limits: Any) -> tuple[str, str]:
         work = replace(job(tmp_path, do, **limits.pop("spec", {})), **limits)
-        return worker.run_job(work, "executor_runner", lambda: False)
+        return worker.run_job(work, lambda: False)
 
     assert run_once("refuse")[0] == "refused"
     assert TrialFolder(job(tmp_path, "refuse").folder).failure() is None
@@ -186,7 +186,7 @@ def test_first_step_is_reported_once(tmp_path: Path) -> None:
         announced: list[str] = []
         work = job(tmp_path, "step", steps=steps)
         (work.folder / "result.json").unlink(missing_ok=True)
-        assert worker.run_job(work, "executor_runner", lambda: False, announced.append)[0] == "done"
+        assert worker.run_job(work, lambda: False, announced.append)[0] == "done"
         assert announced == stages  # a single step has no further report; its end implies it
 
 

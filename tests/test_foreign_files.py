@@ -59,9 +59,7 @@ def test_workers_import_nothing_from_the_current_folder(foreign: Path, tmp_path:
         from job_helpers import ends, job
         from vitlab.executors.local import Local
         from vitlab.spec import RunSpec
-        class Tiny(Local):
-            runner = "executor_runner"
-        executor = Tiny(RunSpec(device="cpu", workers=1))
+        executor = Local(RunSpec(device="cpu", workers=1))
         executor.submit(job(Path(sys.argv[1]), "finish"))
         print(ends(executor, 1)["finish"].ending)
     """
@@ -74,7 +72,7 @@ def test_workers_import_nothing_from_the_current_folder(foreign: Path, tmp_path:
 
 
 def test_worker_command_imports_nothing_from_the_current_folder(foreign: Path, tmp_path: Path) -> None:
-    command = WorkerCommand(job(tmp_path / "out", "finish"), "executor_runner")
+    command = WorkerCommand(job(tmp_path / "out", "finish"))
     subprocess.run(command.words, check=True)
     assert command.end("").ending == "done" and not foreign.exists()
 

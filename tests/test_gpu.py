@@ -85,15 +85,11 @@ class Ear(Watch):
         self.heard.append((planned.arm, how))
 
 
-class Greedy(Local):
-    runner = "gpu_runner"
-
-
 def test_out_of_memory_trial_gets_more_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two trials request half a GPU and use 0.7 of it: the second fails, and resumes when the first has ended."""
     monkeypatch.syspath_prepend(str(HERE))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    executor = Greedy(RunSpec.model_validate({"device": "cuda", "resources": {"gpu": 0.5}, "retries": 0}))
+    executor = Local(RunSpec.model_validate({"device": "cuda", "resources": {"gpu": 0.5}, "retries": 0}))
     jobs = []
     for name, seconds in (("first", 20.0), ("second", 0.1)):
         spec = TrialSpec(
@@ -101,7 +97,8 @@ def test_out_of_memory_trial_gets_more_memory(tmp_path: Path, monkeypatch: pytes
         )
         trial = Trial(spec=spec, seeds={}, origins=(), data=None, key=name, code="c0de")
         folder = Store(tmp_path).trial(name, "c0de").path
-        jobs.append(Job((JobTrial(name, folder, trial),), Settings(device="cuda", keep=Keep(last=False))))
+        settings = Settings(device="cuda", keep=Keep(last=False))
+        jobs.append(Job((JobTrial(name, folder, trial),), settings, runner="gpu_runner"))
     planned = {item.folder: Planned(item.name, 0, item.trials[0].trial) for item in jobs}
     ear = Ear()
     schedule = Schedule(executor, planned, Session(Store(tmp_path), executor.run, watch=ear), jobs)

@@ -75,14 +75,10 @@ def test_hidden_names_are_hidden(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["hidden", "Linux"], done.stderr
 
 
-class TinyLocal(Local):
-    runner = "executor_runner"
-
-
 def test_workers_are_spawned_where_there_is_no_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
-    executor = TinyLocal(RunSpec(device="cpu", workers=2))
-    TinyLocal.prepare()
+    executor = Local(RunSpec(device="cpu", workers=2))
+    Local.prepare()
     assert fork_server._start_context().get_start_method() == "spawn"
     jobs = [job(tmp_path, "finish"), job(tmp_path, "finish", name="again")]
     for each in jobs:

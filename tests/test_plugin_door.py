@@ -105,7 +105,7 @@ CALLED = {
     "objective": {"name"},
     "metric": {"name", "of_features", "needs_train"},
     "engine": {"train_step", "evaluate", "trainings"},
-    "executor": {"runner", "worker_environment"},
+    "executor": {"worker_environment"},
     "tracker": {
         *(
             "close",

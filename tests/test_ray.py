@@ -54,22 +54,6 @@ SPEC = {
 }
 
 
-class SlowRay(Ray):
-    runner = "ray_runner"
-
-
-class SlowInline(Inline):
-    runner = "ray_runner"
-
-
-class SlowLocal(Local):
-    runner = "ray_runner"
-
-
-class TinyRay(Ray):
-    runner = "executor_runner"
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """Start Ray on this machine with two CPUs and two fake GPUs."""
@@ -133,13 +117,13 @@ def real(root: Path, seed: int = 0, *, seeds: int = 1, name: str = "k") -> Job:
             code=trial_code_digest(modules_of_spec(spec)),
         )
         members.append(JobTrial(f"a/s{each}", Store(root).trial(one.key, one.code).path, one))
-    return Job(tuple(members), Settings(device="cpu", engine="vmap" if seeds > 1 else "loop"))
+    return Job(tuple(members), Settings(device="cpu", engine="vmap" if seeds > 1 else "loop"), runner="ray_runner")
 
 
 def straight(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the same job in this process, uninterrupted."""
     monkeypatch.setenv("VITLAB_TEST_STEP_S", "0")
-    executor = SlowInline(run())
+    executor = Inline(run())
     executor.submit(job)
     assert ends(executor, 1)[job.trials[0].trial.key].ending == "done"
 
@@ -210,7 +194,7 @@ def test_stopped_or_killed_training_resumes_elsewhere(
     """Killed on Ray, stopped on Ray with shared files, finished inline: equal to one uninterrupted training."""
     job = real(tmp_path / "moved")
     folder = TrialFolder(job.folder)
-    copying = SlowRay(run(), files="copy")
+    copying = Ray(run(), files="copy")
     copying.submit(job)
     wait_for_step(copying, folder, 4)
     bells = processes("ray::StopSignal")  # the stop signal of every worker
@@ -225,7 +209,7 @@ def test_stopped_or_killed_training_resumes_elsewhere(
     assert ending.ending == "lost" and "killed or crashed" in ending.detail
     assert not folder.is_locked() and not folder.done()
 
-    sharing = SlowRay(run())  # the cluster is this machine
+    sharing = Ray(run())  # the cluster is this machine
     sharing.submit(job)
     wait_for_step(sharing, folder, 16)
     sharing.cancel(PATIENCE_S)
@@ -248,7 +232,7 @@ def test_batch_on_copied_files_equals_batch(cluster: Any, tmp_path: Path, monkey
     """Every trial and its folder equal those of inline training."""
     monkeypatch.setenv("VITLAB_TEST_STEP_S", "0")
     ours, theirs = real(tmp_path / "ray", seeds=2), real(tmp_path / "inline", seeds=2)
-    executor = SlowRay(run(), files="copy")
+    executor = Ray(run(), files="copy")
     executor.submit(ours)
     assert [how for _, how, _ in read_trial_endings(ends(executor, 1)["k0"])] == ["done", "done"]
     straight(theirs, monkeypatch)
@@ -271,9 +255,9 @@ def test_several_processes_train_a_trial_as_elsewhere(
     what = by_several({"loss": {"type": "troubled", "trouble": "killed", "rank": 1}})
     what = replace(what, code=trial_code_digest(modules_of_spec(what.spec)))
     settings = Settings(device="cpu", plugins=(str(plugin),), processes=2)
-    work = Job((JobTrial("a/s0", Store(tmp_path).trial("key", what.code).path, what),), settings)
+    work = Job((JobTrial("a/s0", Store(tmp_path).trial("key", what.code).path, what),), settings, runner="ray_runner")
     folder, spec = TrialFolder(work.folder), run(workers=None, resources=Resources(processes=2))
-    shared, copying, local = SlowRay(spec), SlowRay(spec, files="copy"), SlowLocal(spec)
+    shared, copying, local = Ray(spec), Ray(spec, files="copy"), Local(spec)
     assert shared.slots == 1, "each has a CPU, and there are two"
     shared.submit(work)
     ending = ends(shared, 1)["key"]
@@ -297,7 +281,7 @@ def test_several_processes_train_a_trial_as_elsewhere(
 
 def test_endings(cluster: Any, tmp_path: Path) -> None:
     for files in ("shared", "copy"):
-        executor = TinyRay(run(), files=files)  # type: ignore[arg-type]
+        executor = Ray(run(), files=files)  # type: ignore[arg-type]
         for do in ("finish", "raise", "exit") if files == "shared" else ("finish", "raise"):
             executor.submit(job(tmp_path / files, do))
         endings = ends(executor, 3 if files == "shared" else 2)
@@ -317,7 +301,7 @@ def test_endings(cluster: Any, tmp_path: Path) -> None:
 
 
 def test_unresponsive_jobs_are_killed_and_waiting_ones_not_started(cluster: Any, tmp_path: Path) -> None:
-    executor = SlowRay(run(threads=2))  # one trial has the machine
+    executor = Ray(run(threads=2))  # one trial has the machine
     deaf, queued = (job(tmp_path, "ignore", name=name) for name in ("deaf", "queued"))
     executor.submit(deaf)
     assert executor.poll(0.0) == []
@@ -334,7 +318,7 @@ def test_unresponsive_jobs_are_killed_and_waiting_ones_not_started(cluster: Any,
 def test_stopped_worker_past_timeout_is_killed(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "FROZEN_S", 0.3)
     monkeypatch.setattr(base, "START_S", 5.0)
-    executor = TinyRay(run())
+    executor = Ray(run())
     work = replace(job(tmp_path, "freeze"), timeout_s=0.2)
     executor.submit(work)
     ending = ends(executor, 1)["freeze"]
@@ -344,7 +328,7 @@ def test_stopped_worker_past_timeout_is_killed(cluster: Any, tmp_path: Path, mon
 
 def test_trial_written_by_another_driver_is_awaited(cluster: Any, tmp_path: Path) -> None:
     """With copied files the driver owns the lock, so the driver waits."""
-    executor = TinyRay(run(), files="copy")
+    executor = Ray(run(), files="copy")
     work = job(tmp_path, "finish")
     work.folder.mkdir(parents=True)
     with open(work.folder / "lock", "a") as lock:
@@ -363,7 +347,7 @@ def test_node_without_shared_folder_reports_it(tmp_path: Path, monkeypatch: pyte
     work = job(tmp_path, "finish")
     work.folder.mkdir(parents=True)
     (work.folder / "log.txt").write_text("handed to Ray as something else\n")
-    starts, end = run_as_task(work, "executor_runner", "token", None, False, _Bell(), str(tmp_path))
+    starts, end = run_as_task(work, "token", None, False, _Bell(), str(tmp_path))
     assert isinstance(starts, Started) and isinstance(end, Finished)
     assert end.ending == "refused" and "set run.executor.files: copy" in end.detail
 
@@ -388,7 +372,7 @@ def test_resource_shares_of_cluster(cluster: Any, tmp_path: Path, caplog: Any) -
     assert Ray(RunSpec(device="cpu", workers=7)).slots == 7
     assert Ray(RunSpec(device="cpu", resources=Resources(cpu=2))).slots == 1
     assert Ray(RunSpec(device="cuda", resources=Resources(gpu=0.1))).slots == 2  # as many as there are CPUs
-    executor = TinyRay(RunSpec(resources=Resources(gpu=0.6)))
+    executor = Ray(RunSpec(resources=Resources(gpu=0.6)))
     work = [with_settings(job(tmp_path, "finish", name=name), device=name) for name in ("auto", "cuda", "cpu")]
     for item in work:
         executor.submit(item)

@@ -86,10 +86,6 @@ PROGRAMS = {
 }
 
 
-class TinySlurm(Slurm):
-    runner = "executor_runner"
-
-
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     fake = tmp_path / "cluster"
@@ -212,19 +208,19 @@ def test_auto_device_asks_for_gpus_of_partition_or_says_that_it_has_none(
 
 @pytest.mark.usefixtures("light")
 def test_ready_packs_are_one_array(cluster: Path, tmp_path: Path) -> None:
-    executor = TinySlurm(RunSpec(device="cpu"), pack=1)
+    executor = Slurm(RunSpec(device="cpu"), pack=1)
     work = [job(tmp_path, "finish", name=name) for name in "abc"]
     for item in work:
         executor.submit(item)
     assert {end.ending for end in ends(executor, 3).values()} == {"done"}
     assert flags((cluster / "script.4711").read_text())["array"] == "0-2%3" and not (cluster / "script.4712").exists()
     assert [read_json(folder / "pack.json")["job"] for folder in packs(tmp_path)] == ["4711_0", "4711_1", "4711_2"]
-    assert TinySlurm(RunSpec(device="cpu")).reattach(work) == []
+    assert Slurm(RunSpec(device="cpu")).reattach(work) == []
 
 
 @pytest.mark.usefixtures("light")
 def test_trial_on_two_nodes_has_a_task_on_each_and_one_report(cluster: Path, tmp_path: Path) -> None:
-    executor = TinySlurm(RunSpec(device="cpu", resources=Resources(processes=4, nodes=2)), pack=4)
+    executor = Slurm(RunSpec(device="cpu", resources=Resources(processes=4, nodes=2)), pack=4)
     executor.submit(job(tmp_path, "meet"))
     assert ends(executor, 1)["meet"].ending == "done"
     script = (cluster / "script.4711").read_text()
@@ -240,7 +236,7 @@ def test_trials_wait_while_controller_restarts(
 ) -> None:
     monkeypatch.setattr(room, "AGAIN_S", 0.0)
     (cluster / "restarts").touch()
-    executor = TinySlurm(RunSpec(device="cpu"), pack=2)
+    executor = Slurm(RunSpec(device="cpu"), pack=2)
     for name in "ab":
         executor.submit(job(tmp_path, "finish", name=name))
     assert executor.poll(0.0) == [] and "controller does not answer" in caplog.text
@@ -251,7 +247,7 @@ def test_trials_wait_while_controller_restarts(
 @pytest.mark.usefixtures("light")
 def test_time_limit_that_is_reached_twice(cluster: Path, tmp_path: Path) -> None:
     work = job(tmp_path, "train")
-    executor = TinySlurm(RunSpec(device="cpu"), pack=1)
+    executor = Slurm(RunSpec(device="cpu"), pack=1)
     executor.submit(work)
     for time in (1, 2):
         executor.poll(0.0)
@@ -333,7 +329,7 @@ def test_few_waiting_trials_are_sent_at_once(cluster: Path, tmp_path: Path) -> N
 @pytest.mark.usefixtures("light")
 def test_preempted_pack_is_requeued_and_ends(cluster: Path, tmp_path: Path) -> None:
     work = [job(tmp_path, do) for do in ("resume", "finish", "raise")]
-    first = TinySlurm(RunSpec(device="cpu"), pack=3)
+    first = Slurm(RunSpec(device="cpu"), pack=3)
     for item in work:
         first.submit(item)
     first.poll(0.0)
@@ -341,7 +337,7 @@ def test_preempted_pack_is_requeued_and_ends(cluster: Path, tmp_path: Path) -> N
     (record,) = (tmp_path / "slurm").glob("*/*/pack.json")
     until(lambda: "raise" in read_ends(record.parent) and "finish" in read_ends(record.parent))
     # This driver dies here; the next finds the running jobs by their folders.
-    driver = TinySlurm(RunSpec(device="cpu"), pack=3)
+    driver = Slurm(RunSpec(device="cpu"), pack=3)
     assert {job_found.trials[0].trial.key for job_found in driver.reattach(work)} == {"resume", "finish", "raise"}
     job_found = ends(driver, 2)
     assert (job_found["finish"].ending, job_found["raise"].ending) == ("done", "error")
@@ -352,7 +348,7 @@ def test_preempted_pack_is_requeued_and_ends(cluster: Path, tmp_path: Path) -> N
     assert (cluster / "requeued").read_text() == "requeue 4711\n"
     assert (work[0].folder / "checkpoint").is_dir() and TrialFolder(work[0].folder).done()
     assert sorted(read_ends(record.parent)) == ["finish", "raise", "resume"]  # each reported once
-    assert TinySlurm(RunSpec(device="cpu")).reattach(work) == []
+    assert Slurm(RunSpec(device="cpu")).reattach(work) == []
     assert read_json(record)["job"] == "4711" and (record.parent / "ended").exists()
 
 
@@ -375,7 +371,7 @@ def test_job_submitted_by_dead_driver_is_found(
             raise Killed
         write(file, data)
 
-    work, first = job(tmp_path, "train"), TinySlurm(RunSpec(device="cpu"))
+    work, first = job(tmp_path, "train"), Slurm(RunSpec(device="cpu"))
     with monkeypatch.context() as patch:
         patch.setattr(room, "write_json", killed_then)
         first.submit(work)
@@ -385,7 +381,7 @@ def test_job_submitted_by_dead_driver_is_found(
     assert read_json(record)["job"] is None and (cluster / "script.4711").exists()
     if starts:
         until((work.folder / "pid.json").exists)
-    driver = TinySlurm(RunSpec(device="cpu"))
+    driver = Slurm(RunSpec(device="cpu"))
     assert driver.reattach([work]) == [work]
     assert [pack.slurm.job_id for pack in driver._sent] == ["4711"]
     driver.cancel(PATIENCE_S)
@@ -396,7 +392,7 @@ def test_job_submitted_by_dead_driver_is_found(
 def test_unsubmitted_job_is_not_awaited(cluster: Path, tmp_path: Path) -> None:
     work = job(tmp_path, "finish")
     folder = unsubmitted(work)
-    assert TinySlurm(RunSpec(device="cpu")).reattach([work]) == [] and (folder / "ended").exists()
+    assert Slurm(RunSpec(device="cpu")).reattach([work]) == [] and (folder / "ended").exists()
 
 
 def unsubmitted(work: Job) -> Path:
@@ -410,7 +406,7 @@ def test_pack_of_other_study_is_left_alone(cluster: Path, tmp_path: Path) -> Non
     theirs, ours = job(tmp_path, "finish"), job(tmp_path, "train")
     folder = unsubmitted(theirs)
     (cluster / "squeue").write_text("#!/bin/sh\ntouch $FAKE/asked\n")
-    assert TinySlurm(RunSpec(device="cpu")).reattach([ours]) == []
+    assert Slurm(RunSpec(device="cpu")).reattach([ours]) == []
     assert not (folder / "ended").exists() and not (cluster / "asked").exists()
 
 
@@ -424,7 +420,7 @@ def test_unresponsive_slurm_keeps_jobs(squeue: str | None, cluster: Path, tmp_pa
         (cluster / "squeue").write_text(squeue)
     because = "No such file" if squeue is None else r"\(slurm_load_jobs error\)"
     with pytest.raises(UserError, match=f"Slurm does not answer squeue .*{because}"):
-        TinySlurm(RunSpec(device="cpu")).reattach([work])
+        Slurm(RunSpec(device="cpu")).reattach([work])
     assert not (folder / "ended").exists()
 
 
@@ -438,7 +434,7 @@ def read_ends(folder: Path) -> list[str]:
 
 @pytest.mark.usefixtures("light")
 def test_cancel_writes_checkpoint_and_empties_queue(cluster: Path, tmp_path: Path) -> None:
-    executor = TinySlurm(RunSpec(device="cpu"), pack=1)
+    executor = Slurm(RunSpec(device="cpu"), pack=1)
     executor.submit(job(tmp_path, "train"))
     executor.poll(0.0)
     until((job(tmp_path, "train").folder / "pid.json").exists)
@@ -506,7 +502,7 @@ def test_requeued_pack_repeats_nothing(tmp_path: Path, cluster: Path) -> None:
     from submitit.helpers import DelayedSubmission
 
     work = (job(tmp_path, "finish"), job(tmp_path, "diverge"))
-    pack = SlurmBatch(tmp_path, RunSpec(device="cpu", workers=1), work, "executor_runner")
+    pack = SlurmBatch(tmp_path, RunSpec(device="cpu", workers=1), work)
     lines = [json.dumps([str(item.folder), "done", ""]) for item in work]
     (tmp_path / "ends.jsonl").write_text("\n".join(lines) + '\n["/out/tri')  # killed in the middle of a line
     submission = DelayedSubmission(pack)

@@ -71,10 +71,6 @@ class Executor(ABC):
         run: where and how trials run; ``run.workers`` limits the jobs at a time.
     """
 
-    runner: ClassVar[str] = "vitlab.runner.execution"
-    """Module whose ``execute`` executes a job.  Pass it on as it is: the worker imports it, and tests replace it.
-    Optional; by default :func:`vitlab.runner.execution.execute`."""
-
     in_driver: ClassVar[bool] = False
     """True if trials run in the driver's process.  Optional; by default False."""
 

@@ -57,7 +57,7 @@ class Inline(Executor):
             self._stop.clear()
             with _handle_signals(self._stop):
                 job = self._jobs.popleft()
-                self._ends.append(JobEnd(job, *run_job(job, self.runner, self._stop.is_set)))
+                self._ends.append(JobEnd(job, *run_job(job, self._stop.is_set)))
             if self._stop.is_set():
                 raise KeyboardInterrupt
         ends, self._ends = self._ends, []

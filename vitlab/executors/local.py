@@ -177,7 +177,7 @@ class Local(PollingExecutor):
         used = {running.place for running in self._running.values()}
         place = min(set(range(len(used) + 1)) - used)
         share = self._shares[place] if place < self._slots else []
-        arguments = job, self.runner, self.worker_environment(job, gpu), share
+        arguments = job, self.worker_environment(job, gpu), share
         try:
             process, pipe = fork_server.start_process(worker.run_piped_worker, arguments, job.name)
         except ServerDied as error:

@@ -239,7 +239,7 @@ class Ray(PollingExecutor):
             num_cpus=self._each.cpus, num_gpus=share, max_calls=1, max_retries=0, num_returns="streaming", **options
         )(run_as_task)
         place = (node, address) if nodes > 1 else None
-        return task.remote(job, self.runner, token, files, share > 0, self._bell, os.getcwd(), place)
+        return task.remote(job, token, files, share > 0, self._bell, os.getcwd(), place)
 
     def _must_copy_files(self) -> bool:
         if self._files != "auto":

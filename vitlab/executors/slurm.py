@@ -248,7 +248,7 @@ class Slurm(PollingExecutor):
         slurm = self._submitit.SlurmExecutor(folder, max_num_timeout=self._requeues, python=python)
         slurm.update_parameters(job_name=_pack_name(folder), **self._parameters, **needs)
         trials = [{str(job.folder): [str(item) for item in job.folders] for job in jobs} for jobs in packs]
-        batches = [SlurmBatch(folder / str(n), self.run, tuple(jobs), self.runner) for n, jobs in enumerate(packs)]
+        batches = [SlurmBatch(folder / str(n), self.run, tuple(jobs)) for n, jobs in enumerate(packs)]
         for batch, own in zip(batches, trials, strict=True):
             # Written before the submission, in case this driver dies meanwhile.
             write_json(batch.folder / "pack.json", {"job": None, "trials": own})
@@ -360,13 +360,12 @@ class SlurmBatch:
     submitit calls it, and on SIGUSR2 its ``checkpoint``, which returns the submission of the requeued job.
     """
 
-    def __init__(self, folder: Path, run: RunSpec, jobs: tuple[Job, ...], runner: str) -> None:
+    def __init__(self, folder: Path, run: RunSpec, jobs: tuple[Job, ...]) -> None:
         self.folder = folder
         # The job's resources limit the workers, not run.workers; and no address or option with a password is pickled.
         own = {"workers": None, "tracker": Choice("none"), "resources": run.resources.on_one_node}
         self.run, self.nodes = run.model_copy(update={**own, "executor": Choice("local")}), run.resources.nodes
         self.jobs = jobs
-        self.runner = runner
         self._local: Local | None = None
 
     def __getstate__(self) -> dict[str, object]:
@@ -381,7 +380,6 @@ class SlurmBatch:
         (self.folder / "started").write_text(_own_job_id())
         cut_torn_line(self.folder / "ends.jsonl")  # Slurm may have killed an earlier run in the middle of a line
         local = self._local = Local(self.run)
-        local.runner = self.runner  # type: ignore[misc]
         finished = {json.loads(line)[0] for line in read_complete_lines(self.folder / "ends.jsonl")[0]}
         waiting = [job for job in self.jobs if str(job.folder) not in finished]
         running = 0

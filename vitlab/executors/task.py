@@ -78,7 +78,6 @@ class StopSignal:
 
 def run_as_task(
     job: Job,
-    runner: str,
     token: str,
     sent: Sequence[tuple[str, Any]] | None,
     on_gpu: bool,
@@ -92,7 +91,6 @@ def run_as_task(
 
     Args:
         job: the job to run.
-        runner: see ``Executor.runner``.
         token: text in the log of a shared folder, by which the worker recognises it.
         sent: destination paths and contents of the files of a folder that is not shared; None for a shared folder.
         on_gpu: True if Ray has assigned a GPU to this process.
@@ -132,7 +130,7 @@ def run_as_task(
         endings: list[tuple[Ending, str]] = []
         stages: queue.SimpleQueue[Stage] = queue.SimpleQueue()
         trial = threading.Thread(
-            target=lambda: endings.append(worker.run_job(job, runner, stop.is_set, stages.put)), daemon=True
+            target=lambda: endings.append(worker.run_job(job, stop.is_set, stages.put)), daemon=True
         )
         trial.start()
         while trial.is_alive():

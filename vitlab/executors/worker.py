@@ -12,7 +12,7 @@ one, the driver infers the ending from the exit code.  Meanwhile it sends its st
 ``python -P -m vitlab.executors.worker FOLDER``, which runs wherever the output folder and this Python environment can
 be seen.  FOLDER is a new one in the trial's folder, with these files:
 
-    job.json      the job and the module that runs it
+    job.json      the job
     stop          requests a checkpoint and the end; checked every :data:`CHECK_S`
     ending.json   the ending and one sentence, written as the last step of the worker
 
@@ -58,14 +58,11 @@ GONE_S = 45.0  #: time after which a worker whose driver is dead has exited
 WATCH_S = 1.0  #: interval at which a worker checks whether its driver is alive
 
 
-def run_piped_worker(
-    job: Job, runner: str, environment: Mapping[str, str], cores: Sequence[int], driver: Connection
-) -> NoReturn:
+def run_piped_worker(job: Job, environment: Mapping[str, str], cores: Sequence[int], driver: Connection) -> NoReturn:
     """Run one job and exit.
 
     Args:
         job: the job to run.
-        runner: see ``Executor.runner``.
         environment: the complete environment, including threads and GPU; set before anything reads it.
         cores: cores to pin the process to; empty for all.
         driver: the pipe to the driver.
@@ -81,7 +78,6 @@ def run_piped_worker(
 
     run_job_and_exit(
         job,
-        runner,
         stop.is_set,
         lambda ending, detail: driver.send_bytes(json.dumps([ending, detail]).encode()),
         report_stage,
@@ -109,7 +105,6 @@ class _Clock:
 
 def run_job(
     job: Job,
-    runner: str,
     stop: Callable[[], bool],
     report: Callable[[Stage], None] = lambda stage: None,
 ) -> tuple[Ending, str]:
@@ -121,14 +116,13 @@ def run_job(
 
     Args:
         job: the job to run.
-        runner: see ``Executor.runner``.
         stop: called before every step, so it returns at once; True stops the trial, which writes a checkpoint.  The
             ending is then ``stopped``.
         report: called with each stage; after the first step the trial holds all the memory that it needs.
     """
     results: dict[Path, Any] = {}  #: of ended trials: results and errors
     try:
-        execute = import_object(runner, "execute")
+        execute = import_object(job.runner, "execute")
         while remaining := _trials_without_result(job, results):
             clock = _Clock(stop, job.timeout_s, report)
             locked: list[Path] = []
@@ -194,7 +188,6 @@ def _ending_of_job(outcomes: Sequence[Any]) -> tuple[Ending, str]:
 
 def run_job_and_exit(
     job: Job,
-    runner: str,
     stop: Callable[[], bool],
     report: Callable[[Ending, str], None],
     report_stage: Callable[[Stage], None] = lambda stage: None,
@@ -208,7 +201,6 @@ def run_job_and_exit(
 
     Args:
         job: the job to run.
-        runner: see ``Executor.runner``.
         stop: called before every step; True requests a checkpoint and the end, as ``stopped``.
         report: called once with the ending and one sentence; an OSError means that the driver is dead.
         report_stage: called with each stage of the attempt.
@@ -221,7 +213,7 @@ def run_job_and_exit(
     if os.environ.get(DRIVER, "").partition("/")[0] == socket.gethostname():
         threading.Thread(target=_end_if_orphaned, args=(os.environ[DRIVER], orphaned), daemon=True).start()
 
-    ending, detail = run_job(job, runner, lambda: preempted.is_set() or orphaned.is_set() or stop(), report_stage)
+    ending, detail = run_job(job, lambda: preempted.is_set() or orphaned.is_set() or stop(), report_stage)
     if ending == Ending.STOPPED and preempted.is_set() and not orphaned.is_set() and not stop():
         ending, detail = Ending.PREEMPTED, "its worker received SIGTERM"
     try:
@@ -272,13 +264,12 @@ class WorkerCommand:
 
     Args:
         job: the job to run.
-        runner: see ``Executor.runner``.
     """
 
-    def __init__(self, job: Job, runner: str) -> None:
+    def __init__(self, job: Job) -> None:
         self.job = job
         self._folder = job.folder / f".worker-{uuid.uuid4().hex[:12]}"
-        write_json(self._folder / "job.json", _to_json(job, runner))
+        write_json(self._folder / "job.json", _to_json(job))
         #: the words of the command line
         self.words: tuple[str, ...] = (sys.executable, "-P", "-m", "vitlab.executors.worker", str(self._folder))
 
@@ -305,7 +296,7 @@ def _run_folder(folder: Path) -> NoReturn:
     data = load_json(folder / "job.json", require_mapping)
     if data is None:
         sys.exit(f"{folder} has no job.json: its driver has removed it, or this machine does not see the output folder")
-    job = parse_as(Job, data["job"])
+    job = parse_as(Job, data)
     stop = threading.Event()
 
     def wait_for_file() -> None:
@@ -318,12 +309,12 @@ def _run_folder(folder: Path) -> NoReturn:
             write_json(folder / "ending.json", [ending, detail])
 
     threading.Thread(target=wait_for_file, daemon=True).start()
-    run_job_and_exit(job, data["runner"], stop.is_set, report)
+    run_job_and_exit(job, stop.is_set, report)
 
 
-def _to_json(job: Job, runner: str) -> dict[str, object]:
+def _to_json(job: Job) -> dict[str, object]:
     trials = [{**vars(item), "folder": str(item.folder), "trial": item.trial.to_json()} for item in job.trials]
-    return {"runner": runner, "job": {**vars(job), "trials": trials, "settings": vars(job.settings)}}
+    return {**vars(job), "trials": trials, "settings": vars(job.settings)}
 
 
 if __name__ == "__main__":

@@ -50,6 +50,8 @@ class Job:
     settings: Settings = Settings()
     timeout_s: float | None = None  #: time limit of training
     gpu: float | None = None  #: share of a GPU; None for the share of ``run.resources``
+    #: module whose ``execute`` trains the trials, in the worker; only tests replace it
+    runner: str = "vitlab.runner.execution"
 
     @property
     def name(self) -> str:

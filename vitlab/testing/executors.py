@@ -47,6 +47,7 @@ def check_executor(choice: ResolvedChoice) -> None:
             name: Job(
                 (JobTrial(name, Store(Path(folder)).folder(trial).path, trial),),
                 Settings(device="cpu", keep=Keep(last=False)),
+                runner=jobs.__name__,
             )
             for name, trial in zip(("train", "raise", "kill", "stop"), trials, strict=True)
         }
@@ -82,7 +83,6 @@ class _Driver:
             self.executor: Executor = slot("executor").build(choice, run)
         except UserError as error:
             raise SkipTest(f"cannot be used here: {error}") from error
-        self.executor.runner = jobs.__name__  # of this instance alone
         self.running: dict[Path, Job] = {}
         with _naming_method("slots"):
             self.slots = self.executor.slots
@@ -140,7 +140,7 @@ class _Driver:
         for end in self.ends_until(lambda: jobs.WAITS in _read_log(job), START_S):
             raise AssertionError(
                 f"job '{end.job.name}' ended as {end.ending} ({end.detail}), and it does not end by "
-                f"itself; workers run self.runner, and report what attempt returned{_last_log_line(end.job)}"
+                f"itself; workers run the job that was submitted{_last_log_line(end.job)}"
             )
         assert jobs.WAITS in _read_log(job), (
             f"job '{job.name}' has not printed '{jobs.WAITS}' to log.txt in job.folder within {START_S:g} s; "
