@@ -225,7 +225,7 @@ class FakeMultiprocessing:
     def process(self, target: Any, args: Any, name: str) -> tuple[FakeWorker, Any]:
         ours, theirs = multiprocessing.Pipe()
         with theirs:
-            self.workers[args[0].folder] = FakeWorker(args[2]["CUDA_VISIBLE_DEVICES"], theirs)
+            self.workers[args[0].folder] = FakeWorker(args[1]["CUDA_VISIBLE_DEVICES"], theirs)
         return self.workers[args[0].folder], ours
 
 
