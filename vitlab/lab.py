@@ -1,6 +1,14 @@
 """The main entry point: plan a study, execute what is missing, track it and report it.
 
 It reads from top to bottom; planning is in :mod:`vitlab.driver.planning`, the order of jobs in the scheduler.
+
+Two things in ``plan.json`` outlive a run, because a later plan depends on them:
+
+- **Decisions** are what results choose: the values of tuned options, the comparisons that get more seeds, and the
+  fastest engine (``run.engine: measured``).  After each of them the study is planned again, with the trials that it
+  asks for.
+- The **registration** is the analysis of the first run, made before there were results: the metric, its direction and
+  margin, and the comparisons that are corrected together.  The report calls exploratory what was decided later.
 """
 
 from __future__ import annotations
@@ -100,8 +108,8 @@ def run(
     with become_sole_driver(plan, store, watch) as followed:
         if followed:  # the other driver may have tuned, or opened arms for more seeds
             study, plan = make_plan()
-        outcomes = find_cached_trials(plan, only, store)
-        _, missing = next_stage(plan, only, outcomes)
+        ended = find_cached_trials(plan, only, store)
+        _, missing = next_stage(plan, only, ended)
         # Both raise before anything is written if they cannot work.
         trackers.build(study.run.tracker, plan, store, study.run)
         if missing:
@@ -111,13 +119,14 @@ def run(
         if missing or not is_recorded(plan, store, file, changes, plugins):
             plan = begin_run(plan, store, file, changes, plugins, watch.say)
         plan = apply_registration(plan, store)
-        # Built again, with the plan as it was recorded.
+        # Built again, with the plan that has the registration.
         session = Session(store, study.run, plugins, watch, trackers.build(study.run.tracker, plan, store, study.run))
-        current = _Run(plan, session, only, outcomes)
+        current = _Run(plan, session, only, ended)
         has_ended = False
         try:
+            # Trials of tunings are a stage before the trials of arms; those of arms may be several, as seeds are added.
             for stage, missing in current.stages(make_plan):
-                current.outcomes |= train_missing(stage, missing, current.session, retry_failed=retry_failed)
+                current.ended |= train_missing(stage, missing, current.session, retry_failed=retry_failed)
             if study.run.explain:
                 from vitlab.driver.explanations import draw_arms
 
@@ -140,13 +149,14 @@ class _Run:
     plan: Plan
     session: Session
     only: str  #: arms to train
-    outcomes: dict[str, str]  #: ``cached``, or see :func:`vitlab.driver.scheduler.train_missing`
+    ended: dict[str, str]
+    """``key/code`` of every training that has ended to ``cached``, or to a value of :func:`train_missing`."""
 
     def stages(self, make_plan: Callable[[], tuple[Study, Plan]]) -> Iterator[tuple[Plan, list[Planned]]]:
         """Yield each stage with its missing trials, the next one once these are trained, until none is missing."""
         for number in count():
             self.decide(make_plan)
-            stage, missing = next_stage(self.plan, self.only, self.outcomes)
+            stage, missing = next_stage(self.plan, self.only, self.ended)
             # The first stage runs even if nothing is missing: it shows the plan and names earlier failures.
             if number and not missing:
                 return
@@ -158,11 +168,11 @@ class _Run:
         """Make the decisions that are due, and plan again with them, until none is."""
         store = self.session.store
         while True:
-            self.outcomes |= find_cached_trials(self.plan, self.only, store, self.outcomes)
+            self.ended |= find_cached_trials(self.plan, self.only, store, self.ended)
             decided = make_due_decisions(self.plan, self.session)
             if decided == self.plan:
                 return
-            # Planning reads decisions from plan.json, so that they are the same after a restart.
+            # make_plan reads decisions from plan.json, so that they are the same after a restart.
             write_plan(decided, store)
             study, plan = make_plan()
             self.plan = write_plan(plan, store)
@@ -172,7 +182,7 @@ class _Run:
 
 def _answer(run: _Run, seeds: int, link: str | None) -> Answer:
     """Return the answer of a run of arms with so many seeds each, and the study's address in the tracker."""
-    counts, tracker = Counter(run.outcomes.values()), run.session.tracker
+    counts, tracker = Counter(run.ended.values()), run.session.tracker
     reasons = {tuning.failure for tuning in run.plan.tuning if tuning.failure}
     untuned = seeds * sum(arm.skip in reasons for arm in run.plan.arms)
     return Answer(

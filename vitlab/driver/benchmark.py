@@ -107,13 +107,13 @@ def benchmark_engines(
     for shape, trials in shapes.items():
         together = max(2, min(MAX_TOGETHER, len(trials)))
         try:
-            outcome = _measure_in_process(
+            measured = _measure_in_process(
                 _measure_engines, plan, trials[0], measurement_settings(session.run, session.plugin_files), together
             )
         except UserError as error:
             raise UserError(f"arm '{trials[0].arm}' cannot be benchmarked: {error}") from None
-        speeds = outcome["speeds"]
-        benchmarks[shape] = EngineBenchmark(max(speeds, key=speeds.__getitem__), together, speeds, outcome["reasons"])
+        speeds = measured["speeds"]
+        benchmarks[shape] = EngineBenchmark(max(speeds, key=speeds.__getitem__), together, speeds, measured["reasons"])
         session.watch.say(f"{', '.join(dict.fromkeys(planned.arm for planned in trials))}: {benchmarks[shape].summary}")
     return benchmarks
 
@@ -163,9 +163,9 @@ def shorten_trial(
         for trial in needed(planned.trial):
             folder = store.folder(trial).path
             job = Job((JobTrial(trial.key, folder, shorten(trial)),), replace(settings, keep=LAST))
-            [outcome] = execute_job(job)
-            if isinstance(outcome, Exception):
-                raise outcome
+            [result] = execute_job(job)
+            if isinstance(result, Exception):
+                raise result
         yield shorten(planned.trial), store.folder(planned.trial)
 
 
@@ -265,16 +265,16 @@ def _measure_in_process(measure: Callable[..., Mapping[str, Any]], *arguments: A
     """
     process, pipe = fork_server.start_process(_send_measurement, (measure, arguments), "measurement")
     try:
-        outcome: Mapping[str, Any] | str = pipe.recv()
+        measured: Mapping[str, Any] | str = pipe.recv()
     except EOFError:
         process.join()
-        outcome = f"its process {fork_server.exit_reason(process.exitcode)}"
+        measured = f"its process {fork_server.exit_reason(process.exitcode)}"
     finally:
         process.kill()
         process.join()
-    if isinstance(outcome, str):
-        raise UserError(outcome)
-    return outcome
+    if isinstance(measured, str):
+        raise UserError(measured)
+    return measured
 
 
 def _send_measurement(measure: Callable[..., Mapping[str, Any]], arguments: Sequence[Any], pipe: Connection) -> None:

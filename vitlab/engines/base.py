@@ -133,7 +133,7 @@ def train(
     """
     group = _JointTraining(trainings, engine, stop, every_s)
     for step in evaluation_steps(trainings[0].steps, trainings[0].spec.evaluations):
-        if not group.train_until(step):
+        if not group.advance_to(step):
             break
         group.evaluate_at(step)
     return [group.outcomes.get(training) for training in trainings]
@@ -153,7 +153,7 @@ class _JointTraining:
         self._engine: Engine | None = None  #: the latest one
         self._saved_at = time.monotonic()
 
-    def train_until(self, step: int) -> bool:
+    def advance_to(self, step: int) -> bool:
         """Train all to a step and return True; return False if they were stopped before it, and saved."""
         while behind := [training for training in self._active if training.step < step]:
             # Trainings at one step go on together until they reach the next ones ahead.

@@ -126,12 +126,12 @@ def run_job(
         while remaining := _trials_without_result(job, results):
             clock = _Clock(stop, job.timeout_s, report)
             locked: list[Path] = []
-            outcomes = execute(replace(job, trials=remaining), clock.must_stop)
-            for item, outcome in zip(remaining, outcomes, strict=True):
-                if isinstance(outcome, Busy):
+            new = execute(replace(job, trials=remaining), clock.must_stop)
+            for item, result in zip(remaining, new, strict=True):
+                if isinstance(result, Busy):
                     locked.append(item.folder)
-                elif outcome is not None:
-                    results[item.folder] = outcome
+                elif result is not None:
+                    results[item.folder] = result
             if clock.late and len(results) < len(job.trials):
                 return Ending.TIMEOUT, f"it trained longer than run.timeout allows ({job.timeout_s:g} s)"
             if len(results) + len(locked) < len(job.trials):
@@ -177,12 +177,12 @@ def _ending_of_error(error: BaseException) -> Ending:
     return Ending.LOST if isinstance(error, ProcessLost) else Ending.ERROR
 
 
-def _ending_of_job(outcomes: Sequence[Any]) -> tuple[Ending, str]:
+def _ending_of_job(results: Sequence[Any]) -> tuple[Ending, str]:
     """Return the ending of a job with these results and errors: the first failure's, if there is any."""
-    for outcome in outcomes:
-        if isinstance(outcome, Exception):
-            return _ending_of_error(outcome), format_error(outcome)
-    failures = [result.failure for result in outcomes if result.failure]
+    for result in results:
+        if isinstance(result, Exception):
+            return _ending_of_error(result), format_error(result)
+    failures = [result.failure for result in results if result.failure]
     return Ending.DONE, failures[0] if failures else ""
 
 

@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,6 @@ import torch
 
 from vitlab.data.prepare import Feed, prepare
 from vitlab.engines import Engine, find_supported_engine
-from vitlab.engines.base import train
 from vitlab.errors import OutOfMemory
 from vitlab.identity.code import imported_requirements
 from vitlab.identity.trial import Trial
@@ -76,7 +75,7 @@ class Attempt:
         self.device = device
         self.peers = peers
         self.writes = peers.rank == 0  #: to the folder
-        self.outcome: TrialResult | Exception | None = None  #: its result, or the error that ended it
+        self.result: TrialResult | Exception | None = None  #: the trial's, or the error that ended the attempt
         self._since = time.monotonic()  # wall-clock time may be adjusted
         events, _ = folder.events()
         starts = [event for event in events if event.kind == "start"]
@@ -92,14 +91,6 @@ class Attempt:
         self.writer = ThreadPoolExecutor(1)  #: of checkpoints; the trial's lock is held until it is shut down
         self._writing: Future[None] | None = None
         self.resumed = ""  #: numerics of earlier attempts that differ from this one's, such as ``from device cuda``
-
-    def train(self, stop: Callable[[], bool]) -> bool:
-        """Train in the loop engine and write the result; return False if the training was stopped."""
-        (outcome,) = train([self.begin("loop")], stop=stop, every_s=self.settings.every_s)
-        if outcome is not None and self.writes:
-            self.write_result(self.write_outputs(outcome, self.spent_s()))
-        self.wait_for_checkpoint()
-        return outcome is not None
 
     def begin(self, engine: str, note: str = "") -> Training:
         """Return the training before its first step, or its next one after a resume.
@@ -174,7 +165,7 @@ class Attempt:
 
     def end_with_error(self, error: Exception) -> None:
         """End the attempt with an error, which is recorded unless another process has taken the trial over."""
-        self.outcome = error if isinstance(error, Busy) else self.record_failure(error)
+        self.result = error if isinstance(error, Busy) else self.record_failure(error)
 
     def record_failure(self, error: Exception) -> Exception:
         """Record the failure in the folder and return it; out of memory as ``OutOfMemory``."""
@@ -297,7 +288,7 @@ class Attempt:
     def write_result(self, result: TrialResult) -> None:
         """Write the result, last: its presence means that all other files exist."""
         self.folder.write_result(result)
-        self.outcome = result
+        self.result = result
         shutil.rmtree(self.folder.checkpoint, ignore_errors=True)
 
     def spent_s(self) -> float:

@@ -114,9 +114,9 @@ def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialRes
     _load_plugins(settings)
     trials = resolve_trials(item.trial for item in job.trials)
     if settings.processes > 1:
-        return [_train_in_ranks(item.trial, TrialFolder(item.folder), settings, stop) for item in job.trials]
+        return [_run_in_ranks(item.trial, TrialFolder(item.folder), settings, stop) for item in job.trials]
     device = torch_device(settings.device)
-    outcomes: dict[Path, TrialResult | Exception | None] = {}
+    results: dict[Path, TrialResult | Exception | None] = {}
     attempts: list[Attempt] = []
     memory_ran_out = False
     with ExitStack() as contexts:
@@ -124,24 +124,24 @@ def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialRes
             try:
                 contexts.enter_context(folder.lease())
             except Busy as error:
-                outcomes[folder.path] = error
+                results[folder.path] = error
                 continue
-            outcomes[folder.path] = folder.result_with_kept_weights(settings.keep)
-            if outcomes[folder.path] is None:
+            results[folder.path] = folder.result_with_kept_weights(settings.keep)
+            if results[folder.path] is None:
                 attempts.append(Attempt(trial, folder, settings, device))
                 contexts.enter_context(attempts[-1].writer)  # left, and a checkpoint written, before the lease
         contexts.enter_context(torch_settings(settings, device, job.trials[0].trial.spec.train.precision))
         try:
-            _train_attempts(attempts, settings.engine, stop)
+            _run_attempts(attempts, settings.engine, stop)
         except Exception as error:
             memory_ran_out = is_out_of_memory(error) and len(attempts) > 1
             for attempt in attempts:
-                if attempt.outcome is None and not memory_ran_out:
+                if attempt.result is None and not memory_ran_out:
                     attempt.end_with_error(error)
     if memory_ran_out:  # only here, where the error and its tensors are gone
-        return [outcome for half in job.split(job.folders) for outcome in execute(half, stop)]
-    outcomes |= {attempt.folder.path: attempt.outcome for attempt in attempts}
-    return list(outcomes.values())
+        return [result for half in job.split(job.folders) for result in execute(half, stop)]
+    results |= {attempt.folder.path: attempt.result for attempt in attempts}
+    return list(results.values())
 
 
 @contextmanager
@@ -201,7 +201,7 @@ def _load_plugins(settings: Settings) -> None:
         load_file(plugin)
 
 
-def _train_attempts(attempts: Sequence[Attempt], engine: str, stop: Callable[[], bool]) -> None:
+def _run_attempts(attempts: Sequence[Attempt], engine: str, stop: Callable[[], bool]) -> None:
     """Train attempts by an engine, those at whose first step it fails by its fallback, and write their results."""
     remaining: list[tuple[Sequence[Attempt], str, str]] = [(attempts, engine, "")]
     while remaining:
@@ -279,7 +279,7 @@ def _end_on_error(attempt: Attempt) -> Iterator[None]:
 # -- several processes per trial ---------------------------------------------------------------------------------------
 
 
-def _train_in_ranks(
+def _run_in_ranks(
     trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool]
 ) -> TrialResult | Exception | None:
     """Train a trial in several processes, of which this one supervises those of this machine.
@@ -330,7 +330,11 @@ def _run_rank(
             own = replace(trial, spec=resolve_spec(trial.spec))
             attempt = Attempt(own, folder, settings, device, peers)
             contexts.enter_context(attempt.writer)
-            return RankResult(Ending.DONE if attempt.train(peers.share_stop(stop)) else Ending.STOPPED)
+            [outcome] = train([attempt.begin("loop")], stop=peers.share_stop(stop), every_s=settings.every_s)
+            if outcome is not None and attempt.writes:
+                attempt.write_result(attempt.write_outputs(outcome, attempt.spent_s()))
+            attempt.wait_for_checkpoint()
+            return RankResult(Ending.STOPPED if outcome is None else Ending.DONE)
     except Busy:
         return RankResult(NoResult.BUSY)
     except PeerDied as error:
