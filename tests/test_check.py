@@ -12,9 +12,11 @@ import math
 import runpy
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -27,6 +29,7 @@ from scipy import stats
 
 from vitlab import __version__ as vitlab_version
 from vitlab import lab
+from vitlab.cli import check as check_cli
 from vitlab.cli import cli, main
 from vitlab.cli.check import check_command as command
 from vitlab.data.augment.geometric import Crop
@@ -46,6 +49,7 @@ from vitlab.store.result import TrialResult
 from vitlab.training.loop import Training
 
 BUGS = runpy.run_path(str(Path(__file__).parents[1] / "tools" / "benchmarks" / "bugs.py"))["BUGS"]
+ADDRESS = "git+https://example.org/v@commit"
 CONTENT: dict[str, Any] = {
     "study": "gate",
     "base": {
@@ -141,8 +145,8 @@ def test_bug_is_detected_despite_full_store(
     assert all(store.trial(item.trial.key, item.trial.code).done() for item in plan.trials)
     done = vitlab(accepted, "--json", "--tier", "exact")
     document = json.loads(done.stdout)
-    assert done.exit_code == 1 and document["verdict"] == "regressed"
-    findings = [finding for finding in document["findings"] if finding["verdict"] == "regressed"]
+    assert done.exit_code == 1 and document["verdict"] == "differs"
+    findings = [finding for finding in document["findings"] if finding["verdict"] == "differs"]
     # An unused table cannot be stacked, so the loop trains it; in fp32 this alone might change the rounding.
     precisions = ("fp64",) if bug == "no_position" else ("fp64", "fp32")
     assert {(finding["arm"], finding["check"]) for finding in findings} == {
@@ -215,7 +219,7 @@ def test_exit_code_github_and_junit_report_verdict(
     with pytest.raises(SystemExit) as exit_info:
         main()
     assert exit_info.value.code == 1
-    assert "## gate: regressed" in (tmp_path / "summary.md").read_text()
+    assert "## gate: differs" in (tmp_path / "summary.md").read_text()
     assert ElementTree.parse(tmp_path / "new" / "check.xml").getroot().get("failures") == "4"
 
 
@@ -382,6 +386,7 @@ def test_workflow_is_valid_yaml_that_runs_check(accepted: Path) -> None:
 
 def test_workflow_repeats_options_and_python_of_baseline(accepted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user who has a file alone, with a plugin beside it."""
+    monkeypatch.setattr(check_cli, "_vitlab_source", lambda: ADDRESS)
     monkeypatch.chdir(accepted)
     (accepted / "own.py").write_text("")
     steps = yaml.safe_load(vitlab(accepted, "--workflow", "--plugin", "own.py", "--set", "seeds=[1, 2]").stdout)[
@@ -394,13 +399,40 @@ def test_workflow_repeats_options_and_python_of_baseline(accepted: Path, monkeyp
         parsed = command.make_context("check", [*words[2:]], resilient_parsing=True).params
         assert parsed["changes"] == ("seeds=[1, 2]",) and parsed["plugins"] == (Path("own.py"),)
         assert parsed["baseline"] == accepted / "gate.baseline.yaml" and "--out" not in words
-    assert ["pip", "install", f"vitlab=={vitlab_version}"] in runs, "there is no package in this folder"
+    assert ["pip", "install", ADDRESS] in runs, "there is no package in this folder"
     [python] = [step["with"]["python-version"] for step in steps if "setup-python" in step.get("uses", "")]
     values = read_baseline(accepted / "gate.baseline.yaml").values
     assert values is not None and values.versions["python"].startswith(f"{python}.")
     (accepted / "pyproject.toml").write_text("")
-    assert "pip install -e ." in vitlab(accepted, "--workflow").stdout
+    assert f"pip install {ADDRESS} -e ." in vitlab(accepted, "--workflow").stdout
     (accepted / "pyproject.toml").unlink()
+
+
+@pytest.mark.parametrize(
+    ("origin", "source"),
+    [
+        (None, f"vitlab=={vitlab_version}"),  # from an index
+        ({"url": "https://example.org/v.whl", "archive_info": {}}, "https://example.org/v.whl"),
+        ({"url": "https://example.org/v", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}}, f"{ADDRESS[:-6]}c0ffee"),
+        ({"url": "CLONE", "dir_info": {}}, "git+https://example.org/o/v.git@"),
+        ({"url": "BARE", "dir_info": {"editable": True}}, "git+https://HOST/OWNER/vitlab@"),
+        ({"url": "HERE", "dir_info": {}}, "."),
+    ],
+)
+def test_workflow_installs_vitlab_from_where_it_is(
+    origin: Any, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = {name: tmp_path / name for name in ("CLONE", "BARE", "HERE")}
+    for place in places.values():
+        subprocess.run(["git", "init", "-q", str(place)], check=True)
+    remote = ["remote", "add", "origin", "git@example.org:o/v.git"]
+    subprocess.run(["git", "-C", str(places["CLONE"]), *remote], check=True)
+    monkeypatch.chdir(places["HERE"])
+    if origin and origin["url"] in places:
+        origin["url"] = places[origin["url"]].as_uri()
+    installed = SimpleNamespace(read_text=lambda name: origin and json.dumps(origin))
+    monkeypatch.setattr(check_cli, "distribution", lambda name: installed)
+    assert check_cli._vitlab_source() == source
 
 
 def test_workflow_of_repository_checks_present_baseline() -> None:

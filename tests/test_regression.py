@@ -26,6 +26,7 @@ from vitlab.regression.baseline import (
     write_baseline,
 )
 from vitlab.regression.decide import (
+    REGRESSED,
     Cell,
     Cells,
     Finding,
@@ -187,7 +188,7 @@ def test_rate_of_found_drops_equals_simulation_by_scipy() -> None:
     found = (arms * p < 0.05) & ((old - new).mean(axis=1) >= 1) & (worst >= 2)
     sound = judged.count_broken.sum(axis=1) == 0  # a Gaussian seed is seldom ten robust deviations off
     assert sound.mean() > 0.9 and 0.2 < found.mean() < 0.8
-    assert ((judged.verdict[:, 0] == 2) == found)[sound].all()
+    assert ((judged.verdict[:, 0] == REGRESSED) == found)[sound].all()
 
 
 def test_family_is_corrected_in_one_step() -> None:
@@ -368,7 +369,7 @@ def facts(torch: str = "2.13.0", **changes: object) -> Facts:
 )  # fmt: skip
 def test_every_difference_is_named(changes: dict[str, object], check: str, message: str) -> None:
     findings = [item for item in compare_facts(facts(), facts(**changes)) if item.verdict != "pass"]
-    assert [(item.arm, item.check, item.verdict) for item in findings] == [("a", check, "regressed")]
+    assert [(item.arm, item.check, item.verdict) for item in findings] == [("a", check, "differs")]
     assert message in findings[0].sentence
 
 
@@ -413,7 +414,7 @@ def test_differing_trace_under_other_torch_is_inconclusive() -> None:
     assert finding.verdict == "inconclusive" and "torch: 2.13.0 -> 2.14.0" in finding.sentence
 
 
-@pytest.mark.parametrize(("by", "verdict"), [(1e-6, "inconclusive"), (1e-3, "regressed")])
+@pytest.mark.parametrize(("by", "verdict"), [(1e-6, "inconclusive"), (1e-3, "differs")])
 def test_other_processor_explains_rounding_only(by: float, verdict: str) -> None:
     trace = Trace(precision="fp64", losses=(2.3, 2.2 + by, 2.1), before=2.3, after=2.0)
     new = facts(traces=(trace,)).model_copy(update={"processor": "arm"})
@@ -426,7 +427,7 @@ def test_other_seeds_are_named() -> None:
         (plan,) = [
             item for item in compare_facts(facts(), facts().model_copy(update={"seeds": seeds})) if item.sentence
         ]
-        assert plan.verdict == "regressed" and message in plan.sentence
+        assert plan.verdict == "differs" and message in plan.sentence
 
 
 def test_added_removed_and_skipped_arms_are_named() -> None:
@@ -631,7 +632,7 @@ def test_false_alarms_with_collapses_are_rare(lost: bool) -> None:
     sd = robust_sd(values_SA2N[:, :, 0])[:, None]
     judged = judge_arrays(values_SA2N, bad & lost, cells_of(arms, 2 * sd, sd))
     verdicts = np.maximum(judged.verdict.max(axis=1), judged.count_verdict)
-    assert (verdicts == 2).mean() <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / count)
+    assert (verdicts == REGRESSED).mean() <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / count)
 
 
 def test_margin_does_not_grow_with_outlying_seed() -> None:

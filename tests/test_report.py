@@ -1030,7 +1030,7 @@ def test_attention_pictures_are_in_page(tmp_path, undrawn):
     assert [attributes["src"] for attributes in images] == [
         f"data:image/png;base64,{base64.b64encode(pixels).decode()}"
     ] * 3
-    assert str(images[0]["alt"]).startswith("baseline, seed 0, test image 3: the image, attention of the class token")
+    assert str(images[0]["alt"]).== "Test image 3, attention of the class token, baseline, seed 0"
 
 
 def test_study_without_results_is_reported(tmp_path):

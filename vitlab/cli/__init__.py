@@ -3,7 +3,7 @@
 Results go to stdout, progress and warnings to stderr.  A command prints its result, or returns it as a list of lines.
 With ``--json``, stdout has one JSON document and nothing else: the result, or the mistakes.
 
-Exit codes: 0 done or pass, 1 regressed, 2 usage or a mistake in
+Exit codes: 0 done or pass, 1 differs or regressed, 2 usage or a mistake in
 a file, 3 internal or plugin error, 4 trials failed or missing, 5 inconclusive if the file makes that a failure,
 130 interrupted.
 """

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shlex
 import signal
+import subprocess
 from collections.abc import Sequence
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import click
 
@@ -23,6 +29,7 @@ from vitlab.cli.options import (
     study_options,
 )
 from vitlab.errors import UserError
+from vitlab.planning.study_folder import rev_parse
 from vitlab.regression import TIERS
 
 if TYPE_CHECKING:
@@ -32,6 +39,7 @@ if TYPE_CHECKING:
 
 CHOICES = ("--tier", "--accept", "--reason", "--plan", "--workflow", "--junit", "--json", "--format")
 """Options that the command line in messages leaves out."""
+UNKNOWN = "https://HOST/OWNER/vitlab"  #: address of a repository that is not known
 
 _format_option = click.option("--format", "form", type=click.Choice(["terminal", "md"]), default="terminal")
 
@@ -68,9 +76,9 @@ def check_command(
     junit: Path | None,
     form: str,
 ) -> None:
-    """Compare FILE's study, trained by the installed code, with its baseline: pass, regressed or inconclusive.
+    """Compare FILE's study, trained by the installed code, with its baseline.
 
-    Exit code 0: no regression; 1: a regression; 5: inconclusive, if the file makes that a failure.
+    It passes (exit code 0), differs or has regressed (1), or is inconclusive (5, if the file makes that a failure).
     """
     if sum((accept, plan_only, workflow)) > 1:
         raise UserError("--accept, --plan and --workflow exclude each other; give one of them")
@@ -165,7 +173,7 @@ def _print_and_exit(
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with open(summary, "a", encoding="utf-8") as file:
             file.write(page)
-    failure = 1 if checked.verdict == "regressed" else 5
+    failure = 5 if checked.verdict == "inconclusive" else 1
     click.get_current_context().exit(failure if checked.fails else 0)
 
 
@@ -178,8 +186,11 @@ def _render_workflow(command: str, words: Sequence[str], stored: Baseline | None
     if stored is not None and stored.values is not None:
         recorded |= stored.values.versions
     torch = recorded["torch"] if stored is None or stored.facts is None else stored.facts.torch
+    requirements = [] if (source := _vitlab_source()) == "." else [source]
+    if UNKNOWN in source:
+        say(f"vitlab was installed from a folder without an address: replace {UNKNOWN} in the workflow")
     # A folder with a pyproject.toml is vitlab itself, or a package of plugins that depends on it.
-    requirement = "-e ." if Path("pyproject.toml").is_file() else f"vitlab=={__version__}"
+    requirements += ["-e", "."] if Path("pyproject.toml").is_file() else []
     # Values used in a shell are quoted.
     workflow = (
         template_environment()
@@ -188,11 +199,29 @@ def _render_workflow(command: str, words: Sequence[str], stored: Baseline | None
             words=shlex.join(words),
             python=".".join(recorded["python"].split(".")[:2]),
             torch=shlex.quote(torch.partition("+")[0]),
-            requirement=requirement,
+            requirements=shlex.join(requirements),
             commit="" if stored is None else stored.commit,
         )
     )
     return workflow.rstrip()
+
+
+def _vitlab_source() -> str:
+    """Return what pip installs vitlab from elsewhere: where it is from here, at the same commit or version."""
+    origin = json.loads(distribution("vitlab").read_text("direct_url.json") or "{}")
+    if not origin or "archive_info" in origin:
+        return origin.get("url") or f"vitlab=={__version__}"
+    if vcs := origin.get("vcs_info"):
+        return f"git+{origin['url']}@{vcs['commit_id']}"
+    folder = Path(url2pathname(urlsplit(origin["url"]).path))
+    if folder == Path.cwd():
+        return "."
+    # A folder, as the README installs it: a clone, whose repository others can install from.
+    remote = subprocess.run(
+        ["git", "-C", str(folder), "config", "--get", "remote.origin.url"], capture_output=True, text=True, check=False
+    )
+    address = re.sub(r"^git@([^:]+):", r"https://\1/", remote.stdout.strip())
+    return f"git+{address if '://' in address else UNKNOWN}@{rev_parse(folder, 'HEAD')}"
 
 
 @click.command()

@@ -66,8 +66,8 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
                 f"{request.baseline} has no section of the exact tier; add one from the current code with {ACCEPT}"
             )
         findings += compare_facts(baseline.facts, compute_facts(plan, count_costs(plan), request.plugins))
-        if any(finding.verdict == "regressed" for finding in findings):
-            notes.append(f"a difference of the exact tier counts as regressed until it is accepted: {ACCEPT}")
+        if worst_verdict(finding.verdict for finding in findings) == "differs":
+            notes.append(f"the check fails until what differs is accepted: {ACCEPT}")
     if "learning" in tiers:
         findings += gate.check_learning(plan, request.plugins)
     if "statistical" in tiers:
@@ -78,9 +78,9 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
             )
             findings, notes = [*findings, *counts], [*notes, *more_notes]
         except TrialFailed as failed:
-            if worst_verdict(finding.verdict for finding in findings) != "regressed":
+            if worst_verdict(finding.verdict for finding in findings) not in ("differs", "regressed"):
                 raise
-            notes.append(str(failed).rstrip("."))  # a regression of an earlier tier is still reported
+            notes.append(str(failed).rstrip("."))  # what an earlier tier has found is still reported
         if not cells:
             findings.append(Finding("", "statistical", "inconclusive", "no arm has values to compare over seeds"))
     if "cost" in tiers and gate.gate_settings(study).cost is not None:

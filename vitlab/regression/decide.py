@@ -28,7 +28,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from scipy.special import stdtr, stdtrit
@@ -38,8 +38,10 @@ from vitlab.spec.choice import Goal
 from vitlab.statistics import power, replicates
 from vitlab.statistics.replicates import NAN, NORMAL_MAD, Floats, Ints, Mask, finite_median, moments, rounding_error
 
-Verdict = Literal["pass", "regressed", "inconclusive"]
-VERDICTS: tuple[Verdict, ...] = ("pass", "inconclusive", "regressed")
+Verdict = Literal["pass", "inconclusive", "differs", "regressed"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+"""From the best to the worst; ``differs`` is the exact tier's, which knows no better and worse."""
+PASS, INCONCLUSIVE, _, REGRESSED = range(4)
 OUTLIER_FACTOR = 3.0  #: largest pooled standard deviation, in robust ones; more is due to outliers
 MAX_SEEDS = 200  #: largest number of seeds that is recommended
 NOTABLE_SHARE = 0.2  #: of an arm's seeds: as many additional lost or collapsed trainings are a warning
@@ -298,8 +300,8 @@ def judge_arrays(values_SC2N: Floats, lost_SC2N: Mask, cells: Cells, alpha: floa
     with np.errstate(invalid="ignore"):
         passes = (identical | (worst < cells.margin)) & ~has_more
         regressed = (p_adjusted < alpha) & (drop >= cells.min_abs) & ~(worst < cells.margin)
-        count_verdict = np.select([count_p < alpha, count_share[:, 1] > count_share[:, 0]], [2, 1], 0)
-    verdict = np.select([regressed, passes], [2, 0], 1)
+        count_verdict = np.select([count_p < alpha, count_share[:, 1] > count_share[:, 0]], [REGRESSED, INCONCLUSIVE], PASS)
+    verdict = np.select([regressed, passes], [REGRESSED, PASS], INCONCLUSIVE)
     return JudgedCells(
         n, means, identical, se, worst, p, p_adjusted, has_more, verdict, collapsed_SC2N.sum(axis=3),
         broken_SC2, seeds_SC2, sums, sizes, count_p, count_verdict, family,

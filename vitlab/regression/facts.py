@@ -1,8 +1,8 @@
 """Exact tier: comparison of facts that must be equal, without statistics.
 
-A difference counts as ``regressed`` until it is accepted: a changed option, another number of parameters, another loss
-in one of the first steps.  A trace that differs under another torch or processor is ``inconclusive``, because rounding
-differs there; but one in double precision that differs by more than a processor can explain has regressed.
+What differs fails until it is accepted: a changed option, another number of parameters, another loss in one of the
+first steps.  A trace that differs under another torch or processor is ``inconclusive``, because rounding differs there,
+unless it is in double precision and differs by more than a processor can explain.
 
 A trace is the losses of the first training steps.  In double precision it agrees to many digits across processors; a
 second one in the arm's own precision covers the kernels of that precision.
@@ -131,10 +131,10 @@ def _compare_traces(arm: str, old: Trace, new: Trace, before: Facts, after: Fact
     )
     environment = ", ".join(_describe_differences(was, now))
     if not environment:
-        return Finding(arm, check, "regressed", difference)
+        return Finding(arm, check, "differs", difference)
     # Another torch may draw different random numbers; another processor or engine only rounds differently.
     if new.precision == "fp64" and before.torch == after.torch and _describe_first_difference(old, new, NO_ROUNDING):
-        return Finding(arm, check, "regressed", f"{difference}, which is more than rounding; {environment}")
+        return Finding(arm, check, "differs", f"{difference}, which is more than rounding; {environment}")
     return Finding(arm, check, "inconclusive", f"{difference}, but under other conditions; {environment}")
 
 
@@ -154,7 +154,7 @@ def _describe_first_difference(old: Trace, new: Trace, tolerance: float) -> str:
 
 
 def _make_finding(arm: str, check: str, changes: Sequence[str]) -> Finding:
-    return Finding(arm, check, "regressed" if changes else "pass", "; ".join(changes))
+    return Finding(arm, check, "differs" if changes else "pass", "; ".join(changes))
 
 
 def train_trace(

@@ -38,7 +38,7 @@ class CheckResult:
 
     study: str
     verdict: Verdict
-    fails: bool  #: regressed, or inconclusive and the study treats that as a failure
+    fails: bool  #: differs or regressed, or inconclusive and the study treats that as a failure
     findings: tuple[Finding, ...] = ()  #: of the exact and the learning tier
     cells: tuple[Cell, ...] = ()  #: of the statistical tier
     notes: tuple[str, ...] = ()
@@ -230,9 +230,9 @@ def summarize_checks(
 ) -> CheckResult:
     """Return the result of a check, whose verdict is the worst of all."""
     verdict = worst_verdict([*(finding.verdict for finding in findings), *(cell.verdict for cell in cells)])
-    fails = verdict == "regressed" or (verdict == "inconclusive" and gate_settings(study).on_inconclusive == "fail")
+    is_tolerated = verdict == "inconclusive" and gate_settings(study).on_inconclusive != "fail"
     broken = tuple(decide.lost_training_warnings(cells))
-    return CheckResult(study.study, verdict, fails, tuple(findings), tuple(cells), tuple(notes), broken)
+    return CheckResult(study.study, verdict, verdict != "pass" and not is_tolerated, tuple(findings), tuple(cells), tuple(notes), broken)
 
 
 def judge_costs(

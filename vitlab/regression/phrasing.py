@@ -81,7 +81,7 @@ def render_junit(result: CheckResult) -> str:
     cases = [(item.arm or "plan", item.check, item.verdict, item.sentence, item.seconds) for item in result.findings]
     cases += [(cell.arm, cell.metric, cell.verdict, _cell_sentence(cell), cell.seconds) for cell in result.cells]
     suite = ElementTree.Element("testsuite", name=f"vitlab check {result.study}", errors="0")
-    children = {"regressed": "failure", "inconclusive": "skipped"}
+    children = {"regressed": "failure", "differs": "failure", "inconclusive": "skipped"}
     for arm, name, verdict, sentence, seconds in cases:
         case = ElementTree.SubElement(suite, "testcase", classname=_replace_controls(arm), name=_replace_controls(name))
         if math.isfinite(seconds):

@@ -114,9 +114,38 @@ def svg_to_element(svg: str, name: str, alternative: str) -> str:
     The name, unique in the page, stands before identifiers; the alternative is for readers who do not see the figure.
     """
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    referenced = set(re.findall(r'(?:url\(#|href="#)([^")]+)', svg))
+    svg = svg.replace('id="figure_1"', 'id="figure"')
+    referenced = {"figure", *re.findall(r'(?:url\(#|href="#)([^")]+)', svg)}
     svg = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in referenced else "", svg)
     return re.sub(r"<[^>]+>", lambda tag: _adapt_tag(tag[0], name, alternative), svg)
+
+
+def stack_panels(drawing: Drawing, name: str) -> str:
+    """Return the panels of a figure as elements that show parts of its element in a page, for narrow screens.
+
+    Each panel of a row has the labels of the first one on its left.  Empty for a single panel, or several rows.
+    """
+    drawing.svg  # lays the panels out
+    figure, points = drawing.figure, 72 / drawing.figure.dpi
+    first, *others = figure.axes
+    if not others or len({round(panel.bbox.y0) for panel in figure.axes}) > 1:
+        return ""
+    top, left, floor = 72 * figure.get_figheight(), points * first.bbox.x0, points * first.bbox.y0
+
+    def view(at: float, x0: float, y0: float, x1: float, y1: float) -> str:
+        size = f'width="{x1 - x0:.1f}" height="{y1 - y0:.1f}"'
+        box = f'viewBox="{x0:.1f} {top - y1:.1f} {x1 - x0:.1f} {y1 - y0:.1f}"'
+        return f'<svg x="{at:.1f}" y="{top - y1:.1f}" {size} {box}><use href="#{name}-figure"/></svg>'
+
+    elements = []
+    for part in (*figure.axes, *figure.legends):
+        with apply_style():
+            x0, y0, x1, y1 = points * part.get_tightbbox().padded(1 / points).extents
+        shift = left if part in others else 0.0
+        labels = view(x0 - left, 0.0, floor, left, y1) if shift else ""
+        box = f"{x0 - shift:.1f} {top - y1:.1f} {x1 - x0 + shift:.1f} {y1 - y0:.1f}"
+        elements.append(f'<svg viewBox="{box}">{labels}{view(x0, x0, y0, x1, y1)}</svg>')
+    return f'<div class="panels" aria-hidden="true">{"".join(elements)}</div>'
 
 
 def format_ticks(axes: Axes) -> None:

@@ -99,6 +99,8 @@ def render_terminal(report: Report) -> str:
             if name != "arms":
                 console.print(Text(part.heading, style="bold"))
             console.print(_fit_table(table.columns, console))
+            if table.caveat:
+                console.print(Text(table.caveat, style="dim"))
     for note in report.notes:
         console.print(Padding(Text(replace_controls(note), style="dim"), (0, 0, 0, 2)))
     for head, text in report.provenance_lines:

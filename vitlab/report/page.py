@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vitlab.comparison import Verdict
 from vitlab.explain.colours import SERIES
 from vitlab.report import phrasing
-from vitlab.report.drawing import svg_to_element
+from vitlab.report.drawing import stack_panels, svg_to_element
 from vitlab.report.phrasing import DASH, Column, Columns, Row, Scale, format_duration
 from vitlab.report.sections import Section, all_sections
 
@@ -87,19 +88,21 @@ def _section_context(content: Content, name: str, part: Section[Any]) -> Mapping
     # A stored report has no rows of sections that store none, such as the arms.
     rows = content.report.sections.get(name, ())
     table, drawing = content.report.table(name), content.figures.get(name)
-    columns, images = table.columns if table else (), []
+    columns, images = table.columns if table else (), defaultdict[str, list[tuple[str, str]]](list)
     store = content.findings and content.findings.store
     for image in part.images(rows, store) if store else ():
         with suppress(OSError):  # deleted since; the page omits it
-            images.append((png_address(image.file.read_bytes()), image.alternative, image.caption))
+            images[image.heading].append((png_address(image.file.read_bytes()), image.caption))
     more = [column for column in columns if column.rank >= SECONDARY]
     return {
         "name": name,
         "heading": part.heading,
+        "about": part.about,
         "caption": table.caption if table else "",
         "table": _table_context([column for column in columns if column.rank < SECONDARY]) if table else None,
         "more": _table_context([columns[0], *more]) if more else None,
-        "figure": drawing and Markup(svg_to_element(drawing.svg, name, drawing.caption)),
+        "figure": drawing
+        and Markup(stack_panels(drawing, name) + svg_to_element(drawing.svg, name, drawing.caption)),
         "figure_caption": drawing and drawing.caption,
         "images": images,
     }

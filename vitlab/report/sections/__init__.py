@@ -71,6 +71,7 @@ class Table:
 
     columns: Sequence[Column]
     caption: str
+    caveat: str = ""  #: the part of the caption that a terminal shows, too
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,8 @@ class Image:
     """A stored PNG of a page."""
 
     file: Path
-    alternative: str  #: for readers who do not see it
     caption: str
+    heading: str  #: of the pictures that stand beside each other
 
 
 class Section(Generic[RowT]):
@@ -88,6 +89,7 @@ class Section(Generic[RowT]):
     heading: ClassVar[str]
     place: ClassVar[int] = 1000  #: sections are in the order of their places
     row: ClassVar[type[Any] | None] = None  #: dataclass of :meth:`rows`, of JSON values; None if none are stored
+    about: ClassVar[str] = ""  #: what its :meth:`images` show
     in_terminal: ClassVar[bool] = True  #: whether a terminal shows the table
     of_table: ClassVar[bool] = False  #: whether it is made from a table of other programs, too
 

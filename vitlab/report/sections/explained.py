@@ -28,6 +28,10 @@ class Explained(Section[Rollout]):
     heading = "What models look at"
     place = 110
     row = Rollout
+    about = (
+        "The image, the attention of a token rolled out over all blocks, as a map and over the image, and the most "
+        "probable classes. Attention shows where a model looks, and is no proof why."
+    )
 
     def inputs(self, plan: Plan, store: Store) -> object:
         return [asdict(row) for row in _find_rollouts(plan, store)]
@@ -36,14 +40,10 @@ class Explained(Section[Rollout]):
         return [] if findings.store is None else list(_find_rollouts(findings.plan, findings.store))
 
     def images(self, rows: Sequence[Rollout], store: Store) -> Iterator[Image]:
-        for row in rows[:MAX_EMBEDDED]:
-            subject = f"{row.arm}, seed {row.seed}, test image {row.image}"
+        for row in sorted(rows, key=lambda row: (row.image, row.of))[:MAX_EMBEDDED]:
             token = "patches" if row.of == "mean" else f"{row.of} token"
-            text = (
-                f"{subject}: the image, attention of the {token} rolled out over all blocks, as a map and over the "
-                "image, and the most probable classes"
-            )
-            yield Image(store.root / row.file, text, f"{text}. It shows where the model attends, and is no proof why.")
+            heading = f"Test image {row.image}, attention of the {token}"
+            yield Image(store.root / row.file, f"{row.arm}, seed {row.seed}", heading)
 
 
 def _find_rollouts(plan: Plan, store: Store) -> Iterator[Rollout]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 COSTS = {"params": "parameters", "macs": "MACs per image", **cost.COSTS}
 """Costs with their labels.  Speed counts only if measured for each arm alone: trials share their machine."""
 APART = 1.05  #: smallest ratio of largest to smallest cost for a front
+CAVEAT = "Means and costs are taken as they are: other seeds may change the list."
 PANELS_PER_ROW = 3  #: panels side by side
 MAX_NAMED = 12  #: with more arms, a picture names only those on a front
 
@@ -75,8 +76,8 @@ class Fronts(Section[Front]):
         return Table(
             columns,
             "For each cost, the arms for which no other arm costs at most as much and has a mean "
-            f"{report.analysis.metric} that is at least as good. Means and costs are taken as they are: where two arms "
-            "differ by less than their intervals, other seeds may change the list.",
+            f"{report.analysis.metric} that is at least as good. {CAVEAT}",
+            CAVEAT,
         )
 
     def figure(self, rows: Sequence[Front], findings: Findings) -> Drawing | None:

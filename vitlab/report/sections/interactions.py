@@ -19,6 +19,8 @@ from vitlab.statistics import replicates
 if TYPE_CHECKING:
     from vitlab.report.report import Report
 
+CAVEAT = "Exploratory: p values are corrected for these interactions alone, and none is registered."
+
 
 @dataclass(frozen=True)
 class Interaction:
@@ -115,8 +117,8 @@ class Interactions(Section[Interaction]):
         return Table(
             columns,
             "Difference that two changes make together, minus the sum of their single differences, at the n seeds that "
-            "all four arms have; other seeds are left out. Exploratory: p values are corrected for these interactions "
-            "alone, and none is registered.",
+            f"all four arms have; other seeds are left out. {CAVEAT}",
+            CAVEAT,
         )
 
 
