@@ -523,12 +523,12 @@ def test_markdown_keeps_table_and_json_is_valid(monkeypatch: pytest.MonkeyPatch)
     text_out = render_check(CHECKED, "md")
     rows = [line for line in text_out.splitlines() if line.startswith("|")]
     assert {line.replace("\\|", "").count("|") for line in rows} == {12}
-    assert "2 of 4 checks pass" in text_out and r"\<of 1>" in text_out and "a note." in text_out
+    assert "2 of 4 checks pass" in text_out and r"\<of 1>" in text_out and "A note." in text_out
     assert json.loads(render_json(CHECKED))["cells"][1]["drop"] is None
     monkeypatch.setenv("COLUMNS", "80")
     terminal = render_check(CHECKED, "terminal")
     assert max(map(len, terminal.splitlines())) <= 80 and not set("|*#\\") & set(terminal.replace("a|b", ""))
-    assert re.search(r"(?m)^ a\|b +val/accuracy +inconclusive .* a drop <of 1>", terminal) and "a note." in terminal
+    assert re.search(r"(?m)^ a\|b +val/accuracy +inconclusive .* a drop <of 1>", terminal) and "A note." in terminal
 
 
 def test_settings_are_checked_like_rest_of_file() -> None:

@@ -255,7 +255,9 @@ def test_comparisons_share_their_variance_by_the_rule(tmp_path):
     excludes_zero = (rows["difference_low"] > 0) | (rows["difference_high"] < 0)
     assert excludes_zero.tolist() == rows["verdict"].isin(["better", "worse"]).tolist()
     assert "corrected for 3 comparisons" in answers_of(results)[0]
-    assert any("mean variance of 3 comparisons" in note for note in document(results.plan, Store(tmp_path))["notes"])
+    assert any(
+        "mean variance of the 3 comparisons" in note for note in document(results.plan, Store(tmp_path))["notes"]
+    )
 
 
 def test_comparison_of_other_seeds_keeps_its_own_variance(tmp_path):
@@ -945,7 +947,9 @@ def test_page_has_no_scripts_and_no_external_content(tmp_path):
     used = set(re.findall(r"var\((--[\w-]+)\)", html))
     assert not re.search("#(?:fefefe|1b1e23)", html[html.index("<body>") :])  # every colour is the page's
     assert used <= set(re.findall(r"(--[\w-]+):", html))
-    assert sum(tag == "svg" for tag, _ in page.tags) == 2
+    assert sum(tag == "svg" and "role" in attributes for tag, attributes in page.tags) == 2
+    stacked = html[html.index('class="panels"') : html.index("</div>", html.index('class="panels"'))]
+    assert stacked.count("#arms-figure") == 3, "means, differences, and the labels again beside these"
 
 
 def test_write_stores_every_file_and_stored_reads_them(tmp_path):
@@ -1030,7 +1034,7 @@ def test_attention_pictures_are_in_page(tmp_path, undrawn):
     assert [attributes["src"] for attributes in images] == [
         f"data:image/png;base64,{base64.b64encode(pixels).decode()}"
     ] * 3
-    assert str(images[0]["alt"]).== "Test image 3, attention of the class token, baseline, seed 0"
+    assert images[0]["alt"] == "Test image 3, attention of the class token, baseline, seed 0"
 
 
 def test_study_without_results_is_reported(tmp_path):

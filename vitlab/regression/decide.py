@@ -300,7 +300,9 @@ def judge_arrays(values_SC2N: Floats, lost_SC2N: Mask, cells: Cells, alpha: floa
     with np.errstate(invalid="ignore"):
         passes = (identical | (worst < cells.margin)) & ~has_more
         regressed = (p_adjusted < alpha) & (drop >= cells.min_abs) & ~(worst < cells.margin)
-        count_verdict = np.select([count_p < alpha, count_share[:, 1] > count_share[:, 0]], [REGRESSED, INCONCLUSIVE], PASS)
+        count_verdict = np.select(
+            [count_p < alpha, count_share[:, 1] > count_share[:, 0]], [REGRESSED, INCONCLUSIVE], PASS
+        )
     verdict = np.select([regressed, passes], [REGRESSED, PASS], INCONCLUSIVE)
     return JudgedCells(
         n, means, identical, se, worst, p, p_adjusted, has_more, verdict, collapsed_SC2N.sum(axis=3),

@@ -232,7 +232,15 @@ def summarize_checks(
     verdict = worst_verdict([*(finding.verdict for finding in findings), *(cell.verdict for cell in cells)])
     is_tolerated = verdict == "inconclusive" and gate_settings(study).on_inconclusive != "fail"
     broken = tuple(decide.lost_training_warnings(cells))
-    return CheckResult(study.study, verdict, verdict != "pass" and not is_tolerated, tuple(findings), tuple(cells), tuple(notes), broken)
+    return CheckResult(
+        study.study,
+        verdict,
+        verdict != "pass" and not is_tolerated,
+        tuple(findings),
+        tuple(cells),
+        tuple(notes),
+        broken,
+    )
 
 
 def judge_costs(

@@ -34,7 +34,13 @@ def render_check(result: CheckResult, form: str) -> str:
         column("seeds", lambda cell: str(cell.n), rank=3),
         column.text("why", "reason"),
     ]
-    return _render(form, f"{result.study}: {result.verdict}", lines, table, [f"{note}." for note in result.notes])
+    return _render(
+        form,
+        f"{result.study}: {result.verdict}",
+        lines,
+        table,
+        [f"{note[:1].upper()}{note[1:]}." for note in result.notes],
+    )
 
 
 def render_outlook(cells: Sequence[Outlook], form: str) -> str:

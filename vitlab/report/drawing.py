@@ -123,9 +123,9 @@ def svg_to_element(svg: str, name: str, alternative: str) -> str:
 def stack_panels(drawing: Drawing, name: str) -> str:
     """Return the panels of a figure as elements that show parts of its element in a page, for narrow screens.
 
-    Each panel of a row has the labels of the first one on its left.  Empty for a single panel, or several rows.
+    Each panel of a row has the labels of the first one on its left.  Empty for a single panel, or several rows.  The
+    SVG of the figure comes first, since that lays out its panels.
     """
-    drawing.svg  # lays the panels out
     figure, points = drawing.figure, 72 / drawing.figure.dpi
     first, *others = figure.axes
     if not others or len({round(panel.bbox.y0) for panel in figure.axes}) > 1:

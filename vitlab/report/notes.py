@@ -315,9 +315,9 @@ def _note_shared_variance(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     others = f" With other seeds, and their own variance alone: {_name_arms(alone)}." if alone else ""
     corrected = " P values and intervals are corrected by Bonferroni's method." * (plan.analysis.correction != "none")
     yield (
-        f"The variance of a difference is averaged with the mean variance of {shared} comparisons, which have one "
-        f"baseline and the same seeds, and is never below its own: a rule of vitlab's own, checked by simulation."
-        f"{others}{corrected}"
+        "Few seeds tell their spread badly, so the variance of a difference is averaged with the mean variance of the "
+        f"{shared} comparisons that share baseline and seeds, and never taken for less than its own (a rule of "
+        f"vitlab's own, checked by simulation).{others}{corrected}"
     )
 
 
@@ -353,8 +353,9 @@ def _note_collapsed_seeds(rows: Sequence[Row]) -> Iterator[str]:
     if sizes and compared_rows(rows):
         rate = 100 * collapse_rate_bound(min(sizes))
         yield (
-            f"No collapse in {format_count(min(sizes), 'seed')} of an arm still allows up to {rate:.0f} % of its "
-            "trainings to collapse (exact binomial bound, 95 %)."
+            "Seeds that collapse fall far behind the others. An arm with none among "
+            f"{format_count(min(sizes), 'seed')} may still have them in up to {rate:.0f} % of its trainings (exact "
+            "binomial bound, 95 %)."
         )
 
 
@@ -424,7 +425,9 @@ def _note_split_noise(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     )
     if of_split < sd:  # otherwise trainings agree on images more than by chance, as barely trained models do
         amount = scale.amount(of_split, decimals)
-        sentence += f" Models that are equally good would scatter by {amount} on a split of this size."
+        sentence += (
+            f" Models that are equally good would scatter by {amount} on a split of this size, by its images alone."
+        )
     yield sentence
 
 

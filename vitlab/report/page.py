@@ -101,8 +101,8 @@ def _section_context(content: Content, name: str, part: Section[Any]) -> Mapping
         "caption": table.caption if table else "",
         "table": _table_context([column for column in columns if column.rank < SECONDARY]) if table else None,
         "more": _table_context([columns[0], *more]) if more else None,
-        "figure": drawing
-        and Markup(stack_panels(drawing, name) + svg_to_element(drawing.svg, name, drawing.caption)),
+        "figure": drawing and Markup(svg_to_element(drawing.svg, name, drawing.caption)),
+        "panels": drawing and Markup(stack_panels(drawing, name)),
         "figure_caption": drawing and drawing.caption,
         "images": images,
     }

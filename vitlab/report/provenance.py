@@ -50,8 +50,8 @@ class Provenance:
         lines = [
             (
                 "To reproduce",
-                f"{self.place}: {self.command}.{commit} Results that are stored there are not trained again; equal "
-                "bits need the data, numerics and versions named here",
+                f"{self.place}: {self.command}.{commit} Results that are stored there are not trained again; results "
+                "equal to the bit need the data, numerics and versions named here.",
             ),
             ("Data", "; ".join(f"{item['set']} ({item['identity'] or 'not here yet'})" for item in self.data)),
             ("Training", training + (f"; ended {self.ended}" if self.ended else "")),

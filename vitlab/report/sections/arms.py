@@ -119,10 +119,16 @@ class Comparisons(Section[Row]):
             column("difference with chance", lambda row: scale.number(row["chance_difference"], apart, sign=True)),
             column("p with chance", lambda row: format_p_value(row["chance_p"], alpha)),
         ]
-        several = len(compared_rows(report.arms)) > 1
-        what = " p is of one comparison alone; columns with new images and with chance hold for all at once."
         informative = [one for one in table if not set(one.cells) <= {DASH, "0"}]
-        return Table(informative, f"Statistics of each verdict.{what * several}")
+        titles = {one.title for one in informative}
+        caption = "Statistics of each verdict."
+        if len(compared_rows(report.arms)) > 1:
+            caption += " p is of one comparison alone, not corrected; other columns hold for all at once."
+        if "interval with new images" in titles:
+            caption += " With new images: for trainings that are evaluated on other images of the kind."
+        if "broken" in titles:
+            caption += " Broken: seeds that diverged or failed; with chance: what guesses reach stands in their place."
+        return Table(informative, caption)
 
 
 def arm_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> list[Column]:

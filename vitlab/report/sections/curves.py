@@ -98,9 +98,10 @@ def draw_curves(results: StudyResults, history: pd.DataFrame, metric: str) -> Dr
             axes.grid(axis="y")
         figure.supxlabel(unit)
         figure.supylabel(scale.title)
-        spread = f"its {percent(1 - plan.analysis.alpha)} t-interval (band), or each seed (thin) if there are at most "
-        spread += f"{MIN_SEEDS_FOR_BAND - 1}"
-        caption = f"{scale.title} over training: the mean of the seeds with {spread}"
+        counts = set(done.groupby("arm")["seed"].nunique())
+        spreads = [f"its {percent(1 - plan.analysis.alpha)} t-interval (band)"] * (max(counts) >= MIN_SEEDS_FOR_BAND)
+        spreads += ["each seed (thin)"] * any(1 < count < MIN_SEEDS_FOR_BAND for count in counts)
+        caption = f"{scale.title} over training: the mean of the seeds{' with ' * bool(spreads)}{' or '.join(spreads)}"
         caption += "; dashed curves diverged or failed." if len(done) < len(rows) else "."
         if not share_panel:
             caption += " The baseline is grey behind other arms."
