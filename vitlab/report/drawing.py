@@ -140,7 +140,9 @@ def stack_panels(drawing: Drawing, name: str) -> str:
     elements = []
     for part in (*figure.axes, *figure.legends):
         with apply_style():
-            x0, y0, x1, y1 = points * part.get_tightbbox().padded(1 / points).extents
+            whole = part.get_tightbbox()
+        assert whole is not None
+        x0, y0, x1, y1 = (points * end for end in whole.padded(1 / points).extents)
         shift = left if part in others else 0.0
         labels = view(x0 - left, 0.0, floor, left, y1) if shift else ""
         box = f"{x0 - shift:.1f} {top - y1:.1f} {x1 - x0 + shift:.1f} {y1 - y0:.1f}"
