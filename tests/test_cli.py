@@ -560,7 +560,7 @@ def test_explain_separates_arms_and_images_and_draws_side_by_side(
     target = tmp_path / "seen"
     images = ["--image", "test:3", "--image", "test:5"]
     code, printed, err = call("explain", file, *images, "--out", out, "--to", target, "--json")
-    assert code == 0 and "drawing baseline, seed 0, test:3" in err, err
+    assert code == 0 and "explaining baseline, seed 0, test:3" in err, err
     found = parsed(printed)
     files, page = {Path(file) for file in found["files"]}, Path(found["page"])
     assert len(files) == len(found["files"]) and all(file.stat().st_size for file in files)
@@ -598,14 +598,16 @@ def test_explain_separates_arms_and_images_and_draws_side_by_side(
     code, printed, err = call("explain", file, "--image", "test:99999", "--out", out, "--to", target)
     assert (code, printed) == (2, "") and "99999" in err and "Traceback" not in err
 
-    def draw(model: Any, transform: Any, trial: Any, picture: Any, subject: Any, folder: Any) -> Any:
+    assert len({span.text for span in document.iterfind(".//div[@class='scale']/span[2]")}) == 1, "one scale"
+
+    def explain(model: Any, transform: Any, trial: Any, picture: Any, subject: Any) -> Any:
         if "arm baseline," in subject.model:
             raise UserError("attention 'X' has no maps")
-        return draw_image(model, transform, trial, picture, subject, folder)
+        return explain_image(model, transform, trial, picture, subject)
 
-    draw_image = explanations.draw_image
-    monkeypatch.setattr(explanations, "draw_image", draw)
-    code, printed, err = call("explain", file, "--out", out, "--to", tmp_path / "others")
+    explain_image = explanations.explain_image
+    monkeypatch.setattr(explanations, "explain_image", explain)
+    code, printed, err = call("explain", file, "--scale", "own", "--out", out, "--to", tmp_path / "others")
     assert code == 0 and "baseline, seed 0 is not explained: attention 'X' has no maps" in err
     assert "others/tiny/index.html" in printed and "baseline" not in printed
     text = (tmp_path / "others" / "tiny" / "index.html").read_text()

@@ -246,7 +246,7 @@ def test_download_uses_torchvision_and_lands_in_searched_folder(
 @pytest.mark.skipif(not REAL.is_dir(), reason="Fashion-MNIST is not on this machine")
 def test_real_fashion_mnist_has_published_checksums() -> None:
     fashion = idx.FashionMNIST(root=str(REAL))
-    published = files.identity("fashion_mnist", idx.FashionMNIST.published)
+    published = files.identity("fashion_mnist", idx.FashionMNIST.required)
     assert fashion.info().identity == published
     for split, n in (("train", 60000), ("test", 10000)):
         x_NCHW, y_N = fashion.read(split)
@@ -284,7 +284,7 @@ def small_cifar(folder: Path, kind: type[cifar.Cifar], writer=python2_batch) -> 
     random = np.random.default_rng(0)
     folder.mkdir(parents=True, exist_ok=True)
     batches = {}
-    for name in kind.published:
+    for name in kind.required:
         x_ND, y_N = random.integers(0, 256, (20, 3072), np.uint8), [i % 10 for i in range(20)]
         (folder / name).write_bytes(writer(x_ND, y_N, kind.key))
         batches[name] = (x_ND, y_N)
@@ -311,7 +311,7 @@ def test_cifar_checksums_and_pixels_equal_torchvision(tmp_path: Path, monkeypatc
     theirs = torchvision("torchvision.datasets")
     for kind in (cifar.CIFAR10, cifar.CIFAR100):
         source = getattr(theirs, kind.torchvision_name)
-        assert dict(source.train_list + source.test_list) == dict(kind.published)
+        assert dict(source.train_list + source.test_list) == dict(kind.required)
         assert source.base_folder == kind.layouts[0]
     small_cifar(tmp_path / "cifar-10-batches-py", cifar.CIFAR10)
     monkeypatch.setattr(theirs.CIFAR10, "_check_integrity", lambda self: True)

@@ -27,7 +27,8 @@ from vitlab.explain.measures import (
     to_patches,
     token_norms,
 )
-from vitlab.explain.one_image import Subject, compare, explain
+from vitlab.explain.one_image import Scales, Subject, common_scales, compare, draw, explain
+from vitlab.explain.pictures import Map
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.models import ViT
 
@@ -219,12 +220,16 @@ def test_rollout_of_half_precision_maps_is_computed_in_float32() -> None:
 # -- pictures ---------------------------------------------------------------------------------------------------------
 
 
+def rollout_map(heat: Any) -> Map:
+    return Map("attention rollout", heat, float(heat.max()))
+
+
 def test_overlay_is_map_interpolated_between_centres_of_patches_over_image() -> None:
     generator = torch.Generator().manual_seed(6)
     image, heat = torch.rand(20, 40, 3, generator=generator), torch.rand(2, 5, generator=generator)
     over, picture = (
         np.asarray(each).astype(float)
-        for each in (pictures.overlay(image.numpy(), heat.numpy()), pictures.to_picture(image.numpy()))
+        for each in (pictures.overlay(image.numpy(), rollout_map(heat.numpy())), pictures.to_picture(image.numpy()))
     )
     small = (image * 255).round().repeat_interleave(9, 0).repeat_interleave(9, 1)  # 360 // 40
     np.testing.assert_array_equal(picture, small.numpy())
@@ -236,10 +241,10 @@ def test_overlay_is_map_interpolated_between_centres_of_patches_over_image() -> 
 
 def test_map_alone_has_a_square_of_one_colour_for_each_patch() -> None:
     heat = np.array([[0.0, 0.02], [0.01, 0.04]])
-    drawn = np.asarray(pictures.to_map(heat, (6, 4)))
+    drawn = np.asarray(pictures.to_map(rollout_map(heat), (6, 4)))
     expected = (matplotlib.colormaps["inferno"](heat / 0.04)[..., :3] * 255).round()
     np.testing.assert_allclose(drawn, expected.repeat(2, 0).repeat(3, 1), atol=1)
-    assert (np.asarray(pictures.to_map(np.zeros((2, 2)), (2, 2))) == [0, 0, 3]).all(), (
+    assert (np.asarray(pictures.to_map(rollout_map(np.zeros((2, 2))), (2, 2))) == [0, 0, 3]).all(), (
         "no attention is no division by 0"
     )
 
@@ -247,6 +252,22 @@ def test_map_alone_has_a_square_of_one_colour_for_each_patch() -> None:
 def test_large_grey_image_becomes_small_picture_in_colour() -> None:
     drawn = pictures.to_picture(np.full((400, 800, 2), 0.5))
     assert (drawn.size, drawn.mode) == ((360, 180), "RGB") and set(np.asarray(drawn).flat) == {128}
+
+
+@pytest.mark.usefixtures("unpainted")
+def test_common_scales_cover_all_maps_of_a_kind(tmp_path: Path) -> None:
+    x, image = torch.randn(1, 3, 8, 12), torch.rand(8, 12, 3)
+    all_of = [explain(tiny(position=each), x, image, (), Subject("m", "i")) for each in ("none", "learned")]
+    scales = common_scales(all_of)
+    drawn = [draw(each, tmp_path / str(index), scales) for index, each in enumerate(all_of)]
+    own, heads = (
+        [float(values.max()) for values in each]
+        for each in ([one.maps["class"].heat_YX for one in all_of], [one.heads["class"] for one in all_of])
+    )
+    assert own[0] != own[1] and [one.maps["class"].top for one in all_of] == own
+    assert scales == Scales(max(own), max(heads))
+    assert {one.maps["class"].top for one in drawn} == {max(own)}
+    assert [draw(one, tmp_path / "own").maps["class"].top for one in all_of] == own
 
 
 # -- one image --------------------------------------------------------------------------------------------------------
@@ -257,7 +278,7 @@ def explained(model: ViT, out: Path, **how: Any) -> dict[str, pd.DataFrame]:
     height, width = model.geometry.image
     x = torch.randn(1, 3, height, width, generator=generator)
     image, subject = torch.rand(height, width, 3, generator=generator), Subject("model m", "image i", "b")
-    files = explain(model, x, image, ("a", "b", "c", "d"), out, subject, **how).files
+    files = draw(explain(model, x, image, ("a", "b", "c", "d"), subject, **how), out).files
     assert all(file.stat().st_size > 0 for file in files)
     assert {file.stem for file in files if file.suffix == ".png"} >= {"distance", "norms"}
     return {file.stem: pd.read_csv(file) for file in files if file.suffix == ".csv"}
@@ -329,7 +350,7 @@ def test_side_by_side_draws_each_model_for_shared_tokens(tmp_path: Path, monkeyp
     x, image = torch.randn(1, 3, 8, 12), torch.rand(8, 12, 3)
     heads = {"by class": "linear", "by class, too": "linear", "by patches": {"type": "linear", "pool": "gap"}}
     explanations = {
-        name: explain(tiny(head=head), x, image, ("a", "b", "c", "d"), tmp_path / name, Subject(name, "image i"))
+        name: explain(tiny(head=head), x, image, ("a", "b", "c", "d"), Subject(name, "image i"))
         for name, head in heads.items()
     }
     captions: list[str] = []
@@ -351,7 +372,7 @@ def test_segmentation_is_drawn_beside_its_true_labels(tmp_path: Path) -> None:
         label_HW[:, ::2] = (label_HW[:, ::2] + 1) % 4
         label_HW[:4] = IGNORED
         subject = Subject(name, "image i", label_HW)
-        explanations[name] = explain(model, x, image, ("a", "b", "c", "d"), tmp_path / name, subject)
+        explanations[name] = draw(explain(model, x, image, ("a", "b", "c", "d"), subject), tmp_path / name)
         np.testing.assert_array_equal(pd.read_csv(tmp_path / name / "labels.csv"), expected_HW)
         assert str(subject) == f"{name}; image i"
     assert {file.name for file in compare(explanations, "s", tmp_path)} == {
@@ -408,7 +429,8 @@ def test_failed_explanation_leaves_no_files(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr("vitlab.runner.models.load_model", lambda folder: loaded)
     monkeypatch.setattr(explanations, "test_examples", lambda *_: examples)
-    monkeypatch.setattr(explanations, "explain", fail)
+    monkeypatch.setattr(explanations, "explain", lambda *arguments, **options: None)
+    monkeypatch.setattr(explanations, "draw", fail)
     folder = Store(tmp_path).trial("k", "c")
     write_json(folder.spec, {"seeds": {"init": 0}, "spec": {"train": {"objective": "supervised"}}})
     with pytest.raises(OSError, match="No space"):

@@ -40,7 +40,6 @@ TEST = "test:"
 )
 @click.option(
     "--to",
-    "target",
     type=FOLDER,
     default=Path("explained"),
     help="Folder for pictures and numbers, one folder each for study, image and arm.",
@@ -53,14 +52,21 @@ TEST = "test:"
     help="Arm of the study. May be given several times.  [default: all]",
 )
 @click.option("--seed", type=int, help="Seed of the study.  [default: the first]")
+@click.option(
+    "--scale",
+    type=click.Choice(["shared", "own"]),
+    default="shared",
+    help="Colours of maps: one scale for all models and images, or one for each map.",
+)
 @plugin_option
 @out_option
 def explain_command(
     study: Path,
     images: tuple[str, ...],
-    target: Path,
+    to: Path,
     arms: tuple[str, ...],
     seed: int | None,
+    scale: str,
     plugins: tuple[Path, ...],
     out: Path,
 ) -> None:
@@ -88,15 +94,15 @@ def explain_command(
         with _collect(mistakes):
             title, question, models = _find_models(study, out, arms, seed, mistakes)
 
-    from vitlab.driver.explanations import draw_image, test_examples, write_page
-    from vitlab.explain.one_image import Explanation, Subject, compare
+    from vitlab.driver.explanations import explain_image, test_examples, write_page
+    from vitlab.explain.one_image import OWN, Explanation, Subject, common_scales, compare, draw
     from vitlab.runner.models import load_vit
 
-    target /= folder_name(title)
+    to /= folder_name(title)
     tests = [image for image, picture in pictures.items() if picture is None]
     explanations: dict[str, dict[str, Explanation]] = {image: {} for image in pictures}  #: by image and model
     reasons: dict[str, str] = {}
-    for name, subject, place, folder in models:
+    for name, subject, _, folder in models:
         try:
             model, transform = load_vit(folder)
             spec = read_json(folder.spec)
@@ -105,11 +111,10 @@ def explain_command(
             if mistakes:  # the models are only searched for more of them
                 continue
             for image, picture in pictures.items():
-                say(f"drawing {name}, {image}")
+                say(f"explaining {name}, {image}")
                 pixels, label = examples.get(image, (picture, None))
                 about = Subject(subject, Path(image).name if picture else image.replace(":", " image "), label)
-                to = target / _image_folder(image, picture) / place
-                explanations[image][name] = draw_image(model, transform, spec, pixels, about, to)
+                explanations[image][name] = explain_image(model, transform, spec, pixels, about)
         except VitlabError as error:
             reasons[name] = str(error)
     if mistakes or not any(explanations.values()) or (reasons and (arms or is_trial)):
@@ -119,14 +124,20 @@ def explain_command(
         say(f"{name} is not explained: {reason}")
     explanations = {image: by_model for image, by_model in explanations.items() if by_model}
     rows, files = list[Mapping[str, Any]](), list[Path]()
+    places = {model.name: model.place for model in models}
+    all_of_them = [each for by_model in explanations.values() for each in by_model.values()]
+    scales = common_scales(all_of_them) if scale == "shared" else OWN
     for image, by_model in explanations.items():
-        for name, each in by_model.items():
+        say(f"drawing {image}")
+        of_image = to / _image_folder(image, pictures[image])
+        for name in by_model:
+            each = by_model[name] = draw(by_model[name], of_image / places[name], scales)
             predicted, share = each.answer
             truth = each.subject.class_name
             rows.append({"model": name, "image": image, "true": truth, "predicted": predicted, "probability": share})
             files += each.files
-        files += compare(by_model, title, target / _image_folder(image, pictures[image]))
-    page = target / "index.html"
+        files += compare(by_model, title, of_image)
+    page = to / "index.html"
     write_page(page, title, question, explanations, reasons)
     if wants_json():
         print_json({"page": str(page), "predictions": rows, "files": [str(file) for file in files]})

@@ -100,16 +100,26 @@ def _print_components(slot: str | None) -> None:
 def _print_weights(pattern: str) -> None:
     from vitlab.weights import named_weights
 
-    rows = named_weights(pattern)
+    rows = [
+        {
+            "name": name,
+            "repository": config.hf_hub_id,
+            "image": config.input_size[-1],
+            "classes": config.num_classes,
+            "license": config.license,
+        }
+        for name, config in named_weights(pattern).items()
+    ]
     if wants_json():
-        print_json([row._asdict() for row in rows])
+        print_json(rows)
         return
     if not rows:
         raise UserError(f"timm has no weights of Vision Transformers called '{pattern}'; PATTERN is a part of a name")
-    width = max(len(row.name) for row in rows)
+    width = max(len(row["name"]) for row in rows)
     for row in rows:
-        classes = f"{row.classes:,} classes" if row.classes else "no head"
-        click.echo(f"{row.name:{width}}  {row.image} pixels  {classes:14}  {row.license or 'licence not stated'}")
+        classes = f"{row['classes']:,} classes" if row["classes"] else "no head"
+        licence = row["license"] or "licence not stated"
+        click.echo(f"{row['name']:{width}}  {row['image']} pixels  {classes:14}  {licence}")
 
 
 def _print_studies() -> None:

@@ -39,7 +39,7 @@ def weights_command() -> None:
 def inspect(file: Path, form: str | None, heads: int | None, source_grid: str | None) -> None:
     """Show what is in FILE: its format, the model it belongs to, and what does not fit.
 
-    FILE may be timm:NAME or hub:ORG/NAME, which are fetch_by_name.
+    FILE may be timm:NAME or hub:ORG/NAME, which are fetched.
     """
     from vitlab.weights import inspect as look
 
@@ -90,7 +90,7 @@ def convert(
     """Write the weights in SOURCE to TARGET in another format; TARGET's suffix decides the container.
 
     Tensors are left out only on request; a tensor that the other format cannot hold is an error. SOURCE may be
-    timm:NAME or hub:ORG/NAME, which are fetch_by_name.
+    timm:NAME or hub:ORG/NAME, which are fetched.
     """
     from vitlab.weights import convert as write
 

@@ -16,11 +16,13 @@ import io
 import math
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
+from scipy import ndimage, special
 from torch import Tensor
 
 from vitlab import noise
@@ -278,9 +280,7 @@ def elastic_transform(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
 def pixelate(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
     """Shrink and enlarge the image."""
 
-    def change(picture: Any) -> Any:
-        from PIL import Image
-
+    def change(picture: Image.Image) -> Image.Image:
         width, height = picture.size
         small = picture.resize((int(width * c[0]), int(height * c[0])), Image.Resampling.BOX)
         return small.resize((width, height), Image.Resampling.BOX)
@@ -291,9 +291,7 @@ def pixelate(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
 def jpeg_compression(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
     """Compress as JPEG and read back."""
 
-    def change(picture: Any) -> Any:
-        from PIL import Image
-
+    def change(picture: Image.Image) -> Image.Image:
         file = io.BytesIO()
         picture.save(file, "JPEG", quality=int(c[0]))
         return Image.open(file)
@@ -324,8 +322,6 @@ def _grey(x_BCHW: Tensor) -> Tensor:
 @cache
 def _poisson_table(rate: float) -> tuple[Tensor, int]:
     """Return the cumulative probabilities of the counts of 256 levels, plus the level's number, and their count."""
-    from scipy import special
-
     counts = int(rate + 10 * rate**0.5 + 20)
     mean_L1 = (torch.arange(256).double() / 255 * rate)[:, None]
     cumulative_LM = torch.from_numpy(special.pdtr(np.arange(counts), mean_L1.numpy()))
@@ -344,9 +340,7 @@ def _sample_bilinear(x_BCHW: Tensor, column_BHW: Tensor, row_BHW: Tensor, *, rep
     return F.grid_sample(x_BCHW, grid_BHW2, "bilinear", "reflection", align_corners=not repeat_edge)
 
 
-def _apply_with_pillow(x_BCHW: Tensor, change: Callable[[Any], Any]) -> Tensor:
-    from PIL import Image
-
+def _apply_with_pillow(x_BCHW: Tensor, change: Callable[[Image.Image], Image.Image]) -> Tensor:
     pixels_BHWC = (x_BCHW * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
     results = np.empty_like(pixels_BHWC)
     for pixels_HWC, result_HWC in zip(pixels_BHWC, results, strict=True):
@@ -375,16 +369,12 @@ def gaussian_matrix(n: int, sigma: float, truncate: float, mode: Border) -> Tens
 
     ``reflect`` mirrors the image at its edge, repeating the last pixel; with ``nearest`` that continues.
     """
-    from scipy import ndimage
-
     return torch.from_numpy(ndimage.gaussian_filter1d(np.eye(n), sigma, 0, mode=mode, truncate=truncate))
 
 
 @cache
 def zoom_matrix(n: int, factor: float) -> Tensor:
     """Return the matrix, (N, N), that enlarges the centre of ``n`` pixels to ``n`` pixels by scipy's linear zoom."""
-    from scipy import ndimage
-
     inner = math.ceil(n / factor)
     enlarged = ndimage.zoom(np.eye(inner), (factor, 1), order=1)
     top, left = (len(enlarged) - n) // 2, (n - inner) // 2
@@ -402,8 +392,6 @@ def zoom_matrices(n: int, stop: float, step: float) -> Tensor:
 @cache
 def disk_taps(radius: float, sigma: float) -> tuple[tuple[int, int, float], ...]:
     """Return the taps (row, column, weight) of a disk with smoothed edges, the blur of a lens out of focus."""
-    from scipy import ndimage
-
     half, reach = (8, 1) if radius <= 8 else (math.ceil(radius), 2)
     line, edge = np.arange(-half, half + 1), np.exp(-(np.arange(-reach, reach + 1) ** 2) / (2 * sigma**2))
     inside = (line[:, None] ** 2 + line**2 <= radius**2).astype(float)

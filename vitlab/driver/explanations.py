@@ -24,7 +24,7 @@ from vitlab.data.pixels import IGNORED, VOID
 from vitlab.data.prepare import prepare
 from vitlab.errors import UserError, VitlabError, format_count
 from vitlab.explain import pictures
-from vitlab.explain.one_image import Explanation, Head, Label, Subject, explain, token_title
+from vitlab.explain.one_image import Explanation, Head, Label, Subject, draw, explain
 from vitlab.models.vit import ViT
 from vitlab.planning.values import Plan
 from vitlab.registry import slot
@@ -89,7 +89,7 @@ def draw_images(folder: TrialFolder, images: Sequence[int]) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
         subject = Subject(trial, f"test image {index}", label)
         try:
-            draw_image(model, transform, spec, pixels_CHW, subject, temporary)
+            draw(explain_image(model, transform, spec, pixels_CHW, subject), temporary)
             place.parent.mkdir(exist_ok=True)
             os.replace(temporary, place)
         finally:
@@ -97,15 +97,14 @@ def draw_images(folder: TrialFolder, images: Sequence[int]) -> None:
         folder.emit("artifact", path=str(place.relative_to(folder.path)))
 
 
-def draw_image(
+def explain_image(
     model: ViT,
     transform: Transform,
     trial: Mapping[str, Any],
     picture: Any,
     subject: Subject,
-    out: Path,
 ) -> Explanation:
-    """Write the explanation of one image by :func:`~vitlab.explain.one_image.explain`.
+    """Return the explanation of one image by :func:`~vitlab.explain.one_image.explain`.
 
     Args:
         model: a trained ViT.
@@ -113,14 +112,13 @@ def draw_image(
         trial: the content of the trial's ``spec.json``.
         picture: an image, as the transform takes it.
         subject: the model and the image, as its pictures name them.
-        out: a folder; created if it does not exist.
     """
     info, x_BCHW = transform.input_spec.info, transform(picture)
     image_HWC = transform.denormalize(x_BCHW)[0].permute(1, 2, 0)
     head: Head = "multilabel" if info.task == "multilabel" else "trained"
     if objective_without_labels(trial):
         head = "untrained"
-    return explain(model, x_BCHW, image_HWC, info.labels, out, subject, head=head)
+    return explain(model, x_BCHW, image_HWC, info.labels, subject, head=head)
 
 
 def write_page(
@@ -147,7 +145,6 @@ def write_page(
         "explanations": explanations,
         "reasons": reasons,
         "pictures": pictures,
-        "token_title": token_title,
         "address": _address,
         "link": lambda file: quote(file.relative_to(page.parent).as_posix()),
     }

@@ -3,10 +3,12 @@
 B images (1 here), L blocks, H heads, T tokens of which P stand before the patches, N patches, C classes.
 """
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from vitlab.components.position import encodings_by_prefix
 from vitlab.components.position.additive import Additive
 from vitlab.explain import measures, pictures
 from vitlab.explain.capture import capture
+from vitlab.explain.pictures import Array, Map
 from vitlab.models.vit import ViT
 
 TOP = 5  #: predictions shown
@@ -57,17 +60,31 @@ class Subject:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The files of an explanation, and its data for comparisons."""
+    """What was computed of a model and an image."""
 
     subject: Subject
-    files: tuple[Path, ...]
-    image_HWC: NDArray[np.float64]  #: in [0, 1]
-    rollouts: Mapping[str, NDArray[np.float64]]  #: token to its rolled-out attention over the grid of patches
-    depth: int  #: number of blocks that they are rolled out over
-    predictions: tuple[tuple[str, float], ...]  #: label and probability, best first; empty for an untrained head
-    is_right: bool | None  #: whether the first of them is true; None if that is not known, or each pixel has a class
+    image_HWC: Array  #: in [0, 1]
+    maps: Mapping[str, Map]  #: of tokens, rolled out over all blocks
+    heads: Mapping[str, Array]  #: token to its attention to patches, (L, H, rows, columns)
+    distance_LH: Array
+    farthest: float  #: the largest distance between patches
+    norms: Sequence[measures.Norms]  #: by depth
+    similarity_YXYX: Array | None  #: of positions; None if none are added to tokens
+    predictions: Table | None  #: every class, best first; None for an untrained head
     labels: tuple[str, ...]  #: names of the classes; empty if they are numbers
     predicted_HW: NDArray[np.int64] | None  #: class of every pixel; None unless the model segments
+    files: tuple[Path, ...] = ()  #: that :func:`draw` has written
+
+    @property
+    def top(self) -> list[tuple[str, float]]:
+        """The most probable classes, best first; empty for an untrained head."""
+        table = self.predictions
+        return [] if table is None else list(zip(table["label"], table["probability"], strict=True))[:TOP]
+
+    @property
+    def is_right(self) -> bool | None:
+        """Whether the first prediction is true; None if that is not known, or each pixel has a class."""
+        return self.predictions["true"][0] if self.predictions and "true" in self.predictions else None
 
     @property
     def answer(self) -> tuple[str, float | None]:
@@ -75,7 +92,7 @@ class Explanation:
         if self.predicted_HW is not None:
             share = pictures.share_right(self.predicted_HW, self.subject.label_HW)
             return "a class for each pixel" if share is None else f"{pictures.percent(share)} of the pixels right", None
-        return self.predictions[0] if self.predictions else ("", None)
+        return self.top[0] if self.top else ("", None)
 
     @property
     def sentence(self) -> str:
@@ -89,67 +106,95 @@ def explain(
     x_BCHW: Tensor,
     image_HWC: Tensor,
     labels: tuple[str, ...],
-    out: Path,
     subject: Subject,
     *,
     head: Head = "trained",
 ) -> Explanation:
-    """Write pictures (PNG) and numbers (CSV) about one image into ``out``.
+    """Compute everything that is drawn of a model and an image.
 
     Args:
         model: a trained ViT.
         x_BCHW: the image as the model reads it, B = 1.
         image_HWC: the same image for display, in [0, 1].
         labels: names of the classes; numbers if empty.
-        out: a folder; created if it does not exist.
         subject: written under every picture.
         head: ``untrained`` if the model's head was not trained; its predictions are then not shown.
+
+    Raises:
+        UserError: if the attention of the model has no maps.
     """
     captured = capture(model, x_BCHW)
-    geometry, logits_BC = captured.geometry, captured.logits_by_head[""]
+    geometry, logits_BC, reads = captured.geometry, captured.logits_by_head[""], model.head.reads
+    by_block = [measures.to_patches(maps_BHTT[0].double(), geometry, reads) for maps_BHTT in captured.maps_LBHTT]
+    rolled = measures.to_patches(measures.rollout(captured.maps_LBHTT), geometry, reads)
+    maps = {
+        token: Map(f"attention rollout, {token_title(token)}", map_BYX[0].numpy(), float(map_BYX.max()))
+        for token, map_BYX in rolled.items()
+    }
+    table = None if head == "untrained" else _prediction_table(logits_BC, labels, subject.class_name, head)
+    return Explanation(
+        subject,
+        image_HWC.double().numpy(),
+        maps,
+        {token: np.stack([of_block[token].numpy() for of_block in by_block]) for token in by_block[0]},
+        torch.stack([measures.attention_distance(each, geometry)[0] for each in captured.maps_LBHTT]).numpy(),
+        float(measures.patch_distances(geometry).max()),
+        [measures.token_norms(tokens_BTD, geometry) for tokens_BTD in captured.tokens_LBTD],
+        _position_similarity(model),
+        table,
+        labels,
+        logits_BC[0].argmax(0).numpy() if head == "trained" and logits_BC.ndim == 4 else None,
+    )
+
+
+class Scales(NamedTuple):
+    """The largest shares of attention, which have the brightest colour; None for the largest share of each map."""
+
+    rollout: float | None = None
+    heads: float | None = None
+
+
+OWN = Scales()
+
+
+def common_scales(explanations: Iterable[Explanation]) -> Scales:
+    """Return one scale for the maps of all blocks, and one for the maps of heads."""
+    rollouts, heads = list[float](), list[float]()
+    for explanation in explanations:
+        rollouts += [each.top for each in explanation.maps.values()]
+        heads += [float(maps_LHYX.max()) for maps_LHYX in explanation.heads.values()]
+    return Scales(max(rollouts), max(heads))
+
+
+def draw(explanation: Explanation, out: Path, scales: Scales = OWN) -> Explanation:
+    """Write pictures (PNG) and numbers (CSV) into a folder, and return the explanation with its files and scales."""
+    subject, image = explanation.subject, explanation.image_HWC
+    maps = {token: each._replace(top=scales.rollout or each.top) for token, each in explanation.maps.items()}
     figures: dict[str, Figure] = {}
     tables: dict[str, Table] = {}
-    top: tuple[tuple[str, float], ...] = ()
-    is_right: bool | None = None
-    if head != "untrained":
-        table = tables["predictions"] = _prediction_table(logits_BC, labels, subject.class_name, head)
-        top = tuple(zip(table["label"], table["probability"], strict=True))[:TOP]
-        is_right = table["true"][0] if "true" in table else None
-    image = image_HWC.double().numpy()
-
-    rollouts: dict[str, NDArray[np.float64]] = {}
-    rolled_BTT = measures.rollout(captured.maps_LBHTT)
-    reads = model.head.reads
-    by_block = [measures.to_patches(maps_BHTT[0].double(), geometry, reads) for maps_BHTT in captured.maps_LBHTT]
-    for token, map_BYX in measures.to_patches(rolled_BTT, geometry, reads).items():
-        heat_YX = rollouts[token] = map_BYX[0].numpy()
-        figures[f"rollout_{token}"] = pictures.attention_overlay(
-            image, heat_YX, title=f"attention rollout, {token_title(token)}", predictions=top, truth=subject.class_name
-        )
-        tables[f"rollout_{token}"] = _grid_table(heat_YX)
-        figures[f"heads_{token}"] = pictures.head_maps(
-            [maps[token].numpy() for maps in by_block], query=token_title(token)
-        )
-
-    distance_LH = torch.stack([measures.attention_distance(maps, geometry)[0] for maps in captured.maps_LBHTT])
-    largest = float(measures.patch_distances(geometry).max())
-    figures["distance"] = pictures.distances(distance_LH.numpy(), largest=largest)
+    for token, each in maps.items():
+        name = f"rollout_{token}"
+        figures[name] = pictures.one_map(image, each, predictions=explanation.top, truth=subject.class_name)
+        tables[name] = _grid_table(each.heat_YX)
+    for token, maps_LHYX in explanation.heads.items():
+        figures[f"heads_{token}"] = pictures.head_maps(maps_LHYX, scales.heads, query=token_title(token))
+    distance_LH = explanation.distance_LH
+    figures["distance"] = pictures.distances(distance_LH, largest=explanation.farthest)
     blocks, heads = np.indices(distance_LH.shape).reshape(2, -1) + 1
-    tables["distance"] = {"block": blocks, "head": heads, "distance_px": distance_LH.flatten().numpy()}
-
-    norms = [measures.token_norms(tokens_BTD, geometry) for tokens_BTD in captured.tokens_LBTD]
-    by_name = dict(zip(measures.Norms._fields, zip(*norms, strict=True), strict=True))
-    tables["norms"] = {"depth": range(len(norms)), **by_name}
+    tables["distance"] = {"block": blocks, "head": heads, "distance_px": distance_LH.flatten()}
+    by_name = dict(zip(measures.Norms._fields, zip(*explanation.norms, strict=True), strict=True))
+    tables["norms"] = {"depth": range(len(explanation.norms)), **by_name}
     figures["norms"] = pictures.norms(np.array(by_name["ratio"]))
-    _add_positions(model, figures, tables)
-    predicted_HW = None
-    if head == "trained" and logits_BC.ndim == 4:
-        predicted_HW = logits_BC[0].argmax(0).numpy()
-        figures["labels"] = pictures.label_maps(image, {"prediction": predicted_HW}, labels, subject.label_HW)
+    if (similarity := explanation.similarity_YXYX) is not None:
+        figures["positions"] = pictures.position_grids(similarity)
+        tables["positions"] = _grid_table(similarity.reshape(-1, similarity.shape[2] * similarity.shape[3]))
+    if explanation.predictions is not None:
+        tables["predictions"] = explanation.predictions
+    if (predicted_HW := explanation.predicted_HW) is not None:
+        predicted = {"prediction": predicted_HW}
+        figures["labels"] = pictures.label_maps(image, predicted, explanation.labels, subject.label_HW)
         tables["labels"] = _grid_table(predicted_HW)
-    files = _write_files(out, figures, tables, str(subject))
-    depth = len(captured.maps_LBHTT)
-    return Explanation(subject, tuple(files), image, rollouts, depth, top, is_right, labels, predicted_HW)
+    return replace(explanation, maps=maps, files=tuple(_write_files(out, figures, tables, str(subject))))
 
 
 def compare(explanations: Mapping[str, Explanation], study: str, out: Path) -> list[Path]:
@@ -167,16 +212,14 @@ def compare(explanations: Mapping[str, Explanation], study: str, out: Path) -> l
     """
     first = next(iter(explanations.values()))
     figures: dict[str, Figure] = {}
-    for token in dict.fromkeys(token for explanation in explanations.values() for token in explanation.rollouts):
+    for token in dict.fromkeys(token for explanation in explanations.values() for token in explanation.maps):
         models = {
-            name: pictures.Panel(each.image_HWC, each.rollouts[token], each.sentence, each.is_right is False)
+            name: pictures.Panel(each.image_HWC, each.maps[token], each.sentence, each.is_right is False)
             for name, each in explanations.items()
-            if token in each.rollouts
+            if token in each.maps
         }
         if len(models) > 1:
-            figures[f"side_by_side_{token}"] = pictures.side_by_side(
-                models, title=f"attention rollout, {token_title(token)}", truth=first.subject.class_name
-            )
+            figures[f"side_by_side_{token}"] = pictures.side_by_side(models, truth=first.subject.class_name)
     predicted = {name: each.predicted_HW for name, each in explanations.items() if each.predicted_HW is not None}
     if len(predicted) > 1:
         segmenting = next(each for each in explanations.values() if each.predicted_HW is not None)
@@ -190,16 +233,16 @@ def token_title(name: str) -> str:
     return "mean over patches" if name == "mean" else f"{name} token"
 
 
-def _add_positions(model: ViT, figures: dict[str, Figure], tables: dict[str, Table]) -> None:
-    """Add the figure and the table of positions, if the model has some that are added to the tokens."""
+def _position_similarity(model: ViT) -> Array | None:
+    """Return the similarity of the positions that are added to the tokens; None if there are none."""
     geometry = model.geometry
     rows = [part.rows(0) for part in encodings_by_prefix(model.position).values() if isinstance(part, Additive)]
-    if rows:
-        rows_ND = torch.stack([rows_TD[-geometry.patches :] for rows_TD in rows]).sum(0)
-        step = -(-max(geometry.grid) // GRIDS)  # a grid of 32 by 32 would have a thousand pictures
-        similarity = measures.position_similarity(rows_ND, geometry)[::step, ::step]
-        figures["positions"] = pictures.position_grids(similarity.numpy())
-        tables["positions"] = _grid_table(similarity.flatten(2).flatten(0, 1).numpy())
+    if not rows:
+        return None
+    rows_ND = torch.stack([rows_TD[-geometry.patches :] for rows_TD in rows]).sum(0)
+    step = -(-max(geometry.grid) // GRIDS)  # a grid of 32 by 32 would have a thousand pictures
+    similarity: Array = measures.position_similarity(rows_ND, geometry)[::step, ::step].numpy()
+    return similarity
 
 
 def _prediction_table(logits_BC: Tensor, labels: tuple[str, ...], truth: str | None, head: Head) -> Table:

@@ -34,6 +34,14 @@ TRUE, PREDICTED = SERIES[2], SERIES[0]  #: colours of the true class and of othe
 COLUMNS = 5  #: at most, of pictures in a row of a comparison
 
 
+class Map(NamedTuple):
+    """Attention over the grid of patches."""
+
+    title: str
+    heat_YX: Array  #: shares of the attention
+    top: float  #: the share that has the brightest colour
+
+
 def to_picture(image_HWC: Array) -> Image.Image:
     """Return an image in [0, 1] as an RGB picture of at most ``SIDE`` pixels a side; small pixels become squares.
 
@@ -48,20 +56,20 @@ def to_picture(image_HWC: Array) -> Image.Image:
     return picture
 
 
-def to_map(heat_YX: Array, size: tuple[int, int], how: Image.Resampling = Image.Resampling.NEAREST) -> Image.Image:
-    """Return values over a grid as an RGB picture of a width and a height, in colours from 0 to the largest value."""
-    share_YX = (heat_YX / max(float(heat_YX.max()), 1e-12)).astype(np.float32)
+def to_map(one: Map, size: tuple[int, int], how: Image.Resampling = Image.Resampling.NEAREST) -> Image.Image:
+    """Return a map as an RGB picture of a width and a height."""
+    share_YX = (one.heat_YX / max(one.top, 1e-12)).astype(np.float32)
     share_HW = np.asarray(Image.fromarray(share_YX).resize(size, how))
     return Image.fromarray(np.ascontiguousarray(colormaps[HEAT](share_HW, bytes=True)[..., :3]))
 
 
-def overlay(image_HWC: Array, heat_YX: Array) -> Image.Image:
+def overlay(image_HWC: Array, one: Map) -> Image.Image:
     """Return :func:`to_picture` below :func:`to_map`, which is interpolated bilinearly and has ``OPACITY``.
 
     Every value stands in the centre of its patch.
     """
     picture = to_picture(image_HWC)
-    return Image.blend(picture, to_map(heat_YX, picture.size, Image.Resampling.BILINEAR), OPACITY)
+    return Image.blend(picture, to_map(one, picture.size, Image.Resampling.BILINEAR), OPACITY)
 
 
 def share_right(predicted_HW: Labels, truth_HW: Labels | None) -> float | None:
@@ -71,15 +79,12 @@ def share_right(predicted_HW: Labels, truth_HW: Labels | None) -> float | None:
     return float((predicted_HW == truth_HW)[truth_HW != IGNORED].mean())
 
 
-def attention_overlay(
-    image_HWC: Array, heat_YX: Array, *, title: str, predictions: Sequence[tuple[str, float]], truth: str | None
-) -> Figure:
-    """Draw the image, the map of attention, the map over the image, and the top predictions.
+def one_map(image_HWC: Array, one: Map, *, predictions: Sequence[tuple[str, float]], truth: str | None) -> Figure:
+    """Draw the image, a map, the map over the image, and the top predictions.
 
     Args:
         image_HWC: in [0, 1], see :func:`to_picture`.
-        heat_YX: over the grid of patches, as shares of the attention; drawn from 0 to its largest value.
-        title: of the map.
+        one: the map.
         predictions: label and probability, best first; none are drawn if it is empty.
         truth: the true label, marked among the predictions; None where it is not known.
     """
@@ -87,10 +92,11 @@ def attention_overlay(
     figure = _new_figure(11.5 * sum(widths) / 3.9, 3.3)
     axes = figure.subplots(1, len(widths), width_ratios=widths)
     picture = to_picture(image_HWC)
-    shown = {"image": picture, title: to_map(heat_YX, picture.size), "map over the image": overlay(image_HWC, heat_YX)}
+    over = overlay(image_HWC, one)
+    shown = {"image": picture, one.title: to_map(one, picture.size), "map over the image": over}
     for axis, (name, each) in zip(axes, shown.items(), strict=False):
         _show_picture(axis, each, name)
-    _add_scale(figure, axes[1], float(heat_YX.max()), "share of the attention")
+    _add_scale(figure, axes[1], one.top)
     for bars in axes[3:]:
         _draw_predictions(bars, predictions, truth)
     return figure
@@ -111,28 +117,29 @@ class Panel(NamedTuple):
     """A model in a figure of several."""
 
     image_HWC: Array  #: in [0, 1], as the model reads it
-    heat_YX: Array  #: over the grid of patches, as shares of the attention
+    map: Map
     answer: str  #: its prediction; empty if it has none
     is_wrong: bool  #: whether the prediction is known to be wrong, which is drawn in red
 
 
-def side_by_side(models: Mapping[str, Panel], *, title: str, truth: str | None) -> Figure:
+def side_by_side(models: Mapping[str, Panel], *, truth: str | None) -> Figure:
     """Draw the image, and beside it the map of each model over it, with the model's name and its prediction.
 
     Args:
-        models: name to panel; each map is drawn from 0 to its own largest value, which is written below it.
-        title: of the figure.
+        models: name to panel; the largest share of each map is written below it.
         truth: the true label; None where it is not known.
     """
     figure, (first, *others) = _panels(len(models) + 1)
-    picture = to_picture(next(iter(models.values())).image_HWC)
+    shown = next(iter(models.values()))
+    picture = to_picture(shown.image_HWC)
     _show_picture(first, picture, "image" if truth is None else f"image: {truth}")
     for axis, (name, panel) in zip(others, models.items(), strict=True):
-        _show_picture(axis, overlay(panel.image_HWC, panel.heat_YX), name)
-        lines = [panel.answer, f"largest share {percent(panel.heat_YX.max())}"]
+        _show_picture(axis, overlay(panel.image_HWC, panel.map), name)
+        lines = [panel.answer, f"largest share {percent(panel.map.heat_YX.max())}"]
         axis.set_xlabel("\n".join(filter(None, lines)), fontsize=8, color=ALARM if panel.is_wrong else INK)
-    _add_scale(figure, [first, *others], 1, "attention relative to its maximum")
-    figure.suptitle(title, fontsize=10)
+    if len({panel.map.top for panel in models.values()}) == 1:
+        _add_scale(figure, [first, *others], shown.map.top)
+    figure.suptitle(shown.map.title, fontsize=10)
     return figure
 
 
@@ -178,16 +185,22 @@ def add_caption(figure: Figure, text: str) -> None:
     figure.supxlabel("\n".join(textwrap.wrap(text, width)), fontsize=7, color=GREY)
 
 
-def head_maps(maps_LHYX: Sequence[Array], *, query: str) -> Figure:
-    """Draw the attention of a query, a row for each block and a column for each head; each map on its own scale."""
-    figure, axes = _tiles(len(maps_LHYX), len(maps_LHYX[0]), 1.2, 1.25)
+def head_maps(maps_LHYX: Array, top: float | None, *, query: str) -> Figure:
+    """Draw the attention of a query, a row for each block and a column for each head.
+
+    The brightest colour is the share ``top``, or, if it is None, the largest one of each map.
+    """
+    figure, axes = _tiles(len(maps_LHYX), maps_LHYX.shape[1], 1.2, 1.25)
     for (block, head), axis in np.ndenumerate(axes):
-        axis.imshow(maps_LHYX[block][head], cmap=HEAT)
+        axis.imshow(maps_LHYX[block, head], cmap=HEAT, vmin=0, vmax=top)
     for head, axis in enumerate(axes[0]):
         axis.set_title(f"head {head + 1}", fontsize=8)
     for block, axis in enumerate(axes[:, 0]):
         axis.set_ylabel(f"block {block + 1}", fontsize=8)
-    figure.suptitle(f"attention of the {query}, each map on its own scale", fontsize=10, wrap=True)
+    own = ", each map on its own scale"
+    figure.suptitle(f"attention of the {query}{own if top is None else ''}", fontsize=10, wrap=True)
+    if top is not None:
+        _add_scale(figure, axes, top)
     return figure
 
 
@@ -254,7 +267,8 @@ def _show_picture(axis: Any, picture: Image.Image, title: str) -> None:
     axis.set_title("\n".join(textwrap.wrap(title, 28)), fontsize=9)
 
 
-def _add_scale(figure: Figure, axes: Any, largest: float, label: str) -> None:
+def _add_scale(figure: Figure, axes: Any, top: float) -> None:
     """Add the scale of the colours of maps, from 0 to a share, beside some axes."""
-    colours = ScalarMappable(Normalize(0, largest), HEAT)
-    figure.colorbar(colours, ax=axes, shrink=0.7, label=label, format=PercentFormatter(1, symbol=" %"))
+    colours = ScalarMappable(Normalize(0, top), HEAT)
+    bar = figure.colorbar(colours, ax=axes, shrink=0.7, format=PercentFormatter(1, symbol=" %"))
+    bar.set_label("share of the attention", fontsize=8)

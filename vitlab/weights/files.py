@@ -122,7 +122,7 @@ def write_file(file: Path, tensors: State, header: Mapping[str, str] = {}) -> No
         buffer = io.BytesIO()
         if container == "torch":
             torch.save(own, buffer)
-        else:  # numpy has no bfloat16
+        else:
             wide = {torch.bfloat16: torch.float32}  # numpy has no bfloat16
             arrays: dict[str, Any] = {name: value.to(wide.get(value.dtype)).numpy() for name, value in own.items()}
             np.savez(buffer, **arrays)

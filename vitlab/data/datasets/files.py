@@ -14,8 +14,7 @@ import os
 import sys
 import time
 import zlib
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +66,7 @@ def clean_cache(folder: Path) -> None:
                 file.unlink()
 
 
-def find(folders: Iterable[Path], names: Sequence[str]) -> dict[str, Path] | None:
+def find(folders: Iterable[Path], names: Collection[str]) -> dict[str, Path] | None:
     """Return the paths of all names in the first folder that has them, gzipped or not; None if no folder has all."""
     for folder in folders:
         candidates = [(name, folder / f"{name}{suffix}") for suffix in (".gz", "") for name in names]
@@ -179,25 +178,22 @@ class Published(Dataset):
     torchvision_name: ClassVar[str]
     torchvision_options: ClassVar[Mapping[str, str]] = {}
     layouts: ClassVar[tuple[str, ...]]  #: folders below the root that may hold the data
+    required: ClassVar[Collection[str]]  #: names of the files, unpacked
 
     root: Annotated[str | None, Unhashed()] = None
     download: Annotated[Download, Unhashed()] = "never"
 
-    @abstractmethod
-    def _names(self) -> list[str]:
-        """Return the names of the required files."""
-
     def _find(self) -> dict[str, Path] | None:
         """Return the paths of the required files in the first folder that has all; None if there is none."""
         folders = (base / layout for base in roots(self.root) for layout in (".", *self.layouts))
-        return find(folders, self._names())
+        return find(folders, self.required)
 
     def missing(self) -> str | None:
         if self.download == "missing" or self._find() is not None:
             return None
         return (
             f"{self.name} is not here: looked in {', '.join(map(str, roots(self.root)))} (there directly, or in "
-            f"{', '.join(self.layouts)}) for {', '.join(self._names())}. Give the folder that has them as 'root', or "
+            f"{', '.join(self.layouts)}) for {', '.join(self.required)}. Give the folder that has them as 'root', or "
             "allow fetching them with 'download: missing'."
         )
 
@@ -214,7 +210,7 @@ class Published(Dataset):
             with FileLock(folder / f".{self.name}.lock"):  # a second process finds what the first one downloaded
                 source(str(folder), download=True, **self.torchvision_options)
             if (paths := self._find()) is None:
-                raise RuntimeError(f"the download does not contain {', '.join(self._names())}")
+                raise RuntimeError(f"the download does not contain {', '.join(self.required)}")
         except (OSError, RuntimeError) as error:  # what torchvision raises for networks, disks and wrong checksums
             reason = " ".join(str(error).split()).rstrip(".")
             raise DataError(
@@ -228,20 +224,17 @@ class Checksummed(Published):
     """Base of published data sets of a few files with known checksums, and of 10,000 test images."""
 
     labels: ClassVar[tuple[str, ...]]
-    published: ClassVar[Mapping[str, str]]  #: MD5 of each unpacked file, by name
-
-    def _names(self) -> list[str]:
-        return list(self.published)
+    required: ClassVar[Mapping[str, str]]  #: with the published MD5 of each
 
     def _info(self, image: Pair, channels: int) -> DataInfo:
         """Return the facts of the data set, with the checksums of its files, or the published ones."""
         paths = self._find()
-        checksums = self.published if paths is None else {name: checksum(path) for name, path in paths.items()}
+        checksums = self.required if paths is None else {name: checksum(path) for name, path in paths.items()}
         return DataInfo(
             image=image,
             channels=channels,
             classes=len(self.labels),
             identity=identity(self.name, checksums),
             labels=self.labels,
-            test_images=10_000 if checksums == self.published else None,
+            test_images=10_000 if checksums == self.required else None,
         )

@@ -79,9 +79,6 @@ class MaskedPictures(Published):
             y_HW.copy_(_map_labels(level_HW, item))
         return Images(x_NCHW, y_NHW)
 
-    def _names(self) -> list[str]:
-        return list(self.lists.values())
-
     def _read_items(self, paths: Mapping[str, Path], split: Split) -> list[Item]:
         name = self.lists[split]
         file, items = paths[name], []
@@ -129,6 +126,7 @@ class VOCSegmentation(MaskedPictures):
     torchvision_options: ClassVar = {"year": "2012", "image_set": "train"}
     layouts = ("VOCdevkit/VOC2012", "VOC2012")
     lists: ClassVar = {"train": "ImageSets/Segmentation/train.txt", "test": "ImageSets/Segmentation/val.txt"}
+    required = lists.values()
     meaning: ClassVar = {**{label: label for label in range(21)}, VOID: VOID}
 
     def labels(self) -> tuple[str, ...]:
@@ -162,6 +160,7 @@ class Pets(MaskedPictures):
     torchvision_options: ClassVar = {"target_types": "segmentation"}
     layouts = ("oxford-iiit-pet",)
     lists: ClassVar = {"train": "annotations/trainval.txt", "test": "annotations/test.txt"}
+    required = lists.values()
 
     target: Literal["pet", "species"] = "pet"
     border: Literal["ignored", "pet", "class"] = "ignored"
