@@ -12,6 +12,7 @@ import torch
 import yaml
 
 import vitlab
+from vitlab.components.attention import Attention
 from vitlab.components.attention.softmax import SDPA
 from vitlab.data.pixels import IGNORED
 from vitlab.data.torchvision_import import torchvision
@@ -202,12 +203,9 @@ def test_captured_maps_include_bias_and_rotation(position: str, attention: str) 
 
 
 def test_attention_without_maps_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(*arguments: Any) -> Any:
-        raise NotImplementedError
-
     built = tiny(attention="sdpa")
-    monkeypatch.setattr(SDPA, "maps", none)
-    with pytest.raises(UserError, match="attention 'SDPA' has no attention maps to explain"):
+    monkeypatch.setattr(SDPA, "maps", Attention.maps)
+    with pytest.raises(UserError, match="no attention maps to explain: SDPA has no attention weights"):
         capture(built, torch.zeros(1, 3, 8, 12))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in built.modules())
 

@@ -114,7 +114,7 @@ def test_configured_share_replaces_default_split() -> None:
 
 def test_subsets_of_one_official_split_share_their_copy_on_a_device() -> None:
     x_NCHW = torch.zeros(6, 1, 2, 2, dtype=torch.uint8)
-    whole = Subset.of(x_NCHW, torch.arange(6), torch.arange(6))
+    whole = Subset(x_NCHW, *[torch.arange(6)] * 3)
     train, val = (whole.select(torch.tensor(rows)).to(torch.device("meta")) for rows in ([0, 2, 4], [1, 3]))
     assert train.pixels_MCHW.device.type == "meta" and val.pixels_MCHW is train.pixels_MCHW
     assert train.y_N.tolist() == [0, 2, 4] and train.at(slice(1, 3)).shape == (2, 1, 2, 2)

@@ -56,7 +56,8 @@ TEST = "test:"
     "--scale",
     type=click.Choice(["shared", "own"]),
     default="shared",
-    help="Colours of maps: one scale for all models and images, or one for each map.",
+    help="Scale of the colours: one for the maps of all models and images, or an own one for each map.",
+    show_default=True,
 )
 @plugin_option
 @out_option

@@ -229,7 +229,11 @@ def snow(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
     flakes_B1HW = (flakes_B1HW.masked_fill(flakes_B1HW < threshold, 0).clamp(0, 1) * 255).floor() / 255
     flakes_B1HW = blur_along(flakes_B1HW, radius, sigma, draws.uniform(1, 1, -135, -45)[:, 0])
     flakes_B1HW = (flakes_B1HW * 255).round() / 255
-    bright_BCHW = torch.maximum(x_BCHW, _grey(x_BCHW) * 1.5 + 0.5)
+    grey_B1HW = x_BCHW
+    if x_BCHW.shape[1] == 3:
+        red, green, blue = torch.split(x_BCHW, 1, 1)
+        grey_B1HW = LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
+    bright_BCHW = torch.maximum(x_BCHW, grey_B1HW * 1.5 + 0.5)
     return share * x_BCHW + (1 - share) * bright_BCHW + flakes_B1HW + flakes_B1HW.flip(2, 3)
 
 
@@ -310,13 +314,6 @@ KINDS: Mapping[str, Callable[[Tensor, Parameters, Draws], Tensor]] = {
 
 
 # -- parts of corruptions ----------------------------------------------------------------------------------------------
-
-
-def _grey(x_BCHW: Tensor) -> Tensor:
-    if x_BCHW.shape[1] == 1:
-        return x_BCHW
-    red, green, blue = torch.split(x_BCHW, 1, 1)
-    return LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
 
 
 @cache

@@ -38,11 +38,6 @@ class Subset:
     y_N: Tensor  #: int64; uint8 (N, H, W) for segmentation, uint8 (N, K) for images of several classes
     id_N: Tensor  #: int64, position in the official split, by which draws are keyed in any split or fraction
 
-    @classmethod
-    def of(cls, x_NCHW: Tensor | StoredImages, y_N: Tensor, id_N: Tensor) -> Subset:
-        """Return a subset of all given images."""
-        return cls(x_NCHW, torch.arange(len(y_N), device=y_N.device), y_N, id_N)
-
     def __len__(self) -> int:
         return len(self.y_N)
 
@@ -129,7 +124,7 @@ def apply_options(images: Images, options: Mapping[str, Any]) -> Subset:
     if options["size"]:
         x_NCHW = resize(x_NCHW, options["size"])
         y_N = resize_masks(y_N, options["size"]) if y_N.ndim == 3 else y_N
-    return Subset.of(x_NCHW, y_N, id_N)
+    return Subset(x_NCHW, torch.arange(len(y_N)), y_N, id_N)
 
 
 def select_images(images: StoredImages, classes: Sequence[int] | None) -> Subset:
@@ -166,9 +161,11 @@ def test_sets(
         for severity in corrupted.severities:
             name = f"corrupted/{kind}/{severity}"
             pictures = dataset.corrupted(kind, severity)
-            subset = _limit(
-                test if pictures is None else _build_stored(pictures, info, classes, name), corrupted.images
-            )
+            subset = test if pictures is None else _build_stored(pictures, info, classes, name)
+            if corrupted.images is not None:  # a smaller number selects a part of a larger one's
+                # Not stratified: the share of classes is the test split's on average.
+                one_class_N, key = torch.zeros_like(subset.id_N), noise.key(0, "corruption", "images")
+                subset = subset.select(draws.at_most(one_class_N, subset.id_N, corrupted.images, key))
             at = _corrupted_images(subset, kind, severity, cache) if pictures is None else subset.at
             sets[name] = TestSet("mce", kind, subset.y_N, subset.id_N, at)
     for name, pictures in dataset.shifted_sets().items():
@@ -217,11 +214,3 @@ def _build_stored(pictures: Pictures, info: DataInfo, classes: Sequence[int] | N
     if not len(subset):
         raise DataError(f"{what}: there are no pictures of the classes of the training images; add some, or remove it")
     return subset
-
-
-def _limit(subset: Subset, count: int | None) -> Subset:
-    """Return at most ``count`` images, in their order; a smaller count selects a part of a larger one's."""
-    if count is None or count >= len(subset):
-        return subset
-    one_class_N = torch.zeros_like(subset.id_N)  # not stratified: the share of classes is the test split's on average
-    return subset.select(draws.at_most(one_class_N, subset.id_N, count, noise.key(0, "corruption", "images")))

@@ -67,7 +67,9 @@ def capture(model: ViT, x_BCHW: Tensor) -> Captured:
     try:
         with evaluating(model), torch.no_grad():
             logits_by_head = model.logits_by_head(model(x_BCHW))
-            maps = [[_maps(*call) for call in of_block] for of_block in calls]
+            maps = [[module.maps(*arguments) for module, arguments in of_block] for of_block in calls]
+    except NotImplementedError as error:
+        raise UserError(f"no attention maps to explain: {error}") from None
     finally:
         for hook in hooks:
             hook.remove()
@@ -77,12 +79,3 @@ def capture(model: ViT, x_BCHW: Tensor) -> Captured:
     by_block = [torch.cat(of_block, 1) for of_block in maps]  # several attentions of a block are more heads
     spread = [each if merged is None else merged.spread(each) for each, merged in zip(by_block, received, strict=True)]
     return Captured(tuple(spread), tuple(tokens), logits_by_head, model.geometry)
-
-
-def _maps(module: Attention, arguments: tuple[Any, ...]) -> Tensor:
-    try:
-        return module.maps(*arguments)
-    except NotImplementedError:
-        raise UserError(
-            f"attention '{type(module).__name__}' has no attention maps to explain: it has no method 'maps'"
-        ) from None

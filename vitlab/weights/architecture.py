@@ -29,7 +29,6 @@ from vitlab.spec.choice import Frozen
 
 RELATIVE = "position.relative_position_bias_table"
 """Canonical name of BEiT's relative positions, the tables of all blocks in one tensor."""
-Side = PositiveInt
 Values = tuple[float, ...]
 """One value per channel."""
 
@@ -48,9 +47,9 @@ class Encoding(Frozen):
 class ModelFacts(Frozen):
     """Facts about a model; None for those that are unknown."""
 
-    heads: Side | None = None
-    image: tuple[Side, Side] | None = None  #: pixels, height and width
-    grid: tuple[Side, Side] | None = None  #: patches, rows and columns
+    heads: PositiveInt | None = None
+    image: tuple[PositiveInt, PositiveInt] | None = None  #: pixels, height and width
+    grid: tuple[PositiveInt, PositiveInt] | None = None  #: patches, rows and columns
     prefix_rows: Literal["own", "none"] | None = None  #: whether tokens before the patches have rows of positions
     pool: Literal["cls", "gap", "map", "max", "avgmax", "prr"] | None = None
     norm: Literal["layernorm", "rmsnorm"] | None = None
