@@ -242,7 +242,6 @@ class Dataset(ABC):
     """
 
     validation: ClassVar[float] = 0.1  #: default share of the training split to hold out
-    generated: ClassVar[bool] = False  #: whether images are computed from the options, not read from files
 
     @abstractmethod
     def info(self) -> DataInfo:

@@ -115,7 +115,6 @@ class DigitScenes(Dataset):
     """
 
     validation = 0.2
-    generated = True
 
     image_size: Size = (32, 32)
     train_images: Annotated[int, Field(ge=SHEETS)] = 2000

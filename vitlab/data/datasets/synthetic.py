@@ -29,8 +29,6 @@ class Synthetic(Dataset):
         contrast: share of the pattern in a pixel, the rest is noise; with 0 there is nothing to learn.
     """
 
-    generated = True
-
     image_size: Size = (16, 16)
     num_channels: PositiveInt = 1
     num_classes: Annotated[int, Field(ge=2)] = 10
