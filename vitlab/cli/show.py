@@ -100,26 +100,16 @@ def _print_components(slot: str | None) -> None:
 def _print_weights(pattern: str) -> None:
     from vitlab.weights import named_weights
 
-    rows = [
-        {
-            "name": name,
-            "repository": config.hf_hub_id,
-            "image": config.input_size[-1],
-            "classes": config.num_classes,
-            "license": config.license,
-        }
-        for name, config in named_weights(pattern).items()
-    ]
+    rows = named_weights(pattern)
     if wants_json():
-        print_json(rows)
+        print_json([row._asdict() for row in rows])
         return
     if not rows:
         raise UserError(f"timm has no weights of Vision Transformers called '{pattern}'; PATTERN is a part of a name")
-    width = max(len(row["name"]) for row in rows)
+    width = max(len(row.name) for row in rows)
     for row in rows:
-        classes = f"{row['classes']:,} classes" if row["classes"] else "no head"
-        licence = row["license"] or "licence not stated"
-        click.echo(f"{row['name']:{width}}  {row['image']} pixels  {classes:14}  {licence}")
+        classes = f"{row.classes:,} classes" if row.classes else "no head"
+        click.echo(f"{row.name:{width}}  {row.image} pixels  {classes:14}  {row.license or 'licence not stated'}")
 
 
 def _print_studies() -> None:

@@ -6,7 +6,7 @@ tensors, or must have one value.  Keys in none of the tables are listed in a not
 
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from vitlab.errors import WeightsError, list_some, nearest
 from vitlab.identity.trial import DESCRIPTIONS, NAMES_ON_THE_HUB
@@ -20,11 +20,25 @@ MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva", "be
 """Modules of timm whose models vitlab's ViT may compute."""
 
 
-def named_weights(pattern: str = "") -> dict[str, Any]:
-    """Return timm's own configurations of weights whose names hold a pattern; ``*`` and ``?`` stand for others."""
+class Named(NamedTuple):
+    """Weights that timm knows by a name."""
+
+    name: str
+    repository: str | None  #: on the hub; None if timm takes them from elsewhere
+    image: int  #: pixels per side
+    classes: int  #: 0 for weights without a head
+    license: str | None
+
+
+def named_weights(pattern: str = "") -> list[Named]:
+    """Return the weights in timm's own tables whose names hold a pattern, in which ``*`` and ``?`` stand for others."""
     timm = import_timm()
     names = timm.list_models(f"*{pattern}*", module=MODULES, pretrained=True)
-    return {name: timm.get_pretrained_cfg(name) for name in names}
+    configs = {name: timm.get_pretrained_cfg(name) for name in names}
+    return [
+        Named(name, config.hf_hub_id, config.input_size[-1], config.num_classes, config.license)
+        for name, config in configs.items()
+    ]
 
 
 def repository_of(name: str) -> str:
