@@ -222,9 +222,8 @@ def compare(explanations: Mapping[str, Explanation], study: str, out: Path) -> l
             figures[f"side_by_side_{token}"] = pictures.side_by_side(models, truth=first.subject.class_name)
     predicted = {name: each.predicted_HW for name, each in explanations.items() if each.predicted_HW is not None}
     if len(predicted) > 1:
-        segmenting = next(each for each in explanations.values() if each.predicted_HW is not None)
-        image_HWC, labels, truth_HW = segmenting.image_HWC, segmenting.labels, segmenting.subject.label_HW
-        figures["side_by_side_labels"] = pictures.label_maps(image_HWC, predicted, labels, truth_HW)
+        truth_HW = first.subject.label_HW
+        figures["side_by_side_labels"] = pictures.label_maps(first.image_HWC, predicted, first.labels, truth_HW)
     return _write_files(out, figures, {}, str(replace(first.subject, model=f"study {study}")))
 
 
