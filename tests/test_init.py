@@ -13,9 +13,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from vitlab.components.attention.softmax import SOFTMAX
-from vitlab.components.init import Init
 from vitlab.data.torchvision_import import torchvision
-from vitlab.errors import VitlabError
 from vitlab.geometry import DataInfo
 from vitlab.models import ViT, model
 from vitlab.registry import list_entries, slot
@@ -265,14 +263,3 @@ def test_residual_by_depth_equals_fix_init_of_timm() -> None:
     ours = canonical(built(init={"type": "timm", "residual": "by_depth"}))
     for name, value in theirs.state_dict().items():
         torch.testing.assert_close(ours[name], value, atol=1e-7, rtol=0)
-
-
-def test_scheme_of_former_contract_is_refused() -> None:
-    class Former(Init):
-        """Orthogonal matrices."""
-
-        def linear(self, x: Any, name: str, g: Any) -> None:
-            """Draw."""
-
-    with pytest.raises(VitlabError, match="linear: nothing calls this; override fill"):
-        slot("init").register("former")(Former)

@@ -89,15 +89,7 @@ class Init:
                 nn.init.zeros_(x)
 
 
-def _declaration_fault(scheme: type[Init]) -> str | None:
-    """Return the sentence for a scheme with methods of the former contract, which would draw as its base does."""
-    former = [name for name in ("linear", "linear_bias", "conv", "conv_bias", "token") if hasattr(scheme, name)]
-    return (
-        f"{', '.join(former)}: nothing calls this; override fill, which gets the kind of parameter" if former else None
-    )
-
-
-init = Slot("init", Init, fault=_declaration_fault)
+init = Slot("init", Init)
 
 
 @init.register("timm")

@@ -25,12 +25,12 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
-import safetensors.torch
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.errors import UserError
@@ -150,24 +150,15 @@ class ProcessGroup(SingleProcess):
 
     def gather(self, own: ByBatch) -> ByBatch:
         """Return the tensors of all ranks; each holds all of them in memory, several times for a moment."""
-        copies = {
-            f"{self.rank + place * self.count:09}/{name}": tensor.to("cpu", copy=True).contiguous()
-            for name, tensors in own.items()
-            for place, tensor in enumerate(tensors)
-        }
-        # As bytes that say names, shapes and dtypes, which a rank without batches does not know.
-        sent = torch.frombuffer(bytearray(safetensors.torch.save(copies)), dtype=torch.uint8)
-        sizes = self._all_gather(torch.tensor([len(sent)]))
-        padded = F.pad(sent, (0, int(max(sizes)) - len(sent)))
-        received = {
-            key: tensor
-            for data, size in zip(self._all_gather(padded), sizes, strict=True)
-            for key, tensor in safetensors.torch.load(data[:size].numpy().tobytes()).items()
-        }
-        everything: dict[str, list[Tensor]] = {name: [] for name in own}
-        for key in sorted(received):  # by batch
-            everything.setdefault(key.partition("/")[2], []).append(received[key])
-        return everything
+        # Copies, since a view would be sent with all that it is a view of.
+        copies = {name: [tensor.to("cpu", copy=True) for tensor in tensors] for name, tensors in own.items()}
+        received: list[Any] = [None] * self.count
+        with _detect_dead_peers():
+            dist.all_gather_object(received, copies)
+        # The batches of an evaluation are dealt to the ranks in turns; a rank without one does not know the names.
+        names = dict.fromkeys(name for each in received for name in each)
+        rounds = {name: zip_longest(*(each.get(name, []) for each in received)) for name in names}
+        return {name: [one for turn in turns for one in turn if one is not None] for name, turns in rounds.items()}
 
     def share_stop(self, stop: Callable[[], bool]) -> Callable[[], bool]:
         """Return a function that is true on every rank if ``stop`` is true on one."""
