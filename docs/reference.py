@@ -30,8 +30,11 @@ from vitlab.training.artifacts import Transform
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "pages" / "reference"
 
-CAPABILITIES = ("needs_bias", "needs_rotation", "takes_bias", "takes_rotation", "vmap_safe", "goal")
+CAPABILITIES = ("takes_bias", "takes_rotation", "vmap_safe", "goal")
 """Class variables that say what a component can be combined with, and whether more of a metric is better."""
+
+HOOKS = ("add", "rotation", "bias", "mix")
+"""Methods of a position encoding, of which it overrides some; the attention must apply a rotation and a bias."""
 
 
 # -- pages ------------------------------------------------------------------------------------------------------------
@@ -130,6 +133,8 @@ def _slot(name: str) -> Iterator[str]:
         marks = [(mark, getattr(component, mark, None)) for mark in CAPABILITIES]
         if properties := [f"`{mark} = {value}`" for mark, value in marks if isinstance(value, bool | str)]:
             yield f"Properties: {', '.join(properties)}.\n"
+        if name == "position" and (hooks := [f"`{hook}`" for hook in HOOKS if component.overrides(hook)]):
+            yield f"Hooks: {', '.join(hooks)}.\n"
         yield f"Class `{entry.target.replace(':', '.')}`.\n"
     if component_slot.shared:
         yield f"## Options of every {name}\n"

@@ -150,8 +150,8 @@ class Idle(Momentum):
             "interrupted after 3 steps ends with other weights than an equal one; keep what steps change in the state",
         ),
         (OwnRate, r"steps at rate 0 move .*; read the rate from group\['lr'\]"),
-        (OwnDecay, "shrinks without a gradient, and the weight_decay of its group is 0"),
-        (NoDecay, "does not shrink without a gradient, and the weight_decay of its group is 0.5"),
+        (OwnDecay, r"without a gradient treat .* as if group\['weight_decay'\] were another"),
+        (NoDecay, r"without a gradient treat .* as if group\['weight_decay'\] were another"),
         (NumpyNoise, "ends with other weights than an equal one; .*, and draw from vitlab.plugin.noise"),
         (PythonNoise, "ends with other weights than an equal one; .*, and draw from vitlab.plugin.noise"),
         (Idle, "steps at rate 0.01 move no weight"),
@@ -587,8 +587,6 @@ def test_good_part_passes(cls: type[MLP]) -> None:
 
 class Stays(Position):
     """A bias that stays on the CPU.  Reference: none."""
-
-    needs_bias = True
 
     def __init__(self, g: Geometry) -> None:
         super().__init__()

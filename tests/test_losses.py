@@ -13,7 +13,8 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.geometry import DataInfo
 from vitlab.registry import slot
 from vitlab.training.evaluation import MetricAccumulator
-from vitlab.training.metrics import build_metrics, calibration_error, mean_iou
+from vitlab.training.metrics import build_metrics
+from vitlab.training.metrics.predictions import calibration_error, mean_iou
 
 torchvision()  # timm imports torchvision, whose import may need a workaround
 from timm.loss import BinaryCrossEntropy, LabelSmoothingCrossEntropy  # noqa: E402

@@ -516,7 +516,7 @@ def test_real_accuracy_equals_that_of_timm(tmp_path: Path, form: str) -> None:
     torchvision()
     from timm.data import RealLabelsImagenet
 
-    from vitlab.training.metrics import metrics_of_test_set
+    from vitlab.training.metrics.test_sets import metrics_of_test_set
 
     root, sets = real_folder(tmp_path)
     file = tmp_path / "real.json"

@@ -476,8 +476,8 @@ def test_every_parameter_learns(name: str, prefix: tuple[str, ...]) -> None:
     for key, parameter in module.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, key
     assert module.no_weight_decay() <= {key for key, _ in module.named_parameters()}
-    assert (module.rotation(1) is not None) == module.needs_rotation
-    assert (module.bias(1) is not None) == module.needs_bias
+    assert (module.rotation(1) is not None) == module.overrides("rotation")
+    assert (module.bias(1) is not None) == module.overrides("bias")
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -35,7 +35,8 @@ from vitlab.spec import TrainSpec
 from vitlab.training import evaluation
 from vitlab.training.evaluation import MetricAccumulator
 from vitlab.training.loop import Training
-from vitlab.training.metrics import build_metrics, confusion_matrix, mean_iou
+from vitlab.training.metrics import build_metrics
+from vitlab.training.metrics.predictions import confusion_matrix, mean_iou
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 

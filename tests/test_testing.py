@@ -212,9 +212,9 @@ class Unwritten(Good):
     [
         (Cuts, r"on an oblong grid, .*: tokens has shape \(3, 7, 16\); expected \(3, 11, 16\)"),
         (Doubles, "the gradient of fc.weight differs from finite differences"),
-        (Draws, "draws random numbers in evaluation"),
+        (Draws, "tokens differs under a state that was saved and loaded; .*: .*draw by vitlab.plugin.noise"),
         (Counts, "tokens differs under a state that was saved and loaded; .*: register what it keeps"),
-        (Drops, "declares vmap_safe, and draws from torch's generator in training"),
+        (Drops, "does not run under torch.vmap; draw by vitlab.plugin.Dropout, or unset it: .*random operation"),
         (Unwritten, "mlp 'bad': its options are written as JSON and read again: TypeError"),
         (Transposes, r"on a square grid and a class token: tokens has shape \(3, 16, 17\); expected \(3, 17, 16\)"),
         (Widens, r"in bfloat16: tokens is torch.float32 for an input of torch.bfloat16"),
@@ -245,30 +245,12 @@ def test_good_mlp_passes() -> None:
     testing.check_component("mlp", "good")
 
 
-class Silent(Position):
-    """A declaration without implementation.  Reference: none."""
-
-    needs_bias = True
-
-    def __init__(self, g: Geometry) -> None:
-        super().__init__()
-
-
-class Secret(Position):
-    """An implementation without declaration.  Reference: none."""
+class Turns(Position):
+    """A rotation of the class token too.  Reference: none."""
 
     def __init__(self, g: Geometry) -> None:
         super().__init__()
         self.register_buffer("ones_TK", torch.ones(g.tokens, g.head_dim // 2), persistent=False)
-
-    def rotation(self, layer: int) -> Rotation:
-        return self.get_buffer("ones_TK"), 0 * self.get_buffer("ones_TK")
-
-
-class Turns(Secret):
-    """A rotation of the class token too.  Reference: none."""
-
-    needs_rotation = True
 
     def rotation(self, layer: int) -> Rotation:
         return 0 * self.get_buffer("ones_TK"), self.get_buffer("ones_TK")
@@ -295,8 +277,6 @@ class Stuck(Position):
 @pytest.mark.parametrize(
     ("cls", "sentence"),
     [
-        (Silent, r"declares needs_bias = True, and bias\(layer\) returns None"),
-        (Secret, r"declares needs_rotation = False, and rotation\(layer\) returns something"),
         (Turns, "rotates prefix tokens"),
         (NoPaper, "add the paper to the docstring"),
         (Stuck, "resampled for a grid twice as large"),

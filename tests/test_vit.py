@@ -468,7 +468,7 @@ def test_capabilities_are_checked(x_BCHW: Tensor) -> None:
     for position in slot("position").names():
         component = slot("position").get(position)
         reason = ViT.incompatibility(DATA, {**SMALL, "position": position, "blocks": {"1": {"attention": "deaf"}}})
-        if component.needs_bias or component.needs_rotation:
+        if component.overrides("bias") or component.overrides("rotation"):
             assert reason is not None
             assert position in reason
             assert "'deaf' (block 1)" in reason

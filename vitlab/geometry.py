@@ -3,8 +3,6 @@
 Components do not see ``patch_size``, which only the model has; they see the grid and the number of tokens.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple

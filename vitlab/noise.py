@@ -11,8 +11,6 @@ MurmurHash3 (multiply, xor-shift), with the constants of Chris Wellons' search f
 domain).  Keys are 64 bits, from BLAKE2b on the host or from :func:`fold` on the device.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Engines, which compute the steps and evaluations of several trainings together, and the choice of one."""
 
-from __future__ import annotations
-
 from vitlab.engines.base import Engine, engine
 from vitlab.training.loop import Training
 

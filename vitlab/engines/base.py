@@ -1,7 +1,5 @@
 """The contract of engines, the engine ``loop``, and the schedule of steps, evaluations and checkpoints of trainings."""
 
-from __future__ import annotations
-
 import math
 import time
 from abc import ABC, abstractmethod
@@ -92,7 +90,6 @@ class Loop(Engine):
     one_at_a_time = True
 
     def compute_step(self) -> None:
-        """Take the steps in turn."""
         for training in self.trainings:
             training.train_step()
 

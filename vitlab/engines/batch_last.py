@@ -66,7 +66,6 @@ class BatchLast(Vmap):
 
     @classmethod
     def incompatibility(cls, training: Training) -> str | None:
-        """Return why the training is no small ViT of supported parts on a CPU, or None."""
         if type(training.objective) is not Supervised:
             return f"engine batch_last does not support objective '{training.objective.name}'"
         return super().incompatibility(training) or model_incompatibility(
@@ -104,11 +103,9 @@ class HeadOnly(Model):
         self.model = cast(ViT, model)
 
     def forward(self, x_BTD: Tensor) -> Any:
-        """Return the model's output for the tokens after its last block."""
         return self.model.forward_head(x_BTD)
 
     def logits_by_head(self, output: Any) -> dict[str, Tensor]:
-        """Return the model's logits by head."""
         return self.model.logits_by_head(output)
 
     def tensors_of_head(self, rows: Rows) -> dict[str, Tensor]:
@@ -176,7 +173,7 @@ class BatchLastForward:
     def _apply_position(self, hook: str, x_KDTB: Tensor, layer: int) -> Tensor:
         """Apply ``add`` or ``mix`` of the position encoding to the tokens of a layer."""
         parts = list_positions(self.model)
-        if all(inherits_method(Position, hook, part) or hook_does_nothing(hook, part, layer) for part in parts):
+        if all(not part.overrides(hook) or hook_does_nothing(hook, part, layer) for part in parts):
             return x_KDTB
         return self._apply_tokenwise("position", x_KDTB, lambda part, x_BTD: getattr(part, hook)(x_BTD, layer))
 
@@ -188,7 +185,7 @@ class BatchLastForward:
 
     def _call_hook(self, hook: str, layer: int) -> Sequence[Tensor]:
         """Return the tensors of ``rotation`` or ``bias`` of the position encoding, with the trials on axis 0."""
-        if all(inherits_method(Position, hook, part) for part in list_positions(self.model)):
+        if not any(part.overrides(hook) for part in list_positions(self.model)):
             return ()
 
         def call(part: nn.Module) -> tuple[Tensor, ...]:
@@ -373,10 +370,7 @@ def count_tokens_read(model: ViT) -> int | None:
     ]
     if any(type(module) not in (*TOKENWISE, LayerScale) for part in parts for module in part.modules()):
         return None
-    if not all(
-        inherits_method(Position, "mix", part) or hook_does_nothing("mix", part, layer)
-        for part in list_positions(model)
-    ):
+    if not all(not part.overrides("mix") or hook_does_nothing("mix", part, layer) for part in list_positions(model)):
         return None
     return 1 + max(model.geometry.prefix.index(token) for token in head.reads)
 
@@ -389,13 +383,8 @@ def list_positions(model: ViT) -> list[Position]:
     return list(encodings_by_prefix(whole).values())
 
 
-def inherits_method(base: type, method: str, part: nn.Module) -> bool:
-    """Return True if a part inherits ``method`` from ``base`` unchanged."""
-    return getattr(type(part), method) is getattr(base, method)
-
-
 def hook_does_nothing(hook: str, part: nn.Module, layer: int) -> bool:
     """Return True if ``hook`` of a built-in encoding, which acts at certain layers, does nothing at ``layer``."""
     if hook == "add":
-        return inherits_method(Additive, hook, part) and layer not in cast(Additive, part).layers
+        return type(part).add is Additive.add and layer not in cast(Additive, part).layers
     return type(part) is Conditional and layer != 1

@@ -3,8 +3,6 @@
 For the letters of the axes see :mod:`vitlab.engines.batch_last`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -9,8 +9,6 @@ engine ``loop``'s up to rounding, except that third-party components that draw f
 numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -36,7 +34,6 @@ class Compiled(Loop):
 
     @classmethod
     def incompatibility(cls, training: Training) -> str | None:
-        """Return why the training cannot be compiled, or None."""
         return _precision_incompatibility(training)
 
     def __init__(self, trainings: Sequence[Training]) -> None:
@@ -60,7 +57,6 @@ class CompiledVmap(Vmap):
 
     @classmethod
     def incompatibility(cls, training: Training) -> str | None:
-        """Return why the training cannot be stacked or compiled, or None."""
         return super().incompatibility(training) or _precision_incompatibility(training)
 
     def __init__(self, trainings: Sequence[Training]) -> None:

@@ -14,8 +14,6 @@ K trials; B images of a batch, C channels, H and W pixels.
 Reference: arXiv:2102.02344 (HFTA).
 """
 
-from __future__ import annotations
-
 import copy
 import time
 from collections import defaultdict
@@ -53,7 +51,6 @@ class Vmap(Engine):
 
     @classmethod
     def incompatibility(cls, training: Training) -> str | None:
-        """Return why the training cannot be vectorised, or None."""
         if reason := training.objective.stacking_incompatibility():
             return reason
         if training.scaling is not None:
@@ -230,7 +227,6 @@ class Joint:
         self._steps += map(_Joined, by_type.values())
 
     def step(self) -> None:
-        """Take a step of every optimizer."""
         for one in self._steps:
             one.step()
 
@@ -255,7 +251,6 @@ class _Joined:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Take a step of every optimizer."""
         merged: list[Group] = []  # groups that differ in nothing but their parameters, as one
         for group in self.groups:
             settings = {name: value for name, value in group.items() if name not in ("params", "param_names")}

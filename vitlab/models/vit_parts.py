@@ -162,9 +162,9 @@ class Anatomy:
             end = f"attention '{attention.type}' (block {index}) does not support that; change one of the two"
             can = attention.component
             for position in flatten_choice(self.position):
-                if position.component.needs_bias and not can.takes_bias:
+                if position.component.overrides("bias") and not can.takes_bias:
                     yield f"position '{position.type}' adds a bias to the logits of attention, and {end}"
-                if position.component.needs_rotation and not can.takes_rotation:
+                if position.component.overrides("rotation") and not can.takes_rotation:
                     yield f"position '{position.type}' rotates queries and keys, and {end}"
             if block.component.passes == "values" and not can.mixes_values:
                 yield f"block '{block.type}' changes the values of attention, and {end}"

@@ -110,7 +110,7 @@ def check_component(slot: str, choice: str | Mapping[str, Any]) -> None:
     - Every parameter receives a gradient, which matches finite differences.
     - Results are repeatable, and samples do not mix, in evaluation and in training.
     - A state dict loads into another instance and gives the same results, also after a pass in training.
-    - Declarations (``needs_bias``, ``vmap_safe``, ``reads``, a canonical form, ...) are true.
+    - Declarations (``takes_bias``, ``vmap_safe``, ``reads``, a canonical form, ...) are true.
 
     Data sets: both splits are as ``info`` says and equal at every reading, labels are classes, and test
     images are no training images.  A data set whose files are not here is skipped.

@@ -65,7 +65,7 @@ def check_part(choice: ResolvedChoice) -> None:
             else:
                 reasons.append(f"{what}: {reason}")
     assert cases, f"refuses every geometry it was offered: {'; '.join(reasons)}"
-    if getattr(component, "exact_gradient", True):
+    if component.exact_gradient:
         # On one geometry only: the check takes two passes per parameter.
         check_gradient(cases[0].probe().double().eval(), cases[0].input().double())
 
@@ -79,9 +79,8 @@ class _Case:
 
     def refusal(self) -> str | None:
         """Return why the part cannot have this geometry, by its ``incompatibility`` or by its constructor."""
-        incompatibility = getattr(self.choice.component, "incompatibility", None)
-        if incompatibility and (reason := checked_reason(incompatibility(self.g, self.choice.options))):
-            return str(reason)
+        if reason := checked_reason(self.choice.component.incompatibility(self.g, self.choice.options)):
+            return reason
         try:
             self.build()
         except (GeometryError, OptionError) as error:
@@ -173,12 +172,11 @@ class _Probe(nn.Module):
 
 def _check_case(case: _Case) -> None:
     _check_values(case)
-    _check_draws(case)
     _check_state(case)
     _check_devices(case)
     _check_bfloat16(case)
     _check_samples_independent(case)
-    if getattr(case.choice.component, "vmap_safe", False):
+    if case.choice.component.vmap_safe:
         _check_vmap(case)
     if case.choice.slot == "position":
         _check_position(case)
@@ -230,30 +228,12 @@ def _check_outputs(case: _Case, out: Mapping[str, Tensor], x: Tensor) -> None:
         assert value.is_meta or value.isfinite().all(), f"{name} has values that are not finite"
 
 
-def _run_with_draws(probe: Callable[[Tensor], Any], x: Tensor) -> Any:
-    """Return the outputs under keyed draws, as a training sets the keys of drops."""
+def _run_with_draws(probe: Callable[[Tensor], Any], x: Tensor, seed: int = 0) -> Any:
+    """Return the outputs under keyed draws, as a training sets the keys of drops, and a seed of torch's generator."""
     draws = noise.Draws(dropout=1, drop_path=2, sample_B=torch.arange(len(x)), step=3)
     with torch.no_grad(), torch.random.fork_rng([]), noise.drawing(draws):
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         return probe(x)
-
-
-def _check_draws(case: _Case) -> None:
-    """Check that nothing is drawn in evaluation, and in training by keys alone if trials can be stacked."""
-    probe, x = case.probe(), case.input()
-
-    def state_after(x: Tensor) -> Tensor:
-        probe(x)
-        return torch.get_rng_state()  # keyed draws do not advance it
-
-    for when, training in (("evaluation", False), ("training", True)):
-        probe.train(training)
-        draws = not torch.equal(_run_with_draws(state_after, x), torch.Generator().manual_seed(0).get_state())
-        assert training or not draws, "draws random numbers in evaluation"
-        assert not (draws and getattr(case.choice.component, "vmap_safe", False)), (
-            f"declares vmap_safe, and draws from torch's generator in {when}: "
-            "use vitlab.components.base.Dropout, or set vmap_safe = False"
-        )
 
 
 def _check_state(case: _Case) -> None:
@@ -262,7 +242,7 @@ def _check_state(case: _Case) -> None:
     _run_with_draws(probe, x + 1)  # running statistics change in it
     with about("its state is loaded into another instance"):
         other.load_state_dict(probe.state_dict(), strict=True)
-    first, second = _run_with_draws(probe.eval(), x), _run_with_draws(other, x)
+    first, second = _run_with_draws(probe.eval(), x), _run_with_draws(other, x, seed=1)
     for name in first:
         assert torch.equal(first[name], second[name]), (
             f"{name} differs under a state that was saved and loaded; it must depend on state and input alone: "
@@ -322,7 +302,7 @@ def _check_vmap(case: _Case) -> None:
             return own(state, inputs.permute(order).contiguous().permute(order))
 
         with (
-            about("declares vmap_safe and does not run under torch.vmap (set vmap_safe = False if it cannot)"),
+            about("declares vmap_safe and does not run under torch.vmap; draw by vitlab.plugin.Dropout, or unset it"),
             warnings.catch_warnings(),
         ):
             # Without a batching rule, torch falls back to a slow but correct loop and warns.
@@ -339,16 +319,10 @@ def _check_vmap(case: _Case) -> None:
 
 
 def _check_position(case: _Case) -> None:
-    from vitlab.components.position import Resampling, flatten_choice
+    from vitlab.components.position import Resampling
 
     position, g = case.probe().part, case.g
     layers = range(1, g.depth + 1)
-    components = [each.component for each in flatten_choice(case.choice)]
-    for flag, hook in (("needs_bias", position.bias), ("needs_rotation", position.rotation)):
-        provided = any(hook(layer) is not None for layer in layers)
-        declared = any(getattr(component, flag) for component in components)
-        returned = "something" if provided else "None"
-        assert declared == provided, f"declares {flag} = {declared}, and {hook.__name__}(layer) returns {returned}"
     rotation = next((rotation for layer in layers if (rotation := position.rotation(layer))), None)
     if rotation is not None:
         cos, sin = (part[..., [name != "register" for name in g.prefix] + [False] * g.patches, :] for part in rotation)

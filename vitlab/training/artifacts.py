@@ -53,12 +53,9 @@ class InputSpec:
 class Transform:
     """Conversion of images to a model's input: channels, size and normalisation."""
 
-    def __init__(
-        self, input_spec: InputSpec, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-    ) -> None:
+    def __init__(self, input_spec: InputSpec, dtype: torch.dtype = torch.float32) -> None:
         self.input_spec = input_spec
-        self._normalize = Normalize(input_spec.mean, input_spec.std, device, dtype)
-        self.device = torch.device(device)
+        self._normalize = Normalize(input_spec.mean, input_spec.std, dtype=dtype)
 
     def __repr__(self) -> str:
         return f"Transform({self.input_spec})"
@@ -81,7 +78,7 @@ class Transform:
             batch = [_picture_to_tensor(picture) for picture in pictures]
         info = self.input_spec.info
         x_BCHW = torch.cat([resize(with_channels(x_1CHW, info.channels), info.image) for x_1CHW in batch])
-        return self._normalize(x_BCHW.to(self.device))
+        return self._normalize(x_BCHW)
 
     def denormalize(self, x_BCHW: Tensor) -> Tensor:
         """Invert the normalisation: return the images of a batch, (B, C, H, W), float64 in [0, 1], for display."""

@@ -9,8 +9,6 @@ Reference: arXiv:2012.12877 (DeiT), arXiv:1503.02531 (soft distillation), arXiv:
 (tokens).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple

@@ -18,8 +18,6 @@ of the hosts use gloo too, so that they do not wait for a GPU.
 Reference: arXiv:1706.02677 (large batches over several devices), arXiv:2006.15704 (PyTorch DDP).
 """
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -161,11 +159,9 @@ class ProcessGroup(SingleProcess):
         return {name: [one for turn in turns for one in turn if one is not None] for name, turns in rounds.items()}
 
     def share_stop(self, stop: Callable[[], bool]) -> Callable[[], bool]:
-        """Return a function that is true on every rank if ``stop`` is true on one."""
         return lambda: any(self._all_gather(torch.tensor(int(stop()))))
 
     def require_equal_weights(self, model: nn.Module, step: int) -> None:
-        """Raise if the weights or the step differ between ranks."""
         here = torch.tensor([step, int(state_digest(model.state_dict())[:15], 16)])  # 60 bits, which int64 holds
         if not all(here.equal(there) for there in self._all_gather(here)):
             raise RankMismatch("the processes of this trial do not begin with the same weights at the same step")

@@ -5,8 +5,6 @@ copied from the model.
 Reference: Polyak and Juditsky, Acceleration of stochastic approximation by averaging, 1992; timm's ``ModelEmaV3``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch
@@ -34,23 +32,18 @@ class Average(WeightAverage):
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Update the average with the weights after a step, counted from 1."""
         move_towards(self._averaged, self._current, 1 - self.decay(step))
 
     def own(self) -> list[Tensor]:
-        """Return the weights and buffers of the model."""
         return list(self._current.values())
 
     def replace(self) -> None:
-        """Give the model the averaged weights."""
         _copy_values(self._averaged, self._current)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the averaged weights by name."""
         return self._averaged
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the weights that :meth:`state_dict` returned."""
         _copy_values(state, self._averaged)
 
 

@@ -1,7 +1,5 @@
 """Evaluation: the logits of a model on a split, and the metrics that are accumulated from them batch by batch."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping

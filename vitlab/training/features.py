@@ -10,8 +10,6 @@ B batch, N images of a split, C channels, H and W pixels, D width, K classes, T 
 tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any

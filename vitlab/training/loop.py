@@ -30,8 +30,10 @@ from vitlab.training.evaluation import Columns, EvaluationResult, MetricAccumula
 from vitlab.training.features import evaluate_features
 from vitlab.training.losses import Value
 from vitlab.training.memory import MicroBatches, WeightedLoss, peak_memory
-from vitlab.training.metrics import Metric, average_test_sets, build_metrics, mean, metrics_of_test_set
+from vitlab.training.metrics import Metric, build_metrics
+from vitlab.training.metrics.contract import mean
 from vitlab.training.metrics.features import FeatureMetric
+from vitlab.training.metrics.test_sets import average_test_sets, metrics_of_test_set
 from vitlab.training.objective import Objective, Setup
 from vitlab.training.optim import (
     Group,

@@ -79,7 +79,6 @@ class CrossEntropy(Loss):
     reads: Literal["logits", "probabilities"] = "logits"
 
     def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Value:
-        """Return the mean cross-entropy over labelled targets."""
         logits_MK, target_M = flat(logits_by_head[""], target)
         if self.reads == "probabilities":
             logits_MK = logits_MK.softmax(1)
@@ -108,7 +107,6 @@ class BinaryCrossEntropy(Loss):
     threshold: Probability | None = None
 
     def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Value:
-        """Return the mean binary cross-entropy over labelled targets and classes."""
         logits_MK, target_M = flat(logits_by_head[""], target)
         classes = logits_MK.shape[1]
         # Decisions without a label pass as class 0, and have no weight in the mean.

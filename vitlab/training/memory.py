@@ -15,8 +15,6 @@ first pass.  Reference: arXiv:1604.06174.
 Both settings belong to ``run``, not to a trial's identity.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress

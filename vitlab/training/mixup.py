@@ -8,8 +8,6 @@ B batch, C channels, H and W pixels, K classes.
 Reference: arXiv:1710.09412 (mixup), arXiv:1905.04899 (cutmix).
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -119,7 +119,6 @@ class SoftmaxAttention(Attention):
         return self.norm(y_BTD)
 
     def maps(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
-        """Return the weight of every key for every query, (B, H, T, T), before dropout."""
         q_BHTK, k_BHTK, _ = self._prepare_qkv(x_BTD, rotation)
         return _attention_weights(q_BHTK * self.scale, k_BHTK, bias_HTT)
 

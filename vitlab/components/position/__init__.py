@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -73,9 +73,6 @@ class Position(Part):
     layer (before the block), ``rotation`` and ``bias`` for every block, and ``mix`` after every block.
     """
 
-    needs_bias: ClassVar[bool] = False  #: whether the attention must apply a bias on its logits
-    needs_rotation: ClassVar[bool] = False  #: whether the attention must rotate queries and keys
-
     def add(self, x_BTD: Tensor, layer: int) -> Tensor:
         """Add an encoding to tokens, (B, T, D) to (B, T, D)."""
         return x_BTD
@@ -95,7 +92,12 @@ class Position(Part):
     @classmethod
     def acts_in_blocks(cls, options: Options) -> bool:
         """Return whether the encoding acts at a later layer than the stem, where some patches may be missing."""
-        return cls.needs_bias or cls.needs_rotation or cls.mix is not Position.mix
+        return any(map(cls.overrides, ("bias", "rotation", "mix")))
+
+    @classmethod
+    def overrides(cls, hook: str) -> bool:
+        """Return whether the encoding has a hook of its own, such as ``bias``, which the attention must then apply."""
+        return getattr(cls, hook) is not getattr(Position, hook)
 
     def _register_constant(self, name: str, value: Tensor) -> None:
         """Register a buffer of the default dtype that is no part of the state."""
@@ -174,7 +176,7 @@ class Together(Position):
     @classmethod
     def incompatibility(cls, g: Geometry, options: Options) -> str | None:
         parts = options["parts"]
-        rotating = [part.type for part in parts if part.component.needs_rotation]
+        rotating = [part.type for part in parts if part.component.overrides("rotation")]
         if len(rotating) > 1:
             return (
                 f"positions {' and '.join(map(repr, rotating))} each rotate queries and keys, and attention applies "

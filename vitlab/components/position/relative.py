@@ -29,7 +29,6 @@ class RelativeBias(Position):
         where: a table for each block, or one for all.
     """
 
-    needs_bias = True
     index: Tensor
 
     def __init__(self, g: Geometry, *, where: Literal["every_layer", "every_layer_shared"] = "every_layer") -> None:
@@ -83,7 +82,6 @@ class ALiBi2D(Position):
     Reference: arXiv:2311.00566 (CROMA); arXiv:2108.12409 (ALiBi).
     """
 
-    needs_bias = True
     penalty: Tensor
 
     def __init__(self, g: Geometry) -> None:

@@ -23,8 +23,6 @@ PLACE = 0x526F5045
 class _Rotary(Position):
     """Base of rotary encodings; rotation by row and by column needs groups of four channels."""
 
-    needs_rotation = True
-
     def __init__(self, g: Geometry) -> None:
         super().__init__()
         self.prefix = len(g.prefix)

@@ -7,36 +7,18 @@ features.py       effective_rank, knn
 test_sets.py      mce, shifted_accuracy, real_accuracy
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 
 from vitlab.geometry import DataInfo, Task
 from vitlab.registry import BUILT_IN, ResolvedChoice
 from vitlab.spec import Choice
-from vitlab.training.metrics.contract import TASKS, Metric, find_declaration_fault, mean, metric
 
-# The standard metrics are found by name; these imports make them part of the code of every trial.
-from vitlab.training.metrics.predictions import calibration_error, confusion_matrix, mean_iou
-from vitlab.training.metrics.test_sets import average_test_sets, metrics_of_data_options, metrics_of_test_set
-
-__all__ = [
-    "STANDARD",
-    "TASKS",
-    "Metric",
-    "average_test_sets",
-    "build_metrics",
-    "calibration_error",
-    "confusion_matrix",
-    "find_added_metrics",
-    "find_declaration_fault",
-    "mean",
-    "mean_iou",
-    "metric",
-    "metrics_of_data_options",
-    "metrics_of_test_set",
-]
+# The standard metrics are found by name; this import makes them part of the code of every trial.
+from vitlab.training.metrics import predictions as predictions
+from vitlab.training.metrics.contract import Metric as Metric
+from vitlab.training.metrics.contract import metric as metric
+from vitlab.training.metrics.test_sets import metrics_of_data_options as metrics_of_data_options
 
 STANDARD: Mapping[Task, tuple[str, ...]] = {
     "classification": ("loss", "accuracy", "top_k", "ece"),

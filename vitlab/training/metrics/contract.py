@@ -8,8 +8,6 @@ B images of a batch, N rows of a split, K classes, P pixels of an image, M decis
 segmentation.  Classes stand on axis 1 of logits, (B, K) or (B, K, rows, columns).
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -154,7 +152,6 @@ class OfDecisions(Metric):
         """Return the value of each decision, (M,); values of unlabelled decisions are ignored."""
 
     def value(self, rows_N: Tensor) -> float:
-        """Return the mean over all decisions."""
         sums_N, counts_N = rows_N.T.contiguous()
         return float(sums_N.sum() / counts_N.sum())
 

@@ -3,20 +3,17 @@
 N images of a split, M training images, D width, K classes.
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Annotated, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 
-from vitlab.components.base import Positive
+from vitlab.components.base import Count, Positive
 from vitlab.training.metrics.contract import GuessedByClass, Metric, metric
 
 RANK_EPS = 1e-7
@@ -47,7 +44,6 @@ class FeatureMetric(Metric):
         return torch.cat([logits.double(), target[:, None].double()], 1)
 
     def value(self, rows_N: Tensor) -> float:
-        """Return the metric of rows that need no training images."""
         return self.of_features(Features(rows_N[:, :-1], rows_N[:, -1].long()), None)
 
     @abstractmethod
@@ -89,7 +85,7 @@ class NearestNeighbours(GuessedByClass, FeatureMetric):
     quantum = 1.0
     needs_train = True
 
-    k: Annotated[int, Field(ge=1)] = 20
+    k: Count = 20
     temperature: Positive | None = 0.07
 
     def __post_init__(self) -> None:

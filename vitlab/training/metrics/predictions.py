@@ -4,8 +4,6 @@ Reference: Everingham et al., The Pascal Visual Object Classes Challenge: a retr
 (intersection over union).
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping
@@ -18,7 +16,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from vitlab.components.base import Options
+from vitlab.components.base import Count, Options
 from vitlab.data.pixels import IGNORED
 from vitlab.geometry import DataInfo, Task
 from vitlab.training.losses import flat
@@ -38,11 +36,9 @@ class NegativeLogLikelihood(OfDecisions):
     bounds = (0.0, math.inf)
 
     def chance(self, data: DataInfo) -> float:
-        """Return the loss of a uniform prediction."""
         return math.log(2 if data.task == "multilabel" else data.classes)
 
     def of_each(self, logits_MK: Tensor, target_M: Tensor) -> Tensor:
-        """Return the cross-entropy of each decision."""
         if target_M.is_floating_point():
             return F.binary_cross_entropy_with_logits(logits_MK, target_M.to(logits_MK), reduction="none").mean(1)
         return F.cross_entropy(logits_MK, target_M, ignore_index=IGNORED, reduction="none")
@@ -78,7 +74,6 @@ class TopK(Metric):
         self.name = f"top{self.k}"
 
     def chance(self, data: DataInfo) -> float:
-        """Return the share of images whose class is among k guesses."""
         return min(1.0, self.k / data.classes)
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -88,7 +83,6 @@ class TopK(Metric):
 
     @classmethod
     def incompatibility(cls, data: DataInfo, options: Options) -> str | None:
-        """Return a sentence if the data has at most ``k`` classes, which makes all correct; None otherwise."""
         k = options["k"]
         return None if data.classes > k else f"k is {k}, and the data has {data.classes} classes; set a smaller k"
 
@@ -106,7 +100,6 @@ class BalancedAccuracy(GuessedByClass, Metric):
         return torch.stack([target, logits.argmax(1) == target], 1)
 
     def value(self, rows_N: Tensor) -> float:
-        """Return the mean of the accuracies of the classes."""
         return mean(torch.tensor(list(_accuracy_of_classes(rows_N).values()), dtype=torch.float64))
 
 
@@ -146,7 +139,7 @@ class ExpectedCalibrationError(Metric):
 
     goal = "min"
 
-    bins: Annotated[int, Field(ge=1)] = 15
+    bins: Count = 15
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return the confidence of each image and whether it is correct, B2."""
@@ -154,7 +147,6 @@ class ExpectedCalibrationError(Metric):
         return torch.stack([probability_B.double(), correct_B.double()], 1)
 
     def value(self, rows_N: Tensor) -> float:
-        """Return the weighted gap between confidence and accuracy over the bins."""
         return calibration_error(rows_N[:, 0], rows_N[:, 1], self.bins)
 
 
@@ -206,7 +198,6 @@ class AUROC(Metric):
         return torch.cat([logits.softmax(1), target[:, None].to(logits.dtype)], 1)
 
     def value(self, rows_N: Tensor) -> float:
-        """Return the mean over classes."""
         from scipy.stats import rankdata  # takes half a second to import
 
         probability_NK, target_N = rows_N[:, :-1].numpy(), rows_N[:, -1].long().numpy()
@@ -233,7 +224,6 @@ class MeanAveragePrecision(Metric):
         return torch.stack([logits.double(), target.double()], 2)
 
     def value(self, rows_N: Tensor) -> float:
-        """Return the mean over the classes that occur."""
         values = [_average_precision(*rows_N2.unbind(1)) for rows_N2 in rows_N.unbind(1) if rows_N2[:, 1].any()]
         return mean(torch.tensor(values, dtype=torch.float64)) if values else 0.0
 
@@ -279,7 +269,6 @@ class MacroF1(MicroF1):
     tasks = ("classification", "multilabel")
 
     def value(self, rows_N: Tensor) -> float:
-        """Return the mean over the classes that occur."""
         right_K, positive_K = rows_N.sum(0).double().unbind(1)
         return mean((right_K / positive_K)[positive_K > 0]) if positive_K.any() else 0.0
 
@@ -297,7 +286,6 @@ class PixelAccuracy(GuessedByClass, OfDecisions):
     tasks = ("segmentation",)
 
     def of_each(self, logits_MK: Tensor, target_M: Tensor) -> Tensor:
-        """Return True for each correct decision, (M,)."""
         return logits_MK.argmax(1) == target_M
 
 
@@ -316,7 +304,6 @@ class MeanIoU(Metric):
         return confusion_matrix(logits, target)[None]
 
     def value(self, rows_N: Tensor) -> float:
-        """Return the mean IoU of the summed confusion matrix."""
         return mean_iou(rows_N.sum(0), self.left_out)
 
 

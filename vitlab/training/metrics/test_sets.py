@@ -1,7 +1,5 @@
 """Metrics of test sets beside the test split: corrupted images, other pictures of the classes, and new labels."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -43,7 +41,6 @@ class MeanCorruptionError(OfTestSet):
     option = "data.corrupted: all"
 
     def chance(self, data: DataInfo) -> float:
-        """Return the error of guesses."""
         return 1 - 1 / data.classes
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:

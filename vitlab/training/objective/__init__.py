@@ -25,7 +25,7 @@ from vitlab.models.contract import Model
 from vitlab.registry import ResolvedChoice, Slot
 from vitlab.spec import TrainSpec
 from vitlab.training.losses import Value
-from vitlab.training.metrics import TASKS, Metric
+from vitlab.training.metrics.contract import TASKS, Metric
 
 if TYPE_CHECKING:
     from vitlab.training.distillation import Distillation
@@ -88,8 +88,8 @@ class Objective(ABC):
 
     @classmethod
     def standard_metrics(cls, data: DataInfo) -> dict[str, Metric]:
-        """Return the metrics that every trial of this objective reports, by name, ``loss`` first."""
-        raise NotImplementedError
+        """Return the metrics that every trial reports, by name, ``loss`` first; by default the mean of the views."""
+        return {"loss": MeanLoss()}
 
     def batch(self, step: int, rows: range) -> Batch:
         """Return ``rows`` of the training batch of a step: inputs (B, ...), targets (B, ...) and identities (B)."""
@@ -142,11 +142,9 @@ class MeanLoss(Metric):
     bounds = (0.0, math.inf)
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Return the losses, (B,)."""
         return logits.double()
 
     def column(self, rows_N: Tensor) -> Tensor:
-        """Return the losses, (N,)."""
         return rows_N
 
 

@@ -30,8 +30,7 @@ from vitlab.registry import ResolvedChoice
 from vitlab.training.ema import move_towards
 from vitlab.training.evaluation import autocast, to_float32_or_wider
 from vitlab.training.losses import Value
-from vitlab.training.metrics import Metric
-from vitlab.training.objective import MeanLoss, Objective, Setup, Weights, objective
+from vitlab.training.objective import Objective, Setup, Weights, objective
 
 TEACHER_VIEWS = 2
 """Views that the teacher sees."""
@@ -122,11 +121,6 @@ class DINO(Objective):
         if trial["train"].get("ema"):
             return "objective 'dino' averages weights itself, for its teacher; remove train.ema"
         return None
-
-    @classmethod
-    def standard_metrics(cls, data: DataInfo) -> dict[str, Metric]:
-        """Return the cross-entropy of student and teacher on the same image alone."""
-        return {"loss": MeanLoss()}
 
     def batch(self, step: int, rows: range) -> Batch:
         """Return the views of the images, (B, V, C, H, W)."""

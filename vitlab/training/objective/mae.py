@@ -33,8 +33,7 @@ from vitlab.models.vit_parts import Anatomy
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.training.evaluation import autocast, to_float32_or_wider
 from vitlab.training.losses import Value
-from vitlab.training.metrics import Metric
-from vitlab.training.objective import MeanLoss, Objective, Setup, Weights, objective
+from vitlab.training.objective import Objective, Setup, Weights, objective
 
 VARIANCE_EPS = 1e-6
 """Added to the variance of a patch's pixels, as in the authors' code."""
@@ -100,11 +99,6 @@ class MAE(Objective):
         if dim % 4:
             return f"the decoder of objective 'mae': dim {dim} is not a multiple of 4, as its positions need"
         return _partial_incompatibility(anatomy)
-
-    @classmethod
-    def standard_metrics(cls, data: DataInfo) -> dict[str, Metric]:
-        """Return the mean squared error alone."""
-        return {"loss": MeanLoss()}
 
     def batch(self, step: int, rows: range) -> Batch:
         """Return the images, and a random order of the patches of each."""
@@ -229,7 +223,6 @@ class Decoder(Part):
         nn.init.normal_(self.mask_token, std=0.02, generator=g)
 
     def no_weight_decay(self) -> frozenset[str]:
-        """Return the name of the token, which has no weight decay."""
         return frozenset({"mask_token"})
 
 
@@ -288,9 +281,9 @@ def _partial_incompatibility(anatomy: Anatomy) -> str | None:
         return f"{who} patch '{anatomy.patch.type}' reads the pixels of others; use patch 'linear'"
     for part in flatten_choice(anatomy.position):
         component: Any = part.component
-        if component.needs_bias or component.bias is not Position.bias:
+        if component.overrides("bias"):
             return f"{who} position '{part.type}' adds a bias for every pair of them; use another position"
-        if component.mix is not Position.mix or component.add not in (Position.add, Additive.add):
+        if component.overrides("mix") or component.add not in (Position.add, Additive.add):
             return f"{who} position '{part.type}' is computed from all of them; use another position"
     if anatomy.patch_drop:
         return f"{who} patch_drop {anatomy.patch_drop:g} removes some of those; use patch_drop: 0"

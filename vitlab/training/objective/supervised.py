@@ -39,7 +39,6 @@ class Supervised(Objective):
 
     @classmethod
     def standard_metrics(cls, data: DataInfo) -> dict[str, Metric]:
-        """Return the metrics of the task."""
         return build_metrics(data)
 
     def batch(self, step: int, rows: range) -> Batch:
@@ -54,27 +53,22 @@ class Supervised(Objective):
         return Batch(x_BCHW[own], y_B[own], id_B[own], epoch, None if host_id_B is None else host_id_B[own])
 
     def loss(self, x: Tensor, target: Tensor, weights: Weights | None = None) -> Value:
-        """Return the loss on labels, and on the teacher if there is one."""
         if self.distillation is None:
             return self.criterion(self.views(x, target, weights), target)
         return self.distillation(self.criterion, self.module, target, x)
 
     def views(self, x: Tensor, target: Tensor, weights: Weights | None = None) -> dict[str, Tensor]:
-        """Return the logits by head."""
         return forward_logits(self.setup.model, x, self.setup.spec.precision, weights)
 
     def weight(self, target: Tensor) -> Tensor:
-        """Return the loss's weight of a microbatch."""
         return self.criterion.weight(target)
 
     def evaluation_metrics(self) -> AbstractContextManager[ByBatch]:
-        """Return the further metrics of distillation, if any."""
         if self.distillation is None:
             return super().evaluation_metrics()
         return self.distillation.evaluation_metrics(self.setup.model)
 
     def stacking_incompatibility(self) -> str | None:
-        """Return a sentence for trainings with a teacher; None for others."""
         if self.distillation is not None:
             return "engine vmap does not support distillation"
         return super().stacking_incompatibility()

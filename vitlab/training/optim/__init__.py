@@ -3,8 +3,6 @@
 Optimizers are in the files beside this one, and the slot ``schedule`` in ``schedules.py``.
 """
 
-from __future__ import annotations
-
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -133,25 +131,20 @@ class Composite(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[Group]:  # type: ignore[override]
-        """Return the groups of all parts."""
         return [group for part in self.parts for group in part.param_groups]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset the gradients of all parts."""
         for part in self.parts:
             part.zero_grad(set_to_none)
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Take a step of every part."""
         for part in self.parts:
             part.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all parts."""
         return {"parts": [part.state_dict() for part in self.parts]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the states that :meth:`state_dict` returned."""
         for part, state in zip(self.parts, state_dict["parts"], strict=True):
             part.load_state_dict(state)
 

@@ -1,15 +1,13 @@
 """Optimizers of other libraries, which are imported where they are built: lamb, lion, soap, schedule_free."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
+from vitlab.components.base import Count
 from vitlab.data.torchvision_import import torchvision
 from vitlab.training.optim import (
     Beta,
@@ -47,7 +45,6 @@ class Lamb(Optimizer):
     weight_decay: Decay = 0.02
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
-        """Build timm's LAMB."""
         torchvision()  # timm imports torchvision, whose import may need a workaround
         from timm.optim.lamb import Lamb as TimmLamb
 
@@ -75,7 +72,6 @@ class Lion(Optimizer):
     weight_decay: Decay = 0.5
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
-        """Build timm's Lion."""
         torchvision()  # timm imports torchvision, whose import may need a workaround
         from timm.optim.lion import Lion as TimmLion
 
@@ -116,11 +112,10 @@ class Soap(Optimizer):
     betas: tuple[Beta, Beta] = (0.95, 0.95)
     eps: Small = 1e-8
     weight_decay: Decay = 0.05
-    every: Annotated[int, Field(ge=1)] = 10
-    max_dim: Annotated[int, Field(ge=1)] = 10_000
+    every: Count = 10
+    max_dim: Count = 10_000
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
-        """Build pytorch-optimizer's SOAP."""
         from pytorch_optimizer import SOAP
 
         built = without_compile_hooks(SOAP)(
@@ -173,7 +168,6 @@ class ScheduleFree(Optimizer):
         return super().incompatibility(train)
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
-        """Build schedulefree's AdamW in its training mode."""
         from schedulefree import AdamWScheduleFree
 
         built = without_compile_hooks(AdamWScheduleFree)(groups, lr=self.lr, betas=self.betas, eps=self.eps)
@@ -181,7 +175,6 @@ class ScheduleFree(Optimizer):
         return built
 
     def average(self, built: torch.optim.Optimizer) -> WeightAverage:
-        """Return the average that the optimizer computes from its state."""
         return OptimizerAverage(built)
 
 
@@ -196,13 +189,10 @@ class OptimizerAverage(WeightAverage):
         self.built = built
 
     def own(self) -> list[Tensor]:
-        """Return the parameters of the optimizer."""
         return [p for group in self.built.param_groups for p in group["params"]]
 
     def replace(self) -> None:
-        """Give the model the averaged weights."""
         self.built.eval()
 
     def resume(self) -> None:
-        """Set the optimizer to its training mode."""
         self.built.train()

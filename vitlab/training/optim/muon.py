@@ -1,7 +1,5 @@
 """The optimizers muon and normuon: orthogonal steps of hidden matrices, and AdamW for all other parameters."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -42,7 +40,6 @@ class BatchedMuon(torch.optim.Muon):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Take a step."""
         for group in self.param_groups:
             by_shape: defaultdict[torch.Size, list[Tensor]] = defaultdict(list)
             for p in group["params"]:
@@ -161,7 +158,6 @@ class Muon(Optimizer):
         return split_by_settings(groups, changes)
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
-        """Build the optimizer of the matrices and torch's AdamW."""
         matrices = [group for group in groups if "maps" in group]
         rest = [group for group in groups if "maps" not in group]
         parts = []
@@ -211,7 +207,6 @@ class NorMuon(Muon):
     matrix_optimizer = BatchedNorMuon
 
     def matrix_settings(self) -> Mapping[str, object]:
-        """Return the settings of Muon, and the decay rate of the squares."""
         return {**super().matrix_settings(), "beta2": self.beta2}
 
 

@@ -4,8 +4,6 @@ A schedule has no state: the learning rate is a function of the step and the len
 training needs nothing else.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -66,7 +64,6 @@ class _Falling(_Warm):
 
 
 @schedule.register("cosine")
-@dataclass(kw_only=True)
 class Cosine(_Falling):
     """Half a cosine from 1 to ``final``.  Reference: arXiv:1608.03983, without restarts.
 
@@ -76,12 +73,10 @@ class Cosine(_Falling):
     """
 
     def course(self, progress: float) -> float:
-        """Return half a cosine."""
         return (1 + math.cos(math.pi * progress)) / 2
 
 
 @schedule.register("linear")
-@dataclass(kw_only=True)
 class LinearSchedule(_Falling):
     """A straight line from 1 to ``final``, as ViT was pre-trained on ImageNet-21k.  Reference: arXiv:2010.11929.
 
@@ -91,12 +86,10 @@ class LinearSchedule(_Falling):
     """
 
     def course(self, progress: float) -> float:
-        """Return a line."""
         return 1 - progress
 
 
 @schedule.register("constant")
-@dataclass(kw_only=True)
 class Constant(_Warm):
     """Always 1, after the warm-up.
 
@@ -121,7 +114,6 @@ class Polynomial(_Falling):
     power: Positive = 0.9
 
     def course(self, progress: float) -> float:
-        """Return a power of the remaining share."""
         return math.pow(1 - progress, self.power)
 
 
@@ -140,7 +132,6 @@ class Steps(_Warm):
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
 
     def factor(self, step: int, steps: int) -> float:
-        """Return the factor of a step."""
         # A milestone is passed after a step at least, or a run of one step would be trained at the last rate alone.
         passed = sum(step >= max(1, round(share * steps)) for share in self.at if share) + self.at.count(0.0)
         return super().factor(step, steps) * self.gamma**passed

@@ -1,7 +1,5 @@
 """Optimizers of torch: adamw, adam, sgd, adafactor."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -39,7 +37,6 @@ class _Adam(Optimizer):
     torch_class: ClassVar[Any]
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
-        """Build torch's optimizer."""
         return without_compile_hooks(self.torch_class)(
             groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=supports_fused(groups)
         )
@@ -81,7 +78,6 @@ class SGD(Optimizer):
     weight_decay: Decay = 0.0
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
-        """Build torch's SGD with momentum."""
         nesterov = self.nesterov and self.momentum > 0  # equal without momentum, where torch refuses nesterov
         return without_compile_hooks(torch.optim.SGD)(
             groups, lr=self.lr, momentum=self.momentum, nesterov=nesterov, fused=supports_fused(groups)
@@ -111,7 +107,6 @@ class Adafactor(Optimizer):
     weight_decay: Decay = 0.05
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
-        """Build torch's Adafactor."""
         eps = (None, self.min_scale)
         return without_compile_hooks(torch.optim.Adafactor)(
             groups, lr=self.lr, beta2_decay=self.beta2_decay, eps=eps, d=self.clip
