@@ -383,8 +383,8 @@ def list_positions(model: ViT) -> list[Position]:
     return list(encodings_by_prefix(whole).values())
 
 
-def hook_does_nothing(hook: str, part: nn.Module, layer: int) -> bool:
+def hook_does_nothing(hook: str, part: Position, layer: int) -> bool:
     """Return True if ``hook`` of a built-in encoding, which acts at certain layers, does nothing at ``layer``."""
     if hook == "add":
-        return type(part).add is Additive.add and layer not in cast(Additive, part).layers
+        return isinstance(part, Additive) and type(part).add is Additive.add and layer not in part.layers
     return type(part) is Conditional and layer != 1

@@ -34,7 +34,7 @@ from vitlab.training.evaluation import NARROW, EvaluationResult, MetricAccumulat
 from vitlab.training.loop import Training
 from vitlab.training.losses import Value
 from vitlab.training.memory import WeightedLoss
-from vitlab.training.optim import Composite, Group, without_compile_hooks
+from vitlab.training.optim import Composite, Group, find_group, without_compile_hooks
 
 
 @engine.register("vmap")
@@ -253,12 +253,8 @@ class _Joined:
     def step(self) -> None:
         merged: list[Group] = []  # groups that differ in nothing but their parameters, as one
         for group in self.groups:
-            settings = {name: value for name, value in group.items() if name not in ("params", "param_names")}
-            equal = next((other for other in merged if {**other, "params": []} == {**settings, "params": []}), None)
-            if equal is None:
-                equal = {**settings, "params": []}
-                merged.append(equal)
-            equal["params"] += group["params"]
+            settings = {name: value for name, value in group.items() if name != "param_names"}
+            find_group(merged, settings)["params"] += group["params"]
         # The kernel has no notion of a missing gradient, which torch's step leaves out.
         if self.steps_P is not None and all(p.grad is not None for p in self.state):
             self.steps_P += 1

@@ -14,8 +14,20 @@ from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model, model
 
 
+class _Baseline(Model):
+    """Base of models whose parameters start at zero and have one layer."""
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        for parameter in self.parameters():
+            parameter.zero_()
+
+    def layer_of(self, name: str) -> int:
+        return 0
+
+
 @model.register("prior")
-class Prior(Model):
+class Prior(_Baseline):
     """The same score for every image and every pixel: all it can learn is how often each class occurs.
 
     A lower bound for other models.  It predicts the most frequent class everywhere, after its first step; in
@@ -33,16 +45,9 @@ class Prior(Model):
         shape = (len(self.bias), *(1 for _ in self.pixels))
         return Logits(self.bias.view(shape).expand(len(x_BCHW), -1, *self.pixels))
 
-    @torch.no_grad()
-    def initialise(self, seed: int) -> None:
-        self.bias.zero_()
-
-    def layer_of(self, name: str) -> int:
-        return 0
-
 
 @model.register("linear")
-class LinearModel(Model):
+class LinearModel(_Baseline):
     """Multinomial logistic regression on the pixels: each class is one weight per pixel and a bias, and no more.
 
     A lower bound for models with layers.  It starts at zero, where all classes are equally likely; its loss is convex,
@@ -64,11 +69,3 @@ class LinearModel(Model):
 
     def forward(self, x_BCHW: Tensor) -> Logits:
         return Logits(self.head(x_BCHW.flatten(1)))
-
-    @torch.no_grad()
-    def initialise(self, seed: int) -> None:
-        for parameter in self.parameters():
-            parameter.zero_()
-
-    def layer_of(self, name: str) -> int:
-        return 0

@@ -221,15 +221,19 @@ def split_by_settings(groups: Sequence[Group], changes: Callable[[str, Group], M
     for group in groups:
         parts: list[Group] = []
         for name, parameter in group["params"]:
-            own = {**group, **changes(name, group), "params": []}
-            # A handful of parts: a search is simpler than keys of settings that may be unhashable.
-            part = next((part for part in parts if {**part, "params": []} == own), None)
-            if part is None:
-                part = own
-                parts.append(part)
-            part["params"].append((name, parameter))
+            find_group(parts, {**group, **changes(name, group)})["params"].append((name, parameter))
         split += parts
     return split
+
+
+def find_group(groups: list[Group], settings: Group) -> Group:
+    """Return the group with these settings, whatever its parameters; a new one without any is added if none has."""
+    own = {**settings, "params": []}
+    # A handful of groups: a search is simpler than keys of settings that may be unhashable.
+    group = next((group for group in groups if {**group, "params": []} == own), own)
+    if group is own:
+        groups.append(own)
+    return group
 
 
 def hidden_matrices(model: Model) -> dict[str, int]:
