@@ -103,7 +103,7 @@ CALLED = {
     "attention": {"block_index"},
     "block": {"add_part", "attn", "mlp", "norm1", "norm2", "drop_path1", "drop_path2", "ls1", "ls2"},
     "objective": {"name"},
-    "metric": {"name", "of_features", "needs_train"},
+    "metric": {"name", "of_features"},
     "engine": {"train_step", "evaluate", "trainings"},
     "executor": {"worker_environment"},
     "tracker": {

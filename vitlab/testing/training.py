@@ -369,7 +369,7 @@ def _check_features(choice: ResolvedChoice) -> None:
     for kind, x_ND in (("random", random_ND), ("apart", apart_ND)):
         with about("of_features"):
             value, reordered = (
-                float(metric.of_features(images, images if cls.needs_train else None))
+                float(metric.of_features(images, lambda images=images: images))
                 for order_N in (torch.arange(N), torch.randperm(N, generator=generator))
                 for images in [Features(x_ND[order_N], label_N[order_N])]
             )

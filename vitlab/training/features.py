@@ -12,6 +12,7 @@ tokens.
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
+from functools import cache
 from typing import Any
 
 import torch
@@ -42,7 +43,6 @@ def evaluate_features(
     Raises:
         WeightsError: If the model has no linear classifier.
     """
-    needs_train = any(one.needs_train for one in metrics.values())
     with evaluating(model):
         # One image shows which layers make the logits.
         layers = list(find_classifiers(model, next(feed.evaluation("train", 1)).x_BCHW, precision).values())[:1]
@@ -51,13 +51,16 @@ def evaluate_features(
                 f"metrics of features need a head whose last layer is linear, and a {type(model).__name__} has none; "
                 "remove them from train.metrics"
             )
-        features = []
-        for each in (split, "train")[: 1 + needs_train]:
-            (x_ND,), y_N = collect_inputs(layers, model, feed, each, precision, peers)
-            features.append(Features(x_ND.cpu(), y_N.cpu()))
-    return {
-        name: one.of_features(features[0], features[1] if one.needs_train else None) for name, one in metrics.items()
-    }
+
+        @cache
+        def features_of(split: Split) -> Features:
+            (x_ND,), y_N = collect_inputs(layers, model, feed, split, precision, peers)
+            return Features(x_ND.cpu(), y_N.cpu())
+
+        # The training images are read if a metric asks for them.
+        return {
+            name: one.of_features(features_of(split), lambda: features_of("train")) for name, one in metrics.items()
+        }
 
 
 def collect_inputs(

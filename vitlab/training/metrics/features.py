@@ -5,9 +5,10 @@ N images of a split, M training images, D width, K classes.
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -37,18 +38,13 @@ class FeatureMetric(Metric):
     """
 
     reads = "features"
-    needs_train: ClassVar[bool] = False  #: whether ``of_features`` gets the features of the training images, too
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Return the features of a batch, here called logits, and their labels as the last column."""
-        return torch.cat([logits.double(), target[:, None].double()], 1)
-
-    def value(self, rows_N: Tensor) -> float:
-        return self.of_features(Features(rows_N[:, :-1], rows_N[:, -1].long()), None)
+        raise NotImplementedError("a metric of features has of_features in place of rows and value")
 
     @abstractmethod
-    def of_features(self, images: Features, train: Features | None) -> float:
-        """Return the metric of a split; ``train`` is None unless the metric needs it."""
+    def of_features(self, images: Features, train: Callable[[], Features]) -> float:
+        """Return the metric of a split; ``train`` computes the features of the training images."""
 
 
 @metric.register("effective_rank")
@@ -61,7 +57,7 @@ class EffectiveRank(FeatureMetric):
 
     bounds = (1.0, math.inf)
 
-    def of_features(self, images: Features, train: Features | None) -> float:
+    def of_features(self, images: Features, train: Callable[[], Features]) -> float:
         """Return exp(-sum p log p) of the shares p of the singular values of the features, not centred."""
         sigma_D = torch.linalg.svdvals(images.x_ND)
         share_D = sigma_D / sigma_D.sum().clamp(min=torch.finfo(sigma_D.dtype).tiny) + RANK_EPS
@@ -83,7 +79,6 @@ class NearestNeighbours(GuessedByClass, FeatureMetric):
     """
 
     quantum = 1.0
-    needs_train = True
 
     k: Count = 20
     temperature: Positive | None = 0.07
@@ -96,10 +91,9 @@ class NearestNeighbours(GuessedByClass, FeatureMetric):
         elif self.temperature != 0.07:
             self.name += f"_t{Decimal(str(self.temperature)):f}".replace(".", "_")
 
-    def of_features(self, images: Features, train: Features | None) -> float:
+    def of_features(self, images: Features, train: Callable[[], Features]) -> float:
         """Return the share of images for whose class the votes are most; of equal classes, the first is predicted."""
-        assert train is not None
-        predicted = nearest_classes(images.x_ND, train, self.k, self.temperature)
+        predicted = nearest_classes(images.x_ND, train(), self.k, self.temperature)
         return float((predicted == images.y_N).double().mean())
 
 
