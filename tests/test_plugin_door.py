@@ -101,6 +101,7 @@ def test_templates_and_pages_use_the_door(tmp_path: Path) -> None:
 CALLED = {
     "model": set(),
     "attention": {"block_index"},
+    "position": {"overrides"},
     "block": {"add_part", "attn", "mlp", "norm1", "norm2", "drop_path1", "drop_path2", "ls1", "ls2"},
     "objective": {"name"},
     "metric": {"name", "of_features"},

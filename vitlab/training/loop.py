@@ -107,7 +107,7 @@ class Training:
         self.feed = feed
         self.spec = spec
         self.seeds = seeds
-        self.micro_batches = micro_batches if micro_batches is not None else MicroBatches()
+        self.micro_batches = micro_batches or MicroBatches()
         self.peers = self.micro_batches.peers
         self.emit = emit
         self.write = write

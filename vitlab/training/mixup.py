@@ -81,22 +81,16 @@ class Mixing:
         weight = float(betaincinv(a, a, high + low * 2.0**-24))
         if not cuts:
             return Mixed(weight, None)
-        rows, columns = cutmix_box(weight, int(row * height), int(column * width), height, width)
+        # A box of the image's aspect ratio around a pixel; its borders are the image's where it would leave it.
+        rows, columns = (_span(centre, weight, side) for centre, side in ((row, height), (column, width)))
         covered = (rows.stop - rows.start) * (columns.stop - columns.start)
         return Mixed(1 - covered / (height * width), (rows, columns))
 
 
-def cutmix_box(weight: float, row: int, column: int, height: int, width: int) -> Box:
-    """Return a box around a pixel that leaves the share ``weight`` of the image outside.
-
-    The box has the aspect ratio of the image and is clipped at its borders, so callers must compute the actual weight
-    from the pixels it covers.
-    """
-    rows, columns = (int(size * math.sqrt(1 - weight)) for size in (height, width))
-    return (
-        slice(max(0, row - rows // 2), min(height, row + (rows + 1) // 2)),
-        slice(max(0, column - columns // 2), min(width, column + (columns + 1) // 2)),
-    )
+def _span(centre: float, weight: float, side: int) -> slice:
+    """Return the rows, or columns, of a box around a share of a side, which has the share ``weight`` outside."""
+    place, length = int(centre * side), int(side * math.sqrt(1 - weight))
+    return slice(max(0, place - length // 2), min(side, place + (length + 1) // 2))
 
 
 def _mix_images(x_BCHW: Tensor, weight: float, box: Box | None) -> Tensor:

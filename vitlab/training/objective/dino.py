@@ -132,15 +132,14 @@ class DINO(Objective):
         """Return the mean cross-entropy over pairs of different views, and update the centre."""
         views = x.unbind(1)
         with torch.no_grad():
-            teacher = torch.stack([self._teacher_outputs(view) for view in views[:TEACHER_VIEWS]])
+            teacher = torch.stack([self._outputs(self.module.teacher, view) for view in views[:TEACHER_VIEWS]])
             # Sharpened by the centre of the steps before, which is moved afterwards.
             target_GBK = self._sharpen(teacher)
             self.module.centre_K.lerp_(teacher.mean((0, 1)).to(self.module.centre_K), 1 - self.centre_momentum)
         terms = []
         for number, view in enumerate(views):
-            with self._draws_for_view(number), autocast(x.device, self.setup.spec.precision):
-                student_BK = self.student(view)
-            log_BK = (to_float32_or_wider(student_BK) / self.student_temperature).log_softmax(1)
+            with self._draws_for_view(number):
+                log_BK = self._student_logs(view)
             # Equal views are left out: predicting one's own output teaches nothing.
             terms += [
                 -(target_BK * log_BK).sum(1).mean() for other, target_BK in enumerate(target_GBK) if other != number
@@ -150,10 +149,7 @@ class DINO(Objective):
     @torch.no_grad()
     def views(self, x: Tensor, target: Tensor, weights: Weights | None = None) -> dict[str, Tensor]:
         """Return the cross-entropy of student and teacher on each image, (B,), for the metrics to read."""
-        with autocast(x.device, self.setup.spec.precision):
-            student_BK = to_float32_or_wider(self.student(x))
-        log_BK = (student_BK / self.student_temperature).log_softmax(1)
-        return {"": -(self._sharpen(self._teacher_outputs(x)) * log_BK).sum(1)}
+        return {"": -(self._sharpen(self._outputs(self.module.teacher, x)) * self._student_logs(x)).sum(1)}
 
     def after_step(self, step: int) -> None:
         """Move the teacher towards the student."""
@@ -161,9 +157,13 @@ class DINO(Objective):
         share = 1 - (1 - self.momentum) * (1 + math.cos(math.pi * progress)) / 2
         self.module.update_teacher(1 - share)
 
-    def _teacher_outputs(self, x_BCHW: Tensor) -> Tensor:
+    def _outputs(self, model: Projected, x_BCHW: Tensor) -> Tensor:
         with autocast(x_BCHW.device, self.setup.spec.precision):
-            return to_float32_or_wider(self.module.teacher(x_BCHW))
+            return to_float32_or_wider(model(x_BCHW))
+
+    def _student_logs(self, x_BCHW: Tensor) -> Tensor:
+        """Return the logarithms of the student's distribution over prototypes, (B, K)."""
+        return (self._outputs(self.student, x_BCHW) / self.student_temperature).log_softmax(1)
 
     def _sharpen(self, teacher: Tensor) -> Tensor:
         return ((teacher - self.module.centre_K) / self.teacher_temperature).softmax(-1)
