@@ -93,6 +93,7 @@ def test_templates_and_pages_use_the_door(tmp_path: Path) -> None:
         file.read_text() for kind in KINDS for file in write_plugin(f"acme-{kind}", kind, out=tmp_path).rglob("*.py")
     ]
     pages = [*(ROOT / "docs" / "pages").rglob("*.md"), ROOT / "plugins" / "README.md", ROOT / "README.md"]
+    pages.remove(ROOT / "docs" / "pages" / "reference" / "python.md")  # which has signatures
     texts += [block for page in pages for block in code_blocks(page)]
     assert len(texts) > 50
     assert not [name for text in texts for name in imports_of(text) if is_internal(name)]
