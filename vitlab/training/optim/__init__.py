@@ -131,9 +131,11 @@ class Composite(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[Group]:  # type: ignore[override]
+        """Return the groups of all parts."""
         return [group for part in self.parts for group in part.param_groups]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients of all parts."""
         for part in self.parts:
             part.zero_grad(set_to_none)
 
