@@ -93,7 +93,7 @@ def no_figures() -> Iterator[None]:
     For modules whose tests use no figures: ``pytestmark = pytest.mark.usefixtures("no_figures")``.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitlab.report.Content.figures", {})
+        patch.setattr("vitlab.report.Report.figures", {})
         yield
 
 

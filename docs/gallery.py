@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
 
-    from vitlab.report import Content
+    from vitlab.report import Report
 
 FOLDER = Path(__file__).parent / "pages" / "gallery"
 TABLE = Path(__file__).parents[1] / "pipelines" / "README.md"
@@ -220,7 +220,7 @@ def store_results(study: str, out: Path, picture: Path | None = None) -> Path:
 
     plan, store = open_study(study, out=out)
     content = collect(plan, store)
-    doc = content.report.to_json()
+    doc = content.to_json()
     del doc["trials"], doc["state"]
     doc["made"] |= {"place": "In any folder", "command": command(study)}
     folder = FOLDER / study
@@ -239,7 +239,7 @@ def store_results(study: str, out: Path, picture: Path | None = None) -> Path:
     return folder
 
 
-def _figures(content: Content) -> Iterator[str]:
+def _figures(content: Report) -> Iterator[str]:
     """Yield the figures of the report as elements of a page."""
     from vitlab.report.drawing import svg_to_element
 

@@ -298,7 +298,7 @@ def judged(frame: pd.DataFrame, **options: Any) -> Any:
 def test_judge_over_blocks_equals_t_over_block_means() -> None:
     frame = table({"base": 0.0, "worse": -0.08, "near": 0.002})
     judgement = judged(frame)
-    rows = {row.arm: row for row in judgement.content.report.sections["blocks"]}
+    rows = {row.arm: row for row in judgement.report.sections["blocks"]}
     means = frame.groupby(["model", "data"])["acc"].mean().unstack("model")
     d = means["worse"] - means["base"]
     assert list(rows["worse"].differences.values()) == pytest.approx(d.tolist())
@@ -306,11 +306,11 @@ def test_judge_over_blocks_equals_t_over_block_means() -> None:
     assert (rows["worse"].ahead, rows["worse"].behind, rows["worse"].verdict) == (0, 4, "worse")
     assert rows["near"].verdict == "cannot tell"
     assert judgement.answers[0].startswith("Over 4 blocks, worse is ")
-    own = judged(frame[frame["model"] != "near"]).content.report.sections["blocks"][0]
+    own = judged(frame[frame["model"] != "near"]).report.sections["blocks"][0]
     assert own.p == pytest.approx(stats.ttest_1samp(d, 0).pvalue)
     assert len(judgement) == 12
     wide = frame.pivot(index=["data", "seed"], columns="model", values="acc").reset_index()
-    assert {row.arm: row for row in judged(wide, arm=None).content.report.sections["blocks"]} == rows
+    assert {row.arm: row for row in judged(wide, arm=None).report.sections["blocks"]} == rows
     text = judgement.render("md")
     assert "## Over blocks" in text and "set2: worse" in text
     assert b"Over blocks" in judgement.render("latex-all").encode()
@@ -320,19 +320,19 @@ def test_differences_relative_to_the_error_of_the_baseline() -> None:
     frame = table({"base": 0.0, "worse": -0.05})
     means = frame.groupby(["model", "data"])["acc"].mean().unstack("model")
     expected = (means["worse"] - means["base"]) / (1 - means["base"])
-    row = judged(frame, over_blocks="relative").content.report.sections["blocks"][0]
+    row = judged(frame, over_blocks="relative").report.sections["blocks"][0]
     assert list(row.differences.values()) == pytest.approx(expected.tolist())
-    percent = judged(frame.assign(acc=100 * frame["acc"]), over_blocks="relative").content.report.sections["blocks"][0]
+    percent = judged(frame.assign(acc=100 * frame["acc"]), over_blocks="relative").report.sections["blocks"][0]
     assert list(percent.differences.values()) == pytest.approx(expected.tolist())
     loss = frame.assign(loss=1 - frame["acc"]).drop(columns="acc")
-    row = judged(loss, metric="loss", over_blocks="relative").content.report.sections["blocks"][0]
+    row = judged(loss, metric="loss", over_blocks="relative").report.sections["blocks"][0]
     assert list(row.differences.values()) == pytest.approx((-expected).tolist()) and row.verdict == "worse"
     with pytest.raises(UserError, match="loss is no share"):
         judged(loss, metric="loss")
     with pytest.raises(UserError, match="nobody knows which psnr has no error"):
         judged(frame.rename(columns={"acc": "psnr"}), metric="psnr", over_blocks="relative")
     perfect = frame.assign(acc=frame["acc"].where(frame["model"] != "base", 1.0))
-    row = judged(perfect, over_blocks="relative").content.report.sections["blocks"][0]
+    row = judged(perfect, over_blocks="relative").report.sections["blocks"][0]
     assert row.difference is None and row.verdict == "refused"
 
 
@@ -340,10 +340,10 @@ def test_means_over_unlike_differences_are_refused() -> None:
     frame = table({"base": 0.0, "other": 0.0, "arm": 0.02})
     is_first, is_arm = frame["data"] == "set0", frame["model"] == "arm"
     frame["against"] = is_arm.map({True: "base", False: ""}).where(~(is_arm & is_first), "other")
-    answers = judged(frame, baseline=None, baselines="against").content.report.answers
+    answers = judged(frame, baseline=None, baselines="against").report.answers
     assert answers[0].startswith("refused: it is compared with other and base in different blocks: over 4 blocks, arm ")
     perfect = frame.assign(acc=frame["acc"].where(~(is_first & (frame["model"] == "base")), 1.0))
-    answers = judged(perfect, over_blocks="relative").content.report.answers
+    answers = judged(perfect, over_blocks="relative").report.answers
     reason = "its baseline has no error in set0 that a difference could be divided by"
     assert len(answers) == 2 and all(text.startswith(f"refused: {reason}: over 3 blocks, ") for text in answers)
 
@@ -364,7 +364,7 @@ def test_missing_arms_blocks_and_seeds_are_said() -> None:
     assert "one block has no spread" in one.answers[0]
     lost = frame.assign(acc=frame["acc"].where(~((frame["model"] == "worse") & (frame["seed"] == 2))))
     assert "seeds that diverged or failed may change this" in judged(lost).answers[0]
-    known = judged(lost, classes=10).content.report.sections["blocks"][0]
+    known = judged(lost, classes=10).report.sections["blocks"][0]
     assert known.verdict in ("worse", "cannot tell") and known.pairs == 4
 
 
@@ -389,5 +389,5 @@ def test_mistakes_of_tables_with_blocks_come_together() -> None:
 def test_baselines_of_a_column_are_those_of_the_block() -> None:
     frame = table({"base": 0.0, "worse": -0.05})
     named = frame.assign(against=np.where(frame["model"] == "worse", "base", ""))
-    rows = judged(named, baseline=None, baselines="against").content.report.sections["blocks"]
+    rows = judged(named, baseline=None, baselines="against").report.sections["blocks"]
     assert [(row.arm, row.baseline, row.pairs) for row in rows] == [("worse", "base", 4)]

@@ -64,7 +64,7 @@ def test_exported_study_is_judged_to_last_digit(tmp_path: Path) -> None:
         tmp_path / "wide.csv", index=False
     )
     for name, arm in (("r.parquet", "arm"), ("r.jsonl", "arm"), ("wide.csv", None)):
-        again = judge(tmp_path / name, metric="val/accuracy", arm=arm, seed="seed").content.report.to_json()
+        again = judge(tmp_path / name, metric="val/accuracy", arm=arm, seed="seed").report.to_json()
         assert again["answers"] == own["answers"]
         assert [row["p"] for row in again["arms"]] == [row["p"] for row in judged["arms"]]
 
@@ -93,13 +93,13 @@ def test_shipped_study_is_judged_to_last_digit(tmp_path: Path, name: str) -> Non
     options: dict[str, Any] = {"metric": plan.analysis.metric, "arm": "arm", "seed": "seed"}
     frame.to_csv(file, index=False)
     judged = judge(file, **options, baselines="baseline")
-    arms = judged.content.report.to_json()["arms"]
+    arms = judged.report.to_json()["arms"]
     assert judged.answers == answer_sentences(own, plan.analysis, plan.units) and equal_but_for(
         own, arms, {"exploratory"}
     )
     baselines = [row["arm"] for row in own if row["baseline"] is None]
     if len(baselines) == 1:
-        assert judge(file, **options, baseline=baselines[0]).content.report.to_json()["arms"] == arms
+        assert judge(file, **options, baseline=baselines[0]).report.to_json()["arms"] == arms
 
 
 @pytest.mark.parametrize("name", ["optimizers", "vit5"])
@@ -113,7 +113,7 @@ def test_shipped_study_of_tuned_arms_is_judged_to_last_digit_but_for_the_tuning(
     frame.to_csv(file, index=False)
     analysis = plan.analysis
     judged = judge(file, metric=analysis.metric, arm="arm", seed="seed", baselines="baseline", margin=analysis.margin)
-    assert equal_but_for(own, judged.content.report.to_json()["arms"], {"exploratory"})
+    assert equal_but_for(own, judged.report.to_json()["arms"], {"exploratory"})
     assert any((row["shared"] or 1) > 1 for row in own)
 
 
@@ -125,7 +125,7 @@ def test_baselines_may_be_numbers_beside_empty_cells(tmp_path: Path, suffix: str
         frame.to_json(file, orient="records", lines=True)
     else:
         frame.to_csv(file, index=False) if suffix == "csv" else frame.to_parquet(file)
-    arms = judge(file, metric="acc", arm="depth", seed="seed", baselines="of").content.report.to_json()["arms"]
+    arms = judge(file, metric="acc", arm="depth", seed="seed", baselines="of").report.to_json()["arms"]
     assert [row["baseline"] for row in arms] == [None, "6"]
 
 
@@ -156,7 +156,7 @@ def test_study_of_many_arms_or_with_margin_is_judged_to_last_digit(tmp_path: Pat
         file.write_text(text_of(plan, store, "csv"), encoding="utf-8")
         judged = judge(
             file, metric="val/accuracy", arm="arm", seed="seed", margin=analysis.margin
-        ).content.report.to_json()
+        ).report.to_json()
         assert {row["shared"] for row in own["arms"] if row["baseline"]} == {6}
         assert judged["answers"] == own["answers"] and equal_but_for(own["arms"], judged["arms"], set())
 
@@ -168,7 +168,7 @@ def test_study_until_decided_is_judged_to_last_digit(tmp_path: Path) -> None:
     own = document(plan, store)
     file = tmp_path / "results.csv"
     file.write_text(text_of(plan, store, "csv"), encoding="utf-8")
-    judged = judge(file, metric="val/accuracy", arm="arm", seed="seed").content.report.to_json()
+    judged = judge(file, metric="val/accuracy", arm="arm", seed="seed").report.to_json()
     of_looks = {"look", "looks", "decidable", "p", "p_corrected", "shared"}  # decided comparisons share no more
     of_looks |= {f"difference_{name}" for name in ("low", "high", "se", "df")}
     [mine, theirs] = [[row for row in doc["arms"] if row["arm"] == "position=sincos2d"] for doc in (own, judged)]
@@ -185,7 +185,7 @@ def test_published_table_with_known_answer(tmp_path: Path) -> None:
     second = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
     file = tmp_path / "sleep.csv"
     pd.DataFrame({"ID": range(1, 11), "1": first, "2": second}).to_csv(file, index=False)
-    judged = judge(file, metric="extra", seed="ID", baseline="2", goal="max").content.report.to_json()
+    judged = judge(file, metric="extra", seed="ID", baseline="2", goal="max").report.to_json()
     [row] = [row for row in judged["arms"] if row["arm"] == "1"]
     assert row["difference"] == pytest.approx(-1.58, abs=1e-9) and row["pairs"] == 10
     assert (row["difference_low"], row["difference_high"]) == pytest.approx((-2.4598858, -0.7001142), abs=5e-8)
@@ -213,7 +213,7 @@ def test_percent_unequal_seeds_and_missing_values_are_reported(tmp_path: Path) -
     text = notes_of(file)
     assert "seeds 3, 4 have a value in one of the two alone" in text
     assert "Warning: 1 lost seed, without a value: b, seed 3." in text
-    doc = judge(file, metric="acc", arm="model", seed="run").content.report.to_json()
+    doc = judge(file, metric="acc", arm="model", seed="run").report.to_json()
     difference = np.mean([94.0 - 93.1, 94.1 - 93.4, 93.7 - 92.8])
     assert doc["units"] == {"acc": "%"} and doc["arms"][1]["difference"] == pytest.approx(difference)
     assert "points above a" in doc["answers"][0]
@@ -265,7 +265,7 @@ def test_seeds_of_any_kind_pair_the_arms(tmp_path: Path, seeds: list[Any]) -> No
             for i, seed in enumerate(seeds)]  # fmt: skip
     file = tmp_path / "r.jsonl"
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    arms = judge(file, metric="acc", arm="model", seed="run").content.report.to_json()["arms"]
+    arms = judge(file, metric="acc", arm="model", seed="run").report.to_json()["arms"]
     assert [row["pairs"] for row in arms if row["arm"] == "b"] == [3]
 
 

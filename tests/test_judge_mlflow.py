@@ -184,7 +184,7 @@ def call(uri: str, *options: str) -> Result:
 
 
 def judged(uri: str, **options: Any) -> dict[str, Any]:
-    return judge(uri, **{"metric": METRIC, "arm": "model", "seed": "seed", **options}).content.report.to_json()
+    return judge(uri, **{"metric": METRIC, "arm": "model", "seed": "seed", **options}).report.to_json()
 
 
 def test_table_has_the_runs_that_count(database: str) -> None:

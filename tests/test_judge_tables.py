@@ -401,7 +401,7 @@ def test_values_stand_in_the_units_of_the_column(tmp_path: Path) -> None:
         (scaled(0.5, metric="loss"), "loss", "number", 0.41),
     ):
         judgement = judged(tmp_path, content, metric=metric)
-        assert (means(judgement)["vit"], *judgement.content.report.units.values()) == (pytest.approx(mean), unit), (
+        assert (means(judgement)["vit"], *judgement.report.units.values()) == (pytest.approx(mean), unit), (
             metric
         )
     judgement = judged(tmp_path, scaled(1, metric="err"), metric="err")
@@ -441,7 +441,7 @@ def test_margin_is_in_units_of_the_column_or_in_points(tmp_path: Path) -> None:
     ):
         metric = content.partition("\n")[0].split(",")[2]
         judgement = judged(tmp_path, content, metric=metric, margin=margin)
-        assert judgement.content.report.analysis.margin == pytest.approx(amount)
+        assert judgement.report.analysis.margin == pytest.approx(amount)
     for margin, content, message in (
         (0.5, scaled(1, metric="loss"), ""),
         ("0.5 points", scaled(1, metric="loss"), "'loss' is no share, so that it has no points; write a number"),

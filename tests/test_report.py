@@ -67,7 +67,7 @@ from vitlab.store.folders import Store
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the figures of reports."""
-    monkeypatch.setattr(sys.modules["vitlab.report.report"].Content, "figures", {})
+    monkeypatch.setattr(report.Report, "figures", {})
 
 
 # -- frames -----------------------------------------------------------------------------------------------------------

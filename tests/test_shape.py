@@ -113,7 +113,7 @@ def count_code_lines(node: Any) -> int:
 
 
 def test_format_is_an_entry_of_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_figures: None) -> None:
-    monkeypatch.setitem(FORMATS, "title", Format(lambda content: content.report.title, "title.txt"))
+    monkeypatch.setitem(FORMATS, "title", Format(lambda content: content.title, "title.txt"))
     plan, store = study(tmp_path)
     assert report.render(plan, store, "title") == plan.question
     files = report.write(report.collect(plan, store), tmp_path / "report")

@@ -158,7 +158,7 @@ def test_front_arms_with_diverged_seeds_are_marked(tmp_path: Path) -> None:
         assert result is not None
         folder.write_result(replace(result, status="diverged", outcome=replace(result.outcome, metrics={})))
     content = report.collect(plan, store)
-    _, arms_on_front = all_sections()["fronts"].table(content.report.sections["fronts"], content.report).columns
+    _, arms_on_front = all_sections()["fronts"].table(content.sections["fronts"], content).columns
     assert set(arms_on_front.cells) == {"small; large (2 broken seeds)"}
 
 

@@ -235,7 +235,7 @@ def _pictures(*, drawn: bool) -> AbstractContextManager[Any]:
     """Draw the pictures of reports, or leave them out: they take most of the time."""
     from vitlab import report
 
-    return nullcontext() if drawn else mock.patch.object(report.Content, "figures", lambda _: {})
+    return nullcontext() if drawn else mock.patch.object(report.Report, "figures", lambda _: {})
 
 
 def _state(file: Path) -> tuple[int, int, int]:

@@ -211,15 +211,15 @@ def _report_and_deliver(plan: Plan, session: Session, on_report: Callable[[Rende
     mark_undelivered(folder.parent)
     delivery.update()  # while the report is written
     with status("comparing the arms"):
-        content = report.collect(plan, session.store)
+        made = report.collect(plan, session.store)
     try:
         if on_report is not None:
-            on_report(content.render)
+            on_report(made.render)
     finally:
         files: Sequence[Path] = ()
         try:
             with status("writing the report"):
-                files = report.write(content, folder)
+                files = report.write(made, folder)
         finally:  # a report that cannot be written keeps no trial from the tracker
             link = delivery.close(files, say)
     return link

@@ -428,7 +428,7 @@ def verdicts_of_table(values: Floats) -> list[str]:
     judgement = vitlab.judge(
         table, metric="score", arm="arm", goal="max", block="block", baseline="arm 0", over_blocks="difference"
     )
-    return [row.verdict for row in judgement.content.report.sections["blocks"]]
+    return [row.verdict for row in judgement.report.sections["blocks"]]
 
 
 def over_blocks(

@@ -153,8 +153,8 @@ def ab_command(
     from vitlab.regression.check import CheckRequest
 
     request = CheckRequest(find_study_file(file), Path(), out, parse_changes(changes), plugins)
-    content, result = compare_revisions(revisions, request, install)
-    _print_and_exit(result, str(content.render(form)), str(content.render("md")), junit, content.report)
+    report, result = compare_revisions(revisions, request, install)
+    _print_and_exit(result, str(report.render(form)), str(report.render("md")), junit, report)
 
 
 def _print_and_exit(

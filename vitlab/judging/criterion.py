@@ -54,7 +54,7 @@ def split_words(name: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Scale:
+class ColumnUnit:
     """Unit of a metric, and the value that all of it has: 1 for shares, 100 for percents, None for other numbers."""
 
     unit: Unit
@@ -85,7 +85,7 @@ def infer_goal(metric: str) -> Goal | None:
     return goal
 
 
-def infer_scale(metric: str, frame: pd.DataFrame, has_signs: bool, remarks: Remarks) -> Scale:
+def infer_scale(metric: str, frame: pd.DataFrame, has_signs: bool, remarks: Remarks) -> ColumnUnit:
     """Return the scale of a metric, which percent signs in cells and the name may say, or else the whole column."""
     name_words, finite = {*split_words(metric)}, frame["value"].dropna()
     is_share = not SHARES.isdisjoint(name_words)
@@ -97,17 +97,17 @@ def infer_scale(metric: str, frame: pd.DataFrame, has_signs: bool, remarks: Rema
             remarks.add_mistakes(
                 f"'{metric}' is in percent by its name, and no value exceeds 1; write percents, or rename the column"
             )
-        return Scale("%", 100.0 if is_share and fits and finite.max() <= 100 else None)
+        return ColumnUnit("%", 100.0 if is_share and fits and finite.max() <= 100 else None)
     if not is_share or not fits or finite.max() > 100:
-        return Scale("number")
+        return ColumnUnit("number")
     if is_small and not BELOW_1_PERCENT.isdisjoint(name_words):
         remarks.notes.append(
             f"'{metric}' may be a share or percent, as no value exceeds 1: values stand as they are in the table. A "
             "percent sign in the name of the column or in every cell says percent."
         )
-        return Scale("number")
+        return ColumnUnit("number")
     if is_small:
-        return Scale("share", 1.0)
+        return ColumnUnit("share", 1.0)
     small, large = finite[finite <= 1], finite[finite > 1]
     if len(small) and MIXED[0] * small.median() < large.median() < MIXED[1] * small.median():
         arms = [shortlist(frame.loc[some.index, "arm"].unique().tolist()) for some in (small, large)]
@@ -115,10 +115,10 @@ def infer_scale(metric: str, frame: pd.DataFrame, has_signs: bool, remarks: Rema
             f"'{metric}' seems to hold shares and percents: values to {small.max():g} of {arms[0]}, and to "
             f"{large.max():g} of {arms[1]}; write one unit, or '%' into the name of the column if all are percents"
         )
-    return Scale("%", 100.0)
+    return ColumnUnit("%", 100.0)
 
 
-def margin_in_units(margin: float | str | None, metric: str, scale: Scale, remarks: Remarks) -> float | None:
+def margin_in_units(margin: float | str | None, metric: str, scale: ColumnUnit, remarks: Remarks) -> float | None:
     """Return a margin in units of the column, from a number or from a text such as ``0.5 points``."""
     if margin is None:
         return None
@@ -143,7 +143,7 @@ def margin_in_units(margin: float | str | None, metric: str, scale: Scale, remar
 
 
 def chance_in_units(
-    chance: float | None, classes: int | None, metric: str, scale: Scale, remarks: Remarks
+    chance: float | None, classes: int | None, metric: str, scale: ColumnUnit, remarks: Remarks
 ) -> float | None:
     """Return what guesses reach in units of the column, if it is given, or follows from the number of classes."""
     if chance is not None and not (math.isfinite(chance) and (scale.whole is None or 0 <= chance <= scale.whole)):
@@ -165,7 +165,7 @@ MAX_IMAGES = 10**12
 """Largest number of images: the step of a larger set is below the precision of an accuracy."""
 
 
-def quantum_in_units(images: int | None, metric: str, scale: Scale, remarks: Remarks) -> float:
+def quantum_in_units(images: int | None, metric: str, scale: ColumnUnit, remarks: Remarks) -> float:
     """Return the smallest step of a metric that counts images, in units of the column; 0 if it is not known."""
     if images is None or not 1 <= images <= MAX_IMAGES:
         return 0.0

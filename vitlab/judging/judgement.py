@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -14,14 +13,15 @@ import numpy as np
 from vitlab.comparison import Verdict
 from vitlab.errors import UserError, format_count, nearest
 from vitlab.judging import criterion
-from vitlab.judging.criterion import MAX_IMAGES, Scale
+from vitlab.judging.criterion import MAX_IMAGES, ColumnUnit
 from vitlab.judging.files import Columns, Remarks, Table, adapt_option_names, frame_to_table, read_table, shortlist
 from vitlab.judging.trainings import Trainings, add_column_mistakes, read_trainings
 from vitlab.planning.values import Arm, Looks, MetricFacts, Plan, scale_conflict
 from vitlab.report.comparison import summary
 from vitlab.report.frame import StudyResults
 from vitlab.report.notes import table_notes
-from vitlab.report.report import Content
+from vitlab.report.report import Report
+from vitlab.report.sections import Findings
 from vitlab.spec import Analysis
 from vitlab.spec.choice import Goal, OverBlocks
 from vitlab.statistics.power import sequential_levels
@@ -127,14 +127,14 @@ def judge(
         plan = _add_looks(plan, frame, looks, quantum)
     of_study = StudyResults(plan, frame, quantum=quantum)
     rows = summary(of_study)
-    content = Content.from_comparison(of_study, rows, table_notes(of_study, rows))
+    report = Report.from_findings(Findings(of_study, rows), table_notes(of_study, rows))
     notes = (
         *map(adapt_option_names, remarks.notes),
-        *content.report.notes,
+        *report.notes,
         *_training_notes(trainings, metric),
         UNREGISTERED,
     )
-    return Comparison.of(replace(content, report=replace(content.report, notes=notes)))
+    return Comparison.of(replace(report, notes=notes))
 
 
 def _wrong_options(
@@ -192,7 +192,7 @@ def _read_results(results: pd.DataFrame | str | Path, columns: Columns, remarks:
     return table
 
 
-def _block_conflict(analysis: Analysis, scale: Scale, trainings: Trainings) -> str:
+def _block_conflict(analysis: Analysis, scale: ColumnUnit, trainings: Trainings) -> str:
     """Return why the differences of blocks cannot be averaged; empty if they can."""
     if scale.whole is not None:
         return scale_conflict(analysis, "share", scale.bounds)
@@ -200,7 +200,7 @@ def _block_conflict(analysis: Analysis, scale: Scale, trainings: Trainings) -> s
 
 
 def _make_plan(
-    trainings: Trainings, compared: Mapping[str, str], analysis: Analysis, scale: Scale, chance: float | None
+    trainings: Trainings, compared: Mapping[str, str], analysis: Analysis, scale: ColumnUnit, chance: float | None
 ) -> Plan:
     """Return the plan of a study that would have given these trainings."""
     arms, blocks, name = trainings.frame["arm"].unique().tolist(), trainings.blocks, trainings.table.name
@@ -260,7 +260,6 @@ def _results_frame(frame: pd.DataFrame, column: str, compared: Mapping[str, str]
     """Return trainings as a frame of :func:`vitlab.report.frame.results`."""
     import pandas as pd
 
-    absent = pd.array([pd.NA], dtype="Int64").take([0] * len(frame))
     return pd.DataFrame(
         {
             "arm": frame["arm"].astype("string").array,
@@ -269,8 +268,6 @@ def _results_frame(frame: pd.DataFrame, column: str, compared: Mapping[str, str]
             "trial": np.arange(len(frame)),
             "status": frame["status"].array,
             column: frame["value"].array,
-            **dict.fromkeys(("params", "macs", "images"), absent),
-            "wall_s": math.nan,
         }
     )
 

@@ -23,7 +23,7 @@ from vitlab.regression.checkout import Revision, checkout, resolve_revisions, un
 from vitlab.regression.decide import Finding
 from vitlab.regression.decide import Verdict as CheckVerdict
 from vitlab.report.api import open_study
-from vitlab.report.report import Content, Report
+from vitlab.report.report import Report
 from vitlab.report.two_studies import compare_studies
 from vitlab.spec.changes import read_study
 
@@ -40,7 +40,7 @@ VERSIONS = "import json; from vitlab.runner import circumstances; print(json.dum
 
 def compare_revisions(
     revisions: str, request: CheckRequest, install: str | None = None
-) -> tuple[Content, gate.CheckResult]:
+) -> tuple[Report, gate.CheckResult]:
     """Train a study by two revisions, and return the report of their comparison, and its result like one of a check.
 
     Revisions are two commits, such as ``main..HEAD``; for ``install``, see :func:`vitlab.regression.checkout.checkout`.
@@ -88,16 +88,16 @@ def compare_revisions(
             run("run", f"--only=arm={pattern}")
         old, new = pair
         question = f"How does {new.name} differ from {old.name}?"
-        content = Content(Report(study.study, question, study.analysis, {}, "", (), (), {}, ()))
+        report = Report(study.study, question, study.analysis, {}, "", (), (), {}, ())
         if reached:
             results = []
             for revision, name, out, _ in sides:
                 plan, store = open_study(name, out=out)
                 arms = tuple(arm if arm.name in reached else replace(arm, skip=OUT_OF_REACH) for arm in plan.arms)
                 results.append((replace(plan, study=revision.name, arms=arms), store))
-            content = compare_studies(results[0], results[1], exploratory=None)
-            rows = [row for row in content.report.arms if row["baseline"] is not None]
-            for row, answer in zip(rows, content.report.answers, strict=True):
+            report = compare_studies(results[0], results[1], exploratory=None)
+            rows = [row for row in report.arms if row["baseline"] is not None]
+            for row, answer in zip(rows, report.answers, strict=True):
                 verdict, arm = row["verdict"], row["arm"].removeprefix(f"{new.name}: ")
                 sentence = answer if answer.startswith(verdict) else f"{verdict}: {answer}"
                 findings.append(Finding(arm, metric, VERDICTS.get(verdict, "pass"), sentence, row["wall_s"]))
@@ -105,11 +105,11 @@ def compare_revisions(
                 costs = gate.judge_costs(study, old, new, reached, request.study_arguments)
     same = [Finding(arm, metric, "pass", OUT_OF_REACH) for arm in after if arm not in reached]
     report = replace(
-        content.report,
-        answers=[*content.report.answers, *(f"{item.arm}: {item.sentence}." for item in same)],
-        notes=[*(f"{item.arm}: {item.check} {item.sentence}." for item in costs), *remarks, *content.report.notes],
+        report,
+        answers=[*report.answers, *(f"{item.arm}: {item.sentence}." for item in same)],
+        notes=[*(f"{item.arm}: {item.check} {item.sentence}." for item in costs), *remarks, *report.notes],
     )
-    return replace(content, report=report), gate.summarize_checks(study, [*findings, *same, *costs])
+    return report, gate.summarize_checks(study, [*findings, *same, *costs])
 
 
 def _numeric_versions(revision: Revision) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """The answer of a study: frames, figures and documents.  Importing this imports no pandas and no matplotlib."""
 
 from vitlab.report.formats import FORMATS as FORMATS
-from vitlab.report.report import Content as Content
 from vitlab.report.report import Report as Report
 from vitlab.report.report import collect as collect
 from vitlab.report.report import import_libraries as import_libraries

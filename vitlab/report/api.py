@@ -188,8 +188,7 @@ def compare(first: str | Path, second: str | Path | None = None, *, out: str | P
     from vitlab.report.two_studies import compare_studies
 
     study = open_study(first, out=out)
-    content = collect(*study) if second is None else compare_studies(study, open_study(second, out=out))
-    return Comparison.of(content)
+    return Comparison.of(collect(*study) if second is None else compare_studies(study, open_study(second, out=out)))
 
 
 def history(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table as RichTable
 
-    from vitlab.report.report import Content, Report
+    from vitlab.report.report import Report
 
 TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", DASH: "--"}
 TEX |= {MINUS: "$-$", "<": r"\textless{}", ">": r"\textgreater{}", '"': "''"}
@@ -37,7 +37,7 @@ TEX_LINE, TEX_WRAP = 26, 0.3  #: characters from which on a column wraps, and it
 class Format:
     """A format of a report."""
 
-    render: Callable[[Content], str | bytes]
+    render: Callable[[Report], str | bytes]
     file: str = ""  #: name in the folder of the report; empty if it is not written there
     is_binary: bool = False  #: whether ``render`` returns bytes
     of_results: bool = False  #: whether it needs the results, where others are rendered from ``report.json``
@@ -240,19 +240,19 @@ def _tables_by_section(report: Report) -> dict[str, Table]:
     }
 
 
-def _render_json(content: Content) -> str:
-    return json.dumps(content.report.to_json(), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+def _render_json(report: Report) -> str:
+    return json.dumps(report.to_json(), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 FORMATS = {
-    "terminal": Format(lambda content: render_terminal(content.report)),
-    "md": Format(lambda content: render_markdown(content.report), "report.md"),
+    "terminal": Format(render_terminal),
+    "md": Format(render_markdown, "report.md"),
     "html": Format(render_page, "report.html", of_results=True),
-    "csv": Format(lambda content: frame_to_csv(content.table), "results.csv", of_results=True),
+    "csv": Format(lambda report: frame_to_csv(report.frame), "results.csv", of_results=True),
     "parquet": Format(
-        lambda content: content.table.to_parquet(index=False), "results.parquet", is_binary=True, of_results=True
+        lambda report: report.frame.to_parquet(index=False), "results.parquet", is_binary=True, of_results=True
     ),
-    "latex": Format(lambda content: render_latex(content.report, {"arms": paper_table(content.report)}), "report.tex"),
-    "latex-all": Format(lambda content: render_latex(content.report, _tables_by_section(content.report))),
+    "latex": Format(lambda report: render_latex(report, {"arms": paper_table(report)}), "report.tex"),
+    "latex-all": Format(lambda report: render_latex(report, _tables_by_section(report))),
     "json": Format(_render_json, "report.json"),
 }

@@ -12,7 +12,7 @@ from vitlab.errors import format_count
 from vitlab.planning.values import Plan
 from vitlab.report import comparison, frame
 from vitlab.report.formats import to_text
-from vitlab.report.report import Content, Report
+from vitlab.report.report import Report
 from vitlab.report.sections.arms import arm_columns, paper_table
 from vitlab.store.folders import Store
 
@@ -31,15 +31,14 @@ class _Frame(pd.DataFrame):
 class Comparison(_Frame):
     """A frame of :func:`vitlab.report.comparison.summary_frame`, shown as the report does until it is changed."""
 
-    _metadata: ClassVar[list[str]] = ["report", "content"]
+    _metadata: ClassVar[list[str]] = ["report"]
     report: Report
-    content: Content
 
     @classmethod
-    def of(cls, content: Content) -> Comparison:
+    def of(cls, report: Report) -> Comparison:
         """Return the arms of a report, with its answers, notes and figures."""
-        arms = cls(comparison.summary_frame(content.report.arms, content.report.analysis))
-        arms.report, arms.content = content.report, content
+        arms = cls(comparison.summary_frame(report.arms, report.analysis))
+        arms.report = report
         return arms
 
     @property
@@ -55,7 +54,7 @@ class Comparison(_Frame):
     @property
     def figures(self) -> dict[str, Figure]:
         """The figures of the report by section, such as ``arms`` and ``curves``; a notebook shows one as a picture."""
-        return {name: drawing.figure for name, drawing in self.content.figures.items()}
+        return {name: drawing.figure for name, drawing in self.report.figures.items()}
 
     def render(self, format: str = "terminal") -> str | bytes:
         """Return the report in a format, such as ``md``, ``html`` or ``latex``; bytes for parquet, otherwise text.
@@ -63,7 +62,7 @@ class Comparison(_Frame):
         Raises:
             UserError: if there is no such format.
         """
-        return self.content.render(format)
+        return self.report.render(format)
 
     @property
     def _is_unchanged(self) -> bool:

@@ -17,22 +17,22 @@ from vitlab.report.phrasing import DASH, Column, Columns, Row, Scale, format_dur
 from vitlab.report.sections import Section, all_sections
 
 if TYPE_CHECKING:
-    from vitlab.report.report import Content
+    from vitlab.report.report import Report
 
 SECONDARY = 4  #: columns of this rank and above are folded
 _NOT_IN_HTML = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 
 
-def render_page(content: Content) -> str:
+def render_page(report: Report) -> str:
     """Return the page; figures are inline."""
-    report, analysis = content.report, content.report.analysis
+    analysis = report.analysis
     # A row without a verdict is no comparison; without any, there is an answer for each arm.
     verdicts = [row.verdict for row in report.sections["blocks"]] or [row["verdict"] for row in report.arms]
     kinds = [_row_class(verdict) for verdict in verdicts if verdict]
     answers = list(zip(report.answers, kinds or [""] * len(report.answers), strict=True))
     claims = [answer for answer in answers if answer[1] not in ("cannot-tell", "refused")]
     many = bool(report.overview) and len(answers) > phrasing.OVERVIEW_FROM
-    parts = [_section_context(content, name, part) for name, part in all_sections().items()]
+    parts = [_section_context(report, name, part) for name, part in all_sections().items()]
     values = {
         "report": report,
         # Of many answers, those with a verdict come first; the others are folded.
@@ -82,14 +82,14 @@ def trial_columns(rows: Sequence[Row], units: Mapping[str, str]) -> list[Column]
     return [one for one in table if one.title != "failure" or any(one.cells)]
 
 
-def _section_context(content: Content, name: str, part: Section[Any]) -> Mapping[str, object]:
+def _section_context(report: Report, name: str, part: Section[Any]) -> Mapping[str, object]:
     from markupsafe import Markup
 
     # A stored report has no rows of sections that store none, such as the arms.
-    rows = content.report.sections.get(name, ())
-    table, drawing = content.report.table(name), content.figures.get(name)
+    rows = report.sections.get(name, ())
+    table, drawing = report.table(name), report.figures.get(name)
     columns, images = table.columns if table else (), defaultdict[str, list[tuple[str, str]]](list)
-    store = content.findings and content.findings.store
+    store = report.findings and report.findings.store
     for image in part.images(rows, store) if store else ():
         with suppress(OSError):  # deleted since; the page omits it
             images[image.heading].append((png_address(image.file.read_bytes()), image.caption))

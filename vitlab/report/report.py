@@ -54,6 +54,7 @@ class Report:
     made: Provenance | None = None  #: None for what belongs to no single study
     trials: Sequence[Row] = ()
     state: str = ""  #: see :func:`state_digest`
+    findings: Findings | None = None  #: what it is made from; None for a report that was stored
 
     @classmethod
     def from_findings(cls, findings: Findings, notes: Sequence[str]) -> Report:
@@ -79,6 +80,7 @@ class Report:
             arms,
             rows,
             [*notes, *itertools.chain(*more)],
+            findings=findings,
         )
 
     @property
@@ -103,9 +105,10 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        values = {"vitlab": __version__, **vars(self), "analysis": self.analysis.model_dump(mode="json")}
-        values |= {name: [asdict(row) for row in rows] for name, rows in values.pop("sections").items()}
-        return values | {"made": self.made and asdict(self.made)}
+        stored = [field.name for field in fields(self) if field.name not in ("sections", "findings")]
+        values = {"vitlab": __version__, **{name: getattr(self, name) for name in stored}}
+        values |= {"analysis": self.analysis.model_dump(mode="json"), "made": self.made and asdict(self.made)}
+        return values | {name: [asdict(row) for row in rows] for name, rows in self.sections.items()}
 
     @classmethod
     def from_json(cls, doc: Any) -> Report:
@@ -118,42 +121,25 @@ class Report:
         values["made"] = doc["made"] and Provenance(**doc["made"])
         return cls(**values)
 
-
-@dataclass(frozen=True)
-class Content:
-    """The content of a report, which all formats share."""
-
-    report: Report
-    findings: Findings | None = None  #: None for a report that was stored
-
-    @classmethod
-    def from_comparison(cls, results: StudyResults, arms: Sequence[Row], notes: Sequence[str]) -> Content:
-        """Return the content of a comparison that belongs to no single study: answers, arms and notes."""
-        findings = Findings(results, arms)
-        return cls(Report.from_findings(findings, notes), findings)
-
     @cached_property
     def figures(self) -> dict[str, Drawing]:
         """The figure of each section that has one."""
-        rows = self.report.sections
-        drawings = {name: part.figure(rows.get(name, ()), self._findings) for name, part in all_sections().items()}
+        assert self.findings is not None
+        parts, rows = all_sections(), self.sections
+        drawings = {name: part.figure(rows.get(name, ()), self.findings) for name, part in parts.items()}
         return {name: drawing for name, drawing in drawings.items() if drawing is not None}
 
     @property
-    def table(self) -> pd.DataFrame:
+    def frame(self) -> pd.DataFrame:
         """The results, one row per trial; of what belongs to no single study, one row per arm."""
-        if self.report.made is not None:
-            return self._findings.results.frame
-        return summary_frame(self.report.arms, self.report.analysis)
+        if self.made is None:
+            return summary_frame(self.arms, self.analysis)
+        assert self.findings is not None
+        return self.findings.results.frame
 
     def render(self, format: str) -> str | bytes:
         """Return the report in one format, see :func:`render`."""
         return _find_format(format).render(self)
-
-    @property
-    def _findings(self) -> Findings:
-        assert self.findings is not None, "a stored report is rendered in the formats that need no results"
-        return self.findings
 
 
 def render(plan: Plan, store: Store, format: str) -> str | bytes:
@@ -162,13 +148,13 @@ def render(plan: Plan, store: Store, format: str) -> str | bytes:
     return collect(plan, store).render(format) if stored is None else stored
 
 
-def collect(plan: Plan, store: Store) -> Content:
-    """Return the content of a study's report."""
+def collect(plan: Plan, store: Store) -> Report:
+    """Return the report of a study."""
     at = state_digest(plan, store)  # before results are read: a trial that ends in between makes the report outdated
     results = StudyResults.read(plan, store)
     findings = Findings(results, summary(results), store)
     prerequisites = gather_prerequisites(plan, store)
-    report = replace(
+    return replace(
         Report.from_findings(
             findings, [*describe_version(plan, store), *notes_of(results, prerequisites, findings.arms)]
         ),
@@ -178,7 +164,6 @@ def collect(plan: Plan, store: Store) -> Content:
         trials=frame_to_json(results.frame),
         state=at,
     )
-    return Content(report, findings)
 
 
 def read_report(plan: Plan, store: Store, format: str) -> str | bytes | None:
@@ -189,7 +174,7 @@ def read_report(plan: Plan, store: Store, format: str) -> str | bytes | None:
         if doc["state"] != state_digest(plan, store):
             return None
         if not form.of_results:  # report.md refers to pictures that lie beside that file only
-            return form.render(Content(Report.from_json(doc)))
+            return form.render(Report.from_json(doc))
         data = (folder / form.file).read_bytes()
         return data if form.is_binary else data.decode()
     except (OSError, ValueError, LookupError, TypeError, AttributeError):  # a damaged file is rendered anew
@@ -209,20 +194,21 @@ def import_libraries() -> None:
     import scipy.special  # noqa: F401
 
 
-def write(content: Content, folder: Path) -> list[Path]:
+def write(report: Report, folder: Path) -> list[Path]:
     """Write a report into ``folder``: documents, tables and pictures.  Returns the files written.
 
     They are the files of ``FORMATS``, ``summary.csv`` (one row per arm), ``history.parquet``, and the figures.
     """
-    report, drawings = content.report, content.figures
+    assert report.findings is not None
+    drawings = report.figures
     files: dict[str, str | bytes] = {f"{name}.svg": drawing.svg for name, drawing in drawings.items()}
     for name, drawing in drawings.items():
         drawing.figure.set_layout_engine("none")  # it keeps the layout of the SVG, and takes half the time
         files |= {f"{name}.png": render_png(drawing.figure), f"{name}.pdf": render_pdf(drawing.figure)}
     files["summary.csv"] = frame_to_csv(summary_frame(report.arms, report.analysis))
-    files["history.parquet"] = content._findings.history.to_parquet(index=False)
+    files["history.parquet"] = report.findings.history.to_parquet(index=False)
     # report.json is the last, because its state marks the other files as current.
-    files |= {form.file: form.render(content) for form in FORMATS.values() if form.file}
+    files |= {form.file: form.render(report) for form in FORMATS.values() if form.file}
     captions = {name: drawing.caption for name, drawing in drawings.items()}
     files[FORMATS["md"].file] = render_markdown(report, captions)
     for name, data in files.items():

@@ -11,7 +11,8 @@ from vitlab.planning.values import Arm, Plan, Planned, Trial
 from vitlab.report.comparison import summary
 from vitlab.report.frame import StudyResults
 from vitlab.report.notes import note_unpaired_seeds
-from vitlab.report.report import Content
+from vitlab.report.report import Report
+from vitlab.report.sections import Findings
 from vitlab.store.folders import Store
 
 UNREGISTERED = "neither study registered this comparison"
@@ -49,7 +50,7 @@ class _Side:
 
 def compare_studies(
     first: tuple[Plan, Store], second: tuple[Plan, Store], exploratory: str | None = UNREGISTERED
-) -> Content:
+) -> Report:
     """Compare the second of two studies with the first, which serves as the baseline, as one family.
 
     ``exploratory`` says why the comparison is so; None if it was asked for before there were results.
@@ -71,9 +72,8 @@ def compare_studies(
         for row in summary(results, _refusals_by_arm(old, new))
     ]
     reason = [f"{exploratory[0].upper()}{exploratory[1:]}: it is exploratory."] if exploratory else []
-    return Content.from_comparison(
-        results, rows, [*reason, *_describe_differences(old, new), *note_unpaired_seeds(results, rows)]
-    )
+    notes = [*reason, *_describe_differences(old, new), *note_unpaired_seeds(results, rows)]
+    return Report.from_findings(Findings(results, rows), notes)
 
 
 def _pair_sides(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> tuple[_Side, _Side]:

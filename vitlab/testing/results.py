@@ -45,13 +45,13 @@ def _check_rows(name: str, choice: ResolvedChoice, plan: Plan, store: Store, sta
 
     part = slot("section").build(choice)
     with about(f"is part of a report {state}"):
-        content = collect(plan, store)
-        again = Report.from_json(json.loads(json.dumps(content.report.to_json())))
-    assert again.to_json() == content.report.to_json(), f"rows {state} change when JSON is read again"
-    rows = content.report.sections.get(name, ())
+        report = collect(plan, store)
+        again = Report.from_json(json.loads(json.dumps(report.to_json())))
+    assert again.to_json() == report.to_json(), f"rows {state} change when JSON is read again"
+    rows = report.sections.get(name, ())
     with about(f"is rendered {state}"):
         table = again.table(name)
-        figure = part.figure(rows, content.findings)
+        figure = part.figure(rows, report.findings)
     lengths = {len(column.cells) for column in table.columns} if table else set()
     assert len(lengths) < 2, f"columns {state} have {sorted(lengths)} cells; give each one per row"
     assert table is None or bool(table.caption), "a table needs a caption"
