@@ -154,9 +154,7 @@ def test_study_of_many_arms_or_with_margin_is_judged_to_last_digit(tmp_path: Pat
         own = document(plan, store)
         file = tmp_path / "results.csv"
         file.write_text(text_of(plan, store, "csv"), encoding="utf-8")
-        judged = judge(
-            file, metric="val/accuracy", arm="arm", seed="seed", margin=analysis.margin
-        ).report.to_json()
+        judged = judge(file, metric="val/accuracy", arm="arm", seed="seed", margin=analysis.margin).report.to_json()
         assert {row["shared"] for row in own["arms"] if row["baseline"]} == {6}
         assert judged["answers"] == own["answers"] and equal_but_for(own["arms"], judged["arms"], set())
 

@@ -401,9 +401,7 @@ def test_values_stand_in_the_units_of_the_column(tmp_path: Path) -> None:
         (scaled(0.5, metric="loss"), "loss", "number", 0.41),
     ):
         judgement = judged(tmp_path, content, metric=metric)
-        assert (means(judgement)["vit"], *judgement.report.units.values()) == (pytest.approx(mean), unit), (
-            metric
-        )
+        assert (means(judgement)["vit"], *judgement.report.units.values()) == (pytest.approx(mean), unit), metric
     judgement = judged(tmp_path, scaled(1, metric="err"), metric="err")
     assert "rope is 0.100 above vit" in judgement.answers[0]
     assert any("'err' may be a share or percent" in note for note in judgement.notes)

@@ -2,7 +2,7 @@
 
 Every measurement runs in its own process, with the study's threads and device and nothing beside it.  Arms are measured
 in turns, so that other load on the machine affects all of them alike.  Measurements are independent of trials: the
-costs of arms are written to ``cost.parquet`` in the study's folder, and the results of engine benchmarks to its
+costs of arms are written to ``cost.json`` in the study's folder, and the results of engine benchmarks to its
 plan.json.
 """
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vitlab.judging.files import Remarks, shortlist, word_set
+from vitlab.judging.files import POINT, Remarks, shortlist, word_set
 from vitlab.planning.values import declared_metric
 from vitlab.report.frame import GROUPS
 from vitlab.spec.choice import Goal, Unit
@@ -122,11 +122,8 @@ def margin_in_units(margin: float | str | None, metric: str, scale: ColumnUnit, 
     """Return a margin in units of the column, from a number or from a text such as ``0.5 points``."""
     if margin is None:
         return None
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[-+]?[0-9]+)?)\s*(points?)?\s*", str(margin))
-    try:
-        amount = float(match[1]) if match else 0.0
-    except ValueError:
-        amount = 0.0
+    match = re.fullmatch(rf"\s*({POINT})\s*(points?)?\s*", str(margin))
+    amount = float(match[1]) if match else 0.0
     if match is None or not 0 < amount < math.inf:
         remarks.of_options.append(
             f"--margin {margin}: a number above 0 in units of the column, or '0.5 points', is allowed"

@@ -366,36 +366,28 @@ def parse_values(cells: pd.Series[Any], place: Callable[[int], str], remarks: Re
     lower = cells_to_text(cells).str.casefold().str.replace("\N{MINUS SIGN}", "-")
     if lower.str.fullmatch(POINT).all():  # a million of them are parsed in half of the memory
         return _add_endings(np.asarray(lower.astype("float64"), np.float64))
-    codes, distinct = pd.factorize(lower)
-    bare = [text.removesuffix("%").rstrip() for text in distinct]
-    numerals = {code: text for code, text in enumerate(bare) if text not in DIVERGED | FAILED}
-    with_point, with_comma = (
-        {code for code, text in numerals.items() if re.fullmatch(pattern, text)} for pattern in (POINT, COMMA)
-    )
+    bare = lower.str.removesuffix("%").str.rstrip()
+    numerals = bare[~bare.isin(DIVERGED | FAILED)]
+    has_point, has_comma = (numerals.str.fullmatch(pattern) for pattern in (POINT, COMMA))
 
-    def where(code: int) -> str:
-        row = int(np.argmax(codes == code))
-        return f"'{str(cells.iloc[row]).strip()}' in {place(cells.index[row])}"
+    def where(row: Any) -> str:
+        return f"'{str(cells[row]).strip()}' in {place(row)}"
 
-    wrong = sorted(numerals.keys() - with_point - with_comma)
-    remarks.add_mistakes(*(f"{where(code)} {_cell_fault(numerals[code])}" for code in wrong))
-    commas = with_comma - with_point
-    if commas and (with_point - with_comma or all(re.fullmatch(THOUSANDS, numerals[code]) for code in commas)):
-        listed = " or ".join(where(code) for code in [*numerals][:2])
+    wrong = numerals[~has_point & ~has_comma].drop_duplicates()
+    remarks.add_mistakes(*(f"{where(row)} {_cell_fault(text)}" for row, text in wrong.items()))
+    commas = numerals[has_comma & ~has_point]
+    if len(commas) and ((has_point & ~has_comma).any() or commas.str.fullmatch(THOUSANDS).all()):
+        listed = " or ".join(map(where, numerals.drop_duplicates().index[:2]))
         remarks.add_mistakes(f"{listed}: commas may stand before decimals or between thousands; write decimal points")
-    signs = [code for code in numerals if distinct[code].endswith("%")]
-    if 0 < len(signs) < len(numerals):
-        plain = next(code for code in numerals if code not in signs)
+    has_sign = lower[numerals.index].str.endswith("%")
+    if has_sign.any() and not has_sign.all():
         remarks.add_mistakes(
-            f"{where(plain)} has no percent sign, and other cells have one; write it in all of them or in none"
+            f"{where(has_sign.idxmin())} has no percent sign, and other cells have one; write it in all of them or in "
+            "none"
         )
-    parsed = [
-        float(numerals[code].replace(",", ".")) if code in with_point | with_comma else np.nan for code in numerals
-    ]
-    of_texts = np.full(len(distinct), np.nan)
-    of_texts[[*numerals]] = parsed
-    endings = np.array([Ending.DIVERGED if text in DIVERGED else Ending.FAILED for text in bare], object)
-    return replace(_add_endings(of_texts[codes], endings[codes]), is_percent=bool(signs))
+    numbers = numerals[has_point | has_comma].str.replace(",", ".").astype("float64").reindex(cells.index)
+    endings = np.where(bare.isin(DIVERGED), Ending.DIVERGED, Ending.FAILED)
+    return replace(_add_endings(numbers.to_numpy(), endings), is_percent=bool(has_sign.any()))
 
 
 def _add_endings(numbers: Floats, lost: np.ndarray[Any, Any] | Ending = Ending.FAILED) -> Values:

@@ -164,12 +164,11 @@ def trials_to_frame(plan: Plan, trials: Sequence[StoredTrial]) -> pd.DataFrame:
 def metric_quantum(plan: Plan, trials: Sequence[StoredTrial]) -> float:
     """Return the smallest change of the metric of the analysis; 0 if it has none, or arms differ in their images."""
     facts, split = plan.facts(plan.analysis.metric), plan.analysis.metric.partition("/")[0]
-    if facts is None or not facts.quantum:
-        return 0.0 if facts is None else facts.smallest_change(None)
-    sizes = {len(next(filter(None, by_seed.values()), ())) for by_seed in _images_by_split(trials, split).values()} - {
-        0
-    }
-    return facts.smallest_change(sizes.pop()) if len(sizes) == 1 else 0.0
+    if facts is None:
+        return 0.0
+    images = _images_by_split(trials, split).values() if facts.quantum else ()
+    sizes = {len(next(filter(None, by_seed.values()), ())) for by_seed in images} - {0}
+    return facts.smallest_change(sizes.pop() if len(sizes) == 1 else None)
 
 
 def validation_overlap(plan: Plan, trials: Sequence[StoredTrial]) -> dict[str, float]:

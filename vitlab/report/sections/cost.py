@@ -14,7 +14,7 @@ from vitlab.errors import format_count
 from vitlab.planning.values import Plan
 from vitlab.report.phrasing import Columns
 from vitlab.report.sections import Findings, Section, Table, section
-from vitlab.store.files import read_stored, write_bytes
+from vitlab.store.files import read_json, write_json
 from vitlab.store.folders import Store
 
 if TYPE_CHECKING:
@@ -104,24 +104,20 @@ def measured_costs(findings: Findings) -> list[MeasuredCost]:
 
 def write_costs(rows: Sequence[MeasuredCost], plan: Plan, store: Store) -> Path:
     """Write the measurements of a study, and return their file."""
-    import pandas as pd
-
     file = _costs_file(plan, store)
-    write_bytes(file, pd.DataFrame([asdict(row) for row in rows]).to_parquet(index=False))
+    write_json(file, [asdict(row) for row in rows])
     return file
 
 
 def _costs_file(plan: Plan, store: Store) -> Path:
-    return store.study(plan.study) / "cost.parquet"
+    return store.study(plan.study) / "cost.json"
 
 
 def _read_costs(plan: Plan, store: Store | None) -> dict[str, MeasuredCost]:
     """Return the stored measurements by arm; empty if there are none."""
-
-    def read(file: Path) -> dict[str, MeasuredCost]:
-        import pandas as pd
-
-        rows = pd.read_parquet(file).astype(object).to_dict(orient="records")
-        return {row["arm"]: MeasuredCost(**{str(name): value for name, value in row.items()}) for row in rows}
-
-    return {} if store is None else read_stored(_costs_file(plan, store), read) or {}
+    rows = (
+        None
+        if store is None
+        else read_json(_costs_file(plan, store), lambda rows: [MeasuredCost(**row) for row in rows])
+    )
+    return {row.arm: row for row in rows or ()}

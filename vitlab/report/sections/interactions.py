@@ -53,12 +53,15 @@ class Interactions(Section[Interaction]):
         other paths at which the four arms exist; they form a family of their own.
         """
         results, plan = findings.results, findings.plan
-        values, paths = results.values, plan.paths
+        paths = plan.paths
         running = [arm for arm in plan.arms if not arm.skip]
         arms = {_levels_of_arm(paths, arm): arm.name for arm in running}
         reference = next((_levels_of_arm(paths, arm) for arm in running if arm.baseline is None), None)
         if reference is None:
             return
+        by_seed = [results.values.get(arm, {}) for arm in arms.values()]
+        table_AN = replicates.values_to_array(by_seed, sorted(set().union(*by_seed)))
+        values_N = dict(zip(arms.values(), table_AN, strict=True))
         effects = []
         # Values that are the same within a block are its own.
         varied = [
@@ -74,11 +77,11 @@ class Interactions(Section[Interaction]):
                     squares.setdefault((levels[i], levels[j]), []).extend(_find_squares(arms, levels, reference, i, j))
             for (a, b), alike in squares.items():
                 if alike:
-                    cells = [
-                        _mean_by_seed([values.get(arm, {}) for arm in corner]) for corner in zip(*alike, strict=True)
-                    ]
+                    both, one, other, neither = (
+                        np.mean([values_N[arm] for arm in corner], axis=0) for corner in zip(*alike, strict=True)
+                    )
                     against = f"{first}={reference[i]}, {second}={reference[j]}"
-                    effects.append((f"{first}={a}", f"{second}={b}", against, cells))
+                    effects.append((f"{first}={a}", f"{second}={b}", against, np.stack([other - neither, both - one])))
         design = replace(
             Design.with_one_baseline(1),
             family=np.array([len(effects)]),
@@ -87,16 +90,10 @@ class Interactions(Section[Interaction]):
             correction=plan.analysis.correction,
             overlap=results.largest_overlap(arms.values()),
         )
-        for first, second, against, (both, one, other, neither) in effects:
-            seeds = both.keys() & one.keys() & other.keys() & neither.keys()
-            # For two factors of two levels, t is that of a repeated-measures analysis of variance over seeds.
-            effects_of_first = (
-                {seed: other[seed] - neither[seed] for seed in seeds},
-                {seed: both[seed] - one[seed] for seed in seeds},
-            )
-            result = judge_studies(
-                replicates.values_to_array(effects_of_first, sorted(seeds))[None], design
-            ).contrasts.single(0, 0)
+        # For two factors of two levels, t is that of a repeated-measures analysis of variance over seeds.
+        for first, second, against, of_first_2N in effects:
+            present_2N = of_first_2N[:, np.isfinite(of_first_2N).all(axis=0)]
+            result = judge_studies(present_2N[None], design).contrasts.single(0, 0)
             numbers = {name: getattr(result, name) for name in ("difference", "low", "high", "p", "p_corrected")}
             yield Interaction(first, second, against, result.pairs, len(effects), **finite_or_none(numbers))
 
@@ -136,9 +133,3 @@ def _find_squares(
     ]
     if all(corner in arms for corner in corners):
         yield [arms[corner] for corner in corners]
-
-
-def _mean_by_seed(sides: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    """Return seed to mean over several arms, for the seeds that all of them have."""
-    seeds = set.intersection(*(set(side) for side in sides))
-    return {seed: sum(side[seed] for side in sides) / len(sides) for seed in sorted(seeds)}
