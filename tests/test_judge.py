@@ -219,9 +219,10 @@ def test_percent_unequal_seeds_and_missing_values_are_reported(tmp_path: Path) -
 
 def test_single_values_and_best_of_several_are_reported(tmp_path: Path) -> None:
     rows = [{"model": "a", "run": 0, "best_acc": 0.9, "n": 5}, {"model": "b", "run": 0, "best_acc": 0.91, "n": 3}]
-    text = notes_of(table(tmp_path / "r.csv", rows), metric="best_acc")
-    assert "one value of a; b: no spread" in text
-    assert "'best_acc' seems to be the best of several values" in text
+    file = table(tmp_path / "r.csv", rows)
+    [answer] = judge(file, metric="best_acc", arm="model", seed="run").answers
+    assert "one seed has no spread to judge that by" in answer
+    assert "'best_acc' seems to be the best of several values" in notes_of(file, metric="best_acc")
 
 
 def test_duplicates_count_once_or_are_refused(tmp_path: Path) -> None:

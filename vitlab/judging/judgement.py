@@ -273,8 +273,7 @@ def _results_frame(frame: pd.DataFrame, column: str, compared: Mapping[str, str]
 
 
 def _training_notes(trainings: Trainings, metric: str) -> Iterator[str]:
-    """Yield notes about trainings without a value, arms with one value, and values that are the best of several."""
-    counts = trainings.frame["arm"].value_counts(sort=False)
+    """Yield notes about trainings without a value, and about values that are the best of several."""
     lost = trainings.frame[trainings.frame["status"] != Ending.DONE]
     labels = [
         f"{arm}, {f'seed {name}' if trainings.is_paired else trainings.table.row_label(row)}"
@@ -282,9 +281,6 @@ def _training_notes(trainings: Trainings, metric: str) -> Iterator[str]:
     ]
     if labels:
         yield f"Warning: {format_count(len(lost), 'lost seed')}, without a value: {shortlist(labels)}."
-    if single := [*counts[counts == 1].index]:
-        arms = shortlist(single)
-        yield f"Warning: one value of {arms}: no spread, no interval, no test. 3 seeds or more can be judged."
     if not {"best", "max"}.isdisjoint(criterion.split_words(metric)):
         yield (
             f"Warning: '{metric}' seems to be the best of several values. The best is optimistic, the more so the more "

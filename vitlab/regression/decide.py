@@ -44,7 +44,6 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 PASS, INCONCLUSIVE, _, REGRESSED = range(4)
 OUTLIER_FACTOR = 3.0  #: largest pooled standard deviation, in robust ones; more is due to outliers
 MAX_SEEDS = 200  #: largest number of seeds that is recommended
-NOTABLE_SHARE = 0.2  #: of an arm's seeds: as many additional lost or collapsed trainings are a warning
 
 
 @dataclass(frozen=True)
@@ -140,16 +139,6 @@ def judge_family(family: Sequence[Pair], alpha: float = 0.05) -> tuple[list[Cell
     return found, [Finding("", "trainings", VERDICTS[judged.count_verdict[0]], sentence + test)]
 
 
-def lost_training_warnings(cells: Iterable[Cell]) -> list[str]:
-    """Return a sentence for each arm of which notably more trainings are lost or collapsed than in the baseline."""
-    sentences = {}
-    for cell in cells:
-        (old, new), (seeds_old, seeds_new) = cell.broken, cell.seeds
-        if new and new / seeds_new - old / max(seeds_old, 1) >= NOTABLE_SHARE:
-            sentences[cell.arm] = _describe_broken(cell, f" of {cell.arm}")
-    return list(sentences.values())
-
-
 def _make_cell(pair: Pair, judged: JudgedCells, place: int, alpha: float) -> Cell:
     names = ("pairs", "identical", "means", "se", "worst", "p", "p_adjusted", "broken", "seeds", "collapsed")
     of_cell = {name: getattr(judged, name)[0, place].tolist() for name in names}
@@ -198,11 +187,11 @@ def _verdict_reason(cell: Cell, pair: Pair, more: str) -> str:
     return f"a drop of {cell.margin:.3g} cannot be ruled out{small}"
 
 
-def _describe_broken(cell: Cell, of_arm: str = "") -> str:
+def _describe_broken(cell: Cell) -> str:
     kind = "were lost or collapsed" if any(cell.collapsed) else "diverged or have no finite value"
     kind = "collapsed" if cell.collapsed == cell.broken else kind
     (old, new), (seeds_old, seeds_new) = cell.broken, cell.seeds
-    return f"{new} of {seeds_new} trainings{of_arm} {kind}, {old} of {seeds_old} in the baseline"
+    return f"{new} of {seeds_new} trainings {kind}, {old} of {seeds_old} in the baseline"
 
 
 def chance_to_pass(n: int, sd: float, margin: float, alpha: float) -> float:

@@ -42,7 +42,6 @@ class CheckResult:
     findings: tuple[Finding, ...] = ()  #: of the exact and the learning tier
     cells: tuple[Cell, ...] = ()  #: of the statistical tier
     notes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()  #: arms of which notably more trainings were lost or collapsed
 
 
 @dataclass(frozen=True)
@@ -231,16 +230,8 @@ def summarize_checks(
     """Return the result of a check, whose verdict is the worst of all."""
     verdict = worst_verdict([*(finding.verdict for finding in findings), *(cell.verdict for cell in cells)])
     is_tolerated = verdict == "inconclusive" and gate_settings(study).on_inconclusive != "fail"
-    broken = tuple(decide.lost_training_warnings(cells))
-    return CheckResult(
-        study.study,
-        verdict,
-        verdict != "pass" and not is_tolerated,
-        tuple(findings),
-        tuple(cells),
-        tuple(notes),
-        broken,
-    )
+    fails = verdict != "pass" and not is_tolerated
+    return CheckResult(study.study, verdict, fails, tuple(findings), tuple(cells), tuple(notes))
 
 
 def judge_costs(

@@ -18,7 +18,6 @@ def render_check(result: CheckResult, form: str) -> str:
     """Return the verdict, the differences and a table of cells as Markdown (``md``), or fitted to the terminal."""
     verdicts = [*(finding.verdict for finding in result.findings), *(cell.verdict for cell in result.cells)]
     lines = [f"{verdicts.count('pass')} of {len(verdicts)} checks pass."] if verdicts else []
-    lines += [f"Warning: {warning}." for warning in result.warnings]
     for item in result.findings:
         if item.verdict != "pass" or item.sentence:
             lines.append(f"{item.verdict}: {f'{item.arm}: ' if item.arm else ''}{item.check}: {item.sentence}")
