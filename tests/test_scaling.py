@@ -32,8 +32,8 @@ def test_band_and_slope_miss_at_their_level_however_sizes_correlate(seeds: int, 
         law = scaling.fit_law(points(sizes, truth + 0.05 * correlated(random, seeds, len(sizes), correlation)))
         assert law is not None and law.offset is None
         slope_missed += not law.slope.low <= -0.25 <= law.slope.high
-        middle = len(law.curve.x) // 2
-        band_missed += not law.curve.low[middle] <= 3 * law.curve.x[middle] ** -0.25 <= law.curve.high[middle]
+        x, _, low, high = law.curve[:, law.curve.shape[1] // 2]
+        band_missed += not low <= 3 * x**-0.25 <= high
     # Four standard errors of a simulated rate of 5 %.
     assert abs(slope_missed / studies - 0.05) < 0.036 and abs(band_missed / studies - 0.05) < 0.036
 
@@ -107,7 +107,7 @@ def test_seeds_that_lack_a_size_are_left_out_and_one_seed_has_no_interval() -> N
     del lacking[4.0][2]
     assert scaling.fit_law(lacking) == scaling.fit_law(complete)
     single = scaling.fit_law(points(sizes, logs[:1]))
-    assert single is not None and np.isnan([single.slope.low, single.slope.high, *single.curve.low]).all()
+    assert single is not None and np.isnan([single.slope.low, single.slope.high, *single.curve[2]]).all()
 
 
 def test_no_law_without_three_sizes_or_of_zeros() -> None:

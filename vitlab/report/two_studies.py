@@ -67,9 +67,13 @@ def compare_studies(
         new.plan.analysis,
     )
     results = _join_results(plan, old, new)
+    refused = {
+        arm: f"the studies have different data ({before.data or 'not here'} and {after.data or 'not here'})"
+        for arm, before, after in _first_trials(old, new)
+        if before.data != after.data
+    }
     rows = [
-        row if row["baseline"] is None else {**row, "exploratory": exploratory}
-        for row in summary(results, _refusals_by_arm(old, new))
+        row if row["baseline"] is None else {**row, "exploratory": exploratory} for row in summary(results, refused)
     ]
     reason = [f"{exploratory[0].upper()}{exploratory[1:]}: it is exploratory."] if exploratory else []
     notes = [*reason, *_describe_differences(old, new), *note_unpaired_seeds(results, rows)]
@@ -120,15 +124,6 @@ def _join_results(plan: Plan, old: _Side, new: _Side) -> StudyResults:
     quantum = new.results.quantum if new.results.quantum == old.results.quantum else 0.0
     frame = pd.concat(frames, ignore_index=True)
     return StudyResults(replace(plan, metrics=metrics), frame, quantum=quantum, overlap=overlap)
-
-
-def _refusals_by_arm(old: _Side, new: _Side) -> dict[str, str]:
-    refused = {}
-    for arm, before, after in _first_trials(old, new):
-        if before.data != after.data:
-            data = f"{before.data or 'not here'} and {after.data or 'not here'}"
-            refused[arm] = f"the studies have different data ({data})"
-    return refused
 
 
 def _first_trials(old: _Side, new: _Side) -> Iterator[tuple[str, Trial, Trial]]:

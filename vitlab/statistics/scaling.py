@@ -29,16 +29,6 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Curve:
-    """A law at several sizes, with a band that holds at each of them by itself."""
-
-    x: tuple[float, ...]  #: from the smallest size to the largest
-    y: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class Law:
     """The dependence of an error or a loss y on a size x.
 
@@ -51,7 +41,8 @@ class Law:
     slope: Estimate
     offset: Estimate | None
     exponent: Estimate | None
-    curve: Curve
+    curve: Floats
+    """Sizes from the smallest to the largest, y there, and the ends of a band that holds at each size by itself (4, N)."""
     steepens: bool = False  #: whether y falls faster and faster with x, as no power law does
 
 
@@ -125,7 +116,7 @@ class _Sample:
             ends.append(end)
         return Estimate(value, *ends)
 
-    def curve(self, centre: float, exponent: float, offset: float, factor: float, *, with_offset: bool) -> Curve:
+    def curve(self, centre: float, exponent: float, offset: float, factor: float, *, with_offset: bool) -> Floats:
         """Return the law with its band, to first order."""
 
         def changes(log_x: Floats) -> tuple[Floats, Floats]:
@@ -138,8 +129,7 @@ class _Sample:
         y, at_places = changes(places)
         shifts = np.log(self.y_SX / fit) @ np.linalg.pinv(at_sizes).T
         factors = np.exp(self.half_width(shifts @ at_places.T))
-        x = np.exp(places + centre)
-        return Curve(tuple(x.tolist()), tuple(y.tolist()), tuple((y / factors).tolist()), tuple((y * factors).tolist()))
+        return np.stack([np.exp(places + centre), y, y / factors, y * factors])
 
 
 def fit_law(points: Mapping[float, Mapping[int, float]], alpha: float = 0.05, overlap: float = 0.0) -> Law | None:

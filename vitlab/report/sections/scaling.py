@@ -155,9 +155,10 @@ class ScalingLaws(Section[Scaling]):
                     if row.levels_off
                     else f"slope {_format_number(row.slope)}"
                 )
-                y, low, high = (scale.factor * np.array(part) for part in (law.curve.y, law.curve.low, law.curve.high))
-                axes.plot(law.curve.x, y, color=colour, linewidth=1.4, label=label)
-                axes.fill_between(law.curve.x, low, high, color=colour, alpha=0.14, linewidth=0)
+                x, *ends = law.curve
+                y, low, high = scale.factor * np.array(ends)
+                axes.plot(x, y, color=colour, linewidth=1.4, label=label)
+                axes.fill_between(x, low, high, color=colour, alpha=0.14, linewidth=0)
             axes.set_xscale("log")
             axes.set_yscale("log")
             format_ticks(axes)
