@@ -42,7 +42,7 @@ class Law:
     offset: Estimate | None
     exponent: Estimate | None
     curve: Floats
-    """Sizes from the smallest to the largest, y there, and the ends of a band that holds at each size by itself (4, N)."""
+    """Sizes, y there, and the ends of a band that holds at each size by itself, (4, sizes)."""
     steepens: bool = False  #: whether y falls faster and faster with x, as no power law does
 
 
