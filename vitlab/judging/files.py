@@ -387,7 +387,7 @@ def parse_values(cells: pd.Series[Any], place: Callable[[int], str], remarks: Re
         )
     numbers = numerals[has_point | has_comma].str.replace(",", ".").astype("float64").reindex(cells.index)
     endings = np.where(bare.isin(DIVERGED), Ending.DIVERGED, Ending.FAILED)
-    return replace(_add_endings(numbers.to_numpy(), endings), is_percent=bool(has_sign.any()))
+    return replace(_add_endings(np.asarray(numbers, np.float64), endings), is_percent=bool(has_sign.any()))
 
 
 def _add_endings(numbers: Floats, lost: np.ndarray[Any, Any] | Ending = Ending.FAILED) -> Values:
