@@ -145,8 +145,9 @@ def stack_panels(drawing: Drawing, name: str) -> str:
         x0, y0, x1, y1 = (points * end for end in whole.padded(1 / points).extents)
         shift = left if part in others else 0.0
         labels = view(x0 - left, 0.0, floor, left, y1) if shift else ""
-        box = f"{x0 - shift:.1f} {top - y1:.1f} {x1 - x0 + shift:.1f} {y1 - y0:.1f}"
-        elements.append(f'<svg viewBox="{box}">{labels}{view(x0, x0, y0, x1, y1)}</svg>')
+        width = x1 - x0 + shift
+        size = f'viewBox="{x0 - shift:.1f} {top - y1:.1f} {width:.1f} {y1 - y0:.1f}" style="max-width: {1.4 * width:.0f}px"'
+        elements.append(f"<svg {size}>{labels}{view(x0, x0, y0, x1, y1)}</svg>")
     return f'<div class="panels" aria-hidden="true">{"".join(elements)}</div>'
 
 

@@ -123,7 +123,7 @@ class Comparisons(Section[Row]):
         titles = {one.title for one in informative}
         caption = "Statistics of each verdict."
         if len(compared_rows(report.arms)) > 1:
-            caption += " p is of one comparison alone, not corrected; other columns hold for all at once."
+            caption += " p is of one comparison alone, and the other numbers hold for all at once."
         if "interval with new images" in titles:
             caption += " With new images: for trainings that are evaluated on other images of the kind."
         if "broken" in titles:
