@@ -130,7 +130,7 @@ def stack_panels(drawing: Drawing, name: str) -> str:
     first, *others = figure.axes
     if not others or len({round(panel.bbox.y0) for panel in figure.axes}) > 1:
         return ""
-    top, left, floor = 72 * figure.get_figheight(), points * first.bbox.x0, points * first.bbox.y0
+    top, left, floor = 72 * figure.get_figheight(), points * first.bbox.x0 - 1, points * first.bbox.y0
 
     def view(at: float, x0: float, y0: float, x1: float, y1: float) -> str:
         size = f'width="{x1 - x0:.1f}" height="{y1 - y0:.1f}"'
@@ -146,8 +146,9 @@ def stack_panels(drawing: Drawing, name: str) -> str:
         shift = left if part in others else 0.0
         labels = view(x0 - left, 0.0, floor, left, y1) if shift else ""
         width = x1 - x0 + shift
-        size = f'viewBox="{x0 - shift:.1f} {top - y1:.1f} {width:.1f} {y1 - y0:.1f}" style="max-width: {1.4 * width:.0f}px"'
-        elements.append(f"<svg {size}>{labels}{view(x0, x0, y0, x1, y1)}</svg>")
+        box = f'viewBox="{x0 - shift:.1f} {top - y1:.1f} {width:.1f} {y1 - y0:.1f}"'
+        inside = labels + view(x0, x0, y0, x1, y1)
+        elements.append(f'<svg {box} style="max-width: {1.4 * width:.0f}px">{inside}</svg>')
     return f'<div class="panels" aria-hidden="true">{"".join(elements)}</div>'
 
 
