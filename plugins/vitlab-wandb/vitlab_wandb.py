@@ -1,20 +1,30 @@
 """Weights & Biases as a tracker: one run per trial, written when the trial has ended.
 
 W&B cannot continue an offline run, so a trial is delivered whole.  A run's id follows from the trial and the beginning
-of its training: a delivery that is repeated replaces the run, and a retrained trial has a new one.
+of its training: a delivery that is repeated replaces the run, and a retrained trial has a new one.  W&B's own process
+writes the file of an offline run, for the most part after ``finish`` has returned, so a delivery waits for its end.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
+import struct
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from vitlab.plugin import Cursor, Plan, Replay, RunSpec, Store, TrialUpdate, records
+
+if TYPE_CHECKING:
+    from wandb.proto.wandb_internal_pb2 import Record
+
+WAIT_S = 30.0  #: time within which W&B's process is to complete the file of an ended run
+BLOCK, HEADER = 32768, 7  #: bytes of a block of W&B's files, which are LevelDB logs, and of a record's header
 
 
 class WandB(Replay):
@@ -84,6 +94,8 @@ class WandB(Replay):
             finals = records.final_points(end.result, self.plan.analysis)
             run.summary.update({point.name: point.value for point in finals})
         run.finish(exit_code=0 if end is not None and end.how == "done" else 1)
+        if self.mode == "offline":
+            self._await_end(name)
         return name
 
     def finish(self, report: Sequence[Path]) -> str:
@@ -101,7 +113,49 @@ class WandB(Replay):
         for folder in self._folders(mark):
             shutil.rmtree(folder)
 
+    def points(self, mark: Cursor) -> Iterator[tuple[str, float, int]]:
+        """Yield the measurements of an offline run."""
+        for record in self._records(mark):
+            for item in record.history.item:
+                key = item.key or "/".join(item.nested_key)
+                if not key.startswith("_"):
+                    yield key, float(json.loads(item.value_json)), record.history.step.num
+
+    def _await_end(self, mark: Cursor) -> None:
+        """Wait until the file of an offline run has the run's end.
+
+        Raises:
+            TimeoutError: if it does not have it in time; the trial is then delivered again.
+        """
+        until = time.monotonic() + WAIT_S
+        while not any(record.HasField("exit") for record in self._records(mark)):
+            if time.monotonic() > until:
+                raise TimeoutError(f"W&B has not written the end of run {mark} within {WAIT_S:.0f} s")
+            time.sleep(0.005)
+
+    def _records(self, mark: Cursor) -> Iterator[Record]:
+        """Yield what the file of an offline run has."""
+        from wandb.proto.wandb_internal_pb2 import Record
+
+        for folder in self._folders(mark):
+            yield from map(Record.FromString, records_of((folder / f"run-{mark}.wandb").read_bytes()))
+
     def _folders(self, mark: Cursor) -> list[Path]:
         """Return the folders of an offline run; a mark of foreign results may be anything."""
         is_id = isinstance(mark, str) and re.fullmatch(r"[0-9a-f]{16}", mark)
         return sorted((self.store.root / "wandb").glob(f"offline-run-*-{mark}")) if is_id else []
+
+
+def records_of(data: bytes) -> Iterator[bytes]:
+    """Yield the complete records of a LevelDB log, which may lie in several blocks."""
+    place, record = HEADER, b""  # W&B's own header is as long as a record's
+    while place + HEADER <= len(data):
+        if BLOCK - place % BLOCK < HEADER:
+            place += BLOCK - place % BLOCK
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, place)
+        record += data[place + HEADER : place + HEADER + length]
+        place += HEADER + length
+        if kind in (1, 4) and place <= len(data):  # whole, or the last part
+            yield record
+            record = b""

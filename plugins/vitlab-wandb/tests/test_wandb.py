@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,18 +14,18 @@ import pytest
 pytest.importorskip("wandb", reason="pip install -e plugins/vitlab-wandb")
 pytest.importorskip("vitlab_wandb", reason="pip install -e plugins/vitlab-wandb")
 
+import vitlab_wandb
 import yaml
-from vitlab_wandb import WandB
+from vitlab_wandb import WandB, records_of
 from wandb.proto.wandb_internal_pb2 import Record
 
 from vitlab import lab
 from vitlab.errors import SpecError
-from vitlab.plugin import Cursor, check_component
+from vitlab.plugin import check_component
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
 PLUGIN = Path(__file__).parents[1]
-BLOCK, HEADER = 32768, 7  #: bytes of a block of W&B's files, which are LevelDB logs, and of a record's header
 
 
 @pytest.fixture(autouse=True)
@@ -46,38 +45,26 @@ def study_file(folder: Path, **options: Any) -> Path:
     return file
 
 
-class Readable(WandB):
-    """The tracker with a reader of W&B's offline files, which the contract test needs."""
-
-    def points(self, mark: Cursor) -> Iterator[tuple[str, float, int]]:
-        """Yield the measurements of an offline run."""
-        for folder in self._folders(mark):
-            for data in records_of((folder / f"run-{mark}.wandb").read_bytes()):
-                history = Record.FromString(data).history
-                for value in history.item:
-                    key = value.key or "/".join(value.nested_key)
-                    if not key.startswith("_"):
-                        yield key, float(json.loads(value.value_json)), history.step.num
-
-
-def records_of(data: bytes) -> Iterator[bytes]:
-    """Yield the records of a LevelDB log, which may lie in several blocks."""
-    place, record = HEADER, b""  # W&B's own header is as long as a record's
-    while place + HEADER <= len(data):
-        if BLOCK - place % BLOCK < HEADER:
-            place += BLOCK - place % BLOCK
-            continue
-        _, length, kind = struct.unpack_from("<IHB", data, place)
-        record += data[place + HEADER : place + HEADER + length]
-        place += HEADER + length
-        if kind in (1, 4):  # whole, or the last part
-            yield record
-            record = b""
-
-
-def test_wandb_passes_contract_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WandB, "points", Readable.points)
+def test_wandb_passes_contract_test() -> None:
     check_component("tracker", "wandb")
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_trial_is_delivered_once_its_file_has_its_end(is_late: bool, tmp_path: Path, monkeypatch: Any) -> None:
+    """W&B's process writes the file after the run has finished; one that never does loses no trial."""
+    late = iter([b""] * 3 if is_late else [])
+
+    def read(data: bytes) -> Iterator[bytes]:
+        return records_of(next(late, data) if is_late else b"")
+
+    study = study_file(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(vitlab_wandb, "records_of", read)
+        patch.setattr(vitlab_wandb, "WAIT_S", 30.0 if is_late else 0.0)
+        assert (lab.run(study, out=tmp_path / "out").link is not None) == is_late and not list(late)
+    answer = lab.run(study, out=tmp_path / "out")
+    assert answer.link and answer.trained == 0
+    assert len(list((tmp_path / "out/wandb").glob("offline-run-*"))) == 2
 
 
 def test_offline_files_have_every_point_of_journals_once(tmp_path: Path) -> None:
