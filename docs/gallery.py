@@ -69,7 +69,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """List the pages under "Results"."""
     assert config.nav is not None
     (section,) = [entry for entry in config.nav if "Results" in entry]
-    section["Results"] = [{Path(path).stem.replace("index", "All studies"): path} for path in pages()]
+    index, *studies = pages()
+    section["Results"] = [{"All studies": index}, {"By name": [{Path(path).stem: path} for path in studies]}]
     return config
 
 
