@@ -1,8 +1,8 @@
 """Runner of the instructions on the pages of docs/: ``python docs_runner.py FOLDER PAGE...``.
 
 Block after block of each page, in a folder of its own: a block with a title is written to the file it names, commands
-are run, studies are validated, Python is executed.  Each is a fork of this process, which has imported torch once, so
-that nothing of one reaches the next and none pays for the imports.  Three things differ from what a reader does: a study
+are run, studies are validated, Python is executed.  Each is a fork of this process, which has imported torch and
+validated a study once, so that nothing of one reaches the next and none pays for that.  Three things differ from what a reader does: a study
 is trained in small (one seed, a few steps, no tracker), only the tutorial's report is drawn, for pictures know nothing
 of components, and ``pip install -e`` lays a package down without pip.
 
@@ -12,6 +12,7 @@ Prints one JSON object per block that could not be done as it is shown.
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import sys
 import tomllib
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -297,6 +299,8 @@ def _apart(work: Callable[[], None], reader: Reader) -> None:
             os.chdir(reader.here)
             os.environ.update(reader.environment)
             sys.path[:0] = [str(reader.here), *reader.imports]
+            if reader.imports:
+                sys.modules["vitlab.registry.plugins"]._read_entry_points.cache_clear()
             work()
             code = 0
         except SystemExit as exit_:
@@ -317,10 +321,16 @@ def _apart(work: Callable[[], None], reader: Reader) -> None:
 
 
 def main() -> None:
-    """Follow the pages, after importing what most commands need."""
+    """Follow the pages, after doing once what most commands begin with."""
+    from vitlab.cli import cli
+
     for name in WARM:
         importlib.import_module(name)
     folder = Path(sys.argv[1])
+    folder.mkdir(parents=True)
+    (folder / "shown.yaml").write_text(BASE)
+    with redirect_stdout(io.StringIO()):
+        cli.main(["validate", str(folder / "shown.yaml")], standalone_mode=False)
     for page in map(Path, sys.argv[2:]):
         for block, reason in follow(page, folder / f"{page.parent.name}-{page.stem}"):
             print(

@@ -114,7 +114,7 @@ for fault in (
     GeluMLP.forward = lambda self, x, fault=fault: fault(forward(self, x))
     print(step_of(arm, "loop"))
 GeluMLP.forward = forward
-gpu_dry_run.DEPTH, gpu_dry_run.TOGETHER = 4, 8
+gpu_dry_run.DEPTH, gpu_dry_run.TOGETHER = 2, 4
 print([gpu_dry_run.at_depth(arm, engine)[1] for engine in ("loop", "vmap")], gpu_dry_run.together()[1])
 loop.path_layers = lambda model: []
 vmap.make_batches_together = lambda feeds: None
