@@ -32,9 +32,9 @@ def sync_command(folder: Path, tracker: str | None, tracking_uri: str | None) ->
     if not deliveries:
         say(f"no study in {folder} has a tracker to deliver to")
     lines = [
-        "   ".join(filter(None, [item.study, item.link, item.sentence])) for item in deliveries if item.has_succeeded
+        "   ".join(filter(None, [item.study, item.link, item.sentence])) for item in deliveries if item.link is not None
     ]
-    if left := [item.study for item in deliveries if not item.has_succeeded]:
+    if left := [item.study for item in deliveries if item.link is None]:
         if not wants_json():
             print_lines(lines)
         error = UserError(

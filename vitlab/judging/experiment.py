@@ -106,7 +106,7 @@ def _resolve_address(address: str, label: str) -> Address:
         folder = address.removeprefix("file://")
         if not folder.startswith("/") or not Path(unquote(folder)).is_dir():
             raise UserError(f"{label} is no folder; write file:///FOLDER#NAME, with the whole path of MLflow's folder")
-        return Address(address, "", None, None, "", embedded=False)
+        return Address(address)
     location = parse_uri(address, Path.cwd())
     if not location.is_reachable():
         raise UserError(

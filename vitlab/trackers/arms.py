@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vitlab.planning.values import Arm, Plan
+from vitlab.planning.values import Plan
 from vitlab.spec import Analysis
 from vitlab.store.folders import TrialFolder
 from vitlab.store.result import Ending
@@ -35,27 +35,39 @@ OWN = ("mean", "sd", "low", "high", "n")
 COMPARED = ("difference", "difference_low", "difference_high", "p", "p_corrected", "planned", "diverged", "failed")
 """Further columns of the report's summary."""
 
-COLUMNS = ("mean", "low", "high", "difference", "difference_low", "difference_high", "p_corrected")
-Points = dict[str, float]  #: metric to value
+COLUMNS = ("mean", "low", "high", "difference", "p_corrected")
+"""Columns of the page's table, which shows them by the alphabet; the interval of a difference is in the description."""
 
 
 class Summary(NamedTuple):
     """What the report says of an arm."""
 
     tags: Mapping[str, str]  #: with the verdict, and the run's description, which a table shows beside its name
-    points: Points
+    params: Mapping[str, str]
+    points: Mapping[str, float]
 
 
-def summarize_arms(plan: Plan, rows: Iterable[Mapping[str, Any]]) -> dict[str, Summary]:
-    """Return the verdicts and the values over the seeds, by arm, from the rows of ``report.json``."""
+def summarize_arms(plan: Plan, rows: Iterable[Mapping[str, Any]], root: str) -> dict[str, Summary]:
+    """Return the verdicts and the values over the seeds, by arm in the order of the design.
+
+    Args:
+        plan: the study.
+        rows: arms of ``report.json``.
+        root: identifies this output folder among those that deliver to the same server.
+    """
     summaries, numbers = dict[str, Summary](), records.numbers(plan)
-    for row in rows:
+    by_arm = {row["arm"]: row for row in rows}
+    for arm in (arm for arm in plan.arms if arm.name in by_arm):
+        row = by_arm[arm.name]
         values = {records.key(f"{column}/{plan.analysis.metric}"): row.get(column) for column in (*OWN, *COMPARED)}
         finite = {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
-        arm, verdict = str(row["arm"]), str(row.get("verdict") or records.ABSENT)
-        tags = {"arm": arm, "verdict": verdict, dashboard.NOTE: _describe(row), **records.page_tags(numbers, arm)}
-        summaries[arm] = Summary(tags, finite)
-    return {arm.name: summaries[arm.name] for arm in plan.arms if arm.name in summaries}
+        tags = {
+            **{"arm": arm.name, "verdict": str(row.get("verdict") or records.ABSENT), dashboard.NOTE: _describe(row)},
+            **{"vitlab.kind": "arm", "vitlab.study": plan.study, "vitlab.root": root},
+            **records.page_tags(numbers, arm.name),
+        }
+        summaries[arm.name] = Summary(tags, {"arm": arm.name, **records.flat(arm.values)}, finite)
+    return summaries
 
 
 def _describe(row: Mapping[str, Any]) -> str:
@@ -81,34 +93,24 @@ def state_answer(report: Mapping[str, Any]) -> str:
     return report.get("overview") or (verdicts if len(answers) > 1 else "") or " ".join(answers)
 
 
-def deliver_summaries(client: MlflowClient, experiment: str, root: str, plan: Plan, arms: Mapping[str, Summary]) -> int:
-    """Update the experiment of summaries, and return the number of runs written.
+def deliver_summaries(
+    client: MlflowClient, experiment: str, root: str, headline: str, arms: Mapping[str, Summary]
+) -> int:
+    """Bring the experiment of summaries up to date, and return the number of runs written.
 
-    A run with outdated numbers is replaced, because MLflow would keep the old values beside the new ones.
+    All runs are written anew if one is outdated, because MLflow would keep old values beside new ones.
 
     Args:
         client: MLflow's client.
         experiment: id of the experiment.
         root: identifies this output folder among those that deliver to the same server.
-        plan: the study.
+        headline: the study's metric.
         arms: see :func:`summarize_arms`.
     """
-    common = {"vitlab.kind": "arm", "vitlab.study": plan.study, "vitlab.root": root}
-    missing = {name: {**common, **arm.tags} for name, arm in arms.items()}
-    outdated = list[str]()
-    for run in service.iterate_runs(client, experiment):
-        arm, tags = run.data.tags.get("arm"), run.data.tags
-        is_current = arm in missing and missing[arm].items() <= tags.items() and run.info.status == FINISHED
-        if is_current and run.data.metrics == arms[arm].points:
-            del missing[arm]
-        elif tags.get("vitlab.root") == root:
-            outdated.append(run.info.run_id)
-    for arm in plan.arms:
-        if arm.name in missing:
-            _write_run(client, experiment, arm, arms[arm.name].points, missing[arm.name])
-    for run_id in outdated:  # afterwards, as pages of a search move up with every deleted run
-        client.delete_run(run_id)
-    headline = plan.analysis.metric
+    from mlflow.entities import Metric, Param
+
+    own = [run for run in service.iterate_runs(client, experiment) if run.data.tags.get("vitlab.root") == root]
+    stored = {run.info.run_name: run.data for run in own if run.info.status == FINISHED}
     names = set[str]().union(*(arm.points for arm in arms.values()))
     view = dashboard.View(
         "Arms with their intervals",
@@ -117,18 +119,22 @@ def deliver_summaries(client: MlflowClient, experiment: str, root: str, plan: Pl
         columns=["attributes.`Description`", *(f"metrics.`{column}/{headline}`" for column in COLUMNS)],
     )
     dashboard.save_views(client, experiment, {dashboard.SUMMARY: view})
-    return len(missing)
-
-
-def _write_run(client: MlflowClient, experiment: str, arm: Arm, points: Points, tags: Mapping[str, str]) -> None:
-    """Write the run of an arm."""
-    from mlflow.entities import Metric, Param
-
-    run = client.create_run(experiment, tags=dict(tags), run_name=arm.name).info.run_id
-    now = int(time.time() * 1000)
-    params = [Param("arm", arm.name), *(Param(key, text) for key, text in records.flat(arm.values).items())]
-    client.log_batch(run, [Metric(name, value, now, 0) for name, value in points.items()], params)
-    client.set_terminated(run, FINISHED)
+    if len(own) == len(arms) and all(
+        name in stored and arm.points == stored[name].metrics and arm.tags.items() <= stored[name].tags.items()
+        for name, arm in arms.items()
+    ):
+        return 0
+    for run in own:
+        client.delete_run(run.info.run_id)
+    for name, arm in reversed(list(arms.items())):  # the newest run is the first one of a page without a view
+        run_id, now = (
+            client.create_run(experiment, tags=dict(arm.tags), run_name=name).info.run_id,
+            time.time_ns() // 10**6,
+        )
+        points = [Metric(name, value, now, 0) for name, value in arm.points.items()]
+        client.log_batch(run_id, points, [Param(key, text) for key, text in arm.params.items()])
+        client.set_terminated(run_id, FINISHED)
+    return len(arms)
 
 
 # -- models ------------------------------------------------------------------------------------------------------------
@@ -192,21 +198,15 @@ def deliver_models(
         arm, trial = item.planned.arm, item.planned.trial
         tags = {"arm": arm, "seed": str(item.planned.seed), "vitlab.root": root, "vitlab.trial": trial.key}
         tags |= {"vitlab.code": trial.code, "vitlab.weights": result.outcome.weights}
-        model = None
-        for old in (model for model in stored if model.tags.get("arm") == arm):
-            if not tags.items() <= old.tags.items():  # of an earlier training of the trial, or of another seed
-                client.set_logged_model_tags(old.model_id, {KIND: SUPERSEDED})
-            elif model is not None:  # left by a lost response
-                client.delete_logged_model(old.model_id)
-            else:
-                model = old
+        own = [model for model in stored if model.tags.get("arm") == arm]
+        model = next((model for model in own if tags.items() <= model.tags.items()), None)
+        for other in own:  # of an earlier training of the trial, of another seed, or left by a lost response
+            client.set_logged_model_tags(other.model_id, {KIND: MODEL if other is model else SUPERSEDED})
         if model is None:
             name = f"{NAME.sub('_', arm)[:200]} s{item.planned.seed}"
             model = client.create_logged_model(
                 experiment, name, run, {**tags, KIND: MODEL}, dict(item.params), model_type="vitlab"
             )
-        if model.tags.get(KIND) != MODEL:
-            client.set_logged_model_tags(model.model_id, {KIND: MODEL})
         if str(model.status) != READY:
             _store_model(client, model.model_id, item, files, run, result.outcome.steps)
             points = records.final_points(result, analysis)

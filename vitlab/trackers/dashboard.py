@@ -149,29 +149,30 @@ def view_state(view: View) -> Json:
 
     def section(title: str, is_open: bool, columns: int) -> str:
         name = f"vitlab-section-{len(sections)}"
-        sections.append({"uuid": name, "name": title, "display": is_open, "isReordered": False, "columns": columns})
+        sections.append({"uuid": name, "name": title, "display": is_open, "columns": columns})
         return name
 
     for index, (title, metrics, is_open) in enumerate(view.charts):
         place = section(title, is_open, 2)
         charts += [_metric_chart(name, place) for name in metrics]
         if index == 0 and view.axes[0]:
-            charts.append(_parallel_chart(*view.axes, section("Results by varied option", True, 1)))
+            params, outcomes = map(list, view.axes)
+            axes = {"selectedParams": params[:AXES], "selectedMetrics": outcomes, "showAllRuns": False}
+            charts.append(_chart("PARALLEL", "parallel", section("Results by varied option", True, 1), **axes))
     for album, names in groupby(sorted(view.images), key=lambda name: name.rpartition("/")[0] or name):
         place = section(f"Images: {album}", True, 1)  # one column, which leaves room for as many runs as possible
-        charts += [_image_chart(name, view.images[name], place) for name in names]
+        charts += [
+            # Parameters would leave no room for the picture.
+            _chart("IMAGE", f"images-{key}", place, imageKeys=[key], step=view.images[key], showRunParams=False)
+            for key in names
+        ]
     by_arm = {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": GROUP}]}
     return {
         "searchFilter": f"tags.`vitlab.kind` = '{view.kind}'",
         "orderByKey": f"tags.`{ORDER}`",
         "orderByAsc": True,
-        "startTime": "ALL",
-        "lifecycleFilter": "Active",
-        "datasetsFilter": [],
-        "modelVersionFilter": "All Runs",
         "selectedColumns": list(view.columns),
         "runsHiddenMode": "SHOW_ALL",
-        "useGroupedValuesInCharts": bool(view.groups),
         "groupBy": by_arm if view.groups else None,
         "groupsExpanded": {f"tag.{GROUP}.{label}": False for label in view.groups},
         "hideEmptyCharts": True,
@@ -179,7 +180,6 @@ def view_state(view: View) -> Json:
         "compareRunCharts": charts,
         "compareRunSections": sections,
         "isAccordionReordered": True,
-        "globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
     }
 
 
@@ -192,49 +192,22 @@ def encode_view(view: View, made_ms: int) -> str:
     return json.dumps(value)
 
 
-def _chart_state(kind: str, name: str, section: str, **fields: object) -> Json:
-    common = {"metricSectionId": section, "deleted": False, "isGenerated": True, "runsCountToCompare": RUNS}
+def _chart(kind: str, name: str, section: str, **fields: object) -> Json:
+    common = {"metricSectionId": section, "deleted": False, "runsCountToCompare": RUNS}
     return {"uuid": f"vitlab-{name}", "type": kind, **common, **fields}
 
 
-def _parallel_chart(params: Sequence[str], metrics: Sequence[str], section: str) -> Json:
-    fields = {"selectedParams": list(params[:AXES]), "selectedMetrics": list(metrics), "showAllRuns": False}
-    return _chart_state("PARALLEL", "parallel", section, **fields) | {"isGenerated": False}
-
-
-def _image_chart(key: str, step: int, section: str) -> Json:
-    # Parameters would leave no room for the picture.
-    return _chart_state(
-        "IMAGE", f"images-{key}", section, imageKeys=[key], step=step, showRunParams=False, displayName=key
-    )
-
-
 def _metric_chart(metric: str, section: str) -> Json:
-    chart = _chart_state("BAR", metric, section, metricKey=metric, displayName=metric)
     if metric.partition("/")[0] not in CURVES:
-        return chart
-    return chart | {
-        "type": "LINE",
-        "selectedMetricKeys": [metric],
-        "lineSmoothness": 0,
-        "scaleType": "linear",
-        "xAxisScaleType": "linear",
-        "xAxisKey": "step",
-        "selectedXAxisMetricKey": "",
-        "yAxisKey": "metric",
-        "yAxisExpressions": [],
-        "range": {},
-        "ignoreOutliers": False,
-        "useGlobalXaxisKey": True,
-        "useGlobalLineSmoothing": True,
-    }
+        return _chart("BAR", metric, section, metricKey=metric)
+    how = {"lineSmoothness": 0, "xAxisKey": "step", "yAxisExpressions": [], "range": {}}
+    return _chart("LINE", metric, section, metricKey=metric, selectedMetricKeys=[metric], **how)
 
 
 # -- description -------------------------------------------------------------------------------------------------------
 
 NOTE = "mlflow.note.content"
 MORE = "\n\n*The rest is in the report.*\n"
-SEEDS = 8  #: maximum number of linked runs per arm
 SMALL = "report/small"
 """Artifact folder of the pictures scaled to the page, which does not scale them itself."""
 WIDTH = 860  #: width of these pictures in pixels
@@ -269,9 +242,7 @@ def describe_arms(answer: str, metric: str, run: str) -> str:
     return text + (f"\n{_picture('arms', 'arms.png', run)}\n" if run else "")
 
 
-def describe_study(
-    report: str, answer: str, links: Iterable[str], runs: Sequence[tuple[str, Sequence[str]]], run: str
-) -> str:
+def describe_study(report: str, answer: str, links: Iterable[str], run: str) -> str:
     """Return the description, truncated to whole lines within MLflow's limit.
 
     The page shows the first line and a half until it is opened, so the answer comes first, in bold, and the question is
@@ -281,16 +252,10 @@ def describe_study(
         report: the report as Markdown, with pictures named by their files.
         answer: what it says.
         links: links to views, files and models.
-        runs: arms and the links to their runs.
         run: the id of the run that holds the report's files.
     """
     title, _, rest = _adapt_markdown(report, run).partition("\n")
-    text = f"**{escape_markdown(answer)}**\n\n{title.removeprefix('# ')}\n\n{' · '.join(links)}\n{rest}"
-    table = ["", "## Runs", "", "| arm | runs |", "| --- | --- |"]
-    table += [
-        f"| {escape_markdown(arm)} | {' '.join(items[:SEEDS])}{' …' * (len(items) > SEEDS)} |" for arm, items in runs
-    ]
-    text += "\n".join(table) + "\n"
+    text = f"**{escape_markdown(answer)}**\n\n{title.removeprefix('# ')}\n\n{' · '.join(links)}\n{rest}\n"
     return text if len(text) <= LIMIT else text[: text.rfind("\n", 0, LIMIT - len(MORE))] + MORE
 
 

@@ -54,9 +54,8 @@ class Delivery:
     """The delivery of one study by :func:`sync`."""
 
     study: str
-    link: str | None = None  #: address to open; None if the tracker has none, or could not be reached
+    link: str | None = None  #: address to open, empty if the tracker has none; None if something is still missing
     counts: Mapping[str, int] = field(default_factory=dict)  #: what was missing: number by kind, such as points
-    has_succeeded: bool = False  #: True if the tracker now has everything
 
     @property
     def sentence(self) -> str:
@@ -98,7 +97,7 @@ def sync(folder: str | Path, *, tracker: Choice | str | Mapping[str, Any] | None
         built: Tracker = trackers.build(choice, plan, store, run)
         if built.title:
             link = built.sync(sorted((file.parent / "report").glob("*")))
-            deliveries.append(Delivery(plan.study, link or None, built.delivered, link is not None))
+            deliveries.append(Delivery(plan.study, link, built.delivered))
     if unreadable:
         raise UserError("\n".join(unreadable))
     return deliveries

@@ -236,19 +236,14 @@ class MlflowTracker(Replay):
             "cost/macs",
             "cost/wall_s",
         ]
-        axes = self._varied_params(), [name for name in dict.fromkeys(outcomes) if name in metrics]
+        varied = sorted(set[str]().union(*(records.flat(arm.values) for arm in self.plan.arms)))
+        axes = varied, [name for name in dict.fromkeys(outcomes) if name in metrics]
         views = {
             dashboard.ARMS: dashboard.View("Arms, as means over seeds", "trial", charts, columns, groups=groups),
             dashboard.TRIALS: dashboard.View("Every trial", "trial", charts, columns, axes, images=images),
         }
         self.delivered["views"] += dashboard.save_views(session.client, session.experiment, views)
         self._viewed = (metrics, images)
-
-    def _varied_params(self) -> list[str]:
-        """Return the parameters in which arms differ."""
-        params = [item.params for item in self.trials if item.kind == "trial"]
-        names = [name for name in (params[0] if params else ()) if name not in ("arm", "seed")]
-        return [name for name in names if len({values[name] for values in params} - {records.ABSENT}) > 1]
 
     def _deliver_study(self, report: Sequence[Path]) -> None:
         """Deliver the study's run, the experiment of summaries, the models, and the description that links to them."""
@@ -262,11 +257,13 @@ class MlflowTracker(Replay):
         stored = read_json(files["report.json"], require_mapping) if "report.json" in files else None
         content = stored or {"arms": (), "answers": ()}
         answer = arms.state_answer(content) or self.plan.study
-        if summaries := arms.summarize_arms(self.plan, content["arms"]):
+        if summaries := arms.summarize_arms(self.plan, content["arms"], self._root):
             name, tags = f"{self.plan.study}/arms", {"vitlab.study": self.plan.study}
             page = service.ensure_experiment(client, name, self.address, name, tags)
             summary = page.experiment_id
-            self.delivered["runs"] += arms.deliver_summaries(client, summary, self._root, self.plan, summaries)
+            self.delivered["runs"] += arms.deliver_summaries(
+                client, summary, self._root, self.plan.analysis.metric, summaries
+            )
             text = dashboard.describe_arms(answer, self.plan.analysis.metric, run if "arms.png" in files else "")
             service.set_experiment_tag(client, page, dashboard.NOTE, text)
             self._record_page("arms", summary)
@@ -291,18 +288,8 @@ class MlflowTracker(Replay):
             ]
         if "report.md" in files:
             text = files["report.md"].read_text(encoding="utf-8")
-            text = dashboard.describe_study(text, answer, links, self._links_to_runs(), run)
+            text = dashboard.describe_study(text, answer, links, run)
             service.set_experiment_tag(client, client.get_experiment(experiment), dashboard.NOTE, text)
-
-    def _links_to_runs(self) -> list[tuple[str, list[str]]]:
-        """Return the arms and links to their runs."""
-        links: dict[str, list[str]] = {}
-        for item in self.trials:
-            mark = self._run_mark(item)
-            if item.kind == "trial" and mark is not None:
-                link = dashboard.markdown_link(f"s{item.planned.seed}", self._session.experiment, mark.run)
-                links.setdefault(item.planned.arm, []).append(link)
-        return list(links.items())
 
     def _deliver_study_run(self, report: Sequence[Path]) -> str:
         """Create or update the run that holds the study file, the plan and the report, and return its id."""

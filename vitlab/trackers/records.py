@@ -73,7 +73,7 @@ def tags(plan: Plan, planned: Planned, kind: str, numbers: Mapping[str, int]) ->
     """
     trial = planned.trial
     values = {
-        **({"arm": planned.arm, "vitlab.arm": planned.arm} if planned.arm else {}),
+        **({"arm": planned.arm} if planned.arm else {}),
         "seed": str(planned.seed),
         "vitlab.study": plan.study,
         "vitlab.kind": kind,
@@ -149,17 +149,13 @@ def start_tags(event: Event) -> dict[str, str]:
 
 def result_tags(result: TrialResult) -> dict[str, str]:
     """Return the tags that describe a result and its circumstances."""
-    circumstances, outcome = result.circumstances, result.outcome
+    circumstances = result.circumstances
     values = {
         "vitlab.status": result.status,
         "vitlab.host": circumstances.host,
         "vitlab.attempts": str(circumstances.attempts),
-        "vitlab.weights": outcome.weights,
+        "vitlab.weights": result.outcome.weights,
     }
-    moments = [outcome.metrics, *(moment.metrics for moment in outcome.history)]
-    nonfinite = sorted({name for metrics in moments for name, value in metrics.items() if not math.isfinite(value)})
-    if nonfinite:
-        values["vitlab.nonfinite"] = ", ".join(nonfinite)
     values |= {f"vitlab.version.{key(name)}": version for name, version in circumstances.versions.items()}
     values |= {f"vitlab.numerics.{key(name)}": format_value(value) for name, value in circumstances.numerics.items()}
     return {name: _truncate(value) for name, value in values.items()}

@@ -12,14 +12,12 @@ import logging
 import os
 import sqlite3
 import ssl
-import sys
 import urllib.error
 import urllib.request
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
@@ -53,11 +51,24 @@ class Address:
     """One destination of deliveries."""
 
     uri: str  #: in the form that MLflow's client accepts
-    name: str  #: key of this address in the study's delivery record; holds no password
-    database: Path | None  #: the file, where it is SQLite
-    artifacts: Path | None  #: folder of artifacts; None if the server chooses it
-    links: str  #: prefix of links
-    embedded: bool  #: True for the database under the output folder
+    database: Path | None = None  #: the file, where it is SQLite
+    embedded: bool = False  #: True for the database under the output folder
+
+    @property
+    def name(self) -> str:
+        """Key of this address in the study's delivery record; holds no password."""
+        digest = hashlib.blake2b(public(self.uri).encode(), digest_size=8)
+        return "embedded" if self.embedded else digest.hexdigest()
+
+    @property
+    def artifacts(self) -> Path | None:
+        """Folder of artifacts; None if the server chooses it."""
+        return self.database.parent / ARTIFACTS if self.database else None
+
+    @property
+    def links(self) -> str:
+        """Prefix of links."""
+        return UI if self.database else without_user(self.uri)
 
     def is_reachable(self) -> bool:
         """Return True if the server answers within `PROBE_S` seconds; a database file is always reachable."""
@@ -90,7 +101,7 @@ def experiment_ids(folder: Path, place: str) -> dict[str, str]:
 def embedded_database(root: Path) -> Address:
     """Return the address of the database under an output folder."""
     file = root / "mlflow.db"
-    return Address(f"sqlite:///{file}", "embedded", file, root / ARTIFACTS, UI, embedded=True)
+    return Address(f"sqlite:///{file}", file, embedded=True)
 
 
 def parse_uri(uri: str | None, root: Path) -> Address:
@@ -121,7 +132,7 @@ def parse_uri(uri: str | None, root: Path) -> Address:
     if scheme in SERVERS:
         if scheme != "databricks" and not parts.hostname:
             raise UserError(f"{where} '{public(address)}' names no host; write it as http://HOST:PORT.")
-        return Address(address, _describe_uri(address), None, None, without_user(address), embedded=False)
+        return Address(address)
     if scheme.partition("+")[0] != "sqlite":
         allowed = ["sqlite", *SERVERS]
         raise UserError(
@@ -133,8 +144,7 @@ def parse_uri(uri: str | None, root: Path) -> Address:
     if not path or path == ":memory:":
         raise UserError(f"{where} '{address}' names no file; write it as sqlite:///FILE.")
     file = Path(path).resolve()
-    uri = f"{driver}:///{file}{mark}{options}"
-    return Address(uri, _describe_uri(uri), file, file.parent / ARTIFACTS, UI, embedded=False)
+    return Address(f"{driver}:///{file}{mark}{options}", file)
 
 
 def reason_to_confirm(uri: str, root: Path) -> str:
@@ -161,10 +171,6 @@ def reason_to_confirm(uri: str, root: Path) -> str:
     if not database.is_relative_to(root):
         return f"a study file may write only to the output folder, and {database} is not in it; {give}"
     return ""
-
-
-def _describe_uri(uri: str) -> str:
-    return hashlib.blake2b(public(uri).encode(), digest_size=8).hexdigest()
 
 
 def without_user(uri: str) -> str:
@@ -195,9 +201,6 @@ PAGE = 100
 
 LIBRARIES = r"mlflow|alembic|sqlalchemy|pydantic|starlette|google"
 """Packages that MLflow imports or is, whose deprecation warnings concern no user of vitlab."""
-
-DATABRICKS = ("dbruntime", "IPython", "pyspark")
-"""Packages that MLflow looks for ten times a request.  Where they are missing, the search takes as long as the rest."""
 
 # MLflow logs errors of databases, and missing credentials of Databricks, although it raises them as well.
 LOGGERS = {
@@ -236,8 +239,6 @@ _configured: dict[str, str] = {}  # variables that the user had not set
 def mute_mlflow() -> Iterator[None]:
     """Mute MLflow's database messages, and from now on the deprecation warnings of its libraries.
 
-    Packages that MLflow looks for in vain are marked as missing meanwhile.
-
     Deliveries run in a thread, and Python restores filters of warnings for all threads at once: a filter that comes and
     goes would bring back, or take away, what another thread has set meanwhile.  So these stay.
     """
@@ -245,8 +246,6 @@ def mute_mlflow() -> Iterator[None]:
         warnings.filterwarnings("ignore", category=category, module=LIBRARIES)
     import mlflow  # noqa: F401  # configures its loggers, so they can be muted only after the import
 
-    missing = [name for name in DATABRICKS if name not in sys.modules and find_spec(name) is None]
-    sys.modules.update(dict.fromkeys(missing))  # type: ignore[arg-type]  # the import system's mark
     levels = {name: logging.getLogger(name).level for name in LOGGERS}
     for name, level in LOGGERS.items():
         logging.getLogger(name).setLevel(level)
@@ -255,12 +254,12 @@ def mute_mlflow() -> Iterator[None]:
     finally:
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
-        for name in missing:
-            sys.modules.pop(name, None)
 
 
 def open_client(address: Address) -> MlflowClient:
-    """Return an ``MlflowClient`` for the address; a SQLite database is created if needed.  Call within `quiet`.
+    """Return an ``MlflowClient`` for the address; a SQLite database is created if needed.
+
+    Call within :func:`mute_mlflow`.
 
     Raises:
         ValueError: if the file that the user named is not an MLflow database.
@@ -279,8 +278,9 @@ def open_client(address: Address) -> MlflowClient:
 def initialise_database(database: Path) -> None:
     """Create MLflow's tables in a SQLite file unless it has them; a file that is no database is set aside.
 
-    Call within `quiet`.  MLflow does not guard against concurrent creation: two processes that start on one new file
-    both fail and leave an unusable file.  So the database is created under a lock and a temporary name, then renamed.
+    Call within :func:`mute_mlflow`.  MLflow does not guard against concurrent creation: two processes that start on one
+    new file both fail and leave an unusable file.  So the database is created under a lock and a temporary name, then
+    renamed.
     """
     if has_tables(database):
         return

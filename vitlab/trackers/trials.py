@@ -19,7 +19,6 @@ import tempfile
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -32,7 +31,7 @@ from vitlab.store.files import read_stored, write_bytes
 from vitlab.store.result import Ending
 from vitlab.trackers import files_within, records
 from vitlab.trackers.records import Point
-from vitlab.trackers.replay import TUNING, Cursor, TrackedTrial, TrialUpdate, trial_identity
+from vitlab.trackers.replay import Cursor, TrackedTrial, TrialUpdate, trial_identity
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,7 +45,6 @@ STATUS = {Ending.DONE: FINISHED, Ending.STOPPED: KILLED}  #: of a trial that has
 SUPERSEDED = "superseded"
 FILED = 200
 """Trials of a study that have files in MLflow: the first seeds of its arms."""
-KINDS = ("trial", "prerequisite", TUNING, SUPERSEDED)
 
 
 @dataclass
@@ -103,9 +101,9 @@ class TrialRuns:
         self._runs = {identity: [] for identity in items}
         for run in runs:
             tags, stored = run.data.tags, self._stored(run)
-            if stored.kind not in KINDS or "vitlab.trial" not in tags:
+            if "vitlab.trial" not in tags:
                 continue
-            identity = trial_identity(tags["vitlab.trial"], tags.get("vitlab.code", ""), tags.get("vitlab.arm", ""))
+            identity = trial_identity(tags["vitlab.trial"], tags.get("vitlab.code", ""), tags.get("arm", ""))
             if identity not in items:
                 self._supersede(stored)
                 continue
@@ -115,7 +113,7 @@ class TrialRuns:
                 own.append(stored)
                 continue
             own.insert(0, stored)
-            content = _Content(tags=self._tags(items[identity]), params=dict(items[identity].params))
+            content = _Content(Path(), tags=self._tags(items[identity]), params=dict(items[identity].params))
             self._send(stored.id, content.without_stored(run))  # the plan may have changed since
             if not _lacks_data(run, mark):
                 self.intact.add(mark.run)
@@ -145,8 +143,8 @@ class TrialRuns:
 
         A short trial needs three requests, for its run, values and status, and one for each of its files.
         """
-        with ExitStack() as stack:
-            content = self._content(news, mark, stack)
+        with tempfile.TemporaryDirectory() as place:
+            content = self._content(news, mark, Path(place))
             if mark is not None:
                 now = replace(mark)
                 self._send(now.run, content)
@@ -193,10 +191,10 @@ class TrialRuns:
         kind, root, began = (run.data.tags.get(f"vitlab.{name}", "") for name in ("kind", "root", "began"))
         return StoredRun(run.info.run_id, run.info.status, kind, root, (began, "" if began else root))
 
-    def _content(self, news: TrialUpdate, mark: RunMark | None, stack: ExitStack) -> _Content:
-        """Return what an update adds to a run; files are written to a folder that ``stack`` deletes."""
+    def _content(self, news: TrialUpdate, mark: RunMark | None, place: Path) -> _Content:
+        """Return what an update adds to a run; files are written to ``place``."""
         end, result = news.end, news.end.result if news.end is not None else None
-        content = _Content()
+        content = _Content(place)
         if mark is None:
             content.tags, content.params = self._tags(news.item), dict(news.item.params)
         for event in news.events:
@@ -217,8 +215,8 @@ class TrialRuns:
         has_ended = end.how != Ending.STOPPED if end is not None else mark is not None and mark.has_result
         if has_ended and news.item.identity in self._filed:
             # Also without a new end: a journal grows by explanations after the result.
-            content.place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            self._write_files(news, content, content.place)
+            self._write_files(news, content, place)
+            content.files = sum(path.is_file() for path in place.rglob("*"))
         return content
 
     def _write_files(self, news: TrialUpdate, content: _Content, place: Path) -> None:
@@ -252,7 +250,7 @@ class TrialRuns:
         histories = (self.client.get_metric_history(run.info.run_id, name) for name in run.data.metrics)
         stored = {(point.key, point.step) for history in histories for point in history}
         points = [point for point in content.points if (point.name, point.step) not in stored]
-        files = count_files(self.client, run.info.run_id, run.info.artifact_uri) if content.file_count() else 0
+        files = count_files(self.client, run.info.run_id, run.info.artifact_uri) if content.files else 0
         return replace(content.without_stored(run), points=points, stored_files=files)
 
     def _send(self, run: str, content: _Content) -> None:
@@ -266,12 +264,11 @@ class TrialRuns:
                 [Param(name, value) for name, value in content.params.items()],
                 [RunTag(name, value) for name, value in content.tags.items()],
             )
-        files = content.file_count()
-        if content.place is not None and files:
+        if content.files:
             send_files(self.client, run, self._places[run], content.place)
         self.metrics |= {point.name for point in content.points}
         self.delivered.update(points=len(content.points), tags=len(content.tags), parameters=len(content.params))
-        self.delivered["files"] += max(0, files - content.stored_files)
+        self.delivered["files"] += max(0, content.files - content.stored_files)
 
     def _advance(self, mark: RunMark, content: _Content) -> None:
         """Add an update to the mark of its run."""
@@ -279,7 +276,7 @@ class TrialRuns:
         mark.points += sum(point.name == headline for point in content.points)
         mark.step = max([mark.step, *(point.step for point in content.points)])
         mark.has_result |= any(point.name.startswith("cost/") for point in content.points)
-        mark.artifacts = max(mark.artifacts, content.file_count())
+        mark.artifacts = max(mark.artifacts, content.files)
         mark.images |= content.images
 
     def _tags(self, item: TrackedTrial) -> dict[str, str]:
@@ -298,7 +295,8 @@ class TrialRuns:
 class _Content:
     """What an update adds to a run."""
 
-    place: Path | None = None  #: folder of its files
+    place: Path  #: folder of its files
+    files: int = 0  #: their number
     points: list[Point] = field(default_factory=list)
     tags: dict[str, str] = field(default_factory=dict)
     params: dict[str, str] = field(default_factory=dict)
@@ -310,10 +308,6 @@ class _Content:
         tags = {name: value for name, value in self.tags.items() if run.data.tags.get(name) != value}
         params = {name: value for name, value in self.params.items() if name not in run.data.params}
         return replace(self, tags=tags, params=params)
-
-    def file_count(self) -> int:
-        """Return the number of files."""
-        return 0 if self.place is None else sum(path.is_file() for path in self.place.rglob("*"))
 
 
 class StoredRun(NamedTuple):
@@ -377,7 +371,7 @@ SMALL = 256  #: longer side of the page's thumbnails in pixels
 KEY = re.compile(r"[a-zA-Z0-9_\-./ ]+")  #: keys that the page supports
 
 FIELD, GAP, TITLE = 480, 6, 26  #: side of a confusion matrix, space beside its labels, and height of a line, in pixels
-RATIO = 1.15  #: width to height; the page cuts the lower edge of pictures that are narrower
+SHOWN = 0.8  #: part of the height of a square picture that the page shows; the rest is left white
 NAMED, COUNTED = 40, 20  #: maximum number of classes whose names, and whose counts, are drawn
 NAME, TITLED = 18, 50  #: letters of a class name, and of a trial's name, that are drawn
 
@@ -446,23 +440,21 @@ def draw_confusion(trial: str, split: str, step: int, table: pd.DataFrame) -> Pi
     cell = FIELD / len(classes)
     font, small = _load_font(14), _load_font(max(8, min(14, int(cell / 3))))
     names = classes if len(classes) <= NAMED else []
-    margin = 2 * GAP + int(max((small.getlength(name) for name in names), default=0))
-    height = TITLE + FIELD + margin
-    image = Image.new("RGB", (int(height * RATIO), height), "white")
+    left, top = 2 * GAP + int(max((small.getlength(name) for name in names), default=0)), 2 * TITLE
+    side = int((top + FIELD) / SHOWN)
+    image = Image.new("RGB", (side, side), "white")
     draw = ImageDraw.Draw(image)
     draw.text((GAP, TITLE / 2), f"{trial[:TITLED]}, {split}: labels by predictions", "black", font, "lm")
     colours = Image.fromarray((colormaps["Blues"](shares)[..., :3] * 255).round().astype(np.uint8))
-    image.paste(colours.resize((FIELD, FIELD), Image.Resampling.NEAREST), (margin, TITLE))
-    beside = Image.new("RGB", (margin, FIELD), "white")
-    for row, name in enumerate(names):
-        ImageDraw.Draw(beside).text((beside.width - GAP, (row + 0.5) * cell), name, "black", small, "rm")
-    image.paste(beside, (0, TITLE))
-    image.paste(beside.transpose(Image.Transpose.ROTATE_90), (margin, TITLE + FIELD))
+    image.paste(colours.resize((FIELD, FIELD), Image.Resampling.NEAREST), (left, top))
+    for index, name in enumerate(names):
+        centre, fitting = (index + 0.5) * cell, int(cell / small.getlength("n"))
+        draw.text((left - GAP, top + centre), name, "black", small, "rm")
+        draw.text((left + centre, top - GAP), name[:fitting], "black", small, "ms")
     for (row, column), count in np.ndenumerate(counts):
         if count and len(classes) <= COUNTED:
             ink = "white" if shares[row, column] > 0.5 else "black"
-            at = margin + (column + 0.5) * cell, TITLE + (row + 0.5) * cell
-            draw.text(at, str(count), ink, small, "mm")
+            draw.text((left + (column + 0.5) * cell, top + (row + 0.5) * cell), str(count), ink, small, "mm")
     return Picture(f"confusion/{split}", step, image)
 
 
