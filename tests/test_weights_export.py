@@ -177,8 +177,8 @@ def test_changed_header_of_trial_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("to", FILES)
 def test_model_is_equal_after_reading_or_refused(to: str, tmp_path: Path) -> None:
-    """Every option alone, and random combinations of them; for timm, which tests below try by option, every second."""
-    alone = [option for options in OPTIONS.values() for option in options if option][:: 2 if to == "timm" else 1]
+    """Every option alone, and random combinations of them; for timm, which tests below try by option, every fourth."""
+    alone = [option for options in OPTIONS.values() for option in options if option][:: 4 if to == "timm" else 1]
     draw = random.Random(0)
     mixed = []
     for _ in range(5 if to == "timm" else 20):
@@ -198,7 +198,7 @@ def test_model_is_equal_after_reading_or_refused(to: str, tmp_path: Path) -> Non
             differences.append(outcome(tmp_path / "trial", options, to))
         except AssertionError as error:
             raise AssertionError(f"{options}: {error}") from error
-    assert differences[0] == "equal" and differences.count("equal") >= 8
+    assert differences[0] == "equal" and differences.count("equal") >= (4 if to == "timm" else 8)
     assert len(set(differences)) > 5
 
 

@@ -73,7 +73,7 @@ def tags(plan: Plan, planned: Planned, kind: str, numbers: Mapping[str, int]) ->
     """
     trial = planned.trial
     values = {
-        **({"arm": planned.arm} if planned.arm else {}),
+        **({"arm": planned.arm, "vitlab.arm": planned.arm} if planned.arm else {}),
         "seed": str(planned.seed),
         "vitlab.study": plan.study,
         "vitlab.kind": kind,

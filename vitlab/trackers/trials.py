@@ -103,7 +103,7 @@ class TrialRuns:
             tags, stored = run.data.tags, self._stored(run)
             if "vitlab.trial" not in tags:
                 continue
-            identity = trial_identity(tags["vitlab.trial"], tags.get("vitlab.code", ""), tags.get("arm", ""))
+            identity = trial_identity(tags["vitlab.trial"], tags.get("vitlab.code", ""), tags.get("vitlab.arm", ""))
             if identity not in items:
                 self._supersede(stored)
                 continue
