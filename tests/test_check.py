@@ -43,6 +43,7 @@ from vitlab.regression.facts import train_trace
 from vitlab.regression.gate import check_learning
 from vitlab.report import api
 from vitlab.runner import circumstances
+from vitlab.spec.tree import parse_as
 from vitlab.store.files import read_json
 from vitlab.store.folders import Store
 from vitlab.store.result import TrialResult
@@ -179,7 +180,7 @@ def test_results_of_other_torch_are_not_reused(
     assert {file: file.read_bytes() for file in before} == before, "nothing that was computed is lost"
     trained = {*(tmp_path / "here" / "out").glob("trials/*/*/result.json")} - before.keys()
     assert len(trained) == len(before) == 6
-    assert {TrialResult.from_json(read_json(file)).circumstances.installed_versions["torch"] for file in trained} == {
+    assert {parse_as(TrialResult, read_json(file)).circumstances.installed_versions["torch"] for file in trained} == {
         other_torch
     }
     # the gate reuses its own trainings

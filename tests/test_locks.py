@@ -408,15 +408,13 @@ def test_lost_lock_in_batch_is_not_taken_for_stacking_failure(
         )
         for seed in range(2)
     ]
-    failed: list[Attempt] = []
 
     def lose_lock(*_: object, **__: object) -> None:
         raise LockLost("was taken over")
 
     monkeypatch.setattr(*((room, at, lose_lock) if at == "train" else (Attempt, at, lose_lock)))
-    monkeypatch.setattr(Attempt, "record_failure", lambda self, error: failed.append(self))
     with pytest.raises(LockLost):
         run_together(work, room.Settings(device="cpu"))
     for _, folder in work:
         assert not folder.done() and not any("note" in event.body for event in folder.events()[0])
-    assert failed == []
+        assert folder.failure() is None

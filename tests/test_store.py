@@ -14,7 +14,7 @@ import synthetic_studies
 
 from vitlab.errors import UserError
 from vitlab.planning.study_folder import read_plan, write_plan
-from vitlab.store.files import find_abandoned, read_json, temporary_path, write_bytes, write_json
+from vitlab.store.files import find_abandoned, read_json, remove, temporary_path, write_bytes, write_json
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.result import Circumstances, Ending, Measurement, Outcome, TrialResult
 
@@ -361,5 +361,6 @@ def test_clear_deletes_only_leftovers_of_killed_drivers(tmp_path: Path) -> None:
     for file in (*leftovers, *to_keep[:2]):
         os.utime(file, (0, 0))
     assert store.find_leftovers() == sorted(leftovers)
-    store.remove_abandoned("tiny")
+    for file in store.find_leftovers():
+        remove(file)
     assert [file.exists() for file in leftovers] == [False] * 3 and all(file.exists() for file in to_keep)

@@ -431,12 +431,13 @@ def test_matmul_rate_is_that_of_fastest_product(monkeypatch: pytest.MonkeyPatch)
 def test_rate_of_several_threads_is_unknown_on_cpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    circumstances._measure_matrix_rate.cache_clear()
+    circumstances.measured_matrix_rate.cache_clear()
     monkeypatch.setattr(circumstances, "_time_products", lambda device, precision: 5.0)
     for threads, rate in ((1, 5.0), (3, math.nan)):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        assert circumstances.measured_matrix_rate(torch.device("cpu"), "fp32") == pytest.approx(rate, nan_ok=True)
-    circumstances._measure_matrix_rate.cache_clear()
+        assert circumstances.measured_matrix_rate(torch.device("cpu"), "fp32", threads) == pytest.approx(
+            rate, nan_ok=True
+        )
+    circumstances.measured_matrix_rate.cache_clear()
     assert "system/mfu is not recorded: the peak speed of 3 threads of a CPU is not known" in capsys.readouterr().err
     assert set(circumstances.utilisation({"system/images_per_s": 2.0}, 3, math.nan)) == {"system/tflops"}
 
@@ -450,9 +451,9 @@ def test_failing_matmul_benchmark_does_not_prevent_training(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(circumstances, "_time_products", fail)
-    circumstances._measure_matrix_rate.cache_clear()  # as in a new process
+    circumstances.measured_matrix_rate.cache_clear()  # as in a new process
     result = done(run_trial(trial(), folder("t"), Settings(device="cpu")))
-    circumstances._measure_matrix_rate.cache_clear()  # other tests of this process measure it
+    circumstances.measured_matrix_rate.cache_clear()  # other tests of this process measure it
     assert result.outcome.weights == usual.outcome.weights
     assert "cannot be measured: CUDA out of memory" in capsys.readouterr().err
     for event in folder("t").events()[0][1:-1]:

@@ -114,7 +114,6 @@ def run(
         trackers.build(study.run.tracker, plan, store, study.run)
         if missing:
             registry.slot("executor").build(study.run.executor, study.run)
-        store.remove_abandoned(plan.study)
         # Where nothing has changed, the recorded time of the run stays, and the stored report with it.
         if missing or not is_recorded(plan, store, file, changes, plugins):
             plan = begin_run(plan, store, file, changes, plugins, watch.say)

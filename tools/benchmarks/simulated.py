@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.plugin import Executor, Job, JobEnd, RunSpec, executor
+from vitlab.spec.tree import parse_as
 from vitlab.store.files import write_bytes
 from vitlab.store.folders import TrialFolder
 from vitlab.store.result import Ending, TrialResult
@@ -127,7 +128,7 @@ class Simulated(Executor):
             result = json.loads(json.dumps(self._result)) | {"key": item.trial.key, "code": item.trial.code}
             for metrics in (result["outcome"]["metrics"], *(m["metrics"] for m in result["outcome"]["history"])):
                 metrics["val/accuracy"] += draw
-            folder.write_result(TrialResult.from_json(result))
+            folder.write_result(parse_as(TrialResult, result))
             shutil.rmtree(folder.checkpoint, ignore_errors=True)
 
     def _note(self) -> None:

@@ -6,8 +6,8 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from threading import Timer
 from typing import Any
 
@@ -38,15 +38,10 @@ COUNTED = {"epochs": "epoch", "steps": "step", "images": "images"}
 
 def watch_on() -> Watch:
     """Return the progress display for this process: for a notebook, a terminal, or plain stderr."""
-    if in_notebook():
+    ipython = sys.modules.get("IPython")
+    if ipython is not None and hasattr(ipython.get_ipython(), "kernel"):
         return NotebookView()
     return LiveView() if sys.stderr.isatty() else PlainLines()
-
-
-def in_notebook() -> bool:
-    """Return True if this process is the kernel of a notebook."""
-    ipython = sys.modules.get("IPython")
-    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 class TrialProgress:
@@ -108,9 +103,16 @@ class _Display(Watch):
             + (f", {format_count(skipped, 'arm')} skipped" if skipped else "")
         )
 
-    def status(self, what: str) -> AbstractContextManager[object]:
-        """Return a context during which a sentence says what is done, once that has taken a while."""
-        return _late_sentence(self.say, what)
+    @contextmanager
+    def status(self, what: str) -> Iterator[object]:
+        """Say in a sentence what is done, once that has taken a while."""
+        timer = Timer(FIRST_SILENCE_S, self.say, [what])
+        timer.daemon = True  # Ctrl-C may come before it is cancelled
+        timer.start()
+        try:
+            yield None
+        finally:
+            timer.cancel()
 
     def on_start(self, planned: Planned) -> None:
         folder = self._store.folder(planned.trial)
@@ -258,9 +260,11 @@ class LiveView(_Display):
             self._draw()
             self._refreshed = time.monotonic()
 
-    def status(self, what: str) -> AbstractContextManager[object]:
-        """Return a context during which a line shows what is done."""
-        return self._console.status(Text(what), spinner="line")
+    @contextmanager
+    def status(self, what: str) -> Iterator[object]:
+        """Show in a line what is done."""
+        with self._console.status(Text(what), spinner="line"):
+            yield None
 
     def say(self, sentence: str) -> None:
         """Print the sentence above the bars."""
@@ -308,17 +312,6 @@ class NotebookView(LiveView):
     def _draw(self) -> None:
         if self._handle is not None:
             self._handle.update(self._bars)
-
-
-@contextmanager
-def _late_sentence(say: Callable[[str], None], what: str) -> Iterator[None]:
-    timer = Timer(FIRST_SILENCE_S, say, [what])
-    timer.daemon = True  # Ctrl-C may come before it is cancelled
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _names(trials: Sequence[Planned]) -> str:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import fnmatch
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -160,60 +160,49 @@ def _is_for_selected_arm(arm: str | None, only: str) -> bool:
 # -- the driver --------------------------------------------------------------------------------------------------------
 
 
-def follow_driver(todo: Sequence[Planned], store: Store, busy: Callable[[], bool], watch: Watch) -> None:
-    """Show the progress of trials that another driver trains, until it ends.
-
-    Raises:
-        Interrupted: after Ctrl-C; the other driver continues.
-    """
-    remaining = {store.folder(item.trial): item for item in todo}
-    running: set[TrialFolder] = set()
-    try:
-        while busy():
-            for folder, planned in list(remaining.items()):
-                if folder.done():
-                    del remaining[folder]
-                    watch.on_end(planned, Ending.DONE, "")
-                elif folder not in running and folder.is_locked():
-                    running.add(folder)
-                    watch.on_start(planned)
-            watch.tick()
-            time.sleep(POLL_S)
-    except KeyboardInterrupt:
-        raise Interrupted("stopped following; the other driver is still running") from None
-
-
 @contextmanager
 def become_sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator[bool]:
-    """Hold the study's lock and yield whether another process had it; follow that process until it ends."""
+    """Hold the study's lock and yield whether another process had it; show that one's progress until it ends.
+
+    Raises:
+        Interrupted: after Ctrl-C while the other process goes on.
+    """
     lock = store.driver_lock(plan.study)
-    reported: set[str] = set()
     with ExitStack() as own_lock:
 
-        def busy() -> bool:
-            """Try to take the lock, see :func:`vitlab.store.files.hold_lock`; return True if another process has it."""
-            try:
+        def is_free() -> bool:
+            """Try to take the lock, see :func:`vitlab.store.files.hold_lock`."""
+            with suppress(Busy):
                 own_lock.enter_context(hold_lock(lock))
-                return False
-            except Busy:
-                other = _describe_owner(lock)
-            if other not in reported:
-                reported.add(other)
-                watch.say(f"{plan.study} is run by {other}; this one follows until it ends.")
-            return True
+                return True
+            return False
 
-        waited = busy()
-        if waited:
-            trials = distinct_trials(
-                [*plan.trials, *(item for tuning in plan.tuning if tuning.open for item in tuning.trials)]
-            )
-            missing = [item for item in trials if not store.folder(item.trial).done()]
-            watch.on_plan(plan, missing, store)
-            try:
-                follow_driver(missing, store, busy, watch)
-            finally:
-                watch.close()
-        yield waited
+        if is_free():
+            yield False
+            return
+        watch.say(f"{plan.study} is run by {_describe_owner(lock)}; this one follows until it ends.")
+        trials = [*plan.trials, *(item for tuning in plan.tuning if tuning.open for item in tuning.trials)]
+        remaining = {
+            folder: item for item in distinct_trials(trials) if not (folder := store.folder(item.trial)).done()
+        }
+        running: set[TrialFolder] = set()
+        watch.on_plan(plan, [*remaining.values()], store)
+        try:
+            while not is_free():
+                for folder, planned in list(remaining.items()):
+                    if folder.done():
+                        del remaining[folder]
+                        watch.on_end(planned, Ending.DONE, "")
+                    elif folder not in running and folder.is_locked():
+                        running.add(folder)
+                        watch.on_start(planned)
+                watch.tick()
+                time.sleep(POLL_S)
+        except KeyboardInterrupt:
+            raise Interrupted("stopped following; the other driver is still running") from None
+        finally:
+            watch.close()
+        yield True
 
 
 def describe_driver(study: str, store: Store) -> str:

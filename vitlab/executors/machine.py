@@ -18,7 +18,6 @@ import subprocess
 import sys
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -151,9 +150,8 @@ class Placement:
             The GPU, or as many as requested, separated by commas; None if there is no room yet.
         """
         assert name not in self._tenants
-        share = _exact_share(request.share)
         ready = (gpu for gpu in self.gpus if all(tenant.started for tenant in self._tenants_of(gpu)))
-        available = [gpu for gpu in ready if self.used_share(gpu) + share <= 1]
+        available = [gpu for gpu in ready if round(self.used_share(gpu) + request.share, 9) <= 1]
         if len(available) < request.count:
             return None
         selected = sorted(available, key=lambda gpu: (self.used_share(gpu), self.gpus.index(gpu)))[: request.count]
@@ -169,18 +167,13 @@ class Placement:
         """Remove a trial from its GPU."""
         self._tenants.pop(name, None)
 
-    def used_share(self, gpu: str) -> Fraction:
-        """Return the sum of the shares on a GPU."""
-        return sum((_exact_share(tenant.request.share) for tenant in self._tenants_of(gpu)), Fraction(0))
+    def used_share(self, gpu: str) -> float:
+        """Return the sum of the shares on a GPU; ten times 0.1 is 1."""
+        return round(math.fsum(tenant.request.share for tenant in self._tenants_of(gpu)), 9)
 
     def capacity(self, request: GpuRequest) -> int:
         """Return the number of equal trials that the GPUs hold together."""
-        return len(self.gpus) * int(1 / _exact_share(request.share)) // request.count
+        return len(self.gpus) * int(round(1 / request.share, 9)) // request.count
 
     def _tenants_of(self, gpu: str) -> list[_Tenant]:
         return [tenant for tenant in self._tenants.values() if gpu in tenant.gpus]
-
-
-def _exact_share(share: float) -> Fraction:
-    """Convert a share to a nearby simple fraction, so that ten times 0.1 is 1."""
-    return Fraction(share).limit_denominator(10_000)

@@ -277,60 +277,56 @@ class Ray(PollingExecutor):
                 self._kill_worker(running)
 
     def _handle_next_item(self, running: _SubmittedJob) -> None:
-        errors = self._ray.exceptions
         try:
             item = self._ray.get(next(running.stream))
-        except StopIteration:
-            self._record_end(
-                running, Ending.LOST, f"its worker on {running.host} ended and reported nothing; see log.txt"
-            )
-        except errors.TaskCancelledError:
-            if running.host:
-                self._record_end(running, Ending.LOST, "it did not stop in time and was killed")
-            else:
-                self._record_end(running, Ending.STOPPED)
-        except errors.RayTaskError as error:
-            where = running.host or "its machine"
-            self._record_end(
-                running, Ending.LOST, f"it could not start on {where}: {format_error(error.cause or error)}"
-            )
-        except errors.OutOfMemoryError:
-            self._record_end(running, Ending.LOST, f"memory ran out on {running.host}, and Ray ended its worker")
-        except errors.RayError as error:
-            where = running.host or "a machine of the cluster"
-            if running.watchdog.has_killed:
-                self._record_end(running, Ending.TIMEOUT, base.KILLED.format(process=f"its process on {where}"))
-            elif isinstance(error, errors.WorkerCrashedError):
-                self._record_end(running, Ending.LOST, f"its worker on {where} was killed or crashed; see log.txt")
-            elif isinstance(error, errors.NodeDiedError):
-                self._record_end(running, Ending.LOST, f"its machine {where} has died")
-            else:  # Ray explains at length
-                self._record_end(
-                    running, Ending.LOST, f"its worker on {where} is gone: {str(error).partition(chr(10))[0]}"
-                )
-        else:
-            match item:
-                case Started():
-                    running.started = item
-                    running.peers = [
-                        self._start_stream(running.job, *running.sent, running.group, node, item.address)
-                        for node in range(1, self.run.resources.nodes)
-                    ]
-                    running.watchdog.start(base.START_S)
-                case "tries" | "begun" | "waits":
-                    running.watchdog.record_stage(item)
-                case FileChange():
-                    try:
-                        apply_change(item, running.job.folders)
-                    except Busy:
-                        self._ray.cancel(running.stream, force=True)
-                        self._record_end(running, Ending.LOST, "another driver has taken its trial over")
-                case Finished(Ending.STOPPED, _) if not self._stopping:
-                    self._record_end(
-                        running, Ending.LOST, f"its worker on {running.host} lost its connection to the driver"
-                    )
-                case Finished():
-                    self._record_end(running, *item)
+        except (StopIteration, self._ray.exceptions.RayError) as error:
+            self._record_end(running, *self._ending_of_error(error, running))
+            return
+        match item:
+            case Started():
+                running.started = item
+                running.peers = [
+                    self._start_stream(running.job, *running.sent, running.group, node, item.address)
+                    for node in range(1, self.run.resources.nodes)
+                ]
+                running.watchdog.start(base.START_S)
+            case "tries" | "begun" | "waits":
+                running.watchdog.record_stage(item)
+            case FileChange():
+                try:
+                    apply_change(item, running.job.folders)
+                except Busy:
+                    self._ray.cancel(running.stream, force=True)
+                    self._record_end(running, Ending.LOST, "another driver has taken its trial over")
+            case Finished(Ending.STOPPED, _) if not self._stopping:
+                lost = f"its worker on {running.host} lost its connection to the driver"
+                self._record_end(running, Ending.LOST, lost)
+            case Finished():
+                self._record_end(running, *item)
+
+    def _ending_of_error(self, error: Exception, running: _SubmittedJob) -> tuple[Ending, str]:
+        """Return how a job ended whose stream has ended with an error."""
+        errors, where = self._ray.exceptions, running.host or "a machine of the cluster"
+        match error:
+            case errors.TaskCancelledError() if not running.host:
+                return Ending.STOPPED, ""
+            case errors.TaskCancelledError():
+                reason = "it did not stop in time and was killed"
+            case StopIteration():
+                reason = f"its worker on {where} ended and reported nothing; see log.txt"
+            case errors.RayTaskError():
+                reason = f"it could not start on {where}: {format_error(error.cause or error)}"
+            case errors.OutOfMemoryError():
+                reason = f"memory ran out on {where}, and Ray ended its worker"
+            case _ if running.watchdog.has_killed:
+                return Ending.TIMEOUT, base.KILLED.format(process=f"its process on {where}")
+            case errors.WorkerCrashedError():
+                reason = f"its worker on {where} was killed or crashed; see log.txt"
+            case errors.NodeDiedError():
+                reason = f"its machine {where} has died"
+            case _:  # Ray explains at length
+                reason = f"its worker on {where} is gone: {str(error).partition(chr(10))[0]}"
+        return Ending.LOST, reason
 
     def _kill_worker(self, running: _SubmittedJob) -> None:
         """Kill the process of a task, by another task on its machine."""

@@ -105,7 +105,8 @@ class Attempt:
             write_json(self.folder.spec, self.trial.to_json(), fsync=False)
         if self.device.type == "cuda":
             torch.cuda.init()  # type: ignore[no-untyped-call]
-        self.matrix_rate = self.peers.count * measured_matrix_rate(self.device, self.trial.spec.train.precision)
+        rate = measured_matrix_rate(self.device, self.trial.spec.train.precision, self.settings.threads)
+        self.matrix_rate = self.peers.count * rate
         if self.device.type == "cuda":  # excludes the memory of the rate measurement
             torch.cuda.reset_peak_memory_stats(self.device)  # a process may run several trials
         training = self.training = self._build_training()
@@ -165,15 +166,15 @@ class Attempt:
 
     def end_with_error(self, error: Exception) -> None:
         """End the attempt with an error, which is recorded unless another process has taken the trial over."""
-        self.result = error if isinstance(error, Busy) else self.record_failure(error)
-
-    def record_failure(self, error: Exception) -> Exception:
-        """Record the failure in the folder and return it; out of memory as ``OutOfMemory``."""
+        self.result = error
+        if isinstance(error, Busy):
+            return
         sentence = describe_failure(error, self.trial)
         kind = Ending.OOM if is_out_of_memory(error) else Ending.ERROR
         self.folder.write_failure(sentence, "".join(traceback.format_exception(error)), kind)
         self.folder.emit("end", status=Ending.FAILED, failure=sentence)
-        return OutOfMemory(sentence) if kind == Ending.OOM else error
+        if kind == Ending.OOM:
+            self.result = OutOfMemory(sentence)
 
     def write_outputs(self, outcome: Outcome, wall_s: float) -> TrialResult:
         """Write the files of a trial that has ended, but for the result, and return it for :meth:`write_result`.

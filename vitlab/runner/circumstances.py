@@ -31,6 +31,7 @@ from vitlab.identity.trial import Trial
 from vitlab.models.contract import Model
 from vitlab.models.cost import macs, parameters
 from vitlab.spec import Choice, TrialSpec
+from vitlab.spec.tree import type_adapter
 from vitlab.store.result import TrialResult
 from vitlab.training.evaluation import NARROW
 
@@ -88,8 +89,7 @@ def fill_caches() -> None:
     """
     versions()
     TrialSpec.model_rebuild()
-    with suppress(ValueError):
-        TrialResult.from_json({})
+    type_adapter(TrialResult)
 
 
 @cache
@@ -138,17 +138,13 @@ def utilisation(metrics: Mapping[str, float], macs: int, rate: float) -> dict[st
     }
 
 
-def measured_matrix_rate(device: torch.device, precision: str) -> float:
+@cache
+def measured_matrix_rate(device: torch.device, precision: str, threads: int = 1) -> float:
     """Return the measured rate of a large matrix product in operations per second.
 
     It is measured once per process.  The memory used is freed.  The rate is NaN if it cannot be measured, as with
     several threads of a CPU, which must not prevent training.
     """
-    return _measure_matrix_rate(device, precision, torch.get_num_threads())
-
-
-@cache
-def _measure_matrix_rate(device: torch.device, precision: str, threads: int) -> float:
     if device.type == "cpu" and threads > 1:
         print(f"system/mfu is not recorded: the peak speed of {threads} threads of a CPU is not known", file=sys.stderr)
         return math.nan

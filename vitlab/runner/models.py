@@ -109,7 +109,7 @@ def make_distillation(trial: Trial, folder: TrialFolder, prepared: Prepared, dev
         size = None if source.size is None else (source.size, source.size)
         loaded = _open_weights("teacher", source, {"heads": source.heads, "image": size}, "keep", trial)
     elif source is not None:
-        teacher, transform = _load_prerequisite("teacher", trial, folder)
+        teacher, transform = load_model(TrialFolder(folder.path.parents[1] / trial.needs["teacher"]))
         theirs = transform.input_spec
     if loaded is not None:
         teacher, theirs = loaded.model, InputSpec(loaded.info, loaded.mean, loaded.std)
@@ -141,13 +141,8 @@ def _load_starting_weights(model: Model, trial: Trial, folder: TrialFolder, info
                 f"head: keep keeps outputs for other classes: {first} is {labels[first]}, here {info.labels[first]}"
             )
     else:
-        source, _ = _load_prerequisite("init_from", trial, folder)
+        source, _ = load_model(TrialFolder(folder.path.parents[1] / trial.needs["init_from"]))
     return [*start_from(model, source, how), *notes]
-
-
-def _load_prerequisite(role: str, trial: Trial, folder: TrialFolder) -> tuple[Model, Transform]:
-    """Load the model of a trial that this one depends on."""
-    return load_model(TrialFolder(folder.path.parents[1] / trial.needs[role]))
 
 
 def _open_weights(

@@ -110,7 +110,7 @@ class TrialFolder:
 
     def result(self) -> TrialResult | None:
         """Return the result, or None if the trial has not ended or its result is damaged."""
-        return read_json(self.path / "result.json", self._parse_own_result)
+        return read_stored(self.path / "result.json", self._parse_own_result)
 
     def done(self) -> bool:
         """Return True if the trial has a result."""
@@ -144,13 +144,14 @@ class TrialFolder:
     def _has_spec(self) -> bool:
         return read_json(self.spec, require_mapping) is not None
 
-    def _parse_own_result(self, data: Any) -> TrialResult:
+    def _parse_own_result(self, file: Path) -> TrialResult:
         """Parse a result.
 
         Raises:
-            ValueError: If it belongs to another trial.
+            ValueError: If it is damaged, or belongs to another trial.
         """
-        result = TrialResult.from_json(data)
+        # In one pass, because every trial of a study is read by commands that only count them.
+        result: TrialResult = type_adapter(TrialResult).validate_json(file.read_bytes())
         trials, key, code = self.path.parts[-3:] if len(self.path.parts) > 3 else ("", "", "")
         if trials == "trials" and (key, code) != (result.key, result.code):
             raise ValueError(f"it is the result of trial {result.key[:16]}/{result.code[:16]}")
@@ -329,13 +330,6 @@ class Store:
     def driver_lock(self, study: str) -> Path:
         """Return the lock file of a study's driver."""
         return self.study(study) / DRIVER_LOCK
-
-    def remove_abandoned(self, study: str) -> None:
-        """Delete abandoned temporary files in the output folder and in a study's folder."""
-        for folder in (self.root, self.study(study), self.study(study) / "report"):
-            for file in find_abandoned(folder):
-                with suppress(OSError):
-                    remove(file)
 
     def trial_folders(self) -> Iterator[TrialFolder]:
         """Yield the folders of all trials, in order; files such as .DS_Store are left out, and no link is followed."""

@@ -10,11 +10,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
-
-from vitlab.spec.tree import parse_as
 
 
 class Ending(StrEnum):
@@ -125,11 +123,6 @@ class TrialResult:
     outcome: Outcome
     circumstances: Circumstances
     failure: str = ""
-
-    @classmethod
-    def from_json(cls, data: Any) -> TrialResult:
-        """Parse a result from JSON values; raise ValueError if one is missing or of another type, with its name."""
-        return parse_as(TrialResult, data)
 
 
 @dataclass(frozen=True)
