@@ -258,13 +258,12 @@ def test_folder_in_place_of_journal_or_checkpoint_is_renamed(tmp_path: Path) -> 
     assert names == ["checkpoint", "events.jsonl", "events.jsonl"] and not folder.checkpoint.exists()
 
 
-def test_folder_in_place_of_lock_is_renamed(tmp_path: Path) -> None:
+def test_folder_in_place_of_lock_is_refused(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
     (folder.lock / "content").mkdir(parents=True)
-    with folder.lease():
-        assert folder.is_locked() and folder.lock.is_file()
-    [aside] = tmp_path.glob("lock.damaged-*")
-    assert (aside / "content").is_dir()
+    with pytest.raises(UserError, match=r"lock cannot be written \(Is a directory\), .*; delete it"), folder.lease():
+        pass
+    assert (folder.lock / "content").is_dir() and not folder.is_locked()
 
 
 def test_journal_lines_with_wrong_types_are_skipped(tmp_path: Path) -> None:

@@ -16,9 +16,8 @@ from pathlib import Path
 from vitlab.errors import Interrupted, UserError, nearest
 from vitlab.planning.values import Plan, Planned
 from vitlab.spec import RunSpec
-from vitlab.store.files import hold_lock
 from vitlab.store.folders import Store, TrialFolder
-from vitlab.store.locks import Busy, is_locked, lock_owner
+from vitlab.store.locks import Busy, hold_lock, is_locked, lock_owner
 from vitlab.store.result import Ending
 from vitlab.trackers import Tracker, Untracked, delivery
 
@@ -171,7 +170,7 @@ def become_sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator[bool]
     with ExitStack() as own_lock:
 
         def is_free() -> bool:
-            """Try to take the lock, see :func:`vitlab.store.files.hold_lock`."""
+            """Try to take the lock, see :func:`vitlab.store.locks.hold_lock`."""
             with suppress(Busy):
                 own_lock.enter_context(hold_lock(lock))
                 return True

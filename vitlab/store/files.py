@@ -16,8 +16,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -25,7 +25,6 @@ from pydantic_core import from_json
 
 from vitlab.errors import UserError, VitlabError
 from vitlab.imports import Stamp, file_stamp
-from vitlab.store import locks
 
 log = logging.getLogger(__name__)
 
@@ -130,16 +129,6 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-
-
-@contextmanager
-def hold_lock(file: Path) -> Iterator[None]:
-    """Hold the lock of a file, see :func:`vitlab.store.locks.hold_lock`; a folder in its place is set aside."""
-    if file.is_dir():
-        report_damage(file, "it is a folder, not a file")
-        set_aside(file)
-    with locks.hold_lock(file):
-        yield
 
 
 @overload

@@ -36,7 +36,6 @@ from vitlab.store.files import (
     find_abandoned,
     folder_name,
     fsync_all,
-    hold_lock,
     parse_json,
     read_complete_lines,
     read_json,
@@ -47,7 +46,7 @@ from vitlab.store.files import (
     set_aside_damaged,
     write_json,
 )
-from vitlab.store.locks import Busy, is_locked, require_lock
+from vitlab.store.locks import Busy, hold_lock, is_locked, require_lock
 from vitlab.store.result import Ending, Failure, Measurement, Millis, TrialResult
 
 if TYPE_CHECKING:
@@ -230,7 +229,7 @@ class TrialFolder:
 
     @contextmanager
     def lease(self) -> Iterator[None]:
-        """Hold the lock of the trial while writing to its folder; see :func:`vitlab.store.files.hold_lock`.
+        """Hold the lock of the trial while writing to its folder; see :func:`vitlab.store.locks.hold_lock`.
 
         Raises:
             Busy: if another process holds it.

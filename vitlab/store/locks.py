@@ -55,7 +55,9 @@ def hold_lock(file: Path) -> Iterator[None]:
         lock = _acquire(file)
     except OSError as error:
         why = error.strerror or error
-        raise UserError(f"{file} cannot be written ({why}), so no process can lock it; make it writable") from None
+        raise UserError(
+            f"{file} cannot be written ({why}), so no process can lock it; delete it, or make it writable"
+        ) from None
     with lock:
         yield
 

@@ -42,9 +42,8 @@ from vitlab.planning.values import Plan
 from vitlab.registry import Slot
 from vitlab.spec import RunSpec
 from vitlab.spec.changes import public
-from vitlab.store.files import hold_lock
 from vitlab.store.folders import Store
-from vitlab.store.locks import Busy, kill_orphan
+from vitlab.store.locks import Busy, hold_lock, kill_orphan
 
 log = logging.getLogger(__name__)
 
