@@ -404,7 +404,13 @@ def _warn_once(sentence: str) -> None:
 
 def count_fitting_trials(ray: Any, each: Demand) -> int:
     """Return the number of trials that fit on the current machines at a time."""
-    return sum(_count_fitting_on(machine, each) for machine in _machine_resources(ray))
+    total = 0
+    for machine in _machine_resources(ray):
+        fit, gpus = int(machine.get("CPU", 0)) // each.cpus, int(machine.get("GPU", 0))
+        if each.gpus:  # Ray places a share on one GPU and never splits it over two
+            fit = min(fit, int(gpus // each.gpus) if each.gpus >= 1 else gpus * int(1 / each.gpus + 1e-9))
+        total += fit
+    return total
 
 
 def daemon_address(ray: Any) -> tuple[str, int]:
@@ -435,15 +441,6 @@ def is_listening(address: str, port: int) -> bool:
 
 def _machine_resources(ray: Any) -> list[Mapping[str, float]]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-
-def _count_fitting_on(machine: Mapping[str, float], each: Demand) -> int:
-    fit = int(machine.get("CPU", 0)) // each.cpus
-    if not each.gpus:
-        return fit
-    gpus = int(machine.get("GPU", 0))
-    # Ray places a share on one GPU and never splits it over two.
-    return min(fit, int(gpus // each.gpus) if each.gpus >= 1 else gpus * int(1 / each.gpus + 1e-9))
 
 
 def connect(address: str) -> Any:

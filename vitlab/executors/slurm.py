@@ -377,7 +377,9 @@ class SlurmBatch:
             return  # its driver has given it up
         if self.nodes > 1:
             _set_rank_variables()
-        (self.folder / "started").write_text(_own_job_id())
+        array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+        job_id = f"{array}_{task}" if array else os.environ.get("SLURM_JOB_ID", "")
+        (self.folder / "started").write_text(job_id)  # as submitit names it
         cut_torn_line(self.folder / "ends.jsonl")  # Slurm may have killed an earlier run in the middle of a line
         local = self._local = Local(self.run)
         finished = {json.loads(line)[0] for line in read_complete_lines(self.folder / "ends.jsonl")[0]}
@@ -411,12 +413,6 @@ class SlurmBatch:
 def _pack_name(folder: Path) -> str:
     """Return the unique name of a pack's Slurm job."""
     return f"vitlab-{folder.name}"
-
-
-def _own_job_id() -> str:
-    """Return the id of the Slurm job that this process belongs to, as submitit names it."""
-    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array else os.environ.get("SLURM_JOB_ID", "")
 
 
 def _set_rank_variables() -> None:

@@ -120,7 +120,7 @@ def run_as_task(
                 write_bytes(root / path, ray.get(reference))
             job = relocate_job(job, root)
             outbox = FileSender(job.folders)
-        elif not _has_token(job.folder, token):
+        elif token not in _read_log(job.folder):
             hint = "without a shared folder, set run.executor.files: copy"
             yield Finished(Ending.REFUSED, f"{host} does not see {job.folder}; {hint}")
             return
@@ -150,11 +150,10 @@ def _find_free_port() -> int:
         return port
 
 
-def _has_token(folder: Path, token: str) -> bool:
-    try:
-        return token in (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
+def _read_log(folder: Path) -> str:
+    with suppress(OSError):
+        return (folder / LOG).read_text(encoding="utf-8", errors="replace")
+    return ""
 
 
 # -- copies of files --------------------------------------------------------------------------------------------------

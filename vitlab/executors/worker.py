@@ -148,7 +148,10 @@ def run_job(
         with suppress(OSError):  # such as a full disk; the driver is informed all the same
             TrialFolder(job.folder).write_failure(sentence, traceback.format_exc(), ending)
         return ending, sentence
-    return _ending_of_job(list(results.values()))
+    for result in results.values():
+        if isinstance(result, Exception):
+            return _ending_of_error(result), format_error(result)
+    return Ending.DONE, next((result.failure for result in results.values() if result.failure), "")
 
 
 def _trials_without_result(job: Job, results: dict[Path, Any]) -> tuple[JobTrial, ...]:
@@ -175,15 +178,6 @@ def _ending_of_error(error: BaseException) -> Ending:
     if isinstance(error, OutOfMemory | MemoryError):
         return Ending.OOM
     return Ending.LOST if isinstance(error, ProcessLost) else Ending.ERROR
-
-
-def _ending_of_job(results: Sequence[Any]) -> tuple[Ending, str]:
-    """Return the ending of a job with these results and errors: the first failure's, if there is any."""
-    for result in results:
-        if isinstance(result, Exception):
-            return _ending_of_error(result), format_error(result)
-    failures = [result.failure for result in results if result.failure]
-    return Ending.DONE, failures[0] if failures else ""
 
 
 def run_job_and_exit(

@@ -73,13 +73,9 @@ class Trial:
 
 
 def key_of(identity: Tree) -> str:
-    """Return the hash of the canonical JSON of ``identity``."""
-    return hashlib.blake2b(canonical_json(identity).encode(), digest_size=32).hexdigest()
-
-
-def canonical_json(value: Any) -> str:
-    """Return the canonical JSON of a value: sorted keys, no white space."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    """Return the hash of the canonical JSON of ``identity``: sorted keys, no white space."""
+    text = json.dumps(identity, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
 
 
 # -- files of weights -------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -248,32 +247,16 @@ def _begin_attempts(attempts: Sequence[Attempt], engine: str, note: str) -> list
 
 def _write_results(batch: Sequence[Attempt], outcomes: Sequence[Outcome | None]) -> None:
     """Write the results of trainings that have ended; those that were stopped have no outcome."""
-    outputs: list[tuple[Attempt, TrialResult]] = []
     # Trials trained together share the time equally; it ends here for all, before the first one writes its files.
     shares_s = [attempt.spent_s() / len(batch) for attempt in batch]
     for attempt, outcome, share_s in zip(batch, outcomes, shares_s, strict=True):
-        with _end_on_error(attempt):
+        try:
             if outcome is None:
                 attempt.wait_for_checkpoint()
             else:
-                outputs.append((attempt, attempt.write_outputs(outcome, share_s)))
-
-    def finish(output: tuple[Attempt, TrialResult]) -> None:
-        attempt, result = output
-        with _end_on_error(attempt):
-            attempt.write_result(result)
-
-    with ThreadPoolExecutor(max(1, len(outputs))) as threads:  # so that the trials wait for the disk together
-        list(threads.map(finish, outputs))
-
-
-@contextmanager
-def _end_on_error(attempt: Attempt) -> Iterator[None]:
-    """End the attempt with an error of the block, such as a full disk; other trials are not affected."""
-    try:
-        yield
-    except Exception as error:
-        attempt.end_with_error(error)
+                attempt.write_result(attempt.write_outputs(outcome, share_s))
+        except Exception as error:  # such as a full disk; other trials are not affected
+            attempt.end_with_error(error)
 
 
 # -- several processes per trial ---------------------------------------------------------------------------------------

@@ -58,21 +58,12 @@ def load_vit(folder: TrialFolder) -> tuple[ViT, Transform]:
         UserError: if the trial's model is another one.
         WeightsError: see :func:`load_model`.
     """
-    model, transform = load_model(folder)
-    return require_vit(model), transform
-
-
-def require_vit(model: Model) -> ViT:
-    """Return a model that is a ViT.
-
-    Raises:
-        UserError: if it is another one.
-    """
     from vitlab.models.vit import ViT
 
+    model, transform = load_model(folder)
     if not isinstance(model, ViT):
         raise UserError(f"only a ViT has blocks with attention; this is a {type(model).__name__}")
-    return model
+    return model, transform
 
 
 def make_initial_model(
