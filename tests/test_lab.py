@@ -40,8 +40,9 @@ from vitlab.planning.values import Plan, Planned
 from vitlab.registry import slot
 from vitlab.report.api import PREDICTIONS
 from vitlab.report.frame import HISTORY
-from vitlab.store.files import hold_lock, read_json, write_json
+from vitlab.store.files import read_json, write_json
 from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.locks import hold_lock
 from vitlab.trackers.delivery import sync
 
 pytestmark = pytest.mark.usefixtures("no_report", "unreachable_tracker")
