@@ -362,6 +362,8 @@ def _describe_damage(path: Path, error: Exception) -> str:
         return "it is not text"
     if isinstance(error, KeyError):
         return f"it lacks {error}"
+    if "recursion limit" in str(error):  # of pydantic, which parses results
+        return "it is nested too deeply"
     errors = getattr(error, "errors", None)
     if callable(errors):  # pydantic's
         first = errors(include_url=False, include_context=False, include_input=False)[0]
