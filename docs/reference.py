@@ -240,7 +240,6 @@ ANSWER = {
     "link": "address of the study in the tracker; None if it could not be reached",
     "elsewhere": "trials that other runs trained meanwhile",
     "start_command": "command that serves the address; empty if it is served already",
-    "link_notes": "lines below the address, such as the address of the arms with their intervals",
 }
 """Fields of an answer."""
 

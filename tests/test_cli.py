@@ -39,7 +39,9 @@ from vitlab.driver import explanations
 from vitlab.errors import Interrupted, UserError
 from vitlab.planning.packaged import packaged_studies
 from vitlab.planning.values import Arm, Plan
+from vitlab.report.api import Answer
 from vitlab.store.files import write_json
+from vitlab.store.folders import Store
 from vitlab.weights import FORMATS
 
 pytestmark = pytest.mark.usefixtures("no_figures", "unreachable_tracker")
@@ -133,6 +135,16 @@ def test_run_prints_answer_to_stdout_and_progress_to_stderr(
     # The path is relative if the output folder is below the working directory.
     assert f"{out.name}/studies/tiny/report/report.html" in printed and "vitlab sync" in printed
     assert "nothing to train" in err and "nothing to train" not in printed
+
+
+@pytest.mark.parametrize(
+    ("start_command", "line"),
+    [("vitlab ui", "MLflow   vitlab ui   (opens the study)"), ("", "MLflow   http://server/#/experiments/1")],
+)
+def test_run_prints_command_that_opens_the_study_or_address_of_server(start_command: str, line: str) -> None:
+    plan = Plan("tiny", "", (), (), spec.Analysis())
+    answer = Answer(plan, Store(Path("out")), 1, 0, 0, "MLflow", "http://server/#/experiments/1", 0, start_command)
+    assert cli_run._closing_lines(answer).splitlines()[-1] == line
 
 
 def test_smoke_trains_each_component_set_two_steps(tmp_path: Path) -> None:
@@ -499,6 +511,17 @@ def test_report_in_every_format(ran: tuple[Path, Path]) -> None:
     assert b"\\begin{tabular}" in printed["latex"] and re.search(rb"(?m)^\|[ :|-]+\|$", printed["md"])
 
 
+def test_studies_of_the_gate_are_listed_apart(ran: tuple[Path, Path], tmp_path: Path) -> None:
+    shutil.copytree(ran[1], tmp_path / "out")
+    gates = shutil.copytree(tmp_path / "out" / "studies" / "tiny", tmp_path / "out" / "studies" / "tiny-check")
+    plan = json.loads((gates / "plan.json").read_text())
+    write_json(gates / "plan.json", {**plan, "study": "tiny-check"})
+    write_json(gates / "changes.json", {"study": "tiny-check", "seeds": {"values": [0, 1]}})
+    lines = call("studies", "--out", tmp_path / "out")[1].splitlines()
+    assert lines[0] == "tiny  Does the position matter?" and " 4 done; 1 same; " in lines[1]
+    assert lines[2:] == ["of 'vitlab check' and 'vitlab ab': tiny-check"]
+
+
 def test_logs_and_gc(ran: tuple[Path, Path], tmp_path: Path) -> None:
     _, out = ran
     trials = sorted(path.name for path in (out / "trials").iterdir())
@@ -623,6 +646,8 @@ def test_explain_reports_every_mistake_at_once(ran: tuple[Path, Path], tmp_path:
     _, missing, empty, arm = err.splitlines()
     assert (code, printed) == (2, "") and "no such file. Did you mean 'cat.png'?" in missing
     assert f"{images[1]} is not a picture" in empty and "no trial of arm 'basline'" in arm
+    command = ("explain", file, *words, "--arm", "basline", "--out", out, "--to", tmp_path / "seen", "--json")
+    assert [mistake["message"] for mistake in parsed(call(*command)[1])["mistakes"]] == [missing, empty, arm]
     code, printed, err = call("explain", file, *words, "--seed", 7, "--out", out, "--to", tmp_path / "seen")
     assert len(err.splitlines()) == 4 and "with seed 7" in err and "Seeds: 0, 1." in err
     code, printed, err = call("explain", file, *words, "--out", out, "--to", tmp_path / "seen")
@@ -673,7 +698,7 @@ def test_list_and_show_agree(tmp_path: Path) -> None:
         options = registry.slot(row["slot"]).options(registry.slot(row["slot"]).get(row["name"])).model_fields
         assert all(f"\n  {option} " in printed for option in options), row
     code, printed, _ = call("list", "position")
-    assert code == 0 and "sincos2d" in printed and "vitlab" in printed
+    assert code == 0 and re.search(r"(?m)^sincos2d +Sines and cosines of row and column", printed)
 
 
 def test_plugins() -> None:

@@ -116,6 +116,17 @@ def test_list_of_what_is_allowed_is_with_each_mistake() -> None:
     assert len(names) == 2 and names[0] == names[1] and "rope2d" in names[0]
 
 
+@pytest.mark.usefixtures("folder")
+def test_each_mistake_of_a_command_line_is_an_item() -> None:
+    found = document("plan", "bad.yaml", "--set", "seeds", "--set", "train..steps=3")
+    assert [mistake["message"].partition(":")[0] for mistake in found["mistakes"]] == [
+        "--set seeds",
+        "--set train..steps=3",
+    ]
+    found = document("validate", "nothing", "worse.yaml")
+    assert {"", "seeds"} < {mistake["path"] for mistake in found["mistakes"]}
+
+
 @pytest.mark.parametrize(
     ("error", "code", "kind"),
     [

@@ -52,12 +52,21 @@ def test_name_stays_a_text_whatever_yaml_would_read(name: str) -> None:
     assert read_document(f"{name}.yaml").data["study"] == name
 
 
+def test_study_of_ones_own_is_copied() -> None:
+    Path("mine.yaml").write_text("study: mine\nquestion: Why?\n")
+    assert (
+        CliRunner().invoke(cli, ["new", "study", "new.yaml", "--from", "mine.yaml"], standalone_mode=False).exception
+        is None
+    )
+    assert read_document("new.yaml").data == {"study": "new", "question": "Why?"}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (
             ["a.yaml", "--from", "quikstart"],
-            "no study called 'quikstart' comes with vitlab. Did you mean 'quickstart'?",
+            "quikstart: no such file, and no study of this name comes with vitlab. Did you mean 'quickstart'?",
         ),
         (["_a.yaml"], "_a.yaml: a study has the name of its file"),
         (["old.yaml"], "old.yaml exists already and is not overwritten"),

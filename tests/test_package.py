@@ -78,6 +78,29 @@ def test_public_names() -> None:
         _ = vitlab.nothing
 
 
+@pytest.mark.parametrize(
+    ("function", "arguments", "options", "sentences"),
+    [
+        ("list_components", (3,), {}, ["slot must be a text; found 3"]),
+        ("list_components", ("postion",), {}, ["no slot called 'postion'. Did you mean 'position'?"]),
+        ("compare", ({},), {}, ["first must be a text or a path; found an empty mapping"]),
+        ("load", ("a",), {"arms": "b", "seed": []}, ["seed must be a whole number", "Did you mean 'arm'?"]),
+        ("history", (), {"paths": "a"}, ["'path' is missing", "no option 'paths'. Did you mean 'path'?"]),
+        ("predictions", ("a",), {"out": 3}, ["out must be a text or a path; found 3"]),
+        ("results", (3,), {}, ["path must be a text or a path; found 3"]),
+        ("plan", (3,), {}, ["file must be a text or a path or a mapping; found 3"]),
+        ("run", ("a",), {"plugins": "a.py", "watch": 3}, ["plugins must be a list; found 'a.py'", "instance of Watch"]),
+    ],
+)
+def test_wrong_argument_of_public_function_is_a_sentence(
+    function: str, arguments: tuple[object, ...], options: dict[str, object], sentences: list[str]
+) -> None:
+    with pytest.raises(vitlab.UserError) as error:
+        getattr(vitlab, function)(*arguments, **options)
+    assert len(error.value.args) == len(sentences), error.value
+    assert all(sentence in str(error.value) for sentence in sentences), error.value
+
+
 @pytest.mark.parametrize("slot", registry.SLOT_MODULES)
 def test_built_ins_are_what_importing_every_module_registers(slot: str) -> None:
     """They are found in the text of the modules, none of which is imported for that."""

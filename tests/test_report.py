@@ -175,7 +175,7 @@ def test_history_is_long_and_timed_by_journal(tmp_path):
     running.path.mkdir(parents=True)
     running.emit("metrics", step=50, epoch=2.5, images=1, metrics={"val/accuracy": 0.25, "system/memory": 1.0})
     history = frame.history(plan, store)
-    assert list(history.columns) == ["arm", "seed", "step", "epoch", "metric", "value", "time", "trial"]
+    assert list(history.columns) == ["arm", "seed", "step", "trial", "time", "epoch", "metric", "value"]
     assert len(history) == 3 * 5 * 2 + 1
     mine = history[(history["trial"] == plan.trials[0].trial.key) & (history["metric"] == "val/accuracy")]
     assert mine["time"].notna().tolist() == [False, True, True, False, False]

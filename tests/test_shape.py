@@ -39,7 +39,7 @@ DIGITS = {
 }
 
 RUN = """
-import json, sys
+import inspect, json, sys
 import vitlab
 from vitlab.engines.base import Engine
 
@@ -47,7 +47,7 @@ paths, step = [], Engine.train_step
 
 def train_step(engine):
     names, frame = ["train_step"], sys._getframe(1)
-    while frame.f_code is not vitlab.run.__code__:
+    while frame.f_code is not inspect.unwrap(vitlab.run).__code__:
         if "/vitlab/" in frame.f_code.co_filename:
             names.append(frame.f_code.co_name)
         frame = frame.f_back

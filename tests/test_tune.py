@@ -350,7 +350,7 @@ def test_arm_fails_with_sentence_if_all_rivals_diverge(tmp_path: Path) -> None:
     plan_file = tmp_path / "out" / "studies" / "tuned" / "plan.json"
     plan_data = json.loads(plan_file.read_text())
     for trial in (trial for rival in plan_data["tuning"][0]["rivals"] for trial in rival["trials"]):
-        trial["code"] = "of an earlier day"
+        trial["trial"]["code"] = "of-an-earlier-day"
     plan_file.write_text(json.dumps(plan_data))
     assert plan_study(file, out=tmp_path / "out")[1].tuning[0].open, "other code may not fail where that did"
 

@@ -50,10 +50,13 @@ class VitlabError(Exception):
 
 
 class UserError(VitlabError):
-    """Something the user wrote is wrong; the message says what, in one sentence or a list."""
+    """Something the user wrote is wrong; ``args`` has a sentence for every mistake, and the message a line."""
 
     exit_code = 2
     kind = "user"
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.args))
 
     def _render_traceback_(self) -> list[str]:
         """Return the lines that a notebook shows in place of a traceback."""
@@ -74,7 +77,7 @@ class Problem:
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
-        return f"{place}: {self.message}"
+        return f"{place}: {self.message}" if place else self.message
 
 
 def is_about_key(path: Path, message: str) -> bool:
@@ -234,7 +237,7 @@ Names that spelling finds, such as ``num_heads`` for ``heads``, need no entry.""
 def closest(name: str, allowed: Iterable[str]) -> str | None:
     """Return the one of ``allowed`` that ``name`` most likely means, by synonym or spelling; None if none is close."""
     names = list(allowed)
-    plain = _normalise_name(name)
+    plain = _normalise_name(str(name))  # what a program passes may be no text
     by_plain = {_normalise_name(one): one for one in reversed(names)}
     if plain in by_plain:
         return by_plain[plain]

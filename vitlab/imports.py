@@ -66,7 +66,7 @@ def import_on_first_use(module: str, name: str) -> Any:
     """
     home = _modules_of_names(module).get(name)
     if home is None:
-        raise AttributeError(f"module '{module}' has no attribute '{name}'")
+        raise AttributeError(f"module '{module}' has no attribute '{name}'", name=name, obj=sys.modules[module])
     return import_object(home, name)
 
 

@@ -40,6 +40,7 @@ from vitlab.driver.session import (
 )
 from vitlab.planning.study_folder import apply_registration, begin_run, is_recorded, write_plan
 from vitlab.planning.values import Plan, Planned
+from vitlab.registry.options import check_arguments
 from vitlab.report.api import Answer as Answer
 from vitlab.spec import Study
 from vitlab.store.folders import OUT, Store
@@ -49,6 +50,7 @@ Render = Callable[[str], str | bytes]
 """Function that returns a report in a format."""
 
 
+@check_arguments
 def run(
     file: str | Path | Mapping[str, object],
     *,
@@ -194,7 +196,6 @@ def _answer(run: _Run, seeds: int, link: str | None) -> Answer:
         link,
         elsewhere=counts["elsewhere"],
         start_command=tracker.start_command(),
-        link_notes=tuple(tracker.notes()),
     )
 
 

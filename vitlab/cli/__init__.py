@@ -21,34 +21,48 @@ from click.shell_completion import CompletionItem
 from vitlab.errors import Interrupted, nearest
 from vitlab.imports import import_object
 
-COMMANDS = {
-    "run": "train what is missing, track it, and answer the question",
-    "plan": "show the arms and trials, and which are cached",
-    "validate": "check study files against the installed components",
-    "check": "say whether a change has made a study's trials worse",
-    "ab": "compare two commits of your repository on a study",
-    "status": "show how far a study is",
-    "studies": "list the studies that have been run, and their versions",
-    "report": "print or write the report of a study",
-    "compare": "compare the arms of two studies",
-    "judge": "judge a table of results, or an MLflow experiment",
-    "logs": "print what a trial wrote",
-    "gc": "delete results of older code",
-    "list": "list the slots, the components of one, the studies that come with vitlab, or timm's weights",
-    "show": "show a component: its options, its documentation, where it comes from; or a study's file",
-    "new": "begin a study, or a plugin: a package with a component, its test and a study",
-    "plugins": "list installed plugins and whether they load",
-    "completion": "print the script that completes commands and names in a shell",
-    "skill": "print instructions for agents: a SKILL.md with every key and component",
-    "schema": "print the JSON Schema of study files, plugins included",
-    "sync": "deliver to the tracker what is missing there",
-    "ui": "open the MLflow server on the results",
-    "weights": "convert and inspect checkpoints",
-    "export": "write a trained model as ONNX or for torch.export, with a card",
-    "explain": "show what a trained model looks at",
-    "coordinates": "check that a parametrization does not depend on width (mup)",
+SECTIONS = {
+    "Studies": {
+        "run": "train what is missing, track it, and answer the question",
+        "plan": "show the arms and trials, and which are trained already",
+        "validate": "check study files against the installed components",
+        "status": "show how far a study is",
+        "report": "print the report of a study",
+        "compare": "compare the arms of two studies",
+        "studies": "list the studies that have been run, and their versions",
+        "logs": "print what a trial wrote",
+        "gc": "delete results of older code",
+        "new": "begin a study, or a plugin with a component of your own",
+        "list": "list components, packaged studies, or timm's weights",
+        "show": "show a component with its options, or the file of a study",
+    },
+    "Tracking": {
+        "ui": "open the results in MLflow",
+        "sync": "deliver to the tracker what is missing there",
+    },
+    "Trained models and weights": {
+        "explain": "show what a trained model looks at",
+        "export": "write a trained model as ONNX or for torch.export, with a card",
+        "weights": "convert and inspect files of weights",
+    },
+    "Changed code": {
+        "check": "say whether a change has made a study's trials worse",
+        "ab": "compare two commits of your repository on a study",
+        "coordinates": "check that a parametrization does not depend on width (mup)",
+    },
+    "Results of other programs": {
+        "judge": "judge a table of results, or an MLflow experiment",
+    },
+    "Editors, shells and agents": {
+        "completion": "print the script that completes commands and names in a shell",
+        "schema": "print the JSON Schema of study files, plugins included",
+        "skill": "print a SKILL.md for agents, with every key and component",
+        "plugins": "list installed plugins and whether they load",
+    },
 }
-"""Command to its line in ``vitlab --help``."""
+"""Section of ``vitlab --help`` to its commands and their lines."""
+
+COMMANDS = {name: line for commands in SECTIONS.values() for name, line in commands.items()}
 
 MODULES = {
     "ab": "check",
@@ -164,8 +178,9 @@ class _Commands(click.Group):
         return super().resolve_command(context, args)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([*COMMANDS.items()])
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([*commands.items()])
 
 
 @click.group(cls=_Commands, context_settings=SETTINGS, epilog=EPILOG)

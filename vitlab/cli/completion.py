@@ -58,14 +58,6 @@ def _make_completion(values: Callable[[click.Context, str], Iterable[str]]) -> C
 
 
 @_make_completion
-def complete_packaged(context: click.Context, typed: str) -> Iterable[str]:
-    """Complete the name of a packaged study."""
-    from vitlab.planning.packaged import packaged_studies
-
-    return packaged_studies()
-
-
-@_make_completion
 def complete_file(context: click.Context, typed: str) -> Iterable[str]:
     """Complete the name of a packaged study, or the path of a study file."""
     from vitlab.planning.packaged import packaged_studies
@@ -88,9 +80,9 @@ def complete_slot(context: click.Context, typed: str) -> Iterable[str]:
 
 
 def complete_component(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Complete the name of a component of the slot before it on the command line, or of a packaged study."""
+    """Complete the name of a component of the slot before it on the command line, or of a study."""
     slot = str(context.params.get("slot"))
-    return (complete_packaged if slot in STUDIES else complete_components(slot))(context, parameter, typed)
+    return (complete_file if slot in STUDIES else complete_components(slot))(context, parameter, typed)
 
 
 def complete_components(slot: str) -> Complete:

@@ -43,7 +43,8 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
         error = click.UsageError(error.message + _meant_option(error), error.ctx)
     code, kind, text = _classify_error(error)
     if output is not None:
-        problems = error.complete if isinstance(error, SpecError) else [Problem("", 0, 0, text)]
+        sentences = error.args if isinstance(error, UserError) else [text]
+        problems = error.complete if isinstance(error, SpecError) else [Problem("", 0, 0, each) for each in sentences]
         document: dict[str, Any] = {"exit_code": code, "kind": kind, "mistakes": [*map(_problem_to_json, problems)]}
         if (result := getattr(error, "result", None)) is not None:
             document["result"] = result

@@ -120,7 +120,7 @@ def explain_command(
             reasons[name] = str(error)
     if mistakes or not any(explanations.values()) or (reasons and (arms or is_trial)):
         sentences = (f"{name}: {reason}" if arms else reason for name, reason in reasons.items())
-        raise UserError("\n".join(dict.fromkeys([*mistakes, *sentences])))
+        raise UserError(*dict.fromkeys([*mistakes, *sentences]))
     for name, reason in reasons.items():
         say(f"{name} is not explained: {reason}")
     explanations = {image: by_model for image, by_model in explanations.items() if by_model}
@@ -270,13 +270,6 @@ def export_command(
     """
     from vitlab.report.api import open_study
 
-    if (address := target.as_posix()).startswith("hub:"):
-        repository = address.removeprefix("hub:")
-        raise UserError(
-            f"--to {address}: vitlab uploads nothing. Export to a folder, and type 'hf upload {repository} FOLDER' "
-            "with the folder of the files that are printed; 'pip install huggingface_hub' brings hf, and 'hf auth "
-            "login' asks for your token"
-        )
     for plugin in plugins:
         load_file(plugin)
     plan, store = open_study(study, out=out)

@@ -19,7 +19,7 @@ import click
 
 from vitlab import registry
 from vitlab._version import __version__
-from vitlab.cli.completion import complete_packaged, complete_slot
+from vitlab.cli.completion import complete_file, complete_slot
 from vitlab.cli.options import FILE, FOLDER
 from vitlab.cli.show import Schema, shown_default, shown_type, study_schema
 from vitlab.errors import UserError, nearest
@@ -47,15 +47,16 @@ def new_command() -> None:
     "--from",
     "source",
     default="quickstart",
-    shell_complete=complete_packaged,
-    help="The study that comes with vitlab to begin with; 'vitlab list studies' lists them.",
+    shell_complete=complete_file,
+    help="The study to begin with: a file, or a study that comes with vitlab, as 'vitlab list studies' lists them.",
 )
 def study(file: Path, source: str) -> list[str]:
-    """Write a study to FILE, by default study.yaml: a copy of a study that comes with vitlab, to be edited.
+    """Write a study file, to be edited.
 
-    Beside it a schema is written, by which editors complete and check the file. An existing file is not overwritten.
+    FILE, by default study.yaml, is then a copy of a study that comes with vitlab. Beside it a schema is written, by
+    which editors complete and check the file. An existing file is not overwritten.
     """
-    from vitlab.planning.packaged import packaged_study_file
+    from vitlab.planning.packaged import find_study_file
 
     file = file if file.suffix in (".yaml", ".yml") else file.with_name(f"{file.name}.yaml")
     if file.exists() or file.is_symlink():
@@ -63,7 +64,8 @@ def study(file: Path, source: str) -> list[str]:
     if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9._-]*", file.stem):
         raise UserError(f"{file}: a study has the name of its file; use letters, digits, '.', '_' and '-'")
     # The comment at the top is about the results of the original.
-    _, _, body = packaged_study_file(source).read_text(encoding="utf-8").partition("\nstudy: ")
+    original = find_study_file(Path(source)).read_text(encoding="utf-8")
+    _, _, body = f"\n{original}".partition("\nstudy: ")
     template = template_environment().get_template("new_study.yaml.j2")
     text = template.render(schema=SCHEMA, file=file, study=file.stem, body=body.partition("\n")[2].rstrip())
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +86,10 @@ def study(file: Path, source: str) -> list[str]:
     "--out", type=FOLDER, default=Path(), show_default="here", help="Folder in which the folder NAME is made."
 )
 def plugin(name: str, slot: str, component: str | None, out: Path) -> list[str]:
-    """Write a package NAME, such as acme-vit, with a component for --slot, its test, a study, CI and a README."""
+    """Write a package with a component.
+
+    NAME is its name, such as acme-vit. It has a component for --slot, its test, a study, CI and a README.
+    """
     folder = write_plugin(name, slot, component=component, out=out)
     component = component or name.partition("-")[0]
     return [
@@ -104,7 +109,7 @@ def skill_command() -> list[str]:
     It lists every key of a study file and every installed component with its options.
     """
     from vitlab.comparison import MEANINGS
-    from vitlab.planning.packaged import packaged_study_file
+    from vitlab.planning.packaged import packaged_studies
 
     parts = study_schema()["$defs"]
     slots = {
@@ -114,7 +119,7 @@ def skill_command() -> list[str]:
     }
     template = template_environment().get_template("skill.md.j2")
     return template.render(
-        example=packaged_study_file("quickstart").read_text(encoding="utf-8").partition("\nstudy: ")[2],
+        example=packaged_studies()["quickstart"].read_text(encoding="utf-8").partition("\nstudy: ")[2],
         parts=parts,
         slots=slots,
         verdicts=MEANINGS,

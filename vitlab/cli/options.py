@@ -1,6 +1,8 @@
 """Options and path formatting shared by several commands."""
 
 import os
+import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,6 +12,7 @@ from click.core import ParameterSource
 
 from vitlab.cli import say
 from vitlab.cli.completion import complete_file, complete_study
+from vitlab.cli.errors import wrap_text
 from vitlab.errors import UserError
 
 Callback = TypeVar("Callback", bound=Callable[..., Any])
@@ -80,15 +83,17 @@ def parse_changes(changes: tuple[str, ...]) -> dict[str, Any]:
     """Return ``PATH=VALUE`` pairs as a mapping; values are parsed as in a study file."""
     from vitlab.spec.yaml import read_value
 
-    values = {}
+    values, mistakes = {}, []
     for change in changes:
         path, equals, text = change.partition("=")
-        if not equals or not all(path.split(".")):
-            raise UserError(f"--set {change}: write PATH=VALUE, such as data.root=/data")
         try:
+            if not equals or not all(path.split(".")):
+                raise ValueError("write PATH=VALUE, such as data.root=/data")
             values[path] = read_value(text)
         except ValueError as error:
-            raise UserError(f"--set {change}: {error}") from None
+            mistakes.append(f"--set {change}: {error}")
+    if mistakes:
+        raise UserError(*mistakes)
     return values
 
 
@@ -99,6 +104,12 @@ def find_study_file(file: Path) -> Path:
     from vitlab.planning import packaged
 
     return packaged.find_study_file(file, say)
+
+
+def print_indented(head: str, text: str) -> None:
+    """Print a text behind a head; on a terminal, break lines between words and indent them below the text."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    click.echo(wrap_text(head + text, width, " " * (len(head) if len(head) < width // 2 else 4)))
 
 
 def display_path(path: Path) -> str:

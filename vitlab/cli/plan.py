@@ -10,7 +10,7 @@ import click
 from vitlab.cli import print_json, wants_json
 from vitlab.cli.completion import complete_file
 from vitlab.cli.options import PATH, find_study_file, parse_changes, plugin_option, set_option, study_options
-from vitlab.errors import Problem, SpecError, format_count
+from vitlab.errors import Problem, SpecError, UserError, format_count
 from vitlab.executors.machine import device_type
 from vitlab.planning.match import UTILISATION, device_hours, train_macs
 from vitlab.planning.tune import PENDING, format_knobs
@@ -279,8 +279,8 @@ def validate_command(files: tuple[Path, ...], changes: tuple[str, ...], plugins:
             continue
         try:
             _, plan = plan_study(find_study_file(file), changes=parse_changes(changes), plugins=plugins)
-        except SpecError as error:
-            problems += error.complete
+        except UserError as error:
+            problems += error.complete if isinstance(error, SpecError) else [Problem("", 0, 0, str(error))]
             continue
         if build:
             count_costs(plan)

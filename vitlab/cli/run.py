@@ -185,9 +185,8 @@ def _closing_lines(answer: Answer) -> str:
         f"{'Report':{width}}{display_path(answer.report)}",
     ]
     if answer.link:
-        start = f"   (start it: {answer.start_command})" if answer.start_command else ""
-        lines.append(f"{answer.tracker:{width}}{answer.link}{start}")
-        lines += [f"{'':{width}}{note}" for note in answer.link_notes]
+        start = answer.start_command
+        lines.append(f"{answer.tracker:{width}}{f'{start}   (opens the study)' if start else answer.link}")
     elif answer.tracker and answer.link is None:
         lines.append(f"{answer.tracker:{width}}not reached; 'vitlab sync' delivers what is missing.")
     return "\n".join(lines)

@@ -5,7 +5,6 @@ Listing imports no component.
 
 import inspect
 import json
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -21,8 +20,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema
 from vitlab import registry
 from vitlab.cli import print_json, say, wants_json
 from vitlab.cli.completion import STUDIES, complete_component, complete_slot
-from vitlab.cli.errors import wrap_text
-from vitlab.cli.options import plugin_option
+from vitlab.cli.options import plugin_option, print_indented
 from vitlab.errors import BrokenComponent, ClashError, UserError
 from vitlab.planning import packaged
 from vitlab.registry import plugins as plugin_sources
@@ -55,8 +53,8 @@ def list_command(slot: str | None, pattern: str | None, plugins: tuple[Path, ...
         _print_components(slot)
     else:
         for name in registry.SLOT_MODULES:
-            _print_indented(f"{name:12} ", ", ".join(entry.name for entry in registry.list_entries(name)))
-        _print_indented(f"{STUDIES[0]:12} ", ", ".join(packaged.packaged_studies()))
+            print_indented(f"{name:12} ", ", ".join(entry.name for entry in registry.list_entries(name)))
+        print_indented(f"{STUDIES[0]:12} ", ", ".join(packaged.packaged_studies()))
 
 
 @click.command()
@@ -76,7 +74,7 @@ def show_command(slot: str, name: str | None, plugins: tuple[Path, ...]) -> list
     if name is None:
         _print_components(slot)
     elif slot in STUDIES:
-        return packaged.packaged_study_file(name).read_text(encoding="utf-8").splitlines()
+        return packaged.find_study_file(Path(name)).read_text(encoding="utf-8").splitlines()
     else:
         _print_component(slot, name)
     return None
@@ -94,7 +92,8 @@ def _print_components(slot: str | None) -> None:
     clashes = Counter(entry.name for entry in entries)
     for entry in entries:
         label = f"{entry.origin.source}:{entry.name}" if clashes[entry.name] > 1 else entry.name
-        _print_indented(f"{label:20} {entry.origin!s:20} ", entry.summary or entry.target)
+        foreign = "" if entry.origin.source == registry.BUILT_IN else f"{entry.origin}: "
+        print_indented(f"{label:20} ", f"{foreign}{entry.summary or entry.target}")
 
 
 def _print_weights(pattern: str) -> None:
@@ -134,13 +133,7 @@ def _print_studies() -> None:
     for row in rows:
         click.echo(f"{row['name']}  ({row['data']})")
         for line in (row["question"], row["cost"]):
-            _print_indented("    ", line)
-
-
-def _print_indented(head: str, text: str) -> None:
-    """Print a text behind a head; on a terminal, break lines between words and indent them below the text."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    click.echo(wrap_text(head + text, width, " " * (len(head) if len(head) < width // 2 else 4)))
+            print_indented("    ", line)
 
 
 def _print_component(slot: str, name: str) -> None:
@@ -159,18 +152,18 @@ def _print_component(slot: str, name: str) -> None:
     click.echo(f"{slot} {name}   {origin}   {place}\n")
     if slot == "metric":
         click.echo(f"{_metric_facts(component)}\n")
-    click.echo(text or "(no documentation)")
+    for paragraph in (text.partition("\nArgs:\n")[0].rstrip() or "(no documentation)").split("\n\n"):
+        print_indented("", paragraph if "\n " in paragraph else " ".join(paragraph.split()))
+        click.echo()
     shared = set(room.shared.model_fields) if room.shared else set()
     for title, are_shared in (("Options", False), (f"Options of every {slot}", True)):
         options = {option: field for option, field in schema["properties"].items() if (option in shared) == are_shared}
         if options:
-            click.echo(f"\n{title}")
+            click.echo(title)
         for option, field in options.items():
             default = "required" if option in schema.get("required", []) else f"= {shown_default(field.get('default'))}"
             click.echo(f"  {option:20} {shown_type(field):34} {default}")
-            about = " ".join(without_markup(field.get("description", "")).split())
-            if about not in " ".join(text.split()):  # of an inherited option, which the text leaves out
-                _print_indented(" " * 6, about)
+            print_indented(" " * 6, " ".join(without_markup(field.get("description", "")).split()))
 
 
 def _source_place(component: type) -> str:

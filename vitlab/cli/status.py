@@ -1,6 +1,7 @@
 """``vitlab status``, ``studies``, ``logs`` and ``gc``: what is in an output folder, and what of it no study needs."""
 
 import json
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,7 @@ import click
 
 from vitlab.cli import print_json, say, wants_json
 from vitlab.cli.completion import complete_arm, complete_study
-from vitlab.cli.options import PATH, display_path, out_option, parse_changes, set_option
+from vitlab.cli.options import PATH, display_path, out_option, parse_changes, print_indented, set_option
 from vitlab.errors import UserError
 from vitlab.planning.study_folder import EARLIER, Version, format_differences, read_plan, read_versions
 from vitlab.planning.values import Plan
@@ -121,8 +122,12 @@ def studies_command(out: Path) -> None:
         return
     if not studies:
         say(f"no study has been run in {out}")
+    of_gate = [study["study"] for study in studies if _is_of_gate(study)]
     for study in studies:
-        _print_study(study)
+        if study["study"] not in of_gate:
+            _print_study(study)
+    if of_gate:
+        print_indented("of 'vitlab check' and 'vitlab ab': ", ", ".join(of_gate))
 
 
 def _study_row(folder: Path, store: Store) -> NewTree | None:
@@ -159,23 +164,23 @@ def _answer_or_status(plan: Plan, store: Store) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing compared"
 
 
+def _is_of_gate(study: NewTree) -> bool:
+    """Return whether 'vitlab check' or 'ab' has named a study, after the study that it compares."""
+    named = re.search("--set study=([^ ]+)-(?:check|[0-9a-f]{7}) ", study["versions"][0]["set"])
+    return named is not None and study["study"].startswith(f"{named[1]}-")
+
+
 def _print_study(study: NewTree) -> None:
     from vitlab.planning.packaged import packaged_name
 
-    click.echo(f"{study['study']}  {study['question']}")
-    rows = []
+    print_indented(f"{study['study']}  ", study["question"])
     for row in study["versions"]:
         file = Path(row["file"])
         place = packaged_name(file) or display_path(file) if row["file"] else ""
-        source = " ".join(text for text in (place, row["set"]) if text)
         trials = ", ".join(f"{row[state]} {state}" for state in STATES if row[state]) or "none planned"
-        rows.append((row["version"][:8], row["run"], trials, row["answer"], source))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for cells in rows:
-        click.echo(" ".join(f" {cell:{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip())
-    for row in study["versions"][1:]:
-        if row["differs"]:
-            click.echo(f"  {row['version'][:8]} against the latest: {row['differs']}")
+        parts = [trials, row["answer"], f"{place} {row['set']}".strip()]
+        differs = f"differs from the latest: {row['differs']}" if row["differs"] else ""
+        print_indented(f"  {row['version'][:8]}  {row['run']}  ", "; ".join(filter(None, [*parts, differs])))
 
 
 @click.command()

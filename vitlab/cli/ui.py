@@ -30,7 +30,7 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
     from vitlab.trackers.server import reachable_host, run_server, study_links
 
     base, root = f"http://{reachable_host(host)}:{port}", out.resolve()
-    pages, arms = study_links(root, base), study_links(root, base, "arms")
+    pages = study_links(root, base)
     if not pages:
         remedy = ": vitlab run or sync makes one"
         if os.environ.get("MLFLOW_TRACKING_URI"):
@@ -47,11 +47,9 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
     say("starting MLflow")  # its import takes seconds
     with run_server(root, port=port, host=host) as server:
         if click.get_current_context().obj is not None:
-            print_json({"server": base, "pages": pages, "arms": arms})
+            print_json({"server": base, "pages": pages})
         for page in sorted(pages, key=lambda page: page != name):
             click.echo(f"{page}   {pages[page]}")
-            if page in arms:
-                click.echo(f"{page}   {arms[page]}   (arms with intervals)")
         if host not in ("127.0.0.1", "localhost", "::1"):
             click.echo("No authentication: anyone who can reach this port can read and delete results.")
         click.echo(f"MLflow runs at {base}; Ctrl-C stops it. A cross closes its assistant, at the right.")

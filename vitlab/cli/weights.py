@@ -37,9 +37,10 @@ def weights_command() -> None:
 @_heads
 @_source_grid
 def inspect(file: Path, form: str | None, heads: int | None, source_grid: str | None) -> None:
-    """Show what is in FILE: its format, the model it belongs to, and what does not fit.
+    """Show what is in a file of weights.
 
-    FILE may be timm:NAME or hub:ORG/NAME, which are fetched.
+    That is its format, the model it belongs to, and what does not fit. FILE may be timm:NAME or hub:ORG/NAME, which
+    are fetched.
     """
     from vitlab.weights import inspect as look
 
@@ -87,10 +88,11 @@ def convert(
     source_grid: str | None,
     **options: Any,
 ) -> list[str]:
-    """Write the weights in SOURCE to TARGET in another format; TARGET's suffix decides the container.
+    """Write weights in another format.
 
-    Tensors are left out only on request; a tensor that the other format cannot hold is an error. SOURCE may be
-    timm:NAME or hub:ORG/NAME, which are fetched.
+    SOURCE is read and TARGET written, whose suffix decides the container. Tensors are left out only on request; a
+    tensor that the other format cannot hold is an error. SOURCE may be timm:NAME or
+    hub:ORG/NAME, which are fetched.
     """
     from vitlab.weights import convert as write
 

@@ -28,7 +28,7 @@ from vitlab.planning.packaged import find_study_file
 from vitlab.planning.study_folder import read_decisions, result_content, version_name, with_default_builtins
 from vitlab.planning.tune import choose_winner
 from vitlab.planning.values import UNDECIDED, Plan, Planned, Trial
-from vitlab.report.api import require_path
+from vitlab.registry.options import check_arguments
 from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
 from vitlab.spec.changes import full_path, is_known_path, public, read_changed_document, unknown_path_problem
 from vitlab.store.files import folder_name, read_json, require_mapping, write_bytes
@@ -63,7 +63,7 @@ def find_or_write_file(study: str | Path | Mapping[str, object], out: str | Path
         UserError: if there is no such file, or the content has a value that a file cannot have.
     """
     if not isinstance(study, Mapping):
-        return find_study_file(require_path(study), watch.say)
+        return find_study_file(Path(study), watch.say)
     try:
         text = json.dumps(study, indent=1, ensure_ascii=False)  # which is YAML, too
     except (TypeError, ValueError) as error:
@@ -164,8 +164,9 @@ def read_unidentified_data(plan: Plan, store: Store, file: str | Path) -> bool:
     """
     from vitlab.data.prepare import data_info
 
-    for reason in _find_missing_data(plan, store):
-        raise SpecError([read_document(file).problem(("base", "data", "root"), reason)])
+    if reasons := _find_missing_data(plan, store):
+        document = read_document(file)
+        raise SpecError([document.problem(("base", "data", "root"), reason) for reason in reasons])
     unread = {
         str(data): data for data in (item.trial.spec.data for item in _all_trials(plan) if item.trial.data is None)
     }
@@ -178,6 +179,7 @@ def read_unidentified_data(plan: Plan, store: Store, file: str | Path) -> bool:
     return bool(unread)
 
 
+@check_arguments
 def plan(
     file: str | Path | Mapping[str, object],
     *,

@@ -311,7 +311,7 @@ class Remarks:
     def error(self, *first: str) -> UserError:
         """Return an error with some sentences and all mistakes."""
         sentences = dict.fromkeys(map(adapt_option_names, (*self.of_options, *self.of_table)))
-        return UserError("\n".join((*first, *(f"{self.source}: {sentence}" for sentence in sentences))))
+        return UserError(*first, *(f"{self.source}: {sentence}" for sentence in sentences))
 
     def raise_mistakes(self) -> None:
         """Raise a UserError if there are mistakes in the table."""

@@ -10,6 +10,7 @@ import ast
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from os.path import commonpath
 from typing import Any
 
 from vitlab.errors import Path, Problem, SpecError, is_about_key
@@ -243,18 +244,13 @@ def _locate_fault(changes: Changes, path: Path) -> tuple[Path, Path]:
     causes = causes or [change for change in changes.values if change.startswith(f"{dotted}.")]
     if not causes and changes.values:
         # A change can make another value wrong, as a width does the number of heads: take the closest in the tree.
-        causes = [max(changes.values, key=lambda change: _count_shared_keys(path, change))]
+        places = {change: change.replace(".", "/") for change in changes.values}
+        causes = [max(places, key=lambda change: len(commonpath([places[change], dotted.replace(".", "/")])))]
     if causes:
         cause = max(causes, key=len)
         inner = path[cause.removesuffix(".type").count(".") + 1 :]
         return changes.places[cause], (*changes.places[cause], *inner)
     return ("base",), ("base", *path)
-
-
-def _count_shared_keys(path: Path, change: str) -> int:
-    """Return the number of leading keys that the path of a fault and the path of a change share."""
-    pairs = zip(path, change.split("."), strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _make_controls(arm: ResolvedArm, number: int) -> Iterator[ResolvedArm]:

@@ -22,7 +22,7 @@ from vitlab.planning.resolve import Faults, ResolvedTrial
 from vitlab.spec import Choice, Match
 from vitlab.spec import trial as trial_spec
 from vitlab.spec.design import Changes, format_value
-from vitlab.spec.tree import Tree, keys_of, value_at
+from vitlab.spec.tree import Tree, flatten, keys_of, value_at
 
 if TYPE_CHECKING:
     from vitlab.models.cost import Cost
@@ -203,7 +203,7 @@ def find_mistakes(match: Match, plain: Tree, design: Sequence[Changes]) -> list[
         return [(("match", "knob"), sentence)]
     if not is_number(value_at(plain, keys_of(knob))) or not (knob in LENGTHS or knob.startswith("model.")):
         length = next(name for name in LENGTHS if value_at(plain, keys_of(name)) is not None)
-        numbers = [*_number_paths(value_at(plain, ("model",)), "model"), length]
+        numbers = [path for path, value in flatten(plain["model"], "model").items() if is_number(value)] + [length]
         sentence = f"the base has no number '{knob}' to match by.{nearest(knob, numbers)} Knobs: {', '.join(numbers)}."
         return [(("match", "knob"), sentence)]
     return [
@@ -306,18 +306,6 @@ def _sets_knob(path: str, value: Any, knob: str) -> bool:
     if knob.startswith(f"{path}."):
         return value_at(value, keys_of(knob[len(path) + 1 :])) is not None
     return paths_overlap(path, knob)
-
-
-def _number_paths(tree: Tree, path: str) -> list[str]:
-    """Return the dotted paths of all numbers below a choice."""
-    paths: list[str] = []
-    for name, value in tree.items():
-        here = f"{path}.{name}"
-        if is_number(value):
-            paths.append(here)
-        elif isinstance(value, Mapping):
-            paths += _number_paths(value, here)
-    return paths
 
 
 BACKWARD = 3  #: work of a training step in forward passes: one forward, and a backward of twice its work

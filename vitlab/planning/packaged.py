@@ -23,20 +23,6 @@ def packaged_studies() -> dict[str, Path]:
     return {file.relative_to(FOLDER).with_suffix("").as_posix(): file for file in files if "." not in file.stem}
 
 
-def packaged_study_file(name: str) -> Path:
-    """Return the file of a packaged study.
-
-    Raises:
-        UserError: If there is none of that name.
-    """
-    studies = packaged_studies()
-    if name not in studies:
-        raise UserError(
-            f"no study called '{name}' comes with vitlab.{nearest(name, studies)} Studies: {', '.join(studies)}."
-        )
-    return studies[name]
-
-
 def find_study_file(path: Path, say: Callable[[str], None] = lambda sentence: None) -> Path:
     """Return the file of a study that is given by its path or by the name of a packaged study.
 

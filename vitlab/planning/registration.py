@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from vitlab.planning.values import EarlierResults, Plan, Registration
+from vitlab.spec.design import format_value
 
 JUDGED_BY = ("metric", "goal", "at", "margin", "correction", "variance", "over_blocks", "alpha")
 
@@ -68,7 +68,7 @@ def analysis_changes(plan: Plan) -> list[str]:
         return []
     pairs = {name: (getattr(first, name), getattr(now, name)) for name in JUDGED_BY}
     clauses = [
-        f"{name} was {_format_value(was)} and is {_format_value(is_now)}"
+        f"{name} was {format_value(was)} and is {format_value(is_now)}"
         for name, (was, is_now) in pairs.items()
         if was != is_now
     ]
@@ -135,7 +135,3 @@ def _count_earlier_results(plan: Plan, ended: Callable[[str, str], bool]) -> Ear
             seeds.setdefault(arm, set()).add(seed)
     compared = [arm for arm, baseline in comparison_family(plan) if seeds.get(arm, set()) & seeds.get(baseline, set())]
     return EarlierResults(len(results), len(set(trials.values())), tuple(compared))
-
-
-def _format_value(value: Any) -> str:
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -18,7 +18,6 @@ from vitlab.geometry import DataInfo
 from vitlab.identity.code import NOTHING, Surroundings, component_modules, optional_modules, trial_code_digest
 from vitlab.identity.trial import Trial, checkpoint_identity, key_of, weight_file_digests
 from vitlab.planning.sources import (
-    drop_unused_options,
     find_leak,
     label_difference,
     parts_needing_labels,
@@ -375,11 +374,9 @@ class Resolver:
     def _check_sources(self, draft: _Draft) -> None:
         """Check what trials owe to each other: classes, splits, and labels that an objective does not read."""
         info, plain = draft.info, draft.plain
-        if draft.section("distill") is not None:
-            drop_unused_options(draft.identity["distill"])
-            if info is not None and ("model",) in draft.parts and draft.model is not None:
-                teacher = draft.needs["teacher"].trial if "teacher" in draft.needs else None
-                draft.add_faults(*teacher_faults(plain, info, draft.model, teacher))
+        if draft.section("distill") is not None and info is not None and ("model",) in draft.parts and draft.model:
+            teacher = draft.needs["teacher"].trial if "teacher" in draft.needs else None
+            draft.add_faults(*teacher_faults(plain, info, draft.model, teacher))
         if info is not None and draft.section("data") is not None:
             for role, prerequisite in draft.needs.items():
                 reason = find_leak(Choice.of(plain["data"]), info.content, role, prerequisite.trial)

@@ -16,7 +16,7 @@ from vitlab.identity.trial import Trial
 from vitlab.planning.values import Plan
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.spec import Choice, Seeds
-from vitlab.spec.tree import NewTree, Tree
+from vitlab.spec.tree import Tree
 from vitlab.spec.trial import TEST_SET_OPTIONS
 from vitlab.store.files import read_json
 
@@ -29,13 +29,6 @@ MATCHINGS = ("features", "tokens")
 
 MOST_INITIAL = 0.05
 """Largest share of the initial weights in an average of weights that is not noted."""
-
-
-def drop_unused_options(distill: NewTree) -> None:
-    """Remove the options of soft distillation from the identity of any other kind, which does not use them."""
-    if distill.get("kind") != "soft":
-        distill.pop("tau", None)
-        distill.pop("reduction", None)
 
 
 def teacher_faults(
@@ -228,14 +221,14 @@ def notes_on_leaks(arms: Iterable[ResolvedArm], seeds: Seeds) -> list[str]:
         if arm.skip:
             continue
         for role, source in arm.trial.spec.sources().items():
-            reason = ""
-            if source.pretrained is not None:
-                reason = _unknown_teacher_note(source.pretrained) if role == "teacher" else ""
-            elif source.checkpoint is not None:
-                file = FilePath(source.checkpoint)
-                exposure = _find_leak_of_file(file, arm.trial, seeds)
-                reason = exposure or (
-                    _unknown_teacher_note(file.name) if exposure is None and role == "teacher" else ""
+            if source.trial is not None:
+                continue
+            file = FilePath(source.pretrained or str(source.checkpoint))
+            reason = _find_leak_of_file(file, arm.trial, seeds) if source.pretrained is None else None
+            if reason is None and role == "teacher":
+                reason = (
+                    f"the teacher {file.name} may have been trained on their validation images, so accuracies on these "
+                    "may be too high"
                 )
             if reason:
                 arms_by_note.setdefault(f"{_SEEN_BY[role]} ({{arms}}): {reason}.", []).append(f"'{arm.name}'")
@@ -272,10 +265,3 @@ def _find_leak_of_file(
         if needs_file not in visited and (clause := _find_leak_of_file(needs_file, trial, seeds, visited)):
             return clause
     return ""
-
-
-def _unknown_teacher_note(teacher: str) -> str:
-    return (
-        f"the teacher {teacher} may have been trained on their validation images, so accuracies on these may be "
-        "too high"
-    )

@@ -31,7 +31,8 @@ from vitlab.planning.values import UNDECIDED, Decisions, Plan
 from vitlab.registry import slot
 from vitlab.spec import Choice, Document, RunSpec, Study, read_study
 from vitlab.spec.changes import without_secrets
-from vitlab.spec.tree import NewTree, Tree, Values, type_adapter
+from vitlab.spec.design import format_value
+from vitlab.spec.tree import NewTree, Tree, Values, flatten, type_adapter
 from vitlab.store.files import Damaged, load_json, read_json, require_mapping, write_bytes, write_json
 from vitlab.store.folders import Store
 
@@ -345,16 +346,6 @@ def format_differences(first: Tree, second: Tree) -> str:
     return "; ".join([*parts, *([f"{len(paths) - MAX_DIFFERENCES} more"] if len(paths) > MAX_DIFFERENCES else [])])
 
 
-def flatten(tree: Any, place: str = "") -> NewTree:
-    """Return every leaf of nested mappings under its dotted path."""
-    if not isinstance(tree, Mapping) or not tree:
-        return {place: tree}
-    leaves: NewTree = {}
-    for name, value in tree.items():
-        leaves |= flatten(value, f"{place}.{name}" if place else str(name))
-    return leaves
-
-
 _ABSENT = object()
 
 
@@ -406,5 +397,5 @@ def _lengthen_components(leaves: Values, others: Values) -> NewTree:
 
 
 def _format_value(value: Any) -> str:
-    text = "(absent)" if value is _ABSENT else value if isinstance(value, str) else json.dumps(value, default=str)
+    text = "(absent)" if value is _ABSENT else format_value(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

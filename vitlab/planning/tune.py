@@ -21,16 +21,11 @@ from vitlab.planning.values import Planned, Rival, Trial, Tuning
 from vitlab.spec import Analysis, Study, Tune
 from vitlab.spec.design import MAX_TRIALS, Changes, format_value, short_names
 from vitlab.spec.run import REPORTING_SEEDS
-from vitlab.spec.tree import NewTree, Tree, Values, keys_of, without
+from vitlab.spec.tree import Tree, Values, keys_of, without
 from vitlab.store.result import Ending, TrialResult
 
 PENDING = "pending(tune)"
 """Placeholder for a value that is not chosen yet."""
-
-
-def knob_grid(tune: Tune) -> list[NewTree]:
-    """Return every combination of the knobs' values, in the order of the file."""
-    return [dict(zip(tune.knobs, values, strict=True)) for values in itertools.product(*tune.knobs.values())]
 
 
 def tuning_seeds(tune: Tune) -> range:
@@ -232,7 +227,8 @@ def _make_rivals(
     study = resolver.study
     assert study.tune is not None
     rivals = []
-    for values in knob_grid(study.tune):
+    for combination in itertools.product(*study.tune.knobs.values()):
+        values = dict(zip(study.tune.knobs, combination, strict=True))
         try:
             trial = resolver.resolve_changed({**arm.changes.values, **arm.solved, **values})
             if matcher is not None and abs(matcher.relative_difference(trial, arm.trial)) > matcher.match.tolerance:

@@ -102,6 +102,10 @@ class Tuning:
     winner: int | None = None  #: index among the rivals
     failure: str = ""  #: why there is no winner
 
+    def __post_init__(self) -> None:
+        if self.winner is not None and not 0 <= self.winner < len(self.rivals):
+            raise ValueError(f"there is no rival {self.winner}")
+
     @property
     def open(self) -> bool:
         """True if the choice is still to be made."""
@@ -111,36 +115,6 @@ class Tuning:
     def trials(self) -> list[Planned]:
         """Trials of all rivals."""
         return [planned for rival in self.rivals for planned in rival.trials]
-
-    def to_json(self) -> NewTree:
-        """Return the tuning as plain data; each rival keeps its spec once."""
-        rivals = [
-            {
-                "values": dict(rival.values),
-                "score": rival.score,
-                "wall_s": rival.wall_s,
-                "spec": rival.trials[0].trial.spec.plain(),
-                "trials": [_without_spec(planned) for planned in rival.trials],
-            }
-            for rival in self.rivals
-        ]
-        return {**vars(self), "rivals": rivals}
-
-    @classmethod
-    def from_json(cls, data: Any) -> Tuning:
-        """Parse a tuning from JSON values.
-
-        Raises:
-            ValueError, LookupError, TypeError, AttributeError: if a value is missing or of another type.
-        """
-        rivals = []
-        for rival in data["rivals"]:
-            spec = TrialSpec.model_validate(rival["spec"])
-            rivals.append({**rival, "trials": [_with_spec(item, spec) for item in rival["trials"]]})
-        tuning = parse_as(Tuning, {**data, "rivals": rivals})
-        if tuning.winner is not None and not 0 <= tuning.winner < len(tuning.rivals):
-            raise ValueError(f"there is no rival {tuning.winner}")
-        return tuning
 
 
 @dataclass(frozen=True)
@@ -302,14 +276,11 @@ class Plan:
         """Return the plan as JSON values, with the resolved spec of an arm once rather than once per seed."""
         # The spec is the largest part of a trial, and the same for all seeds of an arm.
         specs = {planned.arm: planned.trial.spec for planned in (*self.trials, *self.pending)}
-        flattened = {"trials", "pending", "prerequisites", "tuning"}
         return {
-            **type_adapter(Plan).dump_python(self, mode="json", exclude=flattened),
+            **type_adapter(Plan).dump_python(self, mode="json", exclude={"trials", "pending"}),
             "specs": {arm: spec.plain() for arm, spec in specs.items()},
             "trials": [_without_spec(planned) for planned in self.trials],
             "pending": [_without_spec(planned) for planned in self.pending],
-            "prerequisites": [trial.to_json() for trial in self.prerequisites],
-            "tuning": [tuning.to_json() for tuning in self.tuning],
         }
 
     @classmethod
@@ -323,7 +294,7 @@ class Plan:
         specs = {arm: TrialSpec.model_validate(spec) for arm, spec in data["specs"].items()}
 
         def with_specs(items: Iterable[Tree]) -> list[NewTree]:
-            return [_with_spec(item, specs[item["arm"]]) for item in items]
+            return [{**item, "trial": {**item, "spec": specs[item["arm"]]}} for item in items]
 
         plan = parse_as(
             Plan,
@@ -331,7 +302,6 @@ class Plan:
                 **data,
                 "trials": with_specs(data["trials"]),
                 "pending": with_specs(data.get("pending", ())),
-                "tuning": [Tuning.from_json(item) for item in data.get("tuning", ())],
             },
         )
         names = {arm.name for arm in plan.arms}
@@ -358,8 +328,3 @@ def _without_spec(planned: Planned) -> NewTree:
     values = {"arm": planned.arm, "seed": planned.seed, **vars(planned.trial)}
     del values["spec"]
     return values
-
-
-def _with_spec(item: Tree, spec: TrialSpec) -> NewTree:
-    """Return a planned trial in JSON values with its spec."""
-    return {"arm": item["arm"], "seed": item["seed"], "trial": {**item, "spec": spec}}

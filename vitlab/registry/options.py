@@ -7,15 +7,21 @@ import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache, wraps
+from types import SimpleNamespace
+from typing import Any, ParamSpec, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
-from vitlab.errors import BrokenComponent
+from vitlab.errors import BrokenComponent, UserError
 from vitlab.registry.slot_modules import BUILT_IN, Origin, import_slot
 from vitlab.spec.choice import Choice, Frozen
+from vitlab.spec.mistakes import mistakes_in
 from vitlab.spec.tree import NewTree, Tree, Values
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Unhashed:
@@ -87,6 +93,33 @@ def options_model(component: type, base: type[BaseModel]) -> type[BaseModel]:
     # for which pydantic would search the files of all imported modules.
     configuration = {"validate_default": True, "use_attribute_docstrings": False}
     return create_model(component.__name__, __base__=(base,), __cls_kwargs__=configuration, **fields)
+
+
+def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a public function that raises UserError, with every mistake, for arguments of wrong names or types."""
+    signature = inspect.signature(function)
+
+    @cache  # annotations are read at the first call, when their types are imported
+    def arguments_model() -> type[BaseModel]:
+        # The type of what is returned may be known to type checkers alone.
+        annotations = SimpleNamespace(__annotations__={**function.__annotations__, "return": "None"})
+        hints = typing.get_type_hints(annotations, function.__globals__)
+        fields: dict[str, Any] = {
+            name: (hints[name], ... if each.default is each.empty else each.default)
+            for name, each in signature.parameters.items()
+        }
+        return create_model(function.__name__, __base__=Options, **fields)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            checked = arguments_model().model_validate(signature.bind_partial(*args).arguments | kwargs)
+        except ValidationError as error:
+            mistakes = mistakes_in(error, arguments_model(), f"vitlab.{function.__name__}")
+            raise UserError(*(mistake.message for mistake in mistakes)) from None
+        return function(*args, **{name: getattr(checked, name) for name in kwargs})
+
+    return call
 
 
 @dataclass(frozen=True)

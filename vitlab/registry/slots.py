@@ -20,7 +20,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent, nearest
 from vitlab.imports import import_object
 from vitlab.registry import plugins
-from vitlab.registry.options import Options, ResolvedChoice, option_names, options_model
+from vitlab.registry.options import Options, ResolvedChoice, check_arguments, option_names, options_model
 from vitlab.registry.plugins import raise_as_broken
 from vitlab.registry.slot_modules import (
     BUILT_IN,
@@ -361,6 +361,7 @@ def list_entries(name: str | None = None) -> list[Entry]:
     return sorted(_entries(name), key=lambda entry: (entry.name, str(entry.origin)))
 
 
+@check_arguments
 def list_components(slot: str | None = None) -> pd.DataFrame:
     """Return the components of a slot such as ``position``, or of all slots, as a frame with one row per component.
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitlab.errors import format_count
-from vitlab.planning.study_folder import flatten
 from vitlab.planning.values import Plan, Planned
 from vitlab.regression.baseline import ArmFacts, Facts, Trace
 from vitlab.regression.decide import Finding
+from vitlab.spec.tree import flatten
 
 if TYPE_CHECKING:
     from vitlab.training.loop import Training

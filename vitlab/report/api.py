@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from vitlab.planning.study_folder import (
     version_name,
 )
 from vitlab.planning.values import Plan
+from vitlab.registry.options import check_arguments
 from vitlab.report import frame
 from vitlab.report.report import collect
 from vitlab.store.files import read_stored
@@ -33,18 +33,19 @@ if TYPE_CHECKING:
 
     from vitlab.report.notebook import Comparison
 
+# In a narrow terminal, pandas leaves out columns in the middle.
 PREDICTIONS = frame.parse_descriptions("""
-split | string | val or test
-id | int64 | index of the image in the official split
-label | int64 | its class; not of dense labels
-prediction | int64 | the most probable class; not of dense labels
-label_name | string | name of that class, where the data has names
-prediction_name | string | name of the most probable class, where the data has names
-probability | float32 | probability of that class; not of dense labels
-pixel_accuracy | float32 | share of correct pixels; of dense labels only
-loss | float32 | the loss of this image
 arm | string | the arm
 seed | int64 | the replicate
+id | int64 | index of the image in the official split
+split | string | val or test
+label_name | string | name of its class, where the data has names
+prediction_name | string | name of the most probable class, where the data has names
+probability | float32 | probability of that class; not of dense labels
+label | int64 | its class; not of dense labels
+prediction | int64 | the most probable class; not of dense labels
+pixel_accuracy | float32 | share of correct pixels; of dense labels only
+loss | float32 | the loss of this image
 """)
 """Columns of :func:`predictions`, with their types and meanings."""
 
@@ -65,7 +66,6 @@ class Answer:
     link: str | None  #: address of the study in the tracker, empty if it has none; None if it could not be reached
     elsewhere: int = 0  #: trained by other runs meanwhile
     start_command: str = ""  #: command that serves the address; empty if it is served already
-    link_notes: tuple[str, ...] = ()  #: lines below the address, such as further addresses
 
     @property
     def folder(self) -> Path:
@@ -131,7 +131,7 @@ def open_study(path: str | Path, *, out: str | Path = OUT, changes: Mapping[str,
     Raises:
         UserError: if it has not been run in ``out``, or its plan cannot be read.
     """
-    path = require_path(path)
+    path = Path(path)
     if path.is_dir():
         folder = path.resolve()
         study = folder.parent.parent if folder.parent.name == EARLIER else folder
@@ -157,6 +157,7 @@ def open_study(path: str | Path, *, out: str | Path = OUT, changes: Mapping[str,
     return plan, Store(study.parent.parent)
 
 
+@check_arguments
 def results(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     """Return the results of a study as a frame, one row per trial, whatever its status.
 
@@ -173,6 +174,7 @@ def results(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     return Results.of(*open_study(path, out=out))
 
 
+@check_arguments
 def compare(first: str | Path, second: str | Path | None = None, *, out: str | Path = OUT) -> Comparison:
     """Return the comparison of a study's arms, or of two studies, as a frame with one row per arm.
 
@@ -191,10 +193,11 @@ def compare(first: str | Path, second: str | Path | None = None, *, out: str | P
     return Comparison.of(collect(*study) if second is None else compare_studies(study, open_study(second, out=out)))
 
 
+@check_arguments
 def history(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     """Return the curves of a study as a frame in long form: one row per trial, step and metric.
 
-    Columns: ``arm, seed, step, epoch, metric, value, time, trial``.
+    Columns: ``arm, seed, step, trial, time, epoch, metric, value``.
     Trials that are still training have the measurements made so far.  The mean validation accuracy of every arm::
 
         curves = vitlab.history("ablation.yaml").query("metric == 'val/accuracy'")
@@ -206,6 +209,7 @@ def history(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     return frame.history(*open_study(path, out=out))
 
 
+@check_arguments
 def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     """Return the predictions of every finished trial of a study, one row per trial, split and image.
 
@@ -225,9 +229,11 @@ def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     if not tables:
         return pd.DataFrame()
     table = pd.concat(tables, ignore_index=True)
-    return table.astype({name: kind for name, (kind, _) in PREDICTIONS.items() if name in table and kind == "string"})
+    kinds = {name: kind for name, (kind, _) in PREDICTIONS.items() if name in table}
+    return table[[*kinds]].astype({name: kind for name, kind in kinds.items() if kind == "string"})
 
 
+@check_arguments
 def load(path: str | Path, *, arm: str = "baseline", seed: int | None = None, out: str | Path = OUT) -> Any:
     """Return a trained model and the transform of its input images: ``model, transform = vitlab.load(...)``.
 
@@ -242,7 +248,7 @@ def load(path: str | Path, *, arm: str = "baseline", seed: int | None = None, ou
     """
     from vitlab.runner.models import load_model
 
-    folder = TrialFolder(require_path(path))
+    folder = TrialFolder(Path(path))
     if folder.weights_file.is_file() and folder.spec.is_file():
         return load_model(folder)
     plan, store = open_study(path, out=out)
@@ -251,19 +257,7 @@ def load(path: str | Path, *, arm: str = "baseline", seed: int | None = None, ou
 
 def status_command(plan: Plan, store: Store) -> str:
     """Return the command that prints the progress of a study, the reasons of failures and the paths of logs."""
-    root = store.root.relative_to(Path.cwd()) if store.root.is_relative_to(Path.cwd()) else store.root
-    options = [] if root == OUT else ["--out", str(root)]
-    return shlex.join(["vitlab", "status", plan.study, *options])
-
-
-def require_path(path: str | Path) -> Path:
-    """Return ``path`` as a path; anything else, such as the content of a study, raises UserError."""
-    if not isinstance(path, str | os.PathLike):
-        raise UserError(
-            f"a study is a name, or the path of its file or folder; found a {type(path).__name__}. Its content, as a "
-            "mapping, is for vitlab.run and vitlab.plan."
-        )
-    return Path(path)
+    return shlex.join(["vitlab", "status", plan.study, *store.out_option])
 
 
 def _find_version(file: Path, changes: Mapping[str, Any], study: Path) -> Path:

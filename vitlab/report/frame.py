@@ -66,15 +66,16 @@ device | string | cpu or cuda
 origins | string | its components, each with the source and the version it came from
 """)
 """Last columns of :func:`results`."""
+# In a narrow terminal, pandas leaves out columns in the middle.
 HISTORY = parse_descriptions("""
 arm | string | the arm
 seed | int64 | the replicate
 step | int64 | optimizer steps done
+trial | string | the key of the trial
+time | datetime64[ms, UTC] | when it was journalled; missing where no journal is left
 epoch | float64 | passes over the training images
 metric | string | its name
 value | float64 | its value
-time | datetime64[ms, UTC] | when it was journalled; missing where no journal is left
-trial | string | the key of the trial
 """)
 """Columns of :func:`history`."""
 
@@ -246,7 +247,7 @@ def measurements_frame(trials: Sequence[StoredTrial]) -> pd.DataFrame:
         else:
             measurements = [(event.body["step"], event.body["epoch"], event.body["metrics"]) for event in journal]
         rows += [
-            (item.planned.arm, item.planned.seed, step, epoch, name, value, times.get(step), item.planned.trial.key)
+            (item.planned.arm, item.planned.seed, step, item.planned.trial.key, times.get(step), epoch, name, value)
             for step, epoch, metrics in measurements
             for name, value in metrics.items()
             if not name.startswith("system/")

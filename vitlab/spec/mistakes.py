@@ -23,7 +23,9 @@ M = TypeVar("M", bound=BaseModel)
 CONFLICT = "conflict"  #: type of the pydantic errors that :func:`conflict_error` returns
 NESTED = "nested"  #: type of the pydantic errors that carry the mistakes in a nested component
 
-FORM = re.compile(r"<.*|constrained-\w+|int|float|str|bool|(tuple|list|dict|literal|function-\w+)\[.*")
+FORM = re.compile(
+    r"<.*|constrained-\w+|int|float|str|bool|(tuple|list|dict|literal|lax-or-strict|is-instance|function-\w+)\[.*"
+)
 """Names in pydantic's locations that stand for the forms of a union and are not keys of the document."""
 
 KINDS = {
@@ -38,15 +40,11 @@ KINDS = {
     "model": "a mapping",
     "model_attributes": "a mapping",
     "dataclass": "a mapping",
+    "sequence": "a list",
+    "path": "a path",
+    "callable": "a function",
 }
 """Prefix of a pydantic error type to the expected type in words."""
-
-BOUNDS = {
-    "greater_than": ("greater than", "gt"),
-    "greater_than_equal": ("greater than or equal to", "ge"),
-    "less_than": ("less than", "lt"),
-    "less_than_equal": ("less than or equal to", "le"),
-}
 
 PATTERNS = {
     r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$": "1 to 100 letters, digits, '.', '_' or '-', beginning with a letter or digit",
@@ -243,10 +241,6 @@ def _describe_error(detail: ErrorDetails, path: Path) -> str:
     actual = f"; found {_format_value(value)}"
     if words := context.get("forms") or _expected_type(detail):
         return f"{name} must be {words}{actual}"
-    if kind in BOUNDS:
-        words, bound = BOUNDS[kind]
-        limit = context[bound]
-        return f"{name} must be {words} {int(limit) if limit == int(limit) else limit}{actual}"
     if kind in ("too_short", "too_long", "string_too_short", "string_too_long"):
         words, bound = ("at least", "min_length") if kind.endswith("short") else ("at most", "max_length")
         unit = "character" if kind.startswith("string") else "value"
@@ -255,7 +249,7 @@ def _describe_error(detail: ErrorDetails, path: Path) -> str:
     if kind == "string_pattern_mismatch":
         pattern = str(context["pattern"])
         return f"{name} must be {PATTERNS.get(pattern) or f'a text that matches {pattern}'}{actual}"
-    return f"{name}: {detail['msg'][0].lower()}{detail['msg'][1:]}{actual}"
+    return f"{name}: {detail['msg'][0].lower()}{detail['msg'][1:]}{actual}".replace(": input should be", " must be")
 
 
 def _expected_type(detail: ErrorDetails) -> str:
@@ -263,7 +257,7 @@ def _expected_type(detail: ErrorDetails) -> str:
     kind = detail["type"]
     if kind == "int_from_float":
         return KINDS["int"]
-    for ending in ("_type", "_parsing", "_parsing_size"):
+    for ending in ("_type", "_parsing", "_parsing_size", "_str"):
         if kind.endswith(ending):
             return KINDS.get(kind.removesuffix(ending), "")
     return ""

@@ -44,6 +44,16 @@ def deep_copy(value: Any) -> Any:
     return [deep_copy(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+def flatten(tree: Any, place: str = "") -> NewTree:
+    """Return every leaf of nested mappings under its dotted path."""
+    if not isinstance(tree, Mapping) or not tree:
+        return {place: tree}
+    leaves: NewTree = {}
+    for name, value in tree.items():
+        leaves |= flatten(value, f"{place}.{name}" if place else str(name))
+    return leaves
+
+
 def keys_of(dotted: str) -> tuple[str, ...]:
     """Return the keys of a dotted path; for the ``type`` of a slot, the keys of the slot."""
     return tuple(dotted.removesuffix(".type").split("."))

@@ -345,9 +345,14 @@ class TrialSpec(Frozen):
         """Drop the options that the kind does not use, so that they do not change the trial."""
         if value is None or (value.kind == "none" and not value.matchings):
             return None
-        if value.kind == "none":
-            return Distill(kind="none", teacher=value.teacher, features=value.features, tokens=value.tokens)
-        return Distill(kind="labels", alpha=value.alpha) if value.kind == "labels" else value
+        unused = {
+            "hard": {"tau", "reduction"},
+            "soft": set[str](),
+            "labels": {"teacher", "tau", "reduction"},
+            "none": {"alpha", "tau", "reduction"},
+        }
+        used = {name: option for name, option in value if name not in unused[value.kind]}
+        return Distill(**used)
 
     def sources(self) -> dict[str, Source]:
         """Return role to source, for the weights of other models that the trial uses; see :data:`SOURCES`."""

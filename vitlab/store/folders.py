@@ -310,6 +310,12 @@ class Store:
 
     root: Path
 
+    @property
+    def out_option(self) -> list[str]:
+        """The words by which a command line names this folder; none for the default one."""
+        root = self.root.relative_to(Path.cwd()) if self.root.is_relative_to(Path.cwd()) else self.root
+        return [] if root == OUT else ["--out", str(root)]
+
     def trial(self, key: str, code: str) -> TrialFolder:
         """Return the folder of a trial under a digest of the code."""
         return TrialFolder(self.root / "trials" / key / code)

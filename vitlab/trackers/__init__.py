@@ -5,13 +5,12 @@ replays the journals into one, so an unreachable tracker delays and loses nothin
 new tracker.
 
 A custom tracker derives from :class:`~vitlab.trackers.replay.Replay`, which records what has been delivered, and
-defines two methods; six more have defaults:
+defines two methods; five more have defaults:
 
 ===========================  =========================================================================================
 ``write(news, mark)``        store the new events of one trial after the previous mark; return the new mark
 ``finish(report)``           store the study's own files after the last event; return the address to open
 ``begin(marks)``             prepare a delivery, such as by listing what is stored; default: nothing
-``notes()``                  return lines to print below the address; default: none
 ``holds(mark)``              return whether everything up to a mark is still stored; default: True
 ``drop(mark)``               handle a trial that left the study; default: keep it
 ``points(mark)``             return the stored points of a trial; only the contract test calls it
@@ -118,10 +117,6 @@ class Tracker(ABC):
     def start_command(self) -> str:
         """Return the command that serves the address that :meth:`close` returns; empty if it is served already."""
         return ""
-
-    def notes(self) -> Sequence[str]:
-        """Return lines to print below the address, such as further addresses, from what deliveries have recorded."""
-        return ()
 
     def undelivered(self) -> int | None:
         """Return the number of trials that have begun and are not completely delivered; None if it is not recorded."""

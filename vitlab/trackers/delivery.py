@@ -99,7 +99,7 @@ def sync(folder: str | Path, *, tracker: Choice | str | Mapping[str, Any] | None
             link = built.sync(sorted((file.parent / "report").glob("*")))
             deliveries.append(Delivery(plan.study, link, built.delivered))
     if unreadable:
-        raise UserError("\n".join(unreadable))
+        raise UserError(*unreadable)
     return deliveries
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import getpass
 import logging
+import shlex
 import shutil
 import socket
 import tempfile
@@ -184,16 +185,7 @@ class MlflowTracker(Replay):
 
     def start_command(self) -> str:
         """Return the command that serves the database in the output folder; empty for any other destination."""
-        return "vitlab ui" if self.address.embedded else ""
-
-    def notes(self) -> list[str]:
-        """Return the address of the experiment of summaries."""
-        arms = experiment_ids(self.folder, self.address.name).get("arms")
-        return (
-            [f"{dashboard.comparison_link(self.address.links, arms, dashboard.SUMMARY)}   (arms with intervals)"]
-            if arms
-            else []
-        )
+        return shlex.join(["vitlab", "ui", *self.store.out_option]) if self.address.embedded else ""
 
     def _record_page(self, name: str, experiment: str) -> None:
         """Record the id of an experiment, from which the driver and ``vitlab ui`` make addresses."""
@@ -266,7 +258,6 @@ class MlflowTracker(Replay):
             )
             text = dashboard.describe_arms(answer, self.plan.analysis.metric, run if "arms.png" in files else "")
             service.set_experiment_tag(client, page, dashboard.NOTE, text)
-            self._record_page("arms", summary)
             links.append(dashboard.markdown_link("arms with their intervals", summary, view=dashboard.SUMMARY))
         links += [
             dashboard.markdown_link(path.name, experiment, run, f"report/{path.name}")

@@ -24,9 +24,6 @@ from vitlab.trackers.service import PROBE_S, embedded_database, experiment_ids, 
 START_S = 120.0  #: time limit for the server's first response
 STOP_S = 10.0  #: time between SIGTERM and SIGKILL
 
-VIEWS = {"study": dashboard.ARMS, "arms": dashboard.SUMMARY}
-"""View that opens on each page of a study."""
-
 ENVIRONMENT = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -92,17 +89,16 @@ def reachable_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def study_links(root: Path, base: str, page: str = "study") -> dict[str, str]:
-    """Return a page of every study in the database under ``root`` by name, the most recently planned first.
+def study_links(root: Path, base: str) -> dict[str, str]:
+    """Return the page of every study in the database under ``root`` by name, the most recently planned first.
 
     Args:
         root: the output folder.
         base: address of the server.
-        page: ``study``, or ``arms`` for the summaries of studies that have a report.
     """
     plans = sorted(root.glob("studies/*/plan.json"), key=lambda plan: plan.stat().st_mtime, reverse=True)
     return {
-        plan.parent.name: dashboard.comparison_link(base, experiment, VIEWS[page])
+        plan.parent.name: dashboard.comparison_link(base, experiment, dashboard.ARMS)
         for plan in plans
-        if (experiment := experiment_ids(plan.parent, "embedded").get(page))
+        if (experiment := experiment_ids(plan.parent, "embedded").get("study"))
     }
