@@ -268,6 +268,27 @@ def test_common_scales_cover_all_maps_of_a_kind(tmp_path: Path) -> None:
     assert [draw(one, tmp_path / "own").maps["class"].top for one in all_of] == own
 
 
+@pytest.mark.parametrize(
+    ("logits", "truth", "sentence", "is_right"),
+    [
+        ([2.0, 1.0, -3.0], "a, b", "predicts a, b", True),
+        ([2.0, -1.0, -3.0], "a, b", "predicts a (88.1 %)", False),
+        ([-0.1, -1.0, -3.0], "none", "predicts none", True),
+        ([-0.1, -1.0, -3.0], None, "predicts none", None),
+    ],
+)
+def test_answer_of_several_labels_has_all_from_a_probability_of_one_half(
+    logits: list[float], truth: str | None, sentence: str, is_right: bool | None
+) -> None:
+    model = ViT(DataInfo(image=(8, 12), channels=3, classes=3), dim=16, depth=1, heads=2, patch_size=4)
+    with torch.no_grad():
+        model.head.weight.zero_()
+        model.head.bias.copy_(torch.tensor(logits))
+    x, image, subject = torch.randn(1, 3, 8, 12), torch.rand(8, 12, 3), Subject("m", "i", truth)
+    explanation = explain(model, x, image, ("a", "b", "c"), subject, head="multilabel")
+    assert (explanation.sentence, explanation.is_right) == (sentence, is_right)
+
+
 # -- one image --------------------------------------------------------------------------------------------------------
 
 

@@ -76,29 +76,38 @@ class Explanation:
     files: tuple[Path, ...] = ()  #: that :func:`draw` has written
 
     @property
-    def top(self) -> list[tuple[str, float]]:
-        """The most probable classes, best first; empty for an untrained head."""
+    def ranking(self) -> list[tuple[str, float]]:
+        """The classes with their probabilities, best first; empty for an untrained head."""
         table = self.predictions
-        return [] if table is None else list(zip(table["label"], table["probability"], strict=True))[:TOP]
+        return [] if table is None else list(zip(table["label"], table["probability"], strict=True))
 
     @property
     def is_right(self) -> bool | None:
-        """Whether the first prediction is true; None if that is not known, or each pixel has a class."""
-        return self.predictions["true"][0] if self.predictions and "true" in self.predictions else None
+        """Whether the predicted classes are the true ones; None if that is not known, or each pixel has a class."""
+        table = self.predictions
+        return table["true"] == table["predicted"] if table and "true" in table else None
 
     @property
     def answer(self) -> tuple[str, float | None]:
-        """Return the predicted class and its probability, or of a segmentation the share of right pixels, as text."""
+        """Return what is predicted as text, and the probability of a single class.
+
+        It is a class, any number of classes, or of a segmentation the share of right pixels.
+        """
         if self.predicted_HW is not None:
             share = pictures.share_right(self.predicted_HW, self.subject.label_HW)
             return "a class for each pixel" if share is None else f"{pictures.percent(share)} of the pixels right", None
-        return self.top[0] if self.top else ("", None)
+        if self.predictions is None:
+            return "", None
+        classes = self.ranking[: sum(self.predictions["predicted"])]
+        return (", ".join(name for name, _ in classes) or "none"), classes[0][1] if len(classes) == 1 else None
 
     @property
     def sentence(self) -> str:
         """Return the answer in words, such as ``predicts 3 (97.2 %)``; empty if there is none."""
         label, share = self.answer
-        return label if share is None else f"predicts {label} ({pictures.percent(share)})"
+        if self.predicted_HW is not None or not label:
+            return label
+        return f"predicts {label}" if share is None else f"predicts {label} ({pictures.percent(share)})"
 
 
 def explain(
@@ -174,7 +183,7 @@ def draw(explanation: Explanation, out: Path, scales: Scales = OWN) -> Explanati
     tables: dict[str, Table] = {}
     for token, each in maps.items():
         name = f"rollout_{token}"
-        figures[name] = pictures.one_map(image, each, predictions=explanation.top, truth=subject.class_name)
+        figures[name] = pictures.one_map(image, each, predictions=explanation.ranking[:TOP], truth=subject.class_name)
         tables[name] = _grid_table(each.heat_YX)
     for token, maps_LHYX in explanation.heads.items():
         figures[f"heads_{token}"] = pictures.head_maps(maps_LHYX, scales.heads, query=token_title(token))
@@ -250,7 +259,9 @@ def _prediction_table(logits_BC: Tensor, labels: tuple[str, ...], truth: str | N
     share_C = (score_C.sigmoid() if head == "multilabel" else score_C.softmax(0)).reshape(len(score_C), -1).mean(1)
     order = share_C.argsort(descending=True).tolist()
     names = [labels[index] if labels else str(index) for index in order]
-    table: dict[str, Any] = {"class": order, "label": names, "probability": share_C[order].tolist()}
+    shares = share_C[order].tolist()
+    predicted = [share >= 0.5 if head == "multilabel" else place == 0 for place, share in enumerate(shares)]
+    table: dict[str, Any] = {"class": order, "label": names, "probability": shares, "predicted": predicted}
     if truth is not None:
         table["true"] = [name == truth or (head == "multilabel" and name in truth.split(", ")) for name in names]
     return table
