@@ -282,8 +282,8 @@ def test_answer_of_several_labels_has_all_from_a_probability_of_one_half(
 ) -> None:
     model = ViT(DataInfo(image=(8, 12), channels=3, classes=3), dim=16, depth=1, heads=2, patch_size=4)
     with torch.no_grad():
-        model.head.weight.zero_()
-        model.head.bias.copy_(torch.tensor(logits))
+        model.head.fc.weight.zero_()
+        model.head.fc.bias.copy_(torch.tensor(logits))
     x, image, subject = torch.randn(1, 3, 8, 12), torch.rand(8, 12, 3), Subject("m", "i", truth)
     explanation = explain(model, x, image, ("a", "b", "c"), subject, head="multilabel")
     assert (explanation.sentence, explanation.is_right) == (sentence, is_right)
