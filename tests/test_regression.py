@@ -36,7 +36,6 @@ from vitlab.regression.decide import (
     pooled_sd,
     robust_sd,
     seeds_to_pass,
-    values_to_array,
     worst_verdict,
 )
 from vitlab.regression.decide import judge_family as judge_all
@@ -45,6 +44,7 @@ from vitlab.regression.gate import CheckResult, outlook, pair_cells, second_look
 from vitlab.regression.phrasing import render_check, render_json, render_junit, render_outlook
 from vitlab.spec import Study
 from vitlab.statistics import replicates
+from vitlab.statistics.replicates import values_to_array
 
 
 def pair(
@@ -212,10 +212,10 @@ def test_pass_probability_equals_simulation() -> None:
 
 
 def test_spread_is_pooled_within_arms() -> None:
-    assert pooled_sd(values_to_array({"a": {0: 1, 1: 3}, "b": {0: 10, 1: 10, 2: 13}})) == pytest.approx(
+    assert pooled_sd(values_to_array({"a": {0: 1, 1: 3}, "b": {0: 10, 1: 10, 2: 13}}.values())[None]) == pytest.approx(
         math.sqrt((2 + 6) / 3)
     )
-    assert pooled_sd(values_to_array({"a": {0: 1.0}})) == 0
+    assert pooled_sd(values_to_array({"a": {0: 1.0}}.values())[None]) == 0
 
 
 # -- a study ----------------------------------------------------------------------------------------------------------

@@ -343,11 +343,6 @@ def _chance_of_a_whole_arm(n: Ints, broken: Ints, seeds: Ints, sums: Ints, sizes
     return np.where(bad > 0, rate ** np.maximum(n, 1), 0.0)
 
 
-def values_to_array(arms: Mapping[str, Mapping[int, float]]) -> Floats:
-    """Return the values of arms by seed as one study of an array (1, A, N)."""
-    return replicates.values_to_array(arms.values(), sorted(set().union(*arms.values())))[None]
-
-
 def pooled_sd(values_SAN: Floats) -> Floats:
     """Return the pooled standard deviation within the arms of each study; 0 if none has two values."""
     n, _, sd = moments(values_SAN)

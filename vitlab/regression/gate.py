@@ -14,7 +14,7 @@ from vitlab.regression import decide
 from vitlab.regression.baseline import ACCEPT, Baseline, Values
 from vitlab.regression.checkout import Revision
 from vitlab.regression.cost import measure_costs
-from vitlab.regression.decide import Cell, Finding, Pair, Verdict, pooled_sd, values_to_array, worst_verdict
+from vitlab.regression.decide import Cell, Finding, Pair, Verdict, pooled_sd, worst_verdict
 from vitlab.regression.facts import LEARNING_STEPS, train_trace
 from vitlab.report import frame
 from vitlab.report.phrasing import percent
@@ -22,7 +22,7 @@ from vitlab.spec import Study
 from vitlab.spec.choice import Goal
 from vitlab.spec.study import Check
 from vitlab.statistics import replicates
-from vitlab.statistics.replicates import NAN
+from vitlab.statistics.replicates import NAN, values_to_array
 from vitlab.store.folders import Store
 from vitlab.store.result import Ending, TrialResult
 
@@ -263,12 +263,12 @@ def outlook(study: Study, baseline: Baseline) -> list[Outlook]:
         sign, by_arm = 1 if goal == "max" else -1, values.metrics.get(metric, {})
         collapsed = replicates.collapsed_seeds(by_arm, sign)
         sound = {arm: {seed: by_arm[arm][seed] for seed in by_arm[arm] if seed not in collapsed[arm]} for arm in by_arm}
-        sd = float(pooled_sd(values_to_array(sound))[0])
+        sd = float(pooled_sd(values_to_array(sound.values())[None])[0])
         margin, _ = _margins(study, values, metric)
         for arm, seeds in sound.items():
             if not seeds:
                 continue
-            arm_sd = float(pooled_sd(values_to_array({arm: seeds}))[0]) or sd
+            arm_sd = float(pooled_sd(values_to_array([seeds])[None])[0]) or sd
             n = len(seeds.keys() & {*(second_look_seeds(study) or study.seeds.values)})
             chance = decide.chance_to_pass(n, arm_sd, margin, alpha) if margin > 0 else 0.0
             needs = decide.seeds_to_pass(arm_sd, margin, alpha) if margin > 0 else None
@@ -290,7 +290,7 @@ def _require_values(baseline: Baseline) -> Values:
 def _margins(study: Study, values: Values, metric: str) -> tuple[float, float]:
     """Return the margin and ``min_abs`` of a metric; their defaults follow from the spread of the baseline."""
     sign = 1 if judged_goals(study)[metric] == "max" else -1
-    sd = float(decide.robust_sd(values_to_array(values.metrics.get(metric, {})), sign)[0])
+    sd = float(decide.robust_sd(values_to_array(values.metrics.get(metric, {}).values())[None], sign)[0])
     check, steps = gate_settings(study), 2 * values.quanta.get(metric, 0.0)
     min_abs = check.min_abs.get(metric, max(sd, steps))
     return check.margin.get(metric, max(check.margin_sd * sd, steps, min_abs)), min_abs

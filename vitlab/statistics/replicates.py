@@ -227,15 +227,16 @@ def find_collapsed(values_SAN: Floats, sign: int = 1) -> Mask:
 def collapsed_seeds(arms: Mapping[str, Mapping[int, float]], sign: int = 1) -> dict[str, list[int]]:
     """Return the collapsed seeds of each arm, see :func:`find_collapsed`."""
     seeds = sorted(set().union(*arms.values()))
-    [flags_AN] = find_collapsed(values_to_array(arms.values(), seeds)[None], sign)
+    [flags_AN] = find_collapsed(values_to_array(arms.values())[None], sign)
     return {
         arm: [seed for seed, is_collapsed in zip(seeds, row, strict=True) if is_collapsed]
         for arm, row in zip(arms, flags_AN, strict=True)
     }
 
 
-def values_to_array(arms: Collection[Mapping[int, float]], seeds: Sequence[int]) -> Floats:
-    """Return the values of arms at seeds (A, N); NaN where an arm has none."""
+def values_to_array(arms: Collection[Mapping[int, float]], seeds: Sequence[int] | None = None) -> Floats:
+    """Return the values of arms at seeds (A, N), by default at all seeds of the arms; NaN where an arm has none."""
+    seeds = sorted(set().union(*arms)) if seeds is None else seeds
     rows = [[values.get(seed, NAN) for seed in seeds] for values in arms]
     return np.array(rows, dtype=float).reshape(len(arms), len(seeds))
 

@@ -60,7 +60,7 @@ class Interactions(Section[Interaction]):
         if reference is None:
             return
         by_seed = [results.values.get(arm, {}) for arm in arms.values()]
-        table_AN = replicates.values_to_array(by_seed, sorted(set().union(*by_seed)))
+        table_AN = replicates.values_to_array(by_seed)
         values_N = dict(zip(arms.values(), table_AN, strict=True))
         effects = []
         # Values that are the same within a block are its own.
