@@ -99,17 +99,17 @@ def run(
     store = Store(Path(out).resolve())
     file = find_or_write_file(file, out, watch)
     prepare_tracker_and_executor(file, changes, store)
-    make_plan = partial(plan_study, file, changes=changes, plugins=plugins, out=out, versions=versions)
+    replan = partial(plan_study, file, changes=changes, plugins=plugins, out=out, versions=versions)
     with watch.status("loading PyTorch, and planning"):
-        study, plan = make_plan()
+        study, plan = replan()
     require_matching_arm(plan, only)
     # The key of a trial needs the identity of its data, which is known once the data has been read.
     if read_unidentified_data(plan, store, file):
-        study, plan = make_plan()
+        study, plan = replan()
     trackers = registry.slot("tracker")
     with become_sole_driver(plan, store, watch) as followed:
         if followed:  # the other driver may have tuned, or opened arms for more seeds
-            study, plan = make_plan()
+            study, plan = replan()
         ended = find_cached_trials(plan, only, store)
         _, missing = next_stage(plan, only, ended)
         # Both raise before anything is written if they cannot work.
@@ -126,7 +126,7 @@ def run(
         has_ended = False
         try:
             # Trials of tunings are a stage before the trials of arms; those of arms may be several, as seeds are added.
-            for stage, missing in current.stages(make_plan):
+            for stage, missing in current.stages(replan):
                 current.ended |= train_missing(stage, missing, current.session, retry_failed=retry_failed)
             if study.run.explain:
                 from vitlab.driver.explanations import draw_arms
@@ -153,10 +153,10 @@ class _Run:
     ended: dict[str, str]
     """``key/code`` of every training that has ended to ``cached``, or to a value of :func:`train_missing`."""
 
-    def stages(self, make_plan: Callable[[], tuple[Study, Plan]]) -> Iterator[tuple[Plan, list[Planned]]]:
+    def stages(self, replan: Callable[[], tuple[Study, Plan]]) -> Iterator[tuple[Plan, list[Planned]]]:
         """Yield each stage with its missing trials, the next one once these are trained, until none is missing."""
         for number in count():
-            self.decide(make_plan)
+            self.decide(replan)
             stage, missing = next_stage(self.plan, self.only, self.ended)
             # The first stage runs even if nothing is missing: it shows the plan and names earlier failures.
             if number and not missing:
@@ -165,7 +165,7 @@ class _Run:
                 Thread(target=report.import_libraries, name="imports of the report", daemon=True).start()
             yield stage, missing
 
-    def decide(self, make_plan: Callable[[], tuple[Study, Plan]]) -> None:
+    def decide(self, replan: Callable[[], tuple[Study, Plan]]) -> None:
         """Make the decisions that are due, and plan again with them, until none is."""
         store = self.session.store
         while True:
@@ -173,9 +173,9 @@ class _Run:
             decided = make_due_decisions(self.plan, self.session)
             if decided == self.plan:
                 return
-            # make_plan reads decisions from plan.json, so that they are the same after a restart.
+            # replan reads decisions from plan.json, so that they are the same after a restart.
             write_plan(decided, store)
-            study, plan = make_plan()
+            study, plan = replan()
             self.plan = write_plan(plan, store)
             tracker = registry.slot("tracker").build(study.run.tracker, self.plan, store, study.run)
             self.session = replace(self.session, tracker=tracker)

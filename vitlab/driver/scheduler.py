@@ -124,16 +124,16 @@ class Schedule:
             is_needed = not dependencies.isdisjoint(item.trial.name for item in group)
             return _make_job(engine, group, session, _weights_to_keep(run, plan.analysis, is_needed=is_needed))
 
-        planned = {session.store.folder(item.trial).path: item for item in todo}
+        by_folder = {session.store.folder(item.trial).path: item for item in todo}
         engine_arguments = run.effective_engine, _work_of_model, plan.probes, machine.device_type(run)
         # One by one: how an earlier driver has batched them is not known here.  The executor returns its own jobs.
         running = executor.reattach(
             [make_job(choose_engine(item.trial, *engine_arguments).engine, [item]) for item in todo]
         )
         reattached = {folder for job in running for folder in job.folders}
-        rest = [item for folder, item in planned.items() if folder not in reattached]
+        rest = [item for folder, item in by_folder.items() if folder not in reattached]
         waiting = [make_job(*group) for group in group_trials(rest, executor.slots, *engine_arguments)]
-        return cls(executor, planned, session, waiting, running)
+        return cls(executor, by_folder, session, waiting, running)
 
     def run_jobs(self) -> None:
         """Run all jobs to their end; for what it raises see :func:`train_missing`."""

@@ -61,7 +61,7 @@ class _Worker:
     process: ForkServerProcess
     pipe: Connection
     watchdog: Watchdog
-    report: Sequence[str] = ()  #: the ending of its job, and one sentence
+    ending: Sequence[str] = ()  #: how its job ended, and one sentence
     silent: bool = False  #: True if it has closed its end
 
 
@@ -211,7 +211,7 @@ class Local(PollingExecutor):
             while running.pipe.poll():
                 message = json.loads(running.pipe.recv_bytes())
                 if isinstance(message, list):
-                    running.report = message
+                    running.ending = message
                     continue
                 running.watchdog.record_stage(message)
                 if message != "tries":
@@ -222,8 +222,8 @@ class Local(PollingExecutor):
     def _record_end(self, running: _Worker) -> None:
         running.process.join()
         self._read_messages(running)
-        if running.report:
-            ending, detail = Ending(running.report[0]), running.report[1]
+        if running.ending:
+            ending, detail = Ending(running.ending[0]), running.ending[1]
         elif running.watchdog.has_killed:
             ending, detail = Ending.TIMEOUT, base.KILLED.format(process="its process")
         else:

@@ -67,7 +67,7 @@ def run_piped_worker(job: Job, environment: Mapping[str, str], cores: Sequence[i
         cores: cores to pin the process to; empty for all.
         driver: the pipe to the driver.
     """
-    stop = fork_server.set_up_process(environment, driver)
+    stop_requested = fork_server.set_up_process(environment, driver)
     if cores and hasattr(os, "sched_setaffinity"):
         with suppress(OSError):  # a sandbox may forbid it; then the kernel places the threads
             os.sched_setaffinity(0, cores)
@@ -78,7 +78,7 @@ def run_piped_worker(job: Job, environment: Mapping[str, str], cores: Sequence[i
 
     run_job_and_exit(
         job,
-        stop.is_set,
+        stop_requested.is_set,
         lambda ending, detail: driver.send_bytes(json.dumps([ending, detail]).encode()),
         report_stage,
     )
@@ -87,18 +87,20 @@ def run_piped_worker(job: Job, environment: Mapping[str, str], cores: Sequence[i
 class _Clock:
     """Time limit and progress of an attempt, updated by the ``stop`` callback that runs before every step."""
 
-    def __init__(self, stop: Callable[[], bool], timeout_s: float | None, report: Callable[[Stage], None]) -> None:
+    def __init__(
+        self, stop: Callable[[], bool], timeout_s: float | None, report_stage: Callable[[Stage], None]
+    ) -> None:
         self.late = False  #: True if the time limit is exceeded
-        self._stop, self._report = stop, report
+        self._stop, self._report_stage = stop, report_stage
         self._end = math.inf if timeout_s is None else time.monotonic() + timeout_s
         self._steps = -1
-        report("tries")
+        report_stage("tries")
 
     def must_stop(self) -> bool:
         """Count a step and return True if the attempt has to stop."""
         self._steps += 1
         if self._steps == 1:
-            self._report("begun")
+            self._report_stage("begun")
         self.late = time.monotonic() > self._end
         return self.late or self._stop()
 
@@ -106,7 +108,7 @@ class _Clock:
 def run_job(
     job: Job,
     stop: Callable[[], bool],
-    report: Callable[[Stage], None] = lambda stage: None,
+    report_stage: Callable[[Stage], None] = lambda stage: None,
 ) -> tuple[Ending, str]:
     """Run a job in this process until each of its trials has ended, and return how, with one sentence of detail.
 
@@ -118,13 +120,13 @@ def run_job(
         job: the job to run.
         stop: called before every step, so it returns at once; True stops the trial, which writes a checkpoint.  The
             ending is then ``stopped``.
-        report: called with each stage; after the first step the trial holds all the memory that it needs.
+        report_stage: called with each stage; after the first step the trial holds all the memory that it needs.
     """
     results: dict[Path, Any] = {}  #: of ended trials: results and errors
     try:
         execute = import_object(job.runner, "execute")
         while remaining := _trials_without_result(job, results):
-            clock = _Clock(stop, job.timeout_s, report)
+            clock = _Clock(stop, job.timeout_s, report_stage)
             locked: list[Path] = []
             new = execute(replace(job, trials=remaining), clock.must_stop)
             for item, result in zip(remaining, new, strict=True):
@@ -137,7 +139,7 @@ def run_job(
             if len(results) + len(locked) < len(job.trials):
                 return Ending.STOPPED, ""
             if locked:  # another process trains them; this one trains what remains
-                report("waits")
+                report_stage("waits")
                 _wait_for_lease(TrialFolder(locked[0]), stop)
                 if stop():
                     return Ending.STOPPED, ""
@@ -183,7 +185,7 @@ def _ending_of_error(error: BaseException) -> Ending:
 def run_job_and_exit(
     job: Job,
     stop: Callable[[], bool],
-    report: Callable[[Ending, str], None],
+    report_ending: Callable[[Ending, str], None],
     report_stage: Callable[[Stage], None] = lambda stage: None,
 ) -> NoReturn:
     """Run a job as the whole work of this process, report how it ended, and exit; call it in the main thread.
@@ -196,7 +198,7 @@ def run_job_and_exit(
     Args:
         job: the job to run.
         stop: called before every step; True requests a checkpoint and the end, as ``stopped``.
-        report: called once with the ending and one sentence; an OSError means that the driver is dead.
+        report_ending: called once with the ending and one sentence; an OSError means that the driver is dead.
         report_stage: called with each stage of the attempt.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -211,7 +213,7 @@ def run_job_and_exit(
     if ending == Ending.STOPPED and preempted.is_set() and not orphaned.is_set() and not stop():
         ending, detail = Ending.PREEMPTED, "its worker received SIGTERM"
     try:
-        report(ending, detail)
+        report_ending(ending, detail)
     except OSError:
         print(f"the driver has died; the trial is {ending}", file=sys.stderr)
     sys.stdout.flush()
@@ -298,12 +300,12 @@ def _run_folder(folder: Path) -> NoReturn:
             time.sleep(CHECK_S)
         stop.set()
 
-    def report(ending: Ending, detail: str) -> None:
+    def report_ending(ending: Ending, detail: str) -> None:
         if os.environ.get(NODE_VARIABLE, "0") == "0":  # the first of the machines of torchrun
             write_json(folder / "ending.json", [ending, detail])
 
     threading.Thread(target=wait_for_file, daemon=True).start()
-    run_job_and_exit(job, stop.is_set, report)
+    run_job_and_exit(job, stop.is_set, report_ending)
 
 
 def _to_json(job: Job) -> dict[str, object]:
