@@ -31,12 +31,13 @@ from vitlab import interrupts, lab, registry, report, spec
 from vitlab.__main__ import main as run_command
 from vitlab.cli import COMMANDS, MODULES, cli, main, options, weights
 from vitlab.cli import run as cli_run
-from vitlab.cli.models import arm_folder
+from vitlab.cli.models import arm_folder, find_class
 from vitlab.cli.show import study_schema
 from vitlab.components.position import PRESETS
 from vitlab.data.prepare import DataSource
 from vitlab.driver import explanations
 from vitlab.errors import Interrupted, UserError
+from vitlab.geometry import DataInfo
 from vitlab.planning.packaged import packaged_studies
 from vitlab.planning.values import Arm, Plan
 from vitlab.report.api import Answer
@@ -614,23 +615,30 @@ def test_explain_separates_arms_and_images_and_draws_side_by_side(
         names = [heading.text for heading in section.find("div").iter("h3")]
         assert names == ["image", "baseline, seed 0", "position=none, seed 0"]
         sources = [picture.get("src") for picture in section.iter("img")]
-        assert [source[:5] for source in sources[:5]] == ["data:"] * 5  # the image; two maps over it, and alone
-        assert {page.parent / source for source in map(unquote, sources[5:])} == {
-            file for file in files if file.match(f"*-{image[-1]}/*/*.png") and not file.stem.startswith("rollout")
+        assert [source[:5] for source in sources[:9]] == [
+            "data:"
+        ] * 9  # the image; two maps of two arms over it, and alone
+        assert {page.parent / source for source in map(unquote, sources[9:])} == {
+            file
+            for file in files
+            if file.match(f"*-{image[-1]}/*/*.png") and not file.stem.startswith(("rollout", "attribution"))
         }
     code, printed, err = call("explain", file, "--image", "test:99999", "--out", out, "--to", target)
     assert (code, printed) == (2, "") and "99999" in err and "Traceback" not in err
 
-    assert len({span.text for span in document.iterfind(".//div[@class='scale']/span[2]")}) == 1, "one scale"
+    ends = {span.text for span in document.iterfind(".//div[@class='scale']/span[2]")}
+    assert sorted(end[0] == "+" for end in ends) == [False, True], "one scale of attention and one of logits"
 
-    def explain(model: Any, transform: Any, trial: Any, picture: Any, subject: Any) -> Any:
+    def explain(model: Any, transform: Any, trial: Any, picture: Any, subject: Any, target: int | None) -> Any:
         if "arm baseline," in subject.model:
             raise UserError("attention 'X' has no maps")
-        return explain_image(model, transform, trial, picture, subject)
+        assert target == 7
+        return explain_image(model, transform, trial, picture, subject, target)
 
     explain_image = explanations.explain_image
     monkeypatch.setattr(explanations, "explain_image", explain)
-    code, printed, err = call("explain", file, "--scale", "own", "--out", out, "--to", tmp_path / "others")
+    own = ("--scale", "own", "--target", "7")
+    code, printed, err = call("explain", file, *own, "--out", out, "--to", tmp_path / "others")
     assert code == 0 and "baseline, seed 0 is not explained: attention 'X' has no maps" in err
     assert "others/tiny/index.html" in printed and "baseline" not in printed
     text = (tmp_path / "others" / "tiny" / "index.html").read_text()
@@ -652,10 +660,40 @@ def test_explain_reports_every_mistake_at_once(ran: tuple[Path, Path], tmp_path:
     assert len(err.splitlines()) == 4 and "with seed 7" in err and "Seeds: 0, 1." in err
     code, printed, err = call("explain", file, *words, "--out", out, "--to", tmp_path / "seen")
     assert err.splitlines()[-1] == "there is no test image 360: the split has 360, counted from 0"
+    target = ("--image", "test:360", "--target", "sven", "--out", out, "--to", tmp_path / "seen", "--json")
+    mistakes = parsed(call("explain", file, *target)[1])["mistakes"]
+    assert [mistake["message"] for mistake in mistakes] == [
+        "there is no test image 360: the split has 360, counted from 0",
+        "--target sven: no such class; allowed: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9.",
+    ]
     [trial, *_] = out.glob("trials/*/*")
     code, printed, err = call("explain", trial, "--seed", 0, "--to", tmp_path / "seen")
     assert (code, printed) == (2, "") and "--arm and --seed choose trials of a study" in err
     assert not (tmp_path / "seen").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "labels", "objective", "expected"),
+    [
+        ("3", (), None, 3),
+        ("cow", ("cat", "dog", "cow", "hen"), None, 2),
+        ("1", ("cat", "dog", "cow", "hen"), None, 1),
+        ("1", ("3", "2", "1", "0"), None, 2),
+        ("4", (), None, "--target 4: no such class; allowed: 0, 1, 2, 3."),
+        ("-1", (), None, "--target -1: no such class; allowed: 0, 1, 2, 3."),
+        ("cta", ("cat", "dog", "cow", "hen"), None, "allowed: cat, dog, cow, hen. Did you mean 'cat'?"),
+        ("3", (), "mae", "--target 3: objective 'mae' trains no predictions; leave it out"),
+    ],
+)
+def test_target_is_name_or_index_of_a_class(
+    target: str, labels: tuple[str, ...], objective: str | None, expected: int | str
+) -> None:
+    info = DataInfo(image=(8, 8), channels=1, classes=4, labels=labels)
+    if isinstance(expected, int):
+        assert find_class(target, info, objective) == expected
+    else:
+        with pytest.raises(UserError, match=re.escape(expected)):
+            find_class(target, info, objective)
 
 
 def test_explain_says_that_trials_kept_no_weights(ran: tuple[Path, Path], tmp_path: Path) -> None:

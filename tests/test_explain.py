@@ -19,6 +19,7 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.driver.session import Watch
 from vitlab.errors import SpecError, UserError
 from vitlab.explain import pictures
+from vitlab.explain.attribution import integrated_gradients
 from vitlab.explain.capture import capture
 from vitlab.explain.measures import (
     attention_distance,
@@ -28,8 +29,8 @@ from vitlab.explain.measures import (
     to_patches,
     token_norms,
 )
-from vitlab.explain.one_image import Scales, Subject, common_scales, compare, draw, explain
-from vitlab.explain.pictures import Map
+from vitlab.explain.one_image import Subject, common_scales, compare, draw, explain
+from vitlab.explain.pictures import Map, Scale
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.models import ViT
 
@@ -219,7 +220,7 @@ def test_rollout_of_half_precision_maps_is_computed_in_float32() -> None:
 
 
 def rollout_map(heat: Any) -> Map:
-    return Map("attention rollout", heat, float(heat.max()))
+    return Map.of("rollout", "attention rollout", heat, "")
 
 
 def test_overlay_is_map_interpolated_between_centres_of_patches_over_image() -> None:
@@ -252,20 +253,102 @@ def test_large_grey_image_becomes_small_picture_in_colour() -> None:
     assert (drawn.size, drawn.mode) == ((360, 180), "RGB") and set(np.asarray(drawn).flat) == {128}
 
 
+def test_parts_of_a_logit_are_drawn_from_blue_over_white_to_red() -> None:
+    parts = Map.of("attribution", "for and against", np.array([[-2.0, 0.0], [1.0, 2.0]]), "")
+    assert parts.scale == Scale(-2, 2)
+    drawn = np.asarray(pictures.to_map(parts, (2, 2))).astype(int)
+    (blue, white), (_, red) = drawn
+    assert blue[2] > 2 * blue[0] and white.min() > 240 and red[0] > 2 * red[2]
+
+
+# -- attribution of a logit -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"attention": "split", "position": "rope2d"},
+        {"attention": "differential"},
+        {"head": {"type": "mlp", "pool": "map"}},
+        {"head": "distilled", "prefix": ["class", "distillation"]},
+        {"task": "segmentation", "head": "segmentation"},
+    ],
+)
+def test_attribution_sums_to_difference_of_logits_and_leaves_model_as_it_was(options: dict[str, Any]) -> None:
+    model = tiny(**options).double().train()
+    x = torch.randn(1, 3, 8, 12, generator=torch.Generator().manual_seed(4)).double()
+    state, random = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
+    values, difference = integrated_gradients(model, x, 2, nodes=128)
+    assert model.training and all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(random, torch.get_rng_state())
+    torch.testing.assert_close(dict(model.state_dict()), state, atol=0, rtol=0)
+    model.eval()
+    with torch.no_grad():
+        logits, of_plain = (model.logits_by_head(model(each))[""][0] for each in (x, torch.zeros_like(x)))
+    assert values.shape == (2, 3) and difference == pytest.approx(float((logits - of_plain)[2].mean()), abs=1e-12)
+    assert float(values.sum()) == pytest.approx(difference, abs=1e-5)
+
+
+def test_attribution_equals_finite_differences_along_the_line() -> None:
+    """A patch's value is the integral of its own part of the logit's slope, here by a rule of 500 steps."""
+    model = tiny().double().eval()
+    x = torch.randn(1, 3, 8, 12, generator=torch.Generator().manual_seed(4)).double()
+    step, expected = 1e-5, torch.zeros(2, 3).double()
+    place = ((torch.arange(500).double() + 0.5) / 500).view(-1, 1, 1, 1)
+    for row, column in np.ndindex(2, 3):
+        patch = torch.zeros_like(x)
+        rows, columns = slice(4 * row, 4 * row + 4), slice(4 * column, 4 * column + 4)
+        patch[..., rows, columns] = x[..., rows, columns]
+        with torch.no_grad():
+            above, below = (model(place * x + sign * step * patch).logits[:, 1] for sign in (1, -1))
+        expected[row, column] = ((above - below) / (2 * step)).mean()
+    torch.testing.assert_close(integrated_gradients(model, x, 1, nodes=128)[0], expected, atol=1e-4, rtol=0)
+
+
+def test_attribution_says_when_the_logit_jumps_between_the_images() -> None:
+    """Merged pairs change on the way, so the sum is not the difference, and both are written below the map."""
+    model = tiny(image=(32, 32), depth=4, block={"type": "token_merging", "tokens": 8})
+    x, image = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(4)), torch.rand(32, 32, 3)
+    with torch.no_grad():
+        difference = float((model.eval()(x).logits - model(torch.zeros_like(x)).logits)[0, 1])
+    shown = explain(model, x, image, (), Subject("m", "i"), target=1).maps["attribution"]
+    total = float(shown.values_YX.sum())
+    assert abs(total - difference) > 0.01
+    assert shown.note == f"class 1: sum {total:+.2f}, logits differ by {difference:+.2f}"
+
+
+@pytest.mark.parametrize("head", ["trained", "multilabel"])
+def test_logit_of_most_probable_class_is_attributed_unless_another_is_named(head: Any) -> None:
+    model, x, image = tiny(), torch.randn(1, 3, 8, 12), torch.rand(8, 12, 3)
+
+    def attributed(target: int | None) -> Map:
+        names = ("a", "b", "c", "d")
+        return explain(model, x, image, names, Subject("m", "i"), head=head, target=target).maps["attribution"]
+
+    with torch.no_grad():
+        best = int(model.eval()(x).logits.argmax())
+    assert attributed(None).note.startswith(f"class {'abcd'[best]}: ")
+    for target in (best, 3 - best):
+        values = integrated_gradients(model, x, target).values_YX
+        np.testing.assert_array_equal(attributed(target).values_YX, values)
+    np.testing.assert_array_equal(attributed(None).values_YX, attributed(best).values_YX)
+    untrained = explain(model, x, image, (), Subject("m", "i"), head="untrained")
+    assert list(untrained.maps) == ["rollout_class"]
+
+
 @pytest.mark.usefixtures("unpainted")
 def test_common_scales_cover_all_maps_of_a_kind(tmp_path: Path) -> None:
     x, image = torch.randn(1, 3, 8, 12), torch.rand(8, 12, 3)
     all_of = [explain(tiny(position=each), x, image, (), Subject("m", "i")) for each in ("none", "learned")]
     scales = common_scales(all_of)
     drawn = [draw(each, tmp_path / str(index), scales) for index, each in enumerate(all_of)]
-    own, heads = (
-        [float(values.max()) for values in each]
-        for each in ([one.maps["class"].heat_YX for one in all_of], [one.heads["class"] for one in all_of])
-    )
-    assert own[0] != own[1] and [one.maps["class"].top for one in all_of] == own
-    assert scales == Scales(max(own), max(heads))
-    assert {one.maps["class"].top for one in drawn} == {max(own)}
-    assert [draw(one, tmp_path / "own").maps["class"].top for one in all_of] == own
+    for name, low in (("rollout_class", 0), ("attribution", -1)):
+        largest = [float(np.abs(each.maps[name].values_YX).max()) for each in all_of]
+        assert largest[0] != largest[1]
+        assert {each.maps[name].scale for each in drawn} == {Scale(low * max(largest), max(largest))}
+        assert [each.maps[name].scale.high for each in all_of] == largest, "without common scales, each has its own"
+    assert scales["heads"] == Scale(0, max(float(each.heads["class"].max()) for each in all_of))
 
 
 @pytest.mark.parametrize(
@@ -374,9 +457,10 @@ def test_side_by_side_draws_each_model_for_shared_tokens(tmp_path: Path, monkeyp
     }
     captions: list[str] = []
     monkeypatch.setattr("vitlab.explain.pictures.add_caption", lambda figure, text: captions.append(text))
-    (file,) = compare(explanations, "s", tmp_path)
-    assert file.name == "side_by_side_class.png" and file.stat().st_size
-    assert captions == ["study s; image i"]
+    files = compare(explanations, "s", tmp_path)
+    assert {file.name for file in files} == {"side_by_side_class.png", "side_by_side_attribution.png"}
+    assert all(file.stat().st_size for file in files)
+    assert captions == ["study s; image i"] * 2
 
 
 def test_segmentation_is_drawn_beside_its_true_labels(tmp_path: Path) -> None:
@@ -395,6 +479,7 @@ def test_segmentation_is_drawn_beside_its_true_labels(tmp_path: Path) -> None:
         np.testing.assert_array_equal(pd.read_csv(tmp_path / name / "labels.csv"), expected_HW)
         assert str(subject) == f"{name}; image i"
     assert {file.name for file in compare(explanations, "s", tmp_path)} == {
+        "side_by_side_attribution.png",
         "side_by_side_mean.png",
         "side_by_side_labels.png",
     }

@@ -15,7 +15,7 @@ import click
 from vitlab.cli import print_json, say, wants_json
 from vitlab.cli.completion import complete_arm, complete_study
 from vitlab.cli.options import FOLDER, PATH, out_option, plugin_option, study_argument
-from vitlab.errors import UserError, VitlabError, nearest
+from vitlab.errors import UserError, VitlabError, list_some, nearest
 from vitlab.registry import load_file
 from vitlab.store.files import folder_name, read_json
 from vitlab.store.folders import TrialFolder
@@ -23,6 +23,7 @@ from vitlab.store.folders import TrialFolder
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
+    from vitlab.geometry import DataInfo
     from vitlab.planning.values import Plan
     from vitlab.training.artifacts import InputSpec
 
@@ -53,10 +54,15 @@ TEST = "test:"
 )
 @click.option("--seed", type=int, help="Seed of the study.  [default: the first]")
 @click.option(
+    "--target",
+    metavar="CLASS",
+    help="Class whose logit is attributed to patches, by name or index.  [default: the most probable one]",
+)
+@click.option(
     "--scale",
     type=click.Choice(["shared", "own"]),
     default="shared",
-    help="Scale of the colours: one for the maps of all models and images, or an own one for each map.",
+    help="Scale of the colours: one for all maps of a kind, or an own one for each map.",
     show_default=True,
 )
 @plugin_option
@@ -67,6 +73,7 @@ def explain_command(
     to: Path,
     arms: tuple[str, ...],
     seed: int | None,
+    target: str | None,
     scale: str,
     plugins: tuple[Path, ...],
     out: Path,
@@ -95,8 +102,8 @@ def explain_command(
         with _collect(mistakes):
             title, question, models = _find_models(study, out, arms, seed, mistakes)
 
-    from vitlab.driver.explanations import explain_image, test_examples, write_page
-    from vitlab.explain.one_image import OWN, Explanation, Subject, common_scales, compare, draw
+    from vitlab.driver.explanations import explain_image, objective_without_labels, test_examples, write_page
+    from vitlab.explain.one_image import Explanation, Subject, common_scales, compare, draw
     from vitlab.runner.models import load_vit
 
     to /= folder_name(title)
@@ -108,26 +115,34 @@ def explain_command(
             model, transform = load_vit(folder)
             spec = read_json(folder.spec)
             numbers = [int(image.removeprefix(TEST)) for image in tests]
-            examples = dict(zip(tests, test_examples(spec, numbers) if tests else (), strict=True))
+            wrong = list[str]()
+            with _collect(wrong):
+                examples = dict(zip(tests, test_examples(spec, numbers) if tests else (), strict=True))
+            with _collect(wrong):
+                objective = objective_without_labels(spec)
+                index = None if target is None else find_class(target, transform.input_spec.info, objective)
+            if wrong:
+                raise UserError(*wrong)
             if mistakes:  # the models are only searched for more of them
                 continue
             for image, picture in pictures.items():
                 say(f"explaining {name}, {image}")
                 pixels, label = examples.get(image, (picture, None))
                 about = Subject(subject, Path(image).name if picture else image.replace(":", " image "), label)
-                explanations[image][name] = explain_image(model, transform, spec, pixels, about)
+                explanations[image][name] = explain_image(model, transform, spec, pixels, about, index)
         except VitlabError as error:
             reasons[name] = str(error)
     if mistakes or not any(explanations.values()) or (reasons and (arms or is_trial)):
-        sentences = (f"{name}: {reason}" if arms else reason for name, reason in reasons.items())
+        lines = ((name, line) for name, reason in reasons.items() for line in reason.splitlines())
+        sentences = (f"{name}: {line}" if arms else line for name, line in lines)
         raise UserError(*dict.fromkeys([*mistakes, *sentences]))
     for name, reason in reasons.items():
         say(f"{name} is not explained: {reason}")
     explanations = {image: by_model for image, by_model in explanations.items() if by_model}
     rows, files = list[Mapping[str, Any]](), list[Path]()
     places = {model.name: model.place for model in models}
-    all_of_them = [each for by_model in explanations.values() for each in by_model.values()]
-    scales = common_scales(all_of_them) if scale == "shared" else OWN
+    every = (each for by_model in explanations.values() for each in by_model.values())
+    scales = {} if scale == "own" else common_scales(every)
     for image, by_model in explanations.items():
         say(f"drawing {image}")
         of_image = to / _image_folder(image, pictures[image])
@@ -190,6 +205,18 @@ def _find_models(
             place, folder = arm_folder(plan, arm.name, planned.seed), store.folder(planned.trial)
             models.append(TrainedModel(subject, f"study {plan.study}, arm {subject}", place, folder))
     return plan.study, plan.question, models
+
+
+def find_class(target: str, info: DataInfo, objective: str | None) -> int:
+    """Return the index of a class that is given by its name or its index."""
+    if objective:
+        raise UserError(f"--target {target}: objective '{objective}' trains no predictions; leave it out")
+    indices = [str(index) for index in range(info.classes)]
+    for names in (info.labels, indices):
+        if target in names:
+            return names.index(target)
+    allowed = info.labels or indices
+    raise UserError(f"--target {target}: no such class; allowed: {list_some(allowed, 20)}.{nearest(target, allowed)}")
 
 
 def _format_predictions(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -103,6 +103,7 @@ def explain_image(
     trial: Mapping[str, Any],
     picture: Any,
     subject: Subject,
+    target: int | None = None,
 ) -> Explanation:
     """Return the explanation of one image by :func:`~vitlab.explain.one_image.explain`.
 
@@ -112,13 +113,14 @@ def explain_image(
         trial: the content of the trial's ``spec.json``.
         picture: an image, as the transform takes it.
         subject: the model and the image, as its pictures name them.
+        target: the class whose logit is attributed to patches; by default the most probable one.
     """
     info, x_BCHW = transform.input_spec.info, transform(picture)
     image_HWC = transform.denormalize(x_BCHW)[0].permute(1, 2, 0)
     head: Head = "multilabel" if info.task == "multilabel" else "trained"
     if objective_without_labels(trial):
         head = "untrained"
-    return explain(model, x_BCHW, image_HWC, info.labels, subject, head=head)
+    return explain(model, x_BCHW, image_HWC, info.labels, subject, head=head, target=target)
 
 
 def write_page(

@@ -5,10 +5,11 @@ B images (1 here), L blocks, H heads, T tokens of which P stand before the patch
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,8 +20,9 @@ from torch import Tensor
 from vitlab.components.position import encodings_by_prefix
 from vitlab.components.position.additive import Additive
 from vitlab.explain import measures, pictures
+from vitlab.explain.attribution import integrated_gradients
 from vitlab.explain.capture import capture
-from vitlab.explain.pictures import Array, Map
+from vitlab.explain.pictures import Array, Kind, Map, Scale
 from vitlab.models.vit import ViT
 
 TOP = 5  #: predictions shown
@@ -64,7 +66,7 @@ class Explanation:
 
     subject: Subject
     image_HWC: Array  #: in [0, 1]
-    maps: Mapping[str, Map]  #: of tokens, rolled out over all blocks
+    maps: Mapping[str, Map]  #: by the name of their files
     heads: Mapping[str, Array]  #: token to its attention to patches, (L, H, rows, columns)
     distance_LH: Array
     farthest: float  #: the largest distance between patches
@@ -118,6 +120,7 @@ def explain(
     subject: Subject,
     *,
     head: Head = "trained",
+    target: int | None = None,
 ) -> Explanation:
     """Compute everything that is drawn of a model and an image.
 
@@ -128,19 +131,31 @@ def explain(
         labels: names of the classes; numbers if empty.
         subject: written under every picture.
         head: ``untrained`` if the model's head was not trained; its predictions are then not shown.
+        target: the class whose logit is attributed to patches; by default the most probable one.
 
     Raises:
-        UserError: if the attention of the model has no maps.
+        UserError: if the model's attention has no maps.
     """
     captured = capture(model, x_BCHW)
     geometry, logits_BC, reads = captured.geometry, captured.logits_by_head[""], model.head.reads
     by_block = [measures.to_patches(maps_BHTT[0].double(), geometry, reads) for maps_BHTT in captured.maps_LBHTT]
-    rolled = measures.to_patches(measures.rollout(captured.maps_LBHTT), geometry, reads)
     maps = {
-        token: Map(f"attention rollout, {token_title(token)}", map_BYX[0].numpy(), float(map_BYX.max()))
-        for token, map_BYX in rolled.items()
+        f"rollout_{token}": Map.of(
+            "rollout",
+            f"attention rollout, {token_title(token)}",
+            map_BYX[0].numpy(),
+            f"largest share {pictures.percent(float(map_BYX.max()))}",
+        )
+        for token, map_BYX in measures.to_patches(measures.rollout(captured.maps_LBHTT), geometry, reads).items()
     }
     table = None if head == "untrained" else _prediction_table(logits_BC, labels, subject.class_name, head)
+    if table is not None:
+        label = table["class"][0] if target is None else target
+        values_YX, difference = integrated_gradients(model, x_BCHW, label)
+        name = labels[label] if labels else label
+        note = f"class {name}: sum {float(values_YX.sum()):+.2f}, logits differ by {difference:+.2f}"
+        title = "for (red) and against (blue) a class"
+        maps["attribution"] = Map.of("attribution", title, values_YX.numpy(), note)
     return Explanation(
         subject,
         image_HWC.double().numpy(),
@@ -156,37 +171,30 @@ def explain(
     )
 
 
-class Scales(NamedTuple):
-    """The largest shares of attention, which have the brightest colour; None for the largest share of each map."""
-
-    rollout: float | None = None
-    heads: float | None = None
-
-
-OWN = Scales()
-
-
-def common_scales(explanations: Iterable[Explanation]) -> Scales:
-    """Return one scale for the maps of all blocks, and one for the maps of heads."""
-    rollouts, heads = list[float](), list[float]()
+def common_scales(explanations: Iterable[Explanation]) -> dict[Kind, Scale]:
+    """Return one scale for all numbers of each kind."""
+    arrays = defaultdict[Kind, list[Array]](list)
     for explanation in explanations:
-        rollouts += [each.top for each in explanation.maps.values()]
-        heads += [float(maps_LHYX.max()) for maps_LHYX in explanation.heads.values()]
-    return Scales(max(rollouts), max(heads))
+        arrays["heads"] += explanation.heads.values()
+        for each in explanation.maps.values():
+            arrays[each.kind].append(each.values_YX)
+    return {kind: Scale.of(kind, of_kind) for kind, of_kind in arrays.items()}
 
 
-def draw(explanation: Explanation, out: Path, scales: Scales = OWN) -> Explanation:
-    """Write pictures (PNG) and numbers (CSV) into a folder, and return the explanation with its files and scales."""
+def draw(explanation: Explanation, out: Path, scales: Mapping[Kind, Scale] = {}) -> Explanation:
+    """Write pictures (PNG) and numbers (CSV) into a folder, and return the explanation with its files and scales.
+
+    Maps whose kind has no scale keep their own.
+    """
     subject, image = explanation.subject, explanation.image_HWC
-    maps = {token: each._replace(top=scales.rollout or each.top) for token, each in explanation.maps.items()}
+    maps = {name: each._replace(scale=scales.get(each.kind, each.scale)) for name, each in explanation.maps.items()}
     figures: dict[str, Figure] = {}
     tables: dict[str, Table] = {}
-    for token, each in maps.items():
-        name = f"rollout_{token}"
+    for name, each in maps.items():
         figures[name] = pictures.one_map(image, each, predictions=explanation.ranking[:TOP], truth=subject.class_name)
-        tables[name] = _grid_table(each.heat_YX)
+        tables[name] = _grid_table(each.values_YX)
     for token, maps_LHYX in explanation.heads.items():
-        figures[f"heads_{token}"] = pictures.head_maps(maps_LHYX, scales.heads, query=token_title(token))
+        figures[f"heads_{token}"] = pictures.head_maps(maps_LHYX, scales.get("heads"), query=token_title(token))
     distance_LH = explanation.distance_LH
     figures["distance"] = pictures.distances(distance_LH, largest=explanation.farthest)
     blocks, heads = np.indices(distance_LH.shape).reshape(2, -1) + 1
@@ -209,7 +217,7 @@ def draw(explanation: Explanation, out: Path, scales: Scales = OWN) -> Explanati
 def compare(explanations: Mapping[str, Explanation], study: str, out: Path) -> list[Path]:
     """Write pictures of several models and the same image, side by side.
 
-    There is one for each token, of its rolled-out attention, and one of the predicted labels of the pixels.
+    There is one for each map that several models have, and one of the predicted labels of the pixels.
 
     Args:
         explanations: name of a model, such as its arm and seed, to its explanation; all of one image.
@@ -221,14 +229,15 @@ def compare(explanations: Mapping[str, Explanation], study: str, out: Path) -> l
     """
     first = next(iter(explanations.values()))
     figures: dict[str, Figure] = {}
-    for token in dict.fromkeys(token for explanation in explanations.values() for token in explanation.maps):
+    for key in dict.fromkeys(key for explanation in explanations.values() for key in explanation.maps):
         models = {
-            name: pictures.Panel(each.image_HWC, each.maps[token], each.sentence, each.is_right is False)
+            name: pictures.Panel(each.image_HWC, each.maps[key], each.sentence, each.is_right is False)
             for name, each in explanations.items()
-            if token in each.maps
+            if key in each.maps
         }
         if len(models) > 1:
-            figures[f"side_by_side_{token}"] = pictures.side_by_side(models, truth=first.subject.class_name)
+            name = f"side_by_side_{key.removeprefix('rollout_')}"
+            figures[name] = pictures.side_by_side(models, truth=first.subject.class_name)
     predicted = {name: each.predicted_HW for name, each in explanations.items() if each.predicted_HW is not None}
     if len(predicted) > 1:
         truth_HW = first.subject.label_HW

@@ -5,14 +5,16 @@ Every function takes numbers, which are computed elsewhere.
 C channels, H and W pixels, Y and X rows and columns of patches.
 """
 
+from __future__ import annotations
+
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize, to_hex
+from matplotlib.colors import Colormap, Normalize, to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -25,21 +27,56 @@ from vitlab.explain.colours import ALARM, GREY, INK, SERIES
 Array = NDArray[np.floating[Any]]
 Labels = NDArray[np.int64]
 
-HEAT = "inferno"
-SCALE = [to_hex(colormaps[HEAT](share / 8)) for share in range(9)]  #: of the colours of maps, from none to the most
 SIDE = 360  #: most pixels of a side of a picture of a page
 OPACITY = 0.6  #: of a map over an image
 HEADS = "viridis"
 TRUE, PREDICTED = SERIES[2], SERIES[0]  #: colours of the true class and of others
 COLUMNS = 5  #: at most, of pictures in a row of a comparison
 
+Kind = Literal["rollout", "attribution", "heads"]
+"""What the numbers of patches are: shares of attention, over all blocks or of a head, or parts of a class's logit."""
+
+
+class Scale(NamedTuple):
+    """The colours of numbers of patches: of shares from 0, of parts of a logit, which have a sign, around 0."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, kind: Kind, arrays: Iterable[Array]) -> Scale:
+        """Return one scale for all numbers of a kind."""
+        high = max(1e-12, *(float(np.abs(values).max()) for values in arrays))
+        return cls(-high if kind == "attribution" else 0.0, high)
+
+    @property
+    def colours(self) -> Colormap:
+        """The colours from ``low`` to ``high``."""
+        return colormaps["RdBu_r" if self.low else "inferno"]
+
+    @property
+    def steps(self) -> list[str]:
+        """Some of the colours, for a page."""
+        return [to_hex(self.colours(share / 8)) for share in range(9)]
+
+    def format(self, value: float) -> str:
+        """Return a number as text: a share in percent, or a part of a logit."""
+        return f"{value:+.2f}" if self.low else percent(value)
+
 
 class Map(NamedTuple):
-    """Attention over the grid of patches."""
+    """Numbers over the grid of patches."""
 
+    kind: Kind
     title: str
-    heat_YX: Array  #: shares of the attention
-    top: float  #: the share that has the brightest colour
+    values_YX: Array
+    note: str  #: written below it
+    scale: Scale
+
+    @classmethod
+    def of(cls, kind: Kind, title: str, values_YX: Array, note: str) -> Map:
+        """Return a map with a scale of its own."""
+        return cls(kind, title, values_YX, note, Scale.of(kind, [values_YX]))
 
 
 def to_picture(image_HWC: Array) -> Image.Image:
@@ -58,9 +95,10 @@ def to_picture(image_HWC: Array) -> Image.Image:
 
 def to_map(one: Map, size: tuple[int, int], how: Image.Resampling = Image.Resampling.NEAREST) -> Image.Image:
     """Return a map as an RGB picture of a width and a height."""
-    share_YX = (one.heat_YX / max(one.top, 1e-12)).astype(np.float32)
+    low, high = one.scale
+    share_YX = ((one.values_YX - low) / (high - low)).astype(np.float32)
     share_HW = np.asarray(Image.fromarray(share_YX).resize(size, how))
-    return Image.fromarray(np.ascontiguousarray(colormaps[HEAT](share_HW, bytes=True)[..., :3]))
+    return Image.fromarray(np.ascontiguousarray(one.scale.colours(share_HW, bytes=True)[..., :3]))
 
 
 def overlay(image_HWC: Array, one: Map) -> Image.Image:
@@ -96,7 +134,8 @@ def one_map(image_HWC: Array, one: Map, *, predictions: Sequence[tuple[str, floa
     shown = {"image": picture, one.title: to_map(one, picture.size), "map over the image": over}
     for axis, (name, each) in zip(axes, shown.items(), strict=False):
         _show_picture(axis, each, name)
-    _add_scale(figure, axes[1], one.top)
+    axes[1].set_xlabel(textwrap.fill(one.note, 32), fontsize=8)
+    _add_scale(figure, axes[1], one.scale)
     for bars in axes[3:]:
         _draw_predictions(bars, predictions, truth)
     return figure
@@ -126,7 +165,7 @@ def side_by_side(models: Mapping[str, Panel], *, truth: str | None) -> Figure:
     """Draw the image, and beside it the map of each model over it, with the model's name and its prediction.
 
     Args:
-        models: name to panel; the largest share of each map is written below it.
+        models: name to panel, all of one kind; the note of each map is written below it.
         truth: the true label; None where it is not known.
     """
     figure, (first, *others) = _panels(len(models) + 1)
@@ -135,10 +174,10 @@ def side_by_side(models: Mapping[str, Panel], *, truth: str | None) -> Figure:
     _show_picture(first, picture, "image" if truth is None else f"image: {truth}")
     for axis, (name, panel) in zip(others, models.items(), strict=True):
         _show_picture(axis, overlay(panel.image_HWC, panel.map), name)
-        lines = [panel.answer, f"largest share {percent(panel.map.heat_YX.max())}"]
+        lines = [panel.answer, textwrap.fill(panel.map.note, 32)]
         axis.set_xlabel("\n".join(filter(None, lines)), fontsize=8, color=ALARM if panel.is_wrong else INK)
-    if len({panel.map.top for panel in models.values()}) == 1:
-        _add_scale(figure, [first, *others], shown.map.top)
+    if len(scales := {panel.map.scale for panel in models.values()}) == 1:
+        _add_scale(figure, [first, *others], scales.pop())
     figure.suptitle(shown.map.title, fontsize=10)
     return figure
 
@@ -185,22 +224,19 @@ def add_caption(figure: Figure, text: str) -> None:
     figure.supxlabel("\n".join(textwrap.wrap(text, width)), fontsize=7, color=GREY)
 
 
-def head_maps(maps_LHYX: Array, top: float | None, *, query: str) -> Figure:
-    """Draw the attention of a query, a row for each block and a column for each head.
-
-    The brightest colour is the share ``top``, or, if it is None, the largest one of each map.
-    """
+def head_maps(maps_LHYX: Array, scale: Scale | None, *, query: str) -> Figure:
+    """Draw the attention of a query, a row for each block and a column for each head; without a scale, each its own."""
     figure, axes = _tiles(len(maps_LHYX), maps_LHYX.shape[1], 1.2, 1.25)
     for (block, head), axis in np.ndenumerate(axes):
-        axis.imshow(maps_LHYX[block, head], cmap=HEAT, vmin=0, vmax=top)
+        axis.imshow(maps_LHYX[block, head], cmap="inferno", vmin=0, vmax=None if scale is None else scale.high)
     for head, axis in enumerate(axes[0]):
         axis.set_title(f"head {head + 1}", fontsize=8)
     for block, axis in enumerate(axes[:, 0]):
         axis.set_ylabel(f"block {block + 1}", fontsize=8)
     own = ", each map on its own scale"
-    figure.suptitle(f"attention of the {query}{own if top is None else ''}", fontsize=10, wrap=True)
-    if top is not None:
-        _add_scale(figure, axes, top)
+    figure.suptitle(f"attention of the {query}{own if scale is None else ''}", fontsize=10, wrap=True)
+    if scale is not None:
+        _add_scale(figure, axes, scale)
     return figure
 
 
@@ -267,8 +303,10 @@ def _show_picture(axis: Any, picture: Image.Image, title: str) -> None:
     axis.set_title("\n".join(textwrap.wrap(title, 28)), fontsize=9)
 
 
-def _add_scale(figure: Figure, axes: Any, top: float) -> None:
-    """Add the scale of the colours of maps, from 0 to a share, beside some axes."""
-    colours = ScalarMappable(Normalize(0, top), HEAT)
-    bar = figure.colorbar(colours, ax=axes, shrink=0.7, format=PercentFormatter(1, symbol=" %"))
-    bar.set_label("share of the attention", fontsize=8)
+def _add_scale(figure: Figure, axes: Any, scale: Scale) -> None:
+    """Add the scale of the colours of maps beside some axes."""
+    colours = ScalarMappable(Normalize(scale.low, scale.high), scale.colours)
+    label = "part of the logit" if scale.low else "share of the attention"
+    ticks = None if scale.low else PercentFormatter(1, symbol=" %")
+    bar = figure.colorbar(colours, ax=axes, shrink=0.7, format=ticks)
+    bar.set_label(label, fontsize=8)

@@ -1,0 +1,51 @@
+"""Attribution of the logit of a class to patches, by integrated gradients.
+
+Sundararajan, Taly and Yan 2017, arXiv:1703.01365.  The values depend on the function that a model computes, not on its
+attention weights, so they can be compared between attentions, heads and positions.
+
+B images (1 here), C channels, H rows and W columns of pixels, Y and X rows and columns of patches, K classes.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitlab.models.contract import evaluating
+from vitlab.models.vit import ViT
+
+NODES = 32  #: images on the line from the plain image to the image, at which gradients are taken
+
+
+class Attribution(NamedTuple):
+    """What patches add to the logit of a class."""
+
+    values_YX: Tensor  #: float64
+    difference: float
+    """The image's logit minus the plain image's, the sum of the values if the logit is continuous between the two."""
+
+
+def integrated_gradients(model: ViT, x_BCHW: Tensor, label: int, nodes: int = NODES) -> Attribution:
+    """Return what each patch adds to the logit of a class, from a plain image of the mean colour to this image.
+
+    The gradient of the logit is averaged over the straight line from the plain image, which normalisation makes zeros,
+    to the image, multiplied by the image, and summed over the pixels of each patch.  The logit of a segmentation is the
+    mean over its pixels.  The model runs in evaluation mode, in its own precision; its mode is restored.
+    """
+
+    def logit(at_BCHW: Tensor) -> Tensor:
+        logits_BK: Tensor = model.logits_by_head(model(at_BCHW))[""]
+        return logits_BK[0, label].mean()
+
+    places, weights = np.polynomial.legendre.leggauss(nodes)  # between -1 and 1
+    gradient_CHW = torch.zeros_like(x_BCHW[0], dtype=torch.float64)
+    with evaluating(model), torch.enable_grad():
+        for place, weight in zip(places.tolist(), weights.tolist(), strict=True):
+            at_BCHW = (x_BCHW * (place + 1) / 2).requires_grad_()
+            (slope_BCHW,) = torch.autograd.grad(logit(at_BCHW), at_BCHW)
+            gradient_CHW += weight / 2 * slope_BCHW[0].double()
+        difference = logit(x_BCHW).item() - logit(torch.zeros_like(x_BCHW)).item()
+    rows, columns = model.geometry.grid
+    part_HW = (gradient_CHW * x_BCHW[0].double()).sum(0)
+    return Attribution(part_HW.reshape(rows, part_HW.shape[0] // rows, columns, -1).sum((1, 3)), difference)
