@@ -315,7 +315,7 @@ def test_attribution_says_when_the_logit_jumps_between_the_images() -> None:
     shown = explain(model, x, image, (), Subject("m", "i"), target=1).maps["attribution"]
     total = float(shown.values_YX.sum())
     assert abs(total - difference) > 0.01
-    assert shown.note == f"class 1: sum {total:+.2f}, logits differ by {difference:+.2f}"
+    assert shown.note == f"class 1: sum {total:+.3g}, logits differ by {difference:+.3g}"
 
 
 @pytest.mark.parametrize("head", ["trained", "multilabel"])

@@ -153,7 +153,7 @@ def explain(
         label = table["class"][0] if target is None else target
         values_YX, difference = integrated_gradients(model, x_BCHW, label)
         name = labels[label] if labels else label
-        note = f"class {name}: sum {float(values_YX.sum()):+.2f}, logits differ by {difference:+.2f}"
+        note = f"class {name}: sum {float(values_YX.sum()):+.3g}, logits differ by {difference:+.3g}"
         title = "for (red) and against (blue) a class"
         maps["attribution"] = Map.of("attribution", title, values_YX.numpy(), note)
     return Explanation(

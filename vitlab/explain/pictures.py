@@ -61,7 +61,7 @@ class Scale(NamedTuple):
 
     def format(self, value: float) -> str:
         """Return a number as text: a share in percent, or a part of a logit."""
-        return f"{value:+.2f}" if self.low else percent(value)
+        return f"{value:+.3g}" if self.low else percent(value)
 
 
 class Map(NamedTuple):
