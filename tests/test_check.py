@@ -51,6 +51,7 @@ from vitlab.training.loop import Training
 
 BUGS = runpy.run_path(str(Path(__file__).parents[1] / "tools" / "benchmarks" / "bugs.py"))["BUGS"]
 ADDRESS = "git+https://example.org/v@commit"
+UNKNOWN = "git+https://HOST/OWNER/vitlab@COMMIT"
 CONTENT: dict[str, Any] = {
     "study": "gate",
     "base": {
@@ -415,25 +416,74 @@ def test_workflow_repeats_options_and_python_of_baseline(accepted: Path, monkeyp
         (None, f"vitlab=={vitlab_version}"),  # from an index
         ({"url": "https://example.org/v.whl", "archive_info": {}}, "https://example.org/v.whl"),
         ({"url": "https://example.org/v", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}}, f"{ADDRESS[:-6]}c0ffee"),
-        ({"url": "CLONE", "dir_info": {}}, "git+https://example.org/o/v.git@"),
-        ({"url": "BARE", "dir_info": {"editable": True}}, "git+https://HOST/OWNER/vitlab@"),
+        (
+            {"url": "https://example.org/v", "subdirectory": "d", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}},
+            f"{ADDRESS[:-6]}c0ffee#subdirectory=d",
+        ),
+        (
+            {"url": "https://me:SECRET@example.org/v?t=SECRET", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}},
+            f"{ADDRESS[:-6]}c0ffee",
+        ),
+        ({"url": "https://me:SECRET@example.org/v.whl?t=SECRET", "archive_info": {}}, "https://example.org/v.whl"),
+        ({"url": "file:///home/me/v.whl", "archive_info": {}}, UNKNOWN),
+        ({"url": "file:///home/me/v", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}}, UNKNOWN),
+        ({"url": "CLONE", "dir_info": {}}, "git+https://example.org/o/v.git@COMMIT"),
+        ({"url": "BARE", "dir_info": {"editable": True}}, UNKNOWN),
         ({"url": "HERE", "dir_info": {}}, "."),
+        ({"url": "LINK", "dir_info": {}}, "."),
     ],
 )
 def test_workflow_installs_vitlab_from_where_it_is(
     origin: Any, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = {name: tmp_path / name for name in ("CLONE", "BARE", "HERE")}
-    for place in places.values():
-        subprocess.run(["git", "init", "-q", str(place)], check=True)
-    remote = ["remote", "add", "origin", "git@example.org:o/v.git"]
-    subprocess.run(["git", "-C", str(places["CLONE"]), *remote], check=True)
+    places = {name: tmp_path / name for name in ("CLONE", "BARE", "HERE", "LINK")}
+    (tmp_path / "LINK").symlink_to(tmp_path / "HERE")
+    make_clone(places["CLONE"], "git@example.org:o/v.git")
+    for name in ("BARE", "HERE"):
+        subprocess.run(["git", "init", "-q", str(places[name])], check=True)
+    source = source.replace("COMMIT", head(places["CLONE"])) if source != UNKNOWN else source
     monkeypatch.chdir(places["HERE"])
     if origin and origin["url"] in places:
         origin["url"] = places[origin["url"]].as_uri()
     installed = SimpleNamespace(read_text=lambda name: origin and json.dumps(origin))
     monkeypatch.setattr(check_cli, "distribution", lambda name: installed)
     assert check_cli._vitlab_source() == source
+
+
+@pytest.mark.parametrize(
+    ("remote", "address"),
+    [
+        ("https://me:SECRET@example.org/o/v.git", "https://example.org/o/v.git"),
+        ("https://ghp_SECRET@example.org/o/v.git", "https://example.org/o/v.git"),
+        ("https://example.org/o/v.git?private_token=SECRET", "https://example.org/o/v.git"),
+        ("ssh://git:SECRET@example.org:22/o/v.git", "ssh://git@example.org:22/o/v.git"),
+        ("file:///home/me/v", None),
+        ("git@work:o/v.git", None),  # an alias in this user's configuration of ssh
+    ],
+)
+def test_workflow_has_no_secrets_and_no_address_of_this_machine_alone(
+    remote: str, address: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_clone(tmp_path, remote)
+    origin = {"url": tmp_path.as_uri(), "dir_info": {}}
+    installed = SimpleNamespace(read_text=lambda name: json.dumps(origin))
+    monkeypatch.setattr(check_cli, "distribution", lambda name: installed)
+    assert check_cli._vitlab_source() == (f"git+{address}@{head(tmp_path)}" if address else UNKNOWN)
+    monkeypatch.setenv("PATH", "")
+    assert check_cli._vitlab_source() == UNKNOWN, "without git"
+
+
+def make_clone(folder: Path, remote: str) -> None:
+    """Make a repository with one commit, and an origin."""
+    git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "first"], check=True)
+    subprocess.run([*git, "remote", "add", "origin", remote], check=True)
+
+
+def head(folder: Path) -> str:
+    command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def test_workflow_of_repository_checks_present_baseline() -> None:

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 from collections.abc import Sequence
 from importlib.metadata import distribution
 from pathlib import Path
@@ -29,8 +28,9 @@ from vitlab.cli.options import (
     study_options,
 )
 from vitlab.errors import UserError
-from vitlab.planning.study_folder import rev_parse
+from vitlab.planning.study_folder import git_output, rev_parse
 from vitlab.regression import TIERS
+from vitlab.trackers.service import without_user
 
 if TYPE_CHECKING:
     from vitlab.regression.baseline import Baseline
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 CHOICES = ("--tier", "--accept", "--reason", "--plan", "--workflow", "--junit", "--json", "--format")
 """Options that the command line in messages leaves out."""
-UNKNOWN = "https://HOST/OWNER/vitlab"  #: address of a repository that is not known
+UNKNOWN = "https://HOST/OWNER/vitlab@COMMIT"  #: repository and commit that are not known
 
 _format_option = click.option("--format", "form", type=click.Choice(["terminal", "md"]), default="terminal")
 
@@ -188,7 +188,7 @@ def _render_workflow(command: str, words: Sequence[str], stored: Baseline | None
     torch = recorded["torch"] if stored is None or stored.facts is None else stored.facts.torch
     requirements = [] if (source := _vitlab_source()) == "." else [source]
     if UNKNOWN in source:
-        say(f"vitlab was installed from a folder without an address: replace {UNKNOWN} in the workflow")
+        say(f"vitlab was installed from what others cannot reach: replace {UNKNOWN} in the workflow")
     # A folder with a pyproject.toml is vitlab itself, or a package of plugins that depends on it.
     requirements += ["-e", "."] if Path("pyproject.toml").is_file() else []
     # Values used in a shell are quoted.
@@ -207,21 +207,34 @@ def _render_workflow(command: str, words: Sequence[str], stored: Baseline | None
 
 
 def _vitlab_source() -> str:
-    """Return what pip installs vitlab from elsewhere: where it is from here, at the same commit or version."""
+    """Return what pip installs vitlab from elsewhere: where it is from here, at the same commit or version.
+
+    "." is the current folder; ``UNKNOWN`` stands for what others cannot reach.
+    """
     origin = json.loads(distribution("vitlab").read_text("direct_url.json") or "{}")
-    if not origin or "archive_info" in origin:
-        return origin.get("url") or f"vitlab=={__version__}"
+    if not origin:
+        return f"vitlab=={__version__}"
+    address = origin["url"]
+    if "archive_info" in origin:
+        return address if (address := _public_address(address)) else f"git+{UNKNOWN}"
     if vcs := origin.get("vcs_info"):
-        return f"git+{origin['url']}@{vcs['commit_id']}"
-    folder = Path(url2pathname(urlsplit(origin["url"]).path))
-    if folder == Path.cwd():
-        return "."
-    # A folder, as the README installs it: a clone, whose repository others can install from.
-    remote = subprocess.run(
-        ["git", "-C", str(folder), "config", "--get", "remote.origin.url"], capture_output=True, text=True, check=False
-    )
-    address = re.sub(r"^git@([^:]+):", r"https://\1/", remote.stdout.strip())
-    return f"git+{address if '://' in address else UNKNOWN}@{rev_parse(folder, 'HEAD')}"
+        commit = vcs["commit_id"]
+    else:  # a folder, as the README installs it: a clone, whose repository others can install from
+        folder = Path(url2pathname(urlsplit(address).path)).resolve()
+        if folder == Path.cwd().resolve():
+            return "."
+        address, commit = git_output(folder, "config", "--get", "remote.origin.url"), rev_parse(folder, "HEAD")
+    source = f"{address}@{commit}" if (address := _public_address(address)) and commit else UNKNOWN
+    return f"git+{source}" + (f"#subdirectory={origin['subdirectory']}" if "subdirectory" in origin else "")
+
+
+def _public_address(address: str) -> str:
+    """Return the address without secrets: user, password and query; empty if only this machine can reach it."""
+    # Without a dot, what follows git@ is an alias in the configuration of ssh.
+    address = re.sub(r"^git@([^:/]+\.[^:/]+):", r"https://\1/", address)
+    if address.startswith(("http://", "https://")):
+        return without_user(address)
+    return re.sub(r":[^/@]*@", "@", address) if address.startswith("ssh://") else ""
 
 
 @click.command()

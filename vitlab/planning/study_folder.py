@@ -298,15 +298,20 @@ def commit_of(folder: Path) -> str:
 
 
 def rev_parse(folder: Path, *arguments: str) -> str:
-    """Return the output of ``git rev-parse`` in a folder; empty if it fails.
+    """Return the output of ``git rev-parse`` in a folder; empty if it fails."""
+    return git_output(folder, "rev-parse", *arguments)
 
-    A repository may come from other people, and its configuration names programs.  ``rev-parse`` looks at no files, so
-    it starts none of them; ``status`` would.
+
+def git_output(folder: Path, *words: str) -> str:
+    """Return the output of git in a folder; empty if it fails or there is no git.
+
+    A repository may come from other people, and its configuration names programs.  ``rev-parse`` and ``config`` look at
+    no files, so they start none of them; ``status`` would.
     """
     command = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "--no-optional-locks"]
     try:
         process = subprocess.run(
-            [*command, "-C", str(folder), "rev-parse", *arguments],
+            [*command, "-C", str(folder), *words],
             capture_output=True,
             text=True,
             timeout=5,
