@@ -10,7 +10,7 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from scipy import stats
 from synthetic_studies import (
     BASE,
@@ -56,7 +58,7 @@ from vitlab.report import (
 from vitlab.report.frame import StudyResults
 from vitlab.report.notebook import Comparison
 from vitlab.report.page import trial_columns
-from vitlab.report.sections import Findings, all_sections, curves
+from vitlab.report.sections import Findings, Image, all_sections, curves
 from vitlab.report.sections.arms import arm_columns as arm_columns
 from vitlab.spec import Analysis, Choice
 from vitlab.statistics.replicates import mean_interval
@@ -950,6 +952,52 @@ def test_page_has_no_scripts_and_no_external_content(tmp_path):
     assert sum(tag == "svg" and "role" in attributes for tag, attributes in page.tags) == 2
     stacked = html[html.index('class="panels"') : html.index("</div>", html.index('class="panels"'))]
     assert stacked.count("#arms-figure") == 3, "means, differences, and the labels again beside these"
+
+
+def _beside(figure: Figure) -> list[Axes]:
+    return list(figure.subplots(1, 3))
+
+
+def _text_alone(figure: Figure) -> None:
+    figure.text(0.5, 0.5, "nothing to draw")
+
+
+def _twins(figure: Figure) -> None:
+    figure.subplots().twinx()
+
+
+def _label_of_all(figure: Figure) -> None:
+    _beside(figure)
+    figure.supxlabel("steps")
+
+
+def _inset(figure: Figure) -> None:
+    figure.subplots().inset_axes((0.5, 0.0, 0.4, 0.4))
+
+
+@pytest.mark.parametrize(
+    ("draw", "panels"),
+    [(_beside, 3), (lambda figure: _beside(figure)[0].set_visible(False), 2)]
+    + [(draw, 0) for draw in (_text_alone, _twins, _label_of_all, _inset, Figure.subplots)],
+)
+def test_panels_are_stacked_only_where_they_show_the_whole_figure(draw: Callable[[Figure], Any], panels: int) -> None:
+    figure = drawing.new_figure(drawing.WIDTH, 2)
+    draw(figure)
+    drawn = drawing.Drawing(figure, "of a plugin")
+    assert drawing.svg_to_element(drawn.svg, "own", drawn.caption)
+    assert drawing.stack_panels(drawn, "own").count("max-width") == panels
+
+
+def test_stored_report_says_that_it_has_no_figures(tmp_path):
+    stored = report.Report.from_json(document(*study(tmp_path)))
+    for attribute in ("figures", "frame"):
+        with pytest.raises(AssertionError, match="a stored report has no figures and no results"):
+            getattr(stored, attribute)
+
+
+def test_texts_of_an_image_are_named():
+    with pytest.raises(TypeError):
+        Image(Path("maps.png"), "baseline, seed 0", "What the model looks at")
 
 
 def test_write_stores_every_file_and_stored_reads_them(tmp_path):

@@ -230,7 +230,8 @@ def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
         return pd.DataFrame()
     table = pd.concat(tables, ignore_index=True)
     kinds = {name: kind for name, (kind, _) in PREDICTIONS.items() if name in table}
-    return table[[*kinds]].astype({name: kind for name, kind in kinds.items() if kind == "string"})
+    table = table[[*kinds, *table.columns.drop([*kinds])]]  # a value per image of a plugin's metric is last
+    return table.astype({name: kind for name, kind in kinds.items() if kind == "string"})
 
 
 @check_arguments

@@ -6,6 +6,7 @@ Figures are drawn without pyplot, which shares global state.
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import textwrap
 import warnings
@@ -123,13 +124,22 @@ def svg_to_element(svg: str, name: str, alternative: str) -> str:
 def stack_panels(drawing: Drawing, name: str) -> str:
     """Return the panels of a figure as elements that show parts of its element in a page, for narrow screens.
 
-    Each panel of a row has the labels of the first one on its left.  Empty for a single panel, or several rows.  The
-    SVG of the figure comes first, since that lays out its panels.
+    Each panel of a row has the labels of the first one on its left.  Empty for anything but one row of several panels
+    beside each other.  The SVG of the figure comes first, since that lays out its panels.
     """
     figure, points = drawing.figure, 72 / drawing.figure.dpi
-    first, *others = figure.axes
-    if not others or len({round(panel.bbox.y0) for panel in figure.axes}) > 1:
+    panels = sorted((axes for axes in figure.axes if axes.get_visible()), key=lambda axes: axes.bbox.x0)
+    overlap = any(left.bbox.x1 > right.bbox.x0 for left, right in itertools.pairwise(panels))
+    shown = {figure.patch, *figure.axes, *figure.legends}
+    # No panel would show a text of the figure, such as a label below all panels.
+    if (
+        overlap
+        or len(panels) < 2
+        or len({round(axes.bbox.y0) for axes in panels}) > 1
+        or {*figure.get_children()} - shown
+    ):
         return ""
+    first, *others = panels
     top, left, floor = 72 * figure.get_figheight(), points * first.bbox.x0 - 1, points * first.bbox.y0
 
     def view(at: float, x0: float, y0: float, x1: float, y1: float) -> str:
@@ -138,7 +148,7 @@ def stack_panels(drawing: Drawing, name: str) -> str:
         return f'<svg x="{at:.1f}" y="{top - y1:.1f}" {size} {box}><use href="#{name}-figure"/></svg>'
 
     elements = []
-    for part in (*figure.axes, *figure.legends):
+    for part in (*panels, *figure.legends):
         with apply_style():
             whole = part.get_tightbbox()
         assert whole is not None

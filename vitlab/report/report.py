@@ -35,6 +35,7 @@ from vitlab.store.folders import Store
 if TYPE_CHECKING:
     import pandas as pd
 
+STORED = "a stored report has no figures and no results; collect makes the report anew"
 PACKAGES = ("report", "comparison", "statistics")  #: packages whose code makes a report
 
 
@@ -124,7 +125,7 @@ class Report:
     @cached_property
     def figures(self) -> dict[str, Drawing]:
         """The figure of each section that has one."""
-        assert self.findings is not None
+        assert self.findings is not None, STORED
         parts, rows = all_sections(), self.sections
         drawings = {name: part.figure(rows.get(name, ()), self.findings) for name, part in parts.items()}
         return {name: drawing for name, drawing in drawings.items() if drawing is not None}
@@ -134,7 +135,7 @@ class Report:
         """The results, one row per trial; of what belongs to no single study, one row per arm."""
         if self.made is None:
             return summary_frame(self.arms, self.analysis)
-        assert self.findings is not None
+        assert self.findings is not None, STORED
         return self.findings.results.frame
 
     def render(self, format: str) -> str | bytes:

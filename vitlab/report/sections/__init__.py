@@ -74,7 +74,7 @@ class Table:
     caveat: str = ""  #: the part of the caption that a terminal shows, too
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)  # two texts, which a page would show in each other's place
 class Image:
     """A stored PNG of a page."""
 

@@ -43,7 +43,7 @@ class Explained(Section[Rollout]):
         for row in sorted(rows, key=lambda row: (row.image, row.of))[:MAX_EMBEDDED]:
             token = "patches" if row.of == "mean" else f"{row.of} token"
             heading = f"Test image {row.image}, attention of the {token}"
-            yield Image(store.root / row.file, f"{row.arm}, seed {row.seed}", heading)
+            yield Image(file=store.root / row.file, caption=f"{row.arm}, seed {row.seed}", heading=heading)
 
 
 def _find_rollouts(plan: Plan, store: Store) -> Iterator[Rollout]:
