@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import queue
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -198,3 +200,6 @@ def test_benchmark_of_gpu_runs_to_its_end_on_cpu(monkeypatch: pytest.MonkeyPatch
     assert sum("timm" in line.what for line in lines) == 1 and sum("2 by vmap" in line.what for line in lines) == 3
     assert all(line.images_per_s > 0 for line in lines if "by" in line.what and "5 steps" not in line.what)
     assert [line.what.rpartition(": ")[2] for line in lines[-3:]] == ["equal to the bit"] * 3
+    speeds: queue.Queue[float] = queue.Queue()  # of one of the processes that share a card
+    gpu.train_beside_others(gpu.SMALL, 0.1, threading.Barrier(1), speeds)
+    assert speeds.get_nowait() > 0

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import multiprocessing
 import os
 import platform
 import subprocess
@@ -23,6 +24,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from queue import Queue
+from threading import Barrier
 from typing import Any
 
 import torch
@@ -225,6 +228,39 @@ def seeds(small: bool) -> Iterator[Line]:
             free_memory()
 
 
+def train_beside_others(shape: Shape, seconds: float, start: Barrier, speeds: Queue[float]) -> None:
+    """Train by ``loop`` for some seconds, once all processes have done a first step, and put the images per second."""
+    step = training(shape, "bf16").train_step
+    step()
+    synchronize()
+    start.wait()
+    began, steps = time.perf_counter(), 0
+    while time.perf_counter() < began + seconds:
+        step()
+        steps += 1
+    synchronize()
+    speeds.put(steps * shape.batch / (time.perf_counter() - began))
+
+
+def processes(small: bool) -> Iterator[Line]:
+    """Yield the speed of several processes that share the device, with one seed of a small ViT each."""
+    context = multiprocessing.get_context("spawn")
+    shape, count = (SMALL, 2) if small else (CIFAR, 16)
+    start, speeds = context.Barrier(count, timeout=300), context.Queue()
+    arguments = shape, 0.2 if small else 10.0, start, speeds
+    workers = [context.Process(target=train_beside_others, args=arguments) for _ in range(count)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    what = f"CIFAR's shape, width {shape.dim}, bf16: {count} processes of one by loop"
+    failed = sum(worker.exitcode != 0 for worker in workers)
+    if failed:
+        yield Line(f"{what}: {failed} failed", 0.0)
+    else:
+        yield Line(what, sum(speeds.get() for _ in workers))
+
+
 def determinism(small: bool) -> Iterator[Line]:
     """Yield whether two trainings have equal weights after some steps, under the settings of a trial."""
     shape = SMALL if small else replace(CIFAR, images=1024)
@@ -311,6 +347,7 @@ def outcomes(folder: Path) -> dict[str, object]:
 PARTS: Mapping[str, Callable[[bool], Iterator[Line]]] = {
     "singles": singles,
     "seeds": seeds,
+    "processes": processes,
     "determinism": determinism,
     "resume": resume,
     "study": study,
