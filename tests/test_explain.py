@@ -18,7 +18,7 @@ from vitlab.data.pixels import IGNORED
 from vitlab.data.torchvision_import import torchvision
 from vitlab.driver.session import Watch
 from vitlab.errors import SpecError, UserError
-from vitlab.explain import pictures
+from vitlab.explain import one_image, pictures
 from vitlab.explain.attribution import integrated_gradients
 from vitlab.explain.capture import capture
 from vitlab.explain.measures import (
@@ -607,3 +607,10 @@ def test_trial_without_labels_is_explained_without_predictions(tmp_path: Path) -
     names = {path.name for path in place.iterdir()}
     assert {"rollout_class.png", "distance.png"} <= names and "predictions.csv" not in names
     assert "baseline is explained without predictions: objective 'mae' trains none" in notes
+
+
+@pytest.mark.parametrize(("truth", "expected"), [("crane", True), ("heron", False)])
+def test_one_of_two_classes_with_one_name_is_right(truth: str, expected: bool) -> None:
+    """ImageNet has a crane that flies and one that lifts."""
+    table = one_image._prediction_table(torch.tensor([[0.0, 1.0, 2.0]]), ("crane", "heron", "crane"), truth, "trained")
+    assert (table["true"] == table["predicted"]) is expected

@@ -37,6 +37,7 @@ from vitlab.store.result import Outcome, TrialResult
 from vitlab.training.features import evaluate_features
 from vitlab.training.loop import Training
 from vitlab.training.memory import recompute_blocks
+from vitlab.training.objective import MeanLoss
 from vitlab.training.objective.mae import MAE, MaskedAutoencoder
 
 torchvision()  # timm imports torchvision, whose import may need a workaround
@@ -524,3 +525,8 @@ def test_impossible_self_distillation_is_skipped(changes: dict[str, Any], reason
     tree = {"data": {**DATA, "augment": CROPS}, **changes}
     trial = resolve(**{**tree, "train": {"objective": "dino", **tree.get("train", {})}})
     assert reason in trial.incompatibility
+
+
+def test_views_that_are_no_losses_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"views of an objective .* are losses, \(B,\); found \(4, 10\)"):
+        MeanLoss().rows(torch.zeros(4, 10), torch.zeros(4))

@@ -61,7 +61,7 @@ def test_ten_tenths_fit_and_eleven_do_not() -> None:
     assert placement.used_share("0") == 1
     assert placement.place(10, GpuRequest(0.1)) is None
     assert Placement(["0", "1"]).capacity(GpuRequest(0.4)) == 4  # two on each: no trial is spread over two GPUs
-    assert Placement(["0"]).capacity(GpuRequest(1 / 3)) == 3
+    assert Placement(["0"]).capacity(GpuRequest(1 / 3)) == Placement(["0"]).capacity(GpuRequest(0.33333334)) == 3
     assert Placement(["0"]).capacity(GpuRequest(0.3)) == 3
 
 

@@ -261,7 +261,7 @@ def test_folder_in_place_of_journal_or_checkpoint_is_renamed(tmp_path: Path) -> 
 def test_folder_in_place_of_lock_is_refused(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
     (folder.lock / "content").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"lock cannot be written \(Is a directory\), .*; delete it"), folder.lease():
+    with pytest.raises(UserError, match=r"lock cannot be written \(Is a directory\), .*; delete it$"), folder.lease():
         pass
     assert (folder.lock / "content").is_dir() and not folder.is_locked()
 

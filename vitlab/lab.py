@@ -99,17 +99,17 @@ def run(
     store = Store(Path(out).resolve())
     file = find_or_write_file(file, out, watch)
     prepare_tracker_and_executor(file, changes, store)
-    replan = partial(plan_study, file, changes=changes, plugins=plugins, out=out, versions=versions)
+    make_current_plan = partial(plan_study, file, changes=changes, plugins=plugins, out=out, versions=versions)
     with watch.status("loading PyTorch, and planning"):
-        study, plan = replan()
+        study, plan = make_current_plan()
     require_matching_arm(plan, only)
     # The key of a trial needs the identity of its data, which is known once the data has been read.
     if read_unidentified_data(plan, store, file):
-        study, plan = replan()
+        study, plan = make_current_plan()
     trackers = registry.slot("tracker")
     with become_sole_driver(plan, store, watch) as followed:
         if followed:  # the other driver may have tuned, or opened arms for more seeds
-            study, plan = replan()
+            study, plan = make_current_plan()
         ended = find_cached_trials(plan, only, store)
         _, missing = next_stage(plan, only, ended)
         # Both raise before anything is written if they cannot work.
@@ -126,7 +126,7 @@ def run(
         has_ended = False
         try:
             # Trials of tunings are a stage before the trials of arms; those of arms may be several, as seeds are added.
-            for stage, missing in current.stages(replan):
+            for stage, missing in current.stages(make_current_plan):
                 current.ended |= train_missing(stage, missing, current.session, retry_failed=retry_failed)
             if study.run.explain:
                 from vitlab.driver.explanations import draw_arms
@@ -151,12 +151,12 @@ class _Run:
     session: Session
     only: str  #: arms to train
     ended: dict[str, str]
-    """``key/code`` of every training that has ended to ``cached``, or to a value of :func:`train_missing`."""
+    """How each training has ended, by its ``key/code``: ``cached``, or what :func:`train_missing` returns."""
 
-    def stages(self, replan: Callable[[], tuple[Study, Plan]]) -> Iterator[tuple[Plan, list[Planned]]]:
+    def stages(self, make_current_plan: Callable[[], tuple[Study, Plan]]) -> Iterator[tuple[Plan, list[Planned]]]:
         """Yield each stage with its missing trials, the next one once these are trained, until none is missing."""
         for number in count():
-            self.decide(replan)
+            self.decide(make_current_plan)
             stage, missing = next_stage(self.plan, self.only, self.ended)
             # The first stage runs even if nothing is missing: it shows the plan and names earlier failures.
             if number and not missing:
@@ -165,7 +165,7 @@ class _Run:
                 Thread(target=report.import_libraries, name="imports of the report", daemon=True).start()
             yield stage, missing
 
-    def decide(self, replan: Callable[[], tuple[Study, Plan]]) -> None:
+    def decide(self, make_current_plan: Callable[[], tuple[Study, Plan]]) -> None:
         """Make the decisions that are due, and plan again with them, until none is."""
         store = self.session.store
         while True:
@@ -173,9 +173,9 @@ class _Run:
             decided = make_due_decisions(self.plan, self.session)
             if decided == self.plan:
                 return
-            # replan reads decisions from plan.json, so that they are the same after a restart.
+            # make_current_plan reads decisions from plan.json, so that they are the same after a restart.
             write_plan(decided, store)
-            study, plan = replan()
+            study, plan = make_current_plan()
             self.plan = write_plan(plan, store)
             tracker = registry.slot("tracker").build(study.run.tracker, self.plan, store, study.run)
             self.session = replace(self.session, tracker=tracker)

@@ -151,7 +151,7 @@ class Placement:
         """
         assert name not in self._tenants
         ready = (gpu for gpu in self.gpus if all(tenant.started for tenant in self._tenants_of(gpu)))
-        available = [gpu for gpu in ready if round(self.used_share(gpu) + request.share, 9) <= 1]
+        available = [gpu for gpu in ready if round(self.used_share(gpu) + request.share, 6) <= 1]
         if len(available) < request.count:
             return None
         selected = sorted(available, key=lambda gpu: (self.used_share(gpu), self.gpus.index(gpu)))[: request.count]
@@ -168,12 +168,12 @@ class Placement:
         self._tenants.pop(name, None)
 
     def used_share(self, gpu: str) -> float:
-        """Return the sum of the shares on a GPU; ten times 0.1 is 1."""
-        return round(math.fsum(tenant.request.share for tenant in self._tenants_of(gpu)), 9)
+        """Return the sum of the shares on a GPU; ten times 0.1 is 1, and three times 0.33333334."""
+        return round(math.fsum(tenant.request.share for tenant in self._tenants_of(gpu)), 6)
 
     def capacity(self, request: GpuRequest) -> int:
         """Return the number of equal trials that the GPUs hold together."""
-        return len(self.gpus) * int(round(1 / request.share, 9)) // request.count
+        return len(self.gpus) * int(round(1 / request.share, 6)) // request.count
 
     def _tenants_of(self, gpu: str) -> list[_Tenant]:
         return [tenant for tenant in self._tenants.values() if gpu in tenant.gpus]

@@ -67,9 +67,10 @@ def capture(model: ViT, x_BCHW: Tensor) -> Captured:
     try:
         with evaluating(model), torch.no_grad():
             logits_by_head = model.logits_by_head(model(x_BCHW))
-            maps = [[module.maps(*arguments) for module, arguments in of_block] for of_block in calls]
-    except NotImplementedError as error:
-        raise UserError(f"no attention maps to explain: {error}") from None
+            try:
+                maps = [[module.maps(*arguments) for module, arguments in of_block] for of_block in calls]
+            except NotImplementedError as error:
+                raise UserError(f"no attention maps to explain: {error}") from None
     finally:
         for hook in hooks:
             hook.remove()

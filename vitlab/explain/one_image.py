@@ -272,7 +272,11 @@ def _prediction_table(logits_BC: Tensor, labels: tuple[str, ...], truth: str | N
     predicted = [share >= 0.5 if head == "multilabel" else place == 0 for place, share in enumerate(shares)]
     table: dict[str, Any] = {"class": order, "label": names, "probability": shares, "predicted": predicted}
     if truth is not None:
-        table["true"] = [name == truth or (head == "multilabel" and name in truth.split(", ")) for name in names]
+        table["true"] = [
+            # Two classes may have one name, of which the more probable one counts.
+            name in truth.split(", ") if head == "multilabel" else name == truth and place == names.index(name)
+            for place, name in enumerate(names)
+        ]
     return table
 
 

@@ -228,7 +228,8 @@ def head_maps(maps_LHYX: Array, scale: Scale | None, *, query: str) -> Figure:
     """Draw the attention of a query, a row for each block and a column for each head; without a scale, each its own."""
     figure, axes = _tiles(len(maps_LHYX), maps_LHYX.shape[1], 1.2, 1.25)
     for (block, head), axis in np.ndenumerate(axes):
-        axis.imshow(maps_LHYX[block, head], cmap="inferno", vmin=0, vmax=None if scale is None else scale.high)
+        low, high = (None, None) if scale is None else (0, scale.high)
+        axis.imshow(maps_LHYX[block, head], cmap="inferno", vmin=low, vmax=high)
     for head, axis in enumerate(axes[0]):
         axis.set_title(f"head {head + 1}", fontsize=8)
     for block, axis in enumerate(axes[:, 0]):

@@ -6,7 +6,6 @@ Every one is a chain of layers that ends in a linear classifier, ``fc``.  A stat
 of the same name, and the other way round, where stem, channels and classes are the usual ones.
 """
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -240,15 +239,25 @@ class RegNetY16GF(ConvNet):
     """
 
     scheme = _SmallHead()
-    sizes: ClassVar[Mapping[str, float]] = {"depth": 18, "w_0": 200, "w_a": 106.23, "w_m": 2.48, "group_width": 112}
-    """Arguments of torchvision, which derives blocks and channels of four stages from them."""
+    depths = (2, 4, 11, 1)  #: blocks of each stage
+    widths = (224, 448, 1232, 3024)  #: channels of each stage
+    group_width = 112
 
     def __init__(self, data: DataInfo, *, stem: Stem = "imagenet") -> None:
         super().__init__()
         regnet = torchvision("torchvision.models.regnet")
-        with torch.device("cpu"):  # it computes them by tensors
-            parameters = regnet.BlockParams.from_init_params(**self.sizes, se_ratio=0.25)
-        net: nn.Module = regnet.RegNet(parameters, num_classes=data.classes)
+        stages = len(self.depths)
+        net: nn.Module = regnet.RegNet(
+            regnet.BlockParams(
+                depths=list(self.depths),
+                widths=list(self.widths),
+                group_widths=[self.group_width] * stages,
+                bottleneck_multipliers=[1.0] * stages,
+                strides=[2] * stages,
+                se_ratio=0.25,
+            ),
+            num_classes=data.classes,
+        )
         for name, layer in net.named_children():
             self.add_module(name, layer)
         usual = cast(nn.Conv2d, self.get_submodule("stem.0"))
@@ -264,4 +273,4 @@ class RegNetY16GF(ConvNet):
 
     @classmethod
     def halvings(cls, stem: Stem) -> int:
-        return 5 if stem == "imagenet" else 4
+        return len(cls.depths) + (1 if stem == "imagenet" else 0)

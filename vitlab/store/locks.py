@@ -54,10 +54,8 @@ def hold_lock(file: Path) -> Iterator[None]:
     try:
         lock = _acquire(file)
     except OSError as error:
-        why = error.strerror or error
-        raise UserError(
-            f"{file} cannot be written ({why}), so no process can lock it; delete it, or make it writable"
-        ) from None
+        why, mend = error.strerror or error, "delete it" if file.is_dir() else "make it writable"
+        raise UserError(f"{file} cannot be written ({why}), so this process cannot lock it; {mend}") from None
     with lock:
         yield
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from pathlib import Path
 from unittest import SkipTest
 
@@ -181,9 +182,9 @@ def _check_workers(driver: _Driver, work: Mapping[str, Job], again: Callable[[],
     driver.submit(work["raise"])
     end = driver.end_of(work["raise"], Ending.ERROR, "a job whose trial raises an exception ends as error")
     assert jobs.FAILURE in end.detail, (
-        f"the detail of a job that ended as error is '{end.detail}'; return the detail of attempt"
+        f"the detail of a job that ended as error is '{end.detail}'; return the detail of run_job"
     )
-    _check_done(driver, Job((JobTrial("train", stopped.folder, stopped.trials[0].trial),), stopped.settings))
+    _check_done(driver, replace(stopped, trials=(JobTrial("train", stopped.folder, stopped.trials[0].trial),)))
 
 
 def _check_timeout(driver: _Driver) -> None:
@@ -234,7 +235,7 @@ def _check_done(driver: _Driver, job: Job) -> None:
     driver.submit(job)
     driver.end_of(job, Ending.DONE, "a job whose trial has a result ends as done")
     assert TrialFolder(job.folder).done(), (
-        f"job '{job.name}' ended as done, and its trial has no result in the store; report what attempt returned"
+        f"job '{job.name}' ended as done, and its trial has no result in the store; report what run_job returned"
     )
     driver.expect_no_end()
 

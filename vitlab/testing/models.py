@@ -302,7 +302,9 @@ def _check_vmap(case: _Case) -> None:
             return own(state, inputs.permute(order).contiguous().permute(order))
 
         with (
-            about("declares vmap_safe and does not run under torch.vmap; draw by vitlab.plugin.Dropout, or unset it"),
+            about(
+                "declares vmap_safe, but fails under torch.vmap; draw by vitlab.plugin.Dropout, or do not declare it"
+            ),
             warnings.catch_warnings(),
         ):
             # Without a batching rule, torch falls back to a slow but correct loop and warns.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from vitlab.errors import format_count
 from vitlab.planning.values import Plan
 from vitlab.report.phrasing import Columns
 from vitlab.report.sections import Findings, Section, Table, section
+from vitlab.spec.tree import parse_as
 from vitlab.store.files import read_json, write_json
 from vitlab.store.folders import Store
 
@@ -115,9 +117,5 @@ def _costs_file(plan: Plan, store: Store) -> Path:
 
 def _read_costs(plan: Plan, store: Store | None) -> dict[str, MeasuredCost]:
     """Return the stored measurements by arm; empty if there are none."""
-    rows = (
-        None
-        if store is None
-        else read_json(_costs_file(plan, store), lambda rows: [MeasuredCost(**row) for row in rows])
-    )
+    rows = None if store is None else read_json(_costs_file(plan, store), partial(parse_as, list[MeasuredCost]))
     return {row.arm: row for row in rows or ()}

@@ -142,6 +142,10 @@ class MeanLoss(Metric):
     bounds = (0.0, math.inf)
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        if logits.ndim != 1:
+            raise ValueError(
+                f"views of an objective without metrics of its own are losses, (B,); found {tuple(logits.shape)}"
+            )
         return logits.double()
 
     def column(self, rows_N: Tensor) -> Tensor:
