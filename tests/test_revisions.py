@@ -19,7 +19,7 @@ from scipy import stats
 
 from vitlab.cli import cli
 from vitlab.driver import benchmark
-from vitlab.errors import TrialFailed, UserError
+from vitlab.errors import Interrupted, TrialFailed, UserError
 from vitlab.regression import ab, cost
 from vitlab.regression import checkout as revisions
 from vitlab.regression.baseline import Facts, read_baseline
@@ -338,6 +338,17 @@ def test_ab_trains_and_compares_by_both_commits(repository: Path, monkeypatch: p
     with_costs = (*words, "--set", "check={cost: {memory: 1.1}}")
     done = vitlab(*with_costs, "--json", "--junit", "ab.xml")
     result = json.loads(done.stdout)
+    old, new = (f"{name} ({git('rev-parse', name)[:7]})" for name in ("HEAD~", "HEAD"))
+    assert done.stderr.splitlines() == [
+        f"checking out {old} and its packages",
+        f"checking out {new} and its packages",
+        f"{old}: planning",
+        f"{new}: planning",
+        "the diff reaches 2 of 2 arms: 6 trials by each commit",
+        f"{old}: training",
+        f"{new}: training",
+        "measuring the costs of 2 arms by both commits in turns",
+    ]
     assert {(item["arm"], item["check"]) for item in result["findings"]} == {
         ("baseline", "val/accuracy"), ("baseline", "time"), ("position=none", "val/accuracy")
     }  # fmt: skip
@@ -395,6 +406,15 @@ def test_ab_names_the_revision_that_cannot_run_the_study(repository: Path, monke
         vitlab("ab", "HEAD~..HEAD", "study.yaml", "--plugin", "other.py")
     with pytest.raises(UserError, match="has 'tune'"):
         vitlab("ab", "HEAD~..HEAD", "study.yaml", "--set", "tune={knobs: {train.optimizer.lr: [0.1, 0.2]}}")
+
+
+def test_ab_that_is_stopped_says_that_it_resumes(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Revision, "run", stop)
+    with pytest.raises(Interrupted, match="the same command resumes"):
+        vitlab("ab", "HEAD~..HEAD", "study.yaml", "--plugin", "own.py")
 
 
 def test_workflow_of_ab_runs_ab(repository: Path) -> None:

@@ -27,7 +27,7 @@ from vitlab.cli.options import (
     repeat_options,
     study_options,
 )
-from vitlab.errors import UserError
+from vitlab.errors import Interrupted, UserError
 from vitlab.planning.study_folder import git_output, rev_parse
 from vitlab.regression import TIERS
 from vitlab.trackers.service import without_user
@@ -149,11 +149,15 @@ def ab_command(
         click.echo(_render_workflow("ab", [str(file), *words]))
         return
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's end is handled like Ctrl-C
+    from vitlab.driver.progress import watch_on
     from vitlab.regression.ab import compare_revisions
     from vitlab.regression.check import CheckRequest
 
-    request = CheckRequest(find_study_file(file), Path(), out, parse_changes(changes), plugins)
-    report, result = compare_revisions(revisions, request, install)
+    request = CheckRequest(find_study_file(file), Path(), out, parse_changes(changes), plugins, watch_on())
+    try:
+        report, result = compare_revisions(revisions, request, install)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; the same command resumes from here") from None
     _print_and_exit(result, str(report.render(form)), str(report.render("md")), junit, report)
 
 

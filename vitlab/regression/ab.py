@@ -15,7 +15,7 @@ from dataclasses import replace
 from glob import escape
 
 from vitlab.comparison import Verdict
-from vitlab.errors import SpecError
+from vitlab.errors import SpecError, format_count
 from vitlab.identity.trial import key_of
 from vitlab.regression import gate
 from vitlab.regression.check import CheckRequest, own_study_changes, refuse_tuning
@@ -58,10 +58,10 @@ def compare_revisions(
     remarks = [f"Uncommitted changes of {changed} are in neither commit; 'git commit -a' adds them."] if changed else []
     with ExitStack() as stack:
         commits = resolve_revisions(revisions)
-        pair = [
-            stack.enter_context(checkout(commit, name, request.out, request.plugins, install))
-            for name, commit in commits
-        ]
+        pair = []
+        for name, commit in commits:
+            request.watch.say(f"checking out {name} and its packages")
+            pair.append(stack.enter_context(checkout(commit, name, request.out, request.plugins, install)))
         versions = [_numeric_versions(revision) if install is not None else {} for revision in pair]
         differing = [gate.differing_versions(versions[side], versions[1 - side]) for side in (0, 1)]
         for revision, (_, commit), installed in zip(pair, commits, versions, strict=True):
@@ -74,18 +74,26 @@ def compare_revisions(
             had, has = (text or "nothing else" for text in differing)
             remarks.append(f"{pair[0].name} was trained under {had}, and {pair[1].name} under {has}.")
 
-        def run(command: str, *options: str) -> list[str]:
-            """Run a command of vitlab on the study in both revisions."""
-            return [revision.run("-m", "vitlab", command, *words, *options) for revision, _, _, words in sides]
+        def run(command: str, doing: str, *options: str) -> list[str]:
+            """Run a command of vitlab on the study in both revisions, and say what they are doing."""
+            printed = []
+            for revision, _, _, words in sides:
+                request.watch.say(f"{revision.name}: {doing}")
+                printed.append(revision.run("-m", "vitlab", command, *words, *options))
+            return printed
 
-        before, after = map(_trial_keys, run("plan", "--json"))
+        before, after = map(_trial_keys, run("plan", "planning", "--json"))
         reached = [
             arm
             for arm, trials in after.items()
             if any(differing) or trials != before.get(arm) or not all(map(all, trials))
         ]
+        number = format_count(sum(len(after[arm]) for arm in reached), "trial")
+        request.watch.say(
+            f"the diff reaches {len(reached)} of {format_count(len(after), 'arm')}: {number} by each commit"
+        )
         for pattern in map(escape, reached) if len(reached) < len(after) else "*":
-            run("run", f"--only=arm={pattern}")
+            run("run", "training", f"--only=arm={pattern}")
         old, new = pair
         question = f"How does {new.name} differ from {old.name}?"
         report = Report(study.study, question, study.analysis, {}, "", (), (), {}, ())
@@ -102,6 +110,9 @@ def compare_revisions(
                 sentence = answer if answer.startswith(verdict) else f"{verdict}: {answer}"
                 findings.append(Finding(arm, metric, VERDICTS.get(verdict, "pass"), sentence, row["wall_s"]))
             if gate.gate_settings(study).cost is not None:
+                request.watch.say(
+                    f"measuring the costs of {format_count(len(reached), 'arm')} by both commits in turns"
+                )
                 costs = gate.judge_costs(study, old, new, reached, request.study_arguments)
     same = [Finding(arm, metric, "pass", OUT_OF_REACH) for arm in after if arm not in reached]
     report = replace(
