@@ -87,7 +87,11 @@ def test_trials_are_pending_before_choice(tmp_path: Path) -> None:
                 optimizer = item.trial.spec.plain()["train"]["optimizer"]
                 assert {LR: optimizer["lr"], "train.optimizer.weight_decay": optimizer["weight_decay"]} == rival.values
                 assert item.trial.spec.train.steps == 20 and item.trial.seeds["split"] == 0
-    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    stored = json.loads(json.dumps(plan.to_json()))
+    assert Plan.from_json(stored) == plan
+    for rival in (rival for tuning in stored["tuning"] for rival in tuning["rivals"]):
+        assert rival["spec"]["train"]["steps"] == 20
+        assert not [item for item in rival["trials"] if {"spec", "trial"} & item.keys()], "its seeds share the spec"
     _, other = plan_study(study(tmp_path, tune=tune, seeds={"count": 2, "vary": ["init"]}), out=tmp_path)
     assert other.tuning[0].key != plan.tuning[0].key, "its trainings draw otherwise, and may choose otherwise"
 
@@ -350,7 +354,7 @@ def test_arm_fails_with_sentence_if_all_rivals_diverge(tmp_path: Path) -> None:
     plan_file = tmp_path / "out" / "studies" / "tuned" / "plan.json"
     plan_data = json.loads(plan_file.read_text())
     for trial in (trial for rival in plan_data["tuning"][0]["rivals"] for trial in rival["trials"]):
-        trial["trial"]["code"] = "of-an-earlier-day"
+        trial["code"] = "of-an-earlier-day"
     plan_file.write_text(json.dumps(plan_data))
     assert plan_study(file, out=tmp_path / "out")[1].tuning[0].open, "other code may not fail where that did"
 

@@ -277,10 +277,13 @@ class Plan:
         # The spec is the largest part of a trial, and the same for all seeds of an arm.
         specs = {planned.arm: planned.trial.spec for planned in (*self.trials, *self.pending)}
         return {
-            **type_adapter(Plan).dump_python(self, mode="json", exclude={"trials", "pending"}),
+            **type_adapter(Plan).dump_python(self, mode="json", exclude={"trials", "pending", "tuning"}),
             "specs": {arm: spec.plain() for arm, spec in specs.items()},
             "trials": [_without_spec(planned) for planned in self.trials],
             "pending": [_without_spec(planned) for planned in self.pending],
+            "tuning": [
+                {**vars(tuning), "rivals": [_rival_to_json(rival) for rival in tuning.rivals]} for tuning in self.tuning
+            ],
         }
 
     @classmethod
@@ -293,8 +296,11 @@ class Plan:
         """
         specs = {arm: TrialSpec.model_validate(spec) for arm, spec in data["specs"].items()}
 
-        def with_specs(items: Iterable[Tree]) -> list[NewTree]:
-            return [{**item, "trial": {**item, "spec": specs[item["arm"]]}} for item in items]
+        def with_specs(items: Iterable[Tree], spec: TrialSpec | None = None) -> list[NewTree]:
+            return [{**item, "trial": {**item, "spec": spec or specs[item["arm"]]}} for item in items]
+
+        def rival(item: Tree) -> NewTree:
+            return {**item, "trials": with_specs(item["trials"], TrialSpec.model_validate(item["spec"]))}
 
         plan = parse_as(
             Plan,
@@ -302,6 +308,7 @@ class Plan:
                 **data,
                 "trials": with_specs(data["trials"]),
                 "pending": with_specs(data.get("pending", ())),
+                "tuning": [{**item, "rivals": [*map(rival, item["rivals"])]} for item in data.get("tuning", ())],
             },
         )
         names = {arm.name for arm in plan.arms}
@@ -321,6 +328,12 @@ class Decisions:
 
 
 UNDECIDED = Decisions()
+
+
+def _rival_to_json(rival: Rival) -> NewTree:
+    """Return a rival as JSON values, with its spec once."""
+    trials = [_without_spec(planned) for planned in rival.trials]
+    return {**vars(rival), "values": dict(rival.values), "spec": rival.trials[0].trial.spec.plain(), "trials": trials}
 
 
 def _without_spec(planned: Planned) -> NewTree:
