@@ -33,6 +33,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import unquote
 
 import mlflow.artifacts
@@ -55,12 +56,14 @@ from urllib3.connection import HTTPConnection
 import vitlab
 from vitlab import cli
 from vitlab.errors import UserError
+from vitlab.lab import plan_study
 from vitlab.planning.values import Plan
 from vitlab.registry import slot
 from vitlab.runner.job import Settings
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.trackers import dashboard, records, replay, service, trials
+from vitlab.trackers.arms import Summary, deliver_summaries
 from vitlab.trackers.delivery import Delivery, sync
 from vitlab.trackers.server import study_links
 from vitlab.trackers.service import Address, parse_uri
@@ -1165,6 +1168,41 @@ def test_model_of_every_arm_is_stored_and_loaded(runs: Runs, monkeypatch: Patch)
     assert models("superseded").keys() == stored.keys()
     assert {model.tags["seed"] for model in models().values()} == {"1"}
     assert not [name for run in runs.runs() for name in artifacts(runs, run.info.run_id) if "weights" in name]
+
+    twin, tagged = models()["baseline"], list[str]()
+    runs.client.create_logged_model(twin.experiment_id, "of a lost response", None, dict(twin.tags))
+    with monkeypatch.context() as patched:
+        patched.setattr(MlflowClient, "set_logged_model_tags", lambda _, model, tags: tagged.append(model))
+        assert runs.tracker(models="arms", model_seed=1).close()
+    every = runs.client.search_logged_models([twin.experiment_id])
+    assert Counter(model.tags["vitlab.kind"] for model in every) == {"model": 2, "superseded": 2}
+    assert not tagged, "a tag is sent where it differs"
+
+
+def test_summaries_are_replaced_one_by_one_and_deleted_last(runs: Runs) -> None:
+    client, study = runs.client, runs.client.create_experiment("tiny/arms")
+    old = {name: Summary({"arm": name, "vitlab.root": "here"}, {}, {"mean": 0.5}) for name in ARMS}
+    assert deliver_summaries(client, study, "here", "val/accuracy", old) == 2
+    before = {run.info.run_name: run.info.run_id for run in client.search_runs([study])}
+    new = old | {"baseline": old["baseline"]._replace(points={"mean": 0.6})}
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(ConnectionError):
+        patched.setattr(MlflowClient, "log_batch", Mock(side_effect=ConnectionError))
+        deliver_summaries(client, study, "here", "val/accuracy", new)
+    assert set(before.values()) <= {run.info.run_id for run in client.search_runs([study])}
+    assert deliver_summaries(client, study, "here", "val/accuracy", new) == 1
+    after = {run.info.run_id: run.data.metrics["mean"] for run in client.search_runs([study])}
+    assert sorted(after.values()) == [0.5, 0.6] and after.keys() & before.values() == {before["position=none"]}
+    assert deliver_summaries(client, study, "here", "val/accuracy", new) == 0
+
+
+def test_axes_are_what_differs_between_arms(tmp_path: Path) -> None:
+    model = {"type": "vit", "dim": 8, "depth": 1, "heads": 2, "position": "learned"}
+    design = {name: {"model": {**model, "patch_size": size}} for name, size in (("coarse", 8), ("fine", 4))}
+    file = study_file(tmp_path)
+    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"design": {"arms": design}}))
+    _, plan = plan_study(file, out=tmp_path / "out")
+    tracker = slot("tracker").build({"type": "mlflow"}, plan, Store(tmp_path / "out"), RunSpec())
+    assert tracker._varied_params() == ["model.patch_size"]
 
 
 def test_unstored_models_are_refused(runs: Runs) -> None:

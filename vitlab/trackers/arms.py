@@ -98,7 +98,8 @@ def deliver_summaries(
 ) -> int:
     """Bring the experiment of summaries up to date, and return the number of runs written.
 
-    All runs are written anew if one is outdated, because MLflow would keep old values beside new ones.
+    An outdated run is replaced, because MLflow would keep old values beside new ones; it is deleted last, so that a
+    server that fails meanwhile keeps it.
 
     Args:
         client: MLflow's client.
@@ -109,8 +110,14 @@ def deliver_summaries(
     """
     from mlflow.entities import Metric, Param
 
-    own = [run for run in service.iterate_runs(client, experiment) if run.data.tags.get("vitlab.root") == root]
-    stored = {run.info.run_name: run.data for run in own if run.info.status == FINISHED}
+    missing, outdated = dict(arms), list[str]()
+    for run in service.iterate_runs(client, experiment):
+        tags, arm = run.data.tags, missing.get(run.info.run_name)
+        is_finished = run.info.status == FINISHED
+        if arm and is_finished and arm.points == run.data.metrics and arm.tags.items() <= tags.items():
+            del missing[run.info.run_name]
+        elif tags.get("vitlab.root") == root:
+            outdated.append(run.info.run_id)
     names = set[str]().union(*(arm.points for arm in arms.values()))
     view = dashboard.View(
         "Arms with their intervals",
@@ -119,14 +126,7 @@ def deliver_summaries(
         columns=["attributes.`Description`", *(f"metrics.`{column}/{headline}`" for column in COLUMNS)],
     )
     dashboard.save_views(client, experiment, {dashboard.SUMMARY: view})
-    if len(own) == len(arms) and all(
-        name in stored and arm.points == stored[name].metrics and arm.tags.items() <= stored[name].tags.items()
-        for name, arm in arms.items()
-    ):
-        return 0
-    for run in own:
-        client.delete_run(run.info.run_id)
-    for name, arm in reversed(list(arms.items())):  # the newest run is the first one of a page without a view
+    for name, arm in reversed(list(missing.items())):  # the newest run is the first one of a page without a view
         run_id, now = (
             client.create_run(experiment, tags=dict(arm.tags), run_name=name).info.run_id,
             time.time_ns() // 10**6,
@@ -134,7 +134,9 @@ def deliver_summaries(
         points = [Metric(name, value, now, 0) for name, value in arm.points.items()]
         client.log_batch(run_id, points, [Param(key, text) for key, text in arm.params.items()])
         client.set_terminated(run_id, FINISHED)
-    return len(arms)
+    for run_id in outdated:
+        client.delete_run(run_id)
+    return len(missing)
 
 
 # -- models ------------------------------------------------------------------------------------------------------------
@@ -198,10 +200,16 @@ def deliver_models(
         arm, trial = item.planned.arm, item.planned.trial
         tags = {"arm": arm, "seed": str(item.planned.seed), "vitlab.root": root, "vitlab.trial": trial.key}
         tags |= {"vitlab.code": trial.code, "vitlab.weights": result.outcome.weights}
-        own = [model for model in stored if model.tags.get("arm") == arm]
-        model = next((model for model in own if tags.items() <= model.tags.items()), None)
-        for other in own:  # of an earlier training of the trial, of another seed, or left by a lost response
-            client.set_logged_model_tags(other.model_id, {KIND: MODEL if other is model else SUPERSEDED})
+        model = None
+        for old in (old for old in stored if old.tags.get("arm") == arm):
+            equal = tags.items() <= old.tags.items()  # else of an earlier training of the trial, or of another seed
+            kind = MODEL if equal else SUPERSEDED
+            if equal and model is not None:  # left by a lost response
+                client.delete_logged_model(old.model_id)
+                continue
+            model = old if equal else model
+            if old.tags.get(KIND) != kind:
+                client.set_logged_model_tags(old.model_id, {KIND: kind})
         if model is None:
             name = f"{NAME.sub('_', arm)[:200]} s{item.planned.seed}"
             model = client.create_logged_model(

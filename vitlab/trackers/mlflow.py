@@ -228,14 +228,19 @@ class MlflowTracker(Replay):
             "cost/macs",
             "cost/wall_s",
         ]
-        varied = sorted(set[str]().union(*(records.flat(arm.values) for arm in self.plan.arms)))
-        axes = varied, [name for name in dict.fromkeys(outcomes) if name in metrics]
+        axes = self._varied_params(), [name for name in dict.fromkeys(outcomes) if name in metrics]
         views = {
             dashboard.ARMS: dashboard.View("Arms, as means over seeds", "trial", charts, columns, groups=groups),
             dashboard.TRIALS: dashboard.View("Every trial", "trial", charts, columns, axes, images=images),
         }
         self.delivered["views"] += dashboard.save_views(session.client, session.experiment, views)
         self._viewed = (metrics, images)
+
+    def _varied_params(self) -> list[str]:
+        """Return the parameters in which arms differ."""
+        params = [item.params for item in self.trials if item.kind == "trial"]
+        names = [name for name in (params[0] if params else ()) if name not in ("arm", "seed")]
+        return [name for name in names if len({values[name] for values in params} - {records.ABSENT}) > 1]
 
     def _deliver_study(self, report: Sequence[Path]) -> None:
         """Deliver the study's run, the experiment of summaries, the models, and the description that links to them."""
