@@ -140,12 +140,17 @@ def test_run_prints_answer_to_stdout_and_progress_to_stderr(
 
 @pytest.mark.parametrize(
     ("start_command", "line"),
-    [("vitlab ui", "MLflow   vitlab ui   (opens the study)"), ("", "MLflow   http://server/#/experiments/1")],
+    [("vitlab ui tiny", "MLflow   vitlab ui tiny   (opens the study)"), ("", "MLflow   http://server/#/experiments/1")],
 )
 def test_run_prints_command_that_opens_the_study_or_address_of_server(start_command: str, line: str) -> None:
     plan = Plan("tiny", "", (), (), spec.Analysis())
     answer = Answer(plan, Store(Path("out")), 1, 0, 0, "MLflow", "http://server/#/experiments/1", 0, start_command)
     assert cli_run._closing_lines(answer).splitlines()[-1] == line
+
+
+def test_tables_of_documentation_keep_their_lines() -> None:
+    printed = call("show", "position", "sincos2d")[1]
+    assert "\n==========  ====" in printed and "\nmae         T^(" in printed
 
 
 def test_smoke_trains_each_component_set_two_steps(tmp_path: Path) -> None:
@@ -260,6 +265,8 @@ def test_only_takes_arms(ran: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
         (["logs", ""], ["no trial whose key begins with ''"]),
         (["logs", "../.."], ["no trial whose key begins with '../..'"]),
         (["list", "postion"], ["no slot called 'postion'", "'position'", "Slots:"]),
+        (["show", "study", sys.executable], [f"{sys.executable}:"]),
+        (["export", "tiny", "--arm", "a", "--to", "hub:me/tiny"], ["--to hub:me/tiny: vitlab uploads nothing", "hf"]),
         (["show", "position", "leraned"], ["no position called 'leraned'", "'learned'"]),
         (["show", "postion", "learned"], ["no slot called 'postion'", "'position'"]),
         (["sync", "{out}/nowhere"], ["nowhere", "does not exist"]),
@@ -518,9 +525,12 @@ def test_studies_of_the_gate_are_listed_apart(ran: tuple[Path, Path], tmp_path: 
     plan = json.loads((gates / "plan.json").read_text())
     write_json(gates / "plan.json", {**plan, "study": "tiny-check"})
     write_json(gates / "changes.json", {"study": "tiny-check", "seeds": {"values": [0, 1]}})
+    commits = shutil.copytree(gates, tmp_path / "out" / "studies" / "tiny-0123abc")
+    write_json(commits / "plan.json", {**plan, "study": "tiny-0123abc"})
+    write_json(commits / "changes.json", {"seeds": {"values": [0, 1]}, "study": "tiny-0123abc"})
     lines = call("studies", "--out", tmp_path / "out")[1].splitlines()
     assert lines[0] == "tiny  Does the position matter?" and " 4 done; 1 same; " in lines[1]
-    assert lines[2:] == ["of 'vitlab check' and 'vitlab ab': tiny-check"]
+    assert lines[2:] == ["of 'vitlab check' and 'vitlab ab': tiny-0123abc, tiny-check"]
 
 
 def test_logs_and_gc(ran: tuple[Path, Path], tmp_path: Path) -> None:

@@ -123,6 +123,8 @@ def test_each_mistake_of_a_command_line_is_an_item() -> None:
         "--set seeds",
         "--set train..steps=3",
     ]
+    found = document("validate", "worse.yaml", "--set", "x", "--set", "y")
+    assert [mistake["message"].partition(":")[0] for mistake in found["mistakes"]] == ["--set x", "--set y"]
     found = document("validate", "nothing", "worse.yaml")
     assert {"", "seeds"} < {mistake["path"] for mistake in found["mistakes"]}
 

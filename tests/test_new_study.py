@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +53,24 @@ def test_name_stays_a_text_whatever_yaml_would_read(name: str) -> None:
     assert read_document(f"{name}.yaml").data["study"] == name
 
 
-def test_study_of_ones_own_is_copied() -> None:
-    Path("mine.yaml").write_text("study: mine\nquestion: Why?\n")
-    assert (
-        CliRunner().invoke(cli, ["new", "study", "new.yaml", "--from", "mine.yaml"], standalone_mode=False).exception
-        is None
-    )
-    assert read_document("new.yaml").data == {"study": "new", "question": "Why?"}
+@pytest.mark.parametrize(
+    "text",
+    [
+        "study: mine\nquestion: Why?\nseeds: 3\n",
+        "# Kept\nseeds: 3\nstudy: mine  # and this\nquestion: Why?\n",
+        "seeds: 3\n\"study\": 'mine'\nquestion: Why?",
+        "{seeds: 3, study: mine, question: 'Why?'}",
+    ],
+)
+def test_study_of_ones_own_is_copied_whole(text: str) -> None:
+    Path("mine.yaml").write_text(text)
+    for name, source in (("new", "mine"), ("again", "new")):
+        words = ["new", "study", f"{name}.yaml", "--from", f"{source}.yaml"]
+        assert CliRunner().invoke(cli, words, standalone_mode=False).exception is None
+        assert read_document(f"{name}.yaml").data == {"study": name, "question": "Why?", "seeds": 3}
+        copy = Path(f"{name}.yaml").read_text()
+        assert all(copy.count(comment) == text.count(comment) for comment in ("# Kept", "# and this"))
+        assert copy.count("yaml-language-server") == 1
 
 
 @pytest.mark.parametrize(
@@ -68,12 +80,17 @@ def test_study_of_ones_own_is_copied() -> None:
             ["a.yaml", "--from", "quikstart"],
             "quikstart: no such file, and no study of this name comes with vitlab. Did you mean 'quickstart'?",
         ),
+        (["a", "--from", "old.yaml"], "old.yaml:1:1: a study is a mapping that begins with 'study: NAME'"),
+        (["a", "--from", sys.executable], f"{sys.executable}:"),
+        (["a", "--from", "block.yaml"], "block.yaml: the name can be replaced only in a line 'study: NAME'"),
         (["_a.yaml"], "_a.yaml: a study has the name of its file"),
         (["old.yaml"], "old.yaml exists already and is not overwritten"),
     ],
 )
 def test_nothing_is_written_after_a_mistake(words: list[str], message: str) -> None:
     Path("old.yaml").write_text("mine")
+    Path("block.yaml").write_text("study: >-\n  mine\nseeds: 3\n")
     error = CliRunner().invoke(cli, ["new", "study", *words], standalone_mode=False).exception
     assert isinstance(error, UserError) and str(error).startswith(message), error
-    assert [path.name for path in Path().iterdir()] == ["old.yaml"] and Path("old.yaml").read_text() == "mine"
+    assert {path.name for path in Path().iterdir()} == {"old.yaml", "block.yaml"}
+    assert Path("old.yaml").read_text() == "mine"

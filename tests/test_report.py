@@ -571,6 +571,15 @@ def test_registered_comparison_survives_stopped_later_run(tmp_path):
     ]
 
 
+def test_changed_margin_is_written_in_full(tmp_path):
+    plan, _ = study(tmp_path)
+    before, after = (dataclasses.replace(plan, analysis=Analysis(margin=x)) for x in (0.123456789, 0.1234567891))
+    first = registration.with_registration(before, None, lambda key, code: False)
+    assert registration.analysis_changes(registration.with_registration(after, first, lambda key, code: True)) == [
+        "margin was 0.123456789 and is 0.1234567891"
+    ]
+
+
 @pytest.mark.parametrize("which", ["position=none", "baseline"])
 def test_arm_replaced_under_its_name_is_exploratory(tmp_path, which):
     plan, store = study(tmp_path, identities={arm: f"{arm} as it was" for arm in POSITIONS})

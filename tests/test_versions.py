@@ -263,6 +263,9 @@ def test_run_settings_and_data_path_do_not_make_a_version() -> None:
         format_differences(result_content(plain), result_content(cut))
         == "train.steps 4 -> (absent); data.fraction (absent) -> 0.5"
     )
+    for before, after in ((0.123456789, 0.1234567891), (None, "none"), ([1, None], [1, "none"])):
+        first, second = format_differences({"a": before}, {"a": after}).removeprefix("a ").split(" -> ")
+        assert first != second, "what differs is seen"
     assert (
         format_differences(result_content(cut), result_content(plain))
         == "data.fraction 0.5 -> (absent); train.steps (absent) -> 4"

@@ -297,6 +297,10 @@ def export_command(
     """
     from vitlab.report.api import open_study
 
+    if str(target).startswith("hub:"):
+        raise UserError(
+            f"--to {target}: vitlab uploads nothing; name a folder, which 'hf upload ORG/NAME FOLDER' sends"
+        )
     for plugin in plugins:
         load_file(plugin)
     plan, store = open_study(study, out=out)

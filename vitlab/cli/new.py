@@ -12,18 +12,21 @@ import keyword
 import re
 import shutil
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import yaml
 
 from vitlab import registry
 from vitlab._version import __version__
 from vitlab.cli.completion import complete_file, complete_slot
 from vitlab.cli.options import FILE, FOLDER
 from vitlab.cli.show import Schema, shown_default, shown_type, study_schema
-from vitlab.errors import UserError, nearest
-from vitlab.spec.yaml import read_value
+from vitlab.errors import SpecError, UserError, nearest
+from vitlab.planning.packaged import find_study_file, packaged_name, study_name
+from vitlab.spec.yaml import parse_document, read_document, read_value
 from vitlab.store.files import temporary_path, write_bytes
 
 if TYPE_CHECKING:
@@ -56,18 +59,18 @@ def study(file: Path, source: str) -> list[str]:
     FILE, by default study.yaml, is then a copy of a study that comes with vitlab. Beside it a schema is written, by
     which editors complete and check the file. An existing file is not overwritten.
     """
-    from vitlab.planning.packaged import find_study_file
-
     file = file if file.suffix in (".yaml", ".yml") else file.with_name(f"{file.name}.yaml")
     if file.exists() or file.is_symlink():
         raise UserError(f"{file} exists already and is not overwritten; choose another FILE")
     if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9._-]*", file.stem):
         raise UserError(f"{file}: a study has the name of its file; use letters, digits, '.', '_' and '-'")
-    # The comment at the top is about the results of the original.
-    original = find_study_file(Path(source)).read_text(encoding="utf-8")
-    _, _, body = f"\n{original}".partition("\nstudy: ")
+    original = find_study_file(Path(source))
+    body = _rename_study(original, file.stem)
+    if packaged_name(original):  # the comment at its top is about its results
+        body = re.sub(r"\A(#.*\n|\n)*", "", body)
     template = template_environment().get_template("new_study.yaml.j2")
-    text = template.render(schema=SCHEMA, file=file, study=file.stem, body=body.partition("\n")[2].rstrip())
+    former = template.render(schema=SCHEMA, file=original, body="").strip()  # at the top of a copy
+    text = template.render(schema=SCHEMA, file=file, body=body.removeprefix(former).strip())
     file.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(file, text.encode())
     lines = [f"{file} is written, a copy of {source}."]
@@ -76,6 +79,22 @@ def study(file: Path, source: str) -> list[str]:
         write_bytes(schema, f"{json.dumps(study_schema(), indent=1)}\n".encode())
         lines.append(f"{schema} is written: completion and checks for editors.")
     return [*lines, "Next:", f"  vitlab plan {file}", f"  vitlab run {file}"]
+
+
+def _rename_study(file: Path, name: str) -> str:
+    """Return the text of a study file with another name in the place of its own."""
+    study_name(str(file))  # a file that is no study gets a sentence
+    text = file.read_text(encoding="utf-8-sig")
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    assert isinstance(root, yaml.MappingNode)
+    for key, value in root.value:
+        if key.value == "study":
+            start, end = value.start_mark.index, value.end_mark.index
+            renamed = f"{text[:start]}'{name}'{text[end:]}"
+            with suppress(SpecError):
+                if parse_document(renamed, str(file)).data == {**read_document(file).data, "study": name}:
+                    return renamed
+    raise UserError(f"{file}: the name can be replaced only in a line 'study: NAME'; write it so")
 
 
 @new_command.command()

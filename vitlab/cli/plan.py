@@ -280,7 +280,9 @@ def validate_command(files: tuple[Path, ...], changes: tuple[str, ...], plugins:
         try:
             _, plan = plan_study(find_study_file(file), changes=parse_changes(changes), plugins=plugins)
         except UserError as error:
-            problems += error.complete if isinstance(error, SpecError) else [Problem("", 0, 0, str(error))]
+            problems += (
+                error.complete if isinstance(error, SpecError) else [Problem("", 0, 0, each) for each in error.args]
+            )
             continue
         if build:
             count_costs(plan)

@@ -5,6 +5,7 @@ Listing imports no component.
 
 import inspect
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -25,7 +26,7 @@ from vitlab.errors import BrokenComponent, ClashError, UserError
 from vitlab.planning import packaged
 from vitlab.registry import plugins as plugin_sources
 from vitlab.registry.slots import first_line, without_markup
-from vitlab.spec import Study
+from vitlab.spec import Study, read_document
 from vitlab.spec.choice import SLOT_MARK, TOGETHER, Choice
 from vitlab.spec.tree import NewTree
 
@@ -74,7 +75,9 @@ def show_command(slot: str, name: str | None, plugins: tuple[Path, ...]) -> list
     if name is None:
         _print_components(slot)
     elif slot in STUDIES:
-        return packaged.find_study_file(Path(name)).read_text(encoding="utf-8").splitlines()
+        file = packaged.find_study_file(Path(name))
+        read_document(file)  # a file that is no study gets a sentence
+        return file.read_text(encoding="utf-8").splitlines()
     else:
         _print_component(slot, name)
     return None
@@ -112,8 +115,6 @@ def _print_weights(pattern: str) -> None:
 
 
 def _print_studies() -> None:
-    from vitlab.spec import read_document
-
     rows = []
     for name, file in packaged.packaged_studies().items():
         data = read_document(file).data
@@ -153,7 +154,8 @@ def _print_component(slot: str, name: str) -> None:
     if slot == "metric":
         click.echo(f"{_metric_facts(component)}\n")
     for paragraph in (text.partition("\nArgs:\n")[0].rstrip() or "(no documentation)").split("\n\n"):
-        print_indented("", paragraph if "\n " in paragraph else " ".join(paragraph.split()))
+        has_columns = re.search(r"\n |==|\w  +\w", paragraph)  # indented text, or a table
+        print_indented("", paragraph if has_columns else " ".join(paragraph.split()))
         click.echo()
     shared = set(room.shared.model_fields) if room.shared else set()
     for title, are_shared in (("Options", False), (f"Options of every {slot}", True)):

@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -122,7 +122,7 @@ def studies_command(out: Path) -> None:
         return
     if not studies:
         say(f"no study has been run in {out}")
-    of_gate = [study["study"] for study in studies if _is_of_gate(study)]
+    of_gate = [study["study"] for study in studies if _is_of_gate(read_versions(store.study(study["study"])))]
     for study in studies:
         if study["study"] not in of_gate:
             _print_study(study)
@@ -164,10 +164,10 @@ def _answer_or_status(plan: Plan, store: Store) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing compared"
 
 
-def _is_of_gate(study: NewTree) -> bool:
+def _is_of_gate(versions: Sequence[Version]) -> bool:
     """Return whether 'vitlab check' or 'ab' has named a study, after the study that it compares."""
-    named = re.search("--set study=([^ ]+)-(?:check|[0-9a-f]{7}) ", study["versions"][0]["set"])
-    return named is not None and study["study"].startswith(f"{named[1]}-")
+    changes = versions[0].changes if versions else {}
+    return "seeds" in changes and re.fullmatch(".+-(check|[0-9a-f]{7})", str(changes.get("study"))) is not None
 
 
 def _print_study(study: NewTree) -> None:

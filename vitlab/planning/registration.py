@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from vitlab.planning.values import EarlierResults, Plan, Registration
 from vitlab.spec.design import format_value
@@ -61,6 +62,11 @@ def with_registration(plan: Plan, earlier: Plan | None, ended: Callable[[str, st
     return replace(plan, registered=replace(first, arms={**plan.identities, **first.arms}, seen=seen))
 
 
+def _format_exactly(value: Any) -> str:
+    """Format a value so that any other value looks different."""
+    return repr(value) if isinstance(value, float) else format_value(value)
+
+
 def analysis_changes(plan: Plan) -> list[str]:
     """Return each change of the analysis since the first run as a clause; any makes all comparisons exploratory."""
     first, now = plan.registered, make_registration(plan)
@@ -68,7 +74,7 @@ def analysis_changes(plan: Plan) -> list[str]:
         return []
     pairs = {name: (getattr(first, name), getattr(now, name)) for name in JUDGED_BY}
     clauses = [
-        f"{name} was {format_value(was)} and is {format_value(is_now)}"
+        f"{name} was {_format_exactly(was)} and is {_format_exactly(is_now)}"
         for name, (was, is_now) in pairs.items()
         if was != is_now
     ]

@@ -31,7 +31,6 @@ from vitlab.planning.values import UNDECIDED, Decisions, Plan
 from vitlab.registry import slot
 from vitlab.spec import Choice, Document, RunSpec, Study, read_study
 from vitlab.spec.changes import without_secrets
-from vitlab.spec.design import format_value
 from vitlab.spec.tree import NewTree, Tree, Values, flatten, type_adapter
 from vitlab.store.files import Damaged, load_json, read_json, require_mapping, write_bytes, write_json
 from vitlab.store.folders import Store
@@ -402,5 +401,6 @@ def _lengthen_components(leaves: Values, others: Values) -> NewTree:
 
 
 def _format_value(value: Any) -> str:
-    text = "(absent)" if value is _ABSENT else format_value(value)
+    # Written in full: what is rounded, or has no quotes in a list, may look the same before and after.
+    text = "(absent)" if value is _ABSENT else value if isinstance(value, str) else json.dumps(value, default=str)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -184,8 +184,9 @@ class MlflowTracker(Replay):
         return dashboard.comparison_link(self.address.links, runs.experiment, dashboard.ARMS)
 
     def start_command(self) -> str:
-        """Return the command that serves the database in the output folder; empty for any other destination."""
-        return shlex.join(["vitlab", "ui", *self.store.out_option]) if self.address.embedded else ""
+        """Return the command that opens the study in the output folder's database; empty for any other destination."""
+        words = ["vitlab", "ui", self.plan.study, *self.store.out_option]
+        return shlex.join(words) if self.address.embedded else ""
 
     def _record_page(self, name: str, experiment: str) -> None:
         """Record the id of an experiment, from which the driver and ``vitlab ui`` make addresses."""
