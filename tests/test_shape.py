@@ -23,7 +23,7 @@ from vitlab.report.formats import FORMATS, Format
 
 ROOT = Path(__file__).parents[1]
 
-FIRST_LINES = 900  #: bound on the code of a first reading; a careful reader reads about a thousand lines an hour
+FIRST_LINES = 950  #: bound on the code of a first reading, in which strangers read nine lines a minute
 STOP = re.compile(r"(?m)^\d+\. (\*Second reading\.\* )?`([\w/.]+)`:((?:,?\s+`[\w.]+` \(\d+\))+)")
 
 DIGITS = {
@@ -78,10 +78,10 @@ def test_few_modules_stand_beside_the_packages() -> None:
     assert len(modules) <= 7, modules
 
 
-def test_path_of_a_run_is_read_in_an_hour() -> None:
+def test_path_of_a_run_is_true_and_short() -> None:
     """Every stop has about the stated lines, without docstrings, and is named by the code of an earlier one."""
     page = (ROOT / "docs" / "pages" / "architecture.md").read_text()
-    (stated,) = re.findall(r"have ([\d,]+) lines, about an hour for a careful reader; all have ([\d,]+)", page)
+    (stated,) = re.findall(r"have ([\d,]+) lines, about an hour and a half for a stranger; all have ([\d,]+)", page)
     first = total = 0
     names_so_far = {"run"}
     for later, file, functions in STOP.findall(page):
