@@ -330,7 +330,7 @@ design:
             ["'crop'", "padding must be", "no option 'foo'", "'flip'", "validation must be less"],
         ),
         ({"study: small": "study: sm/all\nwhere: [{require: 'model.dim >', because: x}]"}, ["study must be", "not an expression"]),
-        ({"study: small": "study: small\ntune: {knobs: {train.optimizer.lr: [Infinity, 1]}}"}, ["input should be a finite number"]),
+        ({"study: small": "study: small\ntune: {knobs: {train.optimizer.lr: [Infinity, 1]}}"}, ["lr must be a finite number"]),
         ({"  train:": "train:", "type: vit": "type: vti"}, ["'base.train' is missing", "'vit'", "unknown key 'train'"]),
         ({"study: small": "study: small\nseds: 3\ntune: {knobs: {train.optimizer.lr: [-1, 1]}}"}, ["'seeds'", "lr must be greater"]),
     ],
