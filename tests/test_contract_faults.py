@@ -38,8 +38,9 @@ from vitlab.plugin import (
     noise,
     slot,
 )
+from vitlab.training.metrics.predictions import Accuracy
 
-SLOTS = ("optimizer", "schedule", "loss", "objective", "dataset", "augment", "mlp", "position", "head")
+SLOTS = ("optimizer", "schedule", "loss", "objective", "dataset", "augment", "mlp", "position", "head", "metric")
 
 
 @pytest.fixture(autouse=True)
@@ -646,6 +647,81 @@ def test_false_reads_is_caught(cls: type[Head], sentence: str) -> None:
 
 def test_head_without_reads_passes() -> None:
     check("head", Unknown)
+
+
+# -- wrong types ------------------------------------------------------------------------------------------------------
+
+
+class Bare(Unknown):
+    """A head that returns logits alone."""
+
+    def classify(self, x_BSD: Tensor) -> Any:
+        return self.fc(x_BSD[:, 0])
+
+
+class BareForward(Unknown):
+    """A head that returns logits alone."""
+
+    def forward(self, x_BTD: Tensor) -> Any:
+        return self.fc(x_BTD[:, 0])
+
+
+class NoTokens(Position):
+    """An encoding that forgets to return.  Reference: none."""
+
+    def __init__(self, g: Geometry) -> None:
+        super().__init__()
+
+    def add(self, x_BTD: Tensor, layer: int) -> Any:
+        return None
+
+
+class OneAngle(NoTokens):
+    """A rotation of one tensor.  Reference: none."""
+
+    def add(self, x_BTD: Tensor, layer: int) -> Tensor:
+        return x_BTD
+
+    def rotation(self, layer: int) -> Any:
+        return torch.ones(4, 4)
+
+
+class BareLoss(Loss):
+    """A loss without its parts."""
+
+    def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Any:
+        return F.cross_entropy(logits_by_head[""], target)
+
+
+class Unbuilt(Good):
+    """SGD that is not built."""
+
+    def build(self, groups: Sequence[Group]) -> Any:
+        return self.kind
+
+
+class Listed(Accuracy):
+    """Accuracy as a list."""
+
+    def rows(self, logits: Tensor, target: Tensor) -> Any:
+        return super().rows(logits, target).tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "cls", "sentence"),
+    [
+        ("head", Bare, r"classify returned a Tensor; return Logits\(tensor\)"),
+        ("head", BareForward, r"forward returned a Tensor; return Logits\(tensor\)"),
+        ("position", NoTokens, r"add\(x, 0\) returned a NoneType; return a tensor"),
+        ("position", OneAngle, r"rotation\(1\) returned a Tensor; return \(cosines, sines\), or None"),
+        ("loss", BareLoss, r"__call__ returned a Tensor; return Value\(tensor, \{\}\)"),
+        ("optimizer", Unbuilt, "build returned a type; return a torch.optim.Optimizer"),
+        ("metric", Listed, "rows returned a list; return a tensor with a row for each image"),
+    ],
+)
+def test_wrong_type_is_named(name: str, cls: type[Any], sentence: str) -> None:
+    with pytest.raises(AssertionError, match=sentence):
+        check(name, cls)
 
 
 class OneByOne(Pictures):

@@ -106,6 +106,15 @@ def test_broken_section_fails_contract_test(change: tuple[str, str], sentence: s
         check_component("section", "best_seeds")
 
 
+def test_section_with_only_a_heading_fails_contract_test(plugin: Path) -> None:
+    plugin.write_text(PLUGIN.partition("    row = Best")[0])
+    registry.load_file(plugin)
+    with pytest.raises(
+        AssertionError, match="shows nothing but its heading; define rows, notes, table, figure or images"
+    ):
+        check_component("section", "best_seeds")
+
+
 def test_section_named_as_a_value_of_the_report_fails_contract_test(plugin: Path) -> None:
     plugin.write_text(plugin.read_text().replace('section.register("best_seeds")', 'section.register("notes")'))
     registry.load_file(plugin)

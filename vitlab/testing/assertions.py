@@ -43,6 +43,11 @@ def equal_states(one: State, other: State) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+def check_type(value: object, allowed: type | tuple[type, ...], method: str, remedy: str) -> None:
+    """Check the type of what a method returned; ``remedy`` says what to return instead."""
+    assert isinstance(value, allowed), f"{method} returned a {type(value).__name__}; return {remedy}"
+
+
 ONE_DEVICE = "create tensors on the device of the input, and register constant ones as buffers"
 
 

@@ -23,6 +23,7 @@ from vitlab.testing.assertions import (
     ONE_DEVICE,
     about,
     check_gradient,
+    check_type,
     checked_reason,
     equal_states,
     on_another_device,
@@ -154,7 +155,9 @@ class _Probe(nn.Module):
             out, passed = part(x, *hints, first_BHTK if part.passes == "values" else None)
             return {"tokens": passed.restore(out) if part.passes == "merged" and passed is not None else out}
         if kind == "head":
-            return {f"view '{name}'": view for name, view in part.logits_by_head(part(x)).items()}
+            output = part(x)
+            check_type(output, tuple, "forward" if "forward" in vars(type(part)) else "classify", "Logits(tensor)")
+            return {f"view '{name}'": view for name, view in part.logits_by_head(output).items()}
         return {"tokens": part(x)}
 
     def _call_position(self, x: Tensor) -> dict[str, Tensor]:
@@ -164,6 +167,7 @@ class _Probe(nn.Module):
             out[f"mix(x, {layer})"] = self.part.mix(x, layer)
             rotation, bias = self.part.rotation(layer), self.part.bias(layer)
             if rotation is not None:
+                check_type(rotation, tuple, f"rotation({layer})", "(cosines, sines), or None")
                 out[f"cosines of rotation({layer})"], out[f"sines of rotation({layer})"] = rotation
             if bias is not None:
                 out[f"bias({layer})"] = bias
@@ -211,6 +215,7 @@ def _check_outputs(case: _Case, out: Mapping[str, Tensor], x: Tensor) -> None:
     """Check the shapes, the dtypes and, outside of the meta device, the values of outputs for ``x``."""
     g = case.g
     for name, value in out.items():
+        check_type(value, Tensor, "forward" if name == "tokens" else name, "a tensor")
         of_position = "rotation" in name or "bias" in name
         if "rotation" in name:
             allowed: list[tuple[int, ...]] = [(g.tokens, g.head_dim // 2), (g.heads, g.tokens, g.head_dim // 2)]
@@ -452,5 +457,7 @@ def _model(choice: ResolvedChoice) -> Any:
 
 
 def _logits(model: Any, x: Tensor) -> Tensor:
-    views: dict[str, Tensor] = model.logits_by_head(model(x))
+    output = model(x)
+    check_type(output, tuple, "forward", "Logits(tensor)")
+    views: dict[str, Tensor] = model.logits_by_head(output)
     return views[""]

@@ -31,7 +31,13 @@ STEPS = 4
 
 def check_section(choice: ResolvedChoice) -> None:
     """Check that the rows of a section survive JSON, that its columns are equally long, and that figures are drawn."""
+    from vitlab.report.sections import Section
+
     name, plan = choice.type.rpartition(":")[2], small_plan(seeds=3)
+    parts = ("rows", "notes", "table", "figure", "images")
+    assert any(getattr(choice.component, part) is not getattr(Section, part) for part in parts), (
+        f"shows nothing but its heading; define {', '.join(parts[:-1])} or {parts[-1]}"
+    )
     with TemporaryDirectory() as folder:
         store = Store(Path(folder))
         _check_rows(name, choice, plan, store, "without a result")

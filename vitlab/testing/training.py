@@ -26,10 +26,10 @@ from vitlab.geometry import DataInfo
 from vitlab.models import Model
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.spec import STREAMS, TrainSpec
-from vitlab.testing.assertions import about, checked_reason, equal_states
+from vitlab.testing.assertions import about, check_type, checked_reason, equal_states
 from vitlab.training import artifacts
 from vitlab.training.loop import Training
-from vitlab.training.losses import Loss
+from vitlab.training.losses import Loss, Value
 from vitlab.training.metrics.features import Features
 from vitlab.training.objective import Objective
 from vitlab.training.optim import Optimizer, group_by_decay, set_learning_rates
@@ -58,6 +58,10 @@ def check_optimizer(choice: ResolvedChoice) -> None:
     for attribute in ("lr", "weight_decay"):
         value = getattr(built, attribute, None)
         assert isinstance(value, int | float), f"its attribute {attribute} is {value!r}; it is a number"
+    model = _build_training({}).model
+    with about("build"):
+        made = built.build(built.route(group_by_decay(model, 0.5), model))
+    check_type(made, torch.optim.Optimizer, "build", "a torch.optim.Optimizer")
     check_training(optimizer=choice.plain())
     # Warm-up begins at rates near 0, and a schedule may end there.
     moved = _moved_weights(choice, rate=0.0)
@@ -131,6 +135,7 @@ def check_loss(choice: ResolvedChoice) -> None:
     target_B = torch.arange(B) % K
     loss: Loss = slot("loss").build(choice)
     with about("of class indices"):
+        check_type(loss({"": logits_BK}, target_B), Value, "__call__", "Value(tensor, {})")
         _check_mean(loss, logits_BK, target_B)
     right, wrong = (
         float(loss({"": 8.0 * torch.nn.functional.one_hot(predicted_B, K).double()}, target_B).total)
@@ -404,7 +409,10 @@ def _evaluate(choice: ResolvedChoice, logits: Tensor, target: Tensor, cuts: Sequ
     inputs, labels = logits.clone(), target.clone()
     with about(f"rows of batches of {tuple(cuts)}"):
         parts = zip(torch.split(inputs, list(cuts)), torch.split(labels, list(cuts)), strict=True)
-        rows_N = torch.cat([metric.rows(*part) for part in parts])
+        rows = [metric.rows(*part) for part in parts]
+        for value in rows:
+            check_type(value, Tensor, "rows", "a tensor with a row for each image")
+        rows_N = torch.cat(rows)
     assert torch.equal(inputs, logits) and torch.equal(labels, target), "changes the logits or the labels"
     with about("value"):
         value = float(metric.value(rows_N))
