@@ -182,14 +182,16 @@ def _python() -> Iterator[str]:
     yield from _function("plan")
     yield from _function("results")
     yield "Also `results.parquet` and `results.csv` of a report. One row per trial, failed trials included.\n"
-    between = {
+    path = {
         "PATH": ("int64, float64 or string", "one column per path the study varies, such as `model.patch_size`"),
-        "val/NAME, test/NAME, train/NAME": (
+    }
+    last = {
+        "train/NAME, test/NAME, val/NAME": (
             "float64",
-            "final values; with `at: best`, the best value of the study's metric is in `METRIC@best`",
+            "final values, the study's metric last; with `at: best`, its best value is in `METRIC@best`",
         ),
     }
-    yield from _meanings_of(frame.BEFORE | between | frame.AFTER)
+    yield from _meanings_of(frame.BEFORE | path | frame.AFTER | last)
     yield from _function("compare")
     yield (
         "Also `summary.csv` of a report. One row per arm. Shares are between 0 and 1 where the report shows percent. "

@@ -495,6 +495,14 @@ def test_wrong_metric_is_reported_beside_misspelt_data(here: Path) -> None:
         assert "digts" in one(mistakes(here, f"{wrong}analysis: {{metric: {metric}}}\n"))
 
 
+def test_guess_of_misspelt_option_brings_no_further_mistake(here: Path) -> None:
+    """Images of 1000 pixels, for which the nearest name would ask, fit no patch of 7, and 9 dimensions no 2 heads."""
+    data = STUDY.replace("type: digits", "type: digits, train_size: 1000")
+    assert data != STUDY
+    assert "Did you mean 'size'?" in one(mistakes(here, data.replace("patch_size: 2", "patch_size: 7")))
+    assert "Did you mean 'dim'?" in one(mistakes(here, STUDY.replace("dim: 8", "dmi: 9")))
+
+
 def test_metric_of_misspelt_objective_is_no_mistake(here: Path) -> None:
     text = STUDY.replace("optimizer:", "objective: mea, optimizer:")
     assert "'mea'" in one(mistakes(here, f"{text}analysis: {{metric: val/reconstruction}}\n"))

@@ -89,7 +89,6 @@ def test_columns_do_not_depend_on_comparison(out: Path) -> None:
     assert {name: str(kind) for name, kind in one.dtypes.items()} == promised
     assert one.dtypes.equals(two.dtypes)
     assert one["arm"].tolist() == list(OLD)
-    assert type(one[one["n"] > 0]) is pd.DataFrame
 
 
 def test_notebook_shows_answers_and_escapes_names(out: Path) -> None:
@@ -106,7 +105,7 @@ def test_notebook_shows_answers_and_escapes_names(out: Path) -> None:
 
 
 def test_text_begins_with_answers_and_has_few_columns(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the frame as it was made alone: what is derived from it, or changed in place, is shown by pandas."""
+    """Of the frame or some of its rows; other columns, and what was changed in place, are shown by pandas."""
     monkeypatch.setenv("COLUMNS", "80")
     table = vitlab.compare("old", "new", out=out)
     lines = str(table).splitlines()
@@ -116,13 +115,25 @@ def test_text_begins_with_answers_and_has_few_columns(out: Path, monkeypatch: py
     assert f"{mean:.1f} ± {sd:.1f}" in row and f" {MINUS}2.4 [" in row and row.endswith("worse (exploratory)")
     assert repr(pickle.loads(pickle.dumps(table))) == repr(table)
     plain = pd.DataFrame(table)
-    for derived in (table.head(2), table.copy(), table[["arm", "n"]], table.sort_values("arm")):
-        assert type(derived) is pd.DataFrame
+    assert repr(table.copy()) == repr(table)
+    worse = str(table[table["verdict"] == "worse"])
+    assert max(map(len, worse.splitlines())) <= 80 and row.split() in [line.split() for line in worse.splitlines()]
+    assert worse.split()[0] == "arm" and "old: baseline" not in worse
+    both = str(table.sort_values("arm", ascending=False).reset_index(drop=True))
+    assert re.findall(r"(?m)^ ((?:old|new): \S+)", both) == sorted(table["arm"], reverse=True)
+    assert "<td>" in table[table["verdict"] == "worse"]._repr_html_()
+    columns = ["arm", "n"]
+    mixed = pd.concat([table, table.assign(n=0)])
+    assert repr(table[table["n"] < 0]) == "no arms"
+    for derived in (table[columns], table.describe(), mixed, table.T, table.groupby("n").sum()):
+        assert repr(derived) == repr(pd.DataFrame(derived)), derived.columns
     table["mine"] = 1
     assert repr(table) == repr(plain.assign(mine=1)) and table._repr_html_() == plain.assign(mine=1)._repr_html_()
     results = vitlab.results("old", out=out)
     assert re.match(r" +arm +seed +status +val/accuracy +wall_s\n", str(results)), "and no test metric"
     assert str(results).splitlines()[-1] == f"columns: {', '.join(results)}"
+    head = str(results.head())
+    assert all(name in head for name in ("arm", "seed", "status", "val/accuracy")) and "origins" not in head
     assert type(results.head()) is pd.DataFrame and repr(pickle.loads(pickle.dumps(results))) == repr(results)
 
 
@@ -135,7 +146,7 @@ def test_notebook_shows_notes_of_report(out: Path) -> None:
 def test_results_have_documented_columns(out: Path) -> None:
     table = vitlab.results("old", out=out)
     names = list(table.columns)
-    assert names[: len(frame.BEFORE)] == list(frame.BEFORE) and names[-len(frame.AFTER) :] == list(frame.AFTER)
+    assert names[: len(frame.BEFORE)] == list(frame.BEFORE) and names[-1] == "val/accuracy"
     for name, (kind, _) in (frame.BEFORE | frame.AFTER).items():
         assert str(table[name].dtype) == kind, name
     assert table.isna().sum()["failure_kind"] == 15

@@ -79,9 +79,9 @@ def test_results_have_one_row_per_trial_and_documented_columns(tmp_path):
     plan, store = study(tmp_path)
     results = frame.results(plan, store)
     assert list(results.columns) == [
-        *("study", "arm", "baseline", "seed", "trial", "code", "status", "failure_kind", "failure", "model.position"),
-        *("val/accuracy", "test/accuracy", "train/loss"),
-        *("params", "macs", "steps", "images", "wall_s", "ended", "engine", "threads", "device", "origins"),
+        *("arm", "seed", "status", "study", "baseline", "trial", "code", "failure_kind", "failure", "model.position"),
+        *("origins", "engine", "threads", "device", "ended", "params", "macs", "steps", "images", "wall_s"),
+        *("train/loss", "test/accuracy", "val/accuracy"),
     ]
     assert len(results) == 20
     row = results[(results["arm"] == "position=none") & (results["seed"] == 3)].iloc[0]

@@ -18,6 +18,7 @@ from vitlab.cli.options import PATH, display_path, out_option, parse_changes, pr
 from vitlab.errors import UserError
 from vitlab.planning.study_folder import EARLIER, Version, format_differences, read_plan, read_versions
 from vitlab.planning.values import Plan
+from vitlab.spec import TrainSpec
 from vitlab.spec.tree import NewTree
 from vitlab.store.files import remove
 from vitlab.store.folders import Event, Store, TrialFolder
@@ -51,7 +52,9 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
         folder = store.folder(planned.trial)
         state = _state_of(folder)
         if state in ("running", "paused"):
-            progress.append(f"{planned.arm} s{planned.seed}: {state}{_last_evaluation(folder)}")
+            progress.append(
+                f"{planned.arm} s{planned.seed}: {state}{_last_evaluation(folder, planned.trial.spec.train)}"
+            )
         if state == Ending.FAILED and (failure := folder.failure()) is not None:
             log = folder.path / "log.txt"
             place = f" ({display_path(log)})" if log.is_file() else ""
@@ -101,10 +104,14 @@ def _state_of(folder: TrialFolder) -> str:
     return "paused" if folder.checkpoint.exists() else "missing"
 
 
-def _last_evaluation(folder: TrialFolder) -> str:
+def _last_evaluation(folder: TrialFolder, train: TrainSpec) -> str:
     """Return the last evaluated step and epoch in a trial's journal, or nothing before the first evaluation."""
     reached = [event.body for event in folder.events()[0] if event.kind == "metrics"]
-    return f", at step {reached[-1]['step']:,}, epoch {reached[-1]['epoch']:.3g}" if reached else ""
+    if not reached:
+        return ""
+    steps = "" if train.steps is None else f" of {train.steps:,}"
+    epochs = "" if train.epochs is None else f" of {train.epochs:.6g}"
+    return f", at step {reached[-1]['step']:,}{steps}, epoch {reached[-1]['epoch']:.3g}{epochs}"
 
 
 @click.command()

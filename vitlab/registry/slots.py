@@ -237,7 +237,9 @@ class Slot(Generic[T]):
             )
         if collected.mistakes:
             # What could be read is passed on, so that mistakes elsewhere in the file are found in the same run.
-            wrong = {path[0] for path in collected.removed if path[0] in model.model_fields}
+            # What is under a guessed name may belong elsewhere, and is wrong, too.
+            unsure = (*collected.removed, *collected.written)
+            wrong = {path[0] for path in unsure if path[0] in model.model_fields}
             faults = [(mistake.path, mistake.message) for mistake in collected.mistakes]
             raise OptionError(faults, result, wrong)
         assert result is not None

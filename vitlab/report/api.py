@@ -161,10 +161,10 @@ def open_study(path: str | Path, *, out: str | Path = OUT, changes: Mapping[str,
 def results(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     """Return the results of a study as a frame, one row per trial, whatever its status.
 
-    Columns: ``study, arm, baseline, seed, trial, code, status, failure_kind, failure``, one per varied path,
-    ``val/...``, ``test/...`` and ``train/...``, and ``params, macs, steps, images, wall_s, ended, engine, threads,
-    device, origins``.  Printed, the frame shows a few of them and names all.  The page of the Python API has the type
-    and meaning of each column of every frame.
+    Columns: ``arm, seed, status, study, baseline, trial, code, failure_kind, failure``, one per varied path, ``origins,
+    engine, threads, device, ended, params, macs, steps, images, wall_s``, and ``train/...``, ``test/...`` and
+    ``val/...``, the metric of the analysis last.  Printed, the frame shows a few of them and names all.  The page of
+    the Python API has the type and meaning of each column of every frame.
 
     Raises:
         UserError: if the study has not been run in ``out``.
@@ -180,8 +180,8 @@ def compare(first: str | Path, second: str | Path | None = None, *, out: str | P
 
     With two studies, every arm of ``second`` is compared with the arm of the same name in ``first``.  The last two
     columns are mean and standard deviation of the test metric of the same name.  Printed or in a notebook, the
-    frame shows the answers first; ``.answers`` holds them as text, ``.notes`` the caveats, and ``.figures`` the figures
-    of the report, such as ``figures["arms"]``.
+    frame shows the answers first, and rows selected of it the same few columns; ``.answers`` holds the answers as text,
+    ``.notes`` the caveats, and ``.figures`` the figures of the report, such as ``figures["arms"]``.
 
     Raises:
         UserError: if a study has not been run in ``out``, or the two have no metric or no arm in common.

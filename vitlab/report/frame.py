@@ -39,14 +39,15 @@ def parse_descriptions(table: str) -> dict[str, tuple[str, str]]:
     return {name: (kind, meaning) for name, kind, meaning in rows}
 
 
+# In a narrow terminal, pandas leaves out columns in the middle.
 BEFORE = parse_descriptions(f"""
-study | string | the study
 arm | string | the arm
-baseline | string | the arm it is compared with; missing where there is none
 seed | int64 | the replicate
+status | string | {", ".join(STATUSES[:-1])} or {STATUSES[-1]}
+study | string | the study
+baseline | string | the arm it is compared with; missing where there is none
 trial | string | the key of the trial; seeds with one key are one training
 code | string | a digest of the code it runs
-status | string | {", ".join(STATUSES[:-1])} or {STATUSES[-1]}
 failure_kind | string | why there is no value: diverged (the loss was not finite), error (it raised), oom (memory ran
     out), timeout, preempted, lost (its worker died), prerequisite (a trial that it needs diverged or failed); missing
     where nothing went wrong
@@ -54,19 +55,18 @@ failure | string | the same in a sentence; empty where nothing went wrong
 """)
 """First columns of :func:`results`, with their types and meanings."""
 AFTER = parse_descriptions("""
+origins | string | its components, each with the source and the version it came from
+engine | string | how it was computed: the engine, or several joined by +
+threads | Int64 | threads it was computed with
+device | string | cpu or cuda
+ended | datetime64[ms, UTC] | when it ended; missing where it has no result
 params | Int64 | parameters of the model
 macs | Int64 | multiply-accumulates of one image, forward
 steps | Int64 | optimizer steps done
 images | Int64 | training images seen
 wall_s | float64 | seconds it took, all attempts together
-ended | datetime64[ms, UTC] | when it ended; missing where it has no result
-engine | string | how it was computed: the engine, or several joined by +
-threads | Int64 | threads it was computed with
-device | string | cpu or cuda
-origins | string | its components, each with the source and the version it came from
 """)
-"""Last columns of :func:`results`."""
-# In a narrow terminal, pandas leaves out columns in the middle.
+"""Columns of :func:`results` between the varied paths and the final values."""
 HISTORY = parse_descriptions("""
 arm | string | the arm
 seed | int64 | the replicate
@@ -113,10 +113,10 @@ def metric_column(analysis: Analysis) -> str:
 def results(plan: Plan, store: Store) -> pd.DataFrame:
     """Return one row per trial of the plan.
 
-    Columns are ``BEFORE``; one per varied path, of whole numbers (int64), numbers (float64) or short text (string); the
-    final values ``val/...``, ``test/...`` and ``train/...`` (float64); and ``AFTER``.  The
-    metric of the analysis has a column even if no trial reports it.  With ``at: best``, that is ``METRIC@best``, the
-    best value of each training.
+    Columns are ``BEFORE``; one per varied path, of whole numbers (int64), numbers (float64) or short text (string);
+    ``AFTER``; and the final values ``train/...``, ``test/...`` and ``val/...`` (float64).  The last column is the
+    metric of the analysis, even if no trial reports it.  With ``at: best``, that is ``METRIC@best``, the best value of
+    each training.
     """
     return trials_to_frame(plan, gather_trials(plan, store))
 
@@ -129,7 +129,8 @@ def trials_to_frame(plan: Plan, trials: Sequence[StoredTrial]) -> pd.DataFrame:
     stored = [item.result for item in trials if item.result is not None]
     reported = {name for result in stored for name in result.outcome.metrics if is_metric(name)}
     judged = metric_column(plan.analysis)
-    metrics = sorted({judged, *reported}, key=lambda name: (GROUPS.index(name.partition("/")[0]), name))
+    metrics = sorted(reported - {judged}, key=lambda name: (-GROUPS.index(name.partition("/")[0]), name))
+    metrics.append(judged)
     rows = []
     for item in trials:
         arm, trial = arms[item.planned.arm], item.planned.trial
@@ -154,7 +155,7 @@ def trials_to_frame(plan: Plan, trials: Sequence[StoredTrial]) -> pd.DataFrame:
             row |= {name: around.numerics.get(name) for name in ("engine", "threads", "device")}
             row |= {"steps": outcome.steps, "images": outcome.images}
         rows.append(row)
-    frame = pd.DataFrame(rows, columns=[*BEFORE, *plan.paths, *metrics, *AFTER])
+    frame = pd.DataFrame(rows, columns=[*BEFORE, *plan.paths, *AFTER, *metrics])
     for path in plan.paths:
         frame[path] = _typed_column([arms[item.planned.arm].values.get(path) for item in trials])
     frame["ended"] = pd.to_datetime(frame["ended"].astype("float64"), unit="s", utc=True)

@@ -20,19 +20,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class _Frame(pd.DataFrame):
-    """A frame whose slices and copies are ordinary frames."""
-
-    @property
-    def _constructor(self) -> type[pd.DataFrame]:
-        return pd.DataFrame
-
-
-class Comparison(_Frame):
-    """A frame of :func:`vitlab.report.comparison.summary_frame`, shown as the report does until it is changed."""
+class Comparison(pd.DataFrame):
+    """A frame of :func:`vitlab.report.comparison.summary_frame`, or some of its rows, shown as the report does."""
 
     _metadata: ClassVar[list[str]] = ["report"]
     report: Report
+
+    @property
+    def _constructor(self) -> type[pd.DataFrame]:
+        return Comparison
 
     @classmethod
     def of(cls, report: Report) -> Comparison:
@@ -64,39 +60,57 @@ class Comparison(_Frame):
         """
         return self.report.render(format)
 
-    @property
-    def _is_unchanged(self) -> bool:
-        """Whether the frame is still that of the report: it may have been changed in place."""
-        return self.equals(comparison.summary_frame(self.report.arms, self.report.analysis))
+    def _selected(self) -> Report | None:
+        """Return the report of the arms in the frame; None if it has none, or anything but their rows was changed."""
+        report: Report | None = getattr(self, "report", None)  # frames that pandas joins have none
+        arms = {row["arm"]: row for row in report.arms} if report is not None else {}
+        names = list(self["arm"]) if "arm" in self else []
+        if report is None or not names or not set(names) <= set(arms):
+            return None
+        rows = [arms[name] for name in names]
+        is_same = self.reset_index(drop=True).equals(comparison.summary_frame(rows, report.analysis))
+        answers = report.answers if len(rows) == len(arms) else []
+        return replace(report, question="", arms=rows, answers=answers) if is_same else None
 
     def __repr__(self) -> str:
-        """Return the answers and a table of few columns, fitted to the terminal."""
-        if not self._is_unchanged:
+        """Return the answers and a table of few columns, fitted to the terminal; of some arms, the table alone."""
+        if not len(self) and "arm" in self:
+            return "no arms"
+        selected = self._selected()
+        if selected is None:
             return super().__repr__()
-        table = paper_table(replace(self.report, question=""))
+        table = paper_table(selected)
         more = f"{format_count(len(self.notes), 'note')} in .notes, the whole report in .render()."
-        return to_text(*self.answers, table.columns, table.caption, more).rstrip()
+        return to_text(*selected.answers, table.columns, table.caption, more).rstrip()
 
     def _repr_html_(self) -> str | None:
         """Return answers, the table of arms and notes as HTML; every text is escaped."""
-        if not self._is_unchanged:
+        selected = self._selected()
+        if selected is None:
             html: str | None = super()._repr_html_()  # type: ignore[misc]
             return html
-        table = arm_columns(self.report.arms, self.report.analysis, self.report.units)
+        table = arm_columns(selected.arms, selected.analysis, selected.units)
         rows = list(zip(*(column.cells for column in table), strict=True))
         with pd.option_context("display.max_colwidth", None):
             cells = pd.DataFrame(rows, columns=[column.title for column in table]).to_html(index=False, border=0)
-        answers = "".join(f"<li>{escape(answer)}</li>" for answer in self.answers)
+        answers = "".join(f"<li>{escape(answer)}</li>" for answer in selected.answers)
         direction = f"{self.report.analysis.metric}: {self.report.analysis.direction}."
         notes = "".join(f"<p>{escape(note)}</p>" for note in (direction, *self.notes))
         return f"<div><ul>{answers}</ul>{cells}{notes}</div>"
 
 
-class Results(_Frame):
-    """A frame of :func:`vitlab.report.frame.results`, whose text has the columns that most people look for."""
+class Results(pd.DataFrame):
+    """A frame of :func:`vitlab.report.frame.results`, whose text has the columns that most people look for.
+
+    Its slices and copies are ordinary frames.
+    """
 
     _metadata: ClassVar[list[str]] = ["main"]
     main: list[str]  #: these columns
+
+    @property
+    def _constructor(self) -> type[pd.DataFrame]:
+        return pd.DataFrame
 
     @classmethod
     def of(cls, plan: Plan, store: Store) -> Results:

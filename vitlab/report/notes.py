@@ -132,7 +132,7 @@ def _note_missing_metric(plan: Plan, frame: pd.DataFrame) -> list[str]:
     done = frame[frame["status"] == Ending.DONE]
     without_value = done[~np.isfinite(done[column])]
     if len(done) and len(without_value) == len(done):
-        reported = [name for name in frame.columns if is_metric(name) and frame[name].notna().any()]
+        reported = [name for name in frame.columns[::-1] if is_metric(name) and frame[name].notna().any()]
         return [f"No trial reports {plan.analysis.metric}; they report {', '.join(reported) or 'nothing'}."]
     return _truncate_list(
         [
