@@ -443,7 +443,7 @@ def test_margin_is_in_units_of_the_column_or_in_points(tmp_path: Path) -> None:
     for margin, content, message in (
         (0.5, scaled(1, metric="loss"), ""),
         ("0.5 points", scaled(1, metric="loss"), "'loss' is no share, so that it has no points; write a number"),
-        (50, scaled(1), "margin 50: 'acc' is from 0 to 1; write less"),
+        (50, scaled(1), "margin 50.0: 'acc' is from 0 to 1; write less"),
         ("2 %", scaled(1), "margin 2 %: a number above 0 in units of the column, or '0.5 points', is allowed"),
         ("-1", scaled(1), "a number above 0"),
         (0, scaled(1), "a number above 0"),
@@ -505,7 +505,7 @@ def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
     ]
     assert "Did you mean 'seed'?" in text
     with pytest.raises(UserError) as error:
-        judge(tmp_path / "none.csv", metric="acc", arm="arm", alpha=2)
+        judge(tmp_path / "none.csv", metric="acc", arm="arm", alpha=float("nan"))
     assert [line.rpartition(": ")[2] for line in str(error.value).split("\n")][1:] == [
         "a number between 0 and 0.5 is allowed"
     ]

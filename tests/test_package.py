@@ -10,7 +10,8 @@ import sys
 import tomllib
 from fnmatch import fnmatch
 from importlib.metadata import packages_distributions
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
 import yaml
@@ -82,10 +83,19 @@ def test_public_names() -> None:
     ("function", "arguments", "options", "sentences"),
     [
         ("list_components", (3,), {}, ["slot must be a text; found 3"]),
+        ("list_components", (True,), {}, ["slot must be a text; found true"]),
+        ("list_components", ("position", 4), {}, ["2 arguments have no name, and only slot may have none"]),
+        ("results", ("a",), {"path": "b"}, ["'path' is given twice"]),
+        (
+            "judge",
+            ("a.csv",),
+            {"metric": 5, "alpha": "x", "chnce": 3},
+            ["metric must be a text; found 5", "alpha must be a number; found 'x'", "Did you mean 'chance'?"],
+        ),
         ("list_components", ("postion",), {}, ["no slot called 'postion'. Did you mean 'position'?"]),
         ("compare", ({},), {}, ["first must be a text or a path; found an empty mapping"]),
         ("load", ("a",), {"arms": "b", "seed": []}, ["seed must be a whole number", "Did you mean 'arm'?"]),
-        ("history", (), {"paths": "a"}, ["'path' is missing", "no option 'paths'. Did you mean 'path'?"]),
+        ("history", (), {"paths": "a"}, ["no option 'paths'. Did you mean 'path'?"]),
         ("predictions", ("a",), {"out": 3}, ["out must be a text or a path; found 3"]),
         ("results", (3,), {}, ["path must be a text or a path; found 3"]),
         ("plan", (3,), {}, ["file must be a text or a path or a mapping; found 3"]),
@@ -99,6 +109,25 @@ def test_wrong_argument_of_public_function_is_a_sentence(
         getattr(vitlab, function)(*arguments, **options)
     assert len(error.value.args) == len(sentences), error.value
     assert all(sentence in str(error.value) for sentence in sentences), error.value
+    assert all(f"vitlab.{function}" in sentence for sentence in error.value.args if "no slot" not in sentence)
+    assert "YAML" not in str(error.value)
+
+
+class Elsewhere:
+    """A path of another library."""
+
+    def __fspath__(self) -> str:
+        return "nothing"
+
+
+@pytest.mark.parametrize("path", ["nothing", b"nothing", Path("nothing"), PurePosixPath("nothing"), Elsewhere()])
+def test_every_path_names_a_study(path: Any, tmp_path: Path) -> None:
+    messages = []
+    for arguments, options in (((path,), {}), ((), {"path": path})):
+        with pytest.raises(vitlab.UserError) as error:
+            vitlab.results(*arguments, **options, out=tmp_path)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1] and "nothing" in messages[0] and "must be" not in messages[0]
 
 
 @pytest.mark.parametrize("slot", registry.SLOT_MODULES)

@@ -50,7 +50,7 @@ Render = Callable[[str], str | bytes]
 """Function that returns a report in a format."""
 
 
-@check_arguments
+@check_arguments()
 def run(
     file: str | Path | Mapping[str, object],
     *,

@@ -179,7 +179,7 @@ def read_unidentified_data(plan: Plan, store: Store, file: str | Path) -> bool:
     return bool(unread)
 
 
-@check_arguments
+@check_arguments()
 def plan(
     file: str | Path | Mapping[str, object],
     *,

@@ -17,6 +17,7 @@ from vitlab.judging.criterion import MAX_IMAGES, ColumnUnit
 from vitlab.judging.files import Columns, Remarks, Table, adapt_option_names, frame_to_table, read_table, shortlist
 from vitlab.judging.trainings import Trainings, add_column_mistakes, read_trainings
 from vitlab.planning.values import Arm, Looks, MetricFacts, Plan, scale_conflict
+from vitlab.registry.options import check_arguments
 from vitlab.report.comparison import summary
 from vitlab.report.frame import StudyResults
 from vitlab.report.notes import table_notes
@@ -37,6 +38,7 @@ OWN_COLUMNS = ("arm", "baseline", "seed", "trial", "status", "params", "macs", "
 UNREGISTERED = "These comparisons were not registered before their results were known."
 
 
+@check_arguments(own=("results", "goal", "over_blocks"))
 def judge(
     results: pd.DataFrame | str | Path,
     *,

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, wraps
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ParamSpec, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
 
 from vitlab.errors import BrokenComponent, UserError
 from vitlab.registry.slot_modules import BUILT_IN, Origin, import_slot
 from vitlab.spec.choice import Choice, Frozen
-from vitlab.spec.mistakes import mistakes_in
+from vitlab.spec.mistakes import YAML_HINT, collect_mistakes
 from vitlab.spec.tree import NewTree, Tree, Values
 
 P = ParamSpec("P")
@@ -95,31 +97,49 @@ def options_model(component: type, base: type[BaseModel]) -> type[BaseModel]:
     return create_model(component.__name__, __base__=(base,), __cls_kwargs__=configuration, **fields)
 
 
-def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a public function that raises UserError, with every mistake, for arguments of wrong names or types."""
-    signature = inspect.signature(function)
+def check_arguments(*, own: Collection[str] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a public function raise UserError, with every mistake, for arguments of wrong names or types.
 
-    @cache  # annotations are read at the first call, when their types are imported
-    def arguments_model() -> type[BaseModel]:
-        # The type of what is returned may be known to type checkers alone.
-        annotations = SimpleNamespace(__annotations__={**function.__annotations__, "return": "None"})
-        hints = typing.get_type_hints(annotations, function.__globals__)
-        fields: dict[str, Any] = {
-            name: (hints[name], ... if each.default is each.empty else each.default)
-            for name, each in signature.parameters.items()
-        }
-        return create_model(function.__name__, __base__=Options, **fields)
+    Args:
+        own: arguments whose values the function checks itself, with others of its mistakes.
+    """
 
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            checked = arguments_model().model_validate(signature.bind_partial(*args).arguments | kwargs)
-        except ValidationError as error:
-            mistakes = mistakes_in(error, arguments_model(), f"vitlab.{function.__name__}")
-            raise UserError(*(mistake.message for mistake in mistakes)) from None
-        return function(*args, **{name: getattr(checked, name) for name in kwargs})
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        signature, name = inspect.signature(function), f"vitlab.{function.__name__}"
+        by_place = [each.name for each in signature.parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
 
-    return call
+        @cache  # annotations are read at the first call, when their types are imported
+        def arguments_model() -> type[BaseModel]:
+            # The type of what is returned may be known to type checkers alone.
+            annotations = {**function.__annotations__, **dict.fromkeys([*own, "return"], "object")}
+            hints = typing.get_type_hints(SimpleNamespace(__annotations__=annotations), function.__globals__)
+            fields: dict[str, Any] = {
+                name: (hints[name], ... if each.default is each.empty else each.default)
+                for name, each in signature.parameters.items()
+            }
+            allowed = {"allow_inf_nan": True}  # the function has a sentence on its bounds
+            return create_model(function.__name__, __base__=(Options,), __cls_kwargs__=allowed, **fields)
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            sentences = [f"{name}: '{each}' is given twice" for each in by_place[: len(args)] if each in kwargs]
+            if len(args) > len(by_place):
+                first = f"only {', '.join(by_place)}" if by_place else "no argument"
+                sentences.append(f"{name}: {len(args)} arguments have no name, and {first} may have none")
+            given = {
+                each: Path(value) if isinstance(value, os.PathLike) else value
+                for each, value in {**dict(zip(by_place, args, strict=False)), **kwargs}.items()
+            }
+            collected = collect_mistakes(arguments_model(), given, who=name)
+            sentences += [mistake.message.removesuffix(YAML_HINT) for mistake in collected.mistakes]
+            if sentences:
+                raise UserError(*sentences)
+            by_name: Callable[..., R] = function
+            return by_name(**{each: getattr(collected.value, each) for each in given})
+
+        return call
+
+    return decorate
 
 
 @dataclass(frozen=True)

@@ -363,7 +363,7 @@ def list_entries(name: str | None = None) -> list[Entry]:
     return sorted(_entries(name), key=lambda entry: (entry.name, str(entry.origin)))
 
 
-@check_arguments
+@check_arguments()
 def list_components(slot: str | None = None) -> pd.DataFrame:
     """Return the components of a slot such as ``position``, or of all slots, as a frame with one row per component.
 

@@ -157,7 +157,7 @@ def open_study(path: str | Path, *, out: str | Path = OUT, changes: Mapping[str,
     return plan, Store(study.parent.parent)
 
 
-@check_arguments
+@check_arguments()
 def results(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     """Return the results of a study as a frame, one row per trial, whatever its status.
 
@@ -174,7 +174,7 @@ def results(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     return Results.of(*open_study(path, out=out))
 
 
-@check_arguments
+@check_arguments()
 def compare(first: str | Path, second: str | Path | None = None, *, out: str | Path = OUT) -> Comparison:
     """Return the comparison of a study's arms, or of two studies, as a frame with one row per arm.
 
@@ -193,7 +193,7 @@ def compare(first: str | Path, second: str | Path | None = None, *, out: str | P
     return Comparison.of(collect(*study) if second is None else compare_studies(study, open_study(second, out=out)))
 
 
-@check_arguments
+@check_arguments()
 def history(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     """Return the curves of a study as a frame in long form: one row per trial, step and metric.
 
@@ -209,7 +209,7 @@ def history(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     return frame.history(*open_study(path, out=out))
 
 
-@check_arguments
+@check_arguments()
 def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     """Return the predictions of every finished trial of a study, one row per trial, split and image.
 
@@ -234,7 +234,7 @@ def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     return table.astype({name: kind for name, kind in kinds.items() if kind == "string"})
 
 
-@check_arguments
+@check_arguments()
 def load(path: str | Path, *, arm: str = "baseline", seed: int | None = None, out: str | Path = OUT) -> Any:
     """Return a trained model and the transform of its input images: ``model, transform = vitlab.load(...)``.
 

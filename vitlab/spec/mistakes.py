@@ -46,6 +46,9 @@ KINDS = {
 }
 """Prefix of a pydantic error type to the expected type in words."""
 
+YAML_HINT = ". YAML reads yes, no, on and off as true or false; put it in quotes"
+"""End of a sentence on a boolean in the place of a text."""
+
 PATTERNS = {
     r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$": "1 to 100 letters, digits, '.', '_' or '-', beginning with a letter or digit",
 }
@@ -237,7 +240,7 @@ def _describe_error(detail: ErrorDetails, path: Path) -> str:
         allowed = f"{', '.join(choices) or expected}.{nearest(str(value), choices)}"
         return f"{name}: found {_format_value(value)}; allowed: {allowed}"
     if kind == "string_type" and isinstance(value, bool):
-        return f"{name}: a text belongs here, and YAML reads yes, no, on and off as true or false; put it in quotes"
+        return f"{name} must be a text; found {_format_value(value)}{YAML_HINT}"
     actual = f"; found {_format_value(value)}"
     if words := context.get("forms") or _expected_type(detail):
         return f"{name} must be {words}{actual}"
