@@ -118,8 +118,8 @@ def plan_study(
     assert study is not None
     if study.run.tracker.options:
         registry.slot("tracker").build(study.run.tracker, plan, store, study.run)  # raises if they cannot work
-    if found := _find_setting_that_cuts_batches(plan, study.run):
-        raise SpecError([document.problem(*found)])
+    if mistake := _find_setting_that_cuts_batches(plan, study.run):
+        raise SpecError([document.problem(*mistake)])
     about_data = _notes_on_data(plan, document)
     missing = [f"data not here: {reason}" for reason in _find_missing_data(plan, store)]
     about_averages = notes_on_averages(plan, lambda data, seeds: DataSource(data).training_images(seeds))

@@ -129,14 +129,14 @@ def judge_family(family: Sequence[Pair], alpha: float = 0.05) -> tuple[list[Cell
         counted=np.array([not pair.refused and not pair.no_sample for pair in family]),
     )
     judged = judge_arrays(values_C2N[None], lost_C2N[None], cells, alpha)
-    found = [_make_cell(pair, judged, place, alpha) for place, pair in enumerate(family)]
+    decisions = [_make_cell(pair, judged, place, alpha) for place, pair in enumerate(family)]
     (old, new), (seeds_old, seeds_new) = judged.count_broken[0], judged.count_seeds[0]
     if not old + new:
-        return found, []
+        return decisions, []
     sentence = f"{new} of {seeds_new} were lost or collapsed, {old} of {seeds_old} in the baseline"
     p = judged.count_p[0]
     test = f" (Boschloo's exact test, adjusted p {p:.2g})" if p < 1 else ""
-    return found, [Finding("", "trainings", VERDICTS[judged.count_verdict[0]], sentence + test)]
+    return decisions, [Finding("", "trainings", VERDICTS[judged.count_verdict[0]], sentence + test)]
 
 
 def _make_cell(pair: Pair, judged: JudgedCells, place: int, alpha: float) -> Cell:

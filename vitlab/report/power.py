@@ -163,8 +163,8 @@ def detectable_difference(
     contrasts = judge_studies(values, design).contrasts
     half_widths = (contrasts.high - contrasts.low) / 2
     half_widths[np.isnan(half_widths)] = np.inf  # by chance a seed looks collapsed: the exact test finds nothing
-    found = np.quantile(half_widths - contrasts.difference, CHANCE)
-    return float(found) * math.sqrt(1 + n * overlap)  # seeds whose splits overlap are fewer independent ones
+    difference = np.quantile(half_widths - contrasts.difference, CHANCE)
+    return float(difference) * math.sqrt(1 + n * overlap)  # seeds whose splits overlap are fewer independent ones
 
 
 def _similar_plans(plan: Plan, store: Store) -> Iterator[Plan]:

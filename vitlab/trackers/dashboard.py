@@ -109,12 +109,12 @@ def sort_into_sections(metrics: Iterable[str], headline: str, first: Sequence[st
         first: metrics of the first section, in order.
     """
     names = set(metrics)
-    found = [Section(headline, [name for name in first if name in names])]
+    sections = [Section(headline, [name for name in first if name in names])]
     rest = sorted(names - set(first), key=lambda name: ("/test/" in name, "/train/" in name, name))
     for title, prefixes in GROUPS:
-        found.append(Section(title, [name for name in rest if name.startswith(prefixes)]))
+        sections.append(Section(title, [name for name in rest if name.startswith(prefixes)]))
         rest = [name for name in rest if not name.startswith(prefixes)]
-    return [section for section in (*found, Section("Other", rest, is_open=False)) if section.metrics]
+    return [section for section in (*sections, Section("Other", rest, is_open=False)) if section.metrics]
 
 
 @cache

@@ -117,15 +117,19 @@ class ImageFolder(PictureSet):
         layout = self._find_layout()
         assert isinstance(layout, Layout)
         folders = {TRAIN: layout.train, TEST: layout.test, VAL: layout.val}
-        found = {split: find_class_pictures(folder) for split, folder in folders.items() if folder is not None}
-        faults = [fault for split, one in found.items() for fault in self._faults(one, folders[split], found[TRAIN])]
+        listings = {split: find_class_pictures(folder) for split, folder in folders.items() if folder is not None}
+        faults = [
+            fault
+            for split, listing in listings.items()
+            for fault in self._faults(listing, folders[split], listings[TRAIN])
+        ]
         if faults:
             raise DataError(f"image_folder: {'; '.join(faults)}")
-        labels = found[TRAIN].labels
-        pictures = [picture for one in found.values() for picture in one.pictures]
+        labels = listings[TRAIN].labels
+        pictures = [picture for listing in listings.values() for picture in listing.pictures]
         splits, start = {}, 0
-        for split, one in found.items():
-            splits[split] = torch.arange(start, start := start + len(one.pictures))
+        for split, listing in listings.items():
+            splits[split] = torch.arange(start, start := start + len(listing.pictures))
         encoded = self._picture_files(pictures, labels)
         splits, notes = self.apply_test_option(splits, encoded.y_N, str(layout.train))
         test = layout.test
@@ -136,7 +140,7 @@ class ImageFolder(PictureSet):
             keys=[f"{label}\0{relative_name(path, self.where)}" for label, path in pictures],
             files=[Path(path) for _, path in pictures],
             remark=f" (folder '{test.name}')" if test is not None and test.name != TEST else "",
-            rest=f", {describe_left_out([one.left_out for one in found.values()])}",
+            rest=f", {describe_left_out([listing.left_out for listing in listings.values()])}",
             notes=(*layout.notes, *notes),
         )
 
@@ -162,10 +166,10 @@ class ImageFolder(PictureSet):
     def _test_set(self, folder: Path) -> PictureFiles:
         """Return the pictures of a folder with a folder for each of some classes."""
         labels = self.get_listing().labels  # the identity of the test sets is known with it, so the folder is there
-        found = find_class_pictures(folder)
-        for fault in _unknown_classes(found, folder, labels):
+        listing = find_class_pictures(folder)
+        for fault in _unknown_classes(listing, folder, labels):
             raise DataError(f"image_folder: {fault}")
-        return self._picture_files(found.pictures, labels)
+        return self._picture_files(listing.pictures, labels)
 
     def _picture_files(self, pictures: Sequence[Picture], labels: Sequence[str]) -> PictureFiles:
         index = {label: i for i, label in enumerate(labels)}
