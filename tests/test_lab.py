@@ -163,7 +163,7 @@ def test_figures_of_a_study_are_those_of_its_report(answered: tuple[Path, Path, 
 
 @pytest.mark.parametrize("name", ["results", "compare", "history", "predictions", "load"])
 def test_study_may_be_a_path(name: str) -> None:
-    with pytest.raises(UserError, match=r"or the path of its file or folder; found a dict\. Its content"):
+    with pytest.raises(UserError, match="must be a text or a path; found a mapping"):
         getattr(vitlab, name)({"study": "s"})
 
 
