@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -50,7 +50,9 @@ def images(info: DataInfo, batch: int = 3, seed: int = 0) -> Tensor:
 class RegNetY400MF(RegNetY16GF):
     """A small member of the family, for tests that do not depend on the size."""
 
-    sizes: ClassVar[dict[str, float]] = {"depth": 16, "w_0": 48, "w_a": 27.89, "w_m": 2.09, "group_width": 8}
+    depths = (1, 3, 6, 6)
+    widths = (48, 104, 208, 440)
+    group_width = 8
 
 
 def theirs_and_ours(name: str, classes: int = 10) -> tuple[nn.Module, ConvNet]:

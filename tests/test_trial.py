@@ -412,7 +412,7 @@ def test_journal_and_result_agree(folder: Any) -> None:
         assert set(system) == {f"system/{name}" for name in ("images_per_s", "memory_bytes", "tflops", "mfu")}
         done_a_second = 6 * result.circumstances.macs * system["system/images_per_s"]
         assert system["system/tflops"] == pytest.approx(done_a_second / 1e12)
-        rate = circumstances.measured_matrix_rate(torch.device(events[0].body["numerics"]["device"]), "fp32")
+        rate = circumstances.measured_matrix_rate(torch.device(events[0].body["numerics"]["device"]), "fp32", 1)
         assert system["system/mfu"] == pytest.approx(done_a_second / rate)
     assert result.outcome.metrics == result.outcome.history[-1].metrics
     assert (result.outcome.steps, result.outcome.images) == (24, 24 * 16)
@@ -422,7 +422,7 @@ def test_matmul_rate_is_that_of_fastest_product(monkeypatch: pytest.MonkeyPatch)
     """With a fake clock."""
     ticks = iter([0.0, 4.0, 5.0, 7.0, 10.0, 13.0, 20.0, 28.0])
     with monkeypatch.context() as patched:
-        patched.setattr(circumstances, "time", SimpleNamespace(process_time=lambda: next(ticks), perf_counter=None))
+        patched.setattr(circumstances, "time", SimpleNamespace(thread_time=lambda: next(ticks), perf_counter=None))
         rate = circumstances._time_products(torch.device("cpu"), "fp32")
     assert rate == 2 * 384**3 / 2.0
     assert next(ticks, None) is None

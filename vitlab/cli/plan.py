@@ -115,7 +115,7 @@ def _costs_by_arm(plan: Plan, device: str, tflops: float | None) -> Costs:
     if not tflops:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # of which the rate is known
-        tflops = 312.0 if unit == "GPU" else measured_matrix_rate(torch.device("cpu"), "fp32") / 1e12
+        tflops = 312.0 if unit == "GPU" else measured_matrix_rate(torch.device("cpu"), "fp32", 1) / 1e12
         torch.set_num_threads(threads)
     trials = {planned.arm: planned for planned in reversed(plan.pending)} | plan.first_trials
     examples_by_data: dict[tuple[str, int, int], int | None] = {}
