@@ -302,7 +302,8 @@ def test_endings(cluster: Any, tmp_path: Path) -> None:
 
 def test_unresponsive_jobs_are_killed_and_waiting_ones_not_started(cluster: Any, tmp_path: Path) -> None:
     executor = Ray(run(threads=2))  # one trial has the machine
-    deaf, queued = (job(tmp_path, "ignore", name=name) for name in ("deaf", "queued"))
+    # Ray runs jobs in a thread, where the other runner cannot ignore signals.
+    deaf, queued = (replace(job(tmp_path, "ignore", name=name), runner="ray_runner") for name in ("deaf", "queued"))
     executor.submit(deaf)
     assert executor.poll(0.0) == []
     pid = until(lambda: read_json(deaf.folder / "pid.json"))
