@@ -110,8 +110,8 @@ def run(
     with become_sole_driver(plan, store, watch) as followed:
         if followed:  # the other driver may have tuned, or opened arms for more seeds
             study, plan = make_current_plan()
-        ended = find_cached_trials(plan, only, store)
-        _, missing = next_stage(plan, only, ended)
+        endings = find_cached_trials(plan, only, store)
+        _, missing = next_stage(plan, only, endings)
         # Both raise before anything is written if they cannot work.
         trackers.build(study.run.tracker, plan, store, study.run)
         if missing:
@@ -122,12 +122,12 @@ def run(
         plan = apply_registration(plan, store)
         # Built again, with the plan that has the registration.
         session = Session(store, study.run, plugins, watch, trackers.build(study.run.tracker, plan, store, study.run))
-        current = _Run(plan, session, only, ended)
+        current = _Run(plan, session, only, endings)
         has_ended = False
         try:
             # Trials of tunings are a stage before the trials of arms; those of arms may be several, as seeds are added.
             for stage, missing in current.stages(make_current_plan):
-                current.ended |= train_missing(stage, missing, current.session, retry_failed=retry_failed)
+                current.endings |= train_missing(stage, missing, current.session, retry_failed=retry_failed)
             if study.run.explain:
                 from vitlab.driver.explanations import draw_arms
 
@@ -150,14 +150,14 @@ class _Run:
     plan: Plan
     session: Session
     only: str  #: arms to train
-    ended: dict[str, str]
+    endings: dict[str, str]
     """How each training has ended, by its ``key/code``: ``cached``, or what :func:`train_missing` returns."""
 
     def stages(self, make_current_plan: Callable[[], tuple[Study, Plan]]) -> Iterator[tuple[Plan, list[Planned]]]:
         """Yield each stage with its missing trials, the next one once these are trained, until none is missing."""
         for number in count():
             self.decide(make_current_plan)
-            stage, missing = next_stage(self.plan, self.only, self.ended)
+            stage, missing = next_stage(self.plan, self.only, self.endings)
             # The first stage runs even if nothing is missing: it shows the plan and names earlier failures.
             if number and not missing:
                 return
@@ -169,7 +169,7 @@ class _Run:
         """Make the decisions that are due, and plan again with them, until none is."""
         store = self.session.store
         while True:
-            self.ended |= find_cached_trials(self.plan, self.only, store, self.ended)
+            self.endings |= find_cached_trials(self.plan, self.only, store, self.endings)
             decided = make_due_decisions(self.plan, self.session)
             if decided == self.plan:
                 return
@@ -183,7 +183,7 @@ class _Run:
 
 def _answer(run: _Run, seeds: int, link: str | None) -> Answer:
     """Return the answer of a run of arms with so many seeds each, and the study's address in the tracker."""
-    counts, tracker = Counter(run.ended.values()), run.session.tracker
+    counts, tracker = Counter(run.endings.values()), run.session.tracker
     reasons = {tuning.failure for tuning in run.plan.tuning if tuning.failure}
     untuned = seeds * sum(arm.skip in reasons for arm in run.plan.arms)
     return Answer(
@@ -211,15 +211,15 @@ def _report_and_deliver(plan: Plan, session: Session, on_report: Callable[[Rende
     mark_undelivered(folder.parent)
     delivery.update()  # while the report is written
     with status("comparing the arms"):
-        made = report.collect(plan, session.store)
+        new_report = report.collect(plan, session.store)
     try:
         if on_report is not None:
-            on_report(made.render)
+            on_report(new_report.render)
     finally:
         files: Sequence[Path] = ()
         try:
             with status("writing the report"):
-                files = report.write(made, folder)
+                files = report.write(new_report, folder)
         finally:  # a report that cannot be written keeps no trial from the tracker
             link = delivery.close(files, say)
     return link

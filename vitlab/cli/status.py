@@ -129,12 +129,12 @@ def studies_command(out: Path) -> None:
         return
     if not studies:
         say(f"no study has been run in {out}")
-    of_gate = [study["study"] for study in studies if _is_of_gate(read_versions(store.study(study["study"])))]
+    gate_studies = [study["study"] for study in studies if _is_made_by_gate(read_versions(store.study(study["study"])))]
     for study in studies:
-        if study["study"] not in of_gate:
+        if study["study"] not in gate_studies:
             _print_study(study)
-    if of_gate:
-        print_indented("of 'vitlab check' and 'vitlab ab': ", ", ".join(of_gate))
+    if gate_studies:
+        print_indented("of 'vitlab check' and 'vitlab ab': ", ", ".join(gate_studies))
 
 
 def _study_row(folder: Path, store: Store) -> NewTree | None:
@@ -171,7 +171,7 @@ def _answer_or_status(plan: Plan, store: Store) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing compared"
 
 
-def _is_of_gate(versions: Sequence[Version]) -> bool:
+def _is_made_by_gate(versions: Sequence[Version]) -> bool:
     """Return whether 'vitlab check' or 'ab' has named a study, after the study that it compares."""
     changes = versions[0].changes if versions else {}
     return "seeds" in changes and re.fullmatch(".+-(check|[0-9a-f]{7})", str(changes.get("study"))) is not None

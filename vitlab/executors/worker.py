@@ -128,8 +128,8 @@ def run_job(
         while remaining := _trials_without_result(job, results):
             clock = _Clock(stop, job.timeout_s, report_stage)
             locked: list[Path] = []
-            new = execute(replace(job, trials=remaining), clock.must_stop)
-            for item, result in zip(remaining, new, strict=True):
+            latest = execute(replace(job, trials=remaining), clock.must_stop)
+            for item, result in zip(remaining, latest, strict=True):
                 if isinstance(result, Busy):
                     locked.append(item.folder)
                 elif result is not None:

@@ -177,7 +177,7 @@ def read_report(plan: Plan, store: Store, format: str) -> str | bytes | None:
         if not form.of_results:  # report.md refers to pictures that lie beside that file only
             return form.render(Report.from_json(doc))
         data = (folder / form.file).read_bytes()
-        return data if format == "parquet" else data.decode()
+        return data if form.is_binary else data.decode()
     except (OSError, ValueError, LookupError, TypeError, AttributeError):  # a damaged file is rendered anew
         return None
 

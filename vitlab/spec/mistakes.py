@@ -252,7 +252,10 @@ def _describe_error(detail: ErrorDetails, path: Path) -> str:
     if kind == "string_pattern_mismatch":
         pattern = str(context["pattern"])
         return f"{name} must be {PATTERNS.get(pattern) or f'a text that matches {pattern}'}{actual}"
-    return f"{name}: {detail['msg'][0].lower()}{detail['msg'][1:]}{actual}".replace(": input should be", " must be")
+    message = detail["msg"]
+    if (bound := message.removeprefix("Input should be ")) != message:
+        return f"{name} must be {bound}{actual}"
+    return f"{name}: {message[0].lower()}{message[1:]}{actual}"
 
 
 def _expected_type(detail: ErrorDetails) -> str:

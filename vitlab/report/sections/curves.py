@@ -98,10 +98,15 @@ def draw_curves(results: StudyResults, history: pd.DataFrame, metric: str) -> Dr
             axes.grid(axis="y")
         figure.supxlabel(unit)
         figure.supylabel(scale.title)
-        counts = set(done.groupby("arm")["seed"].nunique())
-        spreads = [f"its {percent(1 - plan.analysis.alpha)} t-interval (band)"] * (max(counts) >= MIN_SEEDS_FOR_BAND)
-        spreads += ["each seed (thin)"] * any(1 < count < MIN_SEEDS_FOR_BAND for count in counts)
-        caption = f"{scale.title} over training: the mean of the seeds{' with ' * bool(spreads)}{' or '.join(spreads)}"
+        counts = done.groupby("arm")["seed"].nunique()
+        spreads = []
+        if (counts >= MIN_SEEDS_FOR_BAND).any():
+            spreads.append(f"its {percent(1 - plan.analysis.alpha)} t-interval (band)")
+        if counts.between(2, MIN_SEEDS_FOR_BAND - 1).any():
+            spreads.append("each seed (thin)")
+        caption = f"{scale.title} over training: the mean of the seeds"
+        if spreads:
+            caption += f" with {' or '.join(spreads)}"
         caption += "; dashed curves diverged or failed." if len(done) < len(rows) else "."
         if not share_panel:
             caption += " The baseline is grey behind other arms."
