@@ -106,37 +106,24 @@ def run(
     # The key of a trial needs the identity of its data, which is known once the data has been read.
     if read_unidentified_data(plan, store, file):
         study, plan = make_current_plan()
-    trackers = registry.slot("tracker")
     with become_sole_driver(plan, store, watch) as followed:
         if followed:  # the other driver may have tuned, or opened arms for more seeds
             study, plan = make_current_plan()
         endings = find_cached_trials(plan, only, store)
         _, missing = next_stage(plan, only, endings)
-        # Both raise before anything is written if they cannot work.
-        trackers.build(study.run.tracker, plan, store, study.run)
-        if missing:
-            registry.slot("executor").build(study.run.executor, study.run)
+        _require_tracker_and_executor(study, plan, store, missing)
         # Where nothing has changed, the recorded time of the run stays, and the stored report with it.
         if missing or not is_recorded(plan, store, file, changes, plugins):
             plan = begin_run(plan, store, file, changes, plugins, watch.say)
         plan = apply_registration(plan, store)
-        # Built again, with the plan that has the registration.
-        session = Session(store, study.run, plugins, watch, trackers.build(study.run.tracker, plan, store, study.run))
-        current = _Run(plan, session, only, endings)
+        tracker = registry.slot("tracker").build(study.run.tracker, plan, store, study.run)
+        current = _Run(plan, Session(store, study.run, plugins, watch, tracker), only, endings)
         has_ended = False
         try:
             # Trials of tunings are a stage before the trials of arms; those of arms may be several, as seeds are added.
             for stage, missing in current.stages(make_current_plan):
                 current.endings |= train_missing(stage, missing, current.session, retry_failed=retry_failed)
-            if study.run.explain:
-                from vitlab.driver.explanations import draw_arms
-
-                for sentence in draw_arms(current.plan, store, study.run.explain, watch.say):
-                    watch.say(sentence)
-            if measure:
-                from vitlab.driver.benchmark import measure_arms
-
-                measure_arms(current.plan, current.session)
+            _explain_and_measure(current.plan, current.session, measure=measure)
             has_ended = True
         finally:  # also after Ctrl-C: what has been trained is reported and delivered
             link = _report_and_deliver(current.plan, current.session, on_report if has_ended else None)
@@ -179,6 +166,26 @@ class _Run:
             self.plan = write_plan(plan, store)
             tracker = registry.slot("tracker").build(study.run.tracker, self.plan, store, study.run)
             self.session = replace(self.session, tracker=tracker)
+
+
+def _require_tracker_and_executor(study: Study, plan: Plan, store: Store, missing: Sequence[Planned]) -> None:
+    """Raise UserError, before anything is written, if the tracker cannot work, or the executor of missing trials."""
+    registry.slot("tracker").build(study.run.tracker, plan, store, study.run)
+    if missing:
+        registry.slot("executor").build(study.run.executor, study.run)
+
+
+def _explain_and_measure(plan: Plan, session: Session, *, measure: bool) -> None:
+    """Explain the trained arms if ``run.explain`` says so, and measure their costs if that is asked for."""
+    if session.run.explain:
+        from vitlab.driver.explanations import draw_arms
+
+        for sentence in draw_arms(plan, session.store, session.run.explain, session.watch.say):
+            session.watch.say(sentence)
+    if measure:
+        from vitlab.driver.benchmark import measure_arms
+
+        measure_arms(plan, session)
 
 
 def _answer(run: _Run, seeds: int, link: str | None) -> Answer:
