@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 import synthetic_studies
+import torch
 from rich.console import Console
 
 from vitlab.driver import progress
 from vitlab.planning.values import Plan, Planned
 from vitlab.store.folders import Store
+from vitlab.training.artifacts import CHECKPOINT, write_checkpoint
 
 STEPS = synthetic_studies.STEPS[-1]
 EPOCH = 1_790_000_000.0  #: seconds since 1970 at which the run of a test starts
@@ -166,12 +168,13 @@ def test_size_of_a_plan_counts_trained_and_resumed_trials(tmp_path: Path) -> Non
     plan, store = synthetic_studies.study(tmp_path, {"baseline": [0.9, 0.9], "none": [None] * 3})
     todo = plan.trials[2:]
     assert progress.size_of(plan, todo, store) == "2 arms, 5 trials; 3 to train, 2 trained already"
-    for planned in todo[:2]:
-        folder = store.trial(planned.trial.key, planned.trial.code)
-        folder.path.mkdir(parents=True)
-        folder.checkpoint.touch()
-    assert progress.size_of(plan, todo, store).endswith("; 3 to train, 2 of them from a checkpoint, 2 trained already")
-    assert progress.size_of(plan, todo[:1], store).endswith("; 1 to train, from a checkpoint, 2 trained already")
+    for step, planned in enumerate(todo, 1199):
+        write_checkpoint(store.folder(planned.trial).checkpoint, {"training": {"step": step, "x": torch.zeros(2)}})
+    (store.folder(todo[1].trial).checkpoint / CHECKPOINT).write_text("damaged")
+    resumed = "none s0 at step 1,199; none s1; none s2 at step 1,201"
+    assert progress.size_of(plan, todo, store).endswith(
+        f"; 3 to train, 3 of them from a checkpoint ({resumed}), 2 trained already"
+    )
     assert progress.size_of(plan, (), store) == "2 arms, 5 trials; nothing to train, 2 trained already"
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Timer
 from typing import Any
 
@@ -328,13 +329,30 @@ def size_of(plan: Plan, todo: Sequence[Planned], store: Store) -> str:
     identities = {trial_name(planned) for planned in todo}
     others = [store.folder(item.trial) for item in plan.trials if trial_name(item) not in identities]
     trained = sum((folder.path / "result.json").exists() for folder in others)
-    resumed = sum(store.folder(item.trial).checkpoint.exists() for item in todo)
+    resumed = [item for item in todo if store.folder(item.trial).checkpoint.exists()]
     parts = [f"{len(todo)} to train" if todo else "nothing to train"]
     if resumed:
-        parts.append("from a checkpoint" if resumed == len(todo) == 1 else f"{resumed} of them from a checkpoint")
+        first = [f"{trial_name(item)}{_step_of(store.folder(item.trial))}" for item in resumed[:MAX_ARMS]]
+        more = "; ..." if len(resumed) > MAX_ARMS else ""
+        parts.append(f"{len(resumed)} of them from a checkpoint ({'; '.join(first)}{more})")
     if trained:
         parts.append(f"{trained} trained already")
     return f"{format_count(len(plan.arms), 'arm')}, {format_count(len(plan.trials), 'trial')}; {', '.join(parts)}"
+
+
+def _step_of(folder: TrialFolder) -> str:
+    """Return ``at step N`` of a trial's checkpoint, whose header alone is read; empty if it is damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    from vitlab.training.artifacts import CHECKPOINT
+
+    with (
+        suppress(OSError, SafetensorError, ValueError, LookupError, TypeError),
+        safe_open(folder.checkpoint / CHECKPOINT, framework="np") as reader,
+    ):
+        state = dict(json.loads(reader.metadata()["vitlab"])["pairs"])["training"]
+        return f" at step {dict(state['pairs'])['step']:,}"
+    return ""
 
 
 def trial_name(planned: Planned) -> str:
