@@ -12,7 +12,7 @@ from torch import Tensor
 from vitlab.components.attention import Attention
 from vitlab.engines.batch_last import model_incompatibility
 from vitlab.errors import WeightsError
-from vitlab.explain.capture import capture
+from vitlab.explaining.capture import capture
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.models import ViT, model
 from vitlab.registry import slot

@@ -18,10 +18,10 @@ from vitlab.data.pixels import IGNORED
 from vitlab.data.torchvision_import import torchvision
 from vitlab.driver.session import Watch
 from vitlab.errors import SpecError, UserError
-from vitlab.explain import one_image, pictures
-from vitlab.explain.attribution import integrated_gradients
-from vitlab.explain.capture import capture
-from vitlab.explain.measures import (
+from vitlab.explaining import one_image, pictures
+from vitlab.explaining.attribution import integrated_gradients
+from vitlab.explaining.capture import capture
+from vitlab.explaining.measures import (
     attention_distance,
     patch_distances,
     position_similarity,
@@ -29,8 +29,8 @@ from vitlab.explain.measures import (
     to_patches,
     token_norms,
 )
-from vitlab.explain.one_image import Subject, common_scales, compare, draw, explain
-from vitlab.explain.pictures import Map, Scale
+from vitlab.explaining.one_image import Subject, common_scales, compare, draw, explain
+from vitlab.explaining.pictures import Map, Scale
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.models import ViT
 
@@ -442,7 +442,7 @@ def test_axis_labels_stay_inside_picture() -> None:
 
 def test_every_picture_names_model_image_and_true_label(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     captions: list[str] = []
-    monkeypatch.setattr("vitlab.explain.pictures.add_caption", lambda figure, text: captions.append(text))
+    monkeypatch.setattr("vitlab.explaining.pictures.add_caption", lambda figure, text: captions.append(text))
     files = list(explained(tiny(), tmp_path))
     assert files and set(captions) == {"model m; image i (true label: b)"}
     assert len(captions) == len(list(tmp_path.glob("*.png")))
@@ -456,7 +456,7 @@ def test_side_by_side_draws_each_model_for_shared_tokens(tmp_path: Path, monkeyp
         for name, head in heads.items()
     }
     captions: list[str] = []
-    monkeypatch.setattr("vitlab.explain.pictures.add_caption", lambda figure, text: captions.append(text))
+    monkeypatch.setattr("vitlab.explaining.pictures.add_caption", lambda figure, text: captions.append(text))
     files = compare(explanations, "s", tmp_path)
     assert {file.name for file in files} == {"side_by_side_class.png", "side_by_side_attribution.png"}
     assert all(file.stat().st_size for file in files)

@@ -45,7 +45,7 @@ from synthetic_studies import (
 from vitlab import report
 from vitlab.comparison import MEANINGS, Verdict
 from vitlab.errors import UserError
-from vitlab.explain.colours import GREY
+from vitlab.explaining.colours import GREY
 from vitlab.planning import registration
 from vitlab.planning.study_folder import RunRecord, read_plan, write_record
 from vitlab.planning.values import Arm, EarlierResults, MetricFacts, Plan, Planned, Registration

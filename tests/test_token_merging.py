@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitlab.components.attention import Attention
-from vitlab.explain.capture import capture
+from vitlab.explaining.capture import capture
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.models import ViT, model
 from vitlab.models.cost import cost_of

@@ -103,7 +103,7 @@ def explain_command(
             title, question, models = _find_models(study, out, arms, seed, mistakes)
 
     from vitlab.driver.explanations import explain_image, objective_without_labels, test_examples, write_page
-    from vitlab.explain.one_image import Explanation, Subject, common_scales, compare, draw
+    from vitlab.explaining.one_image import Explanation, Subject, common_scales, compare, draw
     from vitlab.runner.models import load_vit
 
     to /= folder_name(title)
@@ -220,7 +220,7 @@ def find_class(target: str, info: DataInfo, objective: str | None) -> int:
 
 
 def _format_predictions(rows: Sequence[Mapping[str, Any]]) -> str:
-    from vitlab.explain.pictures import percent
+    from vitlab.explaining.pictures import percent
     from vitlab.report.formats import to_text
     from vitlab.report.phrasing import DASH, Columns
 

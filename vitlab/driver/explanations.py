@@ -23,8 +23,8 @@ from torch import Tensor
 from vitlab.data.pixels import IGNORED, VOID
 from vitlab.data.prepare import prepare
 from vitlab.errors import UserError, VitlabError, format_count
-from vitlab.explain import pictures
-from vitlab.explain.one_image import Explanation, Head, Label, Subject, draw, explain
+from vitlab.explaining import pictures
+from vitlab.explaining.one_image import Explanation, Head, Label, Subject, draw, explain
 from vitlab.models.vit import ViT
 from vitlab.planning.values import Plan
 from vitlab.registry import slot
@@ -105,7 +105,7 @@ def explain_image(
     subject: Subject,
     target: int | None = None,
 ) -> Explanation:
-    """Return the explanation of one image by :func:`~vitlab.explain.one_image.explain`.
+    """Return the explanation of one image by :func:`~vitlab.explaining.one_image.explain`.
 
     Args:
         model: a trained ViT.
@@ -132,7 +132,7 @@ def write_page(
 ) -> None:
     """Write a page of models beside each other, for each of some images, in the style of reports.
 
-    Its template calls the functions of :mod:`vitlab.explain.pictures`.
+    Its template calls the functions of :mod:`vitlab.explaining.pictures`.
 
     Args:
         page: the file, in the folder above all files of the explanations, to which it links.

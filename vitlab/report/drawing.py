@@ -18,7 +18,7 @@ from functools import cached_property, partialmethod
 from html import escape
 from typing import TYPE_CHECKING
 
-from vitlab.explain.colours import BETTER, GREY, INK, PAPER, RULE, SERIES, WORSE
+from vitlab.explaining.colours import BETTER, GREY, INK, PAPER, RULE, SERIES, WORSE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from vitlab.comparison import Verdict
-from vitlab.explain.colours import SERIES
+from vitlab.explaining.colours import SERIES
 from vitlab.report import phrasing
 from vitlab.report.drawing import stack_panels, svg_to_element
 from vitlab.report.phrasing import DASH, Column, Columns, Row, Scale, format_duration

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vitlab.comparison import Verdict
 from vitlab.errors import format_count
-from vitlab.explain.colours import BETTER, GREY, INK, PAPER, WORSE
+from vitlab.explaining.colours import BETTER, GREY, INK, PAPER, WORSE
 from vitlab.planning.values import Plan
 from vitlab.report import phrasing
 from vitlab.report.drawing import WIDTH, Drawing, apply_style, new_figure, short_labels, wrap_line, wrapped_labels

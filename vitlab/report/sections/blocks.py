@@ -13,7 +13,7 @@ from vitlab.comparison import Verdict
 from vitlab.comparison.arrays import VERDICTS, Design
 from vitlab.comparison.blocks import judge_blocks
 from vitlab.errors import format_count
-from vitlab.explain.colours import GREY, PAPER, RULE
+from vitlab.explaining.colours import GREY, PAPER, RULE
 from vitlab.planning.registration import arms_over_blocks
 from vitlab.planning.values import Arm, Plan
 from vitlab.report.drawing import WIDTH, Drawing, apply_style, new_figure, wrap_line, wrapped_labels

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitlab.explain.colours import GREY, INK, SERIES
+from vitlab.explaining.colours import GREY, INK, SERIES
 from vitlab.planning.values import Plan
 from vitlab.report.drawing import WIDTH, Drawing, apply_style, new_figure, wrapped_labels
 from vitlab.report.frame import StudyResults

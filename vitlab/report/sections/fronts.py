@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vitlab.errors import format_count
-from vitlab.explain.colours import GREY, INK, PAPER, SERIES
+from vitlab.explaining.colours import GREY, INK, PAPER, SERIES
 from vitlab.report.drawing import WIDTH, Drawing, apply_style, format_ticks, new_figure, wrapped_labels
 from vitlab.report.phrasing import Columns
 from vitlab.report.sections import Findings, Section, Table, cost, section

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitlab.explain.colours import SERIES
+from vitlab.explaining.colours import SERIES
 from vitlab.planning.match import is_number
 from vitlab.planning.values import Arm, Plan
 from vitlab.report.drawing import WIDTH, Drawing, apply_style, format_ticks, new_figure, wrap_line

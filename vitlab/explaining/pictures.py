@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitlab.data.pixels import IGNORED
-from vitlab.explain.colours import ALARM, GREY, INK, SERIES
+from vitlab.explaining.colours import ALARM, GREY, INK, SERIES
 
 Array = NDArray[np.floating[Any]]
 Labels = NDArray[np.int64]

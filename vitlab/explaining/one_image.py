@@ -19,10 +19,10 @@ from torch import Tensor
 
 from vitlab.components.position import encodings_by_prefix
 from vitlab.components.position.additive import Additive
-from vitlab.explain import measures, pictures
-from vitlab.explain.attribution import integrated_gradients
-from vitlab.explain.capture import capture
-from vitlab.explain.pictures import Array, Kind, Map, Scale
+from vitlab.explaining import measures, pictures
+from vitlab.explaining.attribution import integrated_gradients
+from vitlab.explaining.capture import capture
+from vitlab.explaining.pictures import Array, Kind, Map, Scale
 from vitlab.models.vit import ViT
 
 TOP = 5  #: predictions shown
