@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from vitlab.errors import OutOfMemory, Refused
+from vitlab.errors import Refused
 from vitlab.planning.values import Trial
 from vitlab.runner import fork_server
-from vitlab.runner.job import Job, Settings
+from vitlab.runner.job import Job, NoEnding, Settings, TrialEnd
 from vitlab.store.files import write_json
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import Busy
-from vitlab.store.result import Circumstances, Outcome, TrialResult
+from vitlab.store.result import Circumstances, Ending, Outcome, TrialResult
 
 
 def result(trial: Trial, status: str = "done", failure: str = "", wall_s: float = 0.0) -> TrialResult:
@@ -31,14 +31,18 @@ def result(trial: Trial, status: str = "done", failure: str = "", wall_s: float 
     )
 
 
-def execute(job: Job, stop: Callable[[], bool]) -> list[TrialResult | Exception | None]:
-    outcomes: list[TrialResult | Exception | None] = []
+def execute(job: Job, stop: Callable[[], bool]) -> list[TrialEnd]:
+    ends = []
     for item in job.trials:
         try:
-            outcomes.append(run_trial(item.trial, TrialFolder(item.folder), job.settings, stop))
+            ends.append(end_of(run_trial(item.trial, TrialFolder(item.folder), job.settings, stop)))
         except Busy as error:
-            outcomes.append(error)
-    return outcomes
+            ends.append(TrialEnd(NoEnding.BUSY, str(error)))
+    return ends
+
+
+def end_of(result: TrialResult | None) -> TrialEnd:
+    return TrialEnd(Ending.STOPPED) if result is None else TrialEnd(Ending.DONE, result.failure)
 
 
 def run_trial(trial: Trial, folder: TrialFolder, run: Settings, stop: Callable[[], bool]) -> TrialResult | None:
@@ -65,7 +69,7 @@ def run_trial(trial: Trial, folder: TrialFolder, run: Settings, stop: Callable[[
             case "refuse":
                 raise Refused("the code here is not the code this trial was planned under")
             case "starve":
-                raise OutOfMemory("memory ran out, with train.batch_size 4096")
+                raise MemoryError("the host has none left")
             case "step":
                 for _ in range(trial.spec.data.options.get("steps", 2)):
                     if stop():

@@ -6,17 +6,16 @@ import time
 from collections.abc import Callable
 
 import torch
-from executor_runner import result
+from executor_runner import end_of, result
 
-from vitlab.errors import OutOfMemory
 from vitlab.planning.values import Trial
-from vitlab.runner.job import Job
+from vitlab.runner.job import Job, TrialEnd
 from vitlab.store.folders import TrialFolder
 from vitlab.store.result import TrialResult
 
 
-def execute(job: Job, stop: Callable[[], bool]) -> list[TrialResult | None]:
-    return [run_trial(item.trial, TrialFolder(item.folder), stop) for item in job.trials]
+def execute(job: Job, stop: Callable[[], bool]) -> list[TrialEnd]:
+    return [end_of(run_trial(item.trial, TrialFolder(item.folder), stop)) for item in job.trials]
 
 
 def run_trial(trial: Trial, folder: TrialFolder, stop: Callable[[], bool]) -> TrialResult | None:
@@ -26,7 +25,7 @@ def run_trial(trial: Trial, folder: TrialFolder, stop: Callable[[], bool]) -> Tr
             _, total = torch.cuda.mem_get_info()
             block = torch.empty(int(trial.spec.data.options["takes"] * total), dtype=torch.uint8, device="cuda")
         except torch.OutOfMemoryError as error:
-            raise OutOfMemory(str(error)) from error
+            raise MemoryError(str(error)) from error
         stop()
         time.sleep(trial.spec.data.options["for"])
         del block

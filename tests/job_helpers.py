@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vitlab.errors import TrialFailed
 from vitlab.executors import Executor, Job, JobEnd, JobTrial, Settings
 from vitlab.planning.values import Trial
+from vitlab.runner.job import NoEnding
 from vitlab.spec import Choice, TrainSpec, TrialSpec
 from vitlab.store.folders import Keep, Store, TrialFolder
 from vitlab.store.locks import Busy
-from vitlab.store.result import TrialResult
+from vitlab.store.result import Ending, TrialResult
 
 HERE = Path(__file__).parent
 LIGHT = HERE / "light"  #: on the path of processes whose fork servers need no torch
@@ -46,13 +48,17 @@ def with_settings(job: Job, **changes: Any) -> Job:
 def run_trial(
     trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool] = lambda: False
 ) -> TrialResult | None:
-    """Run one trial in the loop engine, and raise the error that ended it."""
+    """Run one trial in the loop engine; return its result, or None if it was stopped, and raise if it failed."""
     from vitlab.runner.execution import execute  # not above, since it imports torch
 
-    [outcome] = execute(Job((JobTrial(trial.key, folder.path, trial),), replace(settings, engine="loop")), stop)
-    if isinstance(outcome, Exception):
-        raise outcome
-    return outcome
+    [end] = execute(Job((JobTrial(trial.key, folder.path, trial),), replace(settings, engine="loop")), stop)
+    if end.ending == NoEnding.BUSY:
+        raise Busy(end.detail)
+    if end.ending not in (Ending.DONE, Ending.STOPPED):
+        raise TrialFailed(f"{end.ending}: {end.detail}")
+    result = folder.result()
+    assert (result is None) == (end.ending == Ending.STOPPED)
+    return result
 
 
 def run_spec(
@@ -83,9 +89,9 @@ def run_together(
 
     engine = "vmap" if settings.engine == "loop" else settings.engine
     trials = tuple(JobTrial(trial.key, folder.path, trial) for trial, folder in work)
-    for outcome in execute(Job(trials, replace(settings, engine=engine)), stop):
-        if isinstance(outcome, Busy):
-            raise outcome
+    for end in execute(Job(trials, replace(settings, engine=engine)), stop):
+        if end.ending == NoEnding.BUSY:
+            raise Busy(end.detail)
 
 
 def ends(executor: Executor, count: int) -> dict[str, JobEnd]:

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from vitlab.runner import execution as runner
-from vitlab.runner.job import Job
+from vitlab.runner.job import Job, TrialEnd
 from vitlab.store.files import write_json
-from vitlab.store.result import TrialResult
 
 
 def slowed(stop: Callable[[], bool]) -> Callable[[], bool]:
@@ -24,7 +23,7 @@ def slowed(stop: Callable[[], bool]) -> Callable[[], bool]:
     return stop_slowly
 
 
-def execute(job: Job, stop: Callable[[], bool]) -> list[TrialResult | Exception | None]:
+def execute(job: Job, stop: Callable[[], bool]) -> list[TrialEnd]:
     if job.trials[0].trial.spec.data.type == "ignore":
         write_json(job.folder / "pid.json", os.getpid())
         while True:

@@ -400,9 +400,9 @@ def test_trial_imports_neither_compiler_nor_pandas(tmp_path: Path) -> None:
         for engine in ("loop", "vmap"):
             folders = [Path(sys.argv[1]).parent / engine / item.trial.key / "code" for item in plan.trials]
             trials = [JobTrial("", folder, item.trial) for folder, item in zip(folders, plan.trials)]
-            outcomes = execute(Job(tuple(trials), Settings(engine=engine)))
+            ends = execute(Job(tuple(trials), Settings(engine=engine)))
             slow = [name for name in ("torch._dynamo", "pandas") if name in sys.modules]
-            print([outcome.status.value for outcome in outcomes], slow)
+            print([end.ending.value for end in ends], slow)
     """
     line = [sys.executable, "-c", textwrap.dedent(script), str(file)]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}  # without sizes of models

@@ -12,8 +12,6 @@ VitlabError                  exit code 3
 ├── BrokenComponent          exit code 3: a plugin that fails to import or breaks the contract of its slot
 ├── Refused                  exit code 4: the code or the versions are not the plan's; plan again
 ├── TrialFailed              exit code 4: trials failed or are missing
-│   ├── OutOfMemory          a trial needs more memory than there was
-│   └── ProcessLost          a process of a trial died; another attempt may succeed
 └── Interrupted              exit code 130: the user pressed Ctrl-C; everything computed so far is kept
 
 try:
@@ -174,14 +172,6 @@ class TrialFailed(VitlabError):
 
     exit_code = 4
     kind = "trials"
-
-
-class OutOfMemory(TrialFailed):
-    """A trial needs more memory than there was."""
-
-
-class ProcessLost(TrialFailed):
-    """A process of a trial died; another attempt may succeed."""
 
 
 class Refused(VitlabError):

@@ -25,7 +25,7 @@ import torch
 
 from vitlab.driver.session import Session
 from vitlab.engines.base import Engine
-from vitlab.errors import UserError
+from vitlab.errors import TrialFailed, UserError
 from vitlab.identity.trial import Trial
 from vitlab.planning.engine_choice import MAX_TOGETHER
 from vitlab.planning.values import EngineBenchmark, Plan, Planned
@@ -39,6 +39,7 @@ from vitlab.runner.job import Job, JobTrial, Settings
 from vitlab.spec import RunSpec
 from vitlab.spec.trial import LENGTHS
 from vitlab.store.folders import LAST, Keep, Store, TrialFolder
+from vitlab.store.result import Ending
 from vitlab.training.evaluation import forward_logits
 from vitlab.training.loop import Training
 from vitlab.training.memory import peak_memory
@@ -163,9 +164,9 @@ def shorten_trial(
         for trial in needed(planned.trial):
             folder = store.folder(trial).path
             job = Job((JobTrial(trial.key, folder, shorten(trial)),), replace(settings, keep=LAST))
-            [result] = execute_job(job)
-            if isinstance(result, Exception):
-                raise result
+            [end] = execute_job(job)
+            if end.ending != Ending.DONE:
+                raise TrialFailed(end.detail)
         yield shorten(planned.trial), store.folder(planned.trial)
 
 

@@ -11,6 +11,7 @@ from vitlab.registry import Slot
 from vitlab.store.result import Measurement, Outcome
 from vitlab.training.evaluation import EvaluationResult, Split
 from vitlab.training.loop import Diverged, Training
+from vitlab.training.memory import is_out_of_memory
 
 
 class EngineFailed(Exception):
@@ -75,7 +76,7 @@ class Engine(ABC):
         try:
             yield
         except Exception as error:  # components that do not support an engine may raise anything
-            if self._completed or not self.fallback:
+            if self._completed or not self.fallback or is_out_of_memory(error):
                 raise
             raise EngineFailed(self.fallback, error) from error
 

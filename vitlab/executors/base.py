@@ -238,5 +238,9 @@ def thread_variables(job: Job) -> dict[str, str]:
 
 def format_error(error: BaseException) -> str:
     """Format an exception as one line of at most 500 characters, with its place in a plugin's file."""
-    text = sentence_with_place(error)
+    return shorten(sentence_with_place(error))
+
+
+def shorten(text: str) -> str:
+    """Return a text of at most 500 characters."""
     return text if len(text) <= 500 else text[:499] + "…"

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from vitlab.runner.job import Job
+from vitlab.runner.job import Job, TrialEnd
 from vitlab.store.locks import process_name
+from vitlab.store.result import Ending
 
 MARK = "contract test: process "  #: beginning of the line that a job prints, before the name of its process
 WAITS = "contract test: waits to be stopped"  #: line of a job that has done its first steps
@@ -30,7 +31,7 @@ def execute(job: Job, stop: Callable[[], bool]) -> Any:
     if job.name == "raise":
         raise RuntimeError(FAILURE)
     if job.name == "kill":
-        return _wait_for_stop(stop, [None] * len(job.trials))
+        return _wait_for_stop(stop, [TrialEnd(Ending.STOPPED)] * len(job.trials))
     from vitlab.runner.execution import execute as train
 
     steps = 0

@@ -39,17 +39,17 @@ from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from vitlab.errors import OutOfMemory, ProcessLost, Refused
-from vitlab.executors.base import JobEnd, Stage, format_error
+from vitlab.errors import Refused
+from vitlab.executors.base import JobEnd, Stage, format_error, shorten
 from vitlab.imports import import_object
 from vitlab.runner import fork_server
-from vitlab.runner.job import NODE_VARIABLE, Job, JobTrial
+from vitlab.runner.job import NODE_VARIABLE, Job, JobTrial, NoEnding, TrialEnd
 from vitlab.spec.tree import parse_as
 from vitlab.store.files import load_json, open_in_place, read_json, require_mapping, write_json
 from vitlab.store.folders import TrialFolder
-from vitlab.store.locks import DRIVER, Busy, is_alive, kill_orphan
+from vitlab.store.locks import DRIVER, is_alive, kill_orphan
 from vitlab.store.result import Ending
 
 CHECK_S = 0.2  #: interval at which the worker of a command line checks whether it is to stop
@@ -122,46 +122,43 @@ def run_job(
             ending is then ``stopped``.
         report_stage: called with each stage; after the first step the trial holds all the memory that it needs.
     """
-    results: dict[Path, Any] = {}  #: of ended trials: results and errors
+    ended: dict[Path, TrialEnd] = {}  #: folder of each trial that has ended to how
     try:
         execute = import_object(job.runner, "execute")
-        while remaining := _trials_without_result(job, results):
+        while remaining := _trials_without_result(job, ended):
             clock = _Clock(stop, job.timeout_s, report_stage)
-            locked: list[Path] = []
-            latest = execute(replace(job, trials=remaining), clock.must_stop)
-            for item, result in zip(remaining, latest, strict=True):
-                if isinstance(result, Busy):
-                    locked.append(item.folder)
-                elif result is not None:
-                    results[item.folder] = result
-            if clock.late and len(results) < len(job.trials):
+            ends = execute(replace(job, trials=remaining), clock.must_stop)
+            by_folder = {item.folder: end for item, end in zip(remaining, ends, strict=True)}
+            busy = [folder for folder, end in by_folder.items() if end.ending == NoEnding.BUSY]
+            stopped = [folder for folder, end in by_folder.items() if end.ending == Ending.STOPPED]
+            ended |= {folder: end for folder, end in by_folder.items() if folder not in (*busy, *stopped)}
+            if clock.late and (busy or stopped):
                 return Ending.TIMEOUT, f"it trained longer than run.timeout allows ({job.timeout_s:g} s)"
-            if len(results) + len(locked) < len(job.trials):
+            if stopped:
                 return Ending.STOPPED, ""
-            if locked:  # another process trains them; this one trains what remains
+            if busy:  # another process trains them; this one trains what remains
                 report_stage("waits")
-                _wait_for_lease(TrialFolder(locked[0]), stop)
+                _wait_for_lease(TrialFolder(busy[0]), stop)
                 if stop():
                     return Ending.STOPPED, ""
     except Refused as error:
         return Ending.REFUSED, format_error(error)
     except (Exception, SystemExit) as error:  # an exception of a trial or plugin ends only this job
-        sentence, ending = format_error(error), _ending_of_error(error)
+        sentence, ending = format_error(error), Ending.OOM if isinstance(error, MemoryError) else Ending.ERROR
         with suppress(OSError):  # such as a full disk; the driver is informed all the same
             TrialFolder(job.folder).write_failure(sentence, traceback.format_exc(), ending)
         return ending, sentence
-    for result in results.values():
-        if isinstance(result, Exception):
-            return _ending_of_error(result), format_error(result)
-    return Ending.DONE, next((result.failure for result in results.values() if result.failure), "")
+    # The first trial that failed speaks for the job, else the first that diverged.
+    end = min(ended.values(), key=lambda end: (end.ending == Ending.DONE, not end.detail))
+    return Ending(end.ending), shorten(end.detail)
 
 
-def _trials_without_result(job: Job, results: dict[Path, Any]) -> tuple[JobTrial, ...]:
-    """Return the trials of a job that have not ended, and add the results of those that another process has trained."""
-    for item in (item for item in job.trials if item.folder not in results):
-        if (result := TrialFolder(item.folder).result_with_kept_weights(job.settings.keep)) is not None:
-            results[item.folder] = result
-    return tuple(item for item in job.trials if item.folder not in results)
+def _trials_without_result(job: Job, ended: dict[Path, TrialEnd]) -> tuple[JobTrial, ...]:
+    """Return the trials of a job that have not ended, and add those to ``ended`` that another process has trained."""
+    for folder in (folder for folder in job.folders if folder not in ended):
+        if (result := TrialFolder(folder).result_with_kept_weights(job.settings.keep)) is not None:
+            ended[folder] = TrialEnd(Ending.DONE, result.failure)
+    return tuple(item for item in job.trials if item.folder not in ended)
 
 
 def _wait_for_lease(folder: TrialFolder, stop: Callable[[], bool]) -> None:
@@ -173,13 +170,6 @@ def _wait_for_lease(folder: TrialFolder, stop: Callable[[], bool]) -> None:
             return
         if time.monotonic() - since > GONE_S:
             kill_orphan(folder.lock)
-
-
-def _ending_of_error(error: BaseException) -> Ending:
-    """Return how an attempt that raised this error ended."""
-    if isinstance(error, OutOfMemory | MemoryError):
-        return Ending.OOM
-    return Ending.LOST if isinstance(error, ProcessLost) else Ending.ERROR
 
 
 def run_job_and_exit(

@@ -19,7 +19,6 @@ import torch
 
 from vitlab.data.prepare import Feed, prepare
 from vitlab.engines import Engine, find_supported_engine
-from vitlab.errors import OutOfMemory
 from vitlab.identity.code import imported_requirements
 from vitlab.identity.trial import Trial
 from vitlab.models.contract import state_digest
@@ -34,7 +33,7 @@ from vitlab.runner.circumstances import (
     utilisation,
     versions,
 )
-from vitlab.runner.job import Settings
+from vitlab.runner.job import NoEnding, Settings, TrialEnd
 from vitlab.runner.models import dtype_of, fit_head, make_distillation, make_initial_model
 from vitlab.store.files import Damaged, write_json
 from vitlab.store.folders import TrialFolder
@@ -45,10 +44,7 @@ from vitlab.training.artifacts import InputSpec, write_predictions, write_weight
 from vitlab.training.distributed import ALONE, SingleProcess
 from vitlab.training.evaluation import EVALUATION_BATCH
 from vitlab.training.loop import Training, index_of_best
-from vitlab.training.memory import MicroBatches, peak_memory, recompute_blocks
-
-OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
-"""Messages of RuntimeErrors that torch raises when memory runs out, instead of torch.OutOfMemoryError."""
+from vitlab.training.memory import MicroBatches, is_out_of_memory, peak_memory, recompute_blocks
 
 
 class Attempt:
@@ -75,7 +71,7 @@ class Attempt:
         self.device = device
         self.peers = peers
         self.writes = peers.rank == 0  #: to the folder
-        self.result: TrialResult | Exception | None = None  #: the trial's, or the error that ended the attempt
+        self.end: TrialEnd | None = None  #: None until it has ended
         self._since = time.monotonic()  # wall-clock time may be adjusted
         events, _ = folder.events()
         starts = [event for event in events if event.kind == "start"]
@@ -166,18 +162,16 @@ class Attempt:
 
     def end_with_error(self, error: Exception) -> None:
         """End the attempt with an error, which is recorded unless another process has taken the trial over."""
-        self.result = error
         if isinstance(error, Busy):
+            self.end = TrialEnd(NoEnding.BUSY, str(error))
             return
-        sentence = describe_failure(error, self.trial)
         kind = Ending.OOM if is_out_of_memory(error) else Ending.ERROR
-        self.folder.write_failure(sentence, "".join(traceback.format_exception(error)), kind)
-        self.folder.emit("end", status=Ending.FAILED, failure=sentence)
-        if kind == Ending.OOM:
-            self.result = OutOfMemory(sentence)
+        sentence, text = describe_failure(error, self.trial), "".join(traceback.format_exception(error))
+        self.end = TrialEnd(kind, sentence, text)
+        record_failure(self.folder, self.end)
 
-    def write_outputs(self, outcome: Outcome, wall_s: float) -> TrialResult:
-        """Write the files of a trial that has ended, but for the result, and return it for :meth:`write_result`.
+    def end_with_outcome(self, outcome: Outcome, wall_s: float) -> None:
+        """Write the files of a trial that is trained, the result last: it means that all others exist.
 
         Args:
             outcome: The outcome of the training.
@@ -185,17 +179,23 @@ class Attempt:
         """
         self.folder.require_lock()
         self.wait_for_checkpoint()
-        training, (params, macs) = self.training, self.size
-        failure = training.failure
+        failure = self.training.failure
         status: EndingWithResult = Ending.DIVERGED if failure else Ending.DONE
         if not failure:
-            state = training.model.state_dict()
+            state = self.training.model.state_dict()
             outcome = replace(outcome, weights=state_digest(state))
-            write_predictions(self.folder.predictions, training.predictions, self.input_spec.info.labels)
+            write_predictions(self.folder.predictions, self.training.predictions, self.input_spec.info.labels)
             if self.settings.keep.last:
                 write_weights(self.folder.weights_file, state, self.input_spec)
         self.folder.emit("end", status=status, **({"failure": failure} if failure else {}))
-        circumstances = Circumstances(
+        circumstances = self._describe_circumstances(wall_s)
+        self.folder.write_result(TrialResult(self.trial.key, self.trial.code, status, outcome, circumstances, failure))
+        self.end = TrialEnd(Ending.DONE, failure)
+        shutil.rmtree(self.folder.checkpoint, ignore_errors=True)
+
+    def _describe_circumstances(self, wall_s: float) -> Circumstances:
+        params, macs = self.size
+        return Circumstances(
             started=self.first_began,
             wall_s=wall_s,
             host=socket.gethostname(),
@@ -208,7 +208,6 @@ class Attempt:
             ended=time.time(),
             weights=tuple(self.weights_notes),
         )
-        return TrialResult(self.trial.key, self.trial.code, status, outcome, circumstances, failure)
 
     def _read_checkpoint(self) -> tuple[Mapping[str, Any] | None, str]:
         """Return the content of the checkpoint to resume from, if any, and a note if there is one that is not used."""
@@ -286,12 +285,6 @@ class Attempt:
             write_weights(file, self.training.model.state_dict(), self.input_spec)
         self.training.exclude_time(time.perf_counter() - began)
 
-    def write_result(self, result: TrialResult) -> None:
-        """Write the result, last: its presence means that all other files exist."""
-        self.folder.write_result(result)
-        self.result = result
-        shutil.rmtree(self.folder.checkpoint, ignore_errors=True)
-
     def spent_s(self) -> float:
         """Return the seconds of all attempts at the trial so far."""
         return self.before_s + time.monotonic() - self._since
@@ -316,10 +309,11 @@ class Attempt:
         }
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if the error means that the host or the device ran out of memory."""
-    matches = isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY)
-    return matches or isinstance(error, MemoryError | torch.OutOfMemoryError)
+def record_failure(folder: TrialFolder, end: TrialEnd) -> None:
+    """Write how an attempt has failed into the trial's folder."""
+    assert isinstance(end.ending, Ending)
+    folder.write_failure(end.detail, end.traceback, end.ending)
+    folder.emit("end", status=Ending.FAILED, failure=end.detail)
 
 
 def describe_failure(error: BaseException, trial: Trial) -> str:

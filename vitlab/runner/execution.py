@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from vitlab.engines.base import EngineFailed, train
-from vitlab.errors import OutOfMemory, ProcessLost, Refused, TrialFailed, UserError, VitlabError
+from vitlab.errors import Refused, UserError, VitlabError
 from vitlab.identity import source
 from vitlab.identity.code import (
     clear_caches,
@@ -30,16 +30,17 @@ from vitlab.identity.code import (
 )
 from vitlab.identity.trial import Trial
 from vitlab.registry import load_file
-from vitlab.runner.attempt import Attempt, describe_failure, is_out_of_memory
+from vitlab.runner.attempt import Attempt, describe_failure, record_failure
 from vitlab.runner.circumstances import versions
-from vitlab.runner.job import NODE_VARIABLE, Job, Settings
-from vitlab.runner.ranks import NoResult, RankResult, launch_ranks
+from vitlab.runner.job import NODE_VARIABLE, Job, NoEnding, Settings, TrialEnd
+from vitlab.runner.ranks import launch_ranks
 from vitlab.spec import TrialSpec
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import Busy
-from vitlab.store.result import Ending, Outcome, TrialResult
+from vitlab.store.result import Ending, Outcome
 from vitlab.training.distributed import PeerDied, RankMismatch, join_process_group
 from vitlab.training.loop import Training
+from vitlab.training.memory import is_out_of_memory
 
 
 def resolve_trials(trials: Iterable[Trial]) -> list[Trial]:
@@ -90,8 +91,12 @@ def _resolve_trial(trial: Trial) -> TrialSpec:
     return spec
 
 
-def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialResult | Exception | None]:
-    """Train the trials of a job, resume them, or return their stored results; write to their folders alone.
+class _TooLargeTogether(Exception):
+    """Memory ran out for trials that were trained together."""
+
+
+def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialEnd]:
+    """Train the trials of a job, or resume them; write to their folders alone, and return how each has ended.
 
     An engine that does not support them is replaced by its fallback; the journals state the reason.  If memory runs
     out, the halves are trained separately.
@@ -101,46 +106,66 @@ def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialRes
         stop: Called before every step; training stops once it returns True.
 
     Returns:
-        For each trial its result, whose status may be ``diverged``, or None if it was stopped after writing a
-        checkpoint.  Otherwise an error: ``Busy`` if another process holds the trial, ``ProcessLost`` if one of several
-        processes died, or another one, which its folder records, such as ``OutOfMemory``.
+        For each trial ``done`` if it has a result, which may be diverged; ``stopped`` after writing a checkpoint;
+        ``busy`` if another process holds it; ``lost`` if one of its processes died; or ``error`` or ``oom``, which its
+        folder records.
 
     Raises:
         Refused: If code or versions differ from the plan of a trial; then nothing is written.
         VitlabError: If a plugin cannot be loaded, or the device does not exist.
     """
-    settings = job.settings
-    _load_plugins(settings)
+    _load_plugins(job.settings)
     trials = resolve_trials(item.trial for item in job.trials)
-    if settings.processes > 1:
-        return [_run_in_ranks(item.trial, TrialFolder(item.folder), settings, stop) for item in job.trials]
-    device = torch_device(settings.device)
-    results: dict[Path, TrialResult | Exception | None] = {}
-    attempts: list[Attempt] = []
-    memory_ran_out = False
+    if job.settings.processes > 1:
+        return [
+            _run_in_ranks(trial, TrialFolder(folder), job.settings, stop)
+            for trial, folder in zip((item.trial for item in job.trials), job.folders, strict=True)
+        ]
+    with suppress(_TooLargeTogether):
+        return _train_together(job, trials, stop)
+    # Only here, where the error and its tensors are gone.
+    return [end for half in job.split(job.folders) for end in execute(half, stop)]
+
+
+def _train_together(job: Job, trials: Sequence[Trial], stop: Callable[[], bool]) -> list[TrialEnd]:
+    """Train those of a job's resolved trials that have no result and are free, and return how each has ended.
+
+    Raises:
+        _TooLargeTogether: If memory ran out for several of them.
+    """
+    settings, device = job.settings, torch_device(job.settings.device)
     with ExitStack() as contexts:
-        for folder, trial in zip(map(TrialFolder, job.folders), trials, strict=True):
-            try:
-                contexts.enter_context(folder.lease())
-            except Busy as error:
-                results[folder.path] = error
-                continue
-            results[folder.path] = folder.result_with_kept_weights(settings.keep)
-            if results[folder.path] is None:
-                attempts.append(Attempt(trial, folder, settings, device))
-                contexts.enter_context(attempts[-1].writer)  # left, and a checkpoint written, before the lease
-        contexts.enter_context(torch_settings(settings, device, job.trials[0].trial.spec.train.precision))
+        opened = [
+            _open_attempt(trial, TrialFolder(folder), settings, device, contexts)
+            for trial, folder in zip(trials, job.folders, strict=True)
+        ]
+        attempts = [each for each in opened if isinstance(each, Attempt)]
+        contexts.enter_context(torch_settings(settings, device, trials[0].spec.train.precision))
         try:
             _run_attempts(attempts, settings.engine, stop)
         except Exception as error:
-            memory_ran_out = is_out_of_memory(error) and len(attempts) > 1
+            if is_out_of_memory(error) and len(attempts) > 1:
+                raise _TooLargeTogether from None
             for attempt in attempts:
-                if attempt.result is None and not memory_ran_out:
+                if attempt.end is None:
                     attempt.end_with_error(error)
-    if memory_ran_out:  # only here, where the error and its tensors are gone
-        return [result for half in job.split(job.folders) for result in execute(half, stop)]
-    results |= {attempt.folder.path: attempt.result for attempt in attempts}
-    return list(results.values())
+    ends = [each.end if isinstance(each, Attempt) else each for each in opened]
+    return [TrialEnd(Ending.STOPPED) if end is None else end for end in ends]
+
+
+def _open_attempt(
+    trial: Trial, folder: TrialFolder, settings: Settings, device: torch.device, contexts: ExitStack
+) -> Attempt | TrialEnd:
+    """Return an attempt at a trial whose lock ``contexts`` holds; if it has a result or is busy, return that."""
+    try:
+        contexts.enter_context(folder.lease())
+    except Busy as error:
+        return TrialEnd(NoEnding.BUSY, str(error))
+    if (result := folder.result_with_kept_weights(settings.keep)) is not None:
+        return TrialEnd(Ending.DONE, result.failure)
+    attempt = Attempt(trial, folder, settings, device)
+    contexts.enter_context(attempt.writer)  # left, and a checkpoint written, before the lease
+    return attempt
 
 
 @contextmanager
@@ -201,34 +226,27 @@ def _load_plugins(settings: Settings) -> None:
 
 
 def _run_attempts(attempts: Sequence[Attempt], engine: str, stop: Callable[[], bool]) -> None:
-    """Train attempts by an engine, those at whose first step it fails by its fallback, and write their results."""
-    remaining: list[tuple[Sequence[Attempt], str, str]] = [(attempts, engine, "")]
-    while remaining:
-        started = _begin_attempts(*remaining.pop(0))
+    """Train attempts by an engine, those at whose first step it fails by its fallback, and write their results.
+
+    An error ends an attempt that was trained alone; an error of several is raised.
+    """
+    to_train: list[tuple[Sequence[Attempt], str, str]] = [(attempts, engine, "")]
+    while to_train:
+        started = _begin_attempts(*to_train.pop(0))
         alone = any(attempt.engine_type.one_at_a_time for attempt in started)
-        for batch in [[each] for each in started] if alone else [started]:
-            if not batch:
-                continue
+        for batch in [[each] for each in started] if alone or not started else [started]:
             first, trainings = batch[0], [attempt.training for attempt in batch]
             try:
                 outcomes = train(trainings, first.engine_type, stop=stop, every_s=first.settings.every_s)
             except EngineFailed as failed:
-                if is_out_of_memory(failed.error):
-                    _end_or_raise(failed.error, first, alone)
-                    continue
                 reason = f"engine {first.engine} failed: {describe_failure(failed.error, first.trial)}"
-                remaining.append((batch, failed.fallback, f"trained by engine {failed.fallback}, for {reason}"))
+                to_train.append((batch, failed.fallback, f"trained by engine {failed.fallback}, for {reason}"))
             except Exception as error:
-                _end_or_raise(error, first, alone)
+                if not alone:
+                    raise
+                first.end_with_error(error)
             else:
                 _write_results(batch, outcomes)
-
-
-def _end_or_raise(error: Exception, attempt: Attempt, alone: bool) -> None:
-    """End an attempt that was trained alone with an error; raise an error of several."""
-    if not alone:
-        raise error from None
-    attempt.end_with_error(error)
 
 
 def _begin_attempts(attempts: Sequence[Attempt], engine: str, note: str) -> list[Attempt]:
@@ -254,7 +272,7 @@ def _write_results(batch: Sequence[Attempt], outcomes: Sequence[Outcome | None])
             if outcome is None:
                 attempt.wait_for_checkpoint()
             else:
-                attempt.write_result(attempt.write_outputs(outcome, share_s))
+                attempt.end_with_outcome(outcome, share_s)
         except Exception as error:  # such as a full disk; other trials are not affected
             attempt.end_with_error(error)
 
@@ -262,9 +280,7 @@ def _write_results(batch: Sequence[Attempt], outcomes: Sequence[Outcome | None])
 # -- several processes per trial ---------------------------------------------------------------------------------------
 
 
-def _run_in_ranks(
-    trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool]
-) -> TrialResult | Exception | None:
+def _run_in_ranks(trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool]) -> TrialEnd:
     """Train a trial in several processes, of which this one supervises those of this machine.
 
     Rank 0 alone writes to the trial's folder.  On another machine than the first, nothing is known at the end but
@@ -273,30 +289,19 @@ def _run_in_ranks(
     # A trial of one machine may be trained by a program that torchrun has started, which has a number of its own.
     node = int(os.environ.get(NODE_VARIABLE, 0)) if settings.nodes > 1 else 0
     own = settings.processes // settings.nodes
-    result = folder.result_with_kept_weights(settings.keep)
-    if result is not None:
-        return result
-    rank = launch_ranks(range(node * own, (node + 1) * own), _run_rank, (trial, folder, settings), stop)
-    match rank.ending:
-        case Ending.DONE:
-            return folder.result()
-        case Ending.STOPPED:
-            return None
-        case NoResult.BUSY:
-            return Busy(str(folder.path))
-        case Ending.LOST:  # nothing is recorded, as when a whole worker dies
-            return ProcessLost(rank.sentence)
-    ending = Ending.OOM if rank.ending == Ending.OOM else Ending.ERROR
-    if node == 0:
+    if (result := folder.result_with_kept_weights(settings.keep)) is not None:
+        return TrialEnd(Ending.DONE, result.failure)
+    end = launch_ranks(range(node * own, (node + 1) * own), _run_rank, (trial, folder, settings), stop)
+    # Of a lost one nothing is recorded, as when a whole worker dies.
+    if node == 0 and end.ending in (Ending.OOM, Ending.ERROR):
         with suppress(Busy), folder.lease():
-            folder.write_failure(rank.sentence, rank.traceback, ending)
-            folder.emit("end", status=Ending.FAILED, failure=rank.sentence)
-    return (OutOfMemory if ending == Ending.OOM else TrialFailed)(rank.sentence)
+            record_failure(folder, end)
+    return end
 
 
 def _run_rank(
     rank: int, place: Path, stop: Callable[[], bool], trial: Trial, folder: TrialFolder, settings: Settings
-) -> RankResult:
+) -> TrialEnd:
     """Run one rank; see :data:`vitlab.runner.ranks.RankFunction`."""
     try:
         _load_plugins(settings)
@@ -304,7 +309,7 @@ def _run_rank(
             if rank == 0:
                 contexts.enter_context(folder.lease())
                 if folder.result_with_kept_weights(settings.keep) is not None:
-                    return RankResult(Ending.DONE)
+                    return TrialEnd(Ending.DONE)
             device = torch_device(settings.device)
             peers = contexts.enter_context(
                 join_process_group(rank, settings.processes, place, device, settings.nodes)
@@ -315,15 +320,15 @@ def _run_rank(
             contexts.enter_context(attempt.writer)
             [outcome] = train([attempt.begin("loop")], stop=peers.share_stop(stop), every_s=settings.every_s)
             if outcome is not None and attempt.writes:
-                attempt.write_result(attempt.write_outputs(outcome, attempt.spent_s()))
+                attempt.end_with_outcome(outcome, attempt.spent_s())
             attempt.wait_for_checkpoint()
-            return RankResult(Ending.STOPPED if outcome is None else Ending.DONE)
-    except Busy:
-        return RankResult(NoResult.BUSY)
+            return TrialEnd(Ending.STOPPED) if outcome is None else TrialEnd(Ending.DONE, attempt.training.failure)
+    except Busy as error:
+        return TrialEnd(NoEnding.BUSY, str(error))
     except PeerDied as error:
-        return RankResult(NoResult.PEER_DIED, str(error), traceback.format_exc())
+        return TrialEnd(NoEnding.PEER_DIED, str(error), traceback.format_exc())
     except RankMismatch as error:
-        return RankResult(Ending.LOST, str(error), traceback.format_exc())
+        return TrialEnd(Ending.LOST, str(error), traceback.format_exc())
     except (Exception, SystemExit) as error:  # of any component
         ending = Ending.OOM if is_out_of_memory(error) else Ending.ERROR
-        return RankResult(ending, describe_failure(error, trial), traceback.format_exc())
+        return TrialEnd(ending, describe_failure(error, trial), traceback.format_exc())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 
 from vitlab.identity.trial import Trial
 from vitlab.store.folders import LAST, Keep
+from vitlab.store.result import Ending
 
 NODE_VARIABLE = "GROUP_RANK"
 """Environment variable with the number of this machine among those of a trial, as torchrun sets it, with the variables
@@ -76,3 +78,19 @@ class Job:
         selected = tuple(item for item in self.trials if item.folder in folders)
         half = len(selected) // 2
         return [replace(self, trials=part) for part in (selected[:half], selected[half:]) if part]
+
+
+class NoEnding(StrEnum):
+    """Why a process cannot say how a trial has ended."""
+
+    BUSY = "busy"  #: another process holds the trial
+    PEER_DIED = "peer died"  #: another process of the trial has died, or has failed and reports the cause
+
+
+@dataclass(frozen=True)
+class TrialEnd:
+    """How an attempt at one trial of a job has ended, in its worker."""
+
+    ending: Ending | NoEnding
+    detail: str = ""  #: one sentence on a failure, or on a training that diverged
+    traceback: str = ""

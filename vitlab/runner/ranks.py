@@ -17,13 +17,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab.runner import fork_server
 from vitlab.runner.fork_server import ServerDied
+from vitlab.runner.job import NoEnding, TrialEnd
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
@@ -34,23 +34,7 @@ CAUSE_S = 10.0  #: time to wait for the root cause after a rank reports a dead p
 LEAVE_S = 10.0  #: time the others have to exit after rank 0 has finished
 
 
-class NoResult(StrEnum):
-    """Ending of a rank that has nothing to report of its own."""
-
-    BUSY = "busy"  #: another process holds the trial
-    PEER_DIED = "peer died"  #: another rank has died, or has failed and reports the cause
-
-
-@dataclass(frozen=True)
-class RankResult:
-    """The result of one rank."""
-
-    ending: Ending | NoResult
-    sentence: str = ""  #: why it failed; empty otherwise
-    traceback: str = ""
-
-
-RankFunction = Callable[..., RankResult]
+RankFunction = Callable[..., TrialEnd]
 """Called in each process with its rank, the rendezvous file, a function that polls for stop, and the arguments."""
 
 
@@ -59,10 +43,10 @@ class _Process:
     number: int
     process: ForkServerProcess
     pipe: Connection
-    result: RankResult | None = None
+    result: TrialEnd | None = None
 
 
-def launch_ranks(ranks: range, work: RankFunction, arguments: Sequence[Any], stop: Callable[[], bool]) -> RankResult:
+def launch_ranks(ranks: range, work: RankFunction, arguments: Sequence[Any], stop: Callable[[], bool]) -> TrialEnd:
     """Run a function in several processes, and return the result of the first or the failure of one.
 
     Args:
@@ -82,7 +66,7 @@ def launch_ranks(ranks: range, work: RankFunction, arguments: Sequence[Any], sto
                 processes.append(_Process(number, *fork_server.start_process(_run_rank_process, own, f"part {number}")))
             return _supervise(processes, stop)
         except ServerDied as error:
-            return RankResult(Ending.LOST, str(error))
+            return TrialEnd(Ending.LOST, str(error))
         finally:
             for one in processes:
                 one.process.kill()
@@ -106,7 +90,7 @@ def _run_rank_process(
     os._exit(0)  # without waiting for threads that a library may have left behind
 
 
-def _supervise(processes: Sequence[_Process], stop: Callable[[], bool]) -> RankResult:
+def _supervise(processes: Sequence[_Process], stop: Callable[[], bool]) -> TrialEnd:
     """Wait for rank 0 to finish, or for the cause of a failure."""
     stop_requested, deadline = False, float("inf")
     while True:
@@ -121,15 +105,15 @@ def _supervise(processes: Sequence[_Process], stop: Callable[[], bool]) -> RankR
                 one.process.join(max(0.0, leave_by - time.monotonic()))
             return first
         causes = [
-            result for result in results if result.ending not in (Ending.DONE, Ending.STOPPED, NoResult.PEER_DIED)
+            result for result in results if result.ending not in (Ending.DONE, Ending.STOPPED, NoEnding.PEER_DIED)
         ]
         if causes:
             return causes[0]
-        if any(result.ending == NoResult.PEER_DIED for result in results):
+        if any(result.ending == NoEnding.PEER_DIED for result in results):
             deadline = min(deadline, time.monotonic() + CAUSE_S)
         if time.monotonic() > deadline or len(results) == len(processes):
-            (first, *_) = [result for result in results if result.ending == NoResult.PEER_DIED]
-            return RankResult(Ending.LOST, first.sentence, first.traceback)
+            (first, *_) = [result for result in results if result.ending == NoEnding.PEER_DIED]
+            return TrialEnd(Ending.LOST, first.detail, first.traceback)
         if not stop_requested and stop():
             stop_requested = True
             for one in processes:
@@ -148,4 +132,4 @@ def _receive_result(one: _Process) -> None:
         pass
     if dead:
         how = fork_server.exit_reason(one.process.exitcode)
-        one.result = RankResult(Ending.LOST, f"process {one.number} of this trial {how}")
+        one.result = TrialEnd(Ending.LOST, f"process {one.number} of this trial {how}")

@@ -33,6 +33,15 @@ from vitlab.models.contract import Model
 from vitlab.training.distributed import ALONE, SingleProcess
 from vitlab.training.losses import Value
 
+OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
+"""Messages of RuntimeErrors that torch raises when memory runs out, instead of torch.OutOfMemoryError."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True if the error means that the host or the device ran out of memory."""
+    matches = isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY)
+    return matches or isinstance(error, MemoryError | torch.OutOfMemoryError)
+
 
 class WeightedLoss(NamedTuple):
     """The loss of a microbatch, and the number of decisions in its mean."""
