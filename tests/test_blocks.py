@@ -16,7 +16,7 @@ from scipy import stats
 import vitlab
 from vitlab import lab
 from vitlab.comparison import Verdict
-from vitlab.comparison.arrays import VERDICTS, Design
+from vitlab.comparison.arrays import VERDICTS, Comparisons
 from vitlab.comparison.blocks import judge_blocks
 from vitlab.errors import UserError
 from vitlab.planning.values import Plan
@@ -67,7 +67,7 @@ def over(differences: Any, se: Any = 0.0, **design: Any) -> Any:
     """Judge arms (C, B), the errors of which are given or 0."""
     d_CB = np.atleast_2d(np.asarray(differences, dtype=float))
     c = len(d_CB)
-    whole = Design(1 + np.arange(c), np.zeros(c, int), np.full(c, c), **{"variance": "own", **design})
+    whole = Comparisons(1 + np.arange(c), np.zeros(c, int), np.full(c, c), **{"variance": "own", **design})
     return judge_blocks(d_CB[None], np.broadcast_to(np.asarray(se, dtype=float), d_CB.shape)[None], whole)
 
 
@@ -96,7 +96,7 @@ def test_interval_equals_hartung_knapp_with_equal_weights() -> None:
     assert (result.difference, result.se, result.df) == pytest.approx((mean, se, 12))
     assert (result.low, result.high) == pytest.approx((mean - half, mean + half))
     assert result.p == pytest.approx(stats.ttest_1samp(y, 0).pvalue)
-    new = judge_blocks(y[None, None], np.sqrt(v)[None, None], Design.with_one_baseline(1))
+    new = judge_blocks(y[None, None], np.sqrt(v)[None, None], Comparisons.with_one_baseline(1))
     spread = y.std(ddof=1) * math.sqrt(1 + 1 / len(y)) * stats.t.ppf(0.975, len(y) - 1)
     assert (new.new_low[0, 0], new.new_high[0, 0]) == pytest.approx((mean - spread, mean + spread))
 
@@ -134,7 +134,7 @@ def test_false_alarms_intervals_and_predictions_hold(between: float, apart: floa
     seeds = draws.standard_normal((studies, arms + 1, blocks + 1, n)) * sd[..., None]
     d = (seeds[:, 1:] - seeds[:, :1]).transpose(3, 0, 1, 2) + effects
     mean, se = d.mean(axis=0), d.std(axis=0, ddof=1) / math.sqrt(n)
-    result = judge_blocks(mean[..., :blocks], se[..., :blocks], Design.with_one_baseline(arms))
+    result = judge_blocks(mean[..., :blocks], se[..., :blocks], Comparisons.with_one_baseline(arms))
     error = math.sqrt(0.05 * 0.95 / studies)
     assert (result.verdict >= VERDICTS.index(Verdict.BETTER)).any(axis=1).mean() <= 0.05 + 3 * error
     new, known = mean[:, 0, blocks], np.isfinite(result.new_low[:, 0])

@@ -17,7 +17,7 @@ from test_escalation import study as tiny_study
 
 from vitlab import lab
 from vitlab.cli import cli
-from vitlab.comparison.arrays import Design, judge_studies
+from vitlab.comparison.arrays import Comparisons, judge_studies
 from vitlab.errors import UserError
 from vitlab.planning.study_folder import write_plan
 from vitlab.planning.values import Plan
@@ -68,7 +68,7 @@ def test_predicted_power_is_realised_in_most_studies(tmp_path: Path) -> None:
         effect = dict(forecast(*stored(tmp_path / str(number), sd, arms=5, seed=number)).detectable)[seeds]
         shift = effect / sd
         values = draws + np.where(np.arange(5) == 1, shift, 0.0)[:, None]
-        judged = judge_studies(values, Design.with_one_baseline(4))
+        judged = judge_studies(values, Comparisons.with_one_baseline(4))
         realised = (judged.contrasts.p_corrected[:, 0] <= 0.05).mean()
         within += 0.75 <= realised / 0.8 <= 1.33
     assert within >= 24

@@ -41,7 +41,7 @@ from tables import ALPHA, markdown, percent, standard_error
 
 import vitlab
 from vitlab.comparison import Verdict
-from vitlab.comparison.arrays import VERDICTS, Choices, Design, Judgements, judge_studies
+from vitlab.comparison.arrays import VERDICTS, Choices, Comparisons, Judgements, judge_studies
 from vitlab.comparison.blocks import OverBlocks, judge_blocks
 from vitlab.statistics import power, replicates
 
@@ -92,14 +92,14 @@ def chunks(values: Floats) -> Iterator[slice]:
         yield slice(first, first + size)
 
 
-def judged(values: Floats, design: Design, sizes: Sequence[int] = ()) -> Outcome:
+def judged(values: Floats, design: Comparisons, sizes: Sequence[int] = ()) -> Outcome:
     """Judge studies, with looks after ``sizes`` seeds until each comparison is decided."""
     parts = [_judge_looks(values[some], design, tuple(sizes) or values.shape[2:]) for some in chunks(values)]
     return Outcome(*(np.concatenate([getattr(part, name) for part in parts]) for name in Outcome.__annotations__))
 
 
 def _judge_looks(
-    values: Floats, design: Design, sizes: tuple[int, ...], choices: Mapping[int, Choices] = {}
+    values: Floats, design: Comparisons, sizes: tuple[int, ...], choices: Mapping[int, Choices] = {}
 ) -> Outcome:
     shape = len(values), len(design.arms)
     levels = power.sequential_levels(sizes, ALPHA, shape[1]) if len(sizes) > 1 else (ALPHA,)
@@ -120,9 +120,9 @@ def _judge_looks(
     return outcome
 
 
-def design_of(source: Source, comparisons: int) -> Design:
+def design_of(source: Source, comparisons: int) -> Comparisons:
     """Return the design of studies of a source."""
-    return replace(Design.with_one_baseline(comparisons), quantum=source.quantum, sign=source.sign)
+    return replace(Comparisons.with_one_baseline(comparisons), quantum=source.quantum, sign=source.sign)
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class Cell:
     def rate(self, studies: int, seed: Sequence[int]) -> float:
         """Return the share of so many studies in which something is found."""
         [source] = [source for source in patterns(self.comparisons) if source.name == self.pattern]
-        design, found = Design.with_one_baseline(self.comparisons), 0
+        design, found = Comparisons.with_one_baseline(self.comparisons), 0
         draws = np.random.default_rng([*seed, self.comparisons, *self.sizes, *self.pattern.encode()])
         for first in range(0, studies, BLOCK):
             shape = min(BLOCK, studies - first), self.comparisons + 1, self.sizes[-1]
@@ -237,7 +237,7 @@ def of_looks(studies: int, seed: int) -> tuple[str, bool]:
             draws = np.random.default_rng([seed, 11, m, *sizes])
             values = draws.standard_normal((studies, m + 1, sizes[-1]))
             values[:, 1] += factor * unit
-            outcome = judged(values, Design.with_one_baseline(m), sizes)
+            outcome = judged(values, Comparisons.with_one_baseline(m), sizes)
             truth = np.zeros(m)
             truth[0] = factor * unit
             alarms = outcome.finds[:, int(factor > 0) :].any(axis=1).mean() if m > 1 or not factor else math.nan
@@ -306,7 +306,7 @@ def of_detection(studies: int, seed: int) -> tuple[str, bool]:
                 values = draws.standard_normal((studies, m + 1, n))
                 values[:, 0] *= baseline
                 for kind in ("own", "shared"):
-                    design = replace(Design.with_one_baseline(m), variance=kind)
+                    design = replace(Comparisons.with_one_baseline(m), variance=kind)
                     parts = [judge_studies(values[some], design).contrasts for some in chunks(values)]
                     bounds = np.concatenate(
                         [(part.high - part.low)[:, 0] / 2 - part.difference[:, 0] for part in parts]
@@ -355,7 +355,7 @@ def tuned_rates(
     for first in range(0, studies, BLOCK):
         shape = min(BLOCK, studies - first), m + 1, sizes[-1]
         values, choices = tuned_studies(draws, response, tuning_seeds, shape, sizes)
-        outcomes = [_judge_looks(values, Design.with_one_baseline(m), sizes, some) for some in ({}, choices)]
+        outcomes = [_judge_looks(values, Comparisons.with_one_baseline(m), sizes, some) for some in ({}, choices)]
         found += [outcome.finds.any(axis=1).sum() for outcome in outcomes]
     return (found / studies).tolist()
 
@@ -456,12 +456,12 @@ def over_blocks(
         values = draws.standard_normal((studies, blocks, m + 1, n)) * apart ** draws.random((studies, blocks, 1, 1))
         noise = draws.standard_normal(studies) * apart ** draws.random(studies) * math.sqrt(2 / n)
     values[:, :, 1:] += np.moveaxis(effects[:, :, :blocks], 1, 2)[..., None]
-    single = replace(Design.with_one_baseline(m), family=np.full(m, m * blocks))
+    single = replace(Comparisons.with_one_baseline(m), family=np.full(m, m * blocks))
     contrasts = judge_studies(values.reshape(-1, m + 1, n), single).contrasts
     difference, se = (
         np.moveaxis(one.reshape(studies, blocks, m), 1, 2) for one in (contrasts.difference, contrasts.se)
     )
-    return values, judge_blocks(difference, se, Design.with_one_baseline(m)), effects, noise
+    return values, judge_blocks(difference, se, Comparisons.with_one_baseline(m)), effects, noise
 
 
 def of_pool(studies: int, seed: int) -> tuple[str, bool]:

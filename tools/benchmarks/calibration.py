@@ -37,7 +37,7 @@ from scipy import stats
 from sources import pool as pool_of
 from tables import markdown
 
-from vitlab.comparison.arrays import Design
+from vitlab.comparison.arrays import Comparisons
 from vitlab.comparison.arrays import judge_studies as judge_contrasts
 from vitlab.regression.baseline import Baseline, Values
 from vitlab.regression.decide import VERDICTS, Cell, Cells, JudgedCells, Verdict, judge_arrays, robust_sd, worst_verdict
@@ -277,7 +277,7 @@ def bug_rows(
     for bug in [code for code in pool if code != "sound"]:
         ((arm, values),) = pool[bug].items()
         sound = pool["sound"][arm][: len(values)]
-        effect = judge_contrasts(np.array([[values, sound]]), Design.with_one_baseline(1)).contrasts.single(0, 0)
+        effect = judge_contrasts(np.array([[values, sound]]), Comparisons.with_one_baseline(1)).contrasts.single(0, 0)
         for margin, seeds in itertools.product(MARGINS, BUGGED):
             (cell,), _ = gate(sound[None, :seeds], values[None, :seeds], seeds, quantum, margin=margin)
             shares: Counter[str] = Counter()

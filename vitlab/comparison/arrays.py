@@ -34,8 +34,8 @@ FULL_WEIGHT_FROM = 7  #: comparisons from which on the mean variance of all weig
 
 
 @dataclass(frozen=True)
-class Design:
-    """What is compared, and by which rules; the same in every study of an array."""
+class Comparisons:
+    """The comparisons of a study, and the rules they are judged by; the same in every study of an array."""
 
     arms: Ints  #: place of the arm of each comparison (C)
     baselines: Ints  #: place of its baseline (C)
@@ -58,12 +58,12 @@ class Design:
     reach: float = math.inf  #: largest difference that the bounds of the metric allow
 
     @classmethod
-    def with_one_baseline(cls, comparisons: int, analysis: Analysis = DEFAULTS) -> Design:
-        """Return the design that compares so many arms with the first, by the rules of an analysis."""
+    def with_one_baseline(cls, number: int, analysis: Analysis = DEFAULTS) -> Comparisons:
+        """Return the comparisons of so many arms with the first one, by the rules of an analysis."""
         return cls(
-            1 + np.arange(comparisons),
-            np.zeros(comparisons, int),
-            np.full(comparisons, comparisons),
+            1 + np.arange(number),
+            np.zeros(number, int),
+            np.full(number, number),
             alpha=analysis.alpha,
             correction=analysis.correction,
             variance=analysis.variance,
@@ -141,7 +141,7 @@ class Choices:
 
 def judge_studies(
     values_SAN: Floats,
-    design: Design,
+    comparisons: Comparisons,
     *,
     tested_SC: Mask | bool = True,
     lost_SAN: Mask | None = None,
@@ -155,45 +155,66 @@ def judge_studies(
 
     Args:
         values_SAN: the values.
-        design: what is compared.
+        comparisons: what is compared, and by which rules.
         tested_SC: comparisons that are tested at this look; the others get differences alone, and share nothing.
         lost_SAN: seeds that diverged or failed.
         chance_A: value of guesses of each arm; NaN if it is not known.
         choices: what tuning adds.
     """
-    collapsed_SC2N = find_collapsed_sides(values_SAN, design)
+    collapsed_SC2N = find_collapsed_sides(values_SAN, comparisons)
     collapsed_SC = collapsed_SC2N.sum(axis=(2, 3))
-    d_SCN = values_SAN[:, design.arms] - values_SAN[:, design.baselines]
+    contrasts = compute_contrasts(values_SAN, comparisons, collapsed_SC, tested_SC, choices)
+    verdict_SC = decide_verdicts(contrasts, comparisons)
+    d_SCN = values_SAN[:, comparisons.arms] - values_SAN[:, comparisons.baselines]
     _, sound_SC, _ = moments(np.where(collapsed_SC2N.any(axis=2), NAN, d_SCN))
-    collapsed_arms, sound_difference = collapsed_SC2N[:, :, 0], np.where(collapsed_SC > 0, sound_SC, NAN)
-    complete = compute_contrasts(values_SAN, design, collapsed_SC, tested_SC, choices)
-    verdict_SC = decide_verdicts(complete, design)
+    judged = Judgements(
+        contrasts,
+        with_chance=contrasts,
+        verdict=verdict_SC,
+        complete_verdict=verdict_SC,
+        lost=np.zeros_like(contrasts.pairs),
+        collapsed_arms=collapsed_SC2N[:, :, 0],
+        sound_difference=np.where(collapsed_SC > 0, sound_SC, NAN),
+    )
     if lost_SAN is None or not lost_SAN.any():
-        no_lost_SC = np.zeros_like(complete.pairs)
-        return Judgements(complete, complete, verdict_SC, verdict_SC, no_lost_SC, collapsed_arms, sound_difference)
+        return judged
+    return _judge_lost_seeds(judged, values_SAN, lost_SAN, chance_A, comparisons, tested_SC, choices)
+
+
+def _judge_lost_seeds(
+    judged: Judgements,
+    values_SAN: Floats,
+    lost_SAN: Mask,
+    chance_A: Floats | float,
+    comparisons: Comparisons,
+    tested_SC: Mask | bool,
+    choices: Choices,
+) -> Judgements:
+    """Return the judgement of studies with lost seeds, given the judgement of their complete pairs."""
+    complete = judged.contrasts
     chance_A1 = np.broadcast_to(chance_A, values_SAN.shape[1])[:, None]
     # Without the value of guesses nothing can stand for a lost value, and no verdict can hold.
     unknown_SA = (lost_SAN & np.isnan(chance_A1)).any(axis=2)
-    unknown_SC = unknown_SA[:, design.arms] | unknown_SA[:, design.baselines]
+    unknown_SC = unknown_SA[:, comparisons.arms] | unknown_SA[:, comparisons.baselines]
     filled_SAN = np.where(lost_SAN, chance_A1, values_SAN)
-    filled = compute_contrasts(filled_SAN, design, collapsed_SC, tested_SC & ~unknown_SC, choices)
+    filled = compute_contrasts(filled_SAN, comparisons, complete.collapsed, tested_SC & ~unknown_SC, choices)
     filled = replace(filled, difference=np.where(unknown_SC, NAN, filled.difference))
     lost_SA = lost_SAN.sum(axis=2)
-    lost_SC = lost_SA[:, design.arms] + lost_SA[:, design.baselines]
+    lost_SC = lost_SA[:, comparisons.arms] + lost_SA[:, comparisons.baselines]
     same_side = np.sign(filled.difference) == np.sign(complete.difference)
     with np.errstate(invalid="ignore"):
         holds = np.where(
-            verdict_SC == VERDICTS.index(Verdict.EQUIVALENT),
-            filled.p_equal_corrected < design.alpha,
-            (filled.p_corrected <= design.alpha) & same_side & np.isin(verdict_SC, CLAIMS),
+            judged.verdict == VERDICTS.index(Verdict.EQUIVALENT),
+            filled.p_equal_corrected < comparisons.alpha,
+            (filled.p_corrected <= comparisons.alpha) & same_side & np.isin(judged.verdict, CLAIMS),
         )
-    verdict_with_lost_SC = np.where((lost_SC > 0) & ~holds, VERDICTS.index(Verdict.CANNOT_TELL), verdict_SC)
-    return Judgements(complete, filled, verdict_with_lost_SC, verdict_SC, lost_SC, collapsed_arms, sound_difference)
+    verdict_SC = np.where((lost_SC > 0) & ~holds, VERDICTS.index(Verdict.CANNOT_TELL), judged.verdict)
+    return replace(judged, with_chance=filled, verdict=verdict_SC, lost=lost_SC)
 
 
 def compute_contrasts(
     values_SAN: Floats,
-    design: Design,
+    comparisons: Comparisons,
     collapsed_SC: Ints,
     tested_SC: Mask | bool = True,
     choices: Choices = Choices(),
@@ -205,22 +226,22 @@ def compute_contrasts(
     """
     from scipy.special import stdtr  # not at the top: a stored report is shown without scipy
 
-    samples = _collect_samples(values_SAN, design)
-    test = _choose_tests(samples, design, collapsed_SC, tested_SC, choices)
-    se, df, shared = _standard_errors(samples, test, design, choices)
+    samples = _collect_samples(values_SAN, comparisons)
+    test = _choose_tests(samples, comparisons, collapsed_SC, tested_SC, choices)
+    se, df, shared = _standard_errors(samples, test, comparisons, choices)
     p = _p_values(samples, test, se, df)
     test = np.where((test == SIGN_FLIP) & np.isnan(p), NONE, test)
-    difference, reach = samples.difference, design.reach
+    difference, reach = samples.difference, comparisons.reach
     size = np.where(test == WELCH, np.minimum(samples.x.n, samples.y.n), samples.d.n)
     interval_se = np.where(size >= MIN_SEEDS, se, NAN)
-    low, high = _bounded_interval(difference, interval_se, df, design.levels / 2, reach)
+    low, high = _bounded_interval(difference, interval_se, df, comparisons.levels / 2, reach)
     equal_low = equal_high = p_equal = np.full(test.shape, NAN)
-    if design.margin is not None:
-        equal_low, equal_high = _bounded_interval(difference, interval_se, df, design.levels, reach)
-        below, above = (stdtr(df, (sign * difference - design.margin) / se) for sign in (1, -1))
+    if comparisons.margin is not None:
+        equal_low, equal_high = _bounded_interval(difference, interval_se, df, comparisons.levels, reach)
+        below, above = (stdtr(df, (sign * difference - comparisons.margin) / se) for sign in (1, -1))
         p_equal = np.maximum(below, above)
     # A look may spend its share of alpha alone: its p values are enlarged, and compare with alpha at every look.
-    factors = design.correction_factors / design.share
+    factors = comparisons.correction_factors / comparisons.share
     return Contrasts(
         difference=difference,
         pairs=samples.d.n,
@@ -257,8 +278,8 @@ class _Samples:
     scatters: Mask  #: False where all spread is rounding
 
 
-def _collect_samples(values_SAN: Floats, design: Design) -> _Samples:
-    x_SCN, y_SCN = values_SAN[:, design.arms], values_SAN[:, design.baselines]
+def _collect_samples(values_SAN: Floats, comparisons: Comparisons) -> _Samples:
+    x_SCN, y_SCN = values_SAN[:, comparisons.arms], values_SAN[:, comparisons.baselines]
     d, x, y = map(moments, (x_SCN - y_SCN, x_SCN, y_SCN))
     is_welch = (d.n < 2) & (x.n >= 2) & (y.n >= 2)
     difference = np.where(is_welch | (d.n == 0), x.mean - y.mean, d.mean)
@@ -276,10 +297,10 @@ def _collect_samples(values_SAN: Floats, design: Design) -> _Samples:
 
 
 def _choose_tests(
-    samples: _Samples, design: Design, collapsed_SC: Ints, tested_SC: Mask | bool, choices: Choices
+    samples: _Samples, comparisons: Comparisons, collapsed_SC: Ints, tested_SC: Mask | bool, choices: Choices
 ) -> Ints:
     """Return the test of each comparison as its place in ``TESTS`` (S, C)."""
-    overlap, is_paired, is_sound = np.asarray(design.overlap), samples.d.n >= 2, collapsed_SC == 0
+    overlap, is_paired, is_sound = np.asarray(comparisons.overlap), samples.d.n >= 2, collapsed_SC == 0
     by_t = tested_SC & samples.scatters & is_sound & ~np.isnan(overlap)
     # Only independent seeds can be flipped; differences of 0 at every seed need no test.
     is_same = ~samples.scatters & (samples.difference == 0) & is_sound
@@ -287,19 +308,21 @@ def _choose_tests(
     return np.select([by_t & is_paired, by_t & samples.is_welch, flips], [PAIRED, WELCH, SIGN_FLIP], NONE)
 
 
-def _standard_errors(samples: _Samples, test: Ints, design: Design, choices: Choices) -> tuple[Floats, Floats, Ints]:
+def _standard_errors(
+    samples: _Samples, test: Ints, comparisons: Comparisons, choices: Choices
+) -> tuple[Floats, Floats, Ints]:
     """Return standard errors and degrees of freedom of tests by t, else NaN, and the number of shared variances."""
-    d, x, y, overlap, added = samples.d, samples.x, samples.y, np.asarray(design.overlap), choices.total
+    d, x, y, overlap, added = samples.d, samples.x, samples.y, np.asarray(comparisons.overlap), choices.total
     # Two values that are rounded to the quantum differ by rounding alone with variance quantum**2 / 6, so less spread
     # than that is not known.
-    variance = np.maximum(d.sd, design.quantum / math.sqrt(6)) ** 2
+    variance = np.maximum(d.sd, comparisons.quantum / math.sqrt(6)) ** 2
     weight, shared = np.zeros(test.shape), np.ones(test.shape, dtype=int)
-    if design.variance == "shared":
+    if comparisons.variance == "shared":
         takes_part = (test == PAIRED) & (d.n >= MIN_SEEDS)
-        variance, weight, shared = share_variances(variance, takes_part, samples.d_SCN, design)
+        variance, weight, shared = share_variances(variance, takes_part, samples.d_SCN, comparisons)
     with np.errstate(divide="ignore", invalid="ignore"):
-        se2, df = np.maximum(variance * (1 / d.n + overlap), design.least_se**2), (d.n - 1) * (1 + weight)
-        floor = design.quantum**2 / 12  # of a single value, by its rounding
+        se2, df = np.maximum(variance * (1 / d.n + overlap), comparisons.least_se**2), (d.n - 1) * (1 + weight)
+        floor = comparisons.quantum**2 / 12  # of a single value, by its rounding
         se2_x, se2_y = (np.maximum(side.sd**2, floor) * (1 / side.n + overlap) for side in (x, y))
         se2 = np.where(test == WELCH, se2_x + se2_y, se2)
         df = np.where(test == WELCH, (se2_x + se2_y) ** 2 / (se2_x**2 / (x.n - 1) + se2_y**2 / (y.n - 1)), df)
@@ -326,7 +349,9 @@ def _p_values(samples: _Samples, test: Ints, se: Floats, df: Floats) -> Floats:
     return p
 
 
-def share_variances(variance: Floats, takes_part: Mask, d_SCN: Floats, design: Design) -> tuple[Floats, Floats, Ints]:
+def share_variances(
+    variance: Floats, takes_part: Mask, d_SCN: Floats, comparisons: Comparisons
+) -> tuple[Floats, Floats, Ints]:
     """Return variances averaged over like comparisons, the weight of their mean, and their number (S, C).
 
     Like are comparisons with one baseline whose differences are over the same seeds.  The variance of another
@@ -334,8 +359,10 @@ def share_variances(variance: Floats, takes_part: Mask, d_SCN: Floats, design: D
     the others, and no comparison gets less than its own.  The baseline's noise is in every difference, so it needs no
     guard.  The rule is vitlab's own: ``docs/pages/statistics.md`` has what simulations of it found.
     """
-    seen_SCN, registered = np.isfinite(d_SCN), np.broadcast_to(design.registered, len(design.arms))
-    like = (seen_SCN[:, :, None] == seen_SCN[:, None]).all(axis=3) & (design.baselines[:, None] == design.baselines)
+    seen_SCN, registered = np.isfinite(d_SCN), np.broadcast_to(comparisons.registered, len(comparisons.arms))
+    like = (seen_SCN[:, :, None] == seen_SCN[:, None]).all(axis=3) & (
+        comparisons.baselines[:, None] == comparisons.baselines
+    )
     # Comparisons that were added later learn from registered ones, whose variances must not depend on what was added.
     like &= takes_part[:, :, None] & takes_part[:, None] & (registered | ~registered[:, None])
     count = np.maximum(like.sum(axis=2), 1)
@@ -345,25 +372,25 @@ def share_variances(variance: Floats, takes_part: Mask, d_SCN: Floats, design: D
     return np.maximum(variance, (variance + weight * mean) / (1 + weight)), weight, count
 
 
-def find_collapsed_sides(values_SAN: Floats, design: Design) -> Mask:
+def find_collapsed_sides(values_SAN: Floats, comparisons: Comparisons) -> Mask:
     """Return which seeds of each arm and its baseline collapsed (S, C, 2, N); the two together give the scale."""
-    pairs_SC2N = np.stack([values_SAN[:, design.arms], values_SAN[:, design.baselines]], axis=2)
-    studies, comparisons, *rest = pairs_SC2N.shape  # there may be no seeds yet
-    flags = replicates.find_collapsed(pairs_SC2N.reshape(studies * comparisons, *rest), design.sign)
+    pairs_SC2N = np.stack([values_SAN[:, comparisons.arms], values_SAN[:, comparisons.baselines]], axis=2)
+    s, c, *rest = pairs_SC2N.shape  # there may be no seeds yet
+    flags = replicates.find_collapsed(pairs_SC2N.reshape(s * c, *rest), comparisons.sign)
     return flags.reshape(pairs_SC2N.shape)
 
 
-def decide_verdicts(contrasts: ContrastArrays, design: Design) -> Ints:
+def decide_verdicts(contrasts: ContrastArrays, comparisons: Comparisons) -> Ints:
     """Return the verdict of each comparison as its place in ``VERDICTS`` (S, C)."""
     same = (contrasts.test == SIGN_FLIP) & (contrasts.difference == 0) & (contrasts.collapsed == 0)
-    claimed = contrasts.p_corrected <= design.alpha
-    better = design.sign * contrasts.difference > 0
+    claimed = contrasts.p_corrected <= comparisons.alpha
+    better = comparisons.sign * contrasts.difference > 0
     # Of several that hold, the first counts: a difference from zero is better or worse, even within the margin.
     conditions = {
         Verdict.SAME: same,
         Verdict.BETTER: claimed & better,
         Verdict.WORSE: claimed & ~better,
-        Verdict.EQUIVALENT: contrasts.p_equal_corrected < design.alpha,
+        Verdict.EQUIVALENT: contrasts.p_equal_corrected < comparisons.alpha,
     }
     return np.select([*conditions.values()], [VERDICTS.index(verdict) for verdict in conditions], 0)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from vitlab.comparison.arrays import ContrastArrays, Design, compute_contrasts, decide_verdicts
+from vitlab.comparison.arrays import Comparisons, ContrastArrays, compute_contrasts, decide_verdicts
 from vitlab.statistics.replicates import NAN, Floats, Ints
 
 
@@ -25,13 +25,13 @@ class OverBlocks:
     new_high: Floats
 
 
-def judge_blocks(differences_SCB: Floats, se_SCB: Floats, design: Design) -> OverBlocks:
+def judge_blocks(differences_SCB: Floats, se_SCB: Floats, comparisons: Comparisons) -> OverBlocks:
     """Judge the mean differences over blocks.
 
     Args:
         differences_SCB: difference of each comparison in each block; NaN where a block lacks it.
         se_SCB: its standard error from the seeds of the block; NaN where it is not known.
-        design: the comparisons, each of an arm with the first place.
+        comparisons: each of an arm with the first place.
     """
     from scipy.special import stdtrit
 
@@ -40,7 +40,9 @@ def judge_blocks(differences_SCB: Floats, se_SCB: Floats, design: Design) -> Ove
     with np.errstate(divide="ignore", invalid="ignore"):
         within = np.sqrt(np.nansum(np.where(known_SCB, se_SCB, NAN) ** 2, axis=2)) / n
     values_SAB = np.concatenate([np.zeros_like(differences_SCB[:, :1]), differences_SCB], axis=1)
-    result = compute_contrasts(values_SAB, replace(design, least_se=within), np.zeros_like(n))
-    half = np.where(np.isnan(result.low), NAN, stdtrit(result.df, 1 - design.alpha / 2) * result.se * np.sqrt(n + 1))
-    low, high = (np.clip(result.difference + side * half, -design.reach, design.reach) for side in (-1, 1))
-    return OverBlocks(result, decide_verdicts(result, design), low, high)
+    result = compute_contrasts(values_SAB, replace(comparisons, least_se=within), np.zeros_like(n))
+    half = np.where(
+        np.isnan(result.low), NAN, stdtrit(result.df, 1 - comparisons.alpha / 2) * result.se * np.sqrt(n + 1)
+    )
+    low, high = (np.clip(result.difference + side * half, -comparisons.reach, comparisons.reach) for side in (-1, 1))
+    return OverBlocks(result, decide_verdicts(result, comparisons), low, high)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from vitlab.comparison import Verdict
-from vitlab.comparison.arrays import VERDICTS, Choices, Contrast, Design, judge_studies
+from vitlab.comparison.arrays import VERDICTS, Choices, Comparisons, Contrast, Judgements, judge_studies
 from vitlab.planning.registration import added_comparisons, altered_arms, analysis_changes
 from vitlab.planning.values import MetricFacts, Plan
 from vitlab.statistics import power, replicates
@@ -137,11 +137,11 @@ def judge_study(
     numbers = {arm: 0 if plan.looks is None else plan.looks.latest_look(arm) for arm in compared}
     looks = {arm: max(0, number - bool(awaited.get(arm, 0))) for arm, number in numbers.items()}
     study = _StudyArrays(plan, compared, samples, quantum, Family.from_plan(plan, compared))
-    comparisons: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for look in sorted(set(looks.values())):
         of_look = study.judge_look(look, {arm for arm in compared if looks[arm] >= look}, refused, awaited)
-        comparisons |= {arm: comparison for arm, comparison in of_look.items() if looks[arm] == look}
-    return {arm: comparisons[arm] for arm in compared}
+        rows |= {arm: row for arm, row in of_look.items() if looks[arm] == look}
+    return {arm: rows[arm] for arm in compared}
 
 
 def is_futile(decidable: float | None, plan: Plan) -> bool:
@@ -164,8 +164,8 @@ class _StudyArrays:
         self.lost_AN = np.array([np.isin(self.seeds, sample.lost) for sample in samples.values()])
         low, high = self.facts.bounds
         overlap_C2 = np.array([[samples[name].overlap for name in pair] for pair in compared.items()])
-        self.design = replace(
-            Design.with_one_baseline(len(compared), analysis),
+        self.comparisons = replace(
+            Comparisons.with_one_baseline(len(compared), analysis),
             arms=np.array([arms.index(arm) for arm in compared]),
             baselines=np.array([arms.index(baseline) for baseline in compared.values()]),
             family=np.array([family.sizes[arm] for arm in compared]),
@@ -178,57 +178,61 @@ class _StudyArrays:
     def judge_look(
         self, look: int, waiting: set[str], refused: Mapping[str, str], awaited: Mapping[str, int]
     ) -> dict[str, dict[str, Any]]:
-        """Return the comparisons of a look, tested for the arms that wait at it."""
+        """Return a row for each comparison, of the seeds of a look; the arms that wait at this look are tested."""
         looks, shares = self.plan.looks, self.plan.alpha_shares
-        seen_N = np.isin(self.seeds, self.seeds if looks is None else looks.seeds[look])
+        seeds = None if looks is None else set(looks.seeds[look])
+        seen_N = np.isin(self.seeds, self.seeds if seeds is None else [*seeds])
         values_AN = np.where(seen_N, self.values_AN, NAN)
-        reasons = refusals_by_arm(self.plan, None if looks is None else set(looks.seeds[look])) | dict(refused)
-        of_arms = {arm: row[np.isfinite(row)].tolist() for arm, row in zip(self.samples, values_AN, strict=True)}
-        choice, sd_of_choice = self._tuning_variances(of_arms)
-        design = replace(self.design, share=shares[look])
-        result = judge_studies(
-            values_AN[None],
-            design,
+        reasons = refusals_by_arm(self.plan, seeds) | dict(refused)
+        choices, choice_sds = self._tuning_variances(values_AN)
+        comparisons = replace(self.comparisons, share=shares[look])
+        judged = judge_studies(
+            values_AN[None],  # one study
+            comparisons,
             tested_SC=np.array([[arm in waiting and arm not in reasons for arm in self.compared]]),
             lost_SAN=(self.lost_AN & seen_N)[None],
             chance_A=np.array([self.facts.chance.get(arm, NAN) for arm in self.samples]),
-            choices=choice,
+            choices=choices,
         )
         rows = {}
-        for place, (arm, baseline) in enumerate(self.compared.items()):
-            contrast, reason, lost = result.contrasts.single(0, place), reasons.get(arm), int(result.lost[0, place])
-            verdict, of_complete = (VERDICTS[each[0, place]] for each in (result.verdict, result.complete_verdict))
-            low, high = self._new_image_interval(arm, baseline, contrast, float(design.levels[place]))
-            rows[arm] = {
-                **{CONTRAST_COLUMNS.get(name, name): value for name, value in vars(contrast).items()},
-                "baseline": baseline,
-                "verdict": Verdict.REFUSED if reason else verdict,
-                "complete_verdict": Verdict.REFUSED if reason else of_complete,
-                "refused": reason,
-                "exploratory": self.family.exploratory[arm] or None,
-                "registered": arm not in self.family.later,
-                "family": self.family.sizes[arm],
-                "look": look + 1,
-                "looks": len(shares),
-                "awaited": awaited.get(arm, 0),
-                "broken": lost,  # as the column is called in reports and files
-                "collapsed_seeds": self.seeds[result.collapsed_arms[0, place]].tolist(),
-                "sound_difference": float(result.sound_difference[0, place]),
-                "choice_sd": sd_of_choice[place],
-                "decidable": self._chance_to_decide(contrast, place),
-                "new_images_low": low,
-                "new_images_high": high,
-            }
-            if lost:
-                filled = result.with_chance.single(0, place)
-                rows[arm] |= {f"chance_{name}": getattr(filled, name) for name in ("difference", "low", "high")}
-                of_chance = {"chance_p": filled.p_corrected, "chance_p_equal": filled.p_equal_corrected}
-                rows[arm] |= {"chance": self.facts.chance.get(arm, NAN), **of_chance}
+        for place, arm in enumerate(self.compared):
+            of_look = {"look": look + 1, "looks": len(shares), "awaited": awaited.get(arm, 0)}
+            row = self._describe(judged, place, arm, float(comparisons.levels[place]), reasons.get(arm))
+            rows[arm] = {**row, **of_look, "choice_sd": choice_sds[place]}
         return rows
 
-    def _tuning_variances(self, values: Mapping[str, Sequence[float]]) -> tuple[Choices, list[float]]:
+    def _describe(self, judged: Judgements, place: int, arm: str, level: float, reason: str | None) -> dict[str, Any]:
+        """Return the columns of the comparison of an arm, which is refused if there is a reason."""
+        contrast, lost = judged.contrasts.single(0, place), int(judged.lost[0, place])
+        verdict, of_complete = (VERDICTS[each[0, place]] for each in (judged.verdict, judged.complete_verdict))
+        low, high = self._new_image_interval(arm, contrast, level)
+        row = {
+            **{CONTRAST_COLUMNS.get(name, name): value for name, value in vars(contrast).items()},
+            "baseline": self.compared[arm],
+            "verdict": Verdict.REFUSED if reason else verdict,
+            "complete_verdict": Verdict.REFUSED if reason else of_complete,
+            "refused": reason,
+            "exploratory": self.family.exploratory[arm] or None,
+            "registered": arm not in self.family.later,
+            "family": self.family.sizes[arm],
+            "broken": lost,  # as the column is called in reports and files
+            "collapsed_seeds": self.seeds[judged.collapsed_arms[0, place]].tolist(),
+            "sound_difference": float(judged.sound_difference[0, place]),
+            "decidable": self._chance_to_decide(contrast, place),
+            "new_images_low": low,
+            "new_images_high": high,
+        }
+        if lost:
+            filled = judged.with_chance.single(0, place)
+            row |= {f"chance_{name}": getattr(filled, name) for name in ("difference", "low", "high")}
+            of_chance = {"chance_p": filled.p_corrected, "chance_p_equal": filled.p_equal_corrected}
+            row |= {"chance": self.facts.chance.get(arm, NAN), **of_chance}
+        return row
+
+    def _tuning_variances(self, values_AN: Floats) -> tuple[Choices, list[float]]:
         """Return what the choice of knobs by the metric of the analysis adds to each comparison, and its sd."""
-        sign, of_arms = self.design.sign, {}
+        values = {arm: row[np.isfinite(row)].tolist() for arm, row in zip(self.samples, values_AN, strict=True)}
+        sign, of_arms = self.comparisons.sign, {}
         for tuning in self.plan.tuning:
             arm, winner = tuning.arm or "", tuning.winner
             own = values.get(arm, [])
@@ -249,22 +253,22 @@ class _StudyArrays:
 
     def _chance_to_decide(self, contrast: Contrast, place: int) -> float:
         """Return the probability that all seeds that a comparison may get decide it; NaN if it gets no more."""
-        looks, design = self.plan.looks, self.design
+        looks, comparisons = self.plan.looks, self.comparisons
         if looks is None or not looks.futility or not 1 < contrast.pairs < len(looks.seeds[-1]):
             return NAN
-        level = float(replace(design, share=looks.shares[-1]).levels[place])
+        level = float(replace(comparisons, share=looks.shares[-1]).levels[place])
         sizes = contrast.pairs, len(looks.seeds[-1])
-        overlap = float(np.asarray(design.overlap)[place])
+        overlap = float(np.asarray(comparisons.overlap)[place])
         difference, se, df = contrast.difference, contrast.se, contrast.df
-        return power.predictive_power(difference, se, df, sizes, level, design.margin, overlap)
+        return power.predictive_power(difference, se, df, sizes, level, comparisons.margin, overlap)
 
-    def _new_image_interval(self, arm: str, baseline: str, contrast: Contrast, level: float) -> tuple[float, float]:
+    def _new_image_interval(self, arm: str, contrast: Contrast, level: float) -> tuple[float, float]:
         """Return the interval for new images, if the pairs have values of single images."""
-        first, second = self.samples[arm], self.samples[baseline]
+        first, second = self.samples[arm], self.samples[self.compared[arm]]
         seeds = sorted(first.values.keys() & second.values.keys())
         available = set(seeds) <= first.images.keys() & second.images.keys()
         if math.isnan(contrast.low) or not available or not 1 < len(seeds) == contrast.pairs:
             return NAN, NAN
         differences_SI = np.array([first.images[seed] - second.images[seed] for seed in seeds])
         low, high = replicates.interval_for_new_images(differences_SI, contrast.se, contrast.df, level)
-        return max(low, -self.design.reach), min(high, self.design.reach)
+        return max(low, -self.comparisons.reach), min(high, self.comparisons.reach)

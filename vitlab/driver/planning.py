@@ -96,14 +96,7 @@ def plan_study(
         SpecError: if the file or a change is wrong, with every mistake; a value set by a change has it as its place.
     """
     loaded = [registry.load_file(plugin) for plugin in plugins]
-    valid = {path: value for path, value in changes.items() if is_known_path(path)}
-    study, document, problems = read_study(file, valid)
-    problems += [unknown_path_problem(path, changes[path], document) for path in changes if path not in valid]
-    if study is not None:
-        study = study.model_copy(update={"run": with_default_builtins(study.run)})
-        problems += _check_required_plugins(study, document, loaded)
-        original = read_changed_document(file) if changes else document
-        problems += _check_run(study, document) or _check_trust(study, original, out, changes)
+    study, document, problems = _read_and_check(file, changes, loaded, out)
     from vitlab.data.prepare import DataSource, data_info
     from vitlab.identity.code import Surroundings
     from vitlab.planning import Machine, make_plan
@@ -126,6 +119,21 @@ def plan_study(
     notes = (*plan.notes, *about_averages, *about_data, *missing, *notes_on_device(study.run.device))
     plan = replace(plan, notes=notes, version=version_name(result_content(document.data)))
     return study.model_copy(update={"analysis": plan.analysis}), plan
+
+
+def _read_and_check(
+    file: str | Path, changes: Mapping[str, object], loaded: Sequence[registry.Origin], out: str | Path
+) -> tuple[Study | None, Document, list[Problem]]:
+    """Return a study with the changes, its source, and the mistakes so far; None if too little of it is sound."""
+    valid = {path: value for path, value in changes.items() if is_known_path(path)}
+    study, document, problems = read_study(file, valid)
+    problems += [unknown_path_problem(path, changes[path], document) for path in changes if path not in valid]
+    if study is not None:
+        study = study.model_copy(update={"run": with_default_builtins(study.run)})
+        problems += _check_required_plugins(study, document, loaded)
+        original = read_changed_document(file) if changes else document
+        problems += _check_run(study, document) or _check_trust(study, original, out, changes)
+    return study, document, problems
 
 
 def make_due_decisions(plan: Plan, session: Session) -> Plan:

@@ -54,16 +54,7 @@ def train_missing(
             f"{format_count(len(failed_before), 'trial')} failed before under this code; --retry-failed trains them "
             "again."
         )
-    keep = _weights_to_keep(session.run, stage.analysis, is_needed=False)
-    missing = {planned.trial.name for planned in trials}
-    ended_folders = {
-        session.store.folder(planned.trial) for planned in stage.trials if planned.trial.name not in missing
-    }
-    if lacking := sum(folder.lacks_weights(keep) for folder in ended_folders):
-        session.watch.say(
-            f"{format_count(lacking, 'trial')} ended without weights that run.keep asks for now, and an ended trial is "
-            "not trained again for these; delete its folder to have it trained again."
-        )
+    _say_what_lacks_weights(stage, trials, session)
     session.watch.on_plan(stage, todo, session.store)
     try:
         if todo:
@@ -73,6 +64,17 @@ def train_missing(
     return {
         planned.trial.name: _classify_ending(session.store.folder(planned.trial)) for planned in (*todo, *failed_before)
     }
+
+
+def _say_what_lacks_weights(stage: Plan, missing: Sequence[Planned], session: Session) -> None:
+    keep = _weights_to_keep(session.run, stage.analysis, is_needed=False)
+    names = {planned.trial.name for planned in missing}
+    ended = {session.store.folder(planned.trial) for planned in stage.trials if planned.trial.name not in names}
+    if lacking := sum(folder.lacks_weights(keep) for folder in ended):
+        session.watch.say(
+            f"{format_count(lacking, 'trial')} ended without weights that run.keep asks for now, and an ended trial is "
+            "not trained again for these; delete its folder to have it trained again."
+        )
 
 
 def _classify_ending(folder: TrialFolder) -> str:
@@ -154,13 +156,7 @@ class Schedule:
         except BaseException:
             self._executor.cancel(GRACE_S)
             raise
-        if self._refusals:
-            remaining = len(self._planned) - self._done - self.failed
-            trials, them = ("1 trial was", "it") if remaining == 1 else (f"{remaining} trials were", "them")
-            raise Refused(
-                f"{self._refusals[0]}. {trials} not trained; run the same command to plan {them} again and train "
-                f"{them}; trials whose code is unchanged keep their results"
-            )
+        self._check_refusals()
 
     def _update_tracker(self) -> None:
         """Update the tracker, at first before the first worker starts."""
@@ -228,6 +224,16 @@ class Schedule:
             if run.on_oom == "cpu" and job.settings.device != "cpu":
                 return replace(job, settings=replace(job.settings, device="cpu"), gpu=None)
         return job if times <= run.retries.allowed(ending) else None
+
+    def _check_refusals(self) -> None:
+        """Raise Refused if a worker has refused a trial, whose code is not the plan's."""
+        if self._refusals:
+            remaining = len(self._planned) - self._done - self.failed
+            trials, them = ("1 trial was", "it") if remaining == 1 else (f"{remaining} trials were", "them")
+            raise Refused(
+                f"{self._refusals[0]}. {trials} not trained; run the same command to plan {them} again and train "
+                f"{them}; trials whose code is unchanged keep their results"
+            )
 
     def _check_abort(self) -> None:
         """Raise TrialFailed if so many of the finished trials have failed that the study is to be aborted."""

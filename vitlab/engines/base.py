@@ -174,16 +174,13 @@ class _JointTraining:
         is_last = step == due[0].steps
         if is_last:  # the evaluation may take longer than all steps, and fail
             self._save(due, self._worth_s)
-        at_end = ["test", *due[0].feed.test_sets]  # splits that the last measurement of a training has, too
-        measurements = self._measure(due, ["val", *at_end] if is_last else ["val"])
-        ending = [training for training in measurements if is_last or training.stops_early()]
-        if ending and not is_last:
-            measurements |= self._measure(ending, at_end)
-        for training, measurement in measurements.items():
-            if training not in self.outcomes:
-                training.emit(measurement)
-                if training in ending:
-                    self.outcomes[training] = training.finish()
+        measurements = self._measure(due, ["val"])
+        if ending := [training for training in measurements if is_last or training.stops_early()]:
+            measurements |= self._measure(ending, ["test", *due[0].feed.test_sets])
+        for training in (each for each in measurements if each not in self.outcomes):
+            training.emit(measurements[training])
+            if training in ending:
+                self.outcomes[training] = training.finish()
         self._active = [training for training in self._active if training not in self.outcomes]
         if not is_last:
             self._save(self._active, self._worth_s)

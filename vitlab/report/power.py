@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from vitlab.comparison.arrays import MIN_SEEDS, Correction, Design, Variance, judge_studies
+from vitlab.comparison.arrays import MIN_SEEDS, Comparisons, Correction, Variance, judge_studies
 from vitlab.errors import UserError, format_count
 from vitlab.planning.registration import comparison_family as family_of
 from vitlab.planning.study_folder import read_plan
@@ -112,7 +112,7 @@ class _Spread:
     df: int
     variances: tuple[float, ...]  #: of the differences from the baseline, by comparison
     varies_split: bool  #: whether its seeds have different splits, and the metric is of their validation images
-    overlap: float  #: see :class:`vitlab.comparison.arrays.Design`
+    overlap: float  #: see :class:`vitlab.comparison.arrays.Comparisons`
 
 
 def _make_forecast(plan: Plan, kind: str, spreads: Sequence[_Spread], family: int) -> Forecast:
@@ -154,7 +154,7 @@ def detectable_difference(
     studies = max(20, min(STUDIES, MAX_VALUES // (n * (comparisons + 1))))
     values = np.random.default_rng(1).standard_normal((studies, comparisons + 1, n)) / math.sqrt(2)
     design = replace(
-        Design.with_one_baseline(comparisons),
+        Comparisons.with_one_baseline(comparisons),
         family=np.full(comparisons, family),
         alpha=alpha,
         correction=correction,

@@ -114,27 +114,13 @@ def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialEnd
         Refused: If code or versions differ from the plan of a trial; then nothing is written.
         VitlabError: If a plugin cannot be loaded, or the device does not exist.
     """
-    _load_plugins(job.settings)
+    settings = job.settings
+    _load_plugins(settings)
     trials = resolve_trials(item.trial for item in job.trials)
-    if job.settings.processes > 1:
-        return [
-            _run_in_ranks(trial, TrialFolder(folder), job.settings, stop)
-            for trial, folder in zip((item.trial for item in job.trials), job.folders, strict=True)
-        ]
-    with suppress(_TooLargeTogether):
-        return _train_together(job, trials, stop)
-    # Only here, where the error and its tensors are gone.
-    return [end for half in job.split(job.folders) for end in execute(half, stop)]
-
-
-def _train_together(job: Job, trials: Sequence[Trial], stop: Callable[[], bool]) -> list[TrialEnd]:
-    """Train those of a job's resolved trials that have no result and are free, and return how each has ended.
-
-    Raises:
-        _TooLargeTogether: If memory ran out for several of them.
-    """
-    settings, device = job.settings, torch_device(job.settings.device)
-    with ExitStack() as contexts:
+    if settings.processes > 1:
+        return [_run_in_ranks(item.trial, TrialFolder(item.folder), settings, stop) for item in job.trials]
+    device = torch_device(settings.device)
+    with suppress(_TooLargeTogether), ExitStack() as contexts:
         opened = [
             _open_attempt(trial, TrialFolder(folder), settings, device, contexts)
             for trial, folder in zip(trials, job.folders, strict=True)
@@ -149,8 +135,10 @@ def _train_together(job: Job, trials: Sequence[Trial], stop: Callable[[], bool])
             for attempt in attempts:
                 if attempt.end is None:
                     attempt.end_with_error(error)
-    ends = [each.end if isinstance(each, Attempt) else each for each in opened]
-    return [TrialEnd(Ending.STOPPED) if end is None else end for end in ends]
+        ends = [each.end if isinstance(each, Attempt) else each for each in opened]
+        return [end or TrialEnd(Ending.STOPPED) for end in ends]
+    # Only here, where the error and its tensors are gone.
+    return [end for half in job.split(job.folders) for end in execute(half, stop)]
 
 
 def _open_attempt(

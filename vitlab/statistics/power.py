@@ -139,7 +139,7 @@ def predictive_power(
         sizes: number of pairs now and then.
         level: level of the comparison's test then, two-sided.
         margin: margin of equivalence, if there is one.
-        overlap: see :class:`vitlab.comparison.arrays.Design`.
+        overlap: see :class:`vitlab.comparison.arrays.Comparisons`.
 
     Returns:
         NaN if there is no spread.

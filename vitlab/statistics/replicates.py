@@ -76,7 +76,7 @@ def mean_interval(values: Sequence[float], alpha: float = 0.05, quantum: float =
         alpha: the level.
         quantum: the step to which values are rounded.  The interval takes the standard deviation for at
             least quantum / sqrt(12), as rounding has it; without a step, values that are all equal have no interval.
-        overlap: see :class:`vitlab.comparison.arrays.Design`.
+        overlap: see :class:`vitlab.comparison.arrays.Comparisons`.
 
     Raises:
         ValueError: for a value that is not finite.

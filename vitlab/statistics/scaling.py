@@ -142,7 +142,7 @@ def fit_law(points: Mapping[float, Mapping[int, float]], alpha: float = 0.05, ov
     Args:
         points: size to seed to value.  Seeds that lack a size are left out.
         alpha: every interval, and the band at every size, is of level ``1 - alpha`` by itself.
-        overlap: see :class:`vitlab.comparison.arrays.Design`.
+        overlap: see :class:`vitlab.comparison.arrays.Comparisons`.
 
     Returns:
         None if fewer than ``MIN_SIZES`` sizes share a seed, or a size or value is not positive.

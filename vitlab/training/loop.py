@@ -288,8 +288,8 @@ class Training:
     def measure(self, evaluations: Iterable[EvaluationResult]) -> Measurement:
         """Add a measurement of this step to the history, and return it with ``system/*``.
 
-        A training is measured twice at the step at which it stops early: the second measurement adds the splits that
-        are evaluated at the end alone to the first one.
+        A training is measured twice at its last step: the second measurement adds the splits that are evaluated at the
+        end alone to the first one.
 
         Args:
             evaluations: The evaluations of this step, computed after the training time of the interval is taken.

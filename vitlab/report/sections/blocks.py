@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vitlab.comparison import Verdict
-from vitlab.comparison.arrays import VERDICTS, Design
+from vitlab.comparison.arrays import VERDICTS, Comparisons
 from vitlab.comparison.blocks import judge_blocks
 from vitlab.errors import format_count
 from vitlab.explaining.colours import GREY, PAPER, RULE
@@ -224,7 +224,7 @@ def average_over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
     both_SCB, is_control = np.moveaxis(numbers_CBK[:, :, :2], 2, 0), np.array([arm.is_control for arm in arms.values()])
     family, fewer_blocks = arms_over_blocks(plan)
     design = replace(
-        Design.with_one_baseline(len(cells), analysis),
+        Comparisons.with_one_baseline(len(cells), analysis),
         family=np.where(is_control, 1, len(family)),
         margin=None if analysis.over_blocks == "relative" else analysis.margin,
         registered=~is_control,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vitlab.comparison.arrays import Design, judge_studies
+from vitlab.comparison.arrays import Comparisons, judge_studies
 from vitlab.planning.values import Arm
 from vitlab.report.phrasing import Columns, format_p_value, half_width, interval_name
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
@@ -83,7 +83,7 @@ class Interactions(Section[Interaction]):
                     against = f"{first}={reference[i]}, {second}={reference[j]}"
                     effects.append((f"{first}={a}", f"{second}={b}", against, np.stack([other - neither, both - one])))
         design = replace(
-            Design.with_one_baseline(1),
+            Comparisons.with_one_baseline(1),
             family=np.array([len(effects)]),
             alpha=plan.analysis.alpha,
             share=1 / len(plan.alpha_shares),  # interactions are tested at every look
