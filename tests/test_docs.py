@@ -9,10 +9,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import warm
 
 import vitlab
 from vitlab import registry
@@ -28,6 +31,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs" / "pages").rglob("*.md"))
 REFERENCE = ROOT / "docs" / "pages" / "reference"  #: pages that are generated from the code
 RUNNER = ROOT / "tests" / "docs_runner.py"
+SHARES = 3  #: tests that follow the pages
 
 
 @pytest.fixture(scope="module")
@@ -70,20 +74,27 @@ WRONG = [
 RIGHT = [("sh", "vitlab list position  # a comment"), ("yaml", "run: {workers: 2}"), ("python", "import vitlab")]
 
 
-def test_pages_can_be_followed(tmp_path: Path) -> None:
-    """Wrong blocks must be found too, as a control."""
+def failing_blocks(folder: Path, pages: Iterable[Path]) -> list[dict[str, Any]]:
+    """Follow the pages in a process of their own, and return the blocks that could not be done as they are shown."""
+    words = [str(RUNNER), str(folder / "run"), *map(str, pages)]
+    code = f"import sys; sys.path.insert(0, {str(RUNNER.parent)!r}); sys.argv = {words!r}"
+    done = warm.python(f"{code}; import docs_runner; docs_runner.main()", folder, environment())
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("pages", range(SHARES))
+def test_pages_can_be_followed(pages: int, tmp_path: Path) -> None:
+    """A share of the pages, so that several processes may follow them at a time."""
+    followed = [page for page in PAGES if page.parent != REFERENCE]
+    failed = failing_blocks(tmp_path, followed[pages::SHARES])
+    assert not failed, "\n\n".join(f"{b['page']}:{b['line']}\n{b['shown']}\n{b['reason']}" for b in failed)
+
+
+def test_wrong_blocks_of_a_page_are_found(tmp_path: Path) -> None:
     control = tmp_path / "control.md"
     control.write_text("".join(f"```{language}\n{text}\n```\n\n" for language, text in WRONG + RIGHT))
-    done = subprocess.run(
-        [sys.executable, str(RUNNER), str(tmp_path / "run"), *(str(page) for page in PAGES if page.parent != REFERENCE), str(control)],
-        capture_output=True, text=True, env=environment(),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    failed = [json.loads(line) for line in done.stdout.splitlines()]
-    outputs = [block["shown"].strip() for block in failed if block["page"] == control.name]
-    assert outputs == [text for _, text in WRONG]
-    failed = [block for block in failed if block["page"] != control.name]
-    assert not failed, "\n\n".join(f"{b['page']}:{b['line']}\n{b['shown']}\n{b['reason']}" for b in failed)
+    assert [block["shown"].strip() for block in failing_blocks(tmp_path, [control])] == [text for _, text in WRONG]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

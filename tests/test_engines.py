@@ -233,7 +233,7 @@ def options() -> list[Any]:
             if entry.name == "schedule_free":
                 choice["eps"] = 1e-3  # it divides gradients in place, also those that are zero but for rounding
             # Built-in schedules and losses keep no state from step to step; those of plugins may.
-            steps = 50 if name == "optimizer" or entry.origin.source != "vitlab" else 12
+            steps = 20 if name == "optimizer" or entry.origin.source != "vitlab" else 6
             cases.append(pytest.param(plain, {name: choice, "steps": steps}, id=f"{name}-{entry.name}"))
     return cases
 
@@ -242,7 +242,7 @@ def options() -> list[Any]:
 def test_engines_agree_in_float64(model: dict[str, Any], train: dict[str, Any]) -> None:
     """Gradients of the first step to 1e-12, losses to 1e-10."""
     prefix = {"prefix": ["class", "distillation"]} if model.get("head") == "distilled" else {}
-    steps, size, data = train.get("steps", 12), {}, {}
+    steps, size, data = train.get("steps", 6), {}, {}
     if isinstance(model.get("patch"), dict) and model["patch"].get("layers"):  # it halves the image four times
         steps, size, data = 1, {"patch_size": 1, "depth": 1}, {"image_size": 16}
     how = {"precision": "fp64", "steps": steps, "evaluations": 1, "batch_size": 8, "optimizer": {"type": "adamw"}}

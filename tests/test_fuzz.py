@@ -12,9 +12,9 @@ TOOLS = Path(__file__).parents[1] / "tools"
 @pytest.mark.parametrize(
     "words",
     [
-        ["fuzz_studies", "--inputs", "40"],
-        ["fuzz_studies", "--inputs", "20", "--seed", "every"],
-        ["fuzz_inputs", "--inputs", "40"],
+        ["fuzz_studies", "--inputs", "24"],
+        ["fuzz_studies", "--inputs", "12", "--seed", "every"],
+        ["fuzz_inputs", "--inputs", "24"],
     ],
     ids=" ".join,
 )
