@@ -29,6 +29,8 @@ tv = torchvision("torchvision.models")  # before timm and transformers, which im
 timm = pytest.importorskip("timm.models.vision_transformer")
 transformers = pytest.importorskip("transformers")
 
+pytestmark = pytest.mark.usefixtures("meta_models_draw_nothing")
+
 VIT: dict[str, Any] = {"type": "vit", "patch_size": 4, "dim": 16, "depth": 2, "heads": 2}
 FILES = {
     "timm": "b.safetensors",

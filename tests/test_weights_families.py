@@ -20,6 +20,8 @@ timm = pytest.importorskip("timm")
 transformers = pytest.importorskip("transformers")
 from timm.models._hub import save_config_for_hf  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("meta_models_draw_nothing")
+
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 40, "image_size": 16}
 LARGER = {
     "hidden_size": 24,

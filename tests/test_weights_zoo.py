@@ -21,6 +21,7 @@ timm = pytest.importorskip("timm")
 transformers = pytest.importorskip("transformers")
 import weights_zoo  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("meta_models_draw_nothing")
 CASES = weights_zoo.cases()
 HEAVY = ("regnet", "convnext", "swin_t", "resnet50", "vit_base_mci", "_r50_", "_r26_")
 DIFFERENT = (
