@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import queue
+import re
+import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -14,6 +16,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+import warm
 import yaml
 
 import vitlab
@@ -192,6 +195,12 @@ def test_benchmark_output_and_stored_choice() -> None:
     assert parse_as(EngineBenchmark, json.loads(json.dumps(asdict(probe)))) == probe
 
 
+class EndedWell(threading.Thread):
+    """A thread in place of a process, which would import torch again."""
+
+    exitcode = 0
+
+
 def test_benchmark_of_gpu_runs_to_its_end_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "tools" / "benchmarks"))
     import gpu
@@ -200,6 +209,19 @@ def test_benchmark_of_gpu_runs_to_its_end_on_cpu(monkeypatch: pytest.MonkeyPatch
     assert sum("timm" in line.what for line in lines) == 1 and sum("2 by vmap" in line.what for line in lines) == 3
     assert all(line.images_per_s > 0 for line in lines if "by" in line.what and "5 steps" not in line.what)
     assert [line.what.rpartition(": ")[2] for line in lines[-3:]] == ["equal to the bit"] * 3
-    speeds: queue.Queue[float] = queue.Queue()  # of one of the processes that share a card
-    gpu.train_beside_others(gpu.SMALL, 0.1, threading.Barrier(1), speeds)
-    assert speeds.get_nowait() > 0
+
+    def run(command: list[str], cwd: Path, env: dict[str, str], **_: Any) -> subprocess.CompletedProcess[str]:
+        words = f"import sys; sys.argv = {command[3:]!r}; from vitlab.report import Report; Report.figures = {{}}"
+        return warm.python(f"{words}; from vitlab.cli import main; main()", cwd, env)
+
+    monkeypatch.setattr(gpu.subprocess, "run", run)
+    assert [re.sub(r"\d+ s$", "", line.what) for line in gpu.PARTS["study"](True)] == [
+        "study of 4 trainings of 4 steps, cold: ",
+        "study of 4 trainings of 4 steps, warm: ",
+        "study of 4 trainings of 4 steps, again: ",
+        "the study twice: 4 of 4 trainings equal to the bit",
+    ]
+    threads = SimpleNamespace(Barrier=threading.Barrier, Queue=queue.Queue, Process=EndedWell)
+    monkeypatch.setattr(gpu.multiprocessing, "get_context", lambda _: threads)
+    [line] = gpu.PARTS["processes"](True)
+    assert line.what.endswith("2 processes of one by loop") and line.images_per_s > 0
