@@ -750,7 +750,7 @@ def test_arm_label_is_shown_consistently(here: Path) -> None:
         "a\\input{b}",
         "a\n\\input{b}",
     ]
-    arms = {name: {"model.dim": 4 * (number + 3)} for number, name in enumerate(names)}
+    arms = {name: {"train.optimizer.lr": 1e-3 * (number + 2)} for number, name in enumerate(names)}
     (here / "in").mkdir()
     (here / "in" / "s.yaml").write_text(
         yaml.safe_dump({**yaml.safe_load(STUDY), "design": {"arms": {"plain": {}, **arms}}, "seeds": 1})

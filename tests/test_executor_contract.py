@@ -256,13 +256,15 @@ def template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Executor:
     return executor
 
 
-def test_template_reports_endings_and_logs(template: Executor, tmp_path: Path) -> None:
+def test_template_follows_contract(template: Executor, tmp_path: Path) -> None:
+    """Its rules, and logs and preemption, by processes that import no torch."""
+    assert template.slots == 2 and template.poll(0.0) == []
     work = [job(tmp_path, "train"), job(tmp_path, "raise"), job(tmp_path, "exit"), job(tmp_path, "finish")]
     for item in work:
         template.submit(item)
     endings = ends(template, 3)
     assert {name: end.ending for name, end in endings.items()} == {"raise": "error", "exit": "lost", "finish": "done"}
-    assert "exit code 9" in endings["exit"].detail
+    assert "exit code 9" in endings["exit"].detail and "no such layer" in endings["raise"].detail
     assert "said by a child of it" in (work[3].folder / "log.txt").read_text()
     assert read_json(work[3].folder / "around.json")["environment"][0] == "1"  # of the job's settings
     pid = until(lambda: read_json(work[0].folder / "pid.json"))
@@ -271,6 +273,10 @@ def test_template_reports_endings_and_logs(template: Executor, tmp_path: Path) -
     os.kill(pid, signal.SIGTERM)
     preempted = ends(template, 1)["train"]
     assert preempted.ending == "preempted" and (work[0].folder / "checkpoint").is_dir()
+    template.submit(job(tmp_path, "resume"))
+    until((job(tmp_path, "resume").folder / "pid.json").exists)
+    template.cancel(PATIENCE_S)
+    assert ends(template, 1)["resume"].ending == "stopped" and (job(tmp_path, "resume").folder / "checkpoint").is_dir()
     template.submit(job(tmp_path, "ignore"))
     pid = until(lambda: read_json(job(tmp_path, "ignore").folder / "pid.json"))
     template.cancel(0.2)

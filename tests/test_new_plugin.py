@@ -97,7 +97,8 @@ from vitlab import lab, registry
 from vitlab.driver.smoke import run_smoke_test
 from vitlab.testing import check_component
 for slot in {others!r}:
-    check_component(slot, {{"type": "acme", "niceness": 0}} if slot == "executor" else "acme")
+    if slot != "executor":  # whose contract tests/test_executor_contract.py goes through, with lighter processes
+        check_component(slot, "acme")
     assert str(registry.slot(slot).find("acme")[1]) == f"acme-{{slot}} 0.1.0"
     _, plan = lab.plan_study(f"acme-{{slot}}/studies/acme.yaml")
     print(slot, len(plan.arms), sum(bool(arm.skip) for arm in plan.arms))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 import yaml
 from synthetic_studies import study
 
@@ -75,8 +75,8 @@ print(json.dumps([paths[0], [name for name in sys.modules if name.partition(".")
 def test_few_frames_lead_to_a_training_step_and_a_study_loads_few_modules(tmp_path: Path) -> None:
     """Ten functions at most, no two of one name among those called run or train."""
     (tmp_path / "shape.yaml").write_text(yaml.safe_dump(DIGITS))
-    command = [sys.executable, "-P", "-c", RUN]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    done = warm.python(RUN, tmp_path, os.environ)
+    assert done.returncode == 0, done.stderr
     frames, modules = json.loads(done.stdout.splitlines()[-1])
     print(f"\nframes from lab.run to train_step: {len(frames)}: {' > '.join(frames)}")
     print(f"modules loaded by a study of digits: {len(modules)}")

@@ -125,6 +125,7 @@ def test_without_timm_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     assert isinstance(done.exception, WeightsError) and "pip install 'vitlab[interop]'" in str(done.exception)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_inspect_prints_a_model_that_starts_from_the_weights(cache: Path, tmp_path: Path) -> None:
     import vitlab
     from vitlab.driver.session import Watch
