@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import re
@@ -31,6 +32,9 @@ TEX |= {char: f"\\{char}" for char in "&%$#_{}"}
 _FORMULA = (*"=+-@\t\r\n", "\N{FULLWIDTH EQUALS SIGN}", "\N{FULLWIDTH PLUS SIGN}")
 _FORMULA += ("\N{FULLWIDTH HYPHEN-MINUS}", "\N{FULLWIDTH COMMERCIAL AT}")
 TEX_LINE, TEX_WRAP = 26, 0.3  #: characters from which on a column wraps, and its width then, as a share of the line
+
+_BREAKS = re.compile(r"(\s+)|(?<=[=,_/])|(?<=[-.])(?!\d)")
+"""Places where a word of a table, such as an arm's name, may be broken."""
 
 
 @dataclass(frozen=True)
@@ -137,28 +141,58 @@ def _text_of(console: Console) -> str:
 def _fit_table(columns: Sequence[Column], console: Console) -> RichTable:
     """Return a table that fits into a console: the columns of the highest rank are left out until it does.
 
-    Columns of rank 0 stay, and text in them is folded.
+    Columns of rank 0 stay, and their titles and texts wrap: within a word only where no column can be narrower.
     """
+    from rich.cells import cell_len
+
     # Measured without bounds, since a measure within them never exceeds the width.
     ranks, unbounded = sorted({column.rank for column in columns}), console.options.update(max_width=10_000)
     table = _make_rich_table(columns)
-    while console.measure(table, options=unbounded).maximum > console.width and (highest := ranks.pop()):
+    while (excess := console.measure(table, options=unbounded).maximum - console.width) > 0 and (
+        highest := ranks.pop()
+    ):
         columns = [column for column in columns if column.rank < highest]
         table = _make_rich_table(columns)
-    return table
+    if excess <= 0:
+        return table
+    widths, least = [], []
+    for column in columns:
+        parts = [part for text in (column.title, *column.cells * (not column.right)) for part in _BREAKS.split(text)]
+        widths.append(max(map(cell_len, (column.title, *column.cells))))
+        least.append(max(map(cell_len, (*filter(None, parts), *column.cells * column.right))))
+    for _ in range(excess):
+        widest = max(range(len(widths)), key=lambda place: (widths[place] > least[place], widths[place]))
+        widths[widest] = max(1, widths[widest] - 1)
+    return _make_rich_table(columns, widths)
 
 
-def _make_rich_table(columns: Sequence[Column]) -> RichTable:
+def _break_word(word: str, width: int) -> str:
+    """Return a word in lines, broken at the last sign that fits into each."""
+    lines = [""]
+    for part in filter(None, _BREAKS.split(word)):
+        lines = [*lines, part] if len(lines[-1] + part) > width else [*lines[:-1], lines[-1] + part]
+    return "\n".join(filter(None, lines))
+
+
+def _make_rich_table(columns: Sequence[Column], widths: Sequence[int] = ()) -> RichTable:
     from rich import box
+    from rich.cells import cell_len
     from rich.table import Table as RichTable
     from rich.text import Text
 
+    class Cell(Text):
+        """Text that breaks words at signs rather than at the end of a line."""
+
+        def wrap(self, console: Console, width: int, **options: Any) -> Any:
+            words = (word if cell_len(word) <= width else _break_word(word, width) for word in self.plain.split(" "))
+            return Text(" ".join(words)).wrap(console, width, **options)
+
     table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        title, justify = Text(replace_controls(column.title)), "right" if column.right else "left"
-        table.add_column(title, justify=justify, no_wrap=column.right, overflow="fold")  # type: ignore[arg-type]
+    for column, width in itertools.zip_longest(columns, widths):
+        title, justify = Cell(replace_controls(column.title)), "right" if column.right else "left"
+        table.add_column(title, justify=justify, width=width, overflow="fold")  # type: ignore[arg-type]
     for cells in zip(*(column.cells for column in columns), strict=True):
-        table.add_row(*(Text(replace_controls(cell)) for cell in cells))
+        table.add_row(*(Cell(replace_controls(cell)) for cell in cells))
     return table
 
 
