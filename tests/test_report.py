@@ -55,6 +55,7 @@ from vitlab.report import (
     frame,
     phrasing,
 )
+from vitlab.report.formats import to_text
 from vitlab.report.frame import StudyResults
 from vitlab.report.notebook import Comparison
 from vitlab.report.page import trial_columns
@@ -898,7 +899,7 @@ def test_claims_before_all_trials_ended_are_preliminary(tmp_path):
     _, _, results, _ = outcome(tmp_path / "2", {"baseline": [*BASE[:4], None], "b": NONE, "c": [None] * 5})
     b, c = answers_of(results)
     assert b.startswith("preliminary: b is ")
-    assert c == "cannot tell: no trial of c can be judged yet (5 missing)."
+    assert c == "not run yet: c."
 
 
 def test_arms_without_comparison_report_their_value(tmp_path):
@@ -1140,7 +1141,12 @@ def test_latex_fits_paper_width(tmp_path):
     font = FontProperties(fname=str(Path(get_data_path()) / "fonts" / "ttf" / "cmr10.ttf"), size=10)
 
     def width(cell: str) -> float:
-        text = cell.strip().replace(r"$\pm$", "+").replace("$-$", "+").replace("\\", "")
+        text = (
+            re.sub(r"\\textbf\{(.*)\}", r"\1", cell.strip())
+            .replace(r"$\pm$", "+")
+            .replace("$-$", "+")
+            .replace("\\", "")
+        )
         return float(TextPath((0, 0), text, prop=font).get_extents().width) if text else 0.0
 
     plan, store = _grid(tmp_path)
@@ -1153,7 +1159,7 @@ def test_latex_fits_paper_width(tmp_path):
     head, first, *_ = rows
     assert [cell.strip() for cell in head] == ["arm", r"val accuracy (\%)", "difference (points)", "verdict"]
     mean, sd = 100 * np.mean(GRID["none", "fused"]), 100 * np.std(GRID["none", "fused"], ddof=1)
-    assert first[1].strip() == rf"{mean:.1f} $\pm$ {sd:.1f}" and first[2].strip() == first[3].strip() == ""
+    assert first[1].strip() == rf"\textbf{{{mean:.1f} $\pm$ {sd:.1f}}}" and first[2].strip() == first[3].strip() == ""
     assert r"\label{tab:positions-arms}" in latex and "Mean $\\pm$ standard deviation" in latex and "5 seeds" in latex
     everything = text_of(plan, store, "latex-all")
     tables_all = _latex_tables(everything)
@@ -1569,3 +1575,52 @@ def test_values_are_rounded_to_images_of_stored_predictions(tmp_path):
     rows = arms_table(results)
     half = stats.t.ppf(0.975, 2) / images / math.sqrt(12) / math.sqrt(3)
     assert rows.loc["b", "high"] - rows.loc["b", "mean"] == pytest.approx(half)
+
+
+def test_arms_that_have_not_run_are_named_once(tmp_path: Path, undrawn: None) -> None:
+    plan, store = study(tmp_path, {"baseline": BASE, "b": NONE, "c": [None] * 5, "d": [None] * 5})
+    (store.folder(plan.trials[-1].trial).path.parent / "other").mkdir(parents=True)
+    (store.folder(plan.trials[-1].trial).path.parent / "other" / "result.json").touch()
+    doc = document(plan, store)
+    assert [answer.split(" ")[0] for answer in doc["answers"]] == ["b", "not"] and len(doc["arms"]) == 4
+    assert doc["answers"][-1] == "not run yet: c; d."
+    assert (
+        "Preliminary: of 20 trials, 10 done, 10 missing (1 with a result of other code, which is kept and not used)."
+        in (doc["notes"])
+    )
+    assert {"| baseline", "| b "} == {
+        line[:10].rstrip("|5") for line in text_of(plan, store, "md").splitlines() if "5 |" in line
+    }
+    assert "<li>not run yet: c; d.</li>" in text_of(plan, store, "html")
+    plan, store = study(tmp_path / "none", {"baseline": [None], "b": [None]})
+    assert document(plan, store)["answers"] == ["not run yet: baseline; b."]
+    assert " n " not in text_of(plan, store, "terminal")
+
+
+def test_words_of_tables_break_at_signs_and_lines_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("position=sinusoidal, patch_size=4", "model.head=mean-pool, lr=0.001")
+    columns = [
+        phrasing.Column("arm", names, right=False),
+        phrasing.Column("val accuracy (%)", ("97.1 ± 0.3",) * 2),
+        phrasing.Column("verdict", ("same (exploratory)",) * 2, right=False),
+    ]
+    whole = " ".join((*names, "val accuracy (%) 97.1 ± 0.3 arm verdict same (exploratory)")).split()
+    for width in (45, 50, 60, 80):
+        monkeypatch.setenv("COLUMNS", str(width))
+        lines = to_text(columns).splitlines()
+        assert max(map(len, lines)) <= width
+        for part in " ".join(lines).replace("─", "").split():
+            assert any(word.endswith(part) or (part in word and part[-1] in "=,_/-.") for word in whole), part
+        assert any("0.001" in line for line in lines)
+
+
+def test_latex_has_means_that_may_be_best_in_bold(tmp_path: Path) -> None:
+    plan, store = study(tmp_path)
+    text = text_of(plan, store, "latex")
+    rows = {line.split(" &")[0].strip(): "textbf" in line for line in text.splitlines() if line.endswith(r"\\")}
+    assert {name for name, is_bold in rows.items() if is_bold} == {"baseline", "position=sincos2d"}
+    assert "Bold: the best mean" in text and "parameters" not in text
+    near = [row["arm"] for row in document(plan, store)["arms"] if row["best"]]
+    assert near == ["baseline", "position=sincos2d"]
+    plan, store = study(tmp_path / "alike", {"baseline": BASE, "b": NEAR})
+    assert "Bold" not in text_of(plan, store, "latex"), "no arm is told from the best"

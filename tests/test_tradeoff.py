@@ -1,9 +1,9 @@
-"""Tests of power laws, fronts and interactions of synthetic studies against numpy, statsmodels and brute force."""
+"""Tests of power laws, fronts, main effects and interactions of synthetic studies against numpy, statsmodels and brute force."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from scipy import stats
 from statsmodels.stats.anova import AnovaRM
 
 from vitlab import report
+from vitlab.comparison.study import Sample
 from vitlab.identity.trial import Trial
 from vitlab.planning.values import Arm, Plan, Planned
 from vitlab.report import comparison
 from vitlab.report.frame import StudyResults
-from vitlab.report.sections import Findings, all_sections
+from vitlab.report.sections import Findings, all_sections, main_effects
 from vitlab.report.sections.cost import SPEEDS, MeasuredCost, write_costs
 from vitlab.spec import STREAMS, Analysis, Choice, TrainSpec, TrialSpec
 from vitlab.store.folders import Store
@@ -216,3 +217,110 @@ def test_third_factor_is_averaged_and_levels_form_a_family(tmp_path: Path) -> No
     reference = stats.ttest_1samp(per_seed, 0.0)
     interval = reference.confidence_interval(1 - 0.05 / 5)
     assert (row.p, row.low, row.high) == pytest.approx((reference.pvalue, interval.low, interval.high))
+
+
+def grid_arms(levels: Mapping[str, list[Any]], seeds: int = 5) -> dict[str, Any]:
+    """Return the arms of a grid with random results, by their values joined."""
+    random = np.random.default_rng(7)
+    return {
+        "".join(map(str, values)): (
+            dict(zip(levels, values, strict=True)),
+            random.normal(0.5 + 0.02 * values[0], 0.01, seeds).tolist(),
+            100,
+            1.0,
+        )
+        for values in itertools.product(*levels.values())
+    }
+
+
+def test_main_effects_equal_repeated_measures_anova(tmp_path: Path) -> None:
+    arms = grid_arms({"model.a": [0, 1], "model.b": ["x", "y"]}, seeds=6)
+    rows = [{"seed": s, "a": n[0], "b": n[1], "y": v} for n, arm in arms.items() for s, v in enumerate(arm[1])]
+    table = AnovaRM(pd.DataFrame(rows), "y", "seed", within=["a", "b"]).fit().anova_table
+    first, second = rows_of("main_effects", *study(tmp_path, arms))
+    assert (first.level, first.against, first.settings, first.pairs) == ("model.a=1", "model.a=0", 2, 6)
+    assert first.p_corrected == pytest.approx(min(1.0, 2 * table.loc["a", "Pr > F"]))
+    assert second.p_corrected == pytest.approx(min(1.0, 2 * table.loc["b", "Pr > F"]))
+    assert (first.verdict, second.verdict) == ("better", "cannot tell")
+    mean = {name: np.mean(values) for name, (_, values, *_) in arms.items()}
+    assert first.difference == pytest.approx((mean["1x"] - mean["0x"] + mean["1y"] - mean["0y"]) / 2)
+
+
+def test_main_effect_is_averaged_over_settings_that_have_both_levels(tmp_path: Path) -> None:
+    arms = grid_arms({"model.a": [0, 1, 2], "model.b": ["x", "y"], "model.c": [8, 9]})
+    plan, store = study(tmp_path, arms, Analysis(variance="own"))
+    plan = replace(plan, arms=tuple(replace(arm, skip="too wide" * (arm.name == "2y9")) for arm in plan.arms))
+    effects = {row.level: row for row in rows_of("main_effects", plan, store)}
+    assert {level: row.settings for level, row in effects.items()} == {
+        "model.a=1": 4,
+        "model.a=2": 3,
+        "model.b=y": 5,
+        "model.c=9": 5,
+    }
+    of_seeds = np.mean([np.subtract(arms[f"2{b}"][1], arms[f"0{b}"][1]) for b in ("x8", "x9", "y8")], axis=0)
+    reference, row = stats.ttest_1samp(of_seeds, 0.0), effects["model.a=2"]
+    interval = reference.confidence_interval(1 - 0.05 / 4)
+    assert (row.p_corrected, row.low, row.high) == pytest.approx((4 * reference.pvalue, interval.low, interval.high))
+    [one] = [item.trial for item in plan.trials if (item.arm, item.seed) == ("2x8", 0)]
+    (store.folder(one).path / "result.json").unlink()
+    assert {row.level: row.pairs for row in rows_of("main_effects", plan, store)} == {
+        **dict.fromkeys(effects, 4),
+        "model.a=1": 5,
+    }
+    store.folder(one).write_failure("lost")
+    lost = {row.level: row.verdict for row in rows_of("main_effects", plan, store)}
+    assert effects["model.a=2"].verdict == "better" and lost["model.a=2"] == "cannot tell", "chance is not known"
+
+
+def test_main_effects_are_of_crossed_arms_alone(tmp_path: Path) -> None:
+    arms = grid_arms({"model.a": [0, 1], "model.b": [0, 1]})
+    plan, store = study(tmp_path / "one", {name: arm for name, arm in arms.items() if name != "11"})
+    assert rows_of("main_effects", plan, store) == []
+    plan, store = study(tmp_path, arms)
+    control = Arm("control", plan.arms[0].values, "00", is_control=True)
+    with_control = replace(plan, arms=(*plan.arms, control))
+    assert rows_of("main_effects", with_control, store) == rows_of("main_effects", plan, store)
+    assert rows_of("interactions", with_control, store) == rows_of("interactions", plan, store)
+    in_blocks = replace(plan, arms=tuple(replace(arm, block="digits") for arm in plan.arms))
+    assert rows_of("main_effects", in_blocks, store) == []
+
+
+def test_interaction_is_said_to_make_main_effects_averages_of_unlike_ones(tmp_path: Path) -> None:
+    arms = grid_arms({"model.a": [0, 1], "model.b": [0, 1]})
+    part, notes = all_sections()["interactions"], []
+    for folder, more in (("none", 0.0), ("some", 0.2)):
+        arms["11"][1][:] = [value + more for value in arms["11"][1]]
+        found = findings(*study(tmp_path / folder, arms))
+        notes.append(list(part.notes(list(part.rows(found)), found)))
+    assert notes[0] == [] and notes[1][0].startswith("model.a=1 and model.b=1 interact (p ")
+
+
+def simulated(arms: int, seeds: int, studies: int, best: float = 0.0) -> Iterator[dict[str, Sample]]:
+    """Yield the samples of studies whose arms are alike but for the last, with noise that all arms share."""
+    random = np.random.default_rng(11)
+    for _ in range(studies):
+        values = random.normal(0.5, 0.01, (arms, seeds)) + random.normal(0, 0.01, seeds)
+        values[-1] += best
+        yield {str(arm): Sample(dict(enumerate(of_arm.tolist()))) for arm, of_arm in enumerate(values)}
+
+
+def test_main_effects_keep_their_level_where_nothing_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 3 x 4 grids with 3 seeds, at most 5 % of studies have a false main effect, but for chance."""
+    arms = {str(arm): Arm(str(arm), {}) for arm in range(12)}
+    results = StudyResults(Plan("null", "", tuple(arms.values()), (), Analysis()), pd.DataFrame())
+    effects = [[replace(arms[f"{4 * a + b}"], baseline=f"{b}") for b in range(4)] for a in (1, 2)]
+    effects += [[replace(arms[f"{4 * a + b}"], baseline=f"{4 * a}") for a in range(3)] for b in (1, 2, 3)]
+    wrong = 0
+    for samples in simulated(12, 3, 400):
+        monkeypatch.setattr(main_effects, "read_samples", lambda _, samples=samples: samples)
+        wrong += any(row["verdict"] != "cannot tell" for row in main_effects.judge_averages(results, effects))
+    assert 2 <= wrong <= stats.binom.ppf(0.999, 400, 0.05)
+
+
+def test_arms_near_best_contain_the_best_arm() -> None:
+    plan = Plan("best", "", tuple(Arm(str(arm), {}) for arm in range(5)), (), Analysis())
+    results = StudyResults(plan, pd.DataFrame())
+    sets = [comparison._arms_near_best(results, samples, {}) for samples in simulated(5, 4, 400, best=0.004)]
+    assert sum("4" in near for near in sets) >= stats.binom.ppf(0.001, 400, 0.95)
+    [clear] = [comparison._arms_near_best(results, samples, {}) for samples in simulated(5, 4, 1, best=0.2)]
+    assert clear == {"4"}

@@ -126,7 +126,7 @@ def test_file_never_run_is_refused_with_differences(here: Path) -> None:
 def test_run_of_other_file_of_same_study_names_first(ran: Path) -> None:
     (line,) = (ran / "said.txt").read_text().splitlines()
     assert line.startswith(f"study 'tiny' was last run from {ran / 'first.yaml'}, in another version (")
-    assert line.endswith("): train.steps 4 -> 2; seeds 2 -> 1. Both are kept; 'vitlab studies' lists them.")
+    assert "): train.steps 4 -> 2; seeds 2 -> 1. Both are kept: 'vitlab report tiny@" in line
 
 
 def test_command_line_changes_are_a_version_and_reported(here: Path) -> None:
@@ -144,6 +144,21 @@ def test_command_line_changes_are_a_version_and_reported(here: Path) -> None:
         and "This is an earlier version of the study" in output
         and "train.steps 4 -> 2" in " ".join(output.split())
     )
+
+
+def test_report_says_how_to_print_the_one_that_it_replaced(here: Path) -> None:
+    latest, before = read_versions(here / "out/studies/tiny")
+    code, output = invoke("report", "tiny")
+    sentence = (
+        f"This is the latest version of the study ({latest.name[:8]}, run {latest.when}); the one before is "
+        f"{before.name[:8]}, run {before.when}: train.steps 2 -> 4; seeds 1 -> 2. "
+        f"'vitlab report tiny@{before.name[:8]}' prints its report."
+    )
+    assert code == 0 and sentence in " ".join(output.split())
+    assert "(2 seeds" not in output and (before.folder / "report" / "report.html").is_file()
+    assert "the latest is" in invoke("report", f"tiny@{before.name[:8]}")[1].replace("\n", " ").replace("  ", " ")
+    shutil.rmtree(before.folder)
+    assert "version of the study" not in invoke("report", "tiny")[1], "the stored report is outdated"
 
 
 def test_studies_lists_every_version(here: Path) -> None:

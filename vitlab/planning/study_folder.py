@@ -229,8 +229,8 @@ def begin_run(
         now = read_content(folder / "study.yaml", changes)
         differ = "" if latest.content is None else f": {format_differences(latest.content, now)}"
         say(
-            f"study '{plan.study}' was last run{place} in another version ({latest.when}){differ}. Both are kept; "
-            "'vitlab studies' lists them."
+            f"study '{plan.study}' was last run{place} in another version ({latest.when}){differ}. Both are kept: "
+            f"'vitlab report {plan.study}@{latest.name[:8]}' prints the report of that one."
         )
     return plan
 

@@ -41,6 +41,8 @@ low | float64 | t-interval of the mean, of level 1 - alpha, within the bounds of
 high | float64 | its upper end
 collapsed | int64 | values among them that are far worse than the others, in robust standard deviations
 sound_mean | float64 | the mean without these; missing where there are none
+best | boolean | whether its mean is the best of its block, or none is shown to be better; the best arm is among these
+    with a probability of at least 1 - alpha
 verdict | string | {", ".join(list(Verdict)[:-1])} or {Verdict.REFUSED}; missing where the arm is compared with
     nothing
 refused | string | why the comparison is not judged, where the verdict is refused
@@ -112,24 +114,71 @@ def summary(results: StudyResults, refused: Mapping[str, str] = {}) -> list[Row]
     not compared.
     """
     # A table of other programs need not have every column.
-    table = results.frame.rename(columns={_test_column(results.plan.analysis): "tested"})
-    table = table.reindex(columns=[*_Trial._fields, *COSTS]).astype(dict.fromkeys(("tested", *COSTS), "float64"))
-    costs = table.groupby("arm", sort=False).agg(COSTS).to_dict("index")
-    arms: dict[str, list[_Trial]] = {str(arm): [] for arm in costs}
-    for trial in map(_Trial._make, table[[*_Trial._fields]].itertuples(index=False, name=None)):
-        arms[trial.arm].append(trial)
+    costs_of_trials = results.frame.reindex(columns=["arm", *COSTS]).astype(dict.fromkeys(COSTS, "float64"))
+    costs = costs_of_trials.groupby("arm", sort=False).agg(COSTS).to_dict("index")
+    arms, samples = _trials_by_arm(results), read_samples(results)
     compared = {arm: trials[0].baseline for arm, trials in arms.items() if isinstance(trials[0].baseline, str)}
-    samples = {}
-    for arm in (*arms, *compared.values()):
-        values = results.values.get(arm, {})
-        lost = _lost_seeds(arms.get(arm, []), values)
-        samples[arm] = Sample(values, lost, results.overlap.get(arm, 0.0), results.images.get(arm, {}))
+    samples |= {arm: Sample({}) for arm in compared.values() if arm not in samples}
     awaited = {
         arm: sum(_count_awaited(arms.get(name, []), arm, results.plan) for name in (arm, baseline))
         for arm, baseline in compared.items()
     }
     judged = judge_study(results.plan, compared, samples, quantum=results.quantum, refused=refused, awaited=awaited)
-    return [_summarize_arm(arm, trials, costs[arm], results, judged) for arm, trials in arms.items()]
+    best = _arms_near_best(results, samples, judged)
+    return [
+        _summarize_arm(arm, trials, {**costs[arm], "best": arm in best}, results, judged)
+        for arm, trials in arms.items()
+    ]
+
+
+def read_samples(results: StudyResults) -> dict[str, Sample]:
+    """Return the sample of every arm that has trials."""
+    return {
+        arm: Sample(values, _lost_seeds(trials, values), results.overlap.get(arm, 0.0), results.images.get(arm, {}))
+        for arm, trials in _trials_by_arm(results).items()
+        for values in [results.values.get(arm, {})]
+    }
+
+
+def with_equal_looks(plan: Plan) -> Plan:
+    """Return the plan without its registration, for further comparisons; looks have equal levels, at all seeds."""
+    looks = plan.looks
+    if looks is not None:
+        number = len(looks.seeds)
+        looks = Looks(looks.seeds[-1:] * number, (1 / number,) * number)
+    return replace(plan, registered=None, looks=looks)
+
+
+def _arms_near_best(
+    results: StudyResults, samples: Mapping[str, Sample], judged: Mapping[str, Mapping[str, Any]]
+) -> set[str]:
+    """Return the arms of the best mean, one a block, and those that none is shown to be better than.
+
+    The truly best arm is left out only where a comparison of it with another arm is wrong, of which there are as many
+    as each is corrected for.
+    """
+    plan, best = results.plan, dict[str, str]()
+    means = {arm: np.mean([*sample.values.values()]) for arm, sample in samples.items() if sample.values}
+    arms = [arm for arm in plan.arms if arm.name in means and not arm.is_control]
+    for arm in sorted(arms, key=lambda arm: means[arm.name], reverse=plan.analysis.goal == "max"):
+        best.setdefault(arm.block, arm.name)
+    beside = tuple(replace(arm, baseline=best[arm.block]) for arm in arms if arm.name != best[arm.block])
+    compared = {arm.name: str(arm.baseline) for arm in beside}
+    alone = {arm: replace(sample, images={}) for arm, sample in samples.items()}
+    further = replace(with_equal_looks(plan), arms=beside)
+    rows = [*judged.items(), *judge_study(further, compared, alone, quantum=results.quantum).items()]
+    beaten = {arm for arm, row in rows if row["verdict"] == Verdict.WORSE}
+    beaten |= {row["baseline"] for _, row in rows if row["verdict"] == Verdict.BETTER}
+    return {*best.values()} | {arm.name for arm in arms} - beaten
+
+
+def _trials_by_arm(results: StudyResults) -> dict[str, list[_Trial]]:
+    table = results.frame.rename(columns={_test_column(results.plan.analysis): "tested"})
+    table = table.reindex(columns=[*_Trial._fields]).astype({"tested": "float64"})
+    arms: dict[str, list[_Trial]] = {str(arm): [] for arm in table["arm"].unique()}
+    for trial in map(_Trial._make, table.itertuples(index=False, name=None)):
+        arms[trial.arm].append(trial)
+    return arms
 
 
 def _lost_seeds(trials: Sequence[_Trial], values: Mapping[int, float]) -> list[int]:

@@ -9,7 +9,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +32,12 @@ TEX |= {"\N{SUPERSCRIPT TWO}": "$^2$", "|": r"\textbar{}", PLUS_MINUS: r"$\pm$"}
 TEX |= {char: f"\\{char}" for char in "&%$#_{}"}
 _FORMULA = (*"=+-@\t\r\n", "\N{FULLWIDTH EQUALS SIGN}", "\N{FULLWIDTH PLUS SIGN}")
 _FORMULA += ("\N{FULLWIDTH HYPHEN-MINUS}", "\N{FULLWIDTH COMMERCIAL AT}")
+BOLD = " Bold: the best mean, and means that none is shown to be better than at this level, corrected for all arms."
 TEX_LINE, TEX_WRAP = 26, 0.3  #: characters from which on a column wraps, and its width then, as a share of the line
 
-_BREAKS = re.compile(r"(\s+)|(?<=[=,_/])|(?<=[-.])(?!\d)")
-"""Places where a word of a table, such as an arm's name, may be broken."""
+_PART = re.compile(r"\S+?(?:[=,_/]|[-.](?!\d)|$)")
+"""Part of a word, such as an arm's name, after which it may go on in the next line of a table."""
+NARROW = 8  #: characters: no text of a table is wrapped into less
 
 
 @dataclass(frozen=True)
@@ -143,57 +146,50 @@ def _fit_table(columns: Sequence[Column], console: Console) -> RichTable:
 
     Columns of rank 0 stay, and their titles and texts wrap: within a word only where no column can be narrower.
     """
-    from rich.cells import cell_len
-
     # Measured without bounds, since a measure within them never exceeds the width.
     ranks, unbounded = sorted({column.rank for column in columns}), console.options.update(max_width=10_000)
-    table = _make_rich_table(columns)
-    while (excess := console.measure(table, options=unbounded).maximum - console.width) > 0 and (
-        highest := ranks.pop()
-    ):
-        columns = [column for column in columns if column.rank < highest]
-        table = _make_rich_table(columns)
-    if excess <= 0:
-        return table
-    widths, least = [], []
-    for column in columns:
-        parts = [part for text in (column.title, *column.cells * (not column.right)) for part in _BREAKS.split(text)]
-        widths.append(max(map(cell_len, (column.title, *column.cells))))
-        least.append(max(map(cell_len, (*filter(None, parts), *column.cells * column.right))))
-    for _ in range(excess):
-        widest = max(range(len(widths)), key=lambda place: (widths[place] > least[place], widths[place]))
-        widths[widest] = max(1, widths[widest] - 1)
-    return _make_rich_table(columns, widths)
+    table, width = _make_rich_table(columns), console.width
+    while console.measure(table, options=unbounded).maximum > console.width and width > NARROW:
+        if ranks[1:]:
+            highest = ranks.pop()
+            columns = [column for column in columns if column.rank < highest]
+            table = _make_rich_table(columns)
+        else:
+            width -= 1
+            table = _make_rich_table(columns, width)
+    return table
 
 
-def _break_word(word: str, width: int) -> str:
-    """Return a word in lines, broken at the last sign that fits into each."""
-    lines = [""]
-    for part in filter(None, _BREAKS.split(word)):
-        lines = [*lines, part] if len(lines[-1] + part) > width else [*lines[:-1], lines[-1] + part]
-    return "\n".join(filter(None, lines))
-
-
-def _make_rich_table(columns: Sequence[Column], widths: Sequence[int] = ()) -> RichTable:
+def _make_rich_table(columns: Sequence[Column], width: int = 0) -> RichTable:
+    """Return a table; with a width, texts are wrapped into it, and titles into the width of their columns."""
     from rich import box
-    from rich.cells import cell_len
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    class Cell(Text):
-        """Text that breaks words at signs rather than at the end of a line."""
-
-        def wrap(self, console: Console, width: int, **options: Any) -> Any:
-            words = (word if cell_len(word) <= width else _break_word(word, width) for word in self.plain.split(" "))
-            return Text(" ".join(words)).wrap(console, width, **options)
-
-    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column, width in itertools.zip_longest(columns, widths):
-        title, justify = Cell(replace_controls(column.title)), "right" if column.right else "left"
-        table.add_column(title, justify=justify, width=width, overflow="fold")  # type: ignore[arg-type]
-    for cells in zip(*(column.cells for column in columns), strict=True):
-        table.add_row(*(Cell(replace_controls(cell)) for cell in cells))
+    table, wrapped = RichTable(box=box.SIMPLE_HEAD, pad_edge=False), []
+    for column in columns:
+        title, cells = replace_controls(column.title), [*map(replace_controls, column.cells)]
+        if width:
+            cells = cells if column.right else [_wrap(cell, width) for cell in cells]
+            title = _wrap(title, max((len(line) for cell in cells for line in cell.splitlines()), default=1))
+        justify = "right" if column.right else "left"
+        table.add_column(Text(title), justify=justify, no_wrap=column.right, overflow="fold")  # type: ignore[arg-type]
+        wrapped.append(cells)
+    for row in zip(*wrapped, strict=True):
+        table.add_row(*map(Text, row))
     return table
+
+
+def _wrap(text: str, width: int) -> str:
+    """Return a text in lines; a word that is longer than a line is broken between its parts."""
+    lines = []
+    for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False):
+        lines.append("")
+        for part in _PART.findall(line) if len(line) > width else [line]:
+            if lines[-1] and len(lines[-1] + part) > width:
+                lines.append("")
+            lines[-1] += part
+    return "\n".join(lines)
 
 
 def render_markdown(report: Report, captions: Mapping[str, str] = {}) -> str:
@@ -239,23 +235,29 @@ def render_latex(report: Report, tables: Mapping[str, Table]) -> str:
     lines = [r"% \usepackage{booktabs}", *(f"% {join_lines(note)}" for note in notes)]
     study = re.sub(r"[^A-Za-z0-9.-]+", "-", report.study)
     for label, table in tables.items():
-        rows = zip(*(column.cells for column in table.columns), strict=True)
+        rows = zip(*map(_latex_cells, table.columns), strict=True)
+        caption = f"{table.caption}{BOLD * any(any(column.bold) for column in table.columns)}"
         lines += [
             "",
             r"\begin{table}",
             r"  \centering",
-            f"  \\caption{{{escape_latex(table.caption)}}}",
+            f"  \\caption{{{escape_latex(caption)}}}",
             f"  \\label{{tab:{study}-{label}}}",
             f"  \\begin{{tabular}}{{@{{}}{''.join(map(_latex_alignment, table.columns))}@{{}}}}",
             r"    \toprule",
             "    " + " & ".join(escape_latex(column.title) for column in table.columns) + r" \\",
             r"    \midrule",
-            *("    " + " & ".join(map(escape_latex, cells)) + r" \\" for cells in rows),
+            *("    " + " & ".join(cells) + r" \\" for cells in rows),
             r"    \bottomrule",
             r"  \end{tabular}",
             r"\end{table}",
         ]
     return "\n".join(lines) + "\n"
+
+
+def _latex_cells(column: Column) -> Iterator[str]:
+    for cell, is_bold in itertools.zip_longest(map(escape_latex, column.cells), column.bold):
+        yield rf"\textbf{{{cell}}}" if is_bold else cell
 
 
 def _latex_alignment(column: Column) -> str:

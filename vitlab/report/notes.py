@@ -18,7 +18,7 @@ from vitlab.planning.tune import knobs_at_edge
 from vitlab.planning.values import Plan
 from vitlab.report import phrasing
 from vitlab.report.frame import StoredTrial, StudyResults, is_metric, metric_column
-from vitlab.report.phrasing import Row, Scale, compared_rows, format_seeds, percent
+from vitlab.report.phrasing import MAX_LISTED, Row, Scale, compared_rows, format_seeds, name_arms, percent
 from vitlab.statistics.replicates import boschloo_p, collapse_rate_bound, gap_score, sd_interval
 from vitlab.store.result import Ending
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MAX_GAP_SCORE = 3.0  #: normal seeds have a larger one in 1 % of studies
-MAX_LISTED = 12  #: notes of one kind, and arms of one note, that are listed one by one
 RATE = "train.optimizer.lr"
 PREREQUISITES = {"init_from": "pre-training"}  #: in notes; other roles have their names
 NUMERICS = (
@@ -106,8 +105,12 @@ def note_unpaired_seeds(results: StudyResults, rows: Sequence[Row]) -> list[str]
 
 def _note_open_trials(trials: Sequence[StoredTrial]) -> Iterator[str]:
     counts = Counter(item.status for item in trials)
-    if counts["running"] + counts["missing"]:
-        yield f"Preliminary: of {format_count(len(trials), 'trial')}, {phrasing.format_status_counts(counts)}."
+    missing = [item.folder.path for item in trials if item.status == "missing"]
+    if counts["running"] + len(missing):
+        line = f"Preliminary: of {format_count(len(trials), 'trial')}, {phrasing.format_status_counts(counts)}"
+        if outdated := sum(any(path.parent.glob("*/result.json")) for path in missing):
+            line += f" ({outdated} with a result of other code, which is kept and not used)"
+        yield f"{line}."
 
 
 def _note_early_stops(trials: Sequence[StoredTrial]) -> Iterator[str]:
@@ -186,7 +189,7 @@ def _note_mixed_numerics(plan: Plan, trials: Sequence[StoredTrial]) -> list[str]
             if mixed := [f"{name} {' and '.join(several)}" for name, several in distinct.items() if len(several) > 1]:
                 arms["; ".join(mixed)].append(arm.name)
     return [
-        f"Numerics differ from the baseline's ({mixed}) in {_name_arms(affected)}: equal seeds do not give equal bits "
+        f"Numerics differ from the baseline's ({mixed}) in {name_arms(affected)}: equal seeds do not give equal bits "
         "across them, so differences include their effect."
         for mixed, affected in arms.items()
     ]
@@ -210,11 +213,11 @@ def _note_exploratory(plan: Plan) -> Iterator[str]:
         ("Dropped after the first run, and still counted in the correction", removed_comparisons(plan)),
     ):
         if arms:
-            yield f"{what}: {_name_arms(arms)}."
+            yield f"{what}: {name_arms(arms)}."
     if plan.registered is not None and (known := plan.registered.known).comparisons:
         yield (
             f"Exploratory: {known.results:,} of {format_count(known.trials, 'trial')} had results before this plan was "
-            f"registered, including both arms of the comparison at some seed: {_name_arms(known.comparisons)}."
+            f"registered, including both arms of the comparison at some seed: {name_arms(known.comparisons)}."
         )
 
 
@@ -249,7 +252,7 @@ def _note_tuning(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
             arms[knob].append(item.arm or "all arms")
     for knob, affected in arms.items():
         yield (
-            f"Warning: the chosen {knob} lies at the edge of its grid for {_name_arms(affected)}: a better value may "
+            f"Warning: the chosen {knob} lies at the edge of its grid for {name_arms(affected)}: a better value may "
             "lie outside; extend the grid."
         )
 
@@ -280,7 +283,7 @@ def _note_looks(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
         if any(compared[arm]["awaited"] for arm in arms):
             until = "; until all of these have ended, the look before gives the verdicts"
         sentences.append(
-            f"Look {look} left {_name_arms(arms)} inconclusive, so that it got seeds up to {sizes[look]}{until}."
+            f"Look {look} left {name_arms(arms)} inconclusive, so that it got seeds up to {sizes[look]}{until}."
         )
     consequences = {
         "futile": f"got no more seeds, because {sizes[-1]} seeds would decide the comparison with a probability below "
@@ -288,7 +291,7 @@ def _note_looks(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
         "failed": "can get further seeds: first run 'vitlab run --retry-failed' to train the failed trials again.",
         "open": "can get further seeds: run 'vitlab run' again.",
     }
-    sentences += [f"{_name_arms(undecided[cause])} {text}" for cause, text in consequences.items() if undecided[cause]]
+    sentences += [f"{name_arms(undecided[cause])} {text}" for cause, text in consequences.items() if undecided[cause]]
     if len(sentences) == 1 and not any(row["awaited"] for row in compared.values()):
         sentences.append("The first look decided every comparison that can be judged.")
     yield " ".join(sentences)
@@ -312,7 +315,7 @@ def _note_shared_variance(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     if shared < 2:
         return
     alone = [row["arm"] for row in rows if row["test"] == "paired t" and row["shared"] == 1]
-    others = f" With other seeds, and their own variance alone: {_name_arms(alone)}." if alone else ""
+    others = f" With other seeds, and their own variance alone: {name_arms(alone)}." if alone else ""
     corrected = " P values and intervals are corrected by Bonferroni's method." * (plan.analysis.correction != "none")
     yield (
         "Few seeds tell their spread badly, so the variance of a difference is averaged with the mean variance of the "
@@ -439,11 +442,6 @@ def _note_learning_rate(plan: Plan) -> Iterator[str]:
         [rate] = rates
         at = f" ({rate:g})" if isinstance(rate, float | int) else ""
         yield f"All arms ran at one learning rate{at}: none was tuned, and a better one may suit some arms."
-
-
-def _name_arms(arms: Sequence[str]) -> str:
-    """Return the names of few arms, or the number of many."""
-    return "; ".join(arms) if len(arms) <= MAX_LISTED else f"{len(arms):,} arms"
 
 
 def _truncate_list(sentences: Sequence[str]) -> list[str]:

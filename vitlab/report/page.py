@@ -27,9 +27,11 @@ def render_page(report: Report) -> str:
     """Return the page; figures are inline."""
     analysis = report.analysis
     # A row without a verdict is no comparison; without any, there is an answer for each arm.
-    verdicts = [row.verdict for row in report.sections["blocks"]] or [row["verdict"] for row in report.arms]
+    arms = phrasing.started_rows(report.arms)
+    verdicts = [row.verdict for row in report.sections["blocks"]] or [row["verdict"] for row in arms]
     kinds = [_row_class(verdict) for verdict in verdicts if verdict]
-    answers = list(zip(report.answers, kinds or [""] * len(report.answers), strict=True))
+    kinds += [""] * (len(report.answers) - len(kinds))
+    answers = list(zip(report.answers, kinds, strict=True))
     claims = [answer for answer in answers if answer[1] not in ("cannot-tell", "refused")]
     many = bool(report.overview) and len(answers) > phrasing.OVERVIEW_FROM
     parts = [_section_context(report, name, part) for name, part in all_sections().items()]

@@ -22,6 +22,7 @@ Row = Mapping[str, Any]
 RowT = TypeVar("RowT")
 MINUS, PLUS_MINUS, DASH = "\N{MINUS SIGN}", "\N{PLUS-MINUS SIGN}", "\N{EN DASH}"
 ROUNDING = 1e-9  #: relative to a value: smaller widths are floating-point rounding
+MAX_LISTED = 12  #: notes of one kind, and arms of one sentence, that are listed one by one
 OVERVIEW_FROM = 12  #: above this number of comparisons, an overview comes first
 
 
@@ -33,6 +34,7 @@ class Column:
     cells: tuple[str, ...]
     rank: int = 0
     right: bool = True
+    bold: tuple[bool, ...] = ()  #: for each cell, whether a paper has it in bold; empty for none
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,20 @@ class Columns(Generic[RowT]):
         name = name or title
         texts = [row[name] if isinstance(row, Mapping) else getattr(row, name) for row in self.rows]
         return Column(title, tuple(text or "" for text in texts), rank, right=False)
+
+
+def difference_columns(rows: Sequence[Any], analysis: Analysis, scale: Scale, title: str) -> list[Column]:
+    """Return the columns of differences, of their intervals, and of their p values, of rows with a ``family``."""
+    decimals = scale.decimals([half_width(row.low, row.high) for row in rows], [row.difference for row in rows])
+    column, interval = Columns(rows), interval_name({"family": max(row.family for row in rows)}, analysis)
+    return [
+        column(
+            f"{title} ({scale.points})" if scale.points else title,
+            lambda row: scale.number(row.difference, decimals, sign=True),
+        ),
+        column(interval, lambda row: scale.interval(row.low, row.high, decimals), rank=1),
+        column("p (adjusted)", lambda row: format_p_value(row.p_corrected, analysis.alpha)),
+    ]
 
 
 @dataclass(frozen=True)
@@ -125,6 +141,11 @@ class Scale:
     def amount(self, value: float, decimals: int) -> str:
         """Format the size of a difference with its unit: ``3.1 points``."""
         return f"{self.number(abs(value), decimals)} {self.points}".rstrip()
+
+
+def started_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of arms of which a trial has begun."""
+    return [row for row in rows if row["missing"] < row["planned"]]
 
 
 def compared_rows(rows: Sequence[Row]) -> list[Row]:
@@ -318,15 +339,21 @@ def format_status_counts(row: Row) -> str:
 
 
 def answer_sentences(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> list[str]:
-    """Return one sentence per comparison, or one per arm if there are no comparisons."""
+    """Return one sentence per comparison, or one per arm if there are no comparisons, of the arms that have begun.
+
+    The last sentence names the others.
+    """
     scale, compared = Scale.of(analysis.metric, units), compared_rows(rows)
     own, apart = mean_and_difference_decimals(rows, scale)
-    if not compared:
-        return [describe_arm(row, analysis, scale, own) for row in rows]
-    n = {row["arm"]: row["n"] for row in rows}
-    return [
-        describe_comparison(row, max(row["n"], n.get(row["baseline"], 0)), analysis, scale, apart) for row in compared
+    n, started = {row["arm"]: row["n"] for row in rows}, started_rows(rows)
+    sentences = [
+        describe_comparison(row, max(row["n"], n.get(row["baseline"], 0)), analysis, scale, apart)
+        if compared
+        else describe_arm(row, analysis, scale, own)
+        for row in (compared_rows(started) if compared else started)
     ]
+    others = [row["arm"] for row in rows if row not in started]
+    return [*sentences, *([f"not run yet: {name_arms(others)}."] if others else [])]
 
 
 def format_verdict_counts(rows: Sequence[Row], among: str = "Of") -> str:
@@ -336,6 +363,11 @@ def format_verdict_counts(rows: Sequence[Row], among: str = "Of") -> str:
         return ""
     verdicts = [f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict]]
     return f"{among} {format_count(counts.total(), 'comparison')}: {', '.join(verdicts)}."
+
+
+def name_arms(arms: Sequence[str]) -> str:
+    """Return the names of few arms, or the number of many."""
+    return "; ".join(arms) if len(arms) <= MAX_LISTED else f"{len(arms):,} arms"
 
 
 def _no_values_sentence(row: Row) -> str:

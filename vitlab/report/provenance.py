@@ -99,21 +99,24 @@ def _join_distinct(mappings: Iterable[Mapping[str, object]]) -> dict[str, str]:
 
 
 def describe_version(plan: Plan, store: Store) -> Iterator[str]:
-    """Yield sentences that name the version of the study, if it has changes or is not the latest; else none."""
+    """Yield sentences that name the version of the study, if it has changes or there are others; else none."""
     study = store.study(plan.study)
-    this, latest = study_folder.read_version(study, plan.version), study_folder.read_version(study)
-    if this is None or latest is None:
+    this, versions = study_folder.read_version(study, plan.version), study_folder.read_versions(study)
+    if this is None or not versions:
         return
     if this.set_options:
         yield f"Version {this.name[:8]} of this study was run with {this.set_options}."
-    if this.name != latest.name:
-        both_recorded = this.content is not None and latest.content is not None
+    is_latest = this.name == versions[0].name
+    for other in versions[1:2] if is_latest else versions[:1]:
+        both_recorded = this.content is not None and other.content is not None
         difference = (
-            f": {study_folder.format_differences(this.content or {}, latest.content or {})}" if both_recorded else ""
+            f": {study_folder.format_differences(this.content or {}, other.content or {})}" if both_recorded else ""
         )
+        words = ("the latest", "one before") if is_latest else ("an earlier", "latest")
         yield (
-            f"This is an earlier version of the study ({this.name[:8]}, run {this.when}); the latest is "
-            f"{latest.name[:8]}, run {latest.when}{difference}."
+            f"This is {words[0]} version of the study ({this.name[:8]}, run {this.when}); the {words[1]} is "
+            f"{other.name[:8]}, run {other.when}{difference}. 'vitlab report {plan.study}@{other.name[:8]}' prints "
+            "its report."
         )
 
 

@@ -69,7 +69,7 @@ class Report:
             raise UserError(f"section '{name}': every report stores its own {name} under this name; rename the section")
         more = [part.notes(rows.get(name, ()), findings) for name, part in possible.items()]
         # A control that is told apart is a false alarm, which a note says, and no finding.
-        counted = [row for row in arms if not plan.arm(row["arm"]).is_control]
+        counted = [row for row in phrasing.started_rows(arms) if not plan.arm(row["arm"]).is_control]
         return cls(
             plan.study,
             plan.question,
@@ -230,8 +230,10 @@ def state_digest(plan: Plan, store: Store) -> str:
         endings.append([*(path.stat().st_mtime_ns if path.exists() else 0 for path in files), folder.is_locked()])
     inputs = [[name, str(section.find(name)[1]), part.inputs(plan, store)] for name, part in all_sections().items()]
     # The time of the last run decides which trials it is said to have trained.
-    latest, own = (study_folder.read_version(store.study(plan.study), version) for version in ("", plan.version))
-    runs = latest and latest.name, own and own.time
+    study = store.study(plan.study)
+    latest, own = (study_folder.read_version(study, version) for version in ("", plan.version))
+    earlier = sorted(file.parent.name for file in (study / study_folder.EARLIER).glob("*/plan.json"))
+    runs = latest and latest.name, own and own.time, earlier
     content = [__version__, _code_digest(), plan.to_json(), endings, inputs, runs]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 

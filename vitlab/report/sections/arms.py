@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vitlab.comparison import Verdict
@@ -44,7 +44,7 @@ class Arms(Section[Row]):
     place = 0
 
     def table(self, rows: Sequence[Row], report: Report) -> Table | None:
-        if not report.arms:
+        if not phrasing.started_rows(report.arms):
             return None
         caption = "What each arm reached, and how it differs from its baseline."
         return Table(arm_columns(report.arms, report.analysis, report.units), caption)
@@ -132,7 +132,8 @@ class Comparisons(Section[Row]):
 
 
 def arm_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> list[Column]:
-    """Return the table of arms: mean, difference from the baseline, verdict, cost."""
+    """Return the table of the arms that have begun: mean, difference from the baseline, verdict, cost."""
+    rows = phrasing.started_rows(rows)
     scale = Scale.of(analysis.metric, units)
     own, apart = phrasing.mean_and_difference_decimals(rows, scale)
     of_sd = own + 1 if own or any(row["sd"] for row in rows) else 0
@@ -144,7 +145,10 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str
     table = [
         column.text("arm"),
         column("n", lambda row: f"{row['n']}" if row["n"] == row["planned"] else f"{row['n']}/{row['planned']}"),
-        column(scale.title + " at best" * (analysis.at == "best"), lambda row: scale.number(row["mean"], own)),
+        replace(
+            column(scale.title + " at best" * (analysis.at == "best"), lambda row: scale.number(row["mean"], own)),
+            bold=_near_best(rows),
+        ),
         column(f"{level} interval", lambda row: scale.interval(*mean_interval(row), own), rank=3),
         column("sd", lambda row: scale.number(row["sd"], of_sd), rank=6),
     ]
@@ -184,7 +188,7 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str
         of_test = scale.decimals(phrasing.half_widths(rows, "low", "high"), tested)
         table.append(column(title, lambda row: scale.spread(row.get(test), row.get(f"{test}_sd"), of_test), rank=4))
     costs = [
-        column("parameters", lambda row: phrasing.format_compact(row["params"]), rank=5),
+        _parameters(rows),
         column("MACs", lambda row: phrasing.format_compact(row["macs"]), rank=7),
     ]
     return [*table, *(cost for cost in costs if set(cost.cells) != {DASH})]
@@ -192,7 +196,7 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str
 
 def paper_table(report: Report) -> Table:
     """Return the table of arms in the width of a paper: mean ± sd, difference with its interval, verdict."""
-    rows, analysis = report.arms, report.analysis
+    rows, analysis = phrasing.started_rows(report.arms), report.analysis
     scale, counts = report.scale, {row["n"] for row in rows}
     own, apart = phrasing.mean_and_difference_decimals(rows, scale)
     labels = short_labels([row["arm"] for row in rows])
@@ -207,7 +211,8 @@ def paper_table(report: Report) -> Table:
     table = [column("arm", lambda row: labels[row["arm"]], right=False)]
     if len(counts) > 1:
         table.append(column("n", lambda row: str(row["n"])))
-    table.append(column(scale.title, lambda row: scale.spread(row["mean"], row["sd"], own)))
+    means = column(scale.title, lambda row: scale.spread(row["mean"], row["sd"], own))
+    table.append(replace(means, bold=_near_best(rows)))
     seeds = format_count(max(counts), "seed") if len(counts) == 1 else "n seeds"
     caption = f"Mean {PLUS_MINUS} standard deviation of {scale.title} over {seeds}; {analysis.direction}."
     if compared := compared_rows(rows):
@@ -215,7 +220,19 @@ def paper_table(report: Report) -> Table:
         table.append(column("verdict", _verdict_cell, right=False))
         interval = phrasing.interval_name(max(compared, key=lambda row: row["family"]), analysis)
         caption += f" Difference from the baseline with its {interval}; verdicts at level {analysis.alpha:g}."
+    if len({row["params"] for row in rows}) > 1:
+        table.append(_parameters(rows))
     return Table(table, f"{report.question} {caption}".strip())
+
+
+def _near_best(rows: Sequence[Row]) -> tuple[bool, ...]:
+    """Return which arms may be the best; empty where all may, and for a report that does not say."""
+    best = tuple(bool(row.get("best")) for row in rows)
+    return () if all(best) else best
+
+
+def _parameters(rows: Sequence[Row]) -> Column:
+    return Columns(rows)("parameters", lambda row: phrasing.format_compact(row["params"]), rank=5)
 
 
 def _verdict_cell(row: Row) -> str:

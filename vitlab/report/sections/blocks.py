@@ -21,9 +21,9 @@ from vitlab.report.phrasing import (
     Columns,
     Row,
     Scale,
+    difference_columns,
     format_distance,
     format_p_equation,
-    format_p_value,
     half_width,
     interval_name,
     percent,
@@ -100,22 +100,18 @@ class Blocks(Section[ArmOverBlocks]):
         analysis, column = report.analysis, Columns(rows)
         scale = block_scale(analysis, report.units)
         decimals = block_decimals(rows, scale)
+        *differences, p = difference_columns(rows, analysis, scale, "difference")
         columns = [
             column.text("arm"),
             column("blocks", lambda row: str(row.pairs), rank=3),
             column("ahead / behind", lambda row: f"{row.ahead} / {row.behind}", rank=2),
-            column(f"difference ({scale.points})", lambda row: scale.number(row.difference, decimals, sign=True)),
-            column(
-                interval_name({"family": max(row.family for row in rows)}, analysis),
-                lambda row: scale.interval(row.low, row.high, decimals),
-                rank=1,
-            ),
+            *differences,
             column(
                 f"in a new block ({percent(1 - analysis.alpha)})",
                 lambda row: scale.interval(row.new_low, row.new_high, decimals),
                 rank=2,
             ),
-            column("p (adjusted)", lambda row: format_p_value(row.p_corrected, analysis.alpha)),
+            p,
             column.text("verdict"),
         ]
         what = "Mean difference from the baseline over blocks"
