@@ -164,9 +164,8 @@ def _arms_near_best(
         best.setdefault(arm.block, arm.name)
     beside = tuple(replace(arm, baseline=best[arm.block]) for arm in arms if arm.name != best[arm.block])
     compared = {arm.name: str(arm.baseline) for arm in beside}
-    alone = {arm: replace(sample, images={}) for arm, sample in samples.items()}
-    further = replace(with_equal_looks(plan), arms=beside)
-    rows = [*judged.items(), *judge_study(further, compared, alone, quantum=results.quantum).items()]
+    further = judge_study(replace(with_equal_looks(plan), arms=beside), compared, samples, quantum=results.quantum)
+    rows = [*judged.items(), *further.items()]
     beaten = {arm for arm, row in rows if row["verdict"] == Verdict.WORSE}
     beaten |= {row["baseline"] for _, row in rows if row["verdict"] == Verdict.BETTER}
     return {*best.values()} | {arm.name for arm in arms} - beaten

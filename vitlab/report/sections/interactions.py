@@ -6,16 +6,17 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitlab.comparison.arrays import Comparisons, judge_studies
-from vitlab.planning.values import Plan
+from vitlab.comparison.study import Sample, judge_study
+from vitlab.planning.values import Arm, Plan
+from vitlab.report.comparison import read_samples, with_equal_looks
+from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import Columns, difference_columns, format_p_equation
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
 from vitlab.spec.design import format_value
-from vitlab.statistics import replicates
 
 if TYPE_CHECKING:
     from vitlab.report.report import Report
@@ -82,39 +83,25 @@ class Interactions(Section[Interaction]):
         The reference is the first arm without a baseline.  Effects are means, at each seed, over all settings of the
         other paths at which the four arms exist; they form a family of their own.
         """
-        results, plan = findings.results, findings.plan
+        plan = findings.plan
         grid = Grid.from_plan(plan)
         if grid is None:
             return
-        table_AN = replicates.values_to_array([results.values.get(arm, {}) for arm in grid.arms.values()])
-        values_N = dict(zip(grid.arms.values(), table_AN, strict=True))
-        reference, effects = grid.reference, []
+        reference = grid.reference
+        squares: defaultdict[tuple[str, str, str], list[Arm]] = defaultdict(list)
         for (first, i), (second, j) in itertools.combinations(grid.factors.items(), 2):
-            squares: defaultdict[tuple[str, str], list[list[str]]] = defaultdict(list)
+            against = f"{first}={reference[i]}, {second}={reference[j]}"
             for levels in grid.arms:
-                corners = [grid.arm(levels, *places) for places in ((), (j,), (i,), (i, j))]
-                if levels[i] != reference[i] and levels[j] != reference[j] and all(corners):
-                    squares[levels[i], levels[j]].append(list(filter(None, corners)))
-            for (a, b), alike in squares.items():
-                both, one, other, neither = (
-                    np.mean([values_N[arm] for arm in corner], axis=0) for corner in zip(*alike, strict=True)
-                )
-                against = f"{first}={reference[i]}, {second}={reference[j]}"
-                effects.append((f"{first}={a}", f"{second}={b}", against, np.stack([other - neither, both - one])))
-        design = replace(
-            Comparisons.with_one_baseline(1),
-            family=np.array([len(effects)]),
-            alpha=plan.analysis.alpha,
-            share=1 / len(plan.alpha_shares),  # interactions are tested at every look
-            correction=plan.analysis.correction,
-            overlap=results.largest_overlap(grid.arms.values()),
-        )
+                both, one, other, neither = (grid.arm(levels, *places) for places in ((), (j,), (i,), (i, j)))
+                if levels[i] != reference[i] and levels[j] != reference[j] and both and one and other and neither:
+                    corners = (replace(plan.arm(arm), baseline=alone) for arm, alone in ((both, one), (neither, other)))
+                    squares[f"{first}={levels[i]}", f"{second}={levels[j]}", against] += corners
         # For two factors of two levels, t is that of a repeated-measures analysis of variance over seeds.
-        for first, second, against, of_first_2N in effects:
-            present_2N = of_first_2N[:, np.isfinite(of_first_2N).all(axis=0)]
-            result = judge_studies(present_2N[None], design).contrasts.single(0, 0)
-            numbers = {name: getattr(result, name) for name in ("difference", "low", "high", "p", "p_corrected")}
-            yield Interaction(first, second, against, result.pairs, len(effects), **finite_or_none(numbers))
+        for changes, row in zip(squares, judge_averages(findings.results, [*squares.values()]), strict=True):
+            # Of two effects, one is (both - one) and one (other - neither): their difference is twice an average.
+            sizes = {name: 2 * row[name] for name in ("difference", "difference_low", "difference_high")}
+            numbers = finite_or_none({**sizes, "p": row["p"], "p_corrected": row["p_corrected"]}).values()
+            yield Interaction(*changes, row["pairs"], row["family"], *numbers)
 
     def notes(self, rows: Sequence[Interaction], findings: Findings) -> Iterator[str]:
         for row in rows:
@@ -137,3 +124,26 @@ class Interactions(Section[Interaction]):
             f"all four arms have; other seeds are left out. {CAVEAT}",
             CAVEAT,
         )
+
+
+def judge_averages(results: StudyResults, effects: Sequence[Sequence[Arm]]) -> list[dict[str, Any]]:
+    """Return the comparison of the average of some arms with the average of their baselines, for each effect.
+
+    Averages are judged as arms are: see :func:`vitlab.comparison.study.judge_study`.
+    """
+    samples, compared, averages = read_samples(results), dict[str, str](), dict[str, Sample]()
+
+    def average(arms: Sequence[str], seeds: Sequence[int]) -> Sample:
+        alike = [samples.get(arm, Sample({})) for arm in arms]
+        values = {seed: float(np.mean([sample.values[seed] for sample in alike])) for seed in seeds}
+        overlap = float(np.max([sample.overlap for sample in alike]))  # NaN if one is not known
+        return Sample(values, sorted({seed for sample in alike for seed in sample.lost}), overlap)
+
+    for place, arms in enumerate(effects):
+        own, others = ([str(getattr(arm, side)) for arm in arms] for side in ("name", "baseline"))
+        seeds = sorted(set.intersection(*(set(results.values.get(arm, {})) for arm in (*own, *others))))
+        level, baseline = f"level {place}", f"{'; '.join(others)} at {seeds}"
+        compared[level] = baseline
+        averages |= {level: average(own, seeds), baseline: average(others, seeds)}
+    plan = with_equal_looks(results.plan)
+    return [*judge_study(plan, compared, averages, quantum=results.quantum).values()]

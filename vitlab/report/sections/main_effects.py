@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from vitlab.comparison.study import Sample, judge_study, refusals_by_arm
+from vitlab.comparison.study import refusals_by_arm
 from vitlab.planning.values import Arm
-from vitlab.report.comparison import read_samples, with_equal_looks
-from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import Columns, difference_columns
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
-from vitlab.report.sections.interactions import Grid
+from vitlab.report.sections.interactions import Grid, Interactions, judge_averages
 
 if TYPE_CHECKING:
     from vitlab.report.report import Report
@@ -50,13 +46,13 @@ class MainEffects(Section[MainEffect]):
     def rows(self, findings: Findings) -> Iterator[MainEffect]:
         """Return the effect of every level that has the reference's beside it in two settings or more.
 
-        The reference is the first arm without a baseline.  There are none where a comparison of arms is refused, where
-        arms were tuned one by one, whose seeds do not know the choice, and over blocks, which may have unlike scales.
+        The reference is the first arm without a baseline.  There are none without interactions, where a comparison of
+        arms is refused, where arms were tuned one by one, whose seeds do not know the choice, and over blocks.
         """
         plan = findings.plan
         grid = Grid.from_plan(plan)
-        tuned = any(tuning.arm for tuning in plan.tuning)
-        if grid is None or tuned or refusals_by_arm(plan) or any(arm.block for arm in plan.arms):
+        unlike = any(arm.block for arm in plan.arms) or any(tuning.arm for tuning in plan.tuning)
+        if grid is None or unlike or refusals_by_arm(plan) or not any(Interactions().rows(findings)):
             return
         settings: defaultdict[tuple[str, str], list[Arm]] = defaultdict(list)
         for path, place in grid.factors.items():
@@ -88,26 +84,3 @@ class MainEffects(Section[MainEffect]):
             f"that have both, at the n seeds that all of their arms have; other seeds are left out. {CAVEAT}",
             CAVEAT,
         )
-
-
-def judge_averages(results: StudyResults, effects: Sequence[Sequence[Arm]]) -> list[dict[str, Any]]:
-    """Return the comparison of the average of some arms with the average of their baselines, for each effect.
-
-    Averages are judged as arms are: see :func:`vitlab.comparison.study.judge_study`.
-    """
-    samples = read_samples(results)
-
-    def average(arms: Iterable[str | None]) -> Sample:
-        alike = [samples.get(str(arm), Sample({})) for arm in arms]
-        seeds = sorted(set.intersection(*(set(sample.values) for sample in alike)))
-        values = {seed: float(np.mean([sample.values[seed] for sample in alike])) for seed in seeds}
-        overlap = float(np.max([sample.overlap for sample in alike]))  # NaN if one is not known
-        return Sample(values, sorted({seed for sample in alike for seed in sample.lost}), overlap)
-
-    compared, averages = dict[str, str](), dict[str, Sample]()
-    for place, arms in enumerate(effects):
-        own, others = ([str(getattr(arm, side)) for arm in arms] for side in ("name", "baseline"))
-        compared[f"level {place}"] = "; ".join(others)
-        averages |= {f"level {place}": average(own), "; ".join(others): average(others)}
-    plan = with_equal_looks(results.plan)
-    return [*judge_study(plan, compared, averages, quantum=results.quantum).values()]
