@@ -1588,9 +1588,8 @@ def test_arms_that_have_not_run_are_named_once(tmp_path: Path, undrawn: None) ->
         "Preliminary: of 20 trials, 10 done, 10 missing (1 with a result of other code, which is kept and not used)."
         in (doc["notes"])
     )
-    assert {"| baseline", "| b "} == {
-        line[:10].rstrip("|5") for line in text_of(plan, store, "md").splitlines() if "5 |" in line
-    }
+    rows = re.findall(r"^\| (baseline|b|c|d) \|", text_of(plan, store, "md"), flags=re.MULTILINE)
+    assert set(rows) == {"baseline", "b"}
     assert "<li>not run yet: c; d.</li>" in text_of(plan, store, "html")
     plan, store = study(tmp_path / "none", {"baseline": [None], "b": [None]})
     assert document(plan, store)["answers"] == ["not run yet: baseline; b."]
