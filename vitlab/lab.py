@@ -75,7 +75,7 @@ def run(
         changes: dotted path to value, applied to the file before it is read, such as ``{"data.root": ...}``
             (a path that does not start with a key of the file is relative to ``base``).
         plugins: Python files that register components.
-        only: arms to train, as a shell pattern; the report still shows all.
+        only: arms to train, as a shell pattern; the report has every result of the study.
         retry_failed: retrain trials that failed under the same code.
         measure: benchmark every arm on this machine and report the costs; see :mod:`vitlab.driver.benchmark`.
         versions: required versions of libraries, such as ``{"torch": "2.13.0+cpu"}``, among those recorded in results:
