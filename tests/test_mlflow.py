@@ -521,6 +521,9 @@ def test_retrained_stopped_and_resumed_trials(runs: Runs, monkeypatch: Patch) ->
     tracker.close()
     stopped = runs.runs()[-1]
     assert stopped.info.status == "KILLED"
+    [study] = runs.runs(kind="study")
+    assert study.info.status == "SCHEDULED", "nothing is wrong: the same command trains the rest"
+    assert "\n\n3 of 4 trials finished\n\n" in study.data.tags["mlflow.note.content"]
     partial = runs.stored(stopped)
 
     answer = vitlab.run(runs.file, out=runs.out)
@@ -529,6 +532,34 @@ def test_retrained_stopped_and_resumed_trials(runs: Runs, monkeypatch: Patch) ->
     done = runs.runs()[-1]
     assert done.info.run_id == new.info.run_id and done.data.tags["vitlab.attempts"] == "2"
     assert partial and partial < runs.stored(done)
+    assert [study.info.status for study in runs.runs(kind="study")] == ["FINISHED"]
+
+
+def test_list_of_runs_tells_versions_apart(runs: Runs) -> None:
+    """Superseded runs say so by their names, and have them again when the study returns to their version."""
+    assert runs.tracker().close(runs.report)
+    first, studies = runs.plan, [runs.runs(kind="study")[0].info.run_id]
+    files = artifacts(runs, studies[0])
+    runs.client.update_run(runs.runs()[-1].info.run_id, name="my best")
+    runs.plan = replace(first, version="second", trials=first.trials[:2], arms=first.arms[:1])
+    assert runs.tracker().close()
+    old = runs.runs(kind="superseded")
+    names = ["superseded: my best", "superseded: position=none/s0", "superseded: study tiny"]
+    assert [run.info.run_name for run in old] == names
+    assert {run.data.tags["mlflow.runColor"] for run in old} == {"#c4c4c4"}
+    assert [run.info.run_name for run in runs.runs()] == NAMES[:2]
+    assert old[-1].info.run_id == studies[0] and artifacts(runs, studies[0]) == files, "with its own report"
+    [study] = runs.runs(kind="study")
+    assert study.info.run_name == "study tiny" and study.info.run_id != studies[0]
+    runs.plan = first
+    for _ in range(2):
+        assert runs.tracker().close(runs.report)
+    assert [run.info.run_id for run in runs.runs(kind="study")] == studies
+    assert [run.info.run_name for run in runs.runs(kind="superseded")] == ["superseded: study tiny"]
+    *_, mine = sorted(runs.runs(), key=lambda run: str(run.data.tags["vitlab.order"]))
+    assert mine.info.run_name == "my best" and mine.data.tags["mlflow.runColor"] != "#c4c4c4"
+    runs.client.update_run(mine.info.run_id, name=NAMES[-1])
+    holds_all_once(runs)
 
 
 def shifted(folder: TrialFolder, by_ms: int) -> None:
@@ -640,7 +671,7 @@ def test_trial_costs_three_requests_and_the_first_ones_have_files(runs: Runs, mo
             monkeypatch.setattr(MlflowClient, name, counted(name, method))
     assert runs.tracker().close()
     of_trials = {name: requests.pop(name) for name in ("create_run", "log_batch", "set_terminated")}
-    assert of_trials == {"create_run": 4 + 1, "log_batch": 4, "set_terminated": 4 + 1}, "one more is of the study"
+    assert of_trials == {"create_run": 4 + 1, "log_batch": 4, "set_terminated": 4}, "one more is of the study"
     assert max(requests.values()) < 4, requests
     monkeypatch.undo()
     holds_all_once(runs)
@@ -1092,14 +1123,17 @@ def test_images_are_stored_once_by_step(delivered: Runs) -> None:
 def test_description_has_report_and_links(delivered: Runs) -> None:
     experiment = delivered.client.get_experiment_by_name("tiny")
     note = experiment.tags["mlflow.note.content"]
-    [study] = delivered.runs(kind="study")
+    of_arms, [study] = delivered.client.get_experiment_by_name("tiny/arms"), delivered.runs(kind="study")
     report = (delivered.out / "studies/tiny/report/report.md").read_text()
     title, *lines = report.splitlines()
     answers = json.loads((delivered.out / "studies/tiny/report/report.json").read_text())["answers"]
-    of_arms = delivered.client.get_experiment_by_name("tiny/arms").tags["mlflow.note.content"]
-    for text in (note, of_arms):
-        first, _, _ = text.partition("\n")
-        assert html.unescape(first) == f"**{' '.join(answers)}**" and "report%2Fsmall%2Farms.png" in text
+    pages = study_links(delivered.out, "")
+    notes = note, of_arms.tags["mlflow.note.content"], study.data.tags["mlflow.note.content"]
+    for text, page in zip(notes, (pages["tiny"], pages["tiny/arms"], pages["tiny"]), strict=True):
+        answer, _, link = text.partition("\n")[0].rpartition("](")
+        assert html.unescape(answer) == f"[{' '.join(answers)}" and link == f"{page.removeprefix('/')})"
+    assert all("report%2Fsmall%2Farms.png" in text for text in notes[:2]) and pages["tiny"][1:] in notes[1]
+    assert "\n\n4 of 4 trials finished\n\n" in notes[2] and "/artifacts/report/report.html" in notes[2]
     assert len(note) <= 20_000 and f"\n{title.removeprefix('# ')}\n" in note
     for line in lines:
         assert "\\" in line or line.startswith("![") or line in note
@@ -1114,7 +1148,7 @@ def test_description_has_report_and_links(delivered: Runs) -> None:
     linked = set(re.findall(r"#/experiments/(\d+)/runs/(\w+)", note))
     assert linked == {(study.info.experiment_id, study.info.run_id)}
     views = set(re.findall(r"viewStateShareKey=([\w-]+)", note))
-    there = experiment.tags | delivered.client.get_experiment_by_name("tiny/arms").tags
+    there = experiment.tags | of_arms.tags
     assert views == {dashboard.ARMS, dashboard.TRIALS, dashboard.SUMMARY}
     assert all(f"{dashboard.TAG}.{view}" in there for view in views)
     assert {"report/report.html", "report/arms.png", "report/results.csv"} <= set(files)
@@ -1122,13 +1156,16 @@ def test_description_has_report_and_links(delivered: Runs) -> None:
 
 def test_long_description_is_cut_at_line_and_names_are_escaped() -> None:
     short, long = (
-        dashboard.describe_study("# a\n\n" + "a line of it\n" * number, "<b>|[x](javascript:y)", ["[x](#/y)"], "r")
+        dashboard.describe_study("# a\n\n" + "a line of it\n" * number, "better: b", ["[x](#/y)"], "r")
         for number in (3, 3000)
     )
-    answer, _, rest = short.partition("\n")
-    assert rest.startswith("\na\n\n[x](#/y)"), "no heading, of which the closed page shows a half"
+    assert short.startswith("better: b\n\na\n\n[x](#/y)"), "no heading, of which the closed page shows a half"
     assert len(long) <= dashboard.LIMIT and long.endswith("a line of it" + dashboard.MORE)
-    assert not set("<|[](") & set(answer) and html.unescape(answer) == "**<b>|[x](javascript:y)**"
+    plain = "better: b (+2.4 points); worse: rope_2d/s0, ~3 - x=1e-3!"
+    assert dashboard.escape_markdown(plain) == plain, "read as it is in the list of experiments"
+    for name in ("<b>|[x](javascript:y)", "__a__ *b* `c`", "~~d~~ $e$ #f @g", "http://h", "&#58;"):
+        escaped = dashboard.escape_markdown(name)
+        assert html.unescape(escaped) == name and not re.search(r"[\\`*\[\]<>|$@]|~~|__|://|#(?!\d+;)", escaped)
 
 
 def test_model_of_every_arm_is_stored_and_loaded(runs: Runs, monkeypatch: Patch) -> None:
@@ -1444,14 +1481,15 @@ def test_ui_opens_latest_or_named_study(tmp_path: Path, monkeypatch: Patch) -> N
 
     monkeypatch.setattr(server, "run_server", running)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    for words, number in ((["ui"], 2), (["ui", "older"], 1)):
+    for words, number in ((["ui"], 2), (["ui", "older"], 1), (["ui", "older/arms"], 1)):
         shown = runner.invoke(cli.cli, [*words, "--out", str(tmp_path)])
-        first, second, *_ = shown.output.splitlines()[1:]
+        lines = [line.split() for line in shown.output.splitlines()[1:5]]
         names = ["older", "newer"] if number == 1 else ["newer", "older"]
-        assert [line.split()[0] for line in (first, second)] == names and f"/experiments/{number}/" in first
+        assert [name for name, _ in lines] == [f"{name}{page}" for name in names for page in ("", "/arms")]
+        assert f"/experiments/{number}/" in lines[0][1] and "/experiments/7/" in lines[1][1]
     wrong = runner.invoke(cli.cli, ["ui", "oldr", "--out", str(tmp_path)])
     assert re.search(r"study 'oldr' has not been delivered .* Did you mean 'older'\?", str(wrong.exception))
-    assert served == [tmp_path.resolve()] * 2
+    assert served == [tmp_path.resolve()] * 3
 
 
 def test_port_of_server_that_speaks_no_http_is_refused(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from vitlab.errors import UserError, VitlabError, nearest
 def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: bool) -> None:
     """Open STUDY (by default the one that was run last) in MLflow, and serve the results until Ctrl-C.
 
-    STUDY is a study's name or file. Its page shows curves and final values grouped by arm. The browser is opened where
-    there is a display; the addresses of all studies are printed.
+    STUDY is a study's name or file, and its page shows curves and final values grouped by arm; NAME/arms is the table
+    of its arms. The browser is opened where there is a display; the addresses of all studies are printed.
     """
     from vitlab.planning.packaged import study_name
     from vitlab.trackers.server import reachable_host, run_server, study_links
@@ -48,7 +48,7 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
     with run_server(root, port=port, host=host) as server:
         if click.get_current_context().obj is not None:
             print_json({"server": base, "pages": pages})
-        for page in sorted(pages, key=lambda page: page != name):
+        for page in sorted(pages, key=lambda page: page.removesuffix("/arms") != name.removesuffix("/arms")):
             click.echo(f"{page}   {pages[page]}")
         if host not in ("127.0.0.1", "localhost", "::1"):
             click.echo("No authentication: anyone who can reach this port can read and delete results.")

@@ -78,15 +78,10 @@ class View:
     images: Mapping[str, int] = field(default_factory=dict)  #: keys and first steps; not shown for grouped runs
 
 
-def comparison_query(view: str) -> str:
-    """Return the query string that opens the comparison page with a saved view: a table of the arms, else charts."""
+def comparison_link(experiment: str, view: str) -> str:
+    """Return the address, on its server, of a comparison page with a saved view: a table of the arms, else charts."""
     mode = "TABLE" if view == SUMMARY else "CHART"
-    return f"workflowType=machine_learning&compareRunsMode={mode}&viewStateShareKey={view}"
-
-
-def comparison_link(base: str, experiment: str, view: str) -> str:
-    """Return the address of an experiment's comparison page, opened with a saved view."""
-    return f"{base}/#/experiments/{experiment}/runs?{comparison_query(view)}"
+    return f"#/experiments/{experiment}/runs{TRAINING}&compareRunsMode={mode}&viewStateShareKey={view}"
 
 
 def save_views(client: MlflowClient, experiment_id: str, views: Mapping[str, View]) -> int:
@@ -214,30 +209,32 @@ WIDTH = 860  #: width of these pictures in pixels
 TRAINING = "?workflowType=machine_learning"  #: selects the training view; the default view is for language models
 
 
-def markdown_link(text: str, experiment: str, run: str = "", artifact: str = "", view: str = "") -> str:
-    """Return a Markdown link to an experiment's comparison page, to a run, or to a file of a run."""
-    place = f"#/experiments/{experiment}/runs"
-    if run:
-        place += f"/{run}" + (f"/artifacts/{quote(artifact)}" if artifact else "") + TRAINING
-    elif view:
-        place += f"?{comparison_query(view)}"
+def file_link(experiment: str, run: str, file: str) -> str:
+    """Return the address, on its server, of a file of a run."""
+    return f"#/experiments/{experiment}/runs/{run}/artifacts/{quote(file)}{TRAINING}"
+
+
+def markdown_link(text: str, place: str) -> str:
+    """Return a Markdown link to an address."""
     return f"[{escape_markdown(text)}]({place})"
 
 
 def escape_markdown(text: str) -> str:
-    """Escape a text for Markdown and the HTML that Markdown allows."""
-    return "".join(f"&#{ord(char)};" if char in "\\`*_{}[]<>()|#~$&!:-" else char for char in " ".join(text.split()))
+    """Escape what Markdown, or the HTML in it, would take for its own; the list of experiments shows the text raw."""
+    special = r"[\\`*\[\]<>|#$&@]|~(?=~)|:(?=\S)|\b_|_\b"
+    return re.sub(special, lambda match: f"&#{ord(match[0])};", " ".join(text.split()))
 
 
-def describe_arms(answer: str, metric: str, run: str) -> str:
+def describe_arms(answer: str, study: str, metric: str, run: str) -> str:
     """Return the description of the experiment of summaries.
 
     Args:
-        answer: what the report says.
+        answer: what the report says, as a link to the table.
+        study: link to the study.
         metric: the study's metric.
         run: the id of the run that holds the figure of the arms; empty if there is none.
     """
-    text = f"**{escape_markdown(answer)}**\n\nMean, standard deviation (sd) and interval (low, high) of "
+    text = f"{answer}\n\n{study}\n\nMean, standard deviation (sd) and interval (low, high) of "
     text += f"{escape_markdown(metric)} over n seeds, differences and corrected p values, as in the report.\n"
     return text + (f"\n{_picture('arms', 'arms.png', run)}\n" if run else "")
 
@@ -245,17 +242,17 @@ def describe_arms(answer: str, metric: str, run: str) -> str:
 def describe_study(report: str, answer: str, links: Iterable[str], run: str) -> str:
     """Return the description, truncated to whole lines within MLflow's limit.
 
-    The page shows the first line and a half until it is opened, so the answer comes first, in bold, and the question is
-    no heading.
+    The page shows the first line and a half until it is opened, so the answer comes first, and the question is no
+    heading.
 
     Args:
         report: the report as Markdown, with pictures named by their files.
-        answer: what it says.
+        answer: what it says, as a link to the training view, because an experiment opens with another one.
         links: links to views, files and models.
         run: the id of the run that holds the report's files.
     """
     title, _, rest = _adapt_markdown(report, run).partition("\n")
-    text = f"**{escape_markdown(answer)}**\n\n{title.removeprefix('# ')}\n\n{' · '.join(links)}\n{rest}\n"
+    text = f"{answer}\n\n{title.removeprefix('# ')}\n\n{' · '.join(links)}\n{rest}\n"
     return text if len(text) <= LIMIT else text[: text.rfind("\n", 0, LIMIT - len(MORE))] + MORE
 
 

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import socket
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -20,7 +21,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from vitlab.errors import UserError
+from vitlab.errors import UserError, format_count
 from vitlab.planning.study_folder import commit_of
 from vitlab.planning.values import Plan
 from vitlab.spec import RunSpec
@@ -30,7 +31,7 @@ from vitlab.store.folders import Store
 from vitlab.trackers import arms, dashboard, delivery, files_within, records, service, tracker
 from vitlab.trackers.replay import TUNING, Cursor, Replay, TrackedTrial, TrialUpdate, Unreachable
 from vitlab.trackers.service import PAGES, experiment_ids, parse_uri, reason_to_confirm
-from vitlab.trackers.trials import FAILED, FINISHED, KILLED, RUNNING, RunMark, TrialRuns, count_files, send_files
+from vitlab.trackers.trials import FAILED, FINISHED, RUNNING, SCHEDULED, RunMark, TrialRuns, count_files, send_files
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +143,7 @@ class MlflowTracker(Replay):
             return
         self._marks, self._viewed = parsed, None
         client, name = service.open_client(self.address), self.plan.study
-        question = f"**{dashboard.escape_markdown(self.plan.question or name)}**"  # until there is a report
+        question = dashboard.escape_markdown(self.plan.question or name)  # until there is a report
         tags = {"vitlab.study": name, dashboard.NOTE: question}
         experiment = service.ensure_experiment(client, name, self.address, f"{name}/trials", tags).experiment_id
         self._record_page("study", experiment)
@@ -181,7 +182,7 @@ class MlflowTracker(Replay):
         if runs.created and self.address.artifacts is None:  # a response to a server's ``create_run`` may be lost
             runs.match(service.iterate_runs(runs.client, runs.experiment), self.trials, self._marks)
         self._deliver_study(report)
-        return dashboard.comparison_link(self.address.links, runs.experiment, dashboard.ARMS)
+        return f"{self.address.links}/{dashboard.comparison_link(runs.experiment, dashboard.ARMS)}"
 
     def start_command(self) -> str:
         """Return the command that opens the study in the output folder's database; empty for any other destination."""
@@ -246,15 +247,20 @@ class MlflowTracker(Replay):
     def _deliver_study(self, report: Sequence[Path]) -> None:
         """Deliver the study's run, the experiment of summaries, the models, and the description that links to them."""
         client, experiment = self._session.client, self._session.experiment
-        run = self._deliver_study_run(report)
+        status, progress = self._progress()
+        study_run = self._session.study_run(status)
+        run = str(study_run.info.run_id)
+        self._send_study_files(run, study_run.info.artifact_uri, report)
+        link, curves = dashboard.markdown_link, dashboard.comparison_link(experiment, dashboard.ARMS)
         links = [
-            dashboard.markdown_link("arms", experiment, view=dashboard.ARMS),
-            dashboard.markdown_link("every trial", experiment, view=dashboard.TRIALS),
+            link("curves of arms", curves),
+            link("curves of every trial", dashboard.comparison_link(experiment, dashboard.TRIALS)),
         ]
         files = {path.name: path for path in report}
         stored = read_json(files["report.json"], require_mapping) if "report.json" in files else None
         content = stored or {"arms": (), "answers": ()}
         answer = arms.state_answer(content) or self.plan.study
+        headline = link(answer, curves)
         if summaries := arms.summarize_arms(self.plan, content["arms"], self._root):
             name, tags = f"{self.plan.study}/arms", {"vitlab.study": self.plan.study}
             page = service.ensure_experiment(client, name, self.address, name, tags)
@@ -262,15 +268,21 @@ class MlflowTracker(Replay):
             self.delivered["runs"] += arms.deliver_summaries(
                 client, summary, self._root, self.plan.analysis.metric, summaries
             )
-            text = dashboard.describe_arms(answer, self.plan.analysis.metric, run if "arms.png" in files else "")
+            self._record_page("arms", summary)
+            table, study = dashboard.comparison_link(summary, dashboard.SUMMARY), link("study", curves)
+            picture = run if "arms.png" in files else ""
+            text = dashboard.describe_arms(link(answer, table), study, self.plan.analysis.metric, picture)
             service.set_experiment_tag(client, page, dashboard.NOTE, text)
-            links.append(dashboard.markdown_link("arms with their intervals", summary, view=dashboard.SUMMARY))
+            links.append(link("table of arms with intervals", table))
         links += [
-            dashboard.markdown_link(path.name, experiment, run, f"report/{path.name}")
+            link(path.name, dashboard.file_link(experiment, run, f"report/{path.name}"))
             for path in report
             if path.suffix in (".html", ".csv", ".tex")
         ]
-        links.append(dashboard.markdown_link("study file and plan", experiment, run, "study.yaml"))
+        links.append(link("study file and plan", dashboard.file_link(experiment, run, "study.yaml")))
+        note = records.truncate("\n\n".join([headline, progress, " · ".join(links)]))
+        if study_run.data.tags.get(dashboard.NOTE) != note:
+            client.set_tag(run, dashboard.NOTE, note)
         trained = [
             (item, self.trial_folder(item), mark.run)
             for item in self._models
@@ -280,36 +292,12 @@ class MlflowTracker(Replay):
             model_ids = arms.deliver_models(client, experiment, self._root, trained, self.plan.analysis)
             models = f"#/experiments/{experiment}/models"
             links += [
-                f"[model of {dashboard.escape_markdown(arm)}]({models}/{model}{dashboard.TRAINING})"
-                for arm, model in model_ids.items()
+                link(f"model of {arm}", f"{models}/{model}{dashboard.TRAINING}") for arm, model in model_ids.items()
             ]
         if "report.md" in files:
             text = files["report.md"].read_text(encoding="utf-8")
-            text = dashboard.describe_study(text, answer, links, run)
+            text = dashboard.describe_study(text, headline, links, run)
             service.set_experiment_tag(client, client.get_experiment(experiment), dashboard.NOTE, text)
-
-    def _deliver_study_run(self, report: Sequence[Path]) -> str:
-        """Create or update the run that holds the study file, the plan and the report, and return its id."""
-        client, experiment = self._session.client, self._session.experiment
-        tags = {"vitlab.kind": "study", "vitlab.study": self.plan.study, "vitlab.root": self._root}
-        studies = service.iterate_runs(client, experiment, "tags.`vitlab.kind` = 'study'")
-        own = [run for run in studies if run.data.tags.get("vitlab.root") == self._root]
-        for surplus in own[1:]:  # left by a lost response
-            client.delete_run(surplus.info.run_id)
-        if own:
-            run = own[0]
-        else:
-            run = client.create_run(
-                experiment, tags={**tags, **self._session.source}, run_name=f"study {self.plan.study}"
-            )
-            self.delivered["runs"] += 1
-        run_id, status = str(run.info.run_id), self._status()
-        self._send_study_files(run_id, run.info.artifact_uri, report)
-        if status == RUNNING:
-            client.update_run(run_id, status=RUNNING)
-        else:
-            client.set_terminated(run_id, status)
-        return run_id
 
     def _send_study_files(self, run: str, address: str, report: Sequence[Path]) -> None:
         """Send the study file, the plan, and the report with its pictures."""
@@ -326,16 +314,18 @@ class MlflowTracker(Replay):
             send_files(client, run, address, place)
             self.delivered["files"] += count_files(client, run, address) - before
 
-    def _status(self) -> str:
-        """Return MLflow's status of the study."""
-        statuses = {
+    def _progress(self) -> tuple[str, str]:
+        """Return MLflow's status of the study, and how many trials have finished, in words."""
+        statuses = Counter(
             mark.status if mark is not None else ""
             for item in self.trials
             if item.kind != TUNING  # a tuning candidate may diverge
             for mark in [self._run_mark(item)]
-        }
-        complete = FINISHED if statuses <= {FINISHED} else KILLED
-        return next((status for status in (FAILED, RUNNING) if status in statuses), complete)
+        )
+        # Not killed where trials are missing, as after --only: nothing is wrong.
+        complete = FINISHED if statuses.keys() <= {FINISHED} else SCHEDULED
+        status = next((status for status in (FAILED, RUNNING) if status in statuses), complete)
+        return status, f"{statuses[FINISHED]} of {format_count(statuses.total(), 'trial')} finished"
 
 
 def _source_tags(study_file: Path, folder: Path) -> dict[str, str]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 ABSENT = "-"
 """Value of a parameter that an arm lacks: all runs have the same parameters."""
 
+COLOUR, BLUE = "mlflow.runColor", "#2272b4"  #: tag with the colour of a run, and the colour of those of no arm
 LENGTH, KEY_LENGTH = 5000, 250  #: of tags and parameters, and of their names
 
 
@@ -52,7 +53,7 @@ def flat(spec: Mapping[str, object]) -> dict[str, str]:
     """Flatten a resolved spec to dotted parameters; a component's type is the value of its slot's own path."""
     flattened: dict[str, str] = {}
     _flatten("", spec, flattened)
-    return {key(path): _truncate(value) for path, value in flattened.items()}
+    return {key(path): truncate(value) for path, value in flattened.items()}
 
 
 def params(trials: Iterable[Trial]) -> dict[str, dict[str, str]]:
@@ -85,7 +86,7 @@ def tags(plan: Plan, planned: Planned, kind: str, numbers: Mapping[str, int]) ->
         **page_tags(numbers, planned.arm, planned.seed),
     }
     values |= {f"vitlab.needs.{role}": dependency for role, dependency in trial.needs.items()}
-    return {name: _truncate(value) for name, value in values.items()}
+    return {name: truncate(value) for name, value in values.items()}
 
 
 def numbers(plan: Plan) -> dict[str, int]:
@@ -101,10 +102,10 @@ def page_tags(numbers: Mapping[str, int], arm: str, seed: int = 0) -> dict[str, 
         arm: name of the run's arm; empty for none.
         seed: its seed.
     """
-    tags = {ORDER: f"{seed:09d} {numbers.get(arm, len(numbers)):06d}"}
+    tags = {ORDER: f"{seed:09d} {numbers.get(arm, len(numbers)):06d}", COLOUR: BLUE}
     if arm in numbers:
         place = numbers[arm]
-        tags |= {"mlflow.runColor": list(COLOURS.values())[place % len(COLOURS)], GROUP: group_label(arm, place)}
+        tags |= {COLOUR: list(COLOURS.values())[place % len(COLOURS)], GROUP: group_label(arm, place)}
     return tags
 
 
@@ -158,7 +159,7 @@ def result_tags(result: TrialResult) -> dict[str, str]:
     }
     values |= {f"vitlab.version.{key(name)}": version for name, version in circumstances.versions.items()}
     values |= {f"vitlab.numerics.{key(name)}": format_value(value) for name, value in circumstances.numerics.items()}
-    return {name: _truncate(value) for name, value in values.items()}
+    return {name: truncate(value) for name, value in values.items()}
 
 
 # -- files and descriptions -------------------------------------------------------------------------------------------
@@ -203,5 +204,6 @@ def _flatten(path: str, value: Any, into: dict[str, str]) -> None:
             _flatten(f"{path}.{name}" if path else str(name), item, into)
 
 
-def _truncate(value: str) -> str:
+def truncate(value: str) -> str:
+    """Shorten a tag or parameter to what MLflow accepts."""
     return value if len(value) <= LENGTH else f"{value[: LENGTH - 1]}…"

@@ -90,15 +90,20 @@ def reachable_host(host: str) -> str:
 
 
 def study_links(root: Path, base: str) -> dict[str, str]:
-    """Return the page of every study in the database under ``root`` by name, the most recently planned first.
+    """Return the pages of studies in the database under ``root``, the most recently planned first.
+
+    A study has two: by its name, and by ``STUDY/arms`` the table of its arms.
 
     Args:
         root: the output folder.
         base: address of the server.
     """
     plans = sorted(root.glob("studies/*/plan.json"), key=lambda plan: plan.stat().st_mtime, reverse=True)
+    views = {"study": ("", dashboard.ARMS), "arms": ("/arms", dashboard.SUMMARY)}
     return {
-        plan.parent.name: dashboard.comparison_link(base, experiment, dashboard.ARMS)
+        plan.parent.name + suffix: f"{base}/{dashboard.comparison_link(ids[page], view)}"
         for plan in plans
-        if (experiment := experiment_ids(plan.parent, "embedded").get("study"))
+        for ids in [experiment_ids(plan.parent, "embedded")]
+        for page, (suffix, view) in views.items()
+        if page in ids
     }

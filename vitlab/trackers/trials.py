@@ -1,7 +1,7 @@
 """Trials as runs of an MLflow experiment: found or created, filled from the journal, ended by the result.
 
 A run belongs to one arm, trial, code and training (identified by its begin).  After a trial is retrained, its old run
-no longer belongs to the study and is marked as superseded in ``vitlab.kind``.
+no longer belongs to the study and is marked as superseded.  So is the run of the study itself in another version.
 
 A trial's pictures are MLflow images: by key and step, side by side for the runs of a page.  The step of a confusion
 matrix is the last training step.  The step of an explanation is the number of its test image: the page's slider moves
@@ -40,9 +40,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFont import FreeTypeFont
 
-FINISHED, FAILED, KILLED, RUNNING = "FINISHED", "FAILED", "KILLED", "RUNNING"
+FINISHED, FAILED, KILLED, RUNNING, SCHEDULED = "FINISHED", "FAILED", "KILLED", "RUNNING", "SCHEDULED"
 STATUS = {Ending.DONE: FINISHED, Ending.STOPPED: KILLED}  #: of a trial that has ended; any other has FAILED
-SUPERSEDED = "superseded"
+SUPERSEDED, GREY = "superseded", "#c4c4c4"  #: kind of runs that left the study, and their colour
+RUN_NAME, PREFIX = "mlflow.runName", f"{SUPERSEDED}: "  #: tag with a run's name; begin of those names
 FILED = 200
 """Trials of a study that have files in MLflow: the first seeds of its arms."""
 
@@ -81,6 +82,7 @@ class TrialRuns:
     metrics: set[str] = field(default_factory=set)  #: names of all metrics in the runs
     intact: set[str] = field(default_factory=set)  #: runs that hold what was delivered
     created: bool = False  #: True if a run was created since the last :meth:`match`
+    _studies: list[Run] = field(default_factory=list)  #: runs of the study itself, by version
     _numbers: Mapping[str, int] = field(default_factory=dict)  #: places of the arms in the design
     _filed: set[str] = field(default_factory=set)  #: identities of the trials that have files
     _runs: dict[str, list[StoredRun]] = field(default_factory=dict)  #: runs of each trial, by identity
@@ -97,11 +99,13 @@ class TrialRuns:
         self._numbers = records.numbers(self.plan)
         self._filed = {item.identity for item in sorted(trials, key=lambda item: item.planned.seed)[:FILED]}
         self.intact.clear()
+        self._studies.clear()
         items = {item.identity: item for item in trials}
         self._runs = {identity: [] for identity in items}
         for run in runs:
             tags, stored = run.data.tags, self._stored(run)
             if "vitlab.trial" not in tags:
+                self._studies += [run] if stored.root == self.root else []
                 continue
             identity = trial_identity(tags["vitlab.trial"], tags.get("vitlab.code", ""), tags.get("vitlab.arm", ""))
             if identity not in items:
@@ -137,6 +141,28 @@ class TrialRuns:
                 files = count_files(self.client, mark.run, self._places[mark.run]) if mark.artifacts else 0
                 if len(points) < mark.points or files < mark.artifacts or lacks_all:
                     self.intact.remove(mark.run)
+
+    def study_run(self, status: str) -> Run:
+        """Find or create the run of this version of the study, and bring it up to date; supersede the others."""
+        tags = {"vitlab.kind": "study", "vitlab.study": self.plan.study, "vitlab.root": self.root}
+        tags |= {"vitlab.version": self.plan.version, **records.page_tags({}, "")}
+        current: Run | None = None
+        for run in self._studies.copy():
+            if run.data.tags.get("vitlab.version") != self.plan.version:
+                self._supersede(self._stored(run))
+            elif current is None:
+                current = run
+                self._send(run.info.run_id, _Content(Path(), tags=tags).without_stored(run))
+            else:  # left by a lost response
+                self.client.delete_run(run.info.run_id)
+                self._studies.remove(run)
+        if current is None:
+            name = f"study {self.plan.study}"
+            current = self.client.create_run(self.experiment, tags={**tags, **self.source}, run_name=name)
+            self._studies.append(current)
+            self.delivered["runs"] += 1
+        self.client.update_run(current.info.run_id, status)
+        return current
 
     def write(self, news: TrialUpdate, mark: RunMark | None) -> RunMark:
         """Update one run by the new events of its trial; without a mark, find or create the run and send what it lacks.
@@ -189,7 +215,8 @@ class TrialRuns:
         """Note where the files of a run are, and return the rest that is needed of it."""
         self._places[run.info.run_id] = run.info.artifact_uri
         kind, root, began = (run.data.tags.get(f"vitlab.{name}", "") for name in ("kind", "root", "began"))
-        return StoredRun(run.info.run_id, run.info.status, kind, root, (began, "" if began else root))
+        training = (began, "" if began else root)
+        return StoredRun(run.info.run_id, run.info.run_name, run.info.status, kind, root, training)
 
     def _content(self, news: TrialUpdate, mark: RunMark | None, place: Path) -> _Content:
         """Return what an update adds to a run; files are written to ``place``."""
@@ -284,10 +311,11 @@ class TrialRuns:
         return records.tags(self.plan, item.planned, item.kind, self._numbers)
 
     def _supersede(self, run: StoredRun) -> None:
-        """Mark a run of this output folder as superseded."""
+        """Mark a run of this output folder as superseded, also by its name and colour."""
         if run.root == self.root and run.kind != SUPERSEDED:
-            self.client.set_tag(run.id, "vitlab.kind", SUPERSEDED)
-            if run.status == RUNNING:
+            tags = {"vitlab.kind": SUPERSEDED, RUN_NAME: PREFIX + run.name, records.COLOUR: GREY}
+            self._send(run.id, _Content(Path(), tags=tags))
+            if run.status in (RUNNING, SCHEDULED):
                 self.client.set_terminated(run.id, KILLED)
 
 
@@ -304,8 +332,10 @@ class _Content:
     stored_files: int = 0  #: number of files that the run has already
 
     def without_stored(self, run: Run) -> _Content:
-        """Return the content without the tags and parameters that a run has."""
+        """Return the content without what a run has of it; one that was superseded has its name again."""
         tags = {name: value for name, value in self.tags.items() if run.data.tags.get(name) != value}
+        if run.data.tags.get("vitlab.kind") == SUPERSEDED:
+            tags[RUN_NAME] = run.info.run_name.removeprefix(PREFIX)
         params = {name: value for name, value in self.params.items() if name not in run.data.params}
         return replace(self, tags=tags, params=params)
 
@@ -314,6 +344,7 @@ class StoredRun(NamedTuple):
     """What is needed of a run from one trial to the next; MLflow's own object takes 50 kB."""
 
     id: str
+    name: str
     status: str
     kind: str
     root: str  #: the output folder that has delivered it
