@@ -42,7 +42,7 @@ def test_comparison_adds_variance_of_choices() -> None:
 
     def contrast(values: np.ndarray, *variances: float) -> Contrast:
         choices = Choices(np.array([[variances]]), np.full((1, 1, len(variances)), 2.0))
-        return judge_studies(values, design, choices=choices).contrasts.single(0, 0)
+        return judge_studies(values, replace(design, choices=choices)).contrasts.single(0, 0)
 
     alone, tuned = judge_studies(values, design).contrasts.single(0, 0), contrast(values, 1e-4, 0.0)
     variance = alone.se**2 + 1e-4
@@ -86,7 +86,9 @@ def test_arms_that_respond_alike_are_told_apart_in_one_of_twenty_studies(
     design = Comparisons.with_one_baseline(arms)
     naive = (judge_studies(values, design).contrasts.p_corrected <= 0.05).any(axis=1).mean()
     found = (
-        (judge_studies(values, design, choices=Choices(variance, df)).contrasts.p_corrected <= 0.05).any(axis=1).mean()
+        (judge_studies(values, replace(design, choices=Choices(variance, df))).contrasts.p_corrected <= 0.05)
+        .any(axis=1)
+        .mean()
     )
     assert naive > 0.07, "the study must be one in which the choice matters"
     assert found <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / studies)

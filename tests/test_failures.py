@@ -17,9 +17,11 @@ from vitlab.driver.session import Session, Watch
 from vitlab.errors import Refused, TrialFailed
 from vitlab.executors import Executor, Job, JobEnd, worker
 from vitlab.planning.values import Planned
+from vitlab.runner.job import TrialEnd
 from vitlab.spec import RunSpec
 from vitlab.store.files import read_json
 from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.result import Ending
 
 
 def job(root: Path, name: str, **spec: Any) -> Job:
@@ -155,10 +157,10 @@ def test_changed_code_leaves_no_failure(tmp_path: Path) -> None:
     executor = Scripted(RunSpec(), {"a": ["done"], "b": ["refused"], "c": ["done"]})
     work = [job(tmp_path, name) for name in "abc"]
     planned, ear = planned_of(work), Ear()
-    with pytest.raises(Refused, match=r"2 trials were not trained; run the same command to plan them again"):
+    with pytest.raises(Refused, match=r"\. Not trained: 2 trials; run the same command to plan again"):
         Schedule(executor, planned, Session(Store(tmp_path), executor.run, watch=ear), work).run_jobs()
     alone = Scripted(RunSpec(), {"b": ["refused"]})
-    with pytest.raises(Refused, match="1 trial was not trained; run the same command to plan it"):
+    with pytest.raises(Refused, match="Not trained: 1 trial; run the same command"):
         Schedule(alone, planned_of(work[1:2]), Session(Store(tmp_path), alone.run), work[1:2]).run_jobs()
     assert ear.heard == [("a", "done"), ("b", "refused")]
     assert not executor.cancelled and [item.trials[0].trial.key for item in executor.asked] == ["a", "b"]
@@ -179,6 +181,23 @@ def test_attempt_records_its_facts(tmp_path: Path) -> None:
     how, why = run_once("train", timeout_s=0.05)
     assert how == "timeout" and "run.timeout allows (0.05 s)" in why
     assert (job(tmp_path, "train").folder / "checkpoint").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("ends", "how"),
+    [
+        ([("done", ""), ("error", "the second"), ("oom", "the third")], ("error", "the second")),
+        ([("done", ""), ("done", "the loss is not finite")], ("done", "the loss is not finite")),
+        ([("done", ""), ("stopped", ""), ("error", "the third")], ("stopped", "")),
+    ],
+)
+def test_first_failed_trial_speaks_for_job_that_was_not_stopped(
+    ends: list[tuple[str, str]], how: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial_ends = [TrialEnd(Ending(ending), detail) for ending, detail in ends]
+    monkeypatch.setattr(worker, "import_object", lambda *_: lambda *_: trial_ends)
+    trials = tuple(job_helpers.job(tmp_path, "finish", f"k{number}").trials[0] for number in range(len(ends)))
+    assert worker.run_job(Job(trials), lambda: False) == how
 
 
 def test_first_step_is_reported_once(tmp_path: Path) -> None:

@@ -117,11 +117,12 @@ def run(
             plan = begin_run(plan, store, file, changes, plugins, watch.say)
         plan = apply_registration(plan, store)
         tracker = registry.slot("tracker").build(study.run.tracker, plan, store, study.run)
-        current = _Run(plan, Session(store, study.run, plugins, watch, tracker), only, endings)
+        session = Session(store, study.run, plugins, watch, tracker)
+        current = _Run(plan, session, only, endings, make_current_plan)
         has_ended = False
         try:
             # Trials of tunings are a stage before the trials of arms; those of arms may be several, as seeds are added.
-            for stage, missing in current.stages(make_current_plan):
+            for stage, missing in current.stages():
                 current.endings |= train_missing(stage, missing, current.session, retry_failed=retry_failed)
             _explain_and_measure(current.plan, current.session, measure=measure)
             has_ended = True
@@ -139,11 +140,12 @@ class _Run:
     only: str  #: arms to train
     endings: dict[str, str]
     """How each training has ended, by its ``key/code``: ``cached``, or what :func:`train_missing` returns."""
+    make_current_plan: Callable[[], tuple[Study, Plan]]
 
-    def stages(self, make_current_plan: Callable[[], tuple[Study, Plan]]) -> Iterator[tuple[Plan, list[Planned]]]:
+    def stages(self) -> Iterator[tuple[Plan, list[Planned]]]:
         """Yield each stage with its missing trials, the next one once these are trained, until none is missing."""
         for number in count():
-            self.decide(make_current_plan)
+            self.decide()
             stage, missing = next_stage(self.plan, self.only, self.endings)
             # The first stage runs even if nothing is missing: it shows the plan and names earlier failures.
             if number and not missing:
@@ -152,7 +154,7 @@ class _Run:
                 Thread(target=report.import_libraries, name="imports of the report", daemon=True).start()
             yield stage, missing
 
-    def decide(self, make_current_plan: Callable[[], tuple[Study, Plan]]) -> None:
+    def decide(self) -> None:
         """Make the decisions that are due, and plan again with them, until none is."""
         store = self.session.store
         while True:
@@ -162,7 +164,7 @@ class _Run:
                 return
             # make_current_plan reads decisions from plan.json, so that they are the same after a restart.
             write_plan(decided, store)
-            study, plan = make_current_plan()
+            study, plan = self.make_current_plan()
             self.plan = write_plan(plan, store)
             tracker = registry.slot("tracker").build(study.run.tracker, self.plan, store, study.run)
             self.session = replace(self.session, tracker=tracker)

@@ -108,9 +108,7 @@ def _judge_looks(
     for size, level in zip(sizes, levels, strict=True):
         of_look: Judgements = judge_studies(
             values[:, :, :size],
-            replace(design, share=level / design.alpha),
-            tested_SC=waiting,
-            choices=choices.get(size, Choices()),
+            replace(design, share=level / design.alpha, tested=waiting, choices=choices.get(size, Choices())),
         )
         ends = waiting & ((of_look.verdict > 0) | (size == sizes[-1]))
         outcome.verdict[ends], outcome.seeds[ends] = of_look.verdict[ends], size

@@ -34,8 +34,21 @@ FULL_WEIGHT_FROM = 7  #: comparisons from which on the mean variance of all weig
 
 
 @dataclass(frozen=True)
+class Choices:
+    """Variances that the choice of tuned knobs adds to the differences (S, C, sides), and their degrees of freedom."""
+
+    variance: Floats = field(default_factory=lambda: np.zeros((1, 1, 1)))
+    df: Floats = field(default_factory=lambda: np.ones((1, 1, 1)))
+
+    @property
+    def total(self) -> Floats:
+        """The variance that both sides add to a difference (S, C)."""
+        return np.asarray(self.variance.sum(axis=2))
+
+
+@dataclass(frozen=True)
 class Comparisons:
-    """The comparisons of a study, and the rules they are judged by; the same in every study of an array."""
+    """The comparisons of a study, and the rules they are judged by; the same in every study unless it is (S, C)."""
 
     arms: Ints  #: place of the arm of each comparison (C)
     baselines: Ints  #: place of its baseline (C)
@@ -54,6 +67,9 @@ class Comparisons:
     Bengio (2003), Machine Learning 52, 239-281, equation 9).  NaN if it is not known, so that nothing can be tested.
     """
     least_se: Floats | float = 0.0  #: least standard error of a paired difference (S, C)
+    choices: Choices = Choices()  #: what tuning adds
+    tested: Mask | bool = True
+    """Comparisons that are tested at this look; the others get differences alone, and share nothing (S, C)."""
     registered: Mask | bool = True  #: comparisons that share with registered ones alone (C)
     reach: float = math.inf  #: largest difference that the bounds of the metric allow
 
@@ -126,27 +142,12 @@ class Judgements:
     sound_difference: Floats  #: mean difference without collapsed seeds; NaN where there are none (S, C)
 
 
-@dataclass(frozen=True)
-class Choices:
-    """Variances that the choice of tuned knobs adds to the differences (S, C, sides), and their degrees of freedom."""
-
-    variance: Floats = field(default_factory=lambda: np.zeros((1, 1, 1)))
-    df: Floats = field(default_factory=lambda: np.ones((1, 1, 1)))
-
-    @property
-    def total(self) -> Floats:
-        """The variance that both sides add to a difference (S, C)."""
-        return np.asarray(self.variance.sum(axis=2))
-
-
 def judge_studies(
     values_SAN: Floats,
     comparisons: Comparisons,
     *,
-    tested_SC: Mask | bool = True,
     lost_SAN: Mask | None = None,
     chance_A: Floats | float = NAN,
-    choices: Choices = Choices(),
 ) -> Judgements:
     """Judge every comparison of every study.
 
@@ -156,17 +157,16 @@ def judge_studies(
     Args:
         values_SAN: the values.
         comparisons: what is compared, and by which rules.
-        tested_SC: comparisons that are tested at this look; the others get differences alone, and share nothing.
         lost_SAN: seeds that diverged or failed.
         chance_A: value of guesses of each arm; NaN if it is not known.
-        choices: what tuning adds.
     """
+    # Seeds far worse than all others, whose spread no t test describes.
     collapsed_SC2N = find_collapsed_sides(values_SAN, comparisons)
     collapsed_SC = collapsed_SC2N.sum(axis=(2, 3))
-    contrasts = compute_contrasts(values_SAN, comparisons, collapsed_SC, tested_SC, choices)
+    contrasts = compute_contrasts(values_SAN, comparisons, collapsed_SC)
     verdict_SC = decide_verdicts(contrasts, comparisons)
     d_SCN = values_SAN[:, comparisons.arms] - values_SAN[:, comparisons.baselines]
-    _, sound_SC, _ = moments(np.where(collapsed_SC2N.any(axis=2), NAN, d_SCN))
+    sound_SC = moments(np.where(collapsed_SC2N.any(axis=2), NAN, d_SCN)).mean
     judged = Judgements(
         contrasts,
         with_chance=contrasts,
@@ -178,17 +178,11 @@ def judge_studies(
     )
     if lost_SAN is None or not lost_SAN.any():
         return judged
-    return _judge_lost_seeds(judged, values_SAN, lost_SAN, chance_A, comparisons, tested_SC, choices)
+    return _judge_lost_seeds(judged, values_SAN, lost_SAN, chance_A, comparisons)
 
 
 def _judge_lost_seeds(
-    judged: Judgements,
-    values_SAN: Floats,
-    lost_SAN: Mask,
-    chance_A: Floats | float,
-    comparisons: Comparisons,
-    tested_SC: Mask | bool,
-    choices: Choices,
+    judged: Judgements, values_SAN: Floats, lost_SAN: Mask, chance_A: Floats | float, comparisons: Comparisons
 ) -> Judgements:
     """Return the judgement of studies with lost seeds, given the judgement of their complete pairs."""
     complete = judged.contrasts
@@ -197,7 +191,8 @@ def _judge_lost_seeds(
     unknown_SA = (lost_SAN & np.isnan(chance_A1)).any(axis=2)
     unknown_SC = unknown_SA[:, comparisons.arms] | unknown_SA[:, comparisons.baselines]
     filled_SAN = np.where(lost_SAN, chance_A1, values_SAN)
-    filled = compute_contrasts(filled_SAN, comparisons, complete.collapsed, tested_SC & ~unknown_SC, choices)
+    known = replace(comparisons, tested=comparisons.tested & ~unknown_SC)
+    filled = compute_contrasts(filled_SAN, known, complete.collapsed)
     filled = replace(filled, difference=np.where(unknown_SC, NAN, filled.difference))
     lost_SA = lost_SAN.sum(axis=2)
     lost_SC = lost_SA[:, comparisons.arms] + lost_SA[:, comparisons.baselines]
@@ -212,13 +207,7 @@ def _judge_lost_seeds(
     return replace(judged, with_chance=filled, verdict=verdict_SC, lost=lost_SC)
 
 
-def compute_contrasts(
-    values_SAN: Floats,
-    comparisons: Comparisons,
-    collapsed_SC: Ints,
-    tested_SC: Mask | bool = True,
-    choices: Choices = Choices(),
-) -> ContrastArrays:
+def compute_contrasts(values_SAN: Floats, comparisons: Comparisons, collapsed_SC: Ints) -> ContrastArrays:
     """Compare arms with their baselines at equal seeds, or by Welch's t where they share fewer than two.
 
     Differences that do not scatter, and those with collapsed seeds, are tested by the exact sign-flip test, which has
@@ -227,8 +216,8 @@ def compute_contrasts(
     from scipy.special import stdtr  # not at the top: a stored report is shown without scipy
 
     samples = _collect_samples(values_SAN, comparisons)
-    test = _choose_tests(samples, comparisons, collapsed_SC, tested_SC, choices)
-    se, df, shared = _standard_errors(samples, test, comparisons, choices)
+    test = _choose_tests(samples, comparisons, collapsed_SC)
+    se, df, shared = _standard_errors(samples, test, comparisons)
     p = _p_values(samples, test, se, df)
     test = np.where((test == SIGN_FLIP) & np.isnan(p), NONE, test)
     difference, reach = samples.difference, comparisons.reach
@@ -296,23 +285,20 @@ def _collect_samples(values_SAN: Floats, comparisons: Comparisons) -> _Samples:
     )
 
 
-def _choose_tests(
-    samples: _Samples, comparisons: Comparisons, collapsed_SC: Ints, tested_SC: Mask | bool, choices: Choices
-) -> Ints:
+def _choose_tests(samples: _Samples, comparisons: Comparisons, collapsed_SC: Ints) -> Ints:
     """Return the test of each comparison as its place in ``TESTS`` (S, C)."""
     overlap, is_paired, is_sound = np.asarray(comparisons.overlap), samples.d.n >= 2, collapsed_SC == 0
-    by_t = tested_SC & samples.scatters & is_sound & ~np.isnan(overlap)
+    by_t = comparisons.tested & samples.scatters & is_sound & ~np.isnan(overlap)
     # Only independent seeds can be flipped; differences of 0 at every seed need no test.
     is_same = ~samples.scatters & (samples.difference == 0) & is_sound
-    flips = tested_SC & is_paired & ~by_t & ((overlap == 0) | is_same) & (choices.total == 0)
+    flips = comparisons.tested & is_paired & ~by_t & ((overlap == 0) | is_same) & (comparisons.choices.total == 0)
     return np.select([by_t & is_paired, by_t & samples.is_welch, flips], [PAIRED, WELCH, SIGN_FLIP], NONE)
 
 
-def _standard_errors(
-    samples: _Samples, test: Ints, comparisons: Comparisons, choices: Choices
-) -> tuple[Floats, Floats, Ints]:
+def _standard_errors(samples: _Samples, test: Ints, comparisons: Comparisons) -> tuple[Floats, Floats, Ints]:
     """Return standard errors and degrees of freedom of tests by t, else NaN, and the number of shared variances."""
-    d, x, y, overlap, added = samples.d, samples.x, samples.y, np.asarray(comparisons.overlap), choices.total
+    d, x, y, overlap, choices = samples.d, samples.x, samples.y, np.asarray(comparisons.overlap), comparisons.choices
+    added = choices.total
     # Two values that are rounded to the quantum differ by rounding alone with variance quantum**2 / 6, so less spread
     # than that is not known.
     variance = np.maximum(d.sd, comparisons.quantum / math.sqrt(6)) ** 2

@@ -136,7 +136,7 @@ def judge_study(
     # Until all further seeds have ended, the look before gives the verdicts.
     numbers = {arm: 0 if plan.looks is None else plan.looks.latest_look(arm) for arm in compared}
     looks = {arm: max(0, number - bool(awaited.get(arm, 0))) for arm, number in numbers.items()}
-    study = _StudyArrays(plan, compared, samples, quantum, Family.from_plan(plan, compared))
+    study = _StudyArrays(plan, compared, samples, quantum)
     rows: dict[str, dict[str, Any]] = {}
     for look in sorted(set(looks.values())):
         of_look = study.judge_look(look, {arm for arm in compared if looks[arm] >= look}, refused, awaited)
@@ -152,10 +152,9 @@ def is_futile(decidable: float | None, plan: Plan) -> bool:
 class _StudyArrays:
     """A study as arrays, for any of its looks."""
 
-    def __init__(
-        self, plan: Plan, compared: Mapping[str, str], samples: Mapping[str, Sample], quantum: float, family: Family
-    ) -> None:
-        self.plan, self.compared, self.samples, self.family = plan, compared, samples, family
+    def __init__(self, plan: Plan, compared: Mapping[str, str], samples: Mapping[str, Sample], quantum: float) -> None:
+        self.plan, self.compared, self.samples = plan, compared, samples
+        self.family = family = Family.from_plan(plan, compared)
         analysis = plan.analysis
         self.facts = plan.facts(analysis.metric) or MetricFacts(analysis.goal, "number", (None, None))
         arms = [*samples]
@@ -185,15 +184,11 @@ class _StudyArrays:
         values_AN = np.where(seen_N, self.values_AN, NAN)
         reasons = refusals_by_arm(self.plan, seeds) | dict(refused)
         choices, choice_sds = self._tuning_variances(values_AN)
-        comparisons = replace(self.comparisons, share=shares[look])
-        judged = judge_studies(
-            values_AN[None],  # one study
-            comparisons,
-            tested_SC=np.array([[arm in waiting and arm not in reasons for arm in self.compared]]),
-            lost_SAN=(self.lost_AN & seen_N)[None],
-            chance_A=np.array([self.facts.chance.get(arm, NAN) for arm in self.samples]),
-            choices=choices,
-        )
+        tested = np.array([[arm in waiting and arm not in reasons for arm in self.compared]])
+        comparisons = replace(self.comparisons, share=shares[look], tested=tested, choices=choices)
+        chance_A = np.array([self.facts.chance.get(arm, NAN) for arm in self.samples])
+        # One study of many that could be judged at once.
+        judged = judge_studies(values_AN[None], comparisons, lost_SAN=(self.lost_AN & seen_N)[None], chance_A=chance_A)
         rows = {}
         for place, arm in enumerate(self.compared):
             of_look = {"look": look + 1, "looks": len(shares), "awaited": awaited.get(arm, 0)}
@@ -259,8 +254,9 @@ class _StudyArrays:
         level = float(replace(comparisons, share=looks.shares[-1]).levels[place])
         sizes = contrast.pairs, len(looks.seeds[-1])
         overlap = float(np.asarray(comparisons.overlap)[place])
-        difference, se, df = contrast.difference, contrast.se, contrast.df
-        return power.predictive_power(difference, se, df, sizes, level, comparisons.margin, overlap)
+        return power.predictive_power(
+            contrast.difference, contrast.se, contrast.df, sizes, level, comparisons.margin, overlap
+        )
 
     def _new_image_interval(self, arm: str, contrast: Contrast, level: float) -> tuple[float, float]:
         """Return the interval for new images, if the pairs have values of single images."""

@@ -317,13 +317,12 @@ def _check_required_plugins(study: Study, document: Document, loaded: Iterable[r
     problems = []
     files = {origin.source for origin in loaded}
     for index, name in enumerate(study.plugins.require):
-        place = ("plugins", "require", index)
         if name.endswith(".py"):
-            if name not in files:
-                problems.append(document.problem(place, f"this study needs {name}: add --plugin PATH/{name}"))
-            continue
-        if sentence := registry.plugins.why_unmet(name):
-            problems.append(document.problem(place, sentence))
+            sentence = "" if name in files else f"this study needs {name}: add --plugin PATH/{name}"
+        else:
+            sentence = registry.plugins.why_unmet(name) or ""
+        if sentence:
+            problems.append(document.problem(("plugins", "require", index), sentence))
     return problems
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from vitlab import registry
@@ -122,10 +123,7 @@ class Schedule:
         executor: Executor = registry.slot("executor").build(run.executor, run)
         dependencies = {name for planned in todo for name in planned.trial.needs.values()}
 
-        def make_job(engine: str, group: Sequence[Planned]) -> Job:
-            is_needed = not dependencies.isdisjoint(item.trial.name for item in group)
-            return _make_job(engine, group, session, _weights_to_keep(run, plan.analysis, is_needed=is_needed))
-
+        make_job = partial(_make_job, session, plan.analysis, dependencies)
         by_folder = {session.store.folder(item.trial).path: item for item in todo}
         engine_arguments = run.effective_engine, _work_of_model, plan.probes, machine.device_type(run)
         # One by one: how an earlier driver has batched them is not known here.  The executor returns its own jobs.
@@ -229,10 +227,9 @@ class Schedule:
         """Raise Refused if a worker has refused a trial, whose code is not the plan's."""
         if self._refusals:
             remaining = len(self._planned) - self._done - self.failed
-            trials, them = ("1 trial was", "it") if remaining == 1 else (f"{remaining} trials were", "them")
             raise Refused(
-                f"{self._refusals[0]}. {trials} not trained; run the same command to plan {them} again and train "
-                f"{them}; trials whose code is unchanged keep their results"
+                f"{self._refusals[0]}. Not trained: {format_count(remaining, 'trial')}; run the same command to plan "
+                "again and train what is left; trials whose code is unchanged keep their results"
             )
 
     def _check_abort(self) -> None:
@@ -271,9 +268,11 @@ def _weights_to_keep(run: RunSpec, analysis: Analysis, *, is_needed: bool) -> Ke
     return Keep(is_needed or which != "none", every or 0, best)
 
 
-def _make_job(engine: str, group: Sequence[Planned], session: Session, keep: Keep) -> Job:
-    """Return the job of trials."""
-    run = session.run
+def _make_job(
+    session: Session, analysis: Analysis, dependencies: Collection[str], engine: str, group: Sequence[Planned]
+) -> Job:
+    """Return the job of trials, some of which may be in ``dependencies``, which other trials start from."""
+    run, is_needed = session.run, any(item.trial.name in dependencies for item in group)
     return Job(
         tuple(
             JobTrial(f"{item.arm}/s{item.seed}", session.store.folder(item.trial).path, item.trial) for item in group
@@ -282,7 +281,7 @@ def _make_job(engine: str, group: Sequence[Planned], session: Session, keep: Kee
             threads=run.threads,
             device=run.device,
             deterministic=run.deterministic,
-            keep=keep,
+            keep=_weights_to_keep(run, analysis, is_needed=is_needed),
             plugins=session.plugin_files,
             every_s=run.checkpoint_interval,
             processes=run.resources.together,

@@ -81,9 +81,9 @@ def require_matching_arm(plan: Plan, only: str) -> None:
         raise UserError(f"no arm matches '{only}'.{nearest(only, arms)} Arms: {'; '.join(arms)}.")
 
 
-def is_selected(arm: str, only: str) -> bool:
-    """Return whether a pattern matches an arm; an arm's exact name matches even if it contains brackets."""
-    return arm == only or fnmatch.fnmatchcase(arm, only)
+def is_selected(arm: str | None, only: str) -> bool:
+    """Return whether a pattern matches an arm, or its exact name, which may contain brackets; None is for all arms."""
+    return arm is None or arm == only or fnmatch.fnmatchcase(arm, only)
 
 
 def find_cached_trials(plan: Plan, only: str, store: Store, ended: Collection[str] = ()) -> dict[str, str]:
@@ -91,7 +91,7 @@ def find_cached_trials(plan: Plan, only: str, store: Store, ended: Collection[st
 
     A trial that others start from must also have its weights.  Checkpoints that cached trials have left are removed.
     """
-    tuned = (planned for tuning in plan.tuning if _is_for_selected_arm(tuning.arm, only) for planned in tuning.trials)
+    tuned = (planned for tuning in plan.tuning if is_selected(tuning.arm, only) for planned in tuning.trials)
     trials = [*tuned, *plan.trials]
     starters = [*(planned.trial for planned in trials), *plan.prerequisites]
     dependencies = {name for trial in starters for name in trial.needs.values()}
@@ -118,7 +118,7 @@ def next_stage(plan: Plan, only: str, ended: Collection[str]) -> tuple[Plan, lis
     rivals = [
         planned
         for tuning in plan.tuning
-        if plan.pending and tuning.open and _is_for_selected_arm(tuning.arm, only)
+        if plan.pending and tuning.open and is_selected(tuning.arm, only)
         for planned in tuning.trials
     ]
     remaining = [planned for planned in rivals if planned.trial.name not in ended]
@@ -149,11 +149,6 @@ def distinct_trials(trials: Iterable[Planned]) -> list[Planned]:
     for planned in trials:
         trials_by_name.setdefault(planned.trial.name, planned)
     return list(trials_by_name.values())
-
-
-def _is_for_selected_arm(arm: str | None, only: str) -> bool:
-    """Return True if a tuning is for a selected arm, or for all arms."""
-    return arm is None or is_selected(arm, only)
 
 
 # -- the driver --------------------------------------------------------------------------------------------------------

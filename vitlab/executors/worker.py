@@ -128,7 +128,7 @@ def run_job(
         while remaining := _trials_without_result(job, ended):
             clock = _Clock(stop, job.timeout_s, report_stage)
             ends = execute(replace(job, trials=remaining), clock.must_stop)
-            by_folder = {item.folder: end for item, end in zip(remaining, ends, strict=True)}
+            by_folder = dict(zip((item.folder for item in remaining), ends, strict=True))
             busy = [folder for folder, end in by_folder.items() if end.ending == NoEnding.BUSY]
             stopped = [folder for folder, end in by_folder.items() if end.ending == Ending.STOPPED]
             ended |= {folder: end for folder, end in by_folder.items() if folder not in (*busy, *stopped)}

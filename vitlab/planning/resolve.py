@@ -126,9 +126,9 @@ class _Draft:
     needs: dict[str, Prerequisite] = field(default_factory=dict)
     files: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    def add_faults(self, *problems: tuple[Path, str | None]) -> None:
-        """Add the problems that have a sentence to the mistakes."""
-        self.faults += [(place, sentence) for place, sentence in problems if sentence]
+    def add_faults(self, *problems: tuple[Path, str | None], below: Path = ()) -> None:
+        """Add the problems that have a sentence to the mistakes; their places are paths below another one."""
+        self.faults += [((*below, *place), sentence) for place, sentence in problems if sentence]
 
     def section(self, name: str) -> Tree | None:
         """Return a section in plain values; None if it is not set or wrong."""
@@ -177,7 +177,7 @@ class Resolver:
                 value = {**value, "type": slot(name).qualify_builtin(value["type"])}
             choice, option_error = self._resolve_choice(name, value)
             if option_error is not None:
-                draft.add_faults(*(((*path, *inner), sentence) for inner, sentence in option_error.faults))
+                draft.add_faults(*option_error.faults, below=path)
                 draft.wrong[path] = option_error.wrong
             if choice is None:
                 continue
@@ -265,13 +265,13 @@ class Resolver:
         for index, value in enumerate(values):
             choice, error = self._resolve_choice("metric", value)
             if error is not None:
-                draft.add_faults(*(((*METRICS, index, *inner), sentence) for inner, sentence in error.faults))
+                draft.add_faults(*error.faults, below=(*METRICS, index))
             elif choice is not None:
                 choices.append(choice)
         if choices and len(choices) == len(values) and draft.info is not None and draft.objective is not None:
             without_labels = "" if draft.objective.labels else str(value_at(draft.plain, (*OBJECTIVE, "type")))
             indices, faults = import_slot("metric").find_added_metrics(draft.info, choices, without_labels)
-            draft.add_faults(*(((*METRICS, index), sentence) for index, sentence in faults))
+            draft.add_faults(*(((index,), sentence) for index, sentence in faults), below=METRICS)
             draft.metrics = [choices[index] for index in indices]
         set_value(draft.plain, METRICS, [choice.plain() for choice in draft.metrics])
         if draft.metrics:
@@ -364,7 +364,7 @@ class Resolver:
         try:
             trial = self.resolve(tree)
         except Faults as error:
-            draft.add_faults(*(((*place, *inner), sentence) for inner, sentence in error.faults))
+            draft.add_faults(*error.faults, below=place)
             return
         draft.add_faults((place, trial.incompatibility))
         set_value(draft.identity, place, trial.identity)

@@ -311,8 +311,7 @@ class Attempt:
 
 def record_failure(folder: TrialFolder, end: TrialEnd) -> None:
     """Write how an attempt has failed into the trial's folder."""
-    assert isinstance(end.ending, Ending)
-    folder.write_failure(end.detail, end.traceback, end.ending)
+    folder.write_failure(end.detail, end.traceback, Ending(end.ending))
     folder.emit("end", status=Ending.FAILED, failure=end.detail)
 
 

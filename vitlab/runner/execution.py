@@ -44,20 +44,13 @@ from vitlab.training.memory import is_out_of_memory
 
 
 def resolve_trials(trials: Iterable[Trial]) -> list[Trial]:
-    """Return trials with their choices resolved; the replicates of an arm share them.
+    """Return trials with their choices resolved.
 
     Raises:
         Refused: If this process runs other code or versions than a trial was planned with, or lacks a component.
     """
     clear_caches()
-    ready: list[Trial] = []
-    last = None
-    for trial in trials:
-        facts = trial.code, trial.spec, trial.needs, trial.versions
-        if facts != last:
-            spec, last = _resolve_trial(trial), facts
-        ready.append(replace(trial, spec=spec))
-    return ready
+    return [replace(trial, spec=_resolve_trial(trial)) for trial in trials]
 
 
 def _resolve_trial(trial: Trial) -> TrialSpec:

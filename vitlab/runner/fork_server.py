@@ -47,7 +47,7 @@ def start() -> None:
     if server_pid() is None:
         atexit.register(_end_server)
     _start_context()
-    with _hide_main(), _use_safe_path():
+    with _protect_new_processes():
         # Otherwise the fork server starts it, which unblocks Ctrl-C.
         resource_tracker.ensure_running()
         if _output is None:
@@ -82,7 +82,7 @@ def start_process(
     ours, theirs = multiprocessing.Pipe()
     child: ForkServerProcess = _start_context().Process(target=target, args=(*args, theirs), name=name)
     try:
-        with theirs, _hide_main(), _use_safe_path():
+        with theirs, _protect_new_processes():
             child.start()
     except (EOFError, ConnectionError):
         ours.close()
@@ -155,24 +155,17 @@ def _end_server() -> None:
 
 
 @contextmanager
-def _hide_main() -> Iterator[None]:
-    """Hide the main module: multiprocessing would run the user's script again in every process."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
+def _protect_new_processes() -> Iterator[None]:
+    """Have processes that start inside the block run no script again, and import nothing from the current folder.
+
+    multiprocessing would run the user's script in each of them, and a file random.py there would hide Python's.
+    """
+    main, before = sys.modules["__main__"], os.environ.get(SAFE_PATH)
+    sys.modules["__main__"], os.environ[SAFE_PATH] = types.ModuleType("__main__"), "1"
     try:
         yield
     finally:
         sys.modules["__main__"] = main
-
-
-@contextmanager
-def _use_safe_path() -> Iterator[None]:
-    """Have processes that start inside the block import nothing from the current folder, such as a file random.py."""
-    before = os.environ.get(SAFE_PATH)
-    os.environ[SAFE_PATH] = "1"
-    try:
-        yield
-    finally:
         del os.environ[SAFE_PATH]
         if before is not None:
             os.environ[SAFE_PATH] = before
