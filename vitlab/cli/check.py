@@ -92,20 +92,21 @@ def check_command(
     name, file = file, find_study_file(file)
     if baseline is None:  # a packaged study has its own in the current folder
         baseline = (file if file == name else Path(name.name)).with_suffix(".baseline.yaml")
+    from vitlab.regression.baseline import read_baseline
+
+    # One that is missing is named at once: the imports that follow take seconds.
+    stored = read_baseline(baseline) if baseline.exists() or not (accept or workflow) else None
     if workflow:
         words = [str(name), *repeat_options(context, without=(*CHOICES, "--baseline", "--out"))]
-        from vitlab.regression.baseline import read_baseline
-
-        stored = read_baseline(baseline) if baseline.exists() else None
         click.echo(_render_workflow("check", [*words, "--baseline", str(baseline)], stored))
         return
-
+    say(f"reading {file}")
     from vitlab.driver.progress import watch_on
     from vitlab.regression import check, phrasing
 
     request = check.CheckRequest(file, baseline, out, parse_changes(changes), plugins, watch_on())
     if plan_only:
-        click.echo(phrasing.render_outlook(check.outlook(request), form))
+        click.echo(phrasing.render_outlook(check.outlook(request), form).rstrip())
         return
     if accept:
         check.accept(request, str(reason).strip(), tiers or TIERS)
@@ -170,7 +171,7 @@ def _print_and_exit(
     if wants_json():
         print_json(phrasing.render_json(checked, report))
     else:
-        click.echo(shown)
+        click.echo(shown.rstrip())
     if junit is not None:
         junit.parent.mkdir(parents=True, exist_ok=True)
         junit.write_text(phrasing.render_junit(checked), encoding="utf-8")

@@ -34,7 +34,7 @@ NAME = re.compile(r"'?([\w./:@+-]+)'?")
 def print_error(error: BaseException, output: TextIO | None = None) -> int:
     """Print an error on stderr, and as JSON on ``output`` if there is one; return the exit code.
 
-    Colours and wrapped lines are for terminals only; elsewhere a mistake is one line, followed by two of its source.
+    Colours are for terminals only; without :func:`line_width`, a mistake is one line, followed by two of its source.
     Passwords of addresses are masked, as logs may be public.
     """
     from vitlab.spec.changes import public
@@ -55,7 +55,7 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
         return code
     terminal = sys.stderr.isatty()
     colour = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    width = shutil.get_terminal_size().columns if terminal else 0
+    width = line_width(sys.stderr)
     if not isinstance(error, SpecError):
         text = public(text)
         click.echo(wrap_text(text, width) if isinstance(error, UserError) else text, err=True)
@@ -133,6 +133,11 @@ def _is_system_error(error: OSError) -> bool:
     except OSError:
         return True
     return False
+
+
+def line_width(stream: TextIO) -> int:
+    """Return the columns of a terminal, elsewhere those of the variable COLUMNS; 0 for lines of any length."""
+    return shutil.get_terminal_size().columns if stream.isatty() or "COLUMNS" in os.environ else 0
 
 
 def wrap_text(text: str, width: int, indent: str = "  ") -> str:

@@ -1,7 +1,6 @@
 """Options and path formatting shared by several commands."""
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from click.core import ParameterSource
 
 from vitlab.cli import say
 from vitlab.cli.completion import complete_file, complete_study
-from vitlab.cli.errors import wrap_text
+from vitlab.cli.errors import line_width, wrap_text
 from vitlab.errors import UserError
 
 Callback = TypeVar("Callback", bound=Callable[..., Any])
@@ -107,8 +106,8 @@ def find_study_file(file: Path) -> Path:
 
 
 def print_indented(head: str, text: str) -> None:
-    """Print a text behind a head; on a terminal, break lines between words and indent them below the text."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    """Print a text behind a head; where lines have a width, break them between words and indent them below the text."""
+    width = line_width(sys.stdout)
     click.echo(wrap_text(head + text, width, " " * (len(head) if len(head) < width // 2 else 4)))
 
 

@@ -22,7 +22,7 @@ from vitlab import registry
 from vitlab.cli import print_json, say, wants_json
 from vitlab.cli.completion import STUDIES, complete_component, complete_slot
 from vitlab.cli.options import plugin_option, print_indented
-from vitlab.errors import BrokenComponent, ClashError, UserError
+from vitlab.errors import BrokenComponent, ClashError, UserError, nearest
 from vitlab.planning import packaged
 from vitlab.registry import plugins as plugin_sources
 from vitlab.registry.slots import first_line, without_markup
@@ -46,6 +46,8 @@ def list_command(slot: str | None, pattern: str | None, plugins: tuple[Path, ...
     """
     if pattern is not None and slot != "weights":
         raise click.UsageError("PATTERN belongs to 'vitlab list weights' alone; remove it")
+    if slot in ("components", "slots"):  # what all of them are called
+        slot = None
     for plugin in plugins:
         registry.load_file(plugin)
     if slot == "weights":
@@ -59,19 +61,19 @@ def list_command(slot: str | None, pattern: str | None, plugins: tuple[Path, ...
 
 
 @click.command()
-@click.argument("slot", metavar="SLOT|study", shell_complete=complete_slot)
-@click.argument("name", required=False, shell_complete=complete_component)
+@click.argument("slot", metavar="[SLOT|study]", shell_complete=complete_slot)
+@click.argument("name", metavar="NAME", required=False, shell_complete=complete_component)
 @plugin_option
 def show_command(slot: str, name: str | None, plugins: tuple[Path, ...]) -> list[str] | None:
     """Show the options of component NAME in SLOT, its documentation and where it comes from.
 
-    Without NAME, list the components of SLOT. 'vitlab show study NAME' prints the file of a study that comes with
-    vitlab.
+    A NAME that only one slot has needs no SLOT, and a SLOT without NAME lists its components. 'vitlab show study NAME'
+    prints the file of a study that comes with vitlab.
     """
     for plugin in plugins:
         registry.load_file(plugin)
-    if name is None and slot not in registry.SLOT_MODULES and slot in packaged.packaged_studies():
-        raise UserError(f"{slot} is a study; 'vitlab show study {slot}' prints its file")
+    if name is None and slot not in (*registry.SLOT_MODULES, *STUDIES):
+        slot, name = _slot_of(slot), slot
     if name is None:
         _print_components(slot)
     elif slot in STUDIES:
@@ -81,6 +83,21 @@ def show_command(slot: str, name: str | None, plugins: tuple[Path, ...]) -> list
     else:
         _print_component(slot, name)
     return None
+
+
+def _slot_of(name: str) -> str:
+    """Return the slot that has a component of this name, or ``study``; several of them, or none, raise UserError."""
+    named = [(entry.name, entry.slot) for entry in registry.list_entries()]
+    named += [(study, STUDIES[1]) for study in packaged.packaged_studies()]
+    slots = list(dict.fromkeys(slot for other, slot in named if other == name.rpartition(":")[2]))
+    if len(slots) == 1:
+        return slots[0]
+    if slots:
+        raise UserError(
+            f"'{name}' is in {', '.join(slots)}; write one of them before it: 'vitlab show {slots[0]} {name}'"
+        )
+    hint = nearest(name, [*registry.SLOT_MODULES, *dict(named)])
+    raise UserError(f"no slot, component or study called '{name}'.{hint} 'vitlab list' lists them.")
 
 
 def _print_components(slot: str | None) -> None:
