@@ -40,9 +40,10 @@ from vitlab.errors import Interrupted, UserError
 from vitlab.geometry import DataInfo
 from vitlab.planning.packaged import packaged_studies
 from vitlab.planning.values import Arm, Plan
-from vitlab.report.api import Answer
+from vitlab.report.api import Answer, open_study
 from vitlab.store.files import write_json
 from vitlab.store.folders import Store
+from vitlab.training.artifacts import write_checkpoint
 from vitlab.weights import FORMATS
 
 pytestmark = pytest.mark.usefixtures("no_figures", "unreachable_tracker")
@@ -268,6 +269,9 @@ def test_only_takes_arms(ran: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
         (["show", "study", sys.executable], [f"{sys.executable}:"]),
         (["export", "tiny", "--arm", "a", "--to", "hub:me/tiny"], ["--to hub:me/tiny: vitlab uploads nothing", "hf"]),
         (["show", "position", "leraned"], ["no position called 'leraned'", "'learned'"]),
+        (["show", "ropd2d"], ["no slot, component or study called 'ropd2d'. Did you mean 'rope2d'?"]),
+        (["show", "none"], ["'none' is in position, norm, tracker", "'vitlab show position none'"]),
+        (["show", "dino"], ["'dino' is in objective, study"]),
         (["show", "postion", "learned"], ["no slot called 'postion'", "'position'"]),
         (["sync", "{out}/nowhere"], ["nowhere", "does not exist"]),
         (["ui", "--port", "0"], ["0 is not in the range"]),
@@ -467,6 +471,21 @@ def test_show_without_name_lists_and_list_takes_plugin(tmp_path: Path) -> None:
     assert (code, err) == (0, "") and re.search(r"of_mine +mine\.py .* A table of mine\.", printed)
 
 
+def test_component_is_shown_by_a_name_that_only_one_slot_has() -> None:
+    assert call("show", "rope2d") == call("show", "position", "rope2d")
+    assert call("show", "vitlab:rope2d") == call("show", "position", "vitlab:rope2d")
+    assert call("show", "quickstart") == call("show", "study", "quickstart")
+    assert call("list", "components") == call("list")
+
+
+def test_lines_have_the_columns_that_are_set_also_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert max(map(len, call("list", "position")[1].splitlines())) > 80
+    monkeypatch.setenv("COLUMNS", "80")
+    assert max(map(len, call("list", "position")[1].splitlines())) <= 80
+    assert max(map(len, call("show", "ropd2d")[2].splitlines())) <= 80
+
+
 def test_validate_writes_nothing(ran: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     code, printed, err = call("validate", ran[0], ran[0], "--build")
@@ -489,6 +508,19 @@ def test_status(ran: tuple[Path, Path], which: str, monkeypatch: pytest.MonkeyPa
     assert call("status", "--out", out) == (0, printed, ""), "the study that was run last"
     monkeypatch.setenv("COLUMNS", "45")
     assert re.search("position=none +2", call("status", study, "--out", out)[1])
+
+
+def test_status_says_from_where_a_paused_trial_resumes(ran: tuple[Path, Path], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(ran[1], out)
+    plan, store = open_study("tiny", out=out)
+    for planned, content in zip(plan.trials, ({"training": {"step": 1200}}, {}), strict=False):
+        folder = store.folder(planned.trial)
+        (folder.path / "result.json").unlink()
+        write_checkpoint(folder.checkpoint, content)
+    _, printed, _ = call("status", "tiny", "--out", out)
+    assert re.search(r"baseline s0: paused, at step .*; resumes at step 1,200\n", printed)
+    assert re.search(r"baseline s1: paused, .*; resumes from its beginning\n", printed), "its checkpoint is damaged"
 
 
 def test_status_counts_damaged_result_as_missing(

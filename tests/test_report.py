@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import json
 import math
+import pickle
 import re
 import subprocess
 import sys
@@ -1378,6 +1379,14 @@ def test_loss_has_own_curves(tmp_path):
     assert draw((), findings).figure.get_supylabel() == "val loss"
     loss_plan = dataclasses.replace(plan, analysis=Analysis(metric="val/loss", goal="min"))
     assert all_sections()["loss"].metric(loss_plan) is None
+
+
+def test_comparison_with_drawn_figures_is_pickled(tmp_path):
+    arms = Comparison.of(report.collect(*study(tmp_path, POSITIONS)))
+    assert arms.figures["arms"]._repr_png_().startswith(b"\x89PNG")
+    again = pickle.loads(pickle.dumps(arms))
+    assert again.answers == arms.answers and list(again.figures) == list(arms.figures)
+    assert again.figures["arms"]._repr_png_().startswith(b"\x89PNG")
 
 
 def test_vector_figures_have_text_and_are_reproducible(tmp_path):

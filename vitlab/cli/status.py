@@ -37,6 +37,7 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
 
     By default STUDY is the one that was run last. A paused trial has a checkpoint, from which the next run goes on.
     """
+    from vitlab.driver.progress import checkpoint_step
     from vitlab.driver.session import describe_driver
     from vitlab.report.api import open_study
     from vitlab.report.formats import to_text
@@ -52,9 +53,10 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
         folder = store.folder(planned.trial)
         state = _state_of(folder)
         if state in ("running", "paused"):
-            progress.append(
-                f"{planned.arm} s{planned.seed}: {state}{_last_evaluation(folder, planned.trial.spec.train)}"
-            )
+            reached = _last_evaluation(folder, planned.trial.spec.train)
+            if state == "paused":
+                reached += f"; resumes{checkpoint_step(folder) or ' from its beginning'}"
+            progress.append(f"{planned.arm} s{planned.seed}: {state}{reached}")
         if state == Ending.FAILED and (failure := folder.failure()) is not None:
             log = folder.path / "log.txt"
             place = f" ({display_path(log)})" if log.is_file() else ""

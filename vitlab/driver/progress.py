@@ -23,7 +23,7 @@ from vitlab.identity.trial import Trial
 from vitlab.planning.values import Plan, Planned
 from vitlab.report.phrasing import format_duration, format_seeds
 from vitlab.spec.trial import LENGTHS
-from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.folders import CHECKPOINT, Store, TrialFolder
 from vitlab.store.result import Ending
 
 REFRESH_S = 0.5
@@ -332,7 +332,7 @@ def size_of(plan: Plan, todo: Sequence[Planned], store: Store) -> str:
     resumed = [item for item in todo if store.folder(item.trial).checkpoint.exists()]
     parts = [f"{len(todo)} to train" if todo else "nothing to train"]
     if resumed:
-        first = [f"{trial_name(item)}{_step_of(store.folder(item.trial))}" for item in resumed[:MAX_ARMS]]
+        first = [f"{trial_name(item)}{checkpoint_step(store.folder(item.trial))}" for item in resumed[:MAX_ARMS]]
         more = "; ..." if len(resumed) > MAX_ARMS else ""
         parts.append(f"{len(resumed)} of them from a checkpoint ({'; '.join(first)}{more})")
     if trained:
@@ -340,11 +340,9 @@ def size_of(plan: Plan, todo: Sequence[Planned], store: Store) -> str:
     return f"{format_count(len(plan.arms), 'arm')}, {format_count(len(plan.trials), 'trial')}; {', '.join(parts)}"
 
 
-def _step_of(folder: TrialFolder) -> str:
-    """Return ``at step N`` of a trial's checkpoint, whose header alone is read; empty if it is damaged."""
+def checkpoint_step(folder: TrialFolder) -> str:
+    """Return `` at step N`` of a trial's checkpoint, whose header alone is read; empty if it is damaged."""
     from safetensors import SafetensorError, safe_open
-
-    from vitlab.training.artifacts import CHECKPOINT
 
     with (
         suppress(OSError, SafetensorError, ValueError, LookupError, TypeError),

@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 
 from vitlab.errors import BrokenComponent, UserError
 from vitlab.registry.slot_modules import BUILT_IN, Origin, import_slot
+from vitlab.spec.changes import is_known_path
 from vitlab.spec.choice import Choice, Frozen
 from vitlab.spec.mistakes import YAML_HINT, collect_mistakes
 from vitlab.spec.tree import NewTree, Tree, Values
@@ -130,8 +131,18 @@ def check_arguments(*, own: Collection[str] = ()) -> Callable[[Callable[P, R]], 
                 each: Path(value) if isinstance(value, os.PathLike) else value
                 for each, value in {**dict(zip(by_place, args, strict=False)), **kwargs}.items()
             }
+            unknown = [each for each in given if each not in signature.parameters]
+            for each in unknown if "changes" in signature.parameters else ():
+                if is_known_path(each):
+                    value = given.pop(each)
+                    sentences.append(f"{name}: '{each}' is a value of the study; write changes={{'{each}': {value!r}}}")
             collected = collect_mistakes(arguments_model(), given, who=name)
-            sentences += [mistake.message.removesuffix(YAML_HINT) for mistake in collected.mistakes]
+            sentences += [
+                mistake.message.removesuffix(YAML_HINT)
+                .replace(" no option ", " no argument ")
+                .replace(" Options: ", " Arguments: ")
+                for mistake in collected.mistakes
+            ]
             if sentences:
                 raise UserError(*sentences)
             by_name: Callable[..., R] = function

@@ -31,7 +31,9 @@ from vitlab.store.folders import OUT, Store, TrialFolder
 if TYPE_CHECKING:
     import pandas as pd
 
+    from vitlab.models import Model
     from vitlab.report.notebook import Comparison
+    from vitlab.training.artifacts import Transform
 
 # In a narrow terminal, pandas leaves out columns in the middle.
 PREDICTIONS = frame.parse_descriptions("""
@@ -235,7 +237,9 @@ def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
 
 
 @check_arguments()
-def load(path: str | Path, *, arm: str = "baseline", seed: int | None = None, out: str | Path = OUT) -> Any:
+def load(
+    path: str | Path, *, arm: str = "baseline", seed: int | None = None, out: str | Path = OUT
+) -> tuple[Model, Transform]:
     """Return a trained model and the transform of its input images: ``model, transform = vitlab.load(...)``.
 
     Args:

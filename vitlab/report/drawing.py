@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partialmethod
+from functools import cached_property, partial
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -86,12 +86,10 @@ def new_figure(width: float, height: float) -> Figure:
     """Return an empty figure of a size in inches; its axes have the style it is made in, see :func:`apply_style`."""
     from matplotlib.figure import Figure
 
-    class Picture(Figure):
-        """A figure that a notebook shows; it shows others only once pyplot has been used there."""
-
-        _repr_png_ = partialmethod(render_png, dpi=100)
-
-    return Picture(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
+    # A notebook shows other figures only once pyplot has been used there.  A class of its own could not be pickled.
+    figure._repr_png_ = partial(render_png, figure, dpi=100)  # type: ignore[attr-defined]
+    return figure
 
 
 def render_png(figure: Figure, dpi: float = 200) -> bytes:

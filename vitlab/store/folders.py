@@ -68,6 +68,7 @@ class Keep(NamedTuple):
 
 
 LAST = Keep()
+CHECKPOINT = "last.safetensors"  #: in the folder of checkpoints
 OUT = Path("vitlab-runs")
 """Default output folder."""
 

@@ -31,6 +31,7 @@ from vitlab.errors import VitlabError, WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import state_digest
 from vitlab.store.files import Damaged, sort_metadata, write_bytes
+from vitlab.store.folders import CHECKPOINT
 from vitlab.training.evaluation import Columns
 
 if TYPE_CHECKING:
@@ -171,8 +172,6 @@ def _picture_to_tensor(picture: Image) -> Tensor:
 
 State = Mapping[str, Any]
 """The content of a checkpoint."""
-
-CHECKPOINT = "last.safetensors"
 
 
 def write_checkpoint(folder: Path, state: State) -> None:
