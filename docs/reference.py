@@ -73,10 +73,9 @@ def _keys() -> Iterator[str]:
     paths: dict[str, str] = {}  # of the sections that follow, by their name in the schema
     sections = [("", schema)]
     for path, part in sections:  # grows while it is read
-        yield f"## `{path}`\n" if path else "## The file\n"
+        yield f"## Under `{path}`\n" if path else "## The file\n"
         if text := path and part.get("description"):
             yield f"{_prose(text)}\n"
-        yield "| key | type | default | meaning |\n| --- | --- | --- | --- |"
         mapping = next((form for form in (part, *part.get("anyOf", part.get("oneOf", []))) if "properties" in form), {})
         for key, field in mapping.get("properties", {}).items():
             for name in re.findall(r"#/\$defs/(\w+)'", str(field)):
@@ -85,13 +84,13 @@ def _keys() -> Iterator[str]:
                     sections.append((paths[name], schema["$defs"][name]))
             value = field.get("default")
             has_section = field.get("$ref", "").rpartition("/")[2] in paths
-            default = (
-                "" if has_section or value in (None, "") or isinstance(value, dict) else f"`{shown_default(value)}`"
-            )
-            default = "required" if key in mapping.get("required", []) else default
-            meaning = " ".join(field.get("description", "").split()).replace("|", "&#124;")
-            yield f"| `{key}` | {_linked_type(field, paths)} | {default} | {_inline(meaning)} |"
-        yield ""
+            is_shown = not (has_section or value in (None, "", []) or isinstance(value, dict))
+            default = f", by default `{shown_default(value)}`" if is_shown else ""
+            default = ", required" if key in mapping.get("required", []) else default
+            # A heading of its own, which search and links find, and not a row: some meanings are a paragraph.
+            yield f"### `{f'{path}.{key}'.lstrip('.')}`\n"
+            yield f"*{_linked_type(field, paths)}{default}*\n"
+            yield f"{_inline(' '.join(field.get('description', '').split()))}\n"
 
 
 def _linked_type(field: dict[str, Any], paths: Mapping[str, str]) -> str:
@@ -103,9 +102,9 @@ def _linked_type(field: dict[str, Any], paths: Mapping[str, str]) -> str:
     return text
 
 
-def _anchor(heading: str) -> str:
-    """Return the anchor that code hosts and MkDocs give a heading without spaces."""
-    return heading.replace(".", "")
+def _anchor(path: str) -> str:
+    """Return the anchor that code hosts and MkDocs give the heading of a section."""
+    return f"under-{path.replace('.', '')}"
 
 
 def _slot(name: str) -> Iterator[str]:

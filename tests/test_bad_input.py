@@ -556,7 +556,7 @@ def test_margin_in_points_equals_margin_in_shares(here: Path) -> None:
     for margin in ("2 points", "2points", "0.02"):
         study, plan = plan_study("s.yaml", changes={"analysis.margin": margin if "p" in margin else 0.02})
         messages.append(plan.analysis.margin)
-        assert study.check is not None and study.check.min_abs == {"val/loss": 3, "val/accuracy": 0.01}
+        assert study.check.min_abs == {"val/loss": 3, "val/accuracy": 0.01}
     assert messages == [0.02, 0.02, 0.02]
     (here / "s.yaml").write_text(STUDY)
     line = one(refused(here, "plan", "s.yaml", "--set", "analysis={metric: val/loss, margin: 2 points}"))

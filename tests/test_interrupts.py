@@ -63,7 +63,7 @@ def test_interrupt_at_command_start_prints_one_line(tmp_path: Path, delay_s: flo
     time.sleep(delay_s)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
-    assert (process.returncode, err) == (130, "interrupted\n"), out
+    assert (process.returncode, err.lstrip()) == (130, "interrupted\n"), out
 
 
 INTERRUPTS_ITSELF = """
@@ -106,7 +106,7 @@ def test_interrupt_in_exec_code_exits_with_130(tmp_path: Path) -> None:
     plugin.write_text("import os, signal, time\nexec('os.kill(os.getpid(), signal.SIGINT); time.sleep(60)')\n")
     words = [sys.executable, "-m", "vitlab", "validate", study(tmp_path), "--plugin", plugin]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
-    assert (done.returncode, done.stderr) == (130, "interrupted\n"), done.stdout
+    assert (done.returncode, done.stderr.lstrip()) == (130, "interrupted\n"), done.stdout
 
 
 def training(folder: Path) -> bool:

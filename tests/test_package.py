@@ -95,7 +95,7 @@ def test_public_names() -> None:
         ("list_components", ("postion",), {}, ["no slot called 'postion'. Did you mean 'position'?"]),
         ("compare", ({},), {}, ["first must be a text or a path; found an empty mapping"]),
         ("load", ("a",), {"arms": "b", "seed": []}, ["seed must be a whole number", "Did you mean 'arm'?"]),
-        ("history", (), {"paths": "a"}, ["no argument 'paths'. Did you mean 'path'? Arguments: path, out."]),
+        ("history", (), {"paths": "a"}, ["no option 'paths'. Did you mean 'path'?"]),
         ("predictions", ("a",), {"out": 3}, ["out must be a text or a path; found 3"]),
         ("results", (3,), {}, ["path must be a text or a path; found 3"]),
         ("plan", (3,), {}, ["file must be a text or a path or a mapping; found 3"]),

@@ -14,7 +14,7 @@ import pytest
 
 import vitlab
 from vitlab import plugin
-from vitlab.cli.new import KINDS, write_plugin
+from vitlab.cli.new import write_plugin
 from vitlab.components.base import Part
 from vitlab.identity import source
 from vitlab.identity.code import clear_caches, transitive_digests
@@ -90,7 +90,9 @@ def test_shipped_plugins_use_the_door(file: Path) -> None:
 
 def test_templates_and_pages_use_the_door(tmp_path: Path) -> None:
     texts = [
-        file.read_text() for kind in KINDS for file in write_plugin(f"acme-{kind}", kind, out=tmp_path).rglob("*.py")
+        file.read_text()
+        for kind in SLOT_MODULES
+        for file in write_plugin(f"acme-{kind}", kind, out=tmp_path).rglob("*.py")
     ]
     pages = [*(ROOT / "docs" / "pages").rglob("*.md"), ROOT / "plugins" / "README.md", ROOT / "README.md"]
     pages.remove(ROOT / "docs" / "pages" / "reference" / "python.md")  # which has signatures

@@ -11,14 +11,14 @@ a file, 3 internal or plugin error, 4 trials failed or missing, 5 inconclusive i
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from typing import Any, TextIO
 
 import click
 from click.shell_completion import CompletionItem
 
-from vitlab.errors import Interrupted, nearest
+from vitlab.errors import nearest
 from vitlab.imports import import_object
 
 SECTIONS = {
@@ -130,15 +130,6 @@ def print_lines(lines: Sequence[str]) -> None:
             click.echo(line)
 
 
-@contextmanager
-def _raise_interrupted() -> Iterator[None]:
-    """Raise Interrupted for Ctrl-C, for which click would print an empty line."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise Interrupted("interrupted") from None
-
-
 class _Commands(click.Group):
     """A click group that imports a command's module when the command is called."""
 
@@ -159,21 +150,16 @@ class _Commands(click.Group):
         # The options of the group itself come last.
         return [*commands, *click.Command.shell_complete(self, context, incomplete)]  # no command is imported
 
-    def make_context(self, *args: Any, **options: Any) -> click.Context:
-        with _raise_interrupted():
-            return super().make_context(*args, **options)
-
     def invoke(self, context: click.Context) -> None:
-        with _raise_interrupted():
-            value = super().invoke(context)
-            if value is not None:
-                print_lines(value)
-            (context.obj or sys.stdout).flush()  # fails here, where errors are reported, if it cannot be written
+        value = super().invoke(context)
+        if value is not None:
+            print_lines(value)
+        (context.obj or sys.stdout).flush()  # fails here, where errors are reported, if it cannot be written
 
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-") and not context.resilient_parsing:
+        if args[0] not in COMMANDS and not args[0].startswith("-") and not context.resilient_parsing:
             raise click.UsageError(f"no command called '{args[0]}'.{nearest(args[0], COMMANDS)}", context)
         return super().resolve_command(context, args)
 

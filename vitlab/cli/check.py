@@ -20,10 +20,10 @@ from vitlab._version import __version__
 from vitlab.cli import print_json, print_lines, say, wants_json
 from vitlab.cli.options import (
     FILE,
-    Numbers,
     find_study_file,
     junit_option,
     parse_changes,
+    parse_numbers,
     repeat_options,
     study_options,
 )
@@ -244,7 +244,7 @@ def _public_address(address: str) -> str:
 
 @click.command()
 @study_options
-@click.option("--widths", type=Numbers(), default="32,64,128,256", help="Values of model.dim.")
+@click.option("--widths", type=parse_numbers, metavar="N,N,...", default="32,64,128,256", help="Values of model.dim.")
 @click.option("--steps", type=click.IntRange(1), default=4, help="Optimizer steps of a training.")
 @click.option("--seeds", type=click.IntRange(1), default=3, help="Seeds, over which is averaged.")
 @click.option(

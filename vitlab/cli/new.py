@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import yaml
 
-from vitlab import registry
 from vitlab._version import __version__
 from vitlab.cli.completion import complete_file, complete_slot
 from vitlab.cli.options import FILE, FOLDER
 from vitlab.cli.show import Schema, shown_default, shown_type, study_schema
-from vitlab.errors import SpecError, UserError, nearest
+from vitlab.errors import SpecError, UserError
 from vitlab.planning.packaged import find_study_file, packaged_name, study_name
+from vitlab.registry.slot_modules import SLOT_MODULES, built_ins, slot_module_name
 from vitlab.spec.yaml import parse_document, read_document, read_value
 from vitlab.store.files import temporary_path, write_bytes
 
@@ -34,9 +33,6 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).parent / "templates"
 SCHEMA = "vitlab-schema.json"  #: file beside a study that editors read
-
-KINDS = [name for name in registry.SLOT_MODULES if (TEMPLATES / "components" / f"{name}.py.j2").exists()]
-"""Slots with a template."""
 
 
 @click.group()
@@ -84,22 +80,20 @@ def study(file: Path, source: str) -> list[str]:
 def _rename_study(file: Path, name: str) -> str:
     """Return the text of a study file with another name in the place of its own."""
     study_name(str(file))  # a file that is no study gets a sentence
-    text = file.read_text(encoding="utf-8-sig")
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    assert isinstance(root, yaml.MappingNode)
-    for key, value in root.value:
-        if key.value == "study":
-            start, end = value.start_mark.index, value.end_mark.index
-            renamed = f"{text[:start]}'{name}'{text[end:]}"
-            with suppress(SpecError):
-                if parse_document(renamed, str(file)).data == {**read_document(file).data, "study": name}:
-                    return renamed
+    document, lines = read_document(file), file.read_text(encoding="utf-8-sig").splitlines(keepends=True)
+    line, column = document.places["study",][1]
+    before, rest = lines[line - 1][: column - 1], lines[line - 1][column - 1 :]
+    lines[line - 1] = before + re.sub(r"""'[^']*'|"[^"]*"|[^\s,}]+""", f"'{name}'", rest, count=1)
+    renamed = "".join(lines)
+    with suppress(SpecError):
+        if parse_document(renamed, str(file)).data == {**document.data, "study": name}:
+            return renamed
     raise UserError(f"{file}: the name can be replaced only in a line 'study: NAME'; write it so")
 
 
 @new_command.command()
 @click.argument("name")
-@click.option("--slot", required=True, shell_complete=complete_slot, help=f"What it offers: {', '.join(KINDS)}.")
+@click.option("--slot", required=True, shell_complete=complete_slot, help=f"What it offers: {', '.join(SLOT_MODULES)}.")
 @click.option("--component", help="Its name in study files; by default the first word of NAME.")
 @click.option(
     "--out", type=FOLDER, default=Path(), show_default="here", help="Folder in which the folder NAME is made."
@@ -153,13 +147,12 @@ def _option(name: str, field: Schema, required: Collection[str]) -> str:
 
 
 def write_plugin(name: str, slot: str, *, component: str | None = None, out: Path = Path()) -> Path:
-    """Write a package with a component for one of :data:`KINDS`, and return its folder.
+    """Write a package with a component for a slot, and return its folder.
 
     Raises:
         UserError: for a name that cannot be used, or a folder that exists already.  Nothing is written then.
     """
-    if slot not in KINDS:
-        raise UserError(f"no slot called '{slot}'.{nearest(slot, KINDS)} Slots: {', '.join(KINDS)}.")
+    slot_module_name(slot)  # raises for a name that no slot has
     _check_distribution(name)
     component = name.partition("-")[0] if component is None else component
     _check_component(component, slot)
@@ -241,6 +234,5 @@ def _check_component(name: str, slot: str) -> None:
     if not isinstance(read_value(name), str):
         raise UserError(f"YAML would read the name '{name}' as {read_value(name)!r}; set another with --component")
     # A study could then not tell the two apart without naming the source.
-    existing = [entry.name for entry in registry.list_entries(slot) if entry.origin.source == registry.BUILT_IN]
-    if name in existing:
+    if name in built_ins(slot):
         raise UserError(f"there is a built-in {slot} called '{name}'; set another with --component")

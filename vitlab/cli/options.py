@@ -50,17 +50,12 @@ def study_options(function: Callback) -> Callback:
 junit_option = click.option("--junit", type=FILE, help="Write JUnit XML here.")
 
 
-class Numbers(click.ParamType[tuple[int, ...]]):
-    """Several whole numbers, such as ``3,5,10``."""
-
-    name = "N,N,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Return the numbers, or fail as click does."""
-        try:
-            return tuple(int(part) for part in str(value).split(","))
-        except ValueError:
-            self.fail(f"'{value}' is no list such as 3,5,10.", param, ctx)
+def parse_numbers(text: str) -> tuple[int, ...]:
+    """Return several whole numbers, such as ``3,5,10``."""
+    try:
+        return tuple(map(int, text.split(",")))
+    except ValueError:
+        raise click.BadParameter(f"'{text}' is no list such as 3,5,10.") from None
 
 
 def repeat_options(context: click.Context, *, without: Sequence[str]) -> Iterator[str]:

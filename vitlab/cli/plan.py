@@ -17,6 +17,7 @@ from vitlab.planning.tune import PENDING, format_knobs
 from vitlab.planning.values import Arm, Plan, Tuning
 from vitlab.report.formats import to_text
 from vitlab.report.phrasing import Column, Columns, format_compact, format_duration
+from vitlab.spec.choice import component_label
 from vitlab.spec.design import format_value
 from vitlab.store.folders import Store
 
@@ -154,7 +155,7 @@ def _arm_columns(plan: Plan, arms: Sequence[Arm], cached: Set[tuple[str, int]], 
         has_options = any(other.startswith(f"{path}.") for other in plan.paths)
         values = [arm.values[path] for arm in arms]
         if has_options:
-            values = [value.get("type", value) if isinstance(value, Mapping) else value for value in values]
+            values = [component_label(value) for value in values]
         columns.append(Column(path.rpartition(".")[2], tuple(map(format_value, values)), rank=3, right=False))
     columns = [
         column("arm", lambda arm: arm.name, right=False),

@@ -8,7 +8,7 @@ import click
 
 from vitlab.cli import print_json
 from vitlab.cli.completion import complete_study
-from vitlab.cli.options import PATH, Numbers, out_option, parse_changes, plugin_option, set_option, study_argument
+from vitlab.cli.options import PATH, out_option, parse_changes, parse_numbers, plugin_option, set_option, study_argument
 from vitlab.registry import load_file
 from vitlab.report import FORMATS, render
 from vitlab.report.api import open_study
@@ -79,7 +79,12 @@ Examples:
 @click.option("--images", type=int, help="Images that the metric counts: one is its smallest step.")
 @click.option("--chance", type=float, help="What guesses reach, in the column's units; lost seeds are judged with it.")
 @click.option("--classes", type=int, help="Number of classes, in place of --chance for accuracies and errors.")
-@click.option("--looks", type=Numbers(), help="Numbers of seeds at which results were looked at, and now, as 3,5,10.")
+@click.option(
+    "--looks",
+    type=parse_numbers,
+    metavar="N,N,...",
+    help="Numbers of seeds at which results were looked at, and now, as 3,5,10.",
+)
 @_format_option
 def judge_command(results: str, form: str, **options: Any) -> None:
     """Judge RESULTS of other programs as 'vitlab report' judges a study's.

@@ -9,7 +9,7 @@ from typing import Any
 from vitlab.driver.planning import plan_study, read_unidentified_data
 from vitlab.driver.scheduler import Schedule
 from vitlab.driver.session import Session, Watch, add_missing_prerequisites
-from vitlab.errors import TrialFailed, format_count
+from vitlab.errors import TrialFailed
 from vitlab.identity.code import optional_modules
 from vitlab.identity.trial import Trial
 from vitlab.spec import read_study
@@ -46,11 +46,6 @@ def run_smoke_test(
     to_train = add_missing_prerequisites(plan, missing, store)
     session = Session(store, study.run, plugins, watch or Watch())
     session.watch.on_plan(plan, to_train, store)
-    if repeated := len(plan.trials) - len(distinct):
-        verb, left_out = ("has", "is") if repeated == 1 else ("have", "are")
-        session.watch.say(
-            f"{format_count(repeated, 'trial')} {verb} the same components as another and {left_out} left out."
-        )
     schedule = Schedule.plan_jobs(to_train, session, plan)
     try:
         schedule.run_jobs()

@@ -166,8 +166,7 @@ def _find_unreported(
     required: dict[Path, str] = {("analysis", "metric"): study.analysis.metric}
     if study.tune is not None and study.tune.select is not None:
         required["tune", "select"] = study.tune.select
-    if study.check is not None:
-        required |= {("check", "metrics", metric): metric for metric in study.check.metrics}
+    required |= {("check", "metrics", metric): metric for metric in study.check.metrics}
     if study.tune is not None and study.tune.select is None:
         test = study.analysis.metric
         validation = test.replace("test/", "val/")
@@ -204,14 +203,13 @@ def _find_large_amounts(study: Study, document: Document, metrics_by_name: Metri
     amounts: list[tuple[Path, str, float]] = []
     if study.analysis.margin is not None:
         amounts.append((("analysis", "margin"), study.analysis.metric, study.analysis.margin))
-    if study.check is not None:
-        compared = list(dict.fromkeys([study.analysis.metric, *study.check.metrics]))
-        for name, by_metric in (("margin", study.check.margin), ("min_abs", study.check.min_abs)):
-            for metric, amount in by_metric.items():
-                amounts.append((("check", name, metric), metric, amount))
-                if metric not in compared:
-                    hint = nearest(metric, compared)
-                    yield amounts[-1][0], f"{metric} is not compared.{hint} Compared: {', '.join(compared)}."
+    compared = list(dict.fromkeys([study.analysis.metric, *study.check.metrics]))
+    for name, by_metric in (("margin", study.check.margin), ("min_abs", study.check.min_abs)):
+        for metric, amount in by_metric.items():
+            amounts.append((("check", name, metric), metric, amount))
+            if metric not in compared:
+                hint = nearest(metric, compared)
+                yield amounts[-1][0], f"{metric} is not compared.{hint} Compared: {', '.join(compared)}."
     for place, metric, amount in amounts:
         group, _, name = metric.partition("/")
         own = None if group == "train" else declared_metric(name, metrics_by_name)

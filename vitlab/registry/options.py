@@ -137,12 +137,7 @@ def check_arguments(*, own: Collection[str] = ()) -> Callable[[Callable[P, R]], 
                     value = given.pop(each)
                     sentences.append(f"{name}: '{each}' is a value of the study; write changes={{'{each}': {value!r}}}")
             collected = collect_mistakes(arguments_model(), given, who=name)
-            sentences += [
-                mistake.message.removesuffix(YAML_HINT)
-                .replace(" no option ", " no argument ")
-                .replace(" Options: ", " Arguments: ")
-                for mistake in collected.mistakes
-            ]
+            sentences += [mistake.message.removesuffix(YAML_HINT) for mistake in collected.mistakes]
             if sentences:
                 raise UserError(*sentences)
             by_name: Callable[..., R] = function

@@ -109,7 +109,7 @@ def compare_revisions(
                 verdict, arm = row["verdict"], row["arm"].removeprefix(f"{new.name}: ")
                 sentence = answer if answer.startswith(verdict) else f"{verdict}: {answer}"
                 findings.append(Finding(arm, metric, VERDICTS.get(verdict, "pass"), sentence, row["wall_s"]))
-            if gate.gate_settings(study).cost is not None:
+            if study.check.cost is not None:
                 request.watch.say(
                     f"measuring the costs of {format_count(len(reached), 'arm')} by both commits in turns"
                 )

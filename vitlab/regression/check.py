@@ -83,7 +83,7 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
             notes.append(str(failed).rstrip("."))  # what an earlier tier has found is still reported
         if not cells:
             findings.append(Finding("", "statistical", "inconclusive", "no arm has values to compare over seeds"))
-    if "cost" in tiers and gate.gate_settings(study).cost is not None:
+    if "cost" in tiers and study.check.cost is not None:
         findings += _check_costs(request, study, plan, baseline)
     elif tuple(tiers) == ("cost",):
         raise UserError(f"{request.file} limits no cost; write check: {{cost: {{time: 1.2, memory: 1.1}}}}")
@@ -96,7 +96,7 @@ def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) ->
     Without ``statistical`` among the tiers nothing is trained, and the previous values are kept.
     """
     study, plan = _plan_with_data(request)
-    commit = "" if gate.gate_settings(study).cost is None else resolve_commit("HEAD")
+    commit = "" if study.check.cost is None else resolve_commit("HEAD")
     if commit and (changed := uncommitted_files(request.baseline)):
         raise UserError(
             f"{', '.join(changed)}: not committed, and check.cost measures beside a commit; run 'git commit -a', then "

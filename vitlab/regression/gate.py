@@ -20,7 +20,6 @@ from vitlab.report import frame
 from vitlab.report.phrasing import percent
 from vitlab.spec import Study
 from vitlab.spec.choice import Goal
-from vitlab.spec.study import Check
 from vitlab.statistics import replicates
 from vitlab.statistics.replicates import NAN, values_to_array
 from vitlab.store.folders import Store
@@ -114,14 +113,9 @@ def version_notes(baseline: Baseline, installed: Mapping[str, str]) -> list[str]
     return [f"the baseline was trained under {recorded}, and this environment has {here}"] if recorded else []
 
 
-def gate_settings(study: Study) -> Check:
-    """Return the settings of a study's check."""
-    return study.check or Check()
-
-
 def judged_goals(study: Study) -> dict[str, Goal]:
     """Return every judged metric with its goal, the analysis's own first."""
-    return {study.analysis.metric: study.analysis.goal, **gate_settings(study).metrics}
+    return {study.analysis.metric: study.analysis.goal, **study.check.metrics}
 
 
 def pair_cells(study: Study, baseline: Baseline, new: Values) -> tuple[list[Pair], list[str]]:
@@ -199,7 +193,7 @@ def train_and_judge(study: Study, baseline: Baseline, train: Train) -> tuple[lis
 
 def second_look_seeds(study: Study) -> tuple[int, ...] | None:
     """Return the seeds of the second look, the first ones included; None if there is no second look."""
-    most = gate_settings(study).escalate_to or 0
+    most = study.check.escalate_to or 0
     return study.seeds.extended_to(most) if most > len(study.seeds.values) else None
 
 
@@ -229,7 +223,7 @@ def summarize_checks(
 ) -> CheckResult:
     """Return the result of a check, whose verdict is the worst of all."""
     verdict = worst_verdict([*(finding.verdict for finding in findings), *(cell.verdict for cell in cells)])
-    is_tolerated = verdict == "inconclusive" and gate_settings(study).on_inconclusive != "fail"
+    is_tolerated = verdict == "inconclusive" and study.check.on_inconclusive != "fail"
     fails = verdict != "pass" and not is_tolerated
     return CheckResult(study.study, verdict, fails, tuple(findings), tuple(cells), tuple(notes))
 
@@ -238,7 +232,7 @@ def judge_costs(
     study: Study, old: Revision, new: Revision, arms: Sequence[str], request: Mapping[str, object]
 ) -> list[Finding]:
     """Measure arms under two revisions, and judge their limits; costs without a limit pass."""
-    alpha, limits = gate_settings(study).alpha, gate_settings(study).cost
+    alpha, limits = study.check.alpha, study.check.cost
     findings = []
     for cost in measure_costs(old, new, arms, request, alpha):
         limit = getattr(limits, cost.quantity, None)
@@ -278,7 +272,7 @@ def outlook(study: Study, baseline: Baseline) -> list[Outlook]:
 
 def _look_alpha(study: Study) -> float:
     """Return the alpha of one look: half of the study's if there may be two looks."""
-    return gate_settings(study).alpha / (1 if second_look_seeds(study) is None else 2)
+    return study.check.alpha / (1 if second_look_seeds(study) is None else 2)
 
 
 def _require_values(baseline: Baseline) -> Values:
@@ -291,6 +285,6 @@ def _margins(study: Study, values: Values, metric: str) -> tuple[float, float]:
     """Return the margin and ``min_abs`` of a metric; their defaults follow from the spread of the baseline."""
     sign = 1 if judged_goals(study)[metric] == "max" else -1
     sd = float(decide.robust_sd(values_to_array(values.metrics.get(metric, {}).values())[None], sign)[0])
-    check, steps = gate_settings(study), 2 * values.quanta.get(metric, 0.0)
+    check, steps = study.check, 2 * values.quanta.get(metric, 0.0)
     min_abs = check.min_abs.get(metric, max(sd, steps))
     return check.margin.get(metric, max(check.margin_sd * sd, steps, min_abs)), min_abs

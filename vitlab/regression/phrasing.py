@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -88,11 +87,13 @@ def render_junit(result: CheckResult) -> str:
     suite = ElementTree.Element("testsuite", name=f"vitlab check {result.study}", errors="0")
     children = {"regressed": "failure", "differs": "failure", "inconclusive": "skipped"}
     for arm, name, verdict, sentence, seconds in cases:
-        case = ElementTree.SubElement(suite, "testcase", classname=_replace_controls(arm), name=_replace_controls(name))
+        case = ElementTree.SubElement(
+            suite, "testcase", classname=formats.replace_controls(arm), name=formats.replace_controls(name)
+        )
         if math.isfinite(seconds):
             case.set("time", f"{seconds:.3f}")
         if verdict in children:
-            ElementTree.SubElement(case, children[verdict], message=_replace_controls(sentence))
+            ElementTree.SubElement(case, children[verdict], message=formats.replace_controls(sentence))
     for name, element in {"tests": "testcase", "failures": "failure", "skipped": "skipped"}.items():
         suite.set(name, str(sum(1 for _ in suite.iter(element))))
     ElementTree.indent(suite)
@@ -111,8 +112,3 @@ def _cell_sentence(cell: Cell) -> str:
 
 def _format_number(value: float) -> str:
     return f"{value:.4g}" if math.isfinite(value) else ""
-
-
-def _replace_controls(text: str) -> str:
-    """Replace the characters that XML cannot represent."""
-    return re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\N{REPLACEMENT CHARACTER}", text)

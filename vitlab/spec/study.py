@@ -210,7 +210,7 @@ class Study(Frozen):
     """Replicates: their number, a list, or a mapping."""
     analysis: Analysis = Analysis()
     """Analysis of the results, fixed before they are known."""
-    check: Check | None = None
+    check: Check = Check()
     """Regression gate of ``vitlab check``."""
     run: RunSpec = RunSpec()
     """Execution of trials."""

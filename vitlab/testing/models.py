@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitlab import noise
-from vitlab.components.base import name_draws
+from vitlab.components.base import State, name_draws
 from vitlab.errors import GeometryError, OptionError
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.registry import ResolvedChoice, slot
@@ -363,16 +363,21 @@ def _check_attention(case: _Case) -> None:
         assert torch.allclose(maps.sum(-1), torch.ones(shape[:-1]), atol=1e-5), "the rows of its maps do not sum to 1"
     if attention.canonical is None:
         return
-    state = attention.state_dict()
-    with about("its state is converted to the canonical form and back"):
-        canonical = attention.to_canonical(state)
-        restored = attention.from_canonical(canonical)
-    qkv = canonical.get("qkv.weight")
+    qkv = _canonical_state(attention).get("qkv.weight")
     detail = "is missing" if qkv is None else f"has shape {tuple(qkv.shape)}"
     assert qkv is not None and qkv.shape == (3 * g.dim, g.dim), (
         f"qkv.weight of the canonical form {detail}; expected {(3 * g.dim, g.dim)}, or canonical = None"
     )
+
+
+def _canonical_state(part: Any) -> State:
+    """Return the state of an attention or a model in the canonical form, which is converted back to the same state."""
+    state = part.state_dict()
+    with about("its state is converted to the canonical form and back"):
+        canonical: State = part.to_canonical(state)
+        restored = part.from_canonical(canonical)
     assert equal_states(restored, state), "from_canonical(to_canonical(state)) is not the state"
+    return canonical
 
 
 def _check_tokens_read(case: _Case) -> None:
@@ -447,9 +452,7 @@ def check_model(choice: ResolvedChoice) -> None:
         assert first.layer_of(name) >= 0, f"layer_of({name}) is below 0"
     unknown = first.no_weight_decay() - {name for name, _ in first.named_parameters()}
     assert not unknown, f"no_weight_decay returns names of no parameters: {', '.join(sorted(unknown))}"
-    with about("its state is converted to the canonical form and back"):
-        restored = second.from_canonical(second.to_canonical(second.state_dict()))
-    assert equal_states(restored, second.state_dict()), "from_canonical(to_canonical(state)) is not the state"
+    _canonical_state(second)
 
 
 def _model(choice: ResolvedChoice) -> Any:
