@@ -53,8 +53,7 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
     if isinstance(error, click.ClickException):
         error.show()
         return code
-    terminal = sys.stderr.isatty()
-    colour = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     width = line_width(sys.stderr)
     if not isinstance(error, SpecError):
         text = public(text)

@@ -131,8 +131,7 @@ def check_arguments(*, own: Collection[str] = ()) -> Callable[[Callable[P, R]], 
                 each: Path(value) if isinstance(value, os.PathLike) else value
                 for each, value in {**dict(zip(by_place, args, strict=False)), **kwargs}.items()
             }
-            unknown = [each for each in given if each not in signature.parameters]
-            for each in unknown if "changes" in signature.parameters else ():
+            for each in sorted(given.keys() - signature.parameters) if "changes" in signature.parameters else ():
                 if is_known_path(each):
                     value = given.pop(each)
                     sentences.append(f"{name}: '{each}' is a value of the study; write changes={{'{each}': {value!r}}}")
