@@ -280,9 +280,7 @@ class MlflowTracker(Replay):
             if path.suffix in (".html", ".csv", ".tex")
         ]
         links.append(link("study file and plan", dashboard.file_link(experiment, run, "study.yaml")))
-        note = records.truncate("\n\n".join([headline, progress, " · ".join(links)]))
-        if study_run.data.tags.get(dashboard.NOTE) != note:
-            client.set_tag(run, dashboard.NOTE, note)
+        client.set_tag(run, dashboard.NOTE, records.truncate("\n\n".join([headline, progress, " · ".join(links)])))
         trained = [
             (item, self.trial_folder(item), mark.run)
             for item in self._models
