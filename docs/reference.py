@@ -223,6 +223,7 @@ def _python() -> Iterator[str]:
         fields = ", ".join(f"`{name}`" for name in logits._fields)
         yield f"| `{logits.__name__}` | {fields} | {_inline(' '.join((inspect.getdoc(logits) or '').split()))} |"
     yield '\n`model.logits_by_head(output)[""]` are the logits of the prediction, whatever the head.\n'
+    yield from _function("explain")
     yield "## Errors\n"
     yield "Every error that vitlab raises on purpose is a `vitlab.VitlabError`.\n"
     yield "| error | meaning |\n| --- | --- |"

@@ -31,12 +31,13 @@ from vitlab import interrupts, lab, registry, report, spec
 from vitlab.__main__ import main as run_command
 from vitlab.cli import COMMANDS, MODULES, cli, main, options, weights
 from vitlab.cli import run as cli_run
-from vitlab.cli.models import arm_folder, find_class
+from vitlab.cli.models import arm_folder
 from vitlab.cli.show import study_schema
 from vitlab.components.position import PRESETS
 from vitlab.data.prepare import DataSource
-from vitlab.driver import explanations
+from vitlab.driver.explanations import find_class
 from vitlab.errors import Interrupted, UserError
+from vitlab.explaining import one_image
 from vitlab.geometry import DataInfo
 from vitlab.planning.packaged import packaged_studies
 from vitlab.planning.values import Arm, Plan
@@ -274,7 +275,7 @@ def test_only_takes_arms(ran: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
         (["sync", "{out}/nowhere"], ["nowhere", "does not exist"]),
         (["ui", "--port", "0"], ["0 is not in the range"]),
         (["explain", "{file}", "--image", "test:0", "--arm", "basline"], ["basline", "'baseline'"]),
-        (["explain", "{file}", "--image", "{file}"], ["is not a picture"]),
+        (["explain", "{file}", "--image", "{file}"], ["cannot be read as a picture"]),
         (["explain", "{out}/studies/tiny/plan.json"], ["plan.json"]),
         (["weights", "inspect", "{out}/no.safetensors"], ["no.safetensors"]),
         (["weights", "inspect", "{file}"], ["tiny.yaml"]),
@@ -631,7 +632,7 @@ def test_explain_separates_arms_and_images_and_draws_side_by_side(
     assert {*files, page} == {path for path in target.rglob("*") if path.is_file()}
     arms = {path.name for path in (target / "tiny" / "test-3").iterdir() if path.is_dir()}
     assert "baseline-s0" in arms and len(arms) > 1
-    assert all((target / "tiny" / name / "side_by_side_class.png").exists() for name in ("test-3", "test-5"))
+    assert all((target / "tiny" / name / "rollout_class.png").exists() for name in ("test-3", "test-5"))
 
     stored = vitlab.predictions(file, out=out).query("split == 'test' and seed == 0").set_index(["arm", "id"])
     for row in found["predictions"]:
@@ -659,24 +660,24 @@ def test_explain_separates_arms_and_images_and_draws_side_by_side(
             "data:"
         ] * 9  # the image; two maps of two arms over it, and alone
         assert {page.parent / source for source in map(unquote, sources[9:])} == {
-            file
-            for file in files
-            if file.match(f"*-{image[-1]}/*/*.png") and not file.stem.startswith(("rollout", "attribution"))
+            file for file in files if file.match(f"*-{image[-1]}/*/*.png")
         }
     code, printed, err = call("explain", file, "--image", "test:99999", "--out", out, "--to", target)
     assert (code, printed) == (2, "") and "99999" in err and "Traceback" not in err
 
+    marks = [mark.get("style") for mark in document.iterfind(".//div[@class='scale']/i/b")]
+    assert len(marks) == 4, "the equal share on each scale of attention"
     ends = {span.text for span in document.iterfind(".//div[@class='scale']/span[2]")}
     assert sorted(end[0] == "+" for end in ends) == [False, True], "one scale of attention and one of logits"
 
-    def explain(model: Any, transform: Any, trial: Any, picture: Any, subject: Any, target: int | None) -> Any:
+    def explain(model: Any, x: Any, image: Any, labels: Any, subject: Any, *, head: Any, target: int | None) -> Any:
         if "arm baseline," in subject.model:
             raise UserError("attention 'X' has no maps")
         assert target == 7
-        return explain_image(model, transform, trial, picture, subject, target)
+        return explain_image(model, x, image, labels, subject, head=head, target=target)
 
-    explain_image = explanations.explain_image
-    monkeypatch.setattr(explanations, "explain_image", explain)
+    explain_image = one_image.explain
+    monkeypatch.setattr(one_image, "explain", explain)
     own = ("--scale", "own", "--target", "7")
     code, printed, err = call("explain", file, *own, "--out", out, "--to", tmp_path / "others")
     assert code == 0 and "baseline, seed 0 is not explained: attention 'X' has no maps" in err
@@ -693,7 +694,7 @@ def test_explain_reports_every_mistake_at_once(ran: tuple[Path, Path], tmp_path:
     code, printed, err = call("explain", file, *words, "--arm", "basline", "--out", out, "--to", tmp_path / "seen")
     _, missing, empty, arm = err.splitlines()
     assert (code, printed) == (2, "") and "no such file. Did you mean 'cat.png'?" in missing
-    assert f"{images[1]} is not a picture" in empty and "no trial of arm 'basline'" in arm
+    assert f"{images[1]} cannot be read as a picture" in empty and "no trial of arm 'basline'" in arm
     command = ("explain", file, *words, "--arm", "basline", "--out", out, "--to", tmp_path / "seen", "--json")
     assert [mistake["message"] for mistake in parsed(call(*command)[1])["mistakes"]] == [missing, empty, arm]
     code, printed, err = call("explain", file, *words, "--seed", 7, "--out", out, "--to", tmp_path / "seen")
@@ -704,7 +705,7 @@ def test_explain_reports_every_mistake_at_once(ran: tuple[Path, Path], tmp_path:
     mistakes = parsed(call("explain", file, *target)[1])["mistakes"]
     assert [mistake["message"] for mistake in mistakes] == [
         "there is no test image 360: the split has 360, counted from 0",
-        "--target sven: no such class; allowed: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9.",
+        "target sven: no such class; allowed: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9.",
     ]
     [trial, *_] = out.glob("trials/*/*")
     code, printed, err = call("explain", trial, "--seed", 0, "--to", tmp_path / "seen")
@@ -713,27 +714,24 @@ def test_explain_reports_every_mistake_at_once(ran: tuple[Path, Path], tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("target", "labels", "objective", "expected"),
+    ("target", "labels", "expected"),
     [
-        ("3", (), None, 3),
-        ("cow", ("cat", "dog", "cow", "hen"), None, 2),
-        ("1", ("cat", "dog", "cow", "hen"), None, 1),
-        ("1", ("3", "2", "1", "0"), None, 2),
-        ("4", (), None, "--target 4: no such class; allowed: 0, 1, 2, 3."),
-        ("-1", (), None, "--target -1: no such class; allowed: 0, 1, 2, 3."),
-        ("cta", ("cat", "dog", "cow", "hen"), None, "allowed: cat, dog, cow, hen. Did you mean 'cat'?"),
-        ("3", (), "mae", "--target 3: objective 'mae' trains no predictions; leave it out"),
+        ("3", (), 3),
+        ("cow", ("cat", "dog", "cow", "hen"), 2),
+        ("1", ("cat", "dog", "cow", "hen"), 1),
+        ("1", ("3", "2", "1", "0"), 2),
+        ("4", (), "target 4: no such class; allowed: 0, 1, 2, 3."),
+        ("-1", (), "target -1: no such class; allowed: 0, 1, 2, 3."),
+        ("cta", ("cat", "dog", "cow", "hen"), "allowed: cat, dog, cow, hen. Did you mean 'cat'?"),
     ],
 )
-def test_target_is_name_or_index_of_a_class(
-    target: str, labels: tuple[str, ...], objective: str | None, expected: int | str
-) -> None:
+def test_target_is_name_or_index_of_a_class(target: str, labels: tuple[str, ...], expected: int | str) -> None:
     info = DataInfo(image=(8, 8), channels=1, classes=4, labels=labels)
     if isinstance(expected, int):
-        assert find_class(target, info, objective) == expected
+        assert find_class(target, info) == expected
     else:
         with pytest.raises(UserError, match=re.escape(expected)):
-            find_class(target, info, objective)
+            find_class(target, info)
 
 
 def test_explain_says_that_trials_kept_no_weights(ran: tuple[Path, Path], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import matplotlib
@@ -248,6 +249,30 @@ def test_map_alone_has_a_square_of_one_colour_for_each_patch() -> None:
     )
 
 
+def test_scale_of_shares_has_a_mark_at_the_mean_of_each_map() -> None:
+    maps = [rollout_map(np.array([[0.1, share]]))._replace(scale=Scale(0, 0.9)) for share in (0.3, 0.9)]
+    panels = {str(index): pictures.Panel(np.zeros((8, 8, 3)), each, "", False) for index, each in enumerate(maps)}
+    bar = pictures.side_by_side(panels, truth=None).axes[-1]
+    assert [mark.get_position()[1] for mark in bar.texts] == pytest.approx([0.2, 0.5])
+    signed = Map.of("attribution", "t", np.array([[-1.0, 1.0]]), "")
+    panels = {"m": pictures.Panel(np.zeros((8, 8, 3)), signed, "", False)}
+    assert not pictures.side_by_side(panels, truth=None).axes[-1].texts
+
+
+def test_tiles_are_the_pictures_with_a_gap_after_each_and_ticks_in_their_middle() -> None:
+    maps = np.random.default_rng(0).random((2, 3, 4, 5))
+    axis = pictures.head_maps(maps, Scale(0, 1), query="class token").axes[0]
+    shown, (left, right, bottom, top) = axis.images[0].get_array(), axis.images[0].get_extent()
+    for block, head in np.ndindex(2, 3):
+        tile = shown[5 * block : 5 * block + 4, 6 * head : 6 * head + 5]
+        np.testing.assert_array_equal(tile, maps[block, head])
+        middle = left + (right - left) * (6 * head + 2.5) / 18, top + (bottom - top) * (5 * block + 2) / 10
+        assert middle == pytest.approx((head + 1, block + 1))
+    assert shown.mask.sum() == 10 * 18 - maps.size
+    own = pictures.head_maps(maps, None, query="class token").axes[0].images[0].get_array()
+    np.testing.assert_allclose(own[:4, :5], maps[0, 0] / maps[0, 0].max())
+
+
 def test_large_grey_image_becomes_small_picture_in_colour() -> None:
     drawn = pictures.to_picture(np.full((400, 800, 2), 0.5))
     assert (drawn.size, drawn.mode) == ((360, 180), "RGB") and set(np.asarray(drawn).flat) == {128}
@@ -315,7 +340,42 @@ def test_attribution_says_when_the_logit_jumps_between_the_images() -> None:
     shown = explain(model, x, image, (), Subject("m", "i"), target=1).maps["attribution"]
     total = float(shown.values_YX.sum())
     assert abs(total - difference) > 0.01
-    assert shown.note == f"class 1: sum {total:+.3g}, logits differ by {difference:+.3g}"
+    assert shown.note.startswith(f"sum {total:+.3g}, logits differ by {difference:+.3g}; ")
+
+
+@pytest.mark.parametrize(
+    ("head", "task"), [("trained", "classification"), ("trained", "segmentation"), ("multilabel", "")]
+)
+def test_probability_without_the_largest_patches_equals_that_of_a_painted_image(head: Any, task: str) -> None:
+    model = tiny(task, head="segmentation") if task == "segmentation" else tiny()
+    x, image = torch.randn(1, 3, 8, 12, generator=torch.Generator().manual_seed(4)), torch.rand(8, 12, 3)
+
+    def percent(painted: torch.Tensor) -> str:
+        with torch.no_grad():
+            logits = model.logits_by_head(model.eval()(painted))[""].double()
+        share = logits.sigmoid() if head == "multilabel" else logits.softmax(1)
+        return f"{100 * float(share[0, 1].mean()):.1f} %"
+
+    for shown in explain(model, x, image, (), Subject("m", "i"), head=head, target=1).maps.values():
+        row, column = np.unravel_index(shown.values_YX.argmax(), (2, 3))
+        painted = x.clone()
+        painted[..., 4 * row : 4 * row + 4, 4 * column : 4 * column + 4] = 0
+        assert f"; class 1: {percent(x)}, {percent(painted)} without its 1 largest patches, " in shown.note
+
+
+def test_a_quarter_of_the_patches_is_left_out_the_largest_ones_and_random_ones() -> None:
+    model, x = tiny(image=(16, 16)), torch.ones(1, 3, 16, 16)
+    seen: list[torch.Tensor] = []
+    model.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0][:, 0, ::4, ::4] == 0))
+    note = one_image._check({"m": rollout_map(np.eye(4))}, model, x, 2, "class 2: 25.0 %", "trained")["m"].note
+    [hidden] = seen
+    assert hidden[0].equal(torch.eye(4) == 1)
+    assert hidden.sum((1, 2)).tolist() == [4] * (1 + one_image.RANDOM) and len(hidden[1:].unique(dim=0)) > 10
+    with torch.no_grad():
+        painted = x * ~hidden.repeat_interleave(4, 1).repeat_interleave(4, 2)[:, None]
+        percent = 100 * model.eval()(painted).logits.softmax(1)[:, 2]
+    without = f"{percent[0]:.1f} % without its 4 largest patches, {percent[1:].mean():.1f} % without 4 random ones"
+    assert note == f"; class 2: 25.0 %, {without}"
 
 
 @pytest.mark.parametrize("head", ["trained", "multilabel"])
@@ -328,9 +388,9 @@ def test_logit_of_most_probable_class_is_attributed_unless_another_is_named(head
 
     with torch.no_grad():
         best = int(model.eval()(x).logits.argmax())
-    assert attributed(None).note.startswith(f"class {'abcd'[best]}: ")
+    assert attributed(None).title == f"for (red) and against (blue) class {'abcd'[best]}"
     for target in (best, 3 - best):
-        values = integrated_gradients(model, x, target).values_YX
+        values = integrated_gradients(model, x, target)[0]
         np.testing.assert_array_equal(attributed(target).values_YX, values)
     np.testing.assert_array_equal(attributed(None).values_YX, attributed(best).values_YX)
     untrained = explain(model, x, image, (), Subject("m", "i"), head="untrained")
@@ -457,10 +517,10 @@ def test_side_by_side_draws_each_model_for_shared_tokens(tmp_path: Path, monkeyp
     }
     captions: list[str] = []
     monkeypatch.setattr("vitlab.explaining.pictures.add_caption", lambda figure, text: captions.append(text))
-    files = compare(explanations, "s", tmp_path)
-    assert {file.name for file in files} == {"side_by_side_class.png", "side_by_side_attribution.png"}
+    files = compare(explanations, "study s", tmp_path)
+    assert {file.name for file in files} == {"rollout_class.png", "rollout_mean.png", "attribution.png"}
     assert all(file.stat().st_size for file in files)
-    assert captions == ["study s; image i"] * 2
+    assert captions == ["study s; image i"] * 3
 
 
 def test_segmentation_is_drawn_beside_its_true_labels(tmp_path: Path) -> None:
@@ -478,11 +538,8 @@ def test_segmentation_is_drawn_beside_its_true_labels(tmp_path: Path) -> None:
         explanations[name] = draw(explain(model, x, image, ("a", "b", "c", "d"), subject), tmp_path / name)
         np.testing.assert_array_equal(pd.read_csv(tmp_path / name / "labels.csv"), expected_HW)
         assert str(subject) == f"{name}; image i"
-    assert {file.name for file in compare(explanations, "s", tmp_path)} == {
-        "side_by_side_attribution.png",
-        "side_by_side_mean.png",
-        "side_by_side_labels.png",
-    }
+    files = {file.name for file in compare(explanations, "s", tmp_path)}
+    assert files == {"attribution.png", "rollout_mean.png", "labels.png"}
     figure = pictures.label_maps(image.numpy(), {"two": expected_HW}, labels=("a", "b", "c", "d"), truth_HW=label_HW)
     assert [axis.get_title() for axis in figure.axes] == ["image", "true labels", "two"]
     assert [axis.get_xlabel() for axis in figure.axes] == ["", "", "50.0 % of the pixels right"]
@@ -497,8 +554,6 @@ def test_segmentation_is_drawn_beside_its_true_labels(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_report")
 def test_unfinished_trial_of_arm_is_named(tmp_path: Path) -> None:
-    from types import SimpleNamespace
-
     from vitlab.driver.explanations import draw_arms
     from vitlab.store.folders import Store
     from vitlab.store.result import Circumstances, Outcome, TrialResult
@@ -526,14 +581,14 @@ def test_failed_explanation_leaves_no_files(tmp_path: Path, monkeypatch: pytest.
     examples = [(torch.zeros(1, 8, 8, dtype=torch.uint8), None)]
 
     def fail(*arguments: Any, **options: Any) -> None:
-        folder = next(item for item in arguments if isinstance(item, Path))
+        folder = arguments[1]
         folder.mkdir()
         (folder / "half.png").touch()
         raise OSError("No space")
 
     monkeypatch.setattr("vitlab.runner.models.load_model", lambda folder: loaded)
     monkeypatch.setattr(explanations, "test_examples", lambda *_: examples)
-    monkeypatch.setattr(explanations, "explain", lambda *arguments, **options: None)
+    monkeypatch.setattr(one_image, "explain", lambda *arguments, **options: None)
     monkeypatch.setattr(explanations, "draw", fail)
     folder = Store(tmp_path).trial("k", "c")
     write_json(folder.spec, {"seeds": {"init": 0}, "spec": {"train": {"objective": "supervised"}}})
@@ -584,7 +639,7 @@ def test_study_explains_first_seed_of_every_supported_arm(tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("no_report", "unpainted")
 def test_trial_without_labels_is_explained_without_predictions(tmp_path: Path) -> None:
-    file, notes = tmp_path / "study.yaml", list[str]()
+    file = tmp_path / "study.yaml"
     study = {
         "study": "unlabelled",
         "base": {
@@ -597,20 +652,15 @@ def test_trial_without_labels_is_explained_without_predictions(tmp_path: Path) -
     }
     file.write_text(yaml.safe_dump(study))
 
-    class Ear(Watch):
-        def say(self, sentence: str) -> None:
-            notes.append(sentence)
-
-    answer = vitlab.run(file, out=tmp_path / "out", watch=Ear())
+    answer = vitlab.run(file, out=tmp_path / "out")
     trial = answer.plan.trials[0].trial
     place = answer.store.trial(trial.key, trial.code).path / "explain" / "test-3"
     names = {path.name for path in place.iterdir()}
     assert {"rollout_class.png", "distance.png"} <= names and "predictions.csv" not in names
-    assert "baseline is explained without predictions: objective 'mae' trains none" in notes
 
 
 @pytest.mark.parametrize(("truth", "expected"), [("crane", True), ("heron", False)])
 def test_one_of_two_classes_with_one_name_is_right(truth: str, expected: bool) -> None:
     """ImageNet has a crane that flies and one that lifts."""
-    table = one_image._prediction_table(torch.tensor([[0.0, 1.0, 2.0]]), ("crane", "heron", "crane"), truth, "trained")
+    table = one_image._prediction_table(torch.tensor([0.1, 0.3, 0.6]), ("crane", "heron", "crane"), truth, "trained")
     assert (table["true"] == table["predicted"]) is expected

@@ -70,7 +70,18 @@ def test_planning_imports_only_torch() -> None:
 
 
 def test_public_names() -> None:
-    functions = {"compare", "history", "judge", "list_components", "load", "predictions", "results", "run", "plan"}
+    functions = {
+        "compare",
+        "explain",
+        "history",
+        "judge",
+        "list_components",
+        "load",
+        "plan",
+        "predictions",
+        "results",
+        "run",
+    }
     assert set(vitlab.__all__) == functions | {"SpecError", "UserError", "VitlabError", "__version__"}
     assert sorted(vitlab.__all__) == dir(vitlab)
     for name in vitlab.__all__:

@@ -13,6 +13,7 @@ A study is named by its file, by its name, or given as a mapping::
     vitlab.history("quickstart")            # the curves
     vitlab.predictions("quickstart")        # one row per test image and trial
     model, transform = vitlab.load("quickstart", arm="baseline", seed=0)
+    vitlab.explain("quickstart", 3, arm="baseline")  # what a model attends to in test image 3
     vitlab.judge("results.csv", metric="acc", arm="model", seed="seed")  # results that something else has trained
     vitlab.list_components("position")      # the names that a study can use, as 'vitlab list' prints them
 
@@ -37,6 +38,7 @@ from vitlab._version import __version__ as __version__
 imports.record_imports()
 
 if TYPE_CHECKING:
+    from vitlab.driver.explanations import explain
     from vitlab.driver.planning import plan
     from vitlab.errors import SpecError, UserError, VitlabError
     from vitlab.judging.judgement import judge
@@ -50,6 +52,7 @@ __all__ = [
     "VitlabError",
     "__version__",
     "compare",
+    "explain",
     "history",
     "judge",
     "list_components",

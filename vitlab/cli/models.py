@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,15 +14,12 @@ import click
 from vitlab.cli import print_json, say, wants_json
 from vitlab.cli.completion import complete_arm, complete_study
 from vitlab.cli.options import FOLDER, PATH, out_option, plugin_option, study_argument
-from vitlab.errors import UserError, VitlabError, list_some, nearest
+from vitlab.errors import UserError, VitlabError
 from vitlab.registry import load_file
-from vitlab.store.files import folder_name, read_json
+from vitlab.store.files import folder_name
 from vitlab.store.folders import TrialFolder
 
 if TYPE_CHECKING:
-    from PIL.Image import Image as Picture
-
-    from vitlab.geometry import DataInfo
     from vitlab.planning.values import Plan
     from vitlab.training.artifacts import InputSpec
 
@@ -87,11 +83,15 @@ def explain_command(
     for plugin in plugins:
         load_file(plugin)
     say(f"reading {study}")  # importing PyTorch takes seconds
+    from vitlab.driver.explanations import Picture, explain_images, write_page
+    from vitlab.explaining.one_image import Explanation, common_scales, compare, draw
+
     mistakes, models = list[str](), list[TrainedModel]()
-    pictures: dict[str, Picture | None] = {}
+    shown: dict[str, int | Picture] = {}
     for image in images:
         with _collect(mistakes):
-            pictures[image] = _read_image(image)
+            test = re.fullmatch(rf"{TEST}(\d+)", image)
+            shown[image] = int(test[1]) if test else Picture.read(image)
     title, question, is_trial = study.name, "", any((study / name).is_file() for name in ("spec.json", "result.json"))
     if is_trial:
         title = f"trial {study.resolve().parent.name[:12]}"
@@ -102,34 +102,17 @@ def explain_command(
         with _collect(mistakes):
             title, question, models = _find_models(study, out, arms, seed, mistakes)
 
-    from vitlab.driver.explanations import explain_image, objective_without_labels, test_examples, write_page
-    from vitlab.explaining.one_image import Explanation, Subject, common_scales, compare, draw
-    from vitlab.runner.models import load_vit
-
     to /= folder_name(title)
-    tests = [image for image, picture in pictures.items() if picture is None]
-    explanations: dict[str, dict[str, Explanation]] = {image: {} for image in pictures}  #: by image and model
+    explanations: dict[str, dict[str, Explanation]] = {image: {} for image in shown}  #: by image and model
     reasons: dict[str, str] = {}
     for name, subject, _, folder in models:
         try:
-            model, transform = load_vit(folder)
-            spec = read_json(folder.spec)
-            numbers = [int(image.removeprefix(TEST)) for image in tests]
-            wrong = list[str]()
-            with _collect(wrong):
-                examples = dict(zip(tests, test_examples(spec, numbers) if tests else (), strict=True))
-            with _collect(wrong):
-                objective = objective_without_labels(spec)
-                index = None if target is None else find_class(target, transform.input_spec.info, objective)
-            if wrong:
-                raise UserError(*wrong)
+            explained = explain_images(folder, subject, list(shown.values()), target)
             if mistakes:  # the models are only searched for more of them
                 continue
-            for image, picture in pictures.items():
+            for image in shown:
                 say(f"explaining {name}, {image}")
-                pixels, label = examples.get(image, (picture, None))
-                about = Subject(subject, Path(image).name if picture else image.replace(":", " image "), label)
-                explanations[image][name] = explain_image(model, transform, spec, pixels, about, index)
+                explanations[image][name] = next(explained)
         except VitlabError as error:
             reasons[name] = str(error)
     if mistakes or not any(explanations.values()) or (reasons and (arms or is_trial)):
@@ -138,21 +121,21 @@ def explain_command(
         raise UserError(*dict.fromkeys([*mistakes, *sentences]))
     for name, reason in reasons.items():
         say(f"{name} is not explained: {reason}")
-    explanations = {image: by_model for image, by_model in explanations.items() if by_model}
     rows, files = list[Mapping[str, Any]](), list[Path]()
     places = {model.name: model.place for model in models}
     every = (each for by_model in explanations.values() for each in by_model.values())
     scales = {} if scale == "own" else common_scales(every)
     for image, by_model in explanations.items():
         say(f"drawing {image}")
-        of_image = to / _image_folder(image, pictures[image])
+        is_test = isinstance(shown[image], int)
+        of_image = to / (image.replace(":", "-") if is_test else _name_with_digest(Path(image).stem, image))
         for name in by_model:
             each = by_model[name] = draw(by_model[name], of_image / places[name], scales)
             predicted, share = each.answer
             truth = each.subject.class_name
             rows.append({"model": name, "image": image, "true": truth, "predicted": predicted, "probability": share})
             files += each.files
-        files += compare(by_model, title, of_image)
+        files += compare(by_model, title if is_trial else f"study {title}", of_image)
     page = to / "index.html"
     write_page(page, title, question, explanations, reasons)
     if wants_json():
@@ -207,55 +190,16 @@ def _find_models(
     return plan.study, plan.question, models
 
 
-def find_class(target: str, info: DataInfo, objective: str | None) -> int:
-    """Return the index of a class that is given by its name or its index."""
-    if objective:
-        raise UserError(f"--target {target}: objective '{objective}' trains no predictions; leave it out")
-    indices = [str(index) for index in range(info.classes)]
-    for names in (info.labels, indices):
-        if target in names:
-            return names.index(target)
-    allowed = info.labels or indices
-    raise UserError(f"--target {target}: no such class; allowed: {list_some(allowed, 20)}.{nearest(target, allowed)}")
-
-
 def _format_predictions(rows: Sequence[Mapping[str, Any]]) -> str:
     from vitlab.explaining.pictures import percent
     from vitlab.report.formats import to_text
-    from vitlab.report.phrasing import DASH, Columns
+    from vitlab.report.phrasing import Column, Columns
 
-    texts = [{name: percent(x) if isinstance(x, float) else x or DASH for name, x in row.items()} for row in rows]
-    column = Columns(texts)
+    column = Columns(rows)
     columns = [column.text(title) for title in ("model", "image", "true", "predicted")]
-    return to_text([*columns, column("probability", lambda row: row["probability"])])
-
-
-def _read_image(image: str) -> Picture | None:
-    """Return a picture upright and in colour; None stands for a test image."""
-    from PIL import Image
-
-    from vitlab.data.datasets.pictures import Decoding
-
-    if re.fullmatch(rf"{TEST}\d+", image):
-        return None
-    try:
-        with Image.open(image) as picture:
-            return Decoding(size=(1, 1)).rgb(picture)
-    except FileNotFoundError:
-        folder = Path(image).parent
-        hint = nearest(Path(image).name, os.listdir(folder) if folder.is_dir() else ())
-        raise UserError(
-            f"--image {image}: no such file.{hint} Name an image file, or image N of the test split, test:N"
-        ) from None
-    except Exception as error:  # decoders of some formats raise errors of their own
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(
-            f"--image {image} is not a picture that can be read ({reason}); name one, such as a PNG"
-        ) from None
-
-
-def _image_folder(image: str, picture: Picture | None) -> str:
-    return _name_with_digest(Path(image).stem, image) if picture else image.replace(":", "-")
+    shares = (row["probability"] for row in rows)
+    texts = tuple("" if share is None else percent(share) for share in shares)
+    return to_text([*columns, Column("probability", texts)])
 
 
 def _name_with_digest(name: str, source: str) -> str:

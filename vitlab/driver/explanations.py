@@ -9,9 +9,9 @@ from __future__ import annotations
 import io
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -20,21 +20,23 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from vitlab.data.datasets.pictures import Decoding, naming_picture
 from vitlab.data.pixels import IGNORED, VOID
 from vitlab.data.prepare import prepare
-from vitlab.errors import UserError, VitlabError, format_count
-from vitlab.explaining import pictures
-from vitlab.explaining.one_image import Explanation, Head, Label, Subject, draw, explain
-from vitlab.models.vit import ViT
+from vitlab.errors import UserError, VitlabError, format_count, list_some, nearest
+from vitlab.explaining import one_image, pictures
+from vitlab.explaining.one_image import Explanation, Head, Label, Subject, compare, draw
+from vitlab.geometry import DataInfo
 from vitlab.planning.values import Plan
 from vitlab.registry import slot
+from vitlab.registry.options import check_arguments
+from vitlab.report.api import open_study
 from vitlab.report.page import fill_template, png_address
 from vitlab.runner.models import load_vit
 from vitlab.spec import Choice
 from vitlab.store.files import read_json, write_bytes
-from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.folders import OUT, Store, TrialFolder
 from vitlab.store.locks import Busy
-from vitlab.training.artifacts import Transform
 
 Say = Callable[[str], None]
 
@@ -60,8 +62,6 @@ def draw_arms(plan: Plan, store: Store, images: Sequence[int], say: Say = lambda
         try:
             with folder.lease():
                 say(f"drawing what {arm} attends to in {format_count(len(missing), 'test image')}")
-                if objective := objective_without_labels(read_json(folder.spec)):
-                    say(f"{arm} is explained without predictions: objective '{objective}' trains none")
                 draw_images(folder, missing)
         except Busy:
             sentences.append(f"{arm} is not explained: another process is writing its trial; run again to explain it")
@@ -79,17 +79,14 @@ def draw_images(folder: TrialFolder, images: Sequence[int]) -> None:
         UserError: if the trial's model has no attention, or the test split has no such image.
         WeightsError: if the trial kept no weights.
     """
-    model, transform = load_vit(folder)
-    spec = read_json(folder.spec)
-    # The subject names no arm or study, because the same trial may belong to several.
-    trial = f"trial {folder.path.parent.name[:12]}, seed {spec['seeds']['init']}"
-    for index, (pixels_CHW, label) in zip(images, test_examples(spec, images), strict=True):
+    # The caption names no arm or study, because the same trial may belong to several.
+    name = f"trial {folder.path.parent.name[:12]}, seed {read_json(folder.spec)['seeds']['init']}"
+    for index, explanation in zip(images, explain_images(folder, name, images), strict=True):
         place = _place(folder, index)
         temporary = folder.path / f".explain.{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)
-        subject = Subject(trial, f"test image {index}", label)
         try:
-            draw(explain_image(model, transform, spec, pixels_CHW, subject), temporary)
+            compare({"model": draw(explanation, temporary)}, name, temporary)
             place.parent.mkdir(exist_ok=True)
             os.replace(temporary, place)
         finally:
@@ -97,30 +94,117 @@ def draw_images(folder: TrialFolder, images: Sequence[int]) -> None:
         folder.emit("artifact", path=str(place.relative_to(folder.path)))
 
 
-def explain_image(
-    model: ViT,
-    transform: Transform,
-    trial: Mapping[str, Any],
-    picture: Any,
-    subject: Subject,
-    target: int | None = None,
+@check_arguments()
+def explain(
+    path: str | Path,
+    image: int | str | Path = 0,
+    *,
+    arm: str = "baseline",
+    seed: int | None = None,
+    target: str | int | None = None,
+    out: str | Path = OUT,
 ) -> Explanation:
-    """Return the explanation of one image by :func:`~vitlab.explaining.one_image.explain`.
+    """Return what a trained model attends to in an image, what speaks for a class, and what it predicts, as arrays.
+
+    ``.maps["rollout_class"].values_YX`` and ``.maps["attribution"].values_YX`` have a number for each patch, and
+    ``.overlay("attribution")`` is a picture, which a notebook shows.  There are also ``.heads``, ``.distance_LH``,
+    ``.norms`` and ``.similarity_YXYX``, and ``.predictions``, the columns of a frame.
 
     Args:
-        model: a trained ViT.
-        transform: from images to its input.
-        trial: the content of the trial's ``spec.json``.
-        picture: an image, as the transform takes it.
-        subject: the model and the image, as its pictures name them.
-        target: the class whose logit is attributed to patches; by default the most probable one.
+        path: the study.
+        image: index in the test split, or a picture's file.
+        arm: of the study.
+        seed: of the study, by default the first.
+        target: the class whose logit is attributed to patches, by name or index; by default the most probable one.
+        out: the output folder.
+
+    Raises:
+        UserError: if there is no such trial or image, or its model has no attention.
+        WeightsError: if it kept no weights.
     """
-    info, x_BCHW = transform.input_spec.info, transform(picture)
-    image_HWC = transform.denormalize(x_BCHW)[0].permute(1, 2, 0)
+    plan, store = open_study(path, out=out)
+    planned = plan.find(arm, seed)
+    shown = image if isinstance(image, int) else Picture.read(image)
+    name = f"study {plan.study}, arm {arm}, seed {planned.seed}"
+    return next(explain_images(store.folder(planned.trial), name, [shown], None if target is None else str(target)))
+
+
+class Picture(NamedTuple):
+    """A picture to explain, upright and in colour."""
+
+    name: str
+    pixels: Image.Image
+
+    @classmethod
+    def read(cls, file: str | Path) -> Picture:
+        """Read a picture.
+
+        Raises:
+            UserError: if there is none.
+        """
+        path = Path(file)
+        if not path.is_file():
+            hint = nearest(path.name, os.listdir(path.parent) if path.parent.is_dir() else ())
+            raise UserError(
+                f"image {file}: no such file.{hint} Name an image file, or a test image by its index (test:N)"
+            )
+        with naming_picture(file), Image.open(path) as picture:
+            return cls(path.name, Decoding(size=(1, 1)).rgb(picture))
+
+
+def explain_images(
+    folder: TrialFolder, name: str, images: Sequence[int | Picture], target: str | None = None
+) -> Iterator[Explanation]:
+    """Return explanations of images by the trained model of a trial; each is computed when it is asked for.
+
+    Args:
+        folder: of the trial.
+        name: of the model, in captions.
+        images: indices in the test split, and pictures.
+        target: the class whose logit is attributed to patches, by name or index; by default the most probable one.
+
+    Raises:
+        UserError: at once, with every mistake.
+        WeightsError: if the trial kept no weights.
+    """
+    model, transform = load_vit(folder)
+    trial, info, mistakes = read_json(folder.spec), transform.input_spec.info, list[str]()
+    objective: Any = slot("objective").find(Choice.of(trial["spec"]["train"]["objective"]).type)[0]
     head: Head = "multilabel" if info.task == "multilabel" else "trained"
-    if objective_without_labels(trial):
+    if not objective.labels:
         head = "untrained"
-    return explain(model, x_BCHW, image_HWC, info.labels, subject, head=head, target=target)
+    try:
+        tests = [image for image in images if isinstance(image, int)]
+        examples = dict(zip(tests, test_examples(trial, tests) if tests else (), strict=True))
+    except UserError as error:
+        mistakes.append(str(error))
+    try:
+        label = None if target is None else find_class(target, info)
+    except UserError as error:
+        mistakes.append(str(error))
+    if mistakes:
+        raise UserError(*mistakes)
+
+    def explain_one(image: int | Picture) -> Explanation:
+        if isinstance(image, int):
+            pixels_CHW, truth = examples[image]
+            x_BCHW, subject = transform(pixels_CHW), Subject(name, f"test image {image}", truth)
+        else:
+            x_BCHW, subject = transform(image.pixels), Subject(name, image.name)
+        image_HWC = transform.denormalize(x_BCHW)[0].permute(1, 2, 0)
+        return one_image.explain(model, x_BCHW, image_HWC, info.labels, subject, head=head, target=label)
+
+    return map(explain_one, images)
+
+
+def find_class(target: str, info: DataInfo) -> int:
+    """Return the index of a class that is given by its name or its index."""
+    indices = [str(index) for index in range(info.classes)]
+    for names in (info.labels, indices):
+        if target in names:
+            return names.index(target)
+    allowed = info.labels or indices
+    raise UserError(f"target {target}: no such class; allowed: {list_some(allowed, 20)}.{nearest(target, allowed)}")
 
 
 def write_page(
@@ -147,6 +231,7 @@ def write_page(
         "explanations": explanations,
         "reasons": reasons,
         "pictures": pictures,
+        "random": one_image.RANDOM,
         "address": _address,
         "link": lambda file: quote(file.relative_to(page.parent).as_posix()),
     }
@@ -157,17 +242,6 @@ def _address(picture: Image.Image) -> str:
     with io.BytesIO() as file:
         picture.save(file, format="png")
         return png_address(file.getvalue())
-
-
-def objective_without_labels(trial: Mapping[str, Any]) -> str | None:
-    """Return the name of a trial's objective if it does not train predictions on labels; None if it does.
-
-    Args:
-        trial: the content of the trial's ``spec.json``.
-    """
-    choice = Choice.of(trial["spec"]["train"]["objective"])
-    component: Any = slot("objective").find(choice.type)[0]
-    return None if component.labels else choice.type
 
 
 def test_examples(trial: Mapping[str, Any], images: Sequence[int]) -> list[tuple[Tensor, Label]]:
@@ -182,7 +256,7 @@ def test_examples(trial: Mapping[str, Any], images: Sequence[int]) -> list[tuple
     """
     prepared = prepare(slot("dataset").resolve(trial["spec"]["data"]), trial["seeds"])
     subset, names = prepared.test, prepared.info.labels
-    if beyond := [str(index) for index in images if index >= len(subset)]:
+    if beyond := [str(index) for index in images if not 0 <= index < len(subset)]:
         raise UserError(f"there is no test image {', '.join(beyond)}: the split has {len(subset)}, counted from 0")
     position_N = torch.tensor(list(images))
     y_N = subset.y_N[position_N]

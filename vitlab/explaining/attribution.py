@@ -3,10 +3,8 @@
 Sundararajan, Taly and Yan 2017, arXiv:1703.01365.  The values depend on the function that a model computes, not on its
 attention weights, so they can be compared between attentions, heads and positions.
 
-B images (1 here), C channels, H rows and W columns of pixels, Y and X rows and columns of patches, K classes.
+B images (1 in arguments), C channels, H rows and W columns of pixels, Y and X rows and columns of patches, K classes.
 """
-
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,36 +14,34 @@ from vitlab.models.contract import evaluating
 from vitlab.models.vit import ViT
 
 NODES = 32  #: images on the line from the plain image to the image, at which gradients are taken
+BATCH = 8  #: images of these at once
 
 
-class Attribution(NamedTuple):
-    """What patches add to the logit of a class."""
-
-    values_YX: Tensor  #: float64
-    difference: float
-    """The image's logit minus the plain image's, the sum of the values if the logit is continuous between the two."""
-
-
-def integrated_gradients(model: ViT, x_BCHW: Tensor, label: int, nodes: int = NODES) -> Attribution:
+def integrated_gradients(model: ViT, x_BCHW: Tensor, label: int, nodes: int = NODES) -> tuple[Tensor, float]:
     """Return what each patch adds to the logit of a class, from a plain image of the mean colour to this image.
 
     The gradient of the logit is averaged over the straight line from the plain image, which normalisation makes zeros,
     to the image, multiplied by the image, and summed over the pixels of each patch.  The logit of a segmentation is the
     mean over its pixels.  The model runs in evaluation mode, in its own precision; its mode is restored.
+
+    Returns:
+        float64 (Y, X), and the image's logit minus the plain image's, the sum of the values if the logit is continuous
+        between the two.
     """
 
     def logit(at_BCHW: Tensor) -> Tensor:
         logits_BK: Tensor = model.logits_by_head(model(at_BCHW))[""]
-        return logits_BK[0, label].mean()
+        return logits_BK[:, label].reshape(len(at_BCHW), -1).mean(1)
 
-    places, weights = np.polynomial.legendre.leggauss(nodes)  # between -1 and 1
+    # Places are between -1 and 1.
+    places, weights = (torch.from_numpy(each).view(-1, 1, 1, 1) for each in np.polynomial.legendre.leggauss(nodes))
     gradient_CHW = torch.zeros_like(x_BCHW[0], dtype=torch.float64)
     with evaluating(model), torch.enable_grad():
-        for place, weight in zip(places.tolist(), weights.tolist(), strict=True):
-            at_BCHW = (x_BCHW * (place + 1) / 2).requires_grad_()
-            (slope_BCHW,) = torch.autograd.grad(logit(at_BCHW), at_BCHW)
-            gradient_CHW += weight / 2 * slope_BCHW[0].double()
-        difference = logit(x_BCHW).item() - logit(torch.zeros_like(x_BCHW)).item()
+        for place_B, weight_B in zip(torch.split(places, BATCH), torch.split(weights, BATCH), strict=True):
+            at_BCHW = (x_BCHW * ((place_B + 1) / 2).to(x_BCHW.dtype)).requires_grad_()
+            (slope_BCHW,) = torch.autograd.grad(logit(at_BCHW).sum(), at_BCHW)
+            gradient_CHW += (weight_B / 2 * slope_BCHW.double()).sum(0)
+        of_image, of_plain = logit(torch.cat([x_BCHW, torch.zeros_like(x_BCHW)])).tolist()
     rows, columns = model.geometry.grid
     part_HW = (gradient_CHW * x_BCHW[0].double()).sum(0)
-    return Attribution(part_HW.reshape(rows, part_HW.shape[0] // rows, columns, -1).sum((1, 3)), difference)
+    return part_HW.reshape(rows, part_HW.shape[0] // rows, columns, -1).sum((1, 3)), of_image - of_plain

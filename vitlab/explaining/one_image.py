@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from vitlab.components.position import encodings_by_prefix
 from vitlab.components.position.additive import Additive
@@ -23,9 +25,10 @@ from vitlab.explaining import measures, pictures
 from vitlab.explaining.attribution import integrated_gradients
 from vitlab.explaining.capture import capture
 from vitlab.explaining.pictures import Array, Kind, Map, Scale
+from vitlab.models.contract import evaluating
 from vitlab.models.vit import ViT
 
-TOP = 5  #: predictions shown
+RANDOM = 16  #: choices of random patches, beside which a map's largest patches are hidden
 GRIDS = 16  #: position grids along a side of the figure; larger grids are subsampled
 Table = Mapping[str, Any]
 """Columns by name."""
@@ -60,7 +63,7 @@ class Subject:
         return f"{self.model}; {self.image}{truth}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
     """What was computed of a model and an image."""
 
@@ -69,13 +72,20 @@ class Explanation:
     maps: Mapping[str, Map]  #: by the name of their files
     heads: Mapping[str, Array]  #: token to its attention to patches, (L, H, rows, columns)
     distance_LH: Array
-    farthest: float  #: the largest distance between patches
+    uniform_distance: float  #: of attention to all tokens alike
     norms: Sequence[measures.Norms]  #: by depth
     similarity_YXYX: Array | None  #: of positions; None if none are added to tokens
     predictions: Table | None  #: every class, best first; None for an untrained head
     labels: tuple[str, ...]  #: names of the classes; empty if they are numbers
     predicted_HW: NDArray[np.int64] | None  #: class of every pixel; None unless the model segments
     files: tuple[Path, ...] = ()  #: that :func:`draw` has written
+
+    def __repr__(self) -> str:
+        return f"<Explanation {self.subject}: {self.sentence}>"
+
+    def overlay(self, name: str) -> Image.Image:
+        """Return a map over the image, such as ``rollout_class`` or ``attribution``."""
+        return pictures.overlay(self.image_HWC, self.maps[name])
 
     @property
     def ranking(self) -> list[tuple[str, float]]:
@@ -109,7 +119,11 @@ class Explanation:
         label, share = self.answer
         if self.predicted_HW is not None or not label:
             return label
-        return f"predicts {label}" if share is None else f"predicts {label} ({pictures.percent(share)})"
+        if share is None:
+            return f"predicts {label}"
+        true = dict(self.ranking).get(self.subject.class_name or "") if self.is_right is False else None
+        rest = "" if true is None else f", not {self.subject.class_name} ({pictures.percent(true)})"
+        return f"predicts {label} ({pictures.percent(share)}){rest}"
 
 
 def explain(
@@ -139,30 +153,30 @@ def explain(
     captured = capture(model, x_BCHW)
     geometry, logits_BC, reads = captured.geometry, captured.logits_by_head[""], model.head.reads
     by_block = [measures.to_patches(maps_BHTT[0].double(), geometry, reads) for maps_BHTT in captured.maps_LBHTT]
-    maps = {
-        f"rollout_{token}": Map.of(
-            "rollout",
-            f"attention rollout, {token_title(token)}",
-            map_BYX[0].numpy(),
-            f"largest share {pictures.percent(float(map_BYX.max()))}",
-        )
-        for token, map_BYX in measures.to_patches(measures.rollout(captured.maps_LBHTT), geometry, reads).items()
-    }
-    table = None if head == "untrained" else _prediction_table(logits_BC, labels, subject.class_name, head)
-    if table is not None:
+    maps = dict[str, Map]()
+    for token, map_BYX in measures.to_patches(measures.rollout(captured.maps_LBHTT), geometry, reads).items():
+        values_YX = map_BYX[0].numpy()
+        largest, mean = float(values_YX.max()), float(values_YX.mean())
+        note = f"largest share {pictures.percent(largest)}, {largest / mean:.1f} times the mean"
+        maps[f"rollout_{token}"] = Map.of("rollout", f"attention rollout, {token_title(token)}", values_YX, note)
+    table = None
+    if head != "untrained":
+        probability_C = _probabilities(logits_BC, head)[0]
+        table = _prediction_table(probability_C, labels, subject.class_name, head)
         label = table["class"][0] if target is None else target
-        values_YX, difference = integrated_gradients(model, x_BCHW, label)
-        name = labels[label] if labels else label
-        note = f"class {name}: sum {float(values_YX.sum()):+.3g}, logits differ by {difference:+.3g}"
-        title = "for (red) and against (blue) a class"
-        maps["attribution"] = Map.of("attribution", title, values_YX.numpy(), note)
+        part_YX, difference = integrated_gradients(model, x_BCHW, label)
+        name = f"class {labels[label] if labels else label}"
+        note = f"sum {float(part_YX.sum()):+.3g}, logits differ by {difference:+.3g}"
+        maps["attribution"] = Map.of("attribution", f"for (red) and against (blue) {name}", part_YX.numpy(), note)
+        before = f"{name}: {pictures.percent(float(probability_C[label]))}"
+        maps = _check(maps, model, x_BCHW, label, before, head)
     return Explanation(
         subject,
         image_HWC.double().numpy(),
         maps,
         {token: np.stack([of_block[token].numpy() for of_block in by_block]) for token in by_block[0]},
         torch.stack([measures.attention_distance(each, geometry)[0] for each in captured.maps_LBHTT]).numpy(),
-        float(measures.patch_distances(geometry).max()),
+        float(measures.patch_distances(geometry).mean()) * geometry.patches / geometry.tokens,
         [measures.token_norms(tokens_BTD, geometry) for tokens_BTD in captured.tokens_LBTD],
         _position_similarity(model),
         table,
@@ -186,17 +200,13 @@ def draw(explanation: Explanation, out: Path, scales: Mapping[Kind, Scale] = {})
 
     Maps whose kind has no scale keep their own.
     """
-    subject, image = explanation.subject, explanation.image_HWC
     maps = {name: each._replace(scale=scales.get(each.kind, each.scale)) for name, each in explanation.maps.items()}
     figures: dict[str, Figure] = {}
-    tables: dict[str, Table] = {}
-    for name, each in maps.items():
-        figures[name] = pictures.one_map(image, each, predictions=explanation.ranking[:TOP], truth=subject.class_name)
-        tables[name] = _grid_table(each.values_YX)
+    tables: dict[str, Table] = {name: _grid_table(each.values_YX) for name, each in maps.items()}
     for token, maps_LHYX in explanation.heads.items():
         figures[f"heads_{token}"] = pictures.head_maps(maps_LHYX, scales.get("heads"), query=token_title(token))
     distance_LH = explanation.distance_LH
-    figures["distance"] = pictures.distances(distance_LH, largest=explanation.farthest)
+    figures["distance"] = pictures.distances(distance_LH, uniform=explanation.uniform_distance)
     blocks, heads = np.indices(distance_LH.shape).reshape(2, -1) + 1
     tables["distance"] = {"block": blocks, "head": heads, "distance_px": distance_LH.flatten()}
     by_name = dict(zip(measures.Norms._fields, zip(*explanation.norms, strict=True), strict=True))
@@ -208,24 +218,22 @@ def draw(explanation: Explanation, out: Path, scales: Mapping[Kind, Scale] = {})
     if explanation.predictions is not None:
         tables["predictions"] = explanation.predictions
     if (predicted_HW := explanation.predicted_HW) is not None:
-        predicted = {"prediction": predicted_HW}
-        figures["labels"] = pictures.label_maps(image, predicted, explanation.labels, subject.label_HW)
+        predicted, truth_HW = {"prediction": predicted_HW}, explanation.subject.label_HW
+        figures["labels"] = pictures.label_maps(explanation.image_HWC, predicted, explanation.labels, truth_HW)
         tables["labels"] = _grid_table(predicted_HW)
-    return replace(explanation, maps=maps, files=tuple(_write_files(out, figures, tables, str(subject))))
+    return replace(explanation, maps=maps, files=tuple(_write_files(out, figures, tables, str(explanation.subject))))
 
 
-def compare(explanations: Mapping[str, Explanation], study: str, out: Path) -> list[Path]:
-    """Write pictures of several models and the same image, side by side.
-
-    There is one for each map that several models have, and one of the predicted labels of the pixels.
+def compare(explanations: Mapping[str, Explanation], caption: str, out: Path) -> list[Path]:
+    """Write pictures of models and the same image, side by side: one for each map, and one of the labels of pixels.
 
     Args:
         explanations: name of a model, such as its arm and seed, to its explanation; all of one image.
-        study: name of the study, written under every picture.
+        caption: written under every picture, before the image.
         out: a folder; created if it does not exist.
 
     Returns:
-        The files written; what fewer than two of the models have is left out.
+        The files written.
     """
     first = next(iter(explanations.values()))
     figures: dict[str, Figure] = {}
@@ -235,14 +243,12 @@ def compare(explanations: Mapping[str, Explanation], study: str, out: Path) -> l
             for name, each in explanations.items()
             if key in each.maps
         }
-        if len(models) > 1:
-            name = f"side_by_side_{key.removeprefix('rollout_')}"
-            figures[name] = pictures.side_by_side(models, truth=first.subject.class_name)
+        figures[key] = pictures.side_by_side(models, truth=first.subject.class_name)
     predicted = {name: each.predicted_HW for name, each in explanations.items() if each.predicted_HW is not None}
     if len(predicted) > 1:
         truth_HW = first.subject.label_HW
-        figures["side_by_side_labels"] = pictures.label_maps(first.image_HWC, predicted, first.labels, truth_HW)
-    return _write_files(out, figures, {}, str(replace(first.subject, model=f"study {study}")))
+        figures["labels"] = pictures.label_maps(first.image_HWC, predicted, first.labels, truth_HW)
+    return _write_files(out, figures, {}, str(replace(first.subject, model=caption)))
 
 
 def token_title(name: str) -> str:
@@ -262,10 +268,38 @@ def _position_similarity(model: ViT) -> Array | None:
     return similarity
 
 
-def _prediction_table(logits_BC: Tensor, labels: tuple[str, ...], truth: str | None, head: Head) -> Table:
-    """Return the classes, the most probable first; of a segmentation, by their mean probability over the pixels."""
-    score_C = logits_BC[0].double()
-    share_C = (score_C.sigmoid() if head == "multilabel" else score_C.softmax(0)).reshape(len(score_C), -1).mean(1)
+def _check(maps: Mapping[str, Map], model: ViT, x_BCHW: Tensor, label: int, before: str, head: Head) -> dict[str, Map]:
+    """Add to the notes of maps the probability of a class without their largest patches, and without random ones.
+
+    Patches are left out by the mean colour, which normalisation makes zeros.  Petsiuk, Das and Saenko 2018,
+    arXiv:1806.07421, delete pixels one after another.
+    """
+    random = np.random.default_rng(0).random((RANDOM, *model.geometry.grid))
+    values_SN = torch.from_numpy(np.stack([*(each.values_YX for each in maps.values()), *random])).flatten(1)
+    count = max(1, values_SN.shape[1] // 4)
+    kept_SN = torch.ones_like(values_SN, dtype=x_BCHW.dtype).scatter(1, values_SN.topk(count).indices, 0.0)
+    kept_SCHW = interpolate(kept_SN.view(-1, 1, *model.geometry.grid), x_BCHW.shape[2:])
+    with evaluating(model), torch.no_grad():
+        chance_S = _probabilities(model.logits_by_head(model(x_BCHW * kept_SCHW))[""], head)[:, label]
+    by_chance = pictures.percent(float(chance_S[-RANDOM:].mean()))
+    return {
+        name: each._replace(
+            note=f"{each.note}; {before}, {pictures.percent(chance)} without its {count} largest patches, "
+            f"{by_chance} without {count} random ones"
+        )
+        for (name, each), chance in zip(maps.items(), chance_S.tolist(), strict=False)
+    }
+
+
+def _probabilities(logits_BC: Tensor, head: Head) -> Tensor:
+    """Return probabilities, float64 (B, C), of a segmentation the means over the pixels."""
+    score_BC = logits_BC.double()
+    share_BC = score_BC.sigmoid() if head == "multilabel" else score_BC.softmax(1)
+    return share_BC.reshape(*share_BC.shape[:2], -1).mean(2)
+
+
+def _prediction_table(share_C: Tensor, labels: tuple[str, ...], truth: str | None, head: Head) -> Table:
+    """Return the classes with their probabilities, the most probable first."""
     order = share_C.argsort(descending=True).tolist()
     names = [labels[index] if labels else str(index) for index in order]
     shares = share_C[order].tolist()
@@ -290,7 +324,7 @@ def _write_files(out: Path, figures: Mapping[str, Figure], tables: Mapping[str, 
     out.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
         pictures.add_caption(figure, caption)
-        figure.savefig(out / f"{name}.png", dpi=150)
+        figure.savefig(out / f"{name}.png", dpi=120)
     for name, table in tables.items():
         pd.DataFrame(table).to_csv(out / f"{name}.csv", index=False)
     return [*(out / f"{name}.png" for name in figures), *(out / f"{name}.csv" for name in tables)]

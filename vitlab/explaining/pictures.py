@@ -117,41 +117,6 @@ def share_right(predicted_HW: Labels, truth_HW: Labels | None) -> float | None:
     return float((predicted_HW == truth_HW)[truth_HW != IGNORED].mean())
 
 
-def one_map(image_HWC: Array, one: Map, *, predictions: Sequence[tuple[str, float]], truth: str | None) -> Figure:
-    """Draw the image, a map, the map over the image, and the top predictions.
-
-    Args:
-        image_HWC: in [0, 1], see :func:`to_picture`.
-        one: the map.
-        predictions: label and probability, best first; none are drawn if it is empty.
-        truth: the true label, marked among the predictions; None where it is not known.
-    """
-    widths = [1, 1, 1, *([0.9] if predictions else [])]
-    figure = _new_figure(11.5 * sum(widths) / 3.9, 3.3)
-    axes = figure.subplots(1, len(widths), width_ratios=widths)
-    picture = to_picture(image_HWC)
-    over = overlay(image_HWC, one)
-    shown = {"image": picture, one.title: to_map(one, picture.size), "map over the image": over}
-    for axis, (name, each) in zip(axes, shown.items(), strict=False):
-        _show_picture(axis, each, name)
-    axes[1].set_xlabel(textwrap.fill(one.note, 32), fontsize=8)
-    _add_scale(figure, axes[1], one.scale)
-    for bars in axes[3:]:
-        _draw_predictions(bars, predictions, truth)
-    return figure
-
-
-def _draw_predictions(bars: Any, predictions: Sequence[tuple[str, float]], truth: str | None) -> None:
-    names, shares = zip(*reversed(predictions), strict=True)  # the best on top
-    colours = [TRUE if name == truth else PREDICTED for name in names]
-    bars.barh(range(len(names)), [share * 100 for share in shares], color=colours)
-    bars.set_yticks(range(len(names)), [f"{name} (true)" if name == truth else name for name in names], fontsize=8)
-    bars.set(xlim=(0, 100), xlabel="probability, %")
-    bars.spines[["top", "right"]].set_visible(False)
-    note = "" if truth is None or truth in names else f"; true: {truth}"
-    bars.set_title(f"top {len(names)} predictions{note}", fontsize=9)
-
-
 class Panel(NamedTuple):
     """A model in a figure of several."""
 
@@ -173,11 +138,10 @@ def side_by_side(models: Mapping[str, Panel], *, truth: str | None) -> Figure:
     picture = to_picture(shown.image_HWC)
     _show_picture(first, picture, "image" if truth is None else f"image: {truth}")
     for axis, (name, panel) in zip(others, models.items(), strict=True):
-        _show_picture(axis, overlay(panel.image_HWC, panel.map), name)
-        lines = [panel.answer, textwrap.fill(panel.map.note, 32)]
-        axis.set_xlabel("\n".join(filter(None, lines)), fontsize=8, color=ALARM if panel.is_wrong else INK)
+        below = f"{panel.answer}\n{panel.map.note}".strip()
+        _show_picture(axis, overlay(panel.image_HWC, panel.map), name, below, ALARM if panel.is_wrong else INK)
     if len(scales := {panel.map.scale for panel in models.values()}) == 1:
-        _add_scale(figure, [first, *others], scales.pop())
+        _add_scale(figure, [first, *others], scales.pop(), [panel.map.values_YX for panel in models.values()])
     figure.suptitle(shown.map.title, fontsize=10)
     return figure
 
@@ -197,7 +161,7 @@ def label_maps(
     maps = {**({} if truth_HW is None else {"true labels": truth_HW}), **predicted}
     classes = sorted({int(label) for map_HW in maps.values() for label in np.unique(map_HW)} - {IGNORED})
     # Of 20 colours every second is dark: these come first, so that few classes are easy to tell apart.
-    colours = [colormaps["tab20"](index)[:3] for index in (*range(0, 20, 2), *range(1, 20, 2))]
+    colours = np.reshape(colormaps["tab20"](range(20))[:, :3], (10, 2, 3)).swapaxes(0, 1).reshape(20, 3)
     colour_of = {label: colours[index % len(colours)] for index, label in enumerate(classes)}
     figure, (first, *others) = _panels(len(maps) + 1)
     _show_picture(first, to_picture(image_HWC), "image")
@@ -205,9 +169,9 @@ def label_maps(
         picture_HWC = np.ones((*map_HW.shape, 3))  # pixels without a label stay white
         for label, colour in colour_of.items():
             picture_HWC[map_HW == label] = colour
-        _show_picture(axis, to_picture(picture_HWC), name)
-        if name in predicted and (share := share_right(map_HW, truth_HW)) is not None:
-            axis.set_xlabel(f"{percent(share)} of the pixels right", fontsize=8)
+        share = share_right(map_HW, truth_HW) if name in predicted else None
+        below = "" if share is None else f"{percent(share)} of the pixels right"
+        _show_picture(axis, to_picture(picture_HWC), name, below)
     patches = [Patch(color=colour_of[label], label=labels[label] if labels else str(label)) for label in classes]
     figure.legend(handles=patches, loc="outside right center", frameon=False, fontsize=8)
     return figure
@@ -220,45 +184,38 @@ def percent(share: float) -> str:
 
 def add_caption(figure: Figure, text: str) -> None:
     """Write a line under a figure, wrapped to the figure's width."""
-    width = max(24, int(figure.get_figwidth() * 15))
-    figure.supxlabel("\n".join(textwrap.wrap(text, width)), fontsize=7, color=GREY)
+    figure.supxlabel(text, fontsize=7, color=GREY, wrap=True)
 
 
 def head_maps(maps_LHYX: Array, scale: Scale | None, *, query: str) -> Figure:
     """Draw the attention of a query, a row for each block and a column for each head; without a scale, each its own."""
-    figure, axes = _tiles(len(maps_LHYX), maps_LHYX.shape[1], 1.2, 1.25)
-    for (block, head), axis in np.ndenumerate(axes):
-        low, high = (None, None) if scale is None else (0, scale.high)
-        axis.imshow(maps_LHYX[block, head], cmap="inferno", vmin=low, vmax=high)
-    for head, axis in enumerate(axes[0]):
-        axis.set_title(f"head {head + 1}", fontsize=8)
-    for block, axis in enumerate(axes[:, 0]):
-        axis.set_ylabel(f"block {block + 1}", fontsize=8)
-    own = ", each map on its own scale"
-    figure.suptitle(f"attention of the {query}{own if scale is None else ''}", fontsize=10, wrap=True)
-    if scale is not None:
-        _add_scale(figure, axes, scale)
+    shown_LHYX = maps_LHYX if scale else maps_LHYX / maps_LHYX.max((2, 3), keepdims=True)
+    figure, axis = _tiles(shown_LHYX, 1.2, scale or Scale(0.0, 1.0), "inferno")
+    axis.set(xlabel="head", ylabel="block")
+    if scale:
+        _add_scale(figure, axis, scale, [maps_LHYX])
+    own = "" if scale else ", each map on its own scale"
+    figure.suptitle(f"attention of the {query}{own}", fontsize=10, wrap=True)
     return figure
 
 
-def distances(distance_LH: Array, *, largest: float) -> Figure:
-    """Draw the mean attention distance of every head against depth."""
+def distances(distance_LH: Array, *, uniform: float) -> Figure:
+    """Draw the mean attention distance of every head against depth, and the distance of uniform attention."""
     figure, axis = _new_plot("block", "mean attention distance, pixels")
     depth = np.arange(1, len(distance_LH) + 1)
     axis.plot(depth, distance_LH, "o", ms=4, color=SERIES[0], alpha=0.6)
-    axis.plot(depth, distance_LH.mean(1), color=INK, lw=1.5, label="mean of the heads")
-    axis.set(ylim=(0, largest), xticks=depth)
+    axis.plot(depth, distance_LH.mean(1), "_-", ms=12, color=INK, lw=1.5, label="mean of the heads")
+    axis.axhline(uniform, color=GREY, ls="--", lw=1, label="uniform attention")
+    axis.set(ylim=(0, 1.05 * max(1.5 * uniform, distance_LH.max())), xticks=depth)
     axis.legend(frameon=False, fontsize=8)
     return figure
 
 
 def position_grids(similarity_YXYX: Array) -> Figure:
     """Draw, for each patch, the cosine similarity of its position with all others."""
-    rows, columns = similarity_YXYX.shape[:2]
-    figure, axes = _tiles(rows, columns, 0.75, 0.75)
-    for place, axis in np.ndenumerate(axes):
-        picture = axis.imshow(similarity_YXYX[place], cmap=HEADS, vmin=-1, vmax=1)
-    figure.colorbar(picture, ax=axes, label="cosine similarity", shrink=0.8)
+    figure, axis = _tiles(similarity_YXYX, 0.75, Scale(-1.0, 1.0), HEADS)
+    axis.set(xlabel="column of the patch", ylabel="row of the patch")
+    figure.colorbar(axis.images[0], ax=axis, label="cosine similarity", shrink=0.8)
     figure.suptitle("similarity of positions", fontsize=10)
     return figure
 
@@ -267,6 +224,7 @@ def norms(ratio_L: Array) -> Figure:
     """Draw the largest norm of patch tokens over the median by depth; depth 0 is before the first block."""
     figure, axis = _new_plot("depth, blocks", "norm of patch tokens,\nlargest over median")
     axis.plot(ratio_L, "o-", ms=4)
+    axis.set_ylim(bottom=1)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
 
@@ -283,31 +241,47 @@ def _new_plot(xlabel: str, ylabel: str) -> tuple[Figure, Any]:
     return figure, axis
 
 
-def _tiles(rows: int, columns: int, width: float, height: float) -> tuple[Figure, Any]:
-    """Return a figure of rows and columns of pictures, each of a width and a height in inches, and their axes."""
-    figure = _new_figure(width * columns + 1, height * rows + 0.5)
-    return figure, figure.subplots(rows, columns, squeeze=False, subplot_kw={"xticks": [], "yticks": []})
+def _tiles(tiles_RCYX: Array, width: float, scale: Scale, colours: str) -> tuple[Figure, Any]:
+    """Return a figure of rows and columns of pictures of a width in inches, and its one axis: many would take long."""
+    rows, columns, height, length = tiles_RCYX.shape
+    apart_RCYX = np.pad(tiles_RCYX, [(0, 0), (0, 0), (0, 1), (0, 1)], constant_values=np.nan)
+    shown_YX = apart_RCYX.transpose(0, 2, 1, 3).reshape(rows * (height + 1), -1)
+    aspect, left, top = (height + 1) / (length + 1), 0.5 + 0.5 / (length + 1), 0.5 + 0.5 / (height + 1)
+    figure = _new_figure(width * columns + 1.5, max(2.0, width * rows * aspect) + 1)
+    axis = figure.subplots(subplot_kw={"xticks": range(1, columns + 1), "yticks": range(1, rows + 1)})
+    edges = (left, left + columns, top + rows, top)
+    axis.imshow(shown_YX, colours, aspect=aspect, vmin=scale.low, vmax=scale.high, extent=edges)
+    axis.spines[:].set_visible(False)
+    axis.tick_params(length=0)
+    return figure, axis
 
 
 def _panels(count: int) -> tuple[Figure, list[Any]]:
     """Return a figure of some pictures in the fewest rows, as even as possible, and their axes."""
     rows = -(-count // COLUMNS)
-    figure, axes = _tiles(rows, -(-count // rows), 2.3, 2.8)
-    for axis in axes.flat[count:]:
+    columns = -(-count // rows)
+    figure = _new_figure(2.3 * columns + 1, 3.4 * rows + 0.5)
+    axes = figure.subplots(rows, columns, squeeze=False).flat
+    for axis in axes[count:]:
         axis.set_visible(False)
-    return figure, list(axes.flat[:count])
+    return figure, list(axes[:count])
 
 
-def _show_picture(axis: Any, picture: Image.Image, title: str) -> None:
+def _show_picture(axis: Any, picture: Image.Image, title: str, below: str = "", colour: str = INK) -> None:
     axis.imshow(np.asarray(picture))
     axis.set(xticks=[], yticks=[])
-    axis.set_title("\n".join(textwrap.wrap(title, 28)), fontsize=9)
+    axis.set_title(textwrap.fill(title, 28), fontsize=9)
+    axis.set_xlabel("\n".join(textwrap.fill(line, 36) for line in below.splitlines()), fontsize=8, color=colour)
 
 
-def _add_scale(figure: Figure, axes: Any, scale: Scale) -> None:
-    """Add the scale of the colours of maps beside some axes."""
+def _add_scale(figure: Figure, axes: Any, scale: Scale, shown: Iterable[Array]) -> None:
+    """Add the scale of the colours of maps beside some axes, of shares with a mark at the mean of each map."""
     colours = ScalarMappable(Normalize(scale.low, scale.high), scale.colours)
-    label = "part of the logit" if scale.low else "share of the attention"
     ticks = None if scale.low else PercentFormatter(1, symbol=" %")
     bar = figure.colorbar(colours, ax=axes, shrink=0.7, format=ticks)
-    bar.set_label(label, fontsize=8)
+    bar.set_label("part of the logit", fontsize=8)
+    if not scale.low:
+        where: dict[str, Any] = {"ha": "right", "va": "center", "transform": bar.ax.get_yaxis_transform()}
+        for values in shown:
+            bar.ax.text(-0.1, values.mean(), "\N{BLACK RIGHT-POINTING TRIANGLE}", fontsize=7, **where)
+        bar.set_label("share of the attention\nmark: mean", fontsize=8)

@@ -29,8 +29,8 @@ class Explained(Section[Rollout]):
     place = 110
     row = Rollout
     about = (
-        "The image, the attention of a token rolled out over all blocks, as a map and over the image, and the most "
-        "probable classes. Attention shows where a model looks, and is no proof why."
+        "The image, and over it the attention of a token rolled out over all blocks, and the prediction. The mark on "
+        "the scale is the mean, the uniform share. Attention shows where a model looks, and is no proof why."
     )
 
     def inputs(self, plan: Plan, store: Store) -> object:
