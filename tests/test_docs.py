@@ -190,12 +190,14 @@ def test_reference_has_bounds_and_every_command(reference: dict[str, str]) -> No
 def test_reference_has_every_key_of_the_study_file(reference: dict[str, str]) -> None:
     """The reference is the pydantic models, without the JSON Schema that the page is made from."""
     page = reference["keys.md"]
-    sections = dict(re.findall(r"(?ms)^## `([\w.]+)`\n(.*?)(?=^## |\Z)", page))
+    sections = dict(re.findall(r"(?ms)^## Under `([\w.]+)`\n(.*?)(?=^## |\Z)", page))
     for path, model in (("base", TrialSpec), ("base.train", TrainSpec), ("run", RunSpec), ("analysis", Analysis)):
-        rows = dict(re.findall(r"(?m)^\| `(\w+)` \| .*? \| .*? \| (.*?) \|$", sections[path]))
-        assert rows.keys() == {field.alias or name for name, field in model.model_fields.items()}, path
-        assert all(rows.values()), path
-    assert "| `evaluations` | integer >= 1 and <= 1e+06 | `10` |" in sections["base.train"]
+        entries = re.findall(r"(?m)^### `([\w.]+)`\n\n\*.+\*\n\n(\S.*)$", sections[path])  # with a type and a meaning
+        assert [key for key, _ in entries] == [
+            f"{path}.{field.alias or name}" for name, field in model.model_fields.items()
+        ], path
+    entry = "### `base.train.evaluations`\n\n*integer >= 1 and <= 1e+06, by default `10`*\n"
+    assert entry in sections["base.train"]
 
 
 def test_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
