@@ -111,7 +111,10 @@ def run(
             study, plan = make_current_plan()
         endings = find_cached_trials(plan, only, store)
         _, missing = next_stage(plan, only, endings)
-        _require_tracker_and_executor(study, plan, store, missing)
+        # If one of them cannot work here, this raises before anything is written.
+        registry.slot("tracker").build(study.run.tracker, plan, store, study.run)
+        if missing:
+            registry.slot("executor").build(study.run.executor, study.run)
         # Where nothing has changed, the recorded time of the run stays, and the stored report with it.
         if missing or not is_recorded(plan, store, file, changes, plugins):
             plan = begin_run(plan, store, file, changes, plugins, watch.say)
@@ -122,8 +125,9 @@ def run(
         has_ended = False
         try:
             # Trials of tunings are a stage before the trials of arms; those of arms may be several, as seeds are added.
-            for stage, missing in current.stages():
-                current.endings |= train_missing(stage, missing, current.session, retry_failed=retry_failed)
+            # Each stage depends on the endings of the one before, which are added here.
+            for stage, todo in current.stages():
+                current.endings |= train_missing(stage, todo, current.session, retry_failed=retry_failed)
             _explain_and_measure(current.plan, current.session, measure=measure)
             has_ended = True
         finally:  # also after Ctrl-C: what has been trained is reported and delivered
@@ -168,13 +172,6 @@ class _Run:
             self.plan = write_plan(plan, store)
             tracker = registry.slot("tracker").build(study.run.tracker, self.plan, store, study.run)
             self.session = replace(self.session, tracker=tracker)
-
-
-def _require_tracker_and_executor(study: Study, plan: Plan, store: Store, missing: Sequence[Planned]) -> None:
-    """Raise UserError, before anything is written, if the tracker cannot work, or the executor of missing trials."""
-    registry.slot("tracker").build(study.run.tracker, plan, store, study.run)
-    if missing:
-        registry.slot("executor").build(study.run.executor, study.run)
 
 
 def _explain_and_measure(plan: Plan, session: Session, *, measure: bool) -> None:

@@ -160,13 +160,11 @@ def judge_studies(
         lost_SAN: seeds that diverged or failed.
         chance_A: value of guesses of each arm; NaN if it is not known.
     """
-    # Seeds far worse than all others, whose spread no t test describes.
+    # Seeds far worse than the others of their arm, whose spread no t test describes.
     collapsed_SC2N = find_collapsed_sides(values_SAN, comparisons)
     collapsed_SC = collapsed_SC2N.sum(axis=(2, 3))
     contrasts = compute_contrasts(values_SAN, comparisons, collapsed_SC)
     verdict_SC = decide_verdicts(contrasts, comparisons)
-    d_SCN = values_SAN[:, comparisons.arms] - values_SAN[:, comparisons.baselines]
-    sound_SC = moments(np.where(collapsed_SC2N.any(axis=2), NAN, d_SCN)).mean
     judged = Judgements(
         contrasts,
         with_chance=contrasts,
@@ -174,11 +172,18 @@ def judge_studies(
         complete_verdict=verdict_SC,
         lost=np.zeros_like(contrasts.pairs),
         collapsed_arms=collapsed_SC2N[:, :, 0],
-        sound_difference=np.where(collapsed_SC > 0, sound_SC, NAN),
+        sound_difference=_sound_differences(values_SAN, comparisons, collapsed_SC2N),
     )
     if lost_SAN is None or not lost_SAN.any():
         return judged
     return _judge_lost_seeds(judged, values_SAN, lost_SAN, chance_A, comparisons)
+
+
+def _sound_differences(values_SAN: Floats, comparisons: Comparisons, collapsed_SC2N: Mask) -> Floats:
+    """Return the mean differences without collapsed seeds; NaN where there are none (S, C)."""
+    d_SCN = values_SAN[:, comparisons.arms] - values_SAN[:, comparisons.baselines]
+    sound_SC = moments(np.where(collapsed_SC2N.any(axis=2), NAN, d_SCN)).mean
+    return np.where(collapsed_SC2N.any(axis=(2, 3)), sound_SC, NAN)
 
 
 def _judge_lost_seeds(
@@ -269,13 +274,14 @@ class _Samples:
 
 def _collect_samples(values_SAN: Floats, comparisons: Comparisons) -> _Samples:
     x_SCN, y_SCN = values_SAN[:, comparisons.arms], values_SAN[:, comparisons.baselines]
-    d, x, y = map(moments, (x_SCN - y_SCN, x_SCN, y_SCN))
+    d_SCN = x_SCN - y_SCN
+    d, x, y = map(moments, (d_SCN, x_SCN, y_SCN))
     is_welch = (d.n < 2) & (x.n >= 2) & (y.n >= 2)
     difference = np.where(is_welch | (d.n == 0), x.mean - y.mean, d.mean)
     rounding = rounding_error(np.concatenate([x_SCN, y_SCN], axis=2))
     either_scatters = (x.sd > rounding_error(x_SCN)) | (y.sd > rounding_error(y_SCN))
     return _Samples(
-        x_SCN - y_SCN,
+        d_SCN,
         d,
         x,
         y,
@@ -371,7 +377,8 @@ def decide_verdicts(contrasts: ContrastArrays, comparisons: Comparisons) -> Ints
     same = (contrasts.test == SIGN_FLIP) & (contrasts.difference == 0) & (contrasts.collapsed == 0)
     claimed = contrasts.p_corrected <= comparisons.alpha
     better = comparisons.sign * contrasts.difference > 0
-    # Of several that hold, the first counts: a difference from zero is better or worse, even within the margin.
+    # Of several that hold, the first counts: an arm that differs from its baseline is better or worse, even if the
+    # difference lies within the margin.
     conditions = {
         Verdict.SAME: same,
         Verdict.BETTER: claimed & better,

@@ -134,13 +134,13 @@ def judge_study(
     if not compared:
         return {}
     # Until all further seeds have ended, the look before gives the verdicts.
-    numbers = {arm: 0 if plan.looks is None else plan.looks.latest_look(arm) for arm in compared}
-    looks = {arm: max(0, number - bool(awaited.get(arm, 0))) for arm, number in numbers.items()}
+    latest = {arm: 0 if plan.looks is None else plan.looks.latest_look(arm) for arm in compared}
+    look_of = {arm: max(0, look - bool(awaited.get(arm, 0))) for arm, look in latest.items()}
     study = _StudyArrays(plan, compared, samples, quantum)
     rows: dict[str, dict[str, Any]] = {}
-    for look in sorted(set(looks.values())):
-        of_look = study.judge_look(look, {arm for arm in compared if looks[arm] >= look}, refused, awaited)
-        rows |= {arm: row for arm, row in of_look.items() if looks[arm] == look}
+    for look in sorted(set(look_of.values())):
+        judged = study.judge_look(look, {arm for arm in compared if look_of[arm] >= look}, refused, awaited)
+        rows |= {arm: row for arm, row in judged.items() if look_of[arm] == look}
     return {arm: rows[arm] for arm in compared}
 
 
@@ -175,17 +175,17 @@ class _StudyArrays:
         )
 
     def judge_look(
-        self, look: int, waiting: set[str], refused: Mapping[str, str], awaited: Mapping[str, int]
+        self, look: int, tested: set[str], refused: Mapping[str, str], awaited: Mapping[str, int]
     ) -> dict[str, dict[str, Any]]:
-        """Return a row for each comparison, of the seeds of a look; the arms that wait at this look are tested."""
+        """Return a row for each comparison, of the seeds of a look, at which the arms in ``tested`` are tested."""
         looks, shares = self.plan.looks, self.plan.alpha_shares
         seeds = None if looks is None else set(looks.seeds[look])
         seen_N = np.isin(self.seeds, self.seeds if seeds is None else [*seeds])
         values_AN = np.where(seen_N, self.values_AN, NAN)
         reasons = refusals_by_arm(self.plan, seeds) | dict(refused)
         choices, choice_sds = self._tuning_variances(values_AN)
-        tested = np.array([[arm in waiting and arm not in reasons for arm in self.compared]])
-        comparisons = replace(self.comparisons, share=shares[look], tested=tested, choices=choices)
+        tested_SC = np.array([[arm in tested and arm not in reasons for arm in self.compared]])
+        comparisons = replace(self.comparisons, share=shares[look], tested=tested_SC, choices=choices)
         chance_A = np.array([self.facts.chance.get(arm, NAN) for arm in self.samples])
         # One study of many that could be judged at once.
         judged = judge_studies(values_AN[None], comparisons, lost_SAN=(self.lost_AN & seen_N)[None], chance_A=chance_A)
@@ -220,8 +220,8 @@ class _StudyArrays:
         if lost:
             filled = judged.with_chance.single(0, place)
             row |= {f"chance_{name}": getattr(filled, name) for name in ("difference", "low", "high")}
-            of_chance = {"chance_p": filled.p_corrected, "chance_p_equal": filled.p_equal_corrected}
-            row |= {"chance": self.facts.chance.get(arm, NAN), **of_chance}
+            row |= {"chance_p": filled.p_corrected, "chance_p_equal": filled.p_equal_corrected}
+            row["chance"] = self.facts.chance.get(arm, NAN)
         return row
 
     def _tuning_variances(self, values_AN: Floats) -> tuple[Choices, list[float]]:

@@ -27,13 +27,12 @@ from vitlab.planning.engine_choice import RULES, trials_to_benchmark
 from vitlab.planning.packaged import find_study_file
 from vitlab.planning.study_folder import read_decisions, result_content, version_name, with_default_builtins
 from vitlab.planning.tune import choose_winner
-from vitlab.planning.values import UNDECIDED, Plan, Planned, Trial
+from vitlab.planning.values import UNDECIDED, Plan, Planned
 from vitlab.registry.options import check_arguments
 from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
 from vitlab.spec.changes import full_path, is_known_path, public, read_changed_document, unknown_path_problem
 from vitlab.store.files import folder_name, read_json, require_mapping, write_bytes
 from vitlab.store.folders import OUT, Store
-from vitlab.store.result import TrialResult
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -108,16 +107,18 @@ def plan_study(
     device = "cpu" if study is None else device_type(study.run)
     machine = Machine(data_info, _count_cost, surroundings, device)
     plan = make_plan(study, document, problems, machine, decisions)
-    assert study is not None
+    assert study is not None  # otherwise make_plan has raised the problems
     if study.run.tracker.options:
         registry.slot("tracker").build(study.run.tracker, plan, store, study.run)  # raises if they cannot work
     if mistake := _find_setting_that_cuts_batches(plan, study.run):
         raise SpecError([document.problem(*mistake)])
+    # Notes on what depends on this machine: data, averages over its images, the device.
     about_data = _notes_on_data(plan, document)
     missing = [f"data not here: {reason}" for reason in _find_missing_data(plan, store)]
     about_averages = notes_on_averages(plan, lambda data, seeds: DataSource(data).training_images(seeds))
     notes = (*plan.notes, *about_averages, *about_data, *missing, *notes_on_device(study.run.device))
     plan = replace(plan, notes=notes, version=version_name(result_content(document.data)))
+    # The plan's analysis has the goal of its metric, which a file may leave out.
     return study.model_copy(update={"analysis": plan.analysis}), plan
 
 
@@ -143,13 +144,11 @@ def make_due_decisions(plan: Plan, session: Session) -> Plan:
         plan: the plan of a study, with its registration.
         session: the run; engines are measured, which takes a while, if its ``engine`` is ``measured``.
     """
-
-    def result_of(trial: Trial) -> TrialResult | None:
-        return session.store.folder(trial).result()
-
-    decided = replace(
-        plan, tuning=tuple(choose_winner(item, result_of, plan.analysis) if item.open else item for item in plan.tuning)
+    tunings = (
+        choose_winner(item, lambda trial: session.store.folder(trial).result(), plan.analysis) if item.open else item
+        for item in plan.tuning
     )
+    decided = replace(plan, tuning=tuple(tunings))
     if plan.looks is not None:
         from vitlab.report.comparison import update_looks
 

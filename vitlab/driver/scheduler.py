@@ -47,6 +47,7 @@ def train_missing(
     def has_failed(planned: Planned) -> bool:
         return not retry_failed and session.store.folder(planned.trial).has_failed_for_good()
 
+    # A trial that failed before brings no prerequisites; among those of the others, some may have failed before.
     todo = add_missing_prerequisites(stage, [planned for planned in trials if not has_failed(planned)], session.store)
     failed_before = [planned for planned in (*trials, *todo) if has_failed(planned)]
     todo = [planned for planned in todo if not has_failed(planned)]
@@ -165,9 +166,8 @@ class Schedule:
     def _submit_ready_jobs(self) -> None:
         """Submit the jobs that are ready, as far as slots are free; end those that wait for a failed trial."""
         self._executor.waiting = len(self._waiting)  # an executor on an autoscaling cluster asks for more machines
-        free = self._executor.slots - len(self._running)
-        ready = list(itertools.islice(filter(_is_ready, self._waiting), free)) if free > 0 else []
-        for job in ready:
+        free = max(0, self._executor.slots - len(self._running))
+        for job in list(itertools.islice(filter(_is_ready, self._waiting), free)):
             self._waiting.remove(job)
             self._executor.submit(job)
             self._running.add(job.folder)
@@ -216,9 +216,8 @@ class Schedule:
         """Return the job that retries a trial after its ``times``-th ending of this kind; None for no retry."""
         run = self._session.run
         if ending == Ending.OOM:
-            with_more_memory = self._executor.with_more_memory(job)
-            if with_more_memory is not None:
-                return with_more_memory
+            if (larger := self._executor.with_more_memory(job)) is not None:
+                return larger
             if run.on_oom == "cpu" and job.settings.device != "cpu":
                 return replace(job, settings=replace(job.settings, device="cpu"), gpu=None)
         return job if times <= run.retries.allowed(ending) else None

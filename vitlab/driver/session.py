@@ -92,11 +92,10 @@ def find_cached_trials(plan: Plan, only: str, store: Store, ended: Collection[st
     A trial that others start from must also have its weights.  Checkpoints that cached trials have left are removed.
     """
     tuned = (planned for tuning in plan.tuning if is_selected(tuning.arm, only) for planned in tuning.trials)
-    trials = [*tuned, *plan.trials]
-    starters = [*(planned.trial for planned in trials), *plan.prerequisites]
-    dependencies = {name for trial in starters for name in trial.needs.values()}
+    trials = [planned.trial for planned in distinct_trials([*tuned, *plan.trials])]
+    dependencies = {name for trial in (*trials, *plan.prerequisites) for name in trial.needs.values()}
     cached = [trial for trial in plan.prerequisites if store.folder(trial).has_weights()]
-    for trial in (planned.trial for planned in distinct_trials(trials) if planned.trial.name not in ended):
+    for trial in (trial for trial in trials if trial.name not in ended):
         folder = store.folder(trial)
         if folder.has_weights() if trial.name in dependencies else folder.done():
             folder.remove_checkpoint(trial.to_json())

@@ -167,7 +167,8 @@ class _JointTraining:
 
     def evaluate_at(self, step: int) -> None:
         """Measure the trainings that have not been measured at a step yet, and end those that are over."""
-        # One that was ahead after a resume may have been measured here; one of 0 steps has its last step alone.
+        # A training that was ahead after a resume may have been measured here already.  The last step is always due: a
+        # training of 0 steps has no other one.
         due = [each for each in self._active if each.last_measured_step < step or step == each.steps]
         if not due:
             return
@@ -177,6 +178,7 @@ class _JointTraining:
         measurements = self._measure(due, ["val"])
         if ending := [training for training in measurements if is_last or training.stops_early()]:
             measurements |= self._measure(ending, ["test", *due[0].feed.test_sets])
+        # A training may have diverged on a test set alone; it has an outcome by _measure.
         for training in (each for each in measurements if each not in self.outcomes):
             training.emit(measurements[training])
             if training in ending:

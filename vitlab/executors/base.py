@@ -218,6 +218,7 @@ def read_trial_endings(job_end: JobEnd) -> list[tuple[Path, Ending, str]]:
     if len(job.trials) == 1:
         return [(job.folder, job_end.ending, job_end.detail)]
     endings: list[tuple[Path, Ending, str]] = []
+    otherwise = Ending.LOST if job_end.ending == Ending.DONE else job_end.ending
     for folder in map(TrialFolder, job.folders):
         failure = folder.failure()
         if folder.result_with_kept_weights(job.settings.keep) is not None:
@@ -225,9 +226,7 @@ def read_trial_endings(job_end: JobEnd) -> list[tuple[Path, Ending, str]]:
         elif failure is not None and job_end.ending != Ending.REFUSED:  # otherwise it belongs to an earlier attempt
             endings.append((folder.path, failure.kind, failure.failure))
         else:
-            endings.append(
-                (folder.path, Ending.LOST if job_end.ending == Ending.DONE else job_end.ending, job_end.detail)
-            )
+            endings.append((folder.path, otherwise, job_end.detail))
     return endings
 
 

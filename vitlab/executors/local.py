@@ -103,7 +103,8 @@ class Local(PollingExecutor):
         self._slots = min(run.workers or places, places)
         shared_out = not self._gpus or run.resources.cpu is not None
         fits = shared_out and cores_per_trial * self._slots <= budget
-        self._shares = _divide_cores(cores, self._slots) if fits else [[]] * self._slots
+        cuts = [index * len(cores) // self._slots for index in range(self._slots + 1)]
+        self._shares = [cores[begin:end] for begin, end in pairwise(cuts)] if fits else [[]] * self._slots
         self._waiting: deque[Job] = deque()  # for a GPU with room
         self._running: dict[int, _Worker] = {}  # by sentinel
         # Otherwise the interpreter would wait at exit for workers that nothing stops.
@@ -237,9 +238,3 @@ class Local(PollingExecutor):
     def _close_pipes(self) -> None:
         for running in self._running.values():
             running.pipe.close()
-
-
-def _divide_cores(cores: Sequence[int], workers: int) -> list[list[int]]:
-    """Divide the cores among workers as evenly as possible."""
-    cuts = [index * len(cores) // workers for index in range(workers + 1)]
-    return [list(cores[begin:end]) for begin, end in pairwise(cuts)]

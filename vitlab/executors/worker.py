@@ -45,10 +45,10 @@ from vitlab.errors import Refused
 from vitlab.executors.base import JobEnd, Stage, format_error, shorten
 from vitlab.imports import import_object
 from vitlab.runner import fork_server
-from vitlab.runner.job import NODE_VARIABLE, Job, JobTrial, NoEnding, TrialEnd
+from vitlab.runner.job import NODE_VARIABLE, Job, NoEnding, TrialEnd
 from vitlab.spec.tree import parse_as
 from vitlab.store.files import load_json, open_in_place, read_json, require_mapping, write_json
-from vitlab.store.folders import TrialFolder
+from vitlab.store.folders import Keep, TrialFolder
 from vitlab.store.locks import DRIVER, is_alive, kill_orphan
 from vitlab.store.result import Ending
 
@@ -122,25 +122,28 @@ def run_job(
             ending is then ``stopped``.
         report_stage: called with each stage; after the first step the trial holds all the memory that it needs.
     """
-    ended: dict[Path, TrialEnd] = {}  #: folder of each trial that has ended to how
     try:
         execute = import_object(job.runner, "execute")
-        while remaining := _trials_without_result(job, ended):
+        ended = _stored_ends(job.folders, job.settings.keep)  #: folder of each trial that has ended to how
+        while remaining := tuple(item for item in job.trials if item.folder not in ended):
             clock = _Clock(stop, job.timeout_s, report_stage)
             ends = execute(replace(job, trials=remaining), clock.must_stop)
             by_folder = dict(zip((item.folder for item in remaining), ends, strict=True))
             busy = [folder for folder, end in by_folder.items() if end.ending == NoEnding.BUSY]
-            stopped = [folder for folder, end in by_folder.items() if end.ending == Ending.STOPPED]
-            ended |= {folder: end for folder, end in by_folder.items() if folder not in (*busy, *stopped)}
-            if clock.late and (busy or stopped):
+            is_stopped = Ending.STOPPED in [end.ending for end in ends]
+            ended |= {
+                folder: end for folder, end in by_folder.items() if end.ending not in (NoEnding.BUSY, Ending.STOPPED)
+            }
+            if clock.late and (busy or is_stopped):
                 return Ending.TIMEOUT, f"it trained longer than run.timeout allows ({job.timeout_s:g} s)"
-            if stopped:
+            if is_stopped:
                 return Ending.STOPPED, ""
             if busy:  # another process trains them; this one trains what remains
                 report_stage("waits")
                 _wait_for_lease(TrialFolder(busy[0]), stop)
                 if stop():
                     return Ending.STOPPED, ""
+                ended |= _stored_ends(busy, job.settings.keep)
     except Refused as error:
         return Ending.REFUSED, format_error(error)
     except (Exception, SystemExit) as error:  # an exception of a trial or plugin ends only this job
@@ -149,16 +152,16 @@ def run_job(
             TrialFolder(job.folder).write_failure(sentence, traceback.format_exc(), ending)
         return ending, sentence
     # The first trial that failed speaks for the job, else the first that diverged.
-    end = min(ended.values(), key=lambda end: (end.ending == Ending.DONE, not end.detail))
+    failed = [end for end in ended.values() if end.ending != Ending.DONE]
+    diverged = [end for end in ended.values() if end.detail]
+    end = [*failed, *diverged, *ended.values()][0]
     return Ending(end.ending), shorten(end.detail)
 
 
-def _trials_without_result(job: Job, ended: dict[Path, TrialEnd]) -> tuple[JobTrial, ...]:
-    """Return the trials of a job that have not ended, and add those to ``ended`` that another process has trained."""
-    for folder in (folder for folder in job.folders if folder not in ended):
-        if (result := TrialFolder(folder).result_with_kept_weights(job.settings.keep)) is not None:
-            ended[folder] = TrialEnd(Ending.DONE, result.failure)
-    return tuple(item for item in job.trials if item.folder not in ended)
+def _stored_ends(folders: Sequence[Path], keep: Keep) -> dict[Path, TrialEnd]:
+    """Return how the trials that have a result, with the weights to keep, have ended, by folder."""
+    results = {folder: TrialFolder(folder).result_with_kept_weights(keep) for folder in folders}
+    return {folder: TrialEnd(Ending.DONE, result.failure) for folder, result in results.items() if result is not None}
 
 
 def _wait_for_lease(folder: TrialFolder, stop: Callable[[], bool]) -> None:

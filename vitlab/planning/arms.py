@@ -40,13 +40,13 @@ class ResolvedArm:
     baseline: str | None = None  #: name of the arm that it is compared with
     aliases: list[str] = field(default_factory=list)
     is_repeated: bool = False  #: whether the design has it more than once under one name
-    skip: str = ""
+    skip: str = ""  #: the reason why it is not trained; empty if it is
     solved: NewTree = field(default_factory=dict)  #: values chosen by matching and tuning
     cost_difference: float = 0.0  #: relative difference from the cost of its baseline
     note: str = ""
     pending: bool = False  #: whether its tuned values are still to be chosen
     twin: str = ""  #: name of the arm that a control equals; empty if it is none
-    first_seed: int = 0  #: added to the seeds of the study
+    first_seed: int = 0  #: added to the seeds of the study; not 0 in controls
 
     @property
     def is_base(self) -> bool:

@@ -217,7 +217,7 @@ def _plan_trials(
     for arm in (arm for arm in arms if not arm.skip):
         for seed in seeds.values if looks is None else looks.seeds_of(arm.name, baselines):
             if arm.pending:
-                # Without a key it cannot be run.
+                # Without a key it cannot be run, so its seeds need not be the ones of a control.
                 trial = Trial(arm.trial.spec, seeds.stream_seeds(seed), arm.trial.origins, arm.trial.info.content)
                 pending.append(Planned(arm.name, seed, trial))
             else:
@@ -289,8 +289,8 @@ def _collect_notes(study: Study, arms: Sequence[ResolvedArm], facts: Mapping[str
 def _arm_digests(study: Study, arms: Sequence[ResolvedArm]) -> dict[str, str]:
     """Return arm to a digest of what it trains; values chosen by matching and tuning follow from it."""
     chosen_by = {
-        name: None if how is None else how.model_dump(mode="json")
-        for name, how in (("match", study.match), ("tune", study.tune))
+        "match": study.match and study.match.model_dump(mode="json"),
+        "tune": study.tune and study.tune.model_dump(mode="json"),
     }
     return {
         arm.name: key_of({"trial": arm.key, "data": arm.trial.info.content, **chosen_by})[:32]  # 128 bits are enough

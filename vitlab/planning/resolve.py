@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
@@ -95,9 +95,17 @@ class ResolvedTrial:
             "seeds": streams,
             "needs": {role: name.partition("/")[0] for role, name in needs.items()},  # their code is part of the code
         }
-        code = trial_code_digest(self.modules, needs, self.versions)
-        trial = Trial(self.spec, streams, self.origins, self.info.content, needs, self.files)
-        return replace(trial, key=key_of(identity), code=code, versions=self.versions)
+        return Trial(
+            self.spec,
+            streams,
+            self.origins,
+            self.info.content,
+            needs,
+            self.files,
+            key=key_of(identity),
+            code=trial_code_digest(self.modules, needs, self.versions),
+            versions=self.versions,
+        )
 
 
 @dataclass(frozen=True)
@@ -205,10 +213,12 @@ class Resolver:
         if ("data",) not in draft.parts:
             return
         try:
-            draft.info = self._data_info(draft.parts["data",], draft.plain["data"])
+            if (key := json.dumps(draft.plain["data"], sort_keys=True)) not in self._infos:
+                self._infos[key] = self._inform(draft.parts["data",])
         except DataError as error:
             draft.add_faults((("data",), str(error)))
             return
+        draft.info = self._infos[key]
         draft.identity["data"] = _normalise_corrupted(draft.identity["data"], draft.info)
         task = draft.info.task
         if task != "classification" and value_at(draft.plain, ("train", "mix")) is not None:
@@ -421,12 +431,6 @@ class Resolver:
             return slot(name).resolve(value), None
         except OptionError as error:
             return error.sound if isinstance(error.sound, ResolvedChoice) else None, error
-
-    def _data_info(self, data: ResolvedChoice, plain: Tree) -> DataInfo:
-        cache_key = json.dumps(plain, sort_keys=True)
-        if cache_key not in self._infos:
-            self._infos[cache_key] = self._inform(data)
-        return self._infos[cache_key]
 
 
 def _is_mup(model: ResolvedChoice) -> bool:

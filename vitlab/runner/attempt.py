@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import shutil
@@ -56,6 +55,11 @@ class Attempt:
     engine_type: type[Engine]
     kernels: set[str]  #: of attention, see :func:`record_kernels_of_first_pass`
     input_spec: InputSpec
+    weights_notes: Sequence[str]  #: notes on the weights that the trial starts from
+    params: int
+    macs: int  #: multiply-accumulates of an image
+    step_macs: int  #: of an image in a step; 0 if a step does not compute the model once on all of it
+    matrix_rate: float  #: peak operations per second of these devices; NaN if it is not known
 
     def __init__(
         self,
@@ -79,10 +83,6 @@ class Attempt:
         self.number = max(numbers, default=0) + 1  # an attempt that falls back to the loop starts twice
         self.first_began = starts[0].t / 1000 if starts else time.time()
         self.last_logged_step = max((event.body["step"] for event in events if event.kind == "metrics"), default=-1)
-        self.weights_notes: Sequence[str] = ()  #: notes on the weights that the trial starts from
-        self.size = 0, 0  #: parameters and multiply-accumulates
-        self.step_macs = 0  #: of an image in a step; 0 if a step does not compute the model once on all of it
-        self.matrix_rate = math.nan  #: peak operations per second of these devices
         self.before_s = 0.0  #: seconds that earlier attempts spent on the checkpoint
         self.writer = ThreadPoolExecutor(1)  #: of checkpoints; the trial's lock is held until it is shut down
         self._writing: Future[None] | None = None
@@ -128,7 +128,7 @@ class Attempt:
         feed = Feed(prepared, data.options["augment"], trial.seeds, self.device, dtype_of(spec.precision))
         model, self.weights_notes = make_initial_model(trial, self.folder, prepared, self.device)
         fit_head(model, trial, feed)
-        self.size = count_cost(model, trial, prepared.info)
+        self.params, self.macs = count_cost(model, trial, prepared.info)
         if self.settings.activation_checkpointing == "blocks":
             recompute_blocks(model)
         training = Training(
@@ -142,8 +142,9 @@ class Attempt:
             write=self.save_checkpoint,
             on_step=self.keep_due_weights,
         )
-        if training.objective.labels and not trial.spec.model.options.get("patch_drop"):
-            self.step_macs = self.size[1]
+        # Objectives without labels and models that drop patches compute another number of images or tokens in a step.
+        is_whole = training.objective.labels and not trial.spec.model.options.get("patch_drop")
+        self.step_macs = self.macs if is_whole else 0
         return training
 
     def log_start(self, note: str) -> None:
@@ -194,14 +195,13 @@ class Attempt:
         shutil.rmtree(self.folder.checkpoint, ignore_errors=True)
 
     def _describe_circumstances(self, wall_s: float) -> Circumstances:
-        params, macs = self.size
         return Circumstances(
             started=self.first_began,
             wall_s=wall_s,
             host=socket.gethostname(),
             attempts=self.number,
-            params=params,
-            macs=macs,
+            params=self.params,
+            macs=self.macs,
             memory_bytes=peak_memory(self.device),
             versions={**versions(), **imported_requirements(self.trial.spec)},
             numerics={**self._describe_numerics(), "attention": attention_kernels(self.kernels, self.trial.spec.model)},

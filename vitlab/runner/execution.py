@@ -43,7 +43,7 @@ from vitlab.training.loop import Training
 from vitlab.training.memory import is_out_of_memory
 
 
-def resolve_trials(trials: Iterable[Trial]) -> list[Trial]:
+def resolve_as_planned(trials: Iterable[Trial]) -> list[Trial]:
     """Return trials with their choices resolved.
 
     Raises:
@@ -54,7 +54,7 @@ def resolve_trials(trials: Iterable[Trial]) -> list[Trial]:
 
 
 def _resolve_trial(trial: Trial) -> TrialSpec:
-    """Return the spec of a trial, resolved; for what it raises see :func:`resolve_trials`."""
+    """Return the spec of a trial, resolved; for what it raises see :func:`resolve_as_planned`."""
     if not trial.code:  # it has no plan
         return resolve_spec(trial.spec)
     here = versions()
@@ -84,10 +84,6 @@ def _resolve_trial(trial: Trial) -> TrialSpec:
     return spec
 
 
-class _TooLargeTogether(Exception):
-    """Memory ran out for trials that were trained together."""
-
-
 def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialEnd]:
     """Train the trials of a job, or resume them; write to their folders alone, and return how each has ended.
 
@@ -109,11 +105,12 @@ def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialEnd
     """
     settings = job.settings
     _load_plugins(settings)
-    trials = resolve_trials(item.trial for item in job.trials)
+    trials = resolve_as_planned(item.trial for item in job.trials)
     if settings.processes > 1:
         return [_run_in_ranks(item.trial, TrialFolder(item.folder), settings, stop) for item in job.trials]
     device = torch_device(settings.device)
-    with suppress(_TooLargeTogether), ExitStack() as contexts:
+    too_large = False
+    with ExitStack() as contexts:
         opened = [
             _open_attempt(trial, TrialFolder(folder), settings, device, contexts)
             for trial, folder in zip(trials, job.folders, strict=True)
@@ -123,15 +120,16 @@ def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialEnd
         try:
             _run_attempts(attempts, settings.engine, stop)
         except Exception as error:
-            if is_out_of_memory(error) and len(attempts) > 1:
-                raise _TooLargeTogether from None
-            for attempt in attempts:
+            too_large = is_out_of_memory(error) and len(attempts) > 1
+            for attempt in () if too_large else attempts:
                 if attempt.end is None:
                     attempt.end_with_error(error)
-        ends = [each.end if isinstance(each, Attempt) else each for each in opened]
-        return [end or TrialEnd(Ending.STOPPED) for end in ends]
-    # Only here, where the error and its tensors are gone.
-    return [end for half in job.split(job.folders) for end in execute(half, stop)]
+    if too_large:
+        # Only here, where the error is gone with its tensors, and the locks are free again.
+        del opened, attempts
+        return [end for half in job.split(job.folders) for end in execute(half, stop)]
+    ends = [each.end if isinstance(each, Attempt) else each for each in opened]
+    return [end or TrialEnd(Ending.STOPPED) for end in ends]
 
 
 def _open_attempt(
@@ -153,7 +151,7 @@ def _open_attempt(
 def begin_trial(trial: Trial, folder: TrialFolder, settings: Settings) -> Iterator[Training]:
     """Yield the training of a trial before its first step, under the trial's torch settings, for inspection."""
     _load_plugins(settings)
-    [trial] = resolve_trials([trial])
+    [trial] = resolve_as_planned([trial])
     device = torch_device(settings.device)
     with folder.lease(), torch_settings(settings, device, trial.spec.train.precision):
         yield Attempt(trial, folder, settings, device).begin("loop")

@@ -109,11 +109,11 @@ def _supervise(processes: Sequence[_Process], stop: Callable[[], bool]) -> Trial
         ]
         if causes:
             return causes[0]
-        if any(result.ending == NoEnding.PEER_DIED for result in results):
+        # Ranks that have lost a peer; the peer itself may still report the cause.
+        if left := [result for result in results if result.ending == NoEnding.PEER_DIED]:
             deadline = min(deadline, time.monotonic() + CAUSE_S)
         if time.monotonic() > deadline or len(results) == len(processes):
-            (first, *_) = [result for result in results if result.ending == NoEnding.PEER_DIED]
-            return TrialEnd(Ending.LOST, first.detail, first.traceback)
+            return TrialEnd(Ending.LOST, left[0].detail, left[0].traceback)
         if not stop_requested and stop():
             stop_requested = True
             for one in processes:

@@ -202,7 +202,7 @@ class Training:
         key = noise.key(self.seeds["dropout"], "torch", self.step, *([rows.start] if rows.start else []))
         noise.seed_torch(key, self.feed.device)
         compute_loss = self.compiled_loss or self.compute_loss
-        if self.path_layers:
+        if self.path_layers:  # for one training; engines that stack trainings draw for all of them in one call
             scale_1LB = path_scales(self.path_layers, [draws.drop_path], [sample_ids(batch)], batch.x_BCHW)
             draws = draws._replace(scale_LB=scale_1LB[0])
         loss = compute_loss(batch.x_BCHW, batch.y_B, draws)
