@@ -16,9 +16,8 @@ from typing import Any, ParamSpec, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
 
-from vitlab.errors import BrokenComponent, UserError
+from vitlab.errors import BrokenComponent, UserError, closest
 from vitlab.registry.slot_modules import BUILT_IN, Origin, import_slot
-from vitlab.spec.changes import is_known_path
 from vitlab.spec.choice import Choice, Frozen
 from vitlab.spec.mistakes import YAML_HINT, collect_mistakes
 from vitlab.spec.tree import NewTree, Tree, Values
@@ -132,9 +131,10 @@ def check_arguments(*, own: Collection[str] = ()) -> Callable[[Callable[P, R]], 
                 for each, value in {**dict(zip(by_place, args, strict=False)), **kwargs}.items()
             }
             for each in sorted(given.keys() - signature.parameters) if "changes" in signature.parameters else ():
-                if is_known_path(each):
+                if closest(each, signature.parameters) is None:
                     value = given.pop(each)
-                    sentences.append(f"{name}: '{each}' is a value of the study; write changes={{'{each}': {value!r}}}")
+                    hint = f"a value of the study is written changes={{'{each}': {value!r}}}"
+                    sentences.append(f"{name}: no argument '{each}'; {hint}")
             collected = collect_mistakes(arguments_model(), given, who=name)
             sentences += [mistake.message.removesuffix(YAML_HINT) for mistake in collected.mistakes]
             if sentences:
