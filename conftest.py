@@ -51,8 +51,14 @@ def _torch_draws_the_same() -> None:
     torch = sys.modules.get("torch")  # not imported for tests that do not need it
     if torch is not None:
         torch.default_generator.manual_seed(0)  # torch.manual_seed records the stack for every backend: 0.8 ms a test
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_available():
             torch.cuda.manual_seed_all(0)
+
+
+@pytest.fixture(autouse=True)
+def _messages_have_long_lines() -> None:
+    """Forget the width that a parent process has set: messages in a pipe would be broken at it."""
+    os.environ.pop("COLUMNS", None)
 
 
 def _restore_plugin_files() -> Iterator[None]:

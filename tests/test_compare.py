@@ -182,7 +182,7 @@ def test_incomparable_arms_are_reported(out: Path) -> None:
     change(out, "moved", trials=tuple(changed))
     table = vitlab.compare("old", "moved", out=out)
     assert table["p"].isna().all() and table["difference"].notna().sum() == 2
-    assert table["verdict"].dropna().tolist() == ["refused"] * 2
+    assert table["verdict"].dropna().tolist() == ["refused"] * 2 and table["best"].all()
     assert table.answers[0].startswith("refused: ") and "different data" in table.answers[0]
 
 

@@ -183,7 +183,8 @@ def _tex_tables(text: str) -> list[list[list[str]]]:
         for line in body.strip().split("\n"):
             if line.strip() == r"\midrule":
                 continue
-            source, row, cell = line.strip().removesuffix(r" \\"), [], ""
+            plain = re.sub(r"\\textbf\{((?:[^{}]|\{\})*)\}", r"\1", line.strip())  # the means that may be the best
+            source, row, cell = plain.removesuffix(r" \\"), [], ""
             assert line.endswith(r" \\")
             while source:
                 if command := re.match(r"\\([a-zA-Z]+)\{\}", source):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vitlab.cli import cli
 from vitlab.data.prepare import data_info
 from vitlab.data.torchvision_import import torchvision
-from vitlab.errors import VitlabError, WeightsError
+from vitlab.errors import TrialFailed, VitlabError
 from vitlab.identity.code import modules_of_spec, trial_code_digest
 from vitlab.planning.resolve import Resolver
 from vitlab.planning.values import Trial
@@ -203,7 +203,7 @@ def test_position_rows_are_moved_without_changing_the_function(tmp_path: Path) -
 def test_tokens_of_one_model_are_refused_or_converted(tmp_path: Path) -> None:
     file = saved(vit(), tmp_path / "a.pth")
     distilled = {"prefix": ["class", "distillation"], "registers": 1, "head": "distilled"}
-    with pytest.raises(WeightsError, match=r"tokens: convert to leave out each of dist_token, reg_token"):
+    with pytest.raises(TrialFailed, match=r"tokens: convert to leave out each of dist_token, reg_token"):
         start(tmp_path, file, model=distilled)
     state = canonical(start(tmp_path, file, model=distilled, tokens="convert"))
     theirs = vit()
@@ -215,7 +215,7 @@ def test_tokens_of_one_model_are_refused_or_converted(tmp_path: Path) -> None:
     assert state["dist_token"].shape == state["reg_token"].shape == (1, 1, 16)
 
     mean = {"prefix": [], "head": {"type": "linear", "pool": "gap"}}
-    with pytest.raises(WeightsError, match=r"\(class\) than this model \(none\)"):
+    with pytest.raises(TrialFailed, match=r"\(class\) than this model \(none\)"):
         start(tmp_path, file, model=mean)
     state = canonical(start(tmp_path, file, model=mean, tokens="convert"))
     assert "cls_token" not in state
@@ -224,12 +224,12 @@ def test_tokens_of_one_model_are_refused_or_converted(tmp_path: Path) -> None:
 
 def test_unfitting_weights_are_refused(tmp_path: Path) -> None:
     file = saved(vit(), tmp_path / "a.pth")
-    with pytest.raises(WeightsError, match=r"ls1\.gamma, .* are missing"):
+    with pytest.raises(TrialFailed, match=r"ls1\.gamma, .* are missing"):
         start(tmp_path, file, model={"layer_scale": 0.1})
-    with pytest.raises(WeightsError, match=r"head\.fc\.weight, head\.fc\.bias are of another shape"):
+    with pytest.raises(TrialFailed, match=r"head\.fc\.weight, head\.fc\.bias are of another shape"):
         start(tmp_path, file, head="keep")
     convert(file, tmp_path / "b.safetensors", "timm", facts=ModelFacts(heads=2))
-    with pytest.raises(WeightsError, match="the file says heads 2, and 4 was given"):
+    with pytest.raises(TrialFailed, match="the file says heads 2, and 4 was given"):
         start(tmp_path, tmp_path / "b.safetensors", model={"heads": 4})
 
 

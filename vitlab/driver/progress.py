@@ -345,7 +345,7 @@ def checkpoint_step(folder: TrialFolder) -> str:
     from safetensors import SafetensorError, safe_open
 
     with (
-        suppress(OSError, SafetensorError, ValueError, LookupError, TypeError),
+        suppress(OSError, SafetensorError, ValueError, LookupError, TypeError, RecursionError),
         safe_open(folder.checkpoint / CHECKPOINT, framework="np") as reader,
     ):
         state = dict(json.loads(reader.metadata()["vitlab"])["pairs"])["training"]

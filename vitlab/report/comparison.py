@@ -124,7 +124,7 @@ def summary(results: StudyResults, refused: Mapping[str, str] = {}) -> list[Row]
         for arm, baseline in compared.items()
     }
     judged = judge_study(results.plan, compared, samples, quantum=results.quantum, refused=refused, awaited=awaited)
-    best = _arms_near_best(results, samples, judged)
+    best = {*arms} if refused else _arms_near_best(results, samples, judged)
     return [
         _summarize_arm(arm, trials, {**costs[arm], "best": arm in best}, results, judged)
         for arm, trials in arms.items()

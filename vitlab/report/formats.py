@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 import textwrap
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -148,15 +149,17 @@ def _fit_table(columns: Sequence[Column], console: Console) -> RichTable:
     """
     # Measured without bounds, since a measure within them never exceeds the width.
     ranks, unbounded = sorted({column.rank for column in columns}), console.options.update(max_width=10_000)
-    table, width = _make_rich_table(columns), console.width
-    while console.measure(table, options=unbounded).maximum > console.width and width > NARROW:
-        if ranks[1:]:
-            highest = ranks.pop()
-            columns = [column for column in columns if column.rank < highest]
-            table = _make_rich_table(columns)
-        else:
-            width -= 1
-            table = _make_rich_table(columns, width)
+
+    def needed(width: int) -> int:
+        return console.measure(_make_rich_table(columns, width), options=unbounded).maximum
+
+    while needed(0) > console.width and ranks[1:]:
+        highest = ranks.pop()
+        columns = [column for column in columns if column.rank < highest]
+    if needed(0) <= console.width:
+        return _make_rich_table(columns)
+    widths = range(NARROW, console.width)
+    table = _make_rich_table(columns, widths[max(bisect_right(widths, console.width, key=needed) - 1, 0)])
     return table
 
 

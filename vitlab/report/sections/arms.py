@@ -228,7 +228,7 @@ def paper_table(report: Report) -> Table:
 def _near_best(rows: Sequence[Row]) -> tuple[bool, ...]:
     """Return which arms may be the best; empty where all may, and for a report that does not say."""
     best = tuple(bool(row.get("best")) for row in rows)
-    return () if all(best) else best
+    return () if all(near for near, row in zip(best, rows, strict=True) if row["mean"] is not None) else best
 
 
 def _parameters(rows: Sequence[Row]) -> Column:
