@@ -35,7 +35,7 @@ from vitlab.cli.check import check_command as command
 from vitlab.data.augment.geometric import Crop
 from vitlab.driver.planning import make_due_decisions
 from vitlab.driver.session import Session
-from vitlab.errors import Refused, TrialFailed, UserError
+from vitlab.errors import Refused, SpecError, TrialFailed, UserError
 from vitlab.planning.study_folder import write_plan
 from vitlab.regression import check
 from vitlab.regression.baseline import read_baseline
@@ -354,6 +354,10 @@ def test_contradictory_settings_are_refused(accepted: Path, tmp_path: Path) -> N
         (baseline, "is the baseline of study 'gate'"),
     ]:
         with pytest.raises(UserError, match=message):
+            vitlab(tmp_path, *words)
+    for words in ((), ("--plan",)):  # beside a missing baseline
+        write(tmp_path, sedes=3)
+        with pytest.raises(SpecError, match="sedes"):
             vitlab(tmp_path, *words)
     write(tmp_path, tune={"knobs": {"train.optimizer.lr": [0.01, 0.02]}})
     with pytest.raises(UserError, match="has 'tune', which would hide a change"):

@@ -26,6 +26,7 @@ from vitlab.identity import source
 from vitlab.identity.code import clear_caches, component_modules, modules_digest, transitive_digests
 from vitlab.lab import Answer
 from vitlab.planning.values import Trial
+from vitlab.registry.file_loader import load_file
 from vitlab.spec import STREAMS
 
 STUDY: dict[str, Any] = {
@@ -388,6 +389,15 @@ def test_comment_edited_after_import_changes_nothing(tmp_path: Path) -> None:
     assert vitlab.run(file, out=tmp_path / "out").trained == 1
     write(module, component("remarked", 1) + "# a comment\n")
     assert vitlab.run(file, out=tmp_path / "out").cached == 1
+
+
+def test_docstrings_of_a_plugin_file_are_not_part_of_its_origin(tmp_path: Path) -> None:
+    documented = component("described", 1) + '\n\ndef half(x):\n    """DOC"""\n    return x / 2\n'
+    origins = [
+        load_file(write(tmp_path / "described.py", documented.replace("DOC", text))) for text in ("One.", "Two.")
+    ]
+    assert origins[0] == origins[1]
+    assert load_file(write(tmp_path / "described.py", documented.replace("x / 2", "x / 3"))) != origins[0]
 
 
 def test_loaded_code_continues_if_digest_is_known(tmp_path: Path) -> None:

@@ -233,7 +233,7 @@ def options() -> list[Any]:
             if entry.name == "schedule_free":
                 choice["eps"] = 1e-3  # it divides gradients in place, also those that are zero but for rounding
             # Built-in schedules and losses keep no state from step to step; those of plugins may.
-            steps = 20 if name == "optimizer" or entry.origin.source != "vitlab" else 6
+            steps = 20 if name == "optimizer" or entry.origin.source != "vitlab" else 12 if name == "schedule" else 6
             cases.append(pytest.param(plain, {name: choice, "steps": steps}, id=f"{name}-{entry.name}"))
     return cases
 

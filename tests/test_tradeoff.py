@@ -272,6 +272,17 @@ def test_main_effect_is_averaged_over_settings_that_have_both_levels(tmp_path: P
     assert effects["model.a=2"].verdict == "better" and lost["model.a=2"] == "cannot tell", "chance is not known"
 
 
+def test_collapsed_seeds_of_a_main_effect_are_said(tmp_path: Path) -> None:
+    arms = grid_arms({"model.a": [0, 1], "model.b": [0, 1]}, seeds=6)
+    arms["11"][1][0] = 0.1
+    plan, store = study(tmp_path, arms)
+    part, row = all_sections()["main_effects"], rows_of("main_effects", plan, store)[0]
+    kept = [np.subtract(arms[f"1{b}"][1][1:], arms[f"0{b}"][1][1:]) for b in (0, 1)]
+    assert row.collapsed == 1 and row.sound_difference == pytest.approx(np.mean(kept))
+    [note] = part.notes([row], findings(plan, store))
+    assert "in 1 of the 6 pairs" in note and f"it is +{np.mean(kept):.4f} without them" in note
+
+
 def test_main_effects_are_of_crossed_arms_alone(tmp_path: Path) -> None:
     arms = grid_arms({"model.a": [0, 1], "model.b": [0, 1]})
     plan, store = study(tmp_path / "one", {name: arm for name, arm in arms.items() if name != "11"})
@@ -313,7 +324,7 @@ def test_main_effects_keep_their_level_where_nothing_differs(monkeypatch: pytest
     wrong = 0
     for samples in simulated(12, 3, 400):
         values = {arm: dict(sample.values) for arm, sample in samples.items()}
-        monkeypatch.setattr(interactions, "read_samples", lambda _, samples=samples: samples)
+        monkeypatch.setattr(interactions, "read_samples", lambda *_, samples=samples: samples)
         monkeypatch.setitem(vars(results), "values", values)
         wrong += any(row["verdict"] != "cannot tell" for row in interactions.judge_averages(results, effects))
     assert 2 <= wrong <= stats.binom.ppf(0.999, 400, 0.05)

@@ -141,7 +141,7 @@ def test_command_line_changes_are_a_version_and_reported(here: Path) -> None:
     code, output = invoke("report", "first.yaml")
     assert (
         code == 0
-        and "This is an earlier version of the study" in output
+        and f"the latest is {read_versions(here / 'out/studies/tiny')[0].name[:8]}" in " ".join(output.split())
         and "train.steps 4 -> 2" in " ".join(output.split())
     )
 
@@ -150,9 +150,8 @@ def test_report_says_how_to_print_the_one_that_it_replaced(here: Path) -> None:
     latest, before = read_versions(here / "out/studies/tiny")
     code, output = invoke("report", "tiny")
     sentence = (
-        f"This is the latest version of the study ({latest.name[:8]}, run {latest.when}); the one before is "
-        f"{before.name[:8]}, run {before.when}: train.steps 2 -> 4; seeds 1 -> 2. "
-        f"'vitlab report tiny@{before.name[:8]}' prints its report."
+        f"This is version {latest.name[:8]} of the study, run {latest.when}; the one before is {before.name[:8]}, run "
+        f"{before.when} (changes since the earlier one: train.steps 4 -> 2; seeds 2 -> 1). 'vitlab report tiny@{before.name[:8]}' prints its report."
     )
     assert code == 0 and sentence in " ".join(output.split())
     assert "(2 seeds" not in output and (before.folder / "report" / "report.html").is_file()

@@ -27,7 +27,7 @@ from vitlab.cli.options import (
     repeat_options,
     study_options,
 )
-from vitlab.errors import Interrupted, UserError
+from vitlab.errors import Interrupted, SpecError, UserError
 from vitlab.planning.study_folder import git_output, rev_parse
 from vitlab.regression import TIERS
 from vitlab.trackers.service import without_user
@@ -93,10 +93,16 @@ def check_command(
     if baseline is None:  # a packaged study has its own in the current folder
         baseline = (file if file == name else Path(name.name)).with_suffix(".baseline.yaml")
     from vitlab.regression.baseline import read_baseline
+    from vitlab.spec.changes import read_study
 
-    # One that is missing is named at once: the imports that follow take seconds.
-    stored = read_baseline(baseline) if baseline.exists() or not (accept or workflow) else None
+    if not (accept or workflow or baseline.exists()):
+        # This is said at once: the imports that follow take seconds.
+        _, _, problems = read_study(file, parse_changes(changes))
+        if problems:
+            raise SpecError(problems)
+        read_baseline(baseline)
     if workflow:
+        stored = read_baseline(baseline) if baseline.exists() else None
         words = [str(name), *repeat_options(context, without=(*CHOICES, "--baseline", "--out"))]
         click.echo(_render_workflow("check", [*words, "--baseline", str(baseline)], stored))
         return

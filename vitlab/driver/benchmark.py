@@ -166,7 +166,7 @@ def shorten_trial(
             job = Job((JobTrial(trial.key, folder, shorten(trial)),), replace(settings, keep=LAST))
             [end] = execute_job(job)
             if end.ending != Ending.DONE:
-                raise TrialFailed(end.detail)
+                raise TrialFailed(f"{planned.arm} s{planned.seed}: {end.ending} {end.detail}".rstrip())
         yield shorten(planned.trial), store.folder(planned.trial)
 
 

@@ -146,7 +146,8 @@ class Picture(NamedTuple):
         if not path.is_file():
             hint = nearest(path.name, os.listdir(path.parent) if path.parent.is_dir() else ())
             raise UserError(
-                f"image {file}: no such file.{hint} Name an image file, or a test image by its index (test:N)"
+                f"image {file}: no such file.{hint} Name an image file, or a test image by its index: test:N in a "
+                "command, N in Python"
             )
         with naming_picture(file), Image.open(path) as picture:
             return cls(path.name, Decoding(size=(1, 1)).rgb(picture))

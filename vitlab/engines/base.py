@@ -51,7 +51,10 @@ class Engine(ABC):
         return None
 
     def train_step(self) -> None:
-        """Take one optimizer step of every training; raise EngineFailed if the first one fails."""
+        """Take one optimizer step of every training; raise EngineFailed if the first one fails.
+
+        Lack of memory is raised as it is, and so is every error of an engine without a fallback.
+        """
         with self._fallback_on_error():
             self.compute_step()
         self._completed = True
@@ -127,7 +130,7 @@ def train(
         The outcome of each training, or None if it was stopped before its last step.
 
     Raises:
-        EngineFailed: If the engine fails at its first step.
+        EngineFailed: If the engine fails at its first step; see :meth:`Engine.train_step`.
     """
     group = _JointTraining(trainings, engine, stop, every_s)
     for step in evaluation_steps(trainings[0].steps, trainings[0].spec.evaluations):

@@ -29,6 +29,7 @@ from pathlib import Path
 
 from vitlab.imports import INSTALLED, Stamp, file_stamp, last_imports
 from vitlab.registry import BUILT_IN, plugins
+from vitlab.registry.file_loader import DOCUMENTED
 
 PACKAGE = "__init__.py"
 SESSION = uuid.uuid4().hex
@@ -285,7 +286,7 @@ def _write_tree(node: ast.AST, write: Callable[[str], None], note: Callable[[ast
             inner = note
             if name == "body" and isinstance(node, ast.If) and _is_type_checking(node.test):
                 inner = None
-            elif name == "body" and isinstance(node, _DOCUMENTED):
+            elif name == "body" and isinstance(node, DOCUMENTED):
                 value = value[ast.get_docstring(node, clean=False) is not None :]  # comments are in no tree
             write("[")
             for item in value:
@@ -298,9 +299,6 @@ def _write_tree(node: ast.AST, write: Callable[[str], None], note: Callable[[ast
             write(repr(value))
         elif name != "ctx":  # whether a name is read or set follows from its place
             _write_tree(value, write, note)
-
-
-_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def _is_imported_module(module: str) -> bool:

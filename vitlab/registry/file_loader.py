@@ -21,6 +21,7 @@ from vitlab.registry.plugins import PluginFile, sentence_with_place
 from vitlab.registry.slot_modules import Origin
 from vitlab.registry.slots import remove_origin
 
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)  #: nodes that may have a docstring
 _origins: dict[Path, Origin] = {}  # files that have run, with the digest of their code
 
 
@@ -54,7 +55,7 @@ def load_file(file: Path | str) -> Origin:
     except OSError as error:
         raise UserError(f"plugin file {file}: {error.strerror}") from None
     origin = Origin(path.name, _digest(text))
-    # The digest is of the code, so a file in which only comments changed is not run again.
+    # The digest is of the code, so a file in which only comments or docstrings changed is not run again.
     if origin in _origins.values():  # by another path, too: the module of both would have one name
         return origin
     if path.suffix != ".py":
@@ -93,7 +94,11 @@ def unregister_file(file: PluginFile) -> None:
 
 
 def _digest(text: bytes) -> str:
-    """Return the digest of the syntax tree, which ignores comments, or of the text if it does not parse."""
+    """Return the digest of the syntax tree without docstrings and comments, or of the text if it does not parse."""
     with suppress(SyntaxError, ValueError):
-        text = ast.dump(ast.parse(text)).encode()
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+                del node.body[0]
+        text = ast.dump(tree).encode()
     return hashlib.blake2b(text, digest_size=8).hexdigest()

@@ -42,7 +42,7 @@ high | float64 | its upper end
 collapsed | int64 | values among them that are far worse than the others, in robust standard deviations
 sound_mean | float64 | the mean without these; missing where there are none
 best | boolean | whether its mean is the best of its block, or none is shown to be better; the best arm is among these
-    with a probability of at least 1 - alpha
+    with a probability of at least 1 - alpha, if p values are corrected
 verdict | string | {", ".join(list(Verdict)[:-1])} or {Verdict.REFUSED}; missing where the arm is compared with
     nothing
 refused | string | why the comparison is not judged, where the verdict is refused
@@ -116,7 +116,8 @@ def summary(results: StudyResults, refused: Mapping[str, str] = {}) -> list[Row]
     # A table of other programs need not have every column.
     costs_of_trials = results.frame.reindex(columns=["arm", *COSTS]).astype(dict.fromkeys(COSTS, "float64"))
     costs = costs_of_trials.groupby("arm", sort=False).agg(COSTS).to_dict("index")
-    arms, samples = _trials_by_arm(results), read_samples(results)
+    arms = trials_by_arm(results)
+    samples = read_samples(results, arms)
     compared = {arm: trials[0].baseline for arm, trials in arms.items() if isinstance(trials[0].baseline, str)}
     samples |= {arm: Sample({}) for arm in compared.values() if arm not in samples}
     awaited = {
@@ -131,11 +132,11 @@ def summary(results: StudyResults, refused: Mapping[str, str] = {}) -> list[Row]
     ]
 
 
-def read_samples(results: StudyResults) -> dict[str, Sample]:
-    """Return the sample of every arm that has trials."""
+def read_samples(results: StudyResults, arms: Mapping[str, Sequence[_Trial]]) -> dict[str, Sample]:
+    """Return the sample of every arm, from its trials by :func:`trials_by_arm`."""
     return {
         arm: Sample(values, _lost_seeds(trials, values), results.overlap.get(arm, 0.0), results.images.get(arm, {}))
-        for arm, trials in _trials_by_arm(results).items()
+        for arm, trials in arms.items()
         for values in [results.values.get(arm, {})]
     }
 
@@ -165,13 +166,17 @@ def _arms_near_best(
     beside = tuple(replace(arm, baseline=best[arm.block]) for arm in arms if arm.name != best[arm.block])
     compared = {arm.name: str(arm.baseline) for arm in beside}
     further = judge_study(replace(with_equal_looks(plan), arms=beside), compared, samples, quantum=results.quantum)
-    rows = [*judged.items(), *further.items()]
+    # A control is no rival of the arms; it may be the best where its baseline may, which it repeats with other seeds.
+    controls = [arm for arm in plan.arms if arm.is_control]
+    rows = [*further.items(), *((arm.name, judged[arm.name]) for arm in arms if arm.name in judged)]
     beaten = {arm for arm, row in rows if row["verdict"] == Verdict.WORSE}
     beaten |= {row["baseline"] for _, row in rows if row["verdict"] == Verdict.BETTER}
-    return {*best.values()} | {arm.name for arm in arms} - beaten
+    near = {*best.values()} | {arm.name for arm in arms} - beaten
+    return near | {arm.name for arm in controls if arm.baseline in near}
 
 
-def _trials_by_arm(results: StudyResults) -> dict[str, list[_Trial]]:
+def trials_by_arm(results: StudyResults) -> dict[str, list[_Trial]]:
+    """Return what is needed of the trials of every arm that has any."""
     table = results.frame.rename(columns={_test_column(results.plan.analysis): "tested"})
     table = table.reindex(columns=[*_Trial._fields]).astype({"tested": "float64"})
     arms: dict[str, list[_Trial]] = {str(arm): [] for arm in table["arm"].unique()}

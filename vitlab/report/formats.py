@@ -33,7 +33,7 @@ TEX |= {"\N{SUPERSCRIPT TWO}": "$^2$", "|": r"\textbar{}", PLUS_MINUS: r"$\pm$"}
 TEX |= {char: f"\\{char}" for char in "&%$#_{}"}
 _FORMULA = (*"=+-@\t\r\n", "\N{FULLWIDTH EQUALS SIGN}", "\N{FULLWIDTH PLUS SIGN}")
 _FORMULA += ("\N{FULLWIDTH HYPHEN-MINUS}", "\N{FULLWIDTH COMMERCIAL AT}")
-BOLD = " Bold: the best mean, and means that none is shown to be better than at this level, corrected for all arms."
+BOLD = " Bold: the best mean, and means that none is shown to be better than."
 TEX_LINE, TEX_WRAP = 26, 0.3  #: characters from which on a column wraps, and its width then, as a share of the line
 
 _PART = re.compile(r"\S+?(?:[=,_/]|[-.](?!\d)|$)")

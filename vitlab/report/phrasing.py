@@ -145,7 +145,7 @@ class Scale:
 
 def started_rows(rows: Sequence[Row]) -> list[Row]:
     """Return the rows of arms of which a trial has begun."""
-    return [row for row in rows if row["missing"] < row["planned"]]
+    return [row for row in rows if row["missing"] != row["planned"]]
 
 
 def compared_rows(rows: Sequence[Row]) -> list[Row]:
@@ -352,7 +352,7 @@ def answer_sentences(rows: Sequence[Row], analysis: Analysis, units: Mapping[str
         else describe_arm(row, analysis, scale, own)
         for row in (compared_rows(started) if compared else started)
     ]
-    others = [row["arm"] for row in rows if row not in started]
+    others = [row["arm"] for row in rows if row["missing"] == row["planned"]]
     return [*sentences, *([f"not run yet: {name_arms(others)}."] if others else [])]
 
 

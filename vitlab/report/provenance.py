@@ -108,15 +108,15 @@ def describe_version(plan: Plan, store: Store) -> Iterator[str]:
         yield f"Version {this.name[:8]} of this study was run with {this.set_options}."
     is_latest = this.name == versions[0].name
     for other in versions[1:2] if is_latest else versions[:1]:
-        both_recorded = this.content is not None and other.content is not None
-        difference = (
-            f": {study_folder.format_differences(this.content or {}, other.content or {})}" if both_recorded else ""
-        )
-        words = ("the latest", "one before") if is_latest else ("an earlier", "latest")
+        role = "one before" if is_latest else "latest"
+        earlier, later = (other.content, this.content) if is_latest else (this.content, other.content)
+        changes = ""
+        if earlier is not None and later is not None:
+            changes = f" (changes since the earlier one: {study_folder.format_differences(earlier, later)})"
         yield (
-            f"This is {words[0]} version of the study ({this.name[:8]}, run {this.when}); the {words[1]} is "
-            f"{other.name[:8]}, run {other.when}{difference}. 'vitlab report {plan.study}@{other.name[:8]}' prints "
-            "its report."
+            f"This is version {this.name[:8]} of the study, run {this.when}; the {role} is "
+            f"{other.name[:8]}, run {other.when}{changes}. 'vitlab report {plan.study}@{other.name[:8]}' prints its "
+            "report."
         )
 
 

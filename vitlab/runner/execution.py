@@ -287,8 +287,8 @@ def _run_rank(
         with ExitStack() as contexts:
             if rank == 0:
                 contexts.enter_context(folder.lease())
-                if folder.result_with_kept_weights(settings.keep) is not None:
-                    return TrialEnd(Ending.DONE)
+                if (result := folder.result_with_kept_weights(settings.keep)) is not None:
+                    return TrialEnd(Ending.DONE, result.failure)
             device = torch_device(settings.device)
             peers = contexts.enter_context(
                 join_process_group(rank, settings.processes, place, device, settings.nodes)

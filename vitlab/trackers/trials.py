@@ -161,8 +161,8 @@ class TrialRuns:
             current = self.client.create_run(self.experiment, tags={**tags, **self.source}, run_name=name)
             self._studies.append(current)
             self.delivered["runs"] += 1
-        end = self.client.update_run if status == SCHEDULED else self.client.set_terminated
-        end(current.info.run_id, status)
+        set_status = self.client.set_terminated if status in (FINISHED, FAILED) else self.client.update_run
+        set_status(current.info.run_id, status)
         return current
 
     def write(self, news: TrialUpdate, mark: RunMark | None) -> RunMark:

@@ -12,7 +12,7 @@ import numpy as np
 
 from vitlab.comparison.study import Sample, judge_study
 from vitlab.planning.values import Arm, Plan
-from vitlab.report.comparison import read_samples, with_equal_looks
+from vitlab.report.comparison import read_samples, trials_by_arm, with_equal_looks
 from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import Columns, difference_columns, format_p_equation
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
@@ -52,6 +52,22 @@ class Grid:
         """Return the arm with these levels, but for some places the reference's; None if there is none."""
         return self.arms.get(tuple(self.reference[at] if at in places else level for at, level in enumerate(levels)))
 
+    def squares(self, plan: Plan) -> dict[tuple[str, str, str], list[Arm]]:
+        """Return, for two changes beside the reference, the arms with both and with neither; each beside one with one.
+
+        The one beside it is its baseline.  Changes without all four arms are left out.
+        """
+        squares: defaultdict[tuple[str, str, str], list[Arm]] = defaultdict(list)
+        for (first, i), (second, j) in itertools.combinations(self.factors.items(), 2):
+            against = f"{first}={self.reference[i]}, {second}={self.reference[j]}"
+            for levels in self.arms:
+                both, one, other, neither = (self.arm(levels, *places) for places in ((), (j,), (i,), (i, j)))
+                is_changed = levels[i] != self.reference[i] and levels[j] != self.reference[j]
+                if is_changed and both and one and other and neither:
+                    corners = (replace(plan.arm(arm), baseline=alone) for arm, alone in ((both, one), (neither, other)))
+                    squares[f"{first}={levels[i]}", f"{second}={levels[j]}", against] += corners
+        return squares
+
 
 @dataclass(frozen=True)
 class Interaction:
@@ -87,15 +103,7 @@ class Interactions(Section[Interaction]):
         grid = Grid.from_plan(plan)
         if grid is None:
             return
-        reference = grid.reference
-        squares: defaultdict[tuple[str, str, str], list[Arm]] = defaultdict(list)
-        for (first, i), (second, j) in itertools.combinations(grid.factors.items(), 2):
-            against = f"{first}={reference[i]}, {second}={reference[j]}"
-            for levels in grid.arms:
-                both, one, other, neither = (grid.arm(levels, *places) for places in ((), (j,), (i,), (i, j)))
-                if levels[i] != reference[i] and levels[j] != reference[j] and both and one and other and neither:
-                    corners = (replace(plan.arm(arm), baseline=alone) for arm, alone in ((both, one), (neither, other)))
-                    squares[f"{first}={levels[i]}", f"{second}={levels[j]}", against] += corners
+        squares = grid.squares(plan)
         # For two factors of two levels, t is that of a repeated-measures analysis of variance over seeds.
         for changes, row in zip(squares, judge_averages(findings.results, [*squares.values()]), strict=True):
             # Of two effects, one is (both - one) and one (other - neither): their difference is twice an average.
@@ -131,7 +139,8 @@ def judge_averages(results: StudyResults, effects: Sequence[Sequence[Arm]]) -> l
 
     Averages are judged as arms are: see :func:`vitlab.comparison.study.judge_study`.
     """
-    samples, compared, averages = read_samples(results), dict[str, str](), dict[str, Sample]()
+    samples = read_samples(results, trials_by_arm(results))
+    compared, averages = dict[str, str](), dict[str, Sample]()
 
     def average(arms: Sequence[str], seeds: Sequence[int]) -> Sample:
         alike = [samples.get(arm, Sample({})) for arm in arms]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitlab.comparison.study import refusals_by_arm
 from vitlab.planning.values import Arm
 from vitlab.report.phrasing import Columns, difference_columns
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
-from vitlab.report.sections.interactions import Grid, Interactions, judge_averages
+from vitlab.report.sections.interactions import Grid, judge_averages
 
 if TYPE_CHECKING:
     from vitlab.report.report import Report
@@ -33,6 +33,8 @@ class MainEffect:
     low: float | None
     high: float | None
     p_corrected: float | None
+    collapsed: int = 0  #: pairs among them in which an average has collapsed
+    sound_difference: float | None = None  #: the difference without these; None where there are none
 
 
 @section.register("main_effects")
@@ -52,7 +54,7 @@ class MainEffects(Section[MainEffect]):
         plan = findings.plan
         grid = Grid.from_plan(plan)
         unlike = any(arm.block for arm in plan.arms) or any(tuning.arm for tuning in plan.tuning)
-        if grid is None or unlike or refusals_by_arm(plan) or not any(Interactions().rows(findings)):
+        if grid is None or unlike or refusals_by_arm(plan) or not grid.squares(plan):
             return
         settings: defaultdict[tuple[str, str], list[Arm]] = defaultdict(list)
         for path, place in grid.factors.items():
@@ -64,9 +66,25 @@ class MainEffects(Section[MainEffect]):
         effects = {key: arms for key, arms in settings.items() if len(arms) > 1}
         judged = judge_averages(findings.results, [*effects.values()])
         for ((level, against), arms), row in zip(effects.items(), judged, strict=True):
-            columns = "difference", "difference_low", "difference_high", "p_corrected"
-            numbers = finite_or_none({name: row[name] for name in columns}).values()
-            yield MainEffect(level, against, len(arms), row["pairs"], row["family"], str(row["verdict"]), *numbers)
+            if not row["pairs"]:  # its arms have not been trained yet
+                continue
+            columns = {"low": "difference_low", "high": "difference_high"}
+            columns |= {name: name for name in ("difference", "p_corrected", "sound_difference")}
+            numbers: Mapping[str, Any] = finite_or_none({name: row[column] for name, column in columns.items()})
+            counts = {"settings": len(arms), **{name: row[name] for name in ("pairs", "family")}}
+            yield MainEffect(
+                level, against, verdict=str(row["verdict"]), collapsed=row["collapsed_pairs"], **counts, **numbers
+            )
+
+    def notes(self, rows: Sequence[MainEffect], findings: Findings) -> Iterator[str]:
+        for row in rows:
+            if row.collapsed and row.sound_difference is not None:
+                decimals = findings.scale.decimals([], [row.sound_difference])
+                yield (
+                    f"Warning: in {row.collapsed} of the {row.pairs} pairs of the main effect of {row.level}, seeds "
+                    f"have collapsed; it is {findings.scale.number(row.sound_difference, decimals, sign=True)} without "
+                    "them."
+                )
 
     def table(self, rows: Sequence[MainEffect], report: Report) -> Table:
         column = Columns(rows)
