@@ -34,12 +34,12 @@ def sync_command(folder: Path, tracker: str | None, tracking_uri: str | None) ->
     lines = [
         "   ".join(filter(None, [item.study, item.link, item.sentence])) for item in deliveries if item.link is not None
     ]
-    if left := [item.study for item in deliveries if item.link is None]:
+    if undelivered := [item.study for item in deliveries if item.link is None]:
         if not wants_json():
             print_lines(lines)
         error = UserError(
-            f"{len(left)} of {len(deliveries)} studies not delivered: {list_some(left)}. The lines above say why; the "
-            "same command tries again."
+            f"{len(undelivered)} of {len(deliveries)} studies not delivered: {list_some(undelivered)}. The "
+            "lines above say why; the same command tries again."
         )
         error.result = {"lines": lines}
         raise error

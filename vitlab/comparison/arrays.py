@@ -165,7 +165,7 @@ def judge_studies(
     collapsed_SC = collapsed_SC2N.sum(axis=(2, 3))
     contrasts = compute_contrasts(values_SAN, comparisons, collapsed_SC)
     verdict_SC = decide_verdicts(contrasts, comparisons)
-    judged = Judgements(
+    judgements = Judgements(
         contrasts,
         with_chance=contrasts,
         verdict=verdict_SC,
@@ -175,8 +175,8 @@ def judge_studies(
         sound_difference=_sound_differences(values_SAN, comparisons, collapsed_SC2N),
     )
     if lost_SAN is None or not lost_SAN.any():
-        return judged
-    return _judge_lost_seeds(judged, values_SAN, lost_SAN, chance_A, comparisons)
+        return judgements
+    return _judge_lost_seeds(judgements, values_SAN, lost_SAN, chance_A, comparisons)
 
 
 def _sound_differences(values_SAN: Floats, comparisons: Comparisons, collapsed_SC2N: Mask) -> Floats:
@@ -187,29 +187,29 @@ def _sound_differences(values_SAN: Floats, comparisons: Comparisons, collapsed_S
 
 
 def _judge_lost_seeds(
-    judged: Judgements, values_SAN: Floats, lost_SAN: Mask, chance_A: Floats | float, comparisons: Comparisons
+    judgements: Judgements, values_SAN: Floats, lost_SAN: Mask, chance_A: Floats | float, comparisons: Comparisons
 ) -> Judgements:
     """Return the judgement of studies with lost seeds, given the judgement of their complete pairs."""
-    complete = judged.contrasts
+    complete = judgements.contrasts
     chance_A1 = np.broadcast_to(chance_A, values_SAN.shape[1])[:, None]
     # Without the value of guesses nothing can stand for a lost value, and no verdict can hold.
     unknown_SA = (lost_SAN & np.isnan(chance_A1)).any(axis=2)
     unknown_SC = unknown_SA[:, comparisons.arms] | unknown_SA[:, comparisons.baselines]
     filled_SAN = np.where(lost_SAN, chance_A1, values_SAN)
-    known = replace(comparisons, tested=comparisons.tested & ~unknown_SC)
-    filled = compute_contrasts(filled_SAN, known, complete.collapsed)
+    with_chance = replace(comparisons, tested=comparisons.tested & ~unknown_SC)
+    filled = compute_contrasts(filled_SAN, with_chance, complete.collapsed)
     filled = replace(filled, difference=np.where(unknown_SC, NAN, filled.difference))
     lost_SA = lost_SAN.sum(axis=2)
     lost_SC = lost_SA[:, comparisons.arms] + lost_SA[:, comparisons.baselines]
     same_side = np.sign(filled.difference) == np.sign(complete.difference)
     with np.errstate(invalid="ignore"):
         holds = np.where(
-            judged.verdict == VERDICTS.index(Verdict.EQUIVALENT),
+            judgements.verdict == VERDICTS.index(Verdict.EQUIVALENT),
             filled.p_equal_corrected < comparisons.alpha,
-            (filled.p_corrected <= comparisons.alpha) & same_side & np.isin(judged.verdict, CLAIMS),
+            (filled.p_corrected <= comparisons.alpha) & same_side & np.isin(judgements.verdict, CLAIMS),
         )
-    verdict_SC = np.where((lost_SC > 0) & ~holds, VERDICTS.index(Verdict.CANNOT_TELL), judged.verdict)
-    return replace(judged, with_chance=filled, verdict=verdict_SC, lost=lost_SC)
+    verdict_SC = np.where((lost_SC > 0) & ~holds, VERDICTS.index(Verdict.CANNOT_TELL), judgements.verdict)
+    return replace(judgements, with_chance=filled, verdict=verdict_SC, lost=lost_SC)
 
 
 def compute_contrasts(values_SAN: Floats, comparisons: Comparisons, collapsed_SC: Ints) -> ContrastArrays:

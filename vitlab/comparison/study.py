@@ -139,8 +139,8 @@ def judge_study(
     study = _StudyArrays(plan, compared, samples, quantum)
     rows: dict[str, dict[str, Any]] = {}
     for look in sorted(set(look_of.values())):
-        judged = study.judge_look(look, {arm for arm in compared if look_of[arm] >= look}, refused, awaited)
-        rows |= {arm: row for arm, row in judged.items() if look_of[arm] == look}
+        new_rows = study.judge_look(look, {arm for arm in compared if look_of[arm] >= look}, refused, awaited)
+        rows |= {arm: row for arm, row in new_rows.items() if look_of[arm] == look}
     return {arm: rows[arm] for arm in compared}
 
 
@@ -188,18 +188,22 @@ class _StudyArrays:
         comparisons = replace(self.comparisons, share=shares[look], tested=tested_SC, choices=choices)
         chance_A = np.array([self.facts.chance.get(arm, NAN) for arm in self.samples])
         # One study of many that could be judged at once.
-        judged = judge_studies(values_AN[None], comparisons, lost_SAN=(self.lost_AN & seen_N)[None], chance_A=chance_A)
+        judgements = judge_studies(
+            values_AN[None], comparisons, lost_SAN=(self.lost_AN & seen_N)[None], chance_A=chance_A
+        )
         rows = {}
         for place, arm in enumerate(self.compared):
             of_look = {"look": look + 1, "looks": len(shares), "awaited": awaited.get(arm, 0)}
-            row = self._describe(judged, place, arm, float(comparisons.levels[place]), reasons.get(arm))
+            row = self._describe(judgements, place, arm, float(comparisons.levels[place]), reasons.get(arm))
             rows[arm] = {**row, **of_look, "choice_sd": choice_sds[place]}
         return rows
 
-    def _describe(self, judged: Judgements, place: int, arm: str, level: float, reason: str | None) -> dict[str, Any]:
+    def _describe(
+        self, judgements: Judgements, place: int, arm: str, level: float, reason: str | None
+    ) -> dict[str, Any]:
         """Return the columns of the comparison of an arm, which is refused if there is a reason."""
-        contrast, lost = judged.contrasts.single(0, place), int(judged.lost[0, place])
-        verdict, of_complete = (VERDICTS[each[0, place]] for each in (judged.verdict, judged.complete_verdict))
+        contrast, lost = judgements.contrasts.single(0, place), int(judgements.lost[0, place])
+        verdict, of_complete = (VERDICTS[each[0, place]] for each in (judgements.verdict, judgements.complete_verdict))
         low, high = self._new_image_interval(arm, contrast, level)
         row = {
             **{CONTRAST_COLUMNS.get(name, name): value for name, value in vars(contrast).items()},
@@ -211,14 +215,14 @@ class _StudyArrays:
             "registered": arm not in self.family.later,
             "family": self.family.sizes[arm],
             "broken": lost,  # as the column is called in reports and files
-            "collapsed_seeds": self.seeds[judged.collapsed_arms[0, place]].tolist(),
-            "sound_difference": float(judged.sound_difference[0, place]),
+            "collapsed_seeds": self.seeds[judgements.collapsed_arms[0, place]].tolist(),
+            "sound_difference": float(judgements.sound_difference[0, place]),
             "decidable": self._chance_to_decide(contrast, place),
             "new_images_low": low,
             "new_images_high": high,
         }
         if lost:
-            filled = judged.with_chance.single(0, place)
+            filled = judgements.with_chance.single(0, place)
             row |= {f"chance_{name}": getattr(filled, name) for name in ("difference", "low", "high")}
             row |= {"chance_p": filled.p_corrected, "chance_p_equal": filled.p_equal_corrected}
             row["chance"] = self.facts.chance.get(arm, NAN)

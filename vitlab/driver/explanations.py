@@ -124,9 +124,9 @@ def explain(
     """
     plan, store = open_study(path, out=out)
     planned = plan.find(arm, seed)
-    shown = image if isinstance(image, int) else Picture.read(image)
+    example = image if isinstance(image, int) else Picture.read(image)
     name = f"study {plan.study}, arm {arm}, seed {planned.seed}"
-    return next(explain_images(store.folder(planned.trial), name, [shown], None if target is None else str(target)))
+    return next(explain_images(store.folder(planned.trial), name, [example], None if target is None else str(target)))
 
 
 class Picture(NamedTuple):

@@ -124,14 +124,14 @@ def run_job(
     """
     try:
         execute = import_object(job.runner, "execute")
-        ended = _stored_ends(job.folders, job.settings.keep)  #: folder of each trial that has ended to how
-        while remaining := tuple(item for item in job.trials if item.folder not in ended):
+        all_ends = _stored_ends(job.folders, job.settings.keep)  #: of the trials that have ended, by folder
+        while remaining := tuple(item for item in job.trials if item.folder not in all_ends):
             clock = _Clock(stop, job.timeout_s, report_stage)
             ends = execute(replace(job, trials=remaining), clock.must_stop)
             by_folder = dict(zip((item.folder for item in remaining), ends, strict=True))
             busy = [folder for folder, end in by_folder.items() if end.ending == NoEnding.BUSY]
             is_stopped = Ending.STOPPED in [end.ending for end in ends]
-            ended |= {
+            all_ends |= {
                 folder: end for folder, end in by_folder.items() if end.ending not in (NoEnding.BUSY, Ending.STOPPED)
             }
             if clock.late and (busy or is_stopped):
@@ -143,7 +143,7 @@ def run_job(
                 _wait_for_lease(TrialFolder(busy[0]), stop)
                 if stop():
                     return Ending.STOPPED, ""
-                ended |= _stored_ends(busy, job.settings.keep)
+                all_ends |= _stored_ends(busy, job.settings.keep)
     except Refused as error:
         return Ending.REFUSED, format_error(error)
     except (Exception, SystemExit) as error:  # an exception of a trial or plugin ends only this job
@@ -152,9 +152,9 @@ def run_job(
             TrialFolder(job.folder).write_failure(sentence, traceback.format_exc(), ending)
         return ending, sentence
     # The first trial that failed speaks for the job, else the first that diverged.
-    failed = [end for end in ended.values() if end.ending != Ending.DONE]
-    diverged = [end for end in ended.values() if end.detail]
-    end = [*failed, *diverged, *ended.values()][0]
+    failed = [end for end in all_ends.values() if end.ending != Ending.DONE]
+    diverged = [end for end in all_ends.values() if end.detail]
+    end = [*failed, *diverged, *all_ends.values()][0]
     return Ending(end.ending), shorten(end.detail)
 
 

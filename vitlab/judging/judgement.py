@@ -276,13 +276,13 @@ def _results_frame(frame: pd.DataFrame, column: str, compared: Mapping[str, str]
 
 def _training_notes(trainings: Trainings, metric: str) -> Iterator[str]:
     """Yield notes about trainings without a value, and about values that are the best of several."""
-    lost = trainings.frame[trainings.frame["status"] != Ending.DONE]
+    losses = trainings.frame[trainings.frame["status"] != Ending.DONE]
     labels = [
         f"{arm}, {f'seed {name}' if trainings.is_paired else trainings.table.row_label(row)}"
-        for row, arm, name in lost[["arm", "name"]].itertuples()
+        for row, arm, name in losses[["arm", "name"]].itertuples()
     ]
     if labels:
-        yield f"Warning: {format_count(len(lost), 'lost seed')}, without a value: {shortlist(labels)}."
+        yield f"Warning: {format_count(len(losses), 'losses seed')}, without a value: {shortlist(labels)}."
     if not {"best", "max"}.isdisjoint(criterion.split_words(metric)):
         yield (
             f"Warning: '{metric}' seems to be the best of several values. The best is optimistic, the more so the more "

@@ -128,20 +128,20 @@ def judge_family(family: Sequence[Pair], alpha: float = 0.05) -> tuple[list[Cell
         trainings=np.array([trainings.index(pair.arm) for pair in family]),
         counted=np.array([not pair.refused and not pair.no_sample for pair in family]),
     )
-    judged = judge_arrays(values_C2N[None], lost_C2N[None], cells, alpha)
-    decisions = [_make_cell(pair, judged, place, alpha) for place, pair in enumerate(family)]
-    (old, new), (seeds_old, seeds_new) = judged.count_broken[0], judged.count_seeds[0]
+    judgements = judge_arrays(values_C2N[None], lost_C2N[None], cells, alpha)
+    decisions = [_make_cell(pair, judgements, place, alpha) for place, pair in enumerate(family)]
+    (old, new), (seeds_old, seeds_new) = judgements.count_broken[0], judgements.count_seeds[0]
     if not old + new:
         return decisions, []
     sentence = f"{new} of {seeds_new} were lost or collapsed, {old} of {seeds_old} in the baseline"
-    p = judged.count_p[0]
+    p = judgements.count_p[0]
     test = f" (Boschloo's exact test, adjusted p {p:.2g})" if p < 1 else ""
-    return decisions, [Finding("", "trainings", VERDICTS[judged.count_verdict[0]], sentence + test)]
+    return decisions, [Finding("", "trainings", VERDICTS[judgements.count_verdict[0]], sentence + test)]
 
 
-def _make_cell(pair: Pair, judged: JudgedCells, place: int, alpha: float) -> Cell:
+def _make_cell(pair: Pair, judgements: JudgedCells, place: int, alpha: float) -> Cell:
     names = ("pairs", "identical", "means", "se", "worst", "p", "p_adjusted", "broken", "seeds", "collapsed")
-    of_cell = {name: getattr(judged, name)[0, place].tolist() for name in names}
+    of_cell = {name: getattr(judgements, name)[0, place].tolist() for name in names}
     n, identical = of_cell["pairs"], of_cell["identical"]
     is_judged = not pair.refused and (identical or (n >= MIN_SEEDS and not pair.no_sample))
     by_t = is_judged and not identical and of_cell["se"] > 0
@@ -151,7 +151,7 @@ def _make_cell(pair: Pair, judged: JudgedCells, place: int, alpha: float) -> Cel
     same |= {name: of_cell[name] if is_judged else NAN for name in ("worst", "p", "p_adjusted")}
     same |= {name: tuple(of_cell[name]) for name in ("broken", "seeds", "collapsed")}
     cell = Cell(
-        verdict=VERDICTS[judged.verdict[0, place]] if is_judged else "inconclusive",
+        verdict=VERDICTS[judgements.verdict[0, place]] if is_judged else "inconclusive",
         reason="",
         n=n,
         test="none" if not is_judged else "identical" if identical else "paired t" if by_t else "sign flip",
@@ -160,10 +160,10 @@ def _make_cell(pair: Pair, judged: JudgedCells, place: int, alpha: float) -> Cel
         drop=pair.sign * (old - new),
         se=of_cell["se"] if by_t else NAN,
         alpha=alpha,
-        family=int(judged.family[0]),
+        family=int(judgements.family[0]),
         **same,
     )
-    more = _describe_broken(cell) if judged.has_more[0, place] else ""
+    more = _describe_broken(cell) if judgements.has_more[0, place] else ""
     return replace(cell, reason=_verdict_reason(cell, pair, more))
 
 

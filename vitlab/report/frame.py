@@ -128,9 +128,9 @@ def trials_to_frame(plan: Plan, trials: Sequence[StoredTrial]) -> pd.DataFrame:
     arms = {arm.name: arm for arm in plan.arms}
     stored = [item.result for item in trials if item.result is not None]
     reported = {name for result in stored for name in result.outcome.metrics if is_metric(name)}
-    judged = metric_column(plan.analysis)
-    metrics = sorted(reported - {judged}, key=lambda name: (-GROUPS.index(name.partition("/")[0]), name))
-    metrics.append(judged)
+    analysis_column = metric_column(plan.analysis)
+    metrics = sorted(reported - {analysis_column}, key=lambda name: (-GROUPS.index(name.partition("/")[0]), name))
+    metrics.append(analysis_column)
     rows = []
     for item in trials:
         arm, trial = arms[item.planned.arm], item.planned.trial
@@ -149,8 +149,8 @@ def trials_to_frame(plan: Plan, trials: Sequence[StoredTrial]) -> pd.DataFrame:
         if item.result is not None:
             around, outcome = item.result.circumstances, item.result.outcome
             row |= {name: outcome.metrics.get(name) for name in metrics}
-            if judged != plan.analysis.metric:
-                row[judged] = outcome.value(plan.analysis.metric, "best", plan.analysis.goal)
+            if analysis_column != plan.analysis.metric:
+                row[analysis_column] = outcome.value(plan.analysis.metric, "best", plan.analysis.goal)
             row |= {name: getattr(around, name) for name in ("params", "macs", "wall_s", "ended")}
             row |= {name: around.numerics.get(name) for name in ("engine", "threads", "device")}
             row |= {"steps": outcome.steps, "images": outcome.images}

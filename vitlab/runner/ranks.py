@@ -110,10 +110,10 @@ def _supervise(processes: Sequence[_Process], stop: Callable[[], bool]) -> Trial
         if causes:
             return causes[0]
         # Ranks that have lost a peer; the peer itself may still report the cause.
-        if left := [result for result in results if result.ending == NoEnding.PEER_DIED]:
+        if without_peer := [result for result in results if result.ending == NoEnding.PEER_DIED]:
             deadline = min(deadline, time.monotonic() + CAUSE_S)
         if time.monotonic() > deadline or len(results) == len(processes):
-            return TrialEnd(Ending.LOST, left[0].detail, left[0].traceback)
+            return TrialEnd(Ending.LOST, without_peer[0].detail, without_peer[0].traceback)
         if not stop_requested and stop():
             stop_requested = True
             for one in processes:

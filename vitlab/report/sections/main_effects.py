@@ -64,8 +64,8 @@ class MainEffects(Section[MainEffect]):
                     key = f"{path}={levels[place]}", f"{path}={reference}"
                     settings[key].append(replace(plan.arm(arm), baseline=other))
         effects = {key: arms for key, arms in settings.items() if len(arms) > 1}
-        judged = judge_averages(findings.results, [*effects.values()])
-        for ((level, against), arms), row in zip(effects.items(), judged, strict=True):
+        averages = judge_averages(findings.results, [*effects.values()])
+        for ((level, against), arms), row in zip(effects.items(), averages, strict=True):
             if not row["pairs"]:  # its arms have not been trained yet
                 continue
             columns = {"low": "difference_low", "high": "difference_high"}
