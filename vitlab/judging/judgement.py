@@ -282,7 +282,7 @@ def _training_notes(trainings: Trainings, metric: str) -> Iterator[str]:
         for row, arm, name in losses[["arm", "name"]].itertuples()
     ]
     if labels:
-        yield f"Warning: {format_count(len(losses), 'losses seed')}, without a value: {shortlist(labels)}."
+        yield f"Warning: {format_count(len(losses), 'lost seed')}, without a value: {shortlist(labels)}."
     if not {"best", "max"}.isdisjoint(criterion.split_words(metric)):
         yield (
             f"Warning: '{metric}' seems to be the best of several values. The best is optimistic, the more so the more "
