@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import inspect
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,9 @@ def _slot(name: str) -> Iterator[str]:
         summary = _inline(first.partition("  Reference:")[0]).replace("|", "&#124;")
         yield f"| [`{entry.name}`](#{entry.name}) | {summary} |"
     yield ""
+    if packages := _packages_of(name):
+        listed = "; ".join(f"`{package}` with {components}" for package, components in packages.items())
+        yield f"Packages in the folder `plugins`, each installed by `pip install ./plugins/NAME`: {listed}.\n"
     shared = set(component_slot.shared.model_fields) if component_slot.shared else set()
     for entry in built_in:
         component = component_slot.get(f"{registry.BUILT_IN}:{entry.name}")
@@ -140,6 +144,16 @@ def _slot(name: str) -> Iterator[str]:
         yield f"{_prose(inspect.getdoc(component_slot.shared) or '')}\n"
         schema = component_slot.shared.model_json_schema()
         yield from _options(schema["properties"], schema)
+
+
+def _packages_of(slot: str) -> dict[str, str]:
+    """Return the components that each package of the folder ``plugins`` adds to a slot, by the package's name."""
+    packages = {}
+    for file in sorted((ROOT / "plugins").glob("*/pyproject.toml")):
+        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+        if components := project.get("entry-points", {}).get(f"vitlab.{slot}"):
+            packages[project["name"]] = ", ".join(f"`{name}`" for name in components)
+    return packages
 
 
 def _options(fields: dict[str, Any], schema: dict[str, Any]) -> Iterator[str]:
