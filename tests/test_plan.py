@@ -208,7 +208,7 @@ def test_equal_arms_merge_under_first_name(tmp_path: Path) -> None:
 
 def test_explicit_defaults_give_same_arm(tmp_path: Path) -> None:
     arms = {"a": {"model.mlp": {"type": "gelu"}}, "b": {"model.mlp": {"type": "gelu", "ratio": 4.0}}, "c": {}}
-    assert names(plan(tmp_path, design={"arms": arms})) == ["a"]
+    assert names(plan(tmp_path, design={"arms": arms}, analysis={"compare": "none"})) == ["a"]
 
 
 def test_new_type_replaces_slot_and_shortest_paths_apply_first(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_key_depends_on_seeds_and_values_but_not_names(tmp_path: Path) -> None:
     few = plan(tmp_path, seeds=2)
     more = plan(tmp_path, seeds=3, question="another")
     assert len(keys(few)) == 2 and keys(few) < keys(more)
-    arms = plan(tmp_path, seeds=2, design={"arms": {"whatever": {}}})
+    arms = plan(tmp_path, seeds=2, design={"arms": {"whatever": {}}}, analysis={"compare": "none"})
     assert keys(arms) == keys(few)
     assert not keys(plan(tmp_path, base={**BASE, "train": {"steps": 3, "batch_size": 8}})) & keys(few)
 

@@ -208,10 +208,12 @@ def set_baselines(resolver: ArmResolver, arms: Sequence[ResolvedArm]) -> None:
     Raises:
         SpecError: if an arm has no counterpart, or no arm a baseline.
     """
-    compare = resolver.study.analysis.compare
-    if compare == "none" or len(arms) == 1 or all(arm.is_base for arm in arms):
+    study = resolver.study
+    compare, place = study.analysis.compare, ("analysis", "compare")
+    is_alone = study.design is None and all(arm.is_base for arm in arms)
+    if compare == "none" or is_alone:
         return
-    by_key, place = {arm.key: arm for arm in arms}, ("analysis", "compare")
+    by_key, has_base = {arm.key: arm for arm in arms}, True
     for arm in arms:
         if arm.twin:
             arm.baseline = arm.twin
@@ -225,13 +227,19 @@ def set_baselines(resolver: ArmResolver, arms: Sequence[ResolvedArm]) -> None:
             pairs = ", ".join(f"{path}={value}" for path, value in compare.to.items())
             sentence = f"arm '{arm.name}' has no counterpart with {pairs} in the design"
             raise SpecError([resolver.document.problem(place, sentence)])
+        has_base &= other is not None
         arm.baseline = other.name if other is not None and other is not arm else None
-    if not any(arm.baseline for arm in arms):
-        sentence = (
-            "no arm of the design equals the base, so there is no baseline; set "
-            "analysis: {compare: {to: {PATH: value}}}, add the base to the design, or write compare: none"
-        )
-        raise SpecError([resolver.document.problem(("design",), sentence)])
+    if any(arm.baseline for arm in arms):
+        return
+    sentence = (
+        "no arm of the design equals the base, so there is no baseline; add the base, as in arms: {baseline: {}}, set "
+        "analysis: {compare: {to: {PATH: value}}}"
+    )
+    if has_base:
+        what = "has the values of analysis.compare" if isinstance(compare, Counterpart) else "equals the base"
+        sentence = f"every arm of the design {what}, so nothing is compared; add an arm with other values"
+    sentence += ", or write analysis: {compare: none}"
+    raise SpecError([resolver.document.problem(("design",), sentence)])
 
 
 def _locate_fault(changes: Changes, path: Path) -> tuple[Path, Path]:
