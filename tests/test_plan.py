@@ -192,6 +192,46 @@ def test_variation_beside_label_is_in_arm_name(tmp_path: Path) -> None:
     assert names(study_plan) == ["depth=2", "plain, wide, depth=1", "plain, wide, depth=3"]
 
 
+@pytest.mark.parametrize(
+    ("design", "expected"),
+    [
+        (
+            {"grid": {"model.position": ["none", {"type": "rope2d", "theta": 50}], "model.depth": [1, 2]}},
+            [
+                "position=none, depth=1",
+                "position=none, depth=2",
+                "rope2d(theta=50), depth=1",
+                "rope2d(theta=50), depth=2",
+            ],
+        ),
+        (
+            {"zip": {"model.position": ["learned", ["learned", "rope2d"]], "model.norm": ["layernorm", "rmsnorm"]}},
+            ["learned, layernorm", "learned+rope2d, rmsnorm"],
+        ),
+        ({"one_at_a_time": {"model.position": ["rope2d"]}}, ["baseline", "position=rope2d"]),
+        # The position of two models is rope2d: alone, the word would name two arms.
+        (
+            {
+                "union": [
+                    {"grid": {"model.position": ["rope2d", "learned"], "model.depth": [1]}},
+                    {"grid": {"distill.teacher.trial.model.position": ["rope2d"], "model.depth": [1]}},
+                ]
+            },
+            ["model.position=rope2d, depth=1", "learned, depth=1", "trial.model.position=rope2d, depth=1"],
+        ),
+    ],
+)
+def test_components_of_several_values_are_named_without_path(
+    design: dict[str, Any], expected: list[str], tmp_path: Path
+) -> None:
+    base = BASE
+    if "union" in design:
+        teacher = {"trial": {"model": {"type": "vit", "size": "pico", "patch_size": 4}, "train": BASE["train"]}}
+        base = {**BASE, "distill": {"teacher": teacher}}
+    arms = names(plan(tmp_path, base=base, design=design, analysis={"compare": "none"}))
+    assert arms == expected
+
+
 def test_arm_names_have_the_differences() -> None:
     assert format_value({"type": "rope2d", "theta": 50}) == "rope2d(theta=50)"
     assert format_value(1e-3) == "0.001" and format_value("none") == "none" and format_value([1, "a"]) == "[1, a]"
@@ -233,8 +273,8 @@ def test_new_length_replaces_old_one(tmp_path: Path) -> None:
 def test_baseline_is_arm_equal_to_base(tmp_path: Path) -> None:
     study_plan = plan(tmp_path, design={"grid": {"model.position": ["none", "learned"], "model.depth": [1, 2]}})
     baselines = {arm.name: arm.baseline for arm in study_plan.arms}
-    assert baselines.pop("position=learned, depth=2") is None
-    assert set(baselines.values()) == {"position=learned, depth=2"}
+    assert baselines.pop("learned, depth=2") is None
+    assert set(baselines.values()) == {"learned, depth=2"}
 
 
 def test_compare_to_finds_counterpart_of_each_arm(tmp_path: Path) -> None:
@@ -246,8 +286,8 @@ def test_compare_to_finds_counterpart_of_each_arm(tmp_path: Path) -> None:
     assert {arm.name: arm.baseline for arm in study_plan.arms} == {
         "position=none, depth=1": None,
         "position=none, depth=3": None,
-        "position=learned, depth=1": "position=none, depth=1",
-        "position=learned, depth=3": "position=none, depth=3",
+        "learned, depth=1": "position=none, depth=1",
+        "learned, depth=3": "position=none, depth=3",
     }
 
 

@@ -20,7 +20,7 @@ from vitlab.planning.resolve import Faults, ResolvedTrial, Resolver
 from vitlab.planning.rules import RuleFault, is_met, parse_rule
 from vitlab.registry import slot
 from vitlab.spec import Document, Study
-from vitlab.spec.design import Changes, apply_changes, arm_name, short_names
+from vitlab.spec.design import Changes, apply_changes, arm_names
 from vitlab.spec.run import REPORTING_SEEDS
 from vitlab.spec.study import Counterpart
 from vitlab.spec.tree import NewTree, Tree, Values, deep_copy, set_value, value_at, without
@@ -176,11 +176,11 @@ def resolve_arms(resolver: ArmResolver, design: Sequence[Changes], problems: lis
 
 def _merge_equal_arms(trials: Sequence[tuple[Changes, ResolvedTrial | Faults]]) -> list[ResolvedArm]:
     """Return an arm for each different trial without mistakes; further names of a trial become its aliases."""
-    short = short_names(list(dict.fromkeys(path for changes, _ in trials for path in changes.values)))
+    names = arm_names([changes for changes, _ in trials], [trial.plain for _, trial in trials])
     arms: dict[str, ResolvedArm] = {}
-    for changes, trial in trials:
+    for (changes, trial), name in zip(trials, names, strict=True):
         if isinstance(trial, ResolvedTrial):
-            name, key = arm_name(changes, short, trial.plain), key_of(trial.identity)
+            key = key_of(trial.identity)
             arm = arms.setdefault(key, ResolvedArm(changes, name, trial, key, skip=trial.incompatibility))
             if name != arm.name:
                 arm.aliases.append(name)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -303,24 +303,62 @@ def _ends_with(path: str, name: str) -> bool:
 # -- arms: names, blocks, and changes of the base ---------------------------------------------------------------------
 
 
-def arm_name(changes: Changes, short: Mapping[str, str], resolved: Values) -> str:
-    """Return the name of an arm: its label and the values that the label does not cover, or ``baseline``.
+def arm_names(design: Sequence[Changes], resolved: Sequence[Values]) -> list[str]:
+    """Return the name of each arm: its label and the values that the label does not cover, or ``baseline``.
 
-    Example: ``position=learned+rope2d(theta=50), patch_size=4``.
+    Examples: ``position=learned+rope2d(theta=50)``; of several values ``learned, patch_size=4``.
 
     Args:
-        changes: of the arm.
-        short: dotted path to the name in place of it.
-        resolved: the arm's trial, which shows where a list stands for one component.
+        design: the arms.
+        resolved: the trial of each arm, which shows where a list stands for one component.
     """
-    parts = [changes.label] if changes.label else []
-    parts += [
-        f"{short[path]}={format_value(as_component(value, value_at(resolved, keys_of(path))))}"
-        for path, value in changes.values.items()
-        if path not in changes.conditions and (not changes.label or path in changes.beside)
+    values = [
+        {path: as_component(value, value_at(trial, keys_of(path))) for path, value in changes.values.items()}
+        for changes, trial in zip(design, resolved, strict=True)
     ]
-    name = ", ".join(parts) or "baseline"
-    return f"{changes.block}: {name}" if changes.block else name
+    short, repeated, names = (
+        short_names(list(dict.fromkeys(path for own in values for path in own))),
+        _repeated_values(values),
+        [],
+    )
+    for changes, own in zip(design, values, strict=True):
+        shown = {
+            path: value
+            for path, value in own.items()
+            if path not in changes.conditions and (not changes.label or path in changes.beside)
+        }
+        with_path = map(format_value, shown.values()) if len(shown) == 1 else repeated
+        name = ", ".join(filter(None, (changes.label, _name_values(shown, short, {*with_path})))) or "baseline"
+        names.append(f"{changes.block}: {name}" if changes.block else name)
+    return names
+
+
+def _name_values(values: Values, short: Mapping[str, str], with_path: Collection[str]) -> str:
+    """Return the name of some values: components and texts alone, ``none`` and others after the name of their path.
+
+    Args:
+        values: dotted path to value.
+        short: dotted path to its short name.
+        with_path: components and texts, as formatted, which stand after their path, too.
+    """
+    parts = []
+    for path, value in values.items():
+        text = format_value(value)
+        tells_path = isinstance(value, str) or (isinstance(value, Mapping) and "type" in value)
+        parts.append(text if tells_path and text not in {"none", *with_path} else f"{short[path]}={text}")
+    return ", ".join(parts)
+
+
+def _repeated_values(arms: Sequence[Values]) -> set[str]:
+    """Return the values, as formatted, that more than one path has."""
+    first: dict[str, str] = {}
+    return {
+        text
+        for values in arms
+        for path, value in values.items()
+        for text in [format_value(value)]
+        if first.setdefault(text, path) != path
+    }
 
 
 def repeat_in_blocks(design: Sequence[Changes], blocks: Zip) -> list[Changes]:
@@ -330,18 +368,15 @@ def repeat_in_blocks(design: Sequence[Changes], blocks: Zip) -> list[Changes]:
         DesignFault: if the design sets a path of the blocks, or two blocks have one name.
     """
     paths = {key: key.removeprefix("base.") for key in blocks.levels}
-    short, crossed = short_names([*paths.values()]), {}
     for key, path in paths.items():
         if any(path in changes.values for changes in design):
             raise DesignFault(("blocks", key), f"the design sets {path}, too; a block is the same for all of its arms")
-    for row in range(len(next(iter(blocks.levels.values())))):
-        values = {path: blocks.levels[key][row] for key, path in paths.items()}
+    number = len(next(iter(blocks.levels.values())))
+    rows = [{path: blocks.levels[key][row] for key, path in paths.items()} for row in range(number)]
+    short, repeated, crossed = short_names([*paths.values()]), _repeated_values(rows), {}
+    for row, values in enumerate(rows):
         places: dict[str, Path] = {path: ("blocks", key, row) for key, path in paths.items()}
-        name = ", ".join(
-            format_value(value) if isinstance(value, str | Mapping) else f"{short[path]}={format_value(value)}"
-            for path, value in values.items()
-        )
-        name = blocks.labels[row] if blocks.labels else name
+        name = blocks.labels[row] if blocks.labels else _name_values(values, short, repeated)
         if name in crossed:
             raise DesignFault(next(iter(places.values())), f"two blocks are called '{name}'; name them by labels")
         block = Changes(values, places, against=values)
