@@ -38,7 +38,7 @@ from vitlab.driver.session import (
     next_stage,
     require_matching_arm,
 )
-from vitlab.planning.study_folder import apply_registration, begin_run, is_recorded, write_plan
+from vitlab.planning.study_folder import begin_run, write_plan
 from vitlab.planning.values import Plan, Planned
 from vitlab.registry.options import check_arguments
 from vitlab.report.api import Answer as Answer
@@ -115,10 +115,7 @@ def run(
         registry.slot("tracker").build(study.run.tracker, plan, store, study.run)
         if missing:
             registry.slot("executor").build(study.run.executor, study.run)
-        # Where nothing has changed, the recorded time of the run stays, and the stored report with it.
-        if missing or not is_recorded(plan, store, file, changes, plugins):
-            plan = begin_run(plan, store, file, changes, plugins, watch.say)
-        plan = apply_registration(plan, store)
+        plan = begin_run(plan, store, file, changes, plugins, watch.say, trains=bool(missing))
         tracker = registry.slot("tracker").build(study.run.tracker, plan, store, study.run)
         session = Session(store, study.run, plugins, watch, tracker)
         current = _Run(plan, session, only, endings, make_current_plan)

@@ -55,13 +55,13 @@ class Engine(ABC):
 
         Lack of memory is raised as it is, and so is every error of an engine without a fallback.
         """
-        with self._fallback_on_error():
+        with self._raise_engine_failed():
             self.compute_step()
         self._completed = True
 
     def evaluate(self, splits: Sequence[Split]) -> Sequence[Iterable[EvaluationResult]]:
         """Return for each training its evaluations, possibly computed only when they are iterated over."""
-        with self._fallback_on_error():
+        with self._raise_engine_failed():
             evaluations = self.compute_evaluations(splits)
         self._completed = True
         return evaluations
@@ -75,7 +75,7 @@ class Engine(ABC):
         """Return for each training its evaluations of these splits."""
 
     @contextmanager
-    def _fallback_on_error(self) -> Iterator[None]:
+    def _raise_engine_failed(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # components that do not support an engine may raise anything
@@ -162,10 +162,10 @@ class _JointTraining:
             engine = self._engine_of([training for training in behind if training.step == present])
             for _ in range(present, ahead[0] if ahead else step):
                 if self._stop():
-                    self._save(self._active)
+                    self._save_if_due(self._active)
                     return False
                 engine.train_step()
-                self._save(self._active, self._every_s)
+                self._save_if_due(self._active, self._every_s)
         return True
 
     def evaluate_at(self, step: int) -> None:
@@ -177,7 +177,7 @@ class _JointTraining:
             return
         is_last = step == due[0].steps
         if is_last:  # the evaluation may take longer than all steps, and fail
-            self._save(due, self._worth_s)
+            self._save_if_due(due, self._worth_s)
         measurements = self._measure(due, ["val"])
         if ending := [training for training in measurements if is_last or training.stops_early()]:
             measurements |= self._measure(ending, ["test", *due[0].feed.test_sets])
@@ -188,7 +188,7 @@ class _JointTraining:
                 self.outcomes[training] = training.finish()
         self._active = [training for training in self._active if training not in self.outcomes]
         if not is_last:
-            self._save(self._active, self._worth_s)
+            self._save_if_due(self._active, self._worth_s)
 
     def _measure(self, trainings: Sequence[Training], splits: Sequence[Split]) -> dict[Training, Measurement]:
         """Return the measurements of trainings; those that have diverged get an outcome instead."""
@@ -207,7 +207,7 @@ class _JointTraining:
             self._engine = self._engine_type(trainings)
         return self._engine
 
-    def _save(self, trainings: Sequence[Training], unsaved_s: float = -math.inf) -> None:
+    def _save_if_due(self, trainings: Sequence[Training], unsaved_s: float = -math.inf) -> None:
         """Save trainings if the work of more than ``unsaved_s`` is not saved."""
         if time.monotonic() - self._saved_at > unsaved_s:
             for training in trainings:

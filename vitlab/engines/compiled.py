@@ -38,7 +38,7 @@ class Compiled(Loop):
 
     def __init__(self, trainings: Sequence[Training]) -> None:
         super().__init__(trainings)
-        with self._fallback_on_error():
+        with self._raise_engine_failed():
             torch.compiler.reset()  # otherwise graphs of earlier trainings of this process count towards a limit
             for training in self.trainings:
                 training.compiled_loss = compile_loss(training, self.backend)
@@ -61,7 +61,7 @@ class CompiledVmap(Vmap):
 
     def __init__(self, trainings: Sequence[Training]) -> None:
         super().__init__(trainings)
-        with self._fallback_on_error():
+        with self._raise_engine_failed():
             torch.compiler.reset()
             self._compute_losses = _compile_function(self._compute_losses, self.backend)  # type: ignore[method-assign]
 

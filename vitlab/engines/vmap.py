@@ -46,7 +46,7 @@ class Vmap(Engine):
     def __init__(self, trainings: Sequence[Training]) -> None:
         super().__init__(trainings)
         make_batches_together([training.feed for training in trainings])
-        with self._fallback_on_error():
+        with self._raise_engine_failed():
             self._stack_weights()
 
     @classmethod

@@ -72,7 +72,7 @@ def make_plan(
     if study.match is not None:
         matcher = match.Matcher(study.match, machine.count)
         notes = match.match_arms(resolver, matcher, arms)
-    _require_baselines(arms, document)
+    _require_runnable_baselines(arms, document)
     tuning = tune.plan_tunings(resolver, matcher, arms, decisions.tunings) if study.tune is not None else []
     looks = _plan_looks(resolver, arms, decisions)
     notes += [f"'{arm.name}' is in the design more than once; it is one arm." for arm in arms if arm.is_repeated]
@@ -128,7 +128,7 @@ def _resolve_and_check(resolver: ArmResolver, problems: list[Problem]) -> list[R
         SpecError: with every mistake of the study, ``problems`` included.
     """
     study, document = resolver.study, resolver.document
-    changes = _expand_blocks(resolver, problems)
+    changes = _list_changes(resolver, problems)
     design = resolve_arms(resolver, changes, problems)
     if len(design.arms) * len(study.seeds.all) > MAX_TRIALS:
         size = f"{format_count(len(design.arms), 'arm')} of {format_count(len(study.seeds.all), 'seed')} each"
@@ -161,7 +161,7 @@ def _find_mistakes(
         yield ("match",), sentence
 
 
-def _require_baselines(arms: Sequence[ResolvedArm], document: Document) -> None:
+def _require_runnable_baselines(arms: Sequence[ResolvedArm], document: Document) -> None:
     """Raise SpecError if an arm that others are compared with cannot be run."""
     baselines = {arm.baseline for arm in arms}
     for arm in arms:
@@ -170,7 +170,7 @@ def _require_baselines(arms: Sequence[ResolvedArm], document: Document) -> None:
             raise SpecError([document.problem(("base", "model"), sentence)])
 
 
-def _expand_blocks(resolver: ArmResolver, problems: Sequence[Problem]) -> list[Changes]:
+def _list_changes(resolver: ArmResolver, problems: Sequence[Problem]) -> list[Changes]:
     study = resolver.study
     try:
         changes = expand_design(study.design)

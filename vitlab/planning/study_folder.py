@@ -210,12 +210,17 @@ def begin_run(
     changes: Values,
     plugins: Sequence[str | Path],
     say: Callable[[str], None],
+    *,
+    trains: bool,
 ) -> Plan:
     """Write the files of a study at the start of a run and return the plan as :func:`write_plan` does.
 
     If the last run was of another version of the study, that version is kept, and ``say`` is called with the
-    differences.
+    differences.  Unless the run ``trains``, files that are current are left as they are, with the time of their run, so
+    that the stored report stays current, too.
     """
+    if not trains and _is_recorded(plan, store, file, changes, plugins):
+        return apply_registration(plan, store)
     folder = store.study(plan.study)
     record = _make_run_record(folder, plan, file, plugins, time.time())
     latest = archive_latest(folder, plan.version)
@@ -235,7 +240,7 @@ def begin_run(
     return plan
 
 
-def is_recorded(plan: Plan, store: Store, file: str | Path, changes: Values, plugins: Sequence[str | Path]) -> bool:
+def _is_recorded(plan: Plan, store: Store, file: str | Path, changes: Values, plugins: Sequence[str | Path]) -> bool:
     """Return True if the files of a study are those that :func:`begin_run` would write, but for the time of the run."""
     folder = store.study(plan.study)
     try:

@@ -197,20 +197,25 @@ class Training:
 
     def forward_backward(self, rows: range) -> WeightedLoss:
         """Accumulate the gradients of ``rows`` of the step's batch, usually all of it."""
-        batch, draws = self.draw_batch(rows)
-        # Third-party components may draw from torch's own generator, so it is seeded by the step as well.
-        key = noise.key(self.seeds["dropout"], "torch", self.step, *([rows.start] if rows.start else []))
-        noise.seed_torch(key, self.feed.device)
+        batch, draws = self._draw_for_one(rows)
         compute_loss = self.compiled_loss or self.compute_loss
-        if self.path_layers:  # for one training; engines that stack trainings draw for all of them in one call
-            scale_1LB = path_scales(self.path_layers, [draws.drop_path], [sample_ids(batch)], batch.x_BCHW)
-            draws = draws._replace(scale_LB=scale_1LB[0])
         loss = compute_loss(batch.x_BCHW, batch.y_B, draws)
         # Not every part has equally many labels, so a mean over the batch weighs the means of its parts.
         weight = 1.0 if self.micro_batches.whole else self.objective.weight(batch.y_B)
         weighted = loss.total * weight
         torch.autograd.backward(weighted if self.scaling is None else self.scaling.scale(weighted))
         return WeightedLoss(loss.detached(), weight)
+
+    def _draw_for_one(self, rows: range) -> tuple[Batch, noise.Draws]:
+        """Seed torch and return :meth:`draw_batch` with scales of paths; stacked trainings draw these in one call."""
+        batch, draws = self.draw_batch(rows)
+        # Third-party components may draw from torch's own generator, so it is seeded by the step as well.
+        key = noise.key(self.seeds["dropout"], "torch", self.step, *([rows.start] if rows.start else []))
+        noise.seed_torch(key, self.feed.device)
+        if self.path_layers:
+            scale_1LB = path_scales(self.path_layers, [draws.drop_path], [sample_ids(batch)], batch.x_BCHW)
+            draws = draws._replace(scale_LB=scale_1LB[0])
+        return batch, draws
 
     def compute_loss(self, x_BCHW: Tensor, target: Tensor, draws: noise.Draws) -> Value:
         """Return the loss of some images of a step, a pure function of the weights, which engines stack or compile."""
