@@ -178,9 +178,9 @@ class NothingHappens(Inline):
 
     def poll(self, timeout_s: float) -> list[JobEnd]:
         self._ends += [
-            JobEnd(job, Ending.ERROR if job.name == "raise" else Ending.DONE, "because") for job in self._jobs
+            JobEnd(job, Ending.ERROR if job.name == "raise" else Ending.DONE, "because") for job in self._waiting
         ]
-        self._jobs.clear()
+        self._waiting.clear()
         ends, self._ends = self._ends, []
         return ends
 
@@ -316,4 +316,5 @@ def test_job_survives_its_file(tmp_path: Path) -> None:
     one, other = job(tmp_path, "train", steps=3), job(tmp_path, "finish")
     settings = replace(one.settings, plugins=("/a/b.py",), threads=3, engine="vmap")
     work = Job(one.trials + other.trials, settings, timeout_s=2.5, gpu=0.5, runner="runner")
-    assert parse_as(Job, json.loads(json.dumps(worker._to_json(work)))) == work
+    *_, folder = worker.WorkerCommand(work).words
+    assert parse_as(Job, json.loads((Path(folder) / "job.json").read_text())) == work

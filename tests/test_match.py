@@ -16,7 +16,8 @@ from vitlab.data.prepare import data_info
 from vitlab.errors import SpecError
 from vitlab.geometry import DataInfo
 from vitlab.lab import plan_study
-from vitlab.planning import Machine, Plan, make_plan
+from vitlab.planning.expand import Machine, make_plan
+from vitlab.planning.values import Plan
 from vitlab.registry import slot
 from vitlab.spec import read_study
 

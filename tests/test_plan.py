@@ -22,7 +22,7 @@ from vitlab.identity import source
 from vitlab.identity.code import clear_caches, modules_digest, transitive_digests, trial_module_digests
 from vitlab.identity.trial import key_of
 from vitlab.lab import plan_study
-from vitlab.planning import Plan
+from vitlab.planning.values import Plan
 from vitlab.planning.engine_choice import choose_engine, shape_digest
 from vitlab.planning.rules import RuleFault, is_met, parse_rule
 from vitlab.planning.sources import may_share_images
@@ -691,7 +691,7 @@ def test_benchmark_overrides_engine_rule(tmp_path: Path) -> None:
     assert shape_digest(longer.find("baseline", 0).trial) == shape_digest(base), (
         "lengths and rates do not decide how fast a step is"
     )
-    probes = {shape_digest(base): EngineBenchmark("loop", 2, {"loop": 3.0, "vmap": 2.0})}
+    probes = {shape_digest(base): EngineBenchmark("loop", 2, {"loop": 3.0, "vmap": 2.0}, {})}
 
     def little(_: Trial) -> Work:
         return Work(1)

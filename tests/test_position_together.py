@@ -19,7 +19,7 @@ from vitlab.errors import OptionError, SpecError
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.lab import plan_study
 from vitlab.models import ViT, model
-from vitlab.planning import Plan
+from vitlab.planning.values import Plan
 from vitlab.registry import slot
 from vitlab.spec.trial import InitFrom
 from vitlab.testing import check_component

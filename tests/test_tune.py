@@ -19,9 +19,8 @@ from vitlab.cli import cli
 from vitlab.driver.session import Watch
 from vitlab.errors import SpecError
 from vitlab.lab import Answer, plan_study
-from vitlab.planning import Plan, Planned
 from vitlab.planning.tune import choose_winner, knobs_at_edge
-from vitlab.planning.values import Rival, Trial, Tuning
+from vitlab.planning.values import Plan, Planned, Rival, Trial, Tuning
 from vitlab.report.api import open_study
 from vitlab.spec import Analysis, Choice, TrainSpec, TrialSpec
 from vitlab.store.folders import Store

@@ -103,7 +103,7 @@ def _plan(file: Path, changes: dict[str, Any], folder: Path) -> None:
     """Do what ``vitlab plan`` and the start of ``vitlab run`` do with a study file."""
     from vitlab import lab
     from vitlab.data.prepare import DataSource
-    from vitlab.planning import Plan
+    from vitlab.planning.values import Plan
 
     _, plan = lab.plan_study(file, changes=changes, out=folder / "out")
     if len(plan.trials) < 50:

@@ -98,7 +98,7 @@ def plan_study(
     study, document, problems = _read_and_check(file, changes, loaded, out)
     from vitlab.data.prepare import DataSource, data_info
     from vitlab.identity.code import Surroundings
-    from vitlab.planning import Machine, make_plan
+    from vitlab.planning.expand import Machine, make_plan
     from vitlab.planning.sources import notes_on_averages
 
     store = Store(Path(out).resolve())

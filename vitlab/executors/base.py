@@ -158,8 +158,11 @@ class Executor(ABC):
 class PollingExecutor(Executor):
     """Executor that looks for news of its jobs; a subclass defines :meth:`_wait`, and adds to ``_ends``."""
 
+    _running: Collection[object]  #: jobs that have begun, set by a subclass that calls :meth:`_wait_for_all`
+
     def __init__(self, run: RunSpec) -> None:
         super().__init__(run)
+        self._waiting: list[Job] = []  #: jobs that have not begun
         self._ends: list[JobEnd] = []
 
     def poll(self, timeout_s: float) -> list[JobEnd]:
@@ -175,11 +178,15 @@ class PollingExecutor(Executor):
     def _wait(self, timeout_s: float) -> None:
         """Note jobs that have ended; return after ``timeout_s`` at most, and earlier at any news."""
 
-    def _wait_for_all(self, running: Collection[object], timeout_s: float) -> None:
-        """Wait until no job is in ``running``, at most ``timeout_s`` seconds."""
+    def _wait_for_all(self, timeout_s: float) -> None:
+        """Wait until no job is running, at most ``timeout_s`` seconds."""
         deadline = time.monotonic() + timeout_s
-        while running and (remaining_s := deadline - time.monotonic()) > 0:
+        while self._running and (remaining_s := deadline - time.monotonic()) > 0:
             self._wait(remaining_s)
+
+    def _drop_waiting_jobs(self) -> None:
+        self._ends += [JobEnd(job, Ending.STOPPED) for job in self._waiting]
+        self._waiting.clear()
 
 
 @dataclass

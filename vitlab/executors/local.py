@@ -28,7 +28,6 @@ import atexit
 import json
 import math
 import time
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -105,7 +104,6 @@ class Local(PollingExecutor):
         fits = shared_out and cores_per_trial * self._slots <= budget
         cuts = [index * len(cores) // self._slots for index in range(self._slots + 1)]
         self._shares = [cores[begin:end] for begin, end in pairwise(cuts)] if fits else [[]] * self._slots
-        self._waiting: deque[Job] = deque()  # for a GPU with room
         self._running: dict[int, _Worker] = {}  # by sentinel
         # Otherwise the interpreter would wait at exit for workers that nothing stops.
         atexit.register(self._close_pipes)
@@ -127,21 +125,20 @@ class Local(PollingExecutor):
 
     def cancel(self, grace_s: float) -> None:
         """Ask the workers to stop, and end those that do not."""
-        self._ends += [JobEnd(job, Ending.STOPPED) for job in self._waiting]
-        self._waiting.clear()
+        self._drop_waiting_jobs()
         for running in self._running.values():
             with suppress(OSError):  # it has just died
                 running.pipe.send_bytes(b"stop")
         try:
-            self._wait_for_all(self._running, grace_s)
+            self._wait_for_all(grace_s)
             for running in self._running.values():
                 running.process.terminate()
-            self._wait_for_all(self._running, TERMINATE_S)
+            self._wait_for_all(TERMINATE_S)
         except KeyboardInterrupt:
             pass  # second Ctrl-C: stop waiting
         for running in self._running.values():
             running.process.kill()
-        self._wait_for_all(self._running, TERMINATE_S)
+        self._wait_for_all(TERMINATE_S)
 
     def with_more_memory(self, job: Job) -> Job | None:
         """Return the job with twice its share of a GPU; None on a machine without any, or for a whole one."""
@@ -171,7 +168,7 @@ class Local(PollingExecutor):
                 if assigned is None:
                     return
                 job, gpu = replace(job, gpu=share), assigned  # with the share that a retry after ``oom`` doubles
-            self._waiting.popleft()
+            self._waiting.pop(0)
             self._start_worker(job, gpu)
 
     def _start_worker(self, job: Job, gpu: str) -> None:

@@ -70,6 +70,8 @@ FORCE_S = 10.0  #: time limit for Ray to kill a task
 AHEAD = 8  #: trials that are queued in Ray in any case, for its autoscaler
 COUNT_S = 5.0  #: interval at which machines are counted and this machine's daemon is checked
 
+QUEUED = Started("", "", "", "")  #: of a job that runs nowhere yet
+
 
 @dataclass
 class _SubmittedJob:
@@ -82,11 +84,7 @@ class _SubmittedJob:
     watchdog: Watchdog
     group: Any = None  #: the placement group of a trial on several machines
     peers: list[Any] = field(default_factory=list)  #: streams of its other machines
-    started: Started | None = None  #: where it runs; None while queued
-
-    @property
-    def host(self) -> str:
-        return self.started.host if self.started is not None else ""
+    started: Started = QUEUED  #: where it runs
 
 
 @executor.register("ray")
@@ -128,7 +126,6 @@ class Ray(PollingExecutor):
         self._slots, self._counted = 0, -math.inf
         self._bell: Any = None
         self._stopping = False
-        self._waiting: list[Job] = []  #: trials whose lease another process holds
         self._running: dict[Any, _SubmittedJob] = {}  #: by stream
         self._shared: dict[Path, Any] = {}  #: files of prerequisites, each stored once in the object store
 
@@ -155,8 +152,7 @@ class Ray(PollingExecutor):
     def cancel(self, grace_s: float) -> None:
         """Drop queued jobs and ask running ones to stop."""
         self._stopping = True
-        self._ends += [JobEnd(job, Ending.STOPPED) for job in self._waiting]
-        self._waiting = []
+        self._drop_waiting_jobs()
         if not is_listening(*self._daemon):  # Ray does not respond any more, and its workers exit by themselves
             for running in list(self._running.values()):
                 self._record_end(running, Ending.STOPPED)
@@ -164,19 +160,19 @@ class Ray(PollingExecutor):
             if self._running:
                 self._bell.set.remote()
                 self._wait(0.0)
-            for running in [running for running in self._running.values() if not running.host]:
+            for running in [running for running in self._running.values() if not running.started.host]:
                 self._ray.cancel(running.stream)  # still in the queue
-            self._wait_for_all(self._running, grace_s)
+            self._wait_for_all(grace_s)
         except KeyboardInterrupt:
             pass  # second Ctrl-C: stop waiting
         for running in self._running.values():
             self._ray.cancel(running.stream, force=True)
-        self._wait_for_all(self._running, FORCE_S)
+        self._wait_for_all(FORCE_S)
         for running in self._running.values():
             self._kill_worker(running)  # Ray relies on the process itself, which cannot react while stopped
-        self._wait_for_all(self._running, FORCE_S)
+        self._wait_for_all(FORCE_S)
         for running in list(self._running.values()):
-            self._record_end(running, Ending.LOST, f"its worker on {running.host} could not be ended")
+            self._record_end(running, Ending.LOST, f"its worker on {running.started.host} could not be ended")
         self._bell, self._stopping = None, False
 
     def _submit_unless_leased(self, job: Job) -> bool:
@@ -299,16 +295,16 @@ class Ray(PollingExecutor):
                     self._ray.cancel(running.stream, force=True)
                     self._record_end(running, Ending.LOST, "another driver has taken its trial over")
             case Finished(Ending.STOPPED, _) if not self._stopping:
-                lost = f"its worker on {running.host} lost its connection to the driver"
+                lost = f"its worker on {running.started.host} lost its connection to the driver"
                 self._record_end(running, Ending.LOST, lost)
             case Finished():
                 self._record_end(running, *item)
 
     def _ending_of_error(self, error: Exception, running: _SubmittedJob) -> tuple[Ending, str]:
         """Return how a job ended whose stream has ended with an error."""
-        errors, where = self._ray.exceptions, running.host or "a machine of the cluster"
+        errors, where = self._ray.exceptions, running.started.host or "a machine of the cluster"
         match error:
-            case errors.TaskCancelledError() if not running.host:
+            case errors.TaskCancelledError() if not running.started.host:
                 return Ending.STOPPED, ""
             case errors.TaskCancelledError():
                 reason = "it did not stop in time and was killed"
@@ -330,7 +326,7 @@ class Ray(PollingExecutor):
 
     def _kill_worker(self, running: _SubmittedJob) -> None:
         """Kill the process of a task, by another task on its machine."""
-        if running.started is not None:
+        if running.started.host:
             task = self._ray.remote(num_cpus=0, max_calls=1, max_retries=0)(kill_process)
             task.options(scheduling_strategy=self._make_node_strategy(running.started.node)).remote(
                 running.started.process

@@ -18,7 +18,8 @@ each pack: ``pack.json`` names the Slurm job and the trials, ``ends.jsonl`` list
 ``stop`` requests a checkpoint and the end of the job, ``ended`` says that nothing is expected of it any more.
 
 **Stopping.**  ``cancel`` removes pending jobs from the queue and makes running ones write a checkpoint.  When the
-driver dies, the jobs continue, and the next driver finds them by their folders, or by their names in the queue.  While
+driver dies, the jobs continue, and the next driver finds them by their folders.  A pack whose driver died while it
+submitted it is given up: it ends at once if it starts later, and the end of a trial that it trains is awaited.  While
 Slurm's controller does not answer, nothing is submitted and nothing is lost.
 
 **The driver** of ``vitlab run --detach`` is a Slurm job, too.  Before its time is up it is killed and requeues itself:
@@ -38,7 +39,6 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -155,7 +155,6 @@ class Slurm(PollingExecutor):
             "setup": list(setup) or None,
             "additional_parameters": dict(sbatch),
         }
-        self._waiting: list[Job] = []
         self._sent: list[_Submitted] = []
         self._asked_at, self._again_at = time.monotonic(), 0.0
 
@@ -196,8 +195,7 @@ class Slurm(PollingExecutor):
 
     def cancel(self, grace_s: float) -> None:
         """Drop queued jobs and ask running ones to stop."""
-        self._ends += [JobEnd(job, Ending.STOPPED) for job in self._waiting]
-        self._waiting.clear()
+        self._drop_waiting_jobs()
         for pack in self._sent:
             (pack.folder / "stop").touch()
             if not (pack.folder / "started").exists():
@@ -229,12 +227,12 @@ class Slurm(PollingExecutor):
                     matching[name] = replace(own_jobs[0], trials=tuple(item for job in own_jobs for item in job.trials))
             if not matching:
                 continue  # a pack of another study, whose driver may be about to submit it
-            job_id = record["job"] or _query_job_id(folder)
-            pack = _Submitted(folder, self._submitit.SlurmJob(folder=folder.parent, job_id=job_id or "0"), matching)
-            if job_id is None or pack.slurm.done(force_check=True):
+            # Without a job the earlier driver died while it submitted the pack, whose trials have leases if they run.
+            slurm = record["job"] and self._submitit.SlurmJob(folder=folder.parent, job_id=record["job"])
+            if slurm is None or slurm.done(force_check=True):
                 (folder / "ended").touch()  # the trials' folders hold their results
             else:
-                self._sent.append(pack)
+                self._sent.append(_Submitted(folder, slurm, matching))
         return [job for pack in self._sent for job in pack.jobs.values()]
 
     def _submit_packs(self, packs: Sequence[Sequence[Job]], needs: Mapping[str, object]) -> None:
@@ -246,7 +244,7 @@ class Slurm(PollingExecutor):
         folder = _output_folder(packs[0][0]) / "slurm" / uuid.uuid4().hex[:12]
         python = f"{shlex.quote(sys.executable)} -P"  # imports nothing from the folder of the submission
         slurm = self._submitit.SlurmExecutor(folder, max_num_timeout=self._requeues, python=python)
-        slurm.update_parameters(job_name=_pack_name(folder), **self._parameters, **needs)
+        slurm.update_parameters(job_name=f"vitlab-{folder.name}", **self._parameters, **needs)
         trials = [{str(job.folder): [str(item) for item in job.folders] for job in jobs} for jobs in packs]
         batches = [SlurmBatch(folder / str(n), self.run, tuple(jobs)) for n, jobs in enumerate(packs)]
         for batch, own in zip(batches, trials, strict=True):
@@ -377,9 +375,7 @@ class SlurmBatch:
             return  # its driver has given it up
         if self.nodes > 1:
             _set_rank_variables()
-        array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-        job_id = f"{array}_{task}" if array else os.environ.get("SLURM_JOB_ID", "")
-        (self.folder / "started").write_text(job_id)  # as submitit names it
+        (self.folder / "started").touch()
         cut_torn_line(self.folder / "ends.jsonl")  # Slurm may have killed an earlier run in the middle of a line
         local = self._local = Local(self.run)
         finished = {json.loads(line)[0] for line in read_complete_lines(self.folder / "ends.jsonl")[0]}
@@ -410,30 +406,12 @@ class SlurmBatch:
             append_json(self.folder / "ends.jsonl", [str(end.job.folder), end.ending, end.detail])
 
 
-def _pack_name(folder: Path) -> str:
-    """Return the unique name of a pack's Slurm job."""
-    return f"vitlab-{folder.name}"
-
-
 def _set_rank_variables() -> None:
     """Set the variables by which the processes of a trial on several nodes find each other, as torchrun names them."""
     environment = _import_submitit().slurm.slurm.SlurmJobEnvironment()
     os.environ[NODE_VARIABLE] = str(environment.node)
     os.environ.setdefault("MASTER_ADDR", environment.hostnames[0])
     os.environ.setdefault("MASTER_PORT", str(20_000 + int(environment.raw_job_id) % 10_000))
-
-
-def _query_job_id(folder: Path) -> str | None:
-    """Return the id of a pack's job whose driver died before recording it; None if it was never submitted.
-
-    Raises:
-        UserError: if the queue cannot be queried, because the pack might then be submitted twice.
-    """
-    with suppress(FileNotFoundError):
-        return (folder / "started").read_text() or None
-    ids = _run_command("squeue", "--noheader", "--format=%F", f"--name={_pack_name(folder.parent)}").split()
-    is_array = len(list(folder.parent.glob("*/pack.json"))) > 1
-    return (f"{ids[0]}_{folder.name}" if is_array else ids[0]) if ids else None
 
 
 def _run_command(*command: str, input: str = "") -> str:

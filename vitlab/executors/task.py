@@ -49,9 +49,9 @@ class Started(NamedTuple):
     """First item of a stream: the process of the task."""
 
     host: str
-    process: str = ""  #: name of the process, see :func:`vitlab.store.locks.process_name`
-    node: str = ""  #: Ray's id of the machine
-    address: str = ""  #: host and port at which the processes of a trial on several machines meet
+    process: str  #: name of the process, see :func:`vitlab.store.locks.process_name`
+    node: str  #: Ray's id of the machine
+    address: str  #: host and port at which the processes of a trial on several machines meet
 
 
 class Finished(NamedTuple):

@@ -46,7 +46,7 @@ from vitlab.executors.base import JobEnd, Stage, format_error, shorten
 from vitlab.imports import import_object
 from vitlab.runner import fork_server
 from vitlab.runner.job import NODE_VARIABLE, Job, NoEnding, TrialEnd
-from vitlab.spec.tree import parse_as
+from vitlab.spec.tree import parse_as, type_adapter
 from vitlab.store.files import load_json, open_in_place, read_json, require_mapping, write_json
 from vitlab.store.folders import Keep, TrialFolder
 from vitlab.store.locks import DRIVER, is_alive, kill_orphan
@@ -258,7 +258,7 @@ class WorkerCommand:
     def __init__(self, job: Job) -> None:
         self.job = job
         self._folder = job.folder / f".worker-{uuid.uuid4().hex[:12]}"
-        write_json(self._folder / "job.json", _to_json(job))
+        write_json(self._folder / "job.json", type_adapter(Job).dump_python(job, mode="json"))
         #: the words of the command line
         self.words: tuple[str, ...] = (sys.executable, "-P", "-m", "vitlab.executors.worker", str(self._folder))
 
@@ -299,11 +299,6 @@ def _run_folder(folder: Path) -> NoReturn:
 
     threading.Thread(target=wait_for_file, daemon=True).start()
     run_job_and_exit(job, stop.is_set, report_ending)
-
-
-def _to_json(job: Job) -> dict[str, object]:
-    trials = [{**vars(item), "folder": str(item.folder), "trial": item.trial.to_json()} for item in job.trials]
-    return {**vars(job), "trials": trials, "settings": vars(job.settings)}
 
 
 if __name__ == "__main__":

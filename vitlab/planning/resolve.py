@@ -70,17 +70,17 @@ class ResolvedTrial:
     info: DataInfo
     model: ResolvedChoice
     incompatibility: str  #: why these components cannot work together; empty if they can
-    needs: Mapping[str, Prerequisite] = field(default_factory=dict)  #: role to the trial that supplies weights
-    files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  #: role to the digests of its checkpoint
-    versions: Mapping[str, str] = field(default_factory=dict)  #: see :class:`vitlab.identity.code.Surroundings`
-    notes: frozenset[str] = frozenset()  #: sentences of its components for the notes of the plan
+    needs: Mapping[str, Prerequisite]  #: role to the trial that supplies weights
+    files: Mapping[str, Mapping[str, str]]  #: role to the digests of its checkpoint
+    versions: Mapping[str, str]  #: see :class:`vitlab.identity.code.Surroundings`
+    notes: frozenset[str]  #: sentences of its components for the notes of the plan
 
     @property
     def foreign_origins(self) -> list[str]:
         """The origins in a trial's key, without built-ins: a slot added later changes no key."""
         return [origin for origin in self.origins if not origin.endswith(f" {BUILTIN_ORIGIN}")]
 
-    def with_seeds(self, streams: Mapping[str, int], needs: Mapping[str, str] = {}) -> Trial:
+    def with_seeds(self, streams: Mapping[str, int], needs: Mapping[str, str]) -> Trial:
         """Return the trial with its seeds, its key and the digest of its code.
 
         Args:

@@ -147,7 +147,7 @@ def result_content(data: Tree) -> NewTree:
     return {name: _comparable(value) for name, value in data.items() if name not in NOT_CONTENT}
 
 
-def read_content(file: Path, changes: Values = {}) -> NewTree:
+def read_content(file: Path, changes: Values) -> NewTree:
     """Return the content of a study file, with changes.
 
     Raises:
@@ -182,8 +182,8 @@ def version_folder(study: Path, name: str) -> Path:
     return earlier if name and (earlier / "plan.json").exists() else study
 
 
-def read_version(study: Path, name: str = "") -> Version | None:
-    """Return a version of the study in a folder, by default the latest; None where it has not been run."""
+def read_version(study: Path, name: str) -> Version | None:
+    """Return a version of the study in a folder, the latest if it has no name; None where it has not been run."""
     return _read_version_folder(version_folder(study, name))
 
 

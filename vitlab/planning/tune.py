@@ -185,10 +185,15 @@ def choose_winner(tuning: Tuning, result_of: Callable[[Trial], TrialResult | Non
         if len(results) < len(outcomes):
             return tuning
         reported |= {name for result in results for name in result.outcome.metrics}
-        scores = [_score(result, tuning.select, analysis) for result in results]
-        score = sum(scores) / len(scores)
+        scores = [
+            result.outcome.value(tuning.select, analysis.at, analysis.goal)
+            for result in results
+            if result.status == Ending.DONE
+        ]
+        finite = [score for score in scores if score is not None]
+        score = sum(finite) / len(finite) if len(finite) == len(results) else None
         wall_s = sum(result.circumstances.wall_s for result in results)
-        rivals.append(replace(rival, score=score if math.isfinite(score) else None, wall_s=wall_s))
+        rivals.append(replace(rival, score=score, wall_s=wall_s))
     scored = replace(tuning, rivals=tuple(rivals))
     if reported and tuning.select not in reported:
         names = ", ".join(sorted(reported))
@@ -196,12 +201,12 @@ def choose_winner(tuning: Tuning, result_of: Callable[[Trial], TrialResult | Non
             f"its tuning selects by {tuning.select}, and its trials report {names}; set tune.select to one of them"
         )
         return replace(scored, failure=failure)
-    finite = [(index, rival.score) for index, rival in enumerate(rivals) if rival.score is not None]
-    if not finite:
+    scored_rivals = [(index, rival.score) for index, rival in enumerate(rivals) if rival.score is not None]
+    if not scored_rivals:
         combinations = "; ".join(format_knobs(rival.values) for rival in rivals)
         return replace(scored, failure=f"every combination of its tuning diverged: {combinations}")
     sign = 1 if analysis.goal == "max" else -1
-    return replace(scored, winner=max(finite, key=lambda item: sign * item[1])[0])
+    return replace(scored, winner=max(scored_rivals, key=lambda item: sign * item[1])[0])
 
 
 def knobs_at_edge(tuning: Tuning) -> list[str]:
@@ -256,14 +261,3 @@ def _knob_problems(resolver: ArmResolver, arm: str, error: Faults) -> list[Probl
         knob = next((knob for knob in resolver.study.tune.knobs if paths_overlap(dotted, knob)), "")
         problems.append(resolver.document.problem(("tune", "knobs", knob), f"arm '{arm}': {sentence}"))
     return problems
-
-
-def _score(result: TrialResult, metric: str, analysis: Analysis) -> float:
-    """Return the score of a training; NaN if it diverged or does not report the metric."""
-    if result.status != Ending.DONE:
-        return math.nan
-    if analysis.at == "last":
-        return result.outcome.metrics.get(metric, math.nan)
-    values = [moment.metrics.get(metric, math.nan) for moment in result.outcome.history]
-    finite = [value for value in values if math.isfinite(value)]
-    return (max if analysis.goal == "max" else min)(finite, default=math.nan)

@@ -125,7 +125,7 @@ class EngineBenchmark:
     trials: int  #: number of trials that were measured together
     speeds: Mapping[str, float]
     """Engine to images per second of one worker: of one trial for ``loop``, of all trials for other engines."""
-    reasons: Mapping[str, str] = field(default_factory=dict)  #: engine to the reason why it was not measured
+    reasons: Mapping[str, str]  #: engine to the reason why it was not measured
 
     @property
     def summary(self) -> str:
