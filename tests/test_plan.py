@@ -22,11 +22,10 @@ from vitlab.identity import source
 from vitlab.identity.code import clear_caches, modules_digest, transitive_digests, trial_module_digests
 from vitlab.identity.trial import key_of
 from vitlab.lab import plan_study
-from vitlab.planning.values import Plan
 from vitlab.planning.engine_choice import choose_engine, shape_digest
 from vitlab.planning.rules import RuleFault, is_met, parse_rule
 from vitlab.planning.sources import may_share_images
-from vitlab.planning.values import EngineBenchmark, Trial
+from vitlab.planning.values import EngineBenchmark, Plan, Trial
 from vitlab.spec import Choice
 from vitlab.spec.design import Node, expand_design, format_value, short_names
 
