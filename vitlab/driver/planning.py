@@ -114,7 +114,7 @@ def plan_study(
         raise SpecError([document.problem(*mistake)])
     # Notes on what depends on this machine: data, averages over its images, the device.
     about_data = _notes_on_data(plan, document)
-    missing = [f"data not here: {reason}" for reason in _find_missing_data(plan, store)]
+    missing = [f"data not here: {reason}" for reason in _reasons_for_missing_data(plan, store)]
     about_averages = notes_on_averages(plan, lambda data, seeds: DataSource(data).training_images(seeds))
     notes = (*plan.notes, *about_averages, *about_data, *missing, *notes_on_device(study.run.device))
     plan = replace(plan, notes=notes, version=version_name(result_content(document.data)))
@@ -133,7 +133,7 @@ def _read_and_check(
         study = study.model_copy(update={"run": with_default_builtins(study.run)})
         problems += _check_required_plugins(study, document, loaded)
         original = read_changed_document(file) if changes else document
-        problems += _check_run(study, document) or _check_trust(study, original, out, changes)
+        problems += _check_run(study, document) or _find_untrusted_options(study, original, out, changes)
     return study, document, problems
 
 
@@ -171,7 +171,7 @@ def read_unidentified_data(plan: Plan, store: Store, file: str | Path) -> bool:
     """
     from vitlab.data.prepare import data_info
 
-    if reasons := _find_missing_data(plan, store):
+    if reasons := _reasons_for_missing_data(plan, store):
         document = read_document(file)
         raise SpecError([document.problem(("base", "data", "root"), reason) for reason in reasons])
     unread = {
@@ -284,7 +284,7 @@ def _notes_on_data(plan: Plan, document: Document) -> list[str]:
         raise SpecError([document.problem(("base", "data"), str(error))]) from None
 
 
-def _find_missing_data(plan: Plan, store: Store) -> list[str]:
+def _reasons_for_missing_data(plan: Plan, store: Store) -> list[str]:
     """Return the reason for each data set that a missing trial needs and this machine does not have.
 
     Only trials whose data is missing are looked up in the store.
@@ -348,7 +348,9 @@ def _check_run(study: Study, document: Document) -> list[Problem]:
     return problems
 
 
-def _check_trust(study: Study, document: Document, out: str | Path, changes: Mapping[str, object]) -> list[Problem]:
+def _find_untrusted_options(
+    study: Study, document: Document, out: str | Path, changes: Mapping[str, object]
+) -> list[Problem]:
     """Return the problems of options that would let a study file run code, write elsewhere or send results away.
 
     A study file may come from other people, so whoever starts the study gives such options on the command line.

@@ -65,7 +65,7 @@ def make_plan(
     """
     clear_caches()
     problems = list(problems)
-    resolver = _resolve_base(study, document, problems, machine)
+    resolver = _make_arm_resolver(study, document, problems, machine)
     arms = _resolve_and_check(resolver, problems)
     set_baselines(resolver, arms)
     study, matcher, notes = resolver.study, None, []
@@ -97,7 +97,9 @@ def make_plan(
     )
 
 
-def _resolve_base(study: Study | None, document: Document, problems: list[Problem], machine: Machine) -> ArmResolver:
+def _make_arm_resolver(
+    study: Study | None, document: Document, problems: list[Problem], machine: Machine
+) -> ArmResolver:
     """Return the resolver of a study's arms, with the base resolved; add mistakes of rules and base to ``problems``.
 
     Raises:
