@@ -99,7 +99,7 @@ def test_path_of_a_run_is_true_and_short() -> None:
     Stops of the second reading, such as 3a and 3b, come between stops 3 and 4 of the first one.
     """
     page = (ROOT / "docs" / "pages" / "architecture.md").read_text()
-    (stated,) = re.findall(r"first reading has (\d+) lines,[^.]*the second one ([\d,]+) in all", page)
+    (stated,) = re.findall(r"first reading has (\d+) lines,[^.]*the\s+second one ([\d,]+) in all", page)
     stops = [
         (int(first or number), letter, file, functions) for first, number, letter, file, functions in STOP.findall(page)
     ]
