@@ -526,6 +526,23 @@ def test_mistake_caused_by_set_names_set(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        (["model.dim=10"], "--set model.dim=10"),
+        (["model.dim=10", "seeds=3"], "--set model.dim=10"),
+        (["data.size=9", "seeds=3"], "--set data.size=9 --set seeds=3"),
+    ],
+)
+def test_mistake_that_a_change_makes_at_a_line_of_a_sound_file_is_at_the_change(
+    here: Path, changes: list[str], place: str
+) -> None:
+    words = [word for change in changes for word in ("--set", change)]
+    line = one(refused(here, "plan", "quickstart", *words))
+    assert line.startswith(f"{place}: ") and "quickstart.yaml" not in line
+    assert "multiple of" in line
+
+
+@pytest.mark.parametrize(
     ("margin", "words"),
     [
         ("2", ["val/accuracy is from 0 to 1", "'2 points' or 0.02"]),

@@ -44,6 +44,7 @@ from vitlab.planning.values import Arm, Plan
 from vitlab.report.api import Answer, open_study
 from vitlab.store.files import write_json
 from vitlab.store.folders import Store
+from vitlab.store.locks import hold_lock
 from vitlab.training.artifacts import write_checkpoint
 from vitlab.weights import FORMATS
 
@@ -233,12 +234,29 @@ def test_background_run_receives_every_option(tmp_path: Path) -> None:
 
 
 def test_only_takes_arms(ran: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shell takes a name or a pattern, as Python does."""
     file, out = ran
     monkeypatch.setattr(report, "write", lambda *_: [])
-    code, _, err = call("run", file, "--out", out, "--only", "position=none")
-    assert code == 2 and "--only position=none: write arm=PATTERN" in err
-    code, _, err = call("run", file, "--out", out, "--only", "arm=position=*")
-    assert code == 0 and "nothing to train, " in err
+    code, _, err = call("run", file, "--out", out, "--only", "position=nones")
+    assert code == 2 and "no arm matches 'position=nones'. Did you mean 'position=none'?" in err
+    for pattern in ("position=none", "position=*"):
+        code, _, err = call("run", file, "--out", out, "--only", pattern)
+        assert code == 0 and "nothing to train, " in err
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["run", "tiny.yaml", "seeds=3"], "changed by --set seeds=3."),
+        (["plan", "tiny.yaml", "train.steps=5", "+seeds=[0,1]"], "changed by --set train.steps=5 --set seeds=[0,1]."),
+        (["validate", "tiny.yaml", "seeds=3"], "changed by --set seeds=3"),
+        (["run", "seeds=3"], "changed by --set seeds=3"),
+        (["show", "position", "none", "seeds=3"], "unexpected extra argument (seeds=3)\n"),
+    ],
+)
+def test_change_without_set_is_hinted_at(words: list[str], hint: str, ran: tuple[Path, Path], tmp_path: Path) -> None:
+    code, _, err = call(*(ran[0] if word == "tiny.yaml" else word for word in words))
+    assert code == 2 and hint in err
 
 
 # -- exit codes of what goes wrong ------------------------------------------------------------------------------------
@@ -509,17 +527,27 @@ def test_status(ran: tuple[Path, Path], which: str, monkeypatch: pytest.MonkeyPa
     assert re.search("position=none +2", call("status", study, "--out", out)[1])
 
 
-def test_status_says_from_where_a_paused_trial_resumes(ran: tuple[Path, Path], tmp_path: Path) -> None:
+def test_status_and_plan_show_paused_trials(ran: tuple[Path, Path], tmp_path: Path) -> None:
+    """An arm has one line; a trial with a damaged checkpoint begins again."""
     out = tmp_path / "out"
     shutil.copytree(ran[1], out)
     plan, store = open_study("tiny", out=out)
-    for planned, content in zip(plan.trials, ({"training": {"step": 1200}}, {}), strict=False):
+    contents = ({"training": {"step": 1200}}, {"training": {"step": 1300}}, {})
+    for planned, content in zip(plan.trials, contents, strict=False):
         folder = store.folder(planned.trial)
         (folder.path / "result.json").unlink()
         write_checkpoint(folder.checkpoint, content)
     _, printed, _ = call("status", "tiny", "--out", out)
-    assert re.search(r"baseline s0: paused, at step .*; resumes at step 1,200\n", printed)
-    assert re.search(r"baseline s1: paused, .*; resumes from its beginning\n", printed), "its checkpoint is damaged"
+    assert "\nbaseline: seeds 0, 1 paused, at step 1,200 to 1,300 of 4\n" in printed
+    assert "\nposition=none: seed 0 paused, at step 0 of 4\n" in printed
+    _, printed, _ = call("plan", ran[0], "--out", out)
+    head, *rows = (line.split() for line in printed.splitlines() if line.startswith((" arm", " baseline", " position")))
+    at = head.index("paused") - len(head)
+    assert [row[at] for row in rows] == ["2", "1"]
+    assert "1 of them trained already, 3 paused, which go on from a checkpoint" in printed
+    trials = json.loads(call("plan", ran[0], "--out", out, "--json")[1])["trials"]
+    assert [(trial["cached"], trial["paused"]) for trial in trials] == [(False, True)] * 3 + [(True, False)]
+    assert "paused" not in call("plan", ran[0], "--out", ran[1])[1]
 
 
 def test_status_counts_damaged_result_as_missing(
@@ -579,6 +607,22 @@ def test_logs_and_gc(ran: tuple[Path, Path], tmp_path: Path) -> None:
     assert code == 0 and same == call("logs", key[:20], "--out", out)[1]
     code, _, err = call("logs", "tiny", "--arm", "position=non", "--out", out)
     assert code == 2 and "Did you mean 'position=none'?" in err
+
+    # Without an arm or a seed, the trial that was written to last, or the one that is running.
+    shutil.copytree(out, tmp_path / "new")
+    by_trial = {(item["arm"], item["seed"]): item["key"] for item in plan["trials"]}
+    folders = {name: next((tmp_path / "new" / "trials" / key).iterdir()) for name, key in by_trial.items()}
+    for age, name in enumerate([("position=none", 0), ("baseline", 1), ("baseline", 0), ("position=none", 1)]):
+        os.utime(folders[name] / "events.jsonl", (1e9 - age, 1e9 - age))
+    code, printed, err = call("logs", "tiny", "--out", tmp_path / "new")
+    assert code == 0 and printed.startswith(str(folders["position=none", 0])) and "position=none, seed 0;" in err
+    assert "arm baseline, seed 1;" in call("logs", "tiny", "--arm", "baseline", "--out", tmp_path / "new")[2]
+    (folders["position=none", 1] / "result.json").unlink()
+    with hold_lock(folders["position=none", 1] / "lock"):
+        assert "position=none, seed 1;" in call("logs", "tiny", "--out", tmp_path / "new")[2]
+    shutil.rmtree(tmp_path / "new" / "trials")
+    code, _, err = call("logs", "tiny", "--out", tmp_path / "new")
+    assert code == 2 and "no trial of baseline; position=none has begun; 'vitlab run' trains them" in err
 
     # A study without its second seed: the plan as the next run would write it.
     shutil.copytree(out, tmp_path / "out")

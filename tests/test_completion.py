@@ -77,7 +77,7 @@ def test_arms(study: str, monkeypatch: pytest.MonkeyPatch) -> None:
     line = f"vitlab logs {study} --arm "
     assert offered(line, monkeypatch) == ["baseline", "position=none", "position=sincos2d", r"lr=0.1\ \(long\)"]
     assert offered(f"{line}position=s", monkeypatch) == ["position=sincos2d"]
-    assert offered(f"vitlab run {study} --only arm=b", monkeypatch) == ["arm=baseline"]
+    assert offered(f"vitlab run {study} --only b", monkeypatch) == ["baseline"]
 
 
 @pytest.mark.parametrize("plan", ["{", "[]", '{"arms": [{}]}'])

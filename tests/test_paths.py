@@ -75,7 +75,6 @@ def test_name_of_a_folder_is_said_to_be_one(
         ["run", "s.yaml", "--set", "run.tracker.uri=nope"],
         ["plan", "s.yaml", "--set", "run.tracker.uri=nope"],
         ["run", "s.yaml", "--executor", "slurm"],
-        ["run", "s.yaml", "--only", "arm=nothing"],
         ["run", "s.yaml", "--only", "nothing"],
         ["ui", "nothing"],
     ],

@@ -109,17 +109,89 @@ def test_remaining_time_is_right_within_a_third_from_the_second_minute_on(
 
 
 def test_share_of_a_resumed_trial(tmp_path: Path) -> None:
-    """What an earlier attempt has measured is not read; the share follows from the step."""
+    """What an earlier attempt has measured is not read; the share follows from the step, from the start on."""
     plan, store = synthetic_studies.study(tmp_path, {"baseline": [None]})
     planned = plan.trials[0]
     measure(store, planned, -1000, 50)
     reader = progress.TrialProgress(store.trial(planned.trial.key, planned.trial.code), planned.trial)
     reader.update()
-    assert not reader.has_started and reader.share == 0
+    assert not reader.latest and reader.share == 0
     append(store, planned, 0, "start", attempt=2, step=100)
+    reader.update()
+    assert reader.share == reader.share_at_start == pytest.approx(100 / STEPS)
     measure(store, planned, 40, 140)
     reader.update()
-    assert reader.has_started and reader.share == pytest.approx(140 / STEPS)
+    assert reader.share == pytest.approx(140 / STEPS) and reader.share_at_start == pytest.approx(100 / STEPS)
+
+
+def test_remaining_time_counts_only_what_was_trained_since_a_resume(tmp_path: Path) -> None:
+    """Two trials go on from the middle, one after another, in 100 s each; the clock runs beyond the estimate."""
+    plan, store = synthetic_studies.study(tmp_path, {"baseline": [None] * 2})
+    now = 0.0
+    view = progress._Display(Console(file=io.StringIO(), get_time=lambda: now))
+    view.on_plan(plan, plan.trials, store)
+    for planned, begin in zip(plan.trials, (0.0, 100.0), strict=True):
+        now = begin
+        view.on_start(planned)
+        append(store, planned, now, "start", attempt=2, step=STEPS // 2)
+        for part in (1, 2, 3):
+            now = begin + 25 * part
+            measure(store, planned, now, STEPS // 2 + part * STEPS // 8)
+            view._update()
+        if not begin:
+            view.on_end(planned, progress.Ending.DONE, "")
+            assert view._rest() == "3 min 45 s left", "nothing says yet that the other goes on from the middle, too"
+    assert view._rest() == "25 s left"
+    now += 20
+    assert view._rest() == "5 s left"
+    now += 20
+    assert view._rest() == "longer than estimated"
+    measure(store, plan.trials[1], now, STEPS)
+    view._update()
+    now += 20
+    assert view._rest() == "finishing"
+
+
+def rows_of(width: int, rows: Sequence[progress.Row]) -> list[str]:
+    screen = io.StringIO()
+    Console(file=screen, width=width, color_system=None).print(progress.make_table(rows, width))
+    return screen.getvalue().splitlines()
+
+
+def test_rows_leave_out_whole_what_does_not_fit() -> None:
+    rows = [
+        progress.Row(f"parametrization={kind}, dim={dim} s{seed}", 0.3, " 30 %", "val/accuracy 0.9123", "0.9123")
+        for kind in ("standard", "mup")
+        for dim in (16, 128)
+        for seed in (0, 11)
+    ]
+    for width in range(18, 121):
+        lines = rows_of(width, rows)
+        assert len(set(lines)) == len(lines) == len(rows) and max(map(len, lines)) <= width
+        for row, line in zip(rows, lines, strict=True):
+            assert "30 %" in line and row.name.rpartition(" ")[2] in line.split()
+            assert ("0.9" in line) == line.rstrip().endswith("0.9123"), "a number is not cut"
+            assert ("val" in line) == ("val/accuracy 0.9123" in line)
+    described = {
+        width: [part in rows_of(width, rows)[0] for part in (rows[0].name, "0.9123", "━━", "val/accuracy")]
+        for width in (120, 80, 70, 60, 40, 20)
+    }
+    assert described == {
+        120: [True, True, True, True],
+        80: [True, True, True, True],
+        70: [True, True, True, False],
+        60: [True, True, False, False],
+        40: [False, True, False, False],
+        20: [False, False, False, False],
+    }
+
+
+def test_shortened_names_differ() -> None:
+    middle = ["x" * 30 + letter + "y" * 30 for letter in "abcdef"]
+    for names in (middle, [*middle, "short"], [f"{'name' * 9} s{seed}" for seed in range(40)]):
+        shortened = progress.shorten(names, 12)
+        assert len(set(shortened)) == len(names) and max(map(len, shortened)) <= 12
+    assert progress.shorten(["as it is", "learning_rate=0.001 s0"], 14) == ["as it is", "learn…0.001 s0"]
 
 
 def ended(plan: Plan, *indices: int, store: Store | None = None, value: float = 0.9) -> list[Planned]:
@@ -202,7 +274,7 @@ def test_live_table_has_bars_and_metrics(tmp_path: Path, monkeypatch: pytest.Mon
     view.close()
     (row,) = {line.strip() for line in drawn.splitlines() if "none s3" in line and "0.25" in line}
     assert "25 %" in row and "val/accuracy 0.25" in row and "━" in row
-    assert "2 of 40 trials" in drawn and "starting" in drawn and "..." in drawn and " left" in drawn
+    assert "2 of 40 trials" in drawn and "starting" in drawn and "... and 17 more trials" in drawn and " left" in drawn
     assert max(drawn.count(f"none s{seed} ") for seed in range(30, 40)) == 0, "it fits the terminal"
 
 

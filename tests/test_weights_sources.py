@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,26 @@ def test_mistakes_in_names_are_all_reported_at_once(cache: Path, tmp_path: Path)
     fetch.cache_clear()
     with pytest.raises(WeightsError, match="cannot be fetched"):
         fetch(f"timm/{NAME}")
+
+
+def test_hub_without_a_network_is_asked_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library itself would wait for 1, 2, 4, 8 and 8 seconds between its tries."""
+    import huggingface_hub
+
+    asked = []
+
+    class Session:
+        def head(self, address: str, timeout: float) -> None:
+            asked.append((address, timeout <= 10))
+            raise RuntimeError("no such host. And more")
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub, "get_session", Session)
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail(f"it waits {seconds} s"))
+    with pytest.raises(WeightsError, match=r"org/none cannot be .* https://.* does not answer \(no such host\)"):
+        fetch("org/none")
+    assert fetch(f"timm/{NAME}") == cache / "model.safetensors"
+    assert asked == [("https://huggingface.co", True)] * 2
 
 
 def test_weights_of_timm_are_listed_offline() -> None:

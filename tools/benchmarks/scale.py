@@ -113,7 +113,7 @@ def ledger(out: Path) -> dict[str, float]:
 def trained(folder: Path) -> Path:
     """Train a trial and return its folder."""
     study = study_of(8, folder)
-    run_command("run", str(study), "--out", str(folder / "one"), "--only", "arm=baseline", "--set", "seeds=2")
+    run_command("run", str(study), "--out", str(folder / "one"), "--only", "baseline", "--set", "seeds=2")
     return next((folder / "one/trials").glob("*/*/result.json")).parent
 
 

@@ -99,7 +99,7 @@ def complete_components(slot: str) -> Complete:
 
 @_make_completion
 def complete_arm(context: click.Context, typed: str) -> Iterable[str]:
-    """Complete the name of an arm of the study on the command line, if it has been run; ``arm=NAME`` for ``run``."""
+    """Complete the name of an arm of the study on the command line, if it has been run."""
     from vitlab.planning.packaged import study_name
 
     params = [context.params.get(name) for name in ("file", "study", "trial")]
@@ -110,8 +110,7 @@ def complete_arm(context: click.Context, typed: str) -> Iterable[str]:
         name = study_name(str(path) if path.is_file() else path.name.partition("@")[0])
         # read_plan would import planning, which takes longer than a user waits for a completion.
         plan = json.loads((_studies_folder(context) / name / "plan.json").read_bytes())
-        arms = [arm["name"] for arm in plan["arms"] if not arm.get("skip")]
-        return [f"arm={arm}" for arm in arms] if context.info_name == "run" else arms
+        return [arm["name"] for arm in plan["arms"] if not arm.get("skip")]
     return ()
 
 

@@ -39,8 +39,8 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
     """
     from vitlab.spec.changes import public
 
-    if isinstance(error, click.NoSuchOption):
-        error = click.UsageError(error.message + _meant_option(error), error.ctx)
+    if isinstance(error, click.UsageError) and (hint := _meant_option(error)):
+        error = click.UsageError(error.message + hint, error.ctx)
     code, kind, text = _classify_error(error)
     if output is not None:
         sentences = error.args if isinstance(error, UserError) else [text]
@@ -70,14 +70,21 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
     return code
 
 
-def _meant_option(error: click.NoSuchOption) -> str:
+def _meant_option(error: click.UsageError) -> str:
     """Return a sentence with the option that is meant, or with the one that changes the study file, or nothing."""
     parameters = error.ctx.command.params if error.ctx else []
     options = [option for parameter in parameters for option in parameter.opts if option.startswith("--")]
-    if hint := nearest(error.option_name, options):
+    if "--set" not in options:
+        changes = ""
+    elif isinstance(error, click.NoSuchOption):
+        changes = "PATH=VALUE, such as --set seeds=5"
+    else:  # a word that another program would take as a change
+        changes = (
+            " --set ".join(re.findall(r"[\w.]+=[^\s)]*", error.message)) if "extra argument" in error.message else ""
+        )
+    if isinstance(error, click.NoSuchOption) and (hint := nearest(error.option_name, options)):
         return hint
-    advice = " A value of the study file is changed by --set PATH=VALUE, such as --set seeds=5."
-    return advice if "--set" in options else ""
+    return f" A value of the study file is changed by --set {changes}." if changes else ""
 
 
 def _problem_to_json(problem: Problem) -> dict[str, Any]:

@@ -95,6 +95,8 @@ def find_study_file(file: Path) -> Path:
     """Return the file of a study, given by its path or by the name of a packaged study; print a note if both exist."""
     if file.suffix and os.path.isfile(file):  # the name of a packaged study has no suffix
         return file
+    if "=" in file.name and not file.exists():
+        raise UserError(f"{file}: no such file; a value of the study file is changed by --set {file}")
     from vitlab.planning import packaged
 
     return packaged.find_study_file(file, say)

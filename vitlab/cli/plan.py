@@ -1,7 +1,7 @@
 """``vitlab plan`` and ``validate``: what would be trained, and every mistake of files, before paying for anything."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from vitlab.report.formats import to_text
 from vitlab.report.phrasing import Column, Columns, format_compact, format_duration
 from vitlab.spec.choice import component_label
 from vitlab.spec.design import format_value
-from vitlab.store.folders import Store
+from vitlab.store.folders import PAUSED, Store
+from vitlab.store.result import Ending
 
 MAX_ROWS = 60  #: largest number of arms in the table; JSON has all of them
 
@@ -51,13 +52,13 @@ def plan_command(
     device_tflops: float | None,
     power: bool,
 ) -> None:
-    """Show the arms and trials of FILE: what runs, what is skipped and why, what has been trained already."""
+    """Show the arms and trials of FILE: what runs, what is skipped and why, what has been trained."""
     from vitlab.driver.planning import plan_study
 
     study, plan = plan_study(find_study_file(file), changes=parse_changes(changes), plugins=plugins, out=out)
     store = Store(out.resolve())
     trials = (*plan.trials, *plan.rival_trials)
-    cached = {(planned.arm, planned.seed) for planned in trials if store.folder(planned.trial).done()}
+    states = {(planned.arm, planned.seed): store.folder(planned.trial).state() for planned in trials}
     device = device_type(study.run)
     costs = _costs_by_arm(plan, device, device_tflops) if cost else {}
     forecast = None
@@ -71,18 +72,19 @@ def plan_command(
             data["power"] = asdict(forecast)
         rival_trials = [trial for tuning in data["tuning"] for rival in tuning["rivals"] for trial in rival["trials"]]
         for trial in (*data["trials"], *rival_trials):
-            trial["cached"] = (trial["arm"], trial["seed"]) in cached
+            state = states[trial["arm"], trial["seed"]]
+            trial |= {"cached": state == Ending.DONE, "paused": state == PAUSED}
         for arm in data["arms"]:
             arm["cost"] = asdict(costs[arm["name"]]) if arm["name"] in costs else None
         print_json(data)
         return
     sentences = [*plan.notes, *(f"{arm.name}: {arm.note}" for arm in plan.arms[:MAX_ROWS] if arm.note)]
-    sentences += _describe_tuning(plan.tuning, cached)
+    sentences += _describe_tuning(plan.tuning, states)
     sentences += _describe_engines(plan, device)
     if costs:
         sentences.append(_describe_costs(plan, costs))
-    sentences += [_describe_trials(plan, cached), *_describe_time(plan, store, cached)]
-    _print_plan(plan, cached, costs, sentences)
+    sentences += [_describe_trials(plan, states), *_describe_time(plan, store, states)]
+    _print_plan(plan, states, costs, sentences)
     if forecast is not None:
         for sentence in forecast.sentences(plan):
             click.echo(sentence)
@@ -100,6 +102,9 @@ class ArmCost:
     unit: str  #: of the hours: GPU, or CPU for one core of it
     tflops: float  #: peak rate that the hours assume
 
+
+States = Mapping[tuple[str, int], str]
+"""The state of each trial, by its arm and seed; see :meth:`~vitlab.store.folders.TrialFolder.state`."""
 
 Costs = Mapping[str, ArmCost]
 """The cost of each arm by its name."""
@@ -134,20 +139,20 @@ def _costs_by_arm(plan: Plan, device: str, tflops: float | None) -> Costs:
     return by_arm
 
 
-def _print_plan(plan: Plan, cached: Set[tuple[str, int]], costs: Costs, sentences: Sequence[str]) -> None:
+def _print_plan(plan: Plan, states: States, costs: Costs, sentences: Sequence[str]) -> None:
     """Print the question, the table of the arms, of many only the first, and the sentences."""
     arms = plan.arms[:MAX_ROWS]
     more = [f"... {len(plan.arms) - MAX_ROWS:,} more ..."] if len(plan.arms) > MAX_ROWS else []
     skipped = [f"{arm.name}: skipped: {arm.skip}" for arm in arms if arm.skip]
     question = [plan.question] if plan.question else []
-    columns = _arm_columns(plan, arms, cached, costs)
+    columns = _arm_columns(plan, arms, states, costs)
     click.echo(to_text(*question, columns, *more, *skipped, *sentences), nl=False)
 
 
-def _arm_columns(plan: Plan, arms: Sequence[Arm], cached: Set[tuple[str, int]], costs: Costs) -> list[Column]:
+def _arm_columns(plan: Plan, arms: Sequence[Arm], states: States, costs: Costs) -> list[Column]:
     """Return the table of the arms; columns that repeat an arm's name are the first to go in a narrow terminal."""
     trials = Counter(planned.arm for planned in plan.trials)
-    done = Counter(planned.arm for planned in plan.trials if (planned.arm, planned.seed) in cached)
+    by_state = Counter((planned.arm, states[planned.arm, planned.seed]) for planned in plan.trials)
     pending = Counter(planned.arm for planned in plan.pending)
     column, columns = Columns(arms), []
     for path in plan.paths:
@@ -162,7 +167,8 @@ def _arm_columns(plan: Plan, arms: Sequence[Arm], cached: Set[tuple[str, int]], 
         *columns,
         column("against", lambda arm: arm.baseline or "", rank=1, right=False),
         column("trials", lambda arm: str(pending[arm.name] or trials[arm.name])),
-        column("cached", lambda arm: PENDING if pending[arm.name] else str(done[arm.name])),
+        column("cached", lambda arm: PENDING if pending[arm.name] else str(by_state[arm.name, Ending.DONE])),
+        *([column("paused", lambda arm: str(by_state[arm.name, PAUSED] or ""))] if PAUSED in states.values() else []),
         column("engine", lambda arm: arm.engine, rank=2, right=False),
     ]
     if costs:
@@ -199,23 +205,24 @@ def _describe_costs(plan: Plan, costs: Costs) -> str:
     return f"{sentence}; in all {_format_hours(total)}."
 
 
-def _describe_trials(plan: Plan, cached: Set[tuple[str, int]]) -> str:
-    done = sum((planned.arm, planned.seed) in cached for planned in plan.trials)
-    waiting = f", {len(plan.pending)} more once their knobs are tuned" if plan.pending else ""
+def _describe_trials(plan: Plan, states: States) -> str:
+    count = Counter(states[planned.arm, planned.seed] for planned in plan.trials)
+    waiting = f", {count[PAUSED]} paused, which go on from a checkpoint" if count[PAUSED] else ""
+    waiting += f", {len(plan.pending)} more once their knobs are tuned" if plan.pending else ""
     if plan.looks is not None and len(plan.looks.open) < len(plan.looks.seeds) - 1:
         *sizes, last = map(len, plan.looks.seeds)
         waiting += f", up to {last} seeds for arms that are inconclusive after {', '.join(map(str, sizes))}"
     trials = format_count(len(plan.trials), "trial")
-    return f"{trials}, {done} of them trained already{waiting}; metric {plan.analysis.metric}."
+    return f"{trials}, {count[Ending.DONE]} of them trained already{waiting}; metric {plan.analysis.metric}."
 
 
-def _describe_time(plan: Plan, store: Store, cached: Set[tuple[str, int]]) -> Iterator[str]:
+def _describe_time(plan: Plan, store: Store, states: States) -> Iterator[str]:
     """Yield how long the missing trials will train, by earlier trainings of their arms, also under other code."""
     earlier: dict[str, list[float]] = {}
     for item in plan.trials:
         results = [folder.result() for folder in store.folders_of_codes(item.trial.key)]
         earlier.setdefault(item.arm, []).extend(result.circumstances.wall_s for result in results if result is not None)
-    missing = Counter(item.arm for item in plan.trials if (item.arm, item.seed) not in cached)
+    missing = Counter(item.arm for item in plan.trials if states[item.arm, item.seed] != Ending.DONE)
     times = {arm: earlier[arm] for arm in missing if earlier[arm]}
     if times:
         low, high = (
@@ -241,7 +248,7 @@ def _describe_engines(plan: Plan, device: str) -> Iterator[str]:
         yield f"Engine {engine} on {device}{for_arms}: {reason}."
 
 
-def _describe_tuning(tunings: Sequence[Tuning], cached: Set[tuple[str, int]]) -> Iterator[str]:
+def _describe_tuning(tunings: Sequence[Tuning], states: States) -> Iterator[str]:
     """Yield a sentence for arms with the same choice, and one for arms that will choose among the same rivals."""
     alike: dict[str, list[Tuning]] = {}
     for tuning in tunings:
@@ -256,7 +263,7 @@ def _describe_tuning(tunings: Sequence[Tuning], cached: Set[tuple[str, int]]) ->
         arms = [tuning.arm for tuning in some if tuning.arm is not None]
         which = "; ".join(arms) if arms and (len(some) < len(tunings) or len(some) == 1) else "all arms"
         trials = [planned for tuning in some for planned in tuning.trials if tuning.open]
-        done = sum((planned.arm, planned.seed) in cached for planned in trials)
+        done = sum(states[planned.arm, planned.seed] == Ending.DONE for planned in trials)
         counts = f": {format_count(len(trials), 'trial')}, {done} of them trained already" if trials else ""
         yield f"{sentence} for {which}{counts}."
 

@@ -39,7 +39,12 @@ TAIL = 20  #: lines of its log that are shown where it does not get so far
 @click.option("--workers", type=click.IntRange(min=1), help="Trials at a time.")
 @click.option("--tracking-uri", help="MLflow server or database; by default a database in the output folder.")
 @click.option(
-    "--only", metavar="arm=PATTERN", shell_complete=complete_arm, help="Train these arms only, such as arm=position=*."
+    "--only",
+    metavar="PATTERN",
+    default="*",
+    shell_complete=complete_arm,
+    help="Train these arms only: a name, or a pattern such as 'position=*'.",
+    show_default=False,
 )
 @click.option(
     "--smoke", is_flag=True, help="Two steps of every combination of components, to see that all of them run."
@@ -57,7 +62,7 @@ def run_command(
     executor: str | None,
     workers: int | None,
     tracking_uri: str | None,
-    only: str | None,
+    only: str,
     smoke: bool,
     retry_failed: bool,
     measure: bool,
@@ -68,7 +73,7 @@ def run_command(
     Trials that have been trained before, by this or another study, are not trained again.
     """
     say(f"reading {file}")  # the imports that follow take seconds
-    values, pattern = parse_changes(changes), _compile_pattern(only)
+    values = parse_changes(changes)
     for path, value in {"run.executor": executor, "run.workers": workers, "run.tracker.uri": tracking_uri}.items():
         if value is not None:
             values[path] = value
@@ -94,7 +99,7 @@ def run_command(
         out=out,
         changes=values,
         plugins=plugins,
-        only=pattern,
+        only=only,
         retry_failed=retry_failed,
         measure=measure,
         watch=watch,
@@ -165,15 +170,6 @@ def _start_detached(
         look,
         f"stop    kill {driver.pid}   (running trials write a checkpoint)",
     ]
-
-
-def _compile_pattern(only: str | None) -> str:
-    if only is None:
-        return "*"
-    name, equals, pattern = only.partition("=")
-    if name != "arm" or not equals:
-        raise UserError(f"--only {only}: write arm=PATTERN, such as arm=position=*")
-    return pattern
 
 
 def _closing_lines(answer: Answer) -> str:

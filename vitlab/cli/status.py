@@ -17,8 +17,7 @@ from vitlab.cli.completion import complete_arm, complete_study
 from vitlab.cli.options import PATH, display_path, out_option, parse_changes, print_indented, set_option
 from vitlab.errors import UserError
 from vitlab.planning.study_folder import EARLIER, Version, format_differences, read_plan, read_versions
-from vitlab.planning.values import Plan
-from vitlab.spec import TrainSpec
+from vitlab.planning.values import Plan, Planned
 from vitlab.spec.tree import NewTree
 from vitlab.store.files import remove
 from vitlab.store.folders import Event, Store, TrialFolder
@@ -37,7 +36,6 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
 
     By default STUDY is the one that was run last. A paused trial has a checkpoint, from which the next run goes on.
     """
-    from vitlab.driver.progress import checkpoint_step
     from vitlab.driver.session import describe_driver
     from vitlab.report.api import open_study
     from vitlab.report.formats import to_text
@@ -46,17 +44,14 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
     plan, store = open_study(_find_latest(out) if study is None else study, out=out, changes=parse_changes(changes))
     counts: dict[str, Counter[str]] = {arm.name: Counter() for arm in plan.arms}
     tuning: Counter[str] = Counter()
-    failures, progress = [], []
+    failures, unfinished = [], dict[tuple[str, str], list[Planned]]()
     # Trials of tunings belong to no arm until a choice is made.
     rivals = [planned for item in plan.tuning if item.open for planned in item.trials]
     for planned in (*plan.trials, *rivals):
         folder = store.folder(planned.trial)
-        state = _state_of(folder)
+        state = folder.state()
         if state in ("running", "paused"):
-            reached = _last_evaluation(folder, planned.trial.spec.train)
-            if state == "paused":
-                reached += f"; resumes{checkpoint_step(folder) or ' from its beginning'}"
-            progress.append(f"{planned.arm} s{planned.seed}: {state}{reached}")
+            unfinished.setdefault((planned.arm, state), []).append(planned)
         if state == Ending.FAILED and (failure := folder.failure()) is not None:
             log = folder.path / "log.txt"
             place = f" ({display_path(log)})" if log.is_file() else ""
@@ -64,6 +59,7 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
         counts.get(planned.arm, tuning)[state] += 1
     for planned in plan.pending:
         counts[planned.arm]["pending"] += 1
+    progress = [_describe_progress(*group, trials, store) for group, trials in unfinished.items()]
     driver = describe_driver(plan.study, store)
     if wants_json():
         summary = {"study": plan.study, "arms": counts, "tuning": tuning}
@@ -95,25 +91,23 @@ def _find_latest(out: Path) -> Path:
     return latest
 
 
-def _state_of(folder: TrialFolder) -> str:
-    """Return one of ``STATES``; a result that is damaged counts as missing, and is named on stderr."""
-    if folder.done():
-        return Ending.DONE
-    if folder.is_locked():
-        return "running"
-    if folder.failure() is not None:
-        return Ending.FAILED
-    return "paused" if folder.checkpoint.exists() else "missing"
+def _describe_progress(arm: str, state: str, trials: Sequence[Planned], store: Store) -> str:
+    """Return how far the running, or the paused trials of an arm are."""
+    from vitlab.driver.progress import TrialProgress, checkpoint_step
+    from vitlab.report.phrasing import format_seeds
 
-
-def _last_evaluation(folder: TrialFolder, train: TrainSpec) -> str:
-    """Return the last evaluated step and epoch in a trial's journal, or nothing before the first evaluation."""
-    reached = [event.body for event in folder.events()[0] if event.kind == "metrics"]
-    if not reached:
-        return ""
-    steps = "" if train.steps is None else f" of {train.steps:,}"
-    epochs = "" if train.epochs is None else f" of {train.epochs:.6g}"
-    return f", at step {reached[-1]['step']:,}{steps}, epoch {reached[-1]['epoch']:.3g}{epochs}"
+    steps, total = [], ""
+    for planned in trials:
+        folder = store.folder(planned.trial)
+        progress = TrialProgress(folder, planned.trial, offset=0)
+        progress.update()
+        last = progress.latest.get("step", 0)
+        # A damaged checkpoint is set aside, and the trial begins again.
+        steps.append((checkpoint_step(folder) or 0) if state == "paused" else last)
+        total = f" of {round(last / progress.share):,}" if progress.share else total
+    span = " to ".join(f"{step:,}" for step in sorted({min(steps), max(steps)}))
+    seeds = format_seeds(planned.seed for planned in trials)
+    return f"{arm}: seed{'s' * (len(trials) > 1)} {seeds} {state}, at step {span}{total}"
 
 
 @click.command()
@@ -151,7 +145,7 @@ def _version_row(version: Version, plan: Plan, latest: Version, store: Store) ->
     if version.folder != store.study(plan.study):
         plan = replace(plan, version=version.name)
     trials = {(item.trial.key, item.trial.code) for item in plan.trials}  # arms may share trials
-    states = Counter(_state_of(store.trial(key, code)) for key, code in trials)
+    states = Counter(store.trial(key, code).state() for key, code in trials)
     states["missing"] += len(plan.pending)
     comparable = version.content is not None and latest.content is not None
     return {
@@ -194,13 +188,13 @@ def _print_study(study: NewTree) -> None:
 
 @click.command()
 @click.argument("trial", metavar="STUDY|KEY", shell_complete=complete_study)
-@click.option("--arm", shell_complete=complete_arm, help="The arm of STUDY, by default baseline.")
-@click.option("--seed", type=int, help="The seed of STUDY, by default the first.")
+@click.option("--arm", shell_complete=complete_arm, help="Arm of STUDY.  [default: of the trial that ran last]")
+@click.option("--seed", type=int, help="Seed of STUDY.  [default: of the trial that ran last]")
 @out_option
 def logs_command(trial: str, arm: str | None, seed: int | None, out: Path) -> list[str]:
     """Print the events, the output and the failure of a trial: of STUDY (its file or folder), or by its KEY.
 
-    The first letters of KEY are enough.
+    Without --arm and --seed, it is the trial that is running or has run last. The first letters of KEY are enough.
     """
     lines = []
     for folder in _find_trial_folders(trial, arm, seed, out):
@@ -230,12 +224,31 @@ def _find_trial_folders(trial: str, arm: str | None, seed: int | None, out: Path
         plan, store = open_study(Path(trial), out=out)
     except UserError as error:
         raise UserError(f"no trial whose key begins with '{trial}' in {out}; {error}") from None
-    folder = store.folder(plan.find("baseline" if arm is None else arm, seed).trial)
-    if not folder.path.is_dir():
-        raise UserError(
-            f"this trial has not begun; run its study with 'vitlab run', which will train it and write to {folder.path}"
-        )
-    return [folder]
+    planned = _find_trial(plan, store, arm, seed)
+    if arm is None or seed is None:
+        say(f"arm {planned.arm}, seed {planned.seed}; --arm and --seed choose another trial")
+    return [store.folder(planned.trial)]
+
+
+def _find_trial(plan: Plan, store: Store, arm: str | None, seed: int | None) -> Planned:
+    """Return the trial of a study that is running, or was written to last, among those that are asked for.
+
+    Raises:
+        UserError: if the study has no such trial, or none has begun.
+    """
+    if arm is not None:
+        plan.find(arm, seed)  # raises, with a sentence
+    trials = [item for item in plan.trials if arm in (None, item.arm) and seed in (None, item.seed)]
+    begun = [item for item in trials if store.folder(item.trial).journal_size()]
+    if not begun:
+        arms = "; ".join(dict.fromkeys(item.arm for item in trials))
+        raise UserError(f"no trial of {arms or plan.study} has begun; 'vitlab run' trains them")
+
+    def latest(item: Planned) -> tuple[bool, float]:
+        folder = store.folder(item.trial)
+        return folder.is_locked(), folder.journal.stat().st_mtime
+
+    return max(begun, key=latest)
 
 
 def _format_event(event: Event) -> str:

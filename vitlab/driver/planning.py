@@ -30,7 +30,14 @@ from vitlab.planning.tune import choose_winner
 from vitlab.planning.values import UNDECIDED, Plan, Planned
 from vitlab.registry.options import check_arguments
 from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
-from vitlab.spec.changes import full_path, is_known_path, public, read_changed_document, unknown_path_problem
+from vitlab.spec.changes import (
+    format_change,
+    full_path,
+    is_known_path,
+    public,
+    read_changed_document,
+    unknown_path_problem,
+)
 from vitlab.store.files import folder_name, read_json, require_mapping, write_bytes
 from vitlab.store.folders import OUT, Store
 
@@ -94,6 +101,26 @@ def plan_study(
     Raises:
         SpecError: if the file or a change is wrong, with every mistake; a value set by a change has it as its place.
     """
+    try:
+        return _plan_study(file, changes, plugins, out, versions)
+    except SpecError as error:
+        if not changes or not any(problem.line for problem in error.complete):
+            raise
+        try:
+            plan_study(file, plugins=plugins, out=out)
+        except SpecError:
+            raise error from None
+        # The file is sound, so a mistake at one of its lines is of what a change does there.
+        raise SpecError(_place_at_changes(problem, changes) for problem in error.complete) from None
+
+
+def _plan_study(
+    file: str | Path,
+    changes: Mapping[str, object],
+    plugins: Sequence[str | Path],
+    out: str | Path,
+    versions: Mapping[str, str],
+) -> tuple[Study, Plan]:
     loaded = [registry.load_file(plugin) for plugin in plugins]
     study, document, problems = _read_and_check(file, changes, loaded, out)
     from vitlab.data.prepare import DataSource, data_info
@@ -120,6 +147,15 @@ def plan_study(
     plan = replace(plan, notes=notes, version=version_name(result_content(document.data)))
     # The plan's analysis has the goal of its metric, which a file may leave out.
     return study.model_copy(update={"analysis": plan.analysis}), plan
+
+
+def _place_at_changes(problem: Problem, changes: Mapping[str, object]) -> Problem:
+    """Return a problem at the changes that its sentence names, or at all of them."""
+    if not problem.line:
+        return problem
+    named = {path: value for path, value in changes.items() if path.rpartition(".")[2] in problem.message.split()}
+    options = " ".join(format_change(path, value) for path, value in (named or changes).items())
+    return replace(problem, file=options, line=0, column=0, source="")
 
 
 def _read_and_check(

@@ -10,11 +10,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from threading import Timer
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from vitlab.driver.session import Watch
@@ -30,7 +32,9 @@ REFRESH_S = 0.5
 SILENCE_S = 60.0  #: time without a line after which a plain line tells the remaining time
 FIRST_SILENCE_S = 5.0  #: the same before the first line, while processes start, and for a status
 NOTEBOOK_REFRESH_S = 1.0  #: every update is a message to the browser
-SPEED_S = 24 * 3600.0  #: the remaining time follows from the speed over this time
+GAP = 2  #: columns between those of the display
+BAR, MAX_BAR = 10, 30  #: smallest and largest width of a bar
+MIN_NAME = 12  #: letters of names that are kept rather than details
 SAMPLE = 32  #: running trials whose journals are read for the display; the others count as the mean of these
 MAX_ARMS = 4  #: maximum number of arms that a line names
 COUNTED = {"epochs": "epoch", "steps": "step", "images": "images"}
@@ -46,23 +50,24 @@ def watch_on() -> Watch:
 
 
 class TrialProgress:
-    """A reader of a running trial's journal, from where it ended when the reader was made."""
+    """A reader of a trial's journal, from a byte on; by default from where it ended when the reader was made."""
 
-    def __init__(self, folder: TrialFolder, trial: Trial) -> None:
+    def __init__(self, folder: TrialFolder, trial: Trial, offset: int | None = None) -> None:
         self._folder = folder
-        _, self._offset = folder.events()
+        self._offset = folder.journal_size() if offset is None else offset
         self._unit = next(unit for unit in LENGTHS if getattr(trial.spec.train, unit) is not None)
         self._length = float(getattr(trial.spec.train, self._unit))
-        self.has_started = False
-        self.latest: Mapping[str, Any] = {}  #: the last measurement: ``step, epoch, images, metrics``
+        self.latest: Mapping[str, Any] = {}  #: the last start or measurement: ``step, epoch, images, metrics``
+        self.share_at_start = 0.0  #: more than 0 after a resume
 
     def update(self) -> None:
         """Read the lines that have been appended to the journal."""
         events, self._offset = self._folder.events(self._offset)
         for event in events:
-            self.has_started |= event.kind == "start"
-            if event.kind == "metrics":
+            if event.kind in ("start", "metrics"):
                 self.latest = event.body
+            if event.kind == "start":
+                self.share_at_start = self.share
 
     @property
     def share(self) -> float:
@@ -71,11 +76,54 @@ class TrialProgress:
         return min(1.0, reached / self._length) if self._length and isinstance(reached, int | float) else 0.0
 
 
-def _bars(console: Console) -> Progress:
-    """Return the bars of all trials together and of each running one; rich shows those that fit on the screen."""
-    texts = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[text]}"))
-    columns = next(texts), BarColumn(), next(texts)
-    return Progress(*columns, console=console, auto_refresh=False, transient=True, speed_estimate_period=SPEED_S)
+class Row(NamedTuple):
+    """A row of the display."""
+
+    name: str
+    share: float  #: from 0 to 1, for the bar
+    state: str  #: how far it is
+    detail: str = ""
+    short: str = ""  #: form of the detail for narrow terminals
+
+
+def make_table(rows: Sequence[Row], width: int) -> Table:
+    """Return rows in at most ``width`` columns.
+
+    What does not fit is left out whole: first the longer form of the details, then the bars, then letters in the middle
+    of names, and at last the details.
+    """
+    name, state, detail, short = (max(len(str(row[column])) for row in rows) for column in (0, 2, 3, 4))
+
+    def room(*others: int) -> int:
+        """Return the columns that are left for names beside other columns of the table."""
+        return width - sum(other + GAP for other in others if other)
+
+    is_long = room(BAR, state, detail) >= name
+    detail = detail if is_long else short
+    bar = min(MAX_BAR, room(name, state, detail) - GAP)
+    has_details = room(state, detail) >= min(name, MIN_NAME)
+    names = shorten([row.name for row in rows], room(state, detail if has_details else 0))
+    table = Table.grid(padding=(0, GAP, 0, 0))
+    for row, text in zip(rows, names, strict=True):
+        cells = [row.state.rjust(state), *([row.detail if is_long else row.short] if has_details else [])]
+        bars = [ProgressBar(1.0, row.share, width=bar)] if bar >= BAR else []
+        table.add_row(Text(text), *bars, *map(Text, cells))
+    return table
+
+
+def shorten(names: Sequence[str], room: int) -> list[str]:
+    """Return names of at most ``room`` letters, shortened in the middle; no two of them are equal."""
+    taken, shortened = {name for name in names if len(name) <= room}, []
+    for name in names:
+        if len(name) > room:
+            # Ends, with seeds, say more than beginnings.
+            heads = sorted(range(room), key=lambda head: abs(3 * head - room))
+            cuts = [f"{name[:head]}…{name[len(name) - room + 1 + head :]}" for head in heads]
+            cuts += [f"…{name[start : start + room - 2]}…" for start in range(len(name) - room + 2)]
+            name = next((cut for cut in cuts if cut not in taken), cuts[0])
+            taken.add(name)
+        shortened.append(name)
+    return shortened
 
 
 class _Display(Watch):
@@ -83,10 +131,8 @@ class _Display(Watch):
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
-        self._bars = _bars(self._console)
         self._done = self._total = 0
-        self._moved = 0.0  #: when the bar of all trials moved last
-        self._running: dict[str, tuple[TaskID, TrialProgress]] = {}
+        self._running: dict[str, TrialProgress] = {}
         self._first_with: dict[str, str] = {}  #: sentence of a failure to the first trial that it ended
         self._alike: Counter[str] = Counter()  #: first trial to the number of later ones that failed for its reason
 
@@ -94,10 +140,10 @@ class _Display(Watch):
         self._plan, self._store = plan, store
         self._done, self._total = 0, len(todo)
         self._running.clear()
-        self._bars = _bars(self._console)
-        self._all = self._bars.add_task(
-            plan.study, total=max(1, len(todo) + len(plan.pending)), text="starting workers"
-        )
+        self._size = max(1, len(todo) + len(plan.pending))
+        self._completed = 0.0  #: trainings, with the shares of running ones
+        self._before = 0.0  #: shares that trials which have ended here had when they were resumed
+        self._moves: list[tuple[float, float]] = []  #: times of the first and the last progress, and trainings by then
         skipped = sum(1 for arm in plan.arms if arm.skip)
         self.say(
             f"{plan.study}: {size_of(plan, todo, store)}"
@@ -116,40 +162,58 @@ class _Display(Watch):
             timer.cancel()
 
     def on_start(self, planned: Planned) -> None:
-        folder = self._store.folder(planned.trial)
-        task = self._bars.add_task(trial_name(planned), total=1.0, text="starting")
-        self._running[trial_name(planned)] = task, TrialProgress(folder, planned.trial)
+        self._running[trial_name(planned)] = TrialProgress(self._store.folder(planned.trial), planned.trial)
         self.tick()  # an executor that trains in this process would not return before
 
     def on_end(self, planned: Planned, ending: Ending, detail: str) -> None:
-        if (running := self._running.pop(trial_name(planned), None)) is not None:
-            self._bars.remove_task(running[0])
+        progress = self._running.pop(trial_name(planned), None)
         if ending in (Ending.DONE, Ending.FAILED):
             self._done += 1
+            self._before += progress.share_at_start if progress is not None else 0.0
 
     def _update(self) -> None:
-        """Read what has been appended to the journals of running trials, and move the bars."""
+        """Read what has been appended to the journals of running trials."""
         sample = list(self._running.values())[:SAMPLE]  # a cluster may run thousands
-        for task, progress in sample:
+        for progress in sample:
             progress.update()
-            if progress.has_started or progress.latest:
-                value = progress.latest.get("metrics", {}).get(self._plan.analysis.metric)
-                metric = "" if value is None else f"   {self._plan.analysis.metric} {value:.4g}"
-                self._bars.update(task, completed=progress.share, text=f"{100 * progress.share:3.0f} %{metric}")
-        shares = sum(progress.share for _, progress in sample) * len(self._running) / max(1, len(sample))
-        if self._done + shares > self._bars.tasks[0].completed:
-            self._moved = self._bars.get_time()
-        self._bars.update(self._all, completed=self._done + shares)
-        self._bars.update(self._all, text=f"{self._done} of {self._total} trials   {self._rest()}")
+        weight = len(self._running) / max(1, len(sample))
+        self._completed = self._done + weight * sum(progress.share for progress in sample)
+        trained = self._completed - self._before - weight * sum(progress.share_at_start for progress in sample)
+        if trained > (self._moves[-1][1] if self._moves else 0.0):
+            self._moves = [*self._moves[:1], (self._console.get_time(), trained)]
 
     def _rest(self) -> str:
         """Return the remaining time in words; empty once all trials have ended."""
         if self._done >= self._total:
             return ""
-        seconds = self._bars.tasks[0].time_remaining
-        if seconds is None:
+        if len(self._moves) < 2 or self._moves[0][0] == self._moves[1][0]:
             return "estimating the remaining time"
-        return f"{format_duration(round(max(0.0, seconds - (self._bars.get_time() - self._moved))))} left"
+        (first_s, first), (last_s, last) = self._moves
+        seconds = (self._size - self._completed) * (last_s - first_s) / (last - first)
+        seconds -= self._console.get_time() - last_s
+        if seconds >= 1:
+            return f"{format_duration(round(seconds))} left"
+        return "longer than estimated" if self._completed < self._size else "finishing"
+
+    def _table(self) -> Table:
+        """Return a row for all trials together, and those of running trials that fit on the screen."""
+        rows = []
+        shown = list(self._running.items())[: min(SAMPLE, self._console.height - 3)]
+        for name, progress in shown:
+            value = progress.latest.get("metrics", {}).get(self._plan.analysis.metric)
+            short = "" if value is None else f"{value:<6.4g}"  # of one width, so that bars keep theirs
+            state = f"{100 * progress.share:3.0f} %" if progress.latest else "starting"
+            rows.append(Row(name, progress.share, state, short and f"{self._plan.analysis.metric} {short}", short))
+        rest, table = self._rest(), Table.grid()
+        state = f"{self._done} of {self._total} trials"
+        table.add_row(
+            make_table([Row(self._plan.study, self._completed / self._size, state, rest, rest)], self._console.width)
+        )
+        if rows:
+            table.add_row(make_table(rows, self._console.width))
+        if more := len(self._running) - len(shown):
+            table.add_row(f"... and {format_count(more, 'more trial')}")
+        return table
 
     def _ending_of(self, planned: Planned, ending: Ending, detail: str) -> str:
         """Return a line for an ending; it is empty for a failure that an earlier trial had, see :meth:`close`."""
@@ -206,7 +270,7 @@ class PlainLines(_Display):
     def _say_state(self) -> None:
         if self._done < self._total:
             self._update()  # a trial may have started during the silence
-            has_started = self._done or any(progress.has_started for _, progress in self._running.values())
+            has_started = self._done or any(progress.latest for progress in self._running.values())
             self._print("running" if has_started else "starting processes and reading data")
 
     def say(self, sentence: str) -> None:
@@ -245,6 +309,7 @@ class LiveView(_Display):
     def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
         """Print the size of the plan and show the bars."""
         super().on_plan(plan, todo, store)
+        self._live = Live(get_renderable=self._table, console=self._console, auto_refresh=False, transient=True)
         if todo:
             self._show()
 
@@ -273,14 +338,14 @@ class LiveView(_Display):
 
     def close(self) -> None:
         """Remove the bars."""
-        self._bars.stop()
+        self._live.stop()
         super().close()
 
     def _show(self) -> None:
-        self._bars.start()
+        self._live.start(refresh=True)
 
     def _draw(self) -> None:
-        self._bars.refresh()
+        self._live.refresh()
 
 
 class NotebookView(LiveView):
@@ -296,8 +361,6 @@ class NotebookView(LiveView):
 
     def close(self) -> None:
         """Draw the bars a last time."""
-        for task, _ in self._running.values():
-            self._bars.remove_task(task)
         self._running.clear()
         self._update()
         self._draw()
@@ -308,11 +371,11 @@ class NotebookView(LiveView):
         # MLflow imports tqdm, which warns that its bars need ipywidgets; nothing here draws them.
         warnings.filterwarnings("ignore", message="IProgress not found")
         self._update()
-        self._handle = sys.modules["IPython"].display.display(self._bars, display_id=True)
+        self._handle = sys.modules["IPython"].display.display(self._table(), display_id=True)
 
     def _draw(self) -> None:
         if self._handle is not None:
-            self._handle.update(self._bars)
+            self._handle.update(self._table())
 
 
 def _names(trials: Sequence[Planned]) -> str:
@@ -332,7 +395,8 @@ def size_of(plan: Plan, todo: Sequence[Planned], store: Store) -> str:
     resumed = [item for item in todo if store.folder(item.trial).checkpoint.exists()]
     parts = [f"{len(todo)} to train" if todo else "nothing to train"]
     if resumed:
-        first = [f"{trial_name(item)}{checkpoint_step(store.folder(item.trial))}" for item in resumed[:MAX_ARMS]]
+        steps = {trial_name(item): checkpoint_step(store.folder(item.trial)) for item in resumed[:MAX_ARMS]}
+        first = [name if step is None else f"{name} at step {step:,}" for name, step in steps.items()]
         more = "; ..." if len(resumed) > MAX_ARMS else ""
         parts.append(f"{len(resumed)} of them from a checkpoint ({'; '.join(first)}{more})")
     if trained:
@@ -340,8 +404,8 @@ def size_of(plan: Plan, todo: Sequence[Planned], store: Store) -> str:
     return f"{format_count(len(plan.arms), 'arm')}, {format_count(len(plan.trials), 'trial')}; {', '.join(parts)}"
 
 
-def checkpoint_step(folder: TrialFolder) -> str:
-    """Return `` at step N`` of a trial's checkpoint, whose header alone is read; empty if it is damaged."""
+def checkpoint_step(folder: TrialFolder) -> int | None:
+    """Return the step of a trial's checkpoint, whose header alone is read; None if it is damaged."""
     from safetensors import SafetensorError, safe_open
 
     with (
@@ -349,8 +413,8 @@ def checkpoint_step(folder: TrialFolder) -> str:
         safe_open(folder.checkpoint / CHECKPOINT, framework="np") as reader,
     ):
         state = dict(json.loads(reader.metadata()["vitlab"])["pairs"])["training"]
-        return f" at step {dict(state['pairs'])['step']:,}"
-    return ""
+        return int(dict(state["pairs"])["step"])
+    return None
 
 
 def trial_name(planned: Planned) -> str:

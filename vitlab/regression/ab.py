@@ -93,7 +93,7 @@ def compare_revisions(
             f"the diff reaches {len(reached)} of {format_count(len(after), 'arm')}: {number} by each commit"
         )
         for pattern in map(escape, reached) if len(reached) < len(after) else "*":
-            run("run", "training", f"--only=arm={pattern}")
+            run("run", "training", f"--only={pattern}")
         old, new = pair
         question = f"How does {new.name} differ from {old.name}?"
         report = Report(study.study, question, study.analysis, {}, "", (), (), {}, ())

@@ -155,6 +155,8 @@ class Attempt:
             host=socket.gethostname(),
             pid=os.getpid(),
             step=self.training.step,
+            epoch=self.training.epoch,
+            images=self.training.images,
             effective_batch_size=self.training.batch_images,
             numerics=self._describe_numerics(),
             **({"driver": driver} if (driver := self.settings.driver) else {}),

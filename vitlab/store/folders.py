@@ -47,7 +47,7 @@ from vitlab.store.files import (
     write_json,
 )
 from vitlab.store.locks import Busy, hold_lock, is_locked, require_lock
-from vitlab.store.result import Ending, Failure, Measurement, Millis, TrialResult
+from vitlab.store.result import Count, Ending, Failure, Measurement, Millis, TrialResult
 
 if TYPE_CHECKING:
     from vitlab.identity.trial import Trial
@@ -68,6 +68,7 @@ class Keep(NamedTuple):
 
 
 LAST = Keep()
+PAUSED = "paused"  #: state of a trial with a checkpoint, from which the next run goes on
 CHECKPOINT = "last.safetensors"  #: in the folder of checkpoints
 OUT = Path("vitlab-runs")
 """Default output folder."""
@@ -115,6 +116,16 @@ class TrialFolder:
     def done(self) -> bool:
         """Return True if the trial has a result."""
         return self.result() is not None
+
+    def state(self) -> str:
+        """Return ``done``, ``running``, ``failed``, ``paused`` (it has a checkpoint) or ``missing``."""
+        if self.done():
+            return Ending.DONE
+        if self.is_locked():
+            return "running"
+        if self.failure() is not None:
+            return Ending.FAILED
+        return PAUSED if self.checkpoint.exists() else "missing"
 
     def kept_weights_files(self, keep: Keep, steps: int) -> list[Path]:
         """Return the files of weights, beside the last ones, that a training of so many steps leaves."""
@@ -261,7 +272,7 @@ class TrialFolder:
             OSError: If the disk is full; the journal is then unchanged.
         """
         self.require_lock()
-        append_json(self.path / "events.jsonl", {"t": int(time.time() * 1000), "kind": kind, **body})
+        append_json(self.journal, {"t": int(time.time() * 1000), "kind": kind, **body})
 
     def recover_journal(self) -> None:
         """Prepare the folder for an attempt; call it first after taking the lock.
@@ -278,17 +289,22 @@ class TrialFolder:
             set_aside_damaged(self.path / "result.json")
         if self.checkpoint.exists() and not self.checkpoint.is_dir():
             set_aside(self.checkpoint)
-        cut_torn_line(self.path / "events.jsonl")
+        cut_torn_line(self.journal)
         names = (self.weights_file.name, self.predictions.name, self.spec.name, "result.json", "failure.json")
         unfinished = (".weights-", *(f".{name}." for name in names))
         for name in os.listdir(self.path) if self.path.is_dir() else ():
             if name.startswith(unfinished):
                 remove(self.path / name)
 
+    @property
+    def journal(self) -> Path:
+        """Path of the journal."""
+        return self.path / "events.jsonl"
+
     def journal_size(self) -> int:
         """Return the size of the journal in bytes; 0 if there is none."""
         try:
-            return (self.path / "events.jsonl").stat().st_size
+            return self.journal.stat().st_size
         except FileNotFoundError:
             return 0
 
@@ -297,7 +313,7 @@ class TrialFolder:
 
         A torn last line is left for the next call.  Damaged lines are skipped; the result holds their metrics too.
         """
-        lines, offset = read_complete_lines(self.path / "events.jsonl", offset)
+        lines, offset = read_complete_lines(self.journal, offset)
         events = []
         for line in lines:
             with suppress(ValueError, LookupError, AttributeError, TypeError, RecursionError):
@@ -367,6 +383,8 @@ def _parse_event(body: Any) -> Event:
     t, kind = type_adapter(Millis).validate_python(body.pop("t")), body.pop("kind")
     if kind == "metrics":
         parse_as(Measurement, {"images": 0, **body})  # readers need no number of images
+    elif kind == "start":
+        type_adapter(Count).validate_python(body.get("step", 0))
     elif not isinstance(kind, str):
         raise TypeError("a kind is text")
     return Event(t, kind, body)

@@ -162,6 +162,11 @@ class Training:
         return groups
 
     @property
+    def epoch(self) -> float:
+        """Return the number of epochs trained so far."""
+        return self.step / self.feed.steps_per_epoch(self.spec.batch_size)
+
+    @property
     def images(self) -> int:
         """Return the number of images seen so far, including repeats."""
         return self.step * self.batch_images
@@ -308,8 +313,7 @@ class Training:
             metrics = self._measure_interval()
             self.predictions = {}
         metrics |= self._measure_splits(evaluations)
-        epoch = self.step / self.feed.steps_per_epoch(self.spec.batch_size)
-        measurement = Measurement(self.step, epoch, self.images, metrics)
+        measurement = Measurement(self.step, self.epoch, self.images, metrics)
         self.history.append(measurement)
         self._interval_began, self._interval_images = time.perf_counter(), self.images
         self._system["system/memory_bytes"] = float(peak_memory(self.feed.device))

@@ -16,6 +16,7 @@ from vitlab.weights.files import Json, WeightFile
 from vitlab.weights.from_timm import import_timm, names_timm, pretrained_config
 from vitlab.weights.hugging_face import as_pair, config_facts, note_on_unread, split_keys
 
+TIMEOUT_S = 10.0  #: after which the hub counts as out of reach
 MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva", "beit")
 """Modules of timm whose models vitlab's ViT may compute."""
 
@@ -74,22 +75,29 @@ def fetch(repository: str) -> Path:
         WeightsError: if it cannot be fetched, or holds no such file.
     """
     try:
-        from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
+        from huggingface_hub import _CACHED_NO_EXIST, constants, get_session, hf_hub_download, try_to_load_from_cache
         from huggingface_hub.errors import EntryNotFoundError, HFValidationError, RemoteEntryNotFoundError
     except ImportError:
         raise WeightsError("the hub is read by huggingface_hub: pip install 'vitlab[interop]'") from None
     name, _, revision = repository.partition("@")
+    silence = ""
+    try:  # once, because the library asks for half a minute before it says that there is no network
+        get_session().head(constants.ENDPOINT, timeout=TIMEOUT_S)
+    except Exception as error:  # of the library of HTTP, which depends on the version
+        silence = f"{constants.ENDPOINT} does not answer ({_first_line(error)}), and it is not in the cache"
 
     def file(path: str, revision: str | None) -> Path | None:
         try:
-            return Path(hf_hub_download(name, path, revision=revision))
+            return Path(hf_hub_download(name, path, revision=revision, local_files_only=bool(silence)))
         except HFValidationError as error:
             raise WeightsError(f"{repository} is no name of a repository: {_first_line(error)}") from None
         except (EntryNotFoundError, OSError, ValueError) as error:
             entry = try_to_load_from_cache(name, path, revision=revision)
             if entry is _CACHED_NO_EXIST or isinstance(error, RemoteEntryNotFoundError):
                 return None  # the repository has no such file
-            raise WeightsError(f"{repository} cannot be fetched from the hub: {_first_line(error)}") from None
+            raise WeightsError(
+                f"{repository} cannot be fetched from the hub: {silence or _first_line(error)}"
+            ) from None
 
     weights = file(NAMES_ON_THE_HUB[0], revision or None) or file(NAMES_ON_THE_HUB[1], revision or None)
     if weights is None:
