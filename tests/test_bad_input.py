@@ -529,8 +529,8 @@ def test_mistake_caused_by_set_names_set(here: Path) -> None:
     ("changes", "place"),
     [
         (["model.dim=10"], "--set model.dim=10"),
-        (["model.dim=10", "seeds=3"], "--set model.dim=10"),
-        (["data.size=9", "seeds=3"], "--set data.size=9 --set seeds=3"),
+        (["seeds=3", "model.dim=10"], "--set seeds=3 --set model.dim=10"),
+        (["data.size=9"], "--set data.size=9"),
     ],
 )
 def test_mistake_that_a_change_makes_at_a_line_of_a_sound_file_is_at_the_change(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,8 +101,42 @@ def plan_study(
     Raises:
         SpecError: if the file or a change is wrong, with every mistake; a value set by a change has it as its place.
     """
+    with _place_at_changes(file, changes, plugins, out):
+        loaded = [registry.load_file(plugin) for plugin in plugins]
+        study, document, problems = _read_and_check(file, changes, loaded, out)
+        from vitlab.data.prepare import DataSource, data_info
+        from vitlab.identity.code import Surroundings
+        from vitlab.planning.expand import Machine, make_plan
+        from vitlab.planning.sources import notes_on_averages
+
+        store = Store(Path(out).resolve())
+        decisions = read_decisions(store, study) if study is not None and not problems else UNDECIDED
+        surroundings = Surroundings(_component_file_modules(study, loaded), versions)
+        device = "cpu" if study is None else device_type(study.run)
+        machine = Machine(data_info, _count_cost, surroundings, device)
+        plan = make_plan(study, document, problems, machine, decisions)
+        assert study is not None  # otherwise make_plan has raised the problems
+        if study.run.tracker.options:
+            registry.slot("tracker").build(study.run.tracker, plan, store, study.run)  # raises if they cannot work
+        if mistake := _find_setting_that_cuts_batches(plan, study.run):
+            raise SpecError([document.problem(*mistake)])
+        # Notes on what depends on this machine: data, averages over its images, the device.
+        about_data = _notes_on_data(plan, document)
+        missing = [f"data not here: {reason}" for reason in _reasons_for_missing_data(plan, store)]
+        about_averages = notes_on_averages(plan, lambda data, seeds: DataSource(data).training_images(seeds))
+        notes = (*plan.notes, *about_averages, *about_data, *missing, *notes_on_device(study.run.device))
+        plan = replace(plan, notes=notes, version=version_name(result_content(document.data)))
+        # The plan's analysis has the goal of its metric, which a file may leave out.
+        return study.model_copy(update={"analysis": plan.analysis}), plan
+
+
+@contextmanager
+def _place_at_changes(
+    file: str | Path, changes: Mapping[str, object], plugins: Sequence[str | Path], out: str | Path
+) -> Iterator[None]:
+    """Name the changes as the place of mistakes at lines of a file that is sound without them."""
     try:
-        return _plan_study(file, changes, plugins, out, versions)
+        yield
     except SpecError as error:
         if not changes or not any(problem.line for problem in error.complete):
             raise
@@ -110,52 +144,11 @@ def plan_study(
             plan_study(file, plugins=plugins, out=out)
         except SpecError:
             raise error from None
-        # The file is sound, so a mistake at one of its lines is of what a change does there.
-        raise SpecError(_place_at_changes(problem, changes) for problem in error.complete) from None
-
-
-def _plan_study(
-    file: str | Path,
-    changes: Mapping[str, object],
-    plugins: Sequence[str | Path],
-    out: str | Path,
-    versions: Mapping[str, str],
-) -> tuple[Study, Plan]:
-    loaded = [registry.load_file(plugin) for plugin in plugins]
-    study, document, problems = _read_and_check(file, changes, loaded, out)
-    from vitlab.data.prepare import DataSource, data_info
-    from vitlab.identity.code import Surroundings
-    from vitlab.planning.expand import Machine, make_plan
-    from vitlab.planning.sources import notes_on_averages
-
-    store = Store(Path(out).resolve())
-    decisions = read_decisions(store, study) if study is not None and not problems else UNDECIDED
-    surroundings = Surroundings(_component_file_modules(study, loaded), versions)
-    device = "cpu" if study is None else device_type(study.run)
-    machine = Machine(data_info, _count_cost, surroundings, device)
-    plan = make_plan(study, document, problems, machine, decisions)
-    assert study is not None  # otherwise make_plan has raised the problems
-    if study.run.tracker.options:
-        registry.slot("tracker").build(study.run.tracker, plan, store, study.run)  # raises if they cannot work
-    if mistake := _find_setting_that_cuts_batches(plan, study.run):
-        raise SpecError([document.problem(*mistake)])
-    # Notes on what depends on this machine: data, averages over its images, the device.
-    about_data = _notes_on_data(plan, document)
-    missing = [f"data not here: {reason}" for reason in _reasons_for_missing_data(plan, store)]
-    about_averages = notes_on_averages(plan, lambda data, seeds: DataSource(data).training_images(seeds))
-    notes = (*plan.notes, *about_averages, *about_data, *missing, *notes_on_device(study.run.device))
-    plan = replace(plan, notes=notes, version=version_name(result_content(document.data)))
-    # The plan's analysis has the goal of its metric, which a file may leave out.
-    return study.model_copy(update={"analysis": plan.analysis}), plan
-
-
-def _place_at_changes(problem: Problem, changes: Mapping[str, object]) -> Problem:
-    """Return a problem at the changes that its sentence names, or at all of them."""
-    if not problem.line:
-        return problem
-    named = {path: value for path, value in changes.items() if path.rpartition(".")[2] in problem.message.split()}
-    options = " ".join(format_change(path, value) for path, value in (named or changes).items())
-    return replace(problem, file=options, line=0, column=0, source="")
+        options = " ".join(format_change(path, value) for path, value in changes.items())
+        raise SpecError(
+            replace(problem, file=options, line=0, column=0, source="") if problem.line else problem
+            for problem in error.complete
+        ) from None
 
 
 def _read_and_check(
