@@ -46,7 +46,7 @@ from vitlab.store.files import write_json
 from vitlab.store.folders import Store
 from vitlab.store.locks import hold_lock
 from vitlab.training.artifacts import write_checkpoint
-from vitlab.weights import FORMATS
+from vitlab.weights.opening import FORMATS
 
 pytestmark = pytest.mark.usefixtures("no_figures", "unreachable_tracker")
 

@@ -494,7 +494,8 @@ def test_teacher_from_timm_file(tmp_path: Path) -> None:
 
 
 def open_teacher(folder: Path, state: Any, **said: Any) -> Any:
-    from vitlab.weights import ModelFacts, open_model
+    from vitlab.weights.architecture import ModelFacts
+    from vitlab.weights.opening import open_model
 
     torch.save(state, folder / "teacher.pth")
     return open_model(folder / "teacher.pth", facts=ModelFacts(**said))
@@ -555,7 +556,8 @@ RESNET18 = "ResNet18_Weights.IMAGENET1K_V1"
 
 def test_published_torchvision_weights_teach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read from torch's cache, under the name of the published file, without network."""
-    from vitlab.weights import open_pretrained, opening
+    from vitlab.weights import opening
+    from vitlab.weights.opening import open_pretrained
 
     monkeypatch.setattr(opening, "_published_weights", opening._published_weights.__wrapped__)
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
@@ -598,7 +600,7 @@ def test_published_torchvision_weights_teach(tmp_path: Path, monkeypatch: pytest
 def test_plan_with_published_weights_downloads_nothing(tmp_path: Path) -> None:
     from torchvision.models import ResNet18_Weights
 
-    from vitlab.weights import open_pretrained
+    from vitlab.weights.opening import open_pretrained
 
     data = {"type": "synthetic", "num_classes": 1000}
     taught = {**base(teacher={"pretrained": RESNET18}), "data": data}

@@ -27,7 +27,7 @@ from vitlab.store.folders import Keep, TrialFolder
 from vitlab.store.result import Measurement, Outcome, TrialResult
 from vitlab.training.distributed import SingleProcess
 from vitlab.training.loop import index_of_best
-from vitlab.weights import open_model
+from vitlab.weights.opening import open_model
 
 DATA = {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images": 30, "num_classes": 6}
 MODEL = {"type": "vit", "patch_size": 4, "dim": 12, "depth": 2, "heads": 2, "drop": 0.1, "drop_path": 0.2}

@@ -24,7 +24,9 @@ from vitlab.runner.job import Settings
 from vitlab.runner.models import load_model
 from vitlab.spec import STREAMS, TrialSpec
 from vitlab.store.folders import TrialFolder
-from vitlab.weights import ModelFacts, convert, open_model
+from vitlab.weights.architecture import ModelFacts
+from vitlab.weights.conversion import convert
+from vitlab.weights.opening import open_model
 
 torchvision("torchvision.models")
 timm = pytest.importorskip("timm")

@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import WeightsError
 from vitlab.registry import slot
-from vitlab.weights import FORMATS, ModelFacts, convert, open_checkpoint, open_model
-from vitlab.weights import inspect as look
+from vitlab.weights.architecture import ModelFacts
+from vitlab.weights.conversion import convert
+from vitlab.weights.conversion import inspect as look
+from vitlab.weights.opening import FORMATS, open_checkpoint, open_model
 
 tv = torchvision("torchvision.models")
 timm = pytest.importorskip("timm")

@@ -23,7 +23,9 @@ from vitlab.spec import TrialSpec
 from vitlab.store.files import write_json
 from vitlab.store.result import Circumstances, Ending, Outcome, TrialResult
 from vitlab.training.artifacts import InputSpec, write_weights
-from vitlab.weights import ModelFacts, convert, open_model
+from vitlab.weights.architecture import ModelFacts
+from vitlab.weights.conversion import convert
+from vitlab.weights.opening import open_model
 
 tv = torchvision("torchvision.models")  # before timm and transformers, which import it without the workaround
 timm = pytest.importorskip("timm.models.vision_transformer")

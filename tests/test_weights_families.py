@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import WeightsError
-from vitlab.weights import ModelFacts, convert, open_model
+from vitlab.weights.architecture import ModelFacts
+from vitlab.weights.conversion import convert
+from vitlab.weights.opening import open_model
 
 torchvision("torchvision.models")
 timm = pytest.importorskip("timm")

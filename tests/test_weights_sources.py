@@ -17,8 +17,8 @@ from vitlab.cli import cli
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import SpecError, WeightsError
 from vitlab.lab import plan_study
-from vitlab.weights import named_weights, open_model
-from vitlab.weights.hub import fetch, fetch_by_name, repository_of
+from vitlab.weights.hub import fetch, named_weights, repository_of
+from vitlab.weights.opening import fetch_by_name, open_model
 
 torchvision("torchvision.models")
 timm = pytest.importorskip("timm")

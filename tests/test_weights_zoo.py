@@ -11,10 +11,12 @@ import torch
 
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import WeightsError
-from vitlab.weights import ModelFacts, convert, open_model
 from vitlab.weights import hugging_face as tables
-from vitlab.weights import inspect as look
+from vitlab.weights.architecture import ModelFacts
+from vitlab.weights.conversion import convert
+from vitlab.weights.conversion import inspect as look
 from vitlab.weights.from_timm import from_timm
+from vitlab.weights.opening import open_model
 
 torchvision("torchvision.models")
 timm = pytest.importorskip("timm")

@@ -24,7 +24,8 @@ from vitlab.components.position import encodings_by_prefix
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import WeightsError
 from vitlab.registry import slot
-from vitlab.weights import FORMATS, ModelFacts, open_model
+from vitlab.weights.architecture import ModelFacts
+from vitlab.weights.opening import FORMATS, open_model
 
 tv = torchvision("torchvision.models")
 import timm  # noqa: E402
@@ -632,7 +633,7 @@ def _cell(text: str) -> str:
 HEADER = """# Weights of other libraries
 
 Configurations of timm, transformers, torchvision and Google, shrunk to two blocks and with random weights: opened by
-`vitlab.weights.open_model`, with their logits in float64 compared with the original's.
+`vitlab.weights.opening.open_model`, with their logits in float64 compared with the original's.
 
 - **equal**: logits agree up to rounding (1e-10, or 1e-6 for rotations that timm computes in float32). The last column
   has the assumptions, which `vitlab weights inspect`, `vitlab weights convert` and a trial's log print too.

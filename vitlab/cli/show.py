@@ -117,7 +117,7 @@ def _print_components(slot: str | None) -> None:
 
 
 def _print_weights(pattern: str) -> None:
-    from vitlab.weights import named_weights
+    from vitlab.weights.hub import named_weights
 
     rows = named_weights(pattern)
     if wants_json():

@@ -12,8 +12,8 @@ from vitlab.cli.options import PATH
 from vitlab.errors import UserError
 
 if TYPE_CHECKING:
-    from vitlab.weights import Inspection, ModelFacts
-    from vitlab.weights.architecture import Architecture
+    from vitlab.weights.architecture import Architecture, ModelFacts
+    from vitlab.weights.conversion import Inspection
 
 FORMATS = ("timm", "torchvision", "hf", "google")
 RESAMPLINGS = ("timm", "google", "deit", "torchvision", "hf")
@@ -42,7 +42,7 @@ def inspect(file: Path, form: str | None, heads: int | None, source_grid: str | 
     That is its format, the model it belongs to, and what does not fit. FILE may be timm:NAME or hub:ORG/NAME, which
     are fetched.
     """
-    from vitlab.weights import inspect as look
+    from vitlab.weights.conversion import inspect as look
 
     inspected = look(_fetch_file(file), form, _model_facts(heads, source_grid))
     rows = _inspection_rows(inspected)
@@ -94,7 +94,7 @@ def convert(
     tensor that the other format cannot hold is an error. SOURCE may be timm:NAME or
     hub:ORG/NAME, which are fetched.
     """
-    from vitlab.weights import convert as write
+    from vitlab.weights.conversion import convert as write
 
     result = write(
         _fetch_file(source),
@@ -116,7 +116,7 @@ def _fetch_file(file: Path) -> Path:
     kind, _, name = str(file).partition(":")
     if kind not in ("timm", "hub") or file.exists():
         return file
-    from vitlab.weights import fetch_by_name
+    from vitlab.weights.opening import fetch_by_name
 
     return fetch_by_name("timm" if kind == "timm" else "hub", name)
 
@@ -132,7 +132,7 @@ def parse_size(option: str, text: str | None) -> tuple[int, int] | None:
 
 
 def _model_facts(heads: int | None, source_grid: str | None) -> ModelFacts:
-    from vitlab.weights import ModelFacts
+    from vitlab.weights.architecture import ModelFacts
 
     return ModelFacts(heads=heads, grid=parse_size("--source-grid", source_grid))
 

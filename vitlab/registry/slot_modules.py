@@ -45,7 +45,7 @@ OPTIONAL_MODULES = {
     "mixing": "vitlab.training.mixup",
     "averaging": "vitlab.training.ema",
     "mup": "vitlab.models.mup",
-    "weights": "vitlab.weights",
+    "weights": "vitlab.weights.opening",
 }
 """Name to module, of features that only some trials use.
 

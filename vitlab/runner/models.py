@@ -145,7 +145,7 @@ def _open_weights(
         role: Of the weights in the trial, ``init_from`` or ``teacher``.
         source: Of the weights, other than a trial.
         facts: What the study states about a file.
-        head: See :func:`vitlab.weights.open_model`.
+        head: See :func:`vitlab.weights.opening.open_model`.
         trial: The trial, with the digests of its plan.
     """
     weights, digests = import_optional("weights"), trial.files.get(role)

@@ -92,9 +92,9 @@ def convert(
     ``preprocessor_config.json`` that ``from_pretrained`` reads, unless they exist.
 
     Args:
-        source: in any of :data:`~vitlab.weights.FORMATS`, or the weights of a trial.
+        source: in any of :data:`~vitlab.weights.opening.FORMATS`, or the weights of a trial.
         target: the file to write; its suffix decides the container.
-        to: one of :data:`~vitlab.weights.FORMATS`.
+        to: one of :data:`~vitlab.weights.opening.FORMATS`.
         form: the format of ``source``; by default it is recognised.
         facts: facts about ``source`` that the file may not state.
         grid: rows and columns of patches to resample positions for.

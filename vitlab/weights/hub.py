@@ -6,7 +6,7 @@ tensors, or must have one value.  Keys in none of the tables are listed in a not
 
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from vitlab.errors import WeightsError, list_some, nearest
 from vitlab.identity.trial import DESCRIPTIONS, NAMES_ON_THE_HUB
@@ -57,11 +57,6 @@ def repository_of(name: str) -> str:
             "download the file and write checkpoint: FILE"
         )
     return str(config.hf_hub_id)
-
-
-def fetch_by_name(kind: Literal["timm", "hub"], name: str) -> Path:
-    """Return the file of the weights that timm names, or of a repository on the hub; see :func:`fetch`."""
-    return fetch(repository_of(name) if kind == "timm" else name)
 
 
 @cache

@@ -35,7 +35,7 @@ from vitlab.weights.architecture import IMAGENET, Architecture, Inference, Model
 from vitlab.weights.files import WeightFile, read_file
 from vitlab.weights.formats import Format, GoogleFormat, TimmFormat, TorchvisionFormat, parse_columns
 from vitlab.weights.from_timm import build_timm, from_timm, names_timm
-from vitlab.weights.hub import read_config
+from vitlab.weights.hub import fetch, read_config, repository_of
 from vitlab.weights.hugging_face import HuggingFaceFormat, detect_family
 from vitlab.weights.transfer import HEAD, describe_mismatches, drop_head, mismatches, to_native_rotation
 
@@ -402,7 +402,12 @@ def _choose_resnet(state: State) -> type[ResNet8 | ResNet18 | ResNet50]:
     )
 
 
-# -- weights that torchvision publishes -------------------------------------------------------------------------------
+# -- weights of a name -------------------------------------------------------------------------------------------------
+
+
+def fetch_by_name(kind: Literal["timm", "hub"], name: str) -> Path:
+    """Return the file of the weights that timm names, or of a repository on the hub; see :func:`.fetch`."""
+    return fetch(repository_of(name) if kind == "timm" else name)
 
 
 def open_pretrained(name: str, planned: str | None = None) -> OpenedModel:
