@@ -8,12 +8,10 @@ from typing import Any
 import torch
 
 OPERATORS = {
-    "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "qnms": "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "torchvision::nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "torchvision::qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 }
 """Operators for which torchvision registers shape functions on import; vitlab never calls them."""
-
-_fragments: list[torch.library.Library] = []
 
 
 @cache
@@ -26,13 +24,10 @@ def torchvision(module: str = "torchvision") -> Any:
     try:
         return importlib.import_module(module)
     except RuntimeError as error:
-        if "torchvision::" not in str(error) or _fragments:
+        if "torchvision::" not in str(error):
             raise
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         del sys.modules[name]  # the first attempt left partly initialised modules
-    fragment = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     for name, schema in OPERATORS.items():
-        if not hasattr(torch.ops.torchvision, name):
-            fragment.define(schema)  # type: ignore[no-untyped-call]
-    _fragments.append(fragment)  # an operator exists only as long as its library object
-    return torchvision(module)
+        torch.library.define(name, schema)  # which raises if that was not what was missing
+    return importlib.import_module(module)

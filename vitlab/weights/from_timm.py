@@ -114,8 +114,12 @@ def build_timm(contents: WeightFile) -> Any:
     return model
 
 
-def from_timm(module: nn.Module) -> tuple[Options, NewState]:
+def from_timm(module: nn.Module, tensors: State | None = None) -> tuple[Options, NewState]:
     """Return the options and the canonical tensors of a ViT that computes what a module of timm computes.
+
+    Args:
+        module: of timm.
+        tensors: that take the place of the module's own.
 
     Raises:
         WeightsError: for a model of a class that is not read here, or a part that vitlab's ViT does not have.
@@ -129,7 +133,7 @@ def from_timm(module: nn.Module) -> tuple[Options, NewState]:
         if part != parts[0]:
             raise _refusal(f"block {index} of the model", "differs from block 0, as vitlab's checkpoints do not")
     heads = _find_attention(m.blocks[0]).num_heads
-    state = _canonical_tensors(m.state_dict())
+    state = _canonical_tensors(m.state_dict() if tensors is None else tensors)
     encoding = _rotary_encoding(getattr(m, "rope", None), m.patch_embed.grid_size)
     position: list[Options] = []
     if getattr(m, "pos_embed", None) is not None:

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from vitlab.errors import WeightsError, list_some
+from vitlab.errors import WeightsError
 from vitlab.models.contract import NewState, State
 from vitlab.weights.architecture import Architecture, Options
 from vitlab.weights.files import Json
 from vitlab.weights.from_timm import POOLS, from_timm, import_timm
-from vitlab.weights.transfer import option_differences
+from vitlab.weights.transfer import describe_mismatches, mismatches, option_differences
 
 ENTRIES: Mapping[str, str] = {
     "VisionTransformer": """
@@ -90,32 +90,14 @@ def to_timm(architecture: Architecture, state: State) -> TimmTarget:
 
 def timm_tensors(target: nn.Module, state: State) -> NewState:
     """Return canonical tensors under the names and in the layouts of a model of timm."""
-    rest, out = dict(state), {}
-    for key, value in target.state_dict().items():
-        stem, _, last = key.rpartition(".")
-        names = [key]
-        if last in ("gamma_1", "gamma_2"):
-            names = [f"{stem}.ls{last[-1]}.gamma"]
-        elif stem.endswith(".mlp.fc1") and key not in rest:
-            names = [f"{stem}_g.{last}", f"{stem}_x.{last}"]  # the gate is the first half
-        elif key == "rope.freqs":
-            names = ["position.freqs"]
-        elif last == "relative_position_bias_table":
-            tables, block = state["position.relative_position_bias_table"], key.split(".")[1]
-            names, rest[key] = [key], tables[int(block) if block.isdecimal() else 0]
-            rest.pop("position.relative_position_bias_table", None)
-        elif last in ("q_bias", "v_bias"):
-            part = "qkv".index(last[0])
-            names, rest[key] = [key], state[f"{stem}.qkv.bias"].chunk(3)[part]
-            rest.pop(f"{stem}.qkv.bias", None)
-        if not all(name in rest for name in names):
-            raise WeightsError(f"timm's model needs {key}, which this model does not have")
-        out[key] = torch.cat([rest.pop(name) for name in names])
-        if out[key].shape != value.shape:
-            raise WeightsError(f"{key} has shape {tuple(out[key].shape)}, and {tuple(value.shape)} in timm's model")
-    if rest:
-        raise WeightsError(f"timm's model has no tensor for {list_some(rest)}")
-    return out
+    dtype = next(iter(state.values())).dtype
+    zeros = {name: torch.zeros(value.shape, dtype=dtype) for name, value in target.state_dict().items()}
+    # from_timm only moves values and adds zeros, so that the transposed linear map moves the values back.
+    canonical, move_back = torch.func.vjp(lambda tensors: from_timm(target, tensors)[1], zeros)  # type: ignore[misc]
+    if faults := mismatches(canonical, state):
+        raise WeightsError(f"timm's model has other tensors than this one: {describe_mismatches(faults)}")
+    (tensors,) = move_back({name: state[name] for name in canonical})
+    return dict(tensors)
 
 
 def timm_config(target: TimmTarget, architecture: Architecture) -> Json:

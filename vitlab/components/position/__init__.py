@@ -28,7 +28,7 @@ from vitlab.spec import Choice
 class Resampling:
     """The settings of a resampling."""
 
-    filter: Literal["nearest", "bilinear", "bicubic"] = "bicubic"
+    filter: Literal["bilinear", "bicubic"] = "bicubic"
     align_corners: bool = False  #: whether the corner places, rather than the corners of the cells, coincide
     antialias: bool = True  #: whether the filter widens if the grid shrinks (and is another one if it grows)
 
@@ -60,9 +60,7 @@ def resample_grid(values_RCX: Tensor, size: Pair, how: Resampling) -> Tensor:
         return values_RCX
     wide = values_RCX if values_RCX.dtype.itemsize >= 4 else values_RCX.float()
     x_1XRC = wide.permute(2, 0, 1)[None]
-    corners = None if how.filter == "nearest" else how.align_corners
-    antialias = how.antialias and how.filter != "nearest"
-    y_1XRC = F.interpolate(x_1XRC, size=size, mode=how.filter, align_corners=corners, antialias=antialias)
+    y_1XRC = F.interpolate(x_1XRC, size=size, mode=how.filter, align_corners=how.align_corners, antialias=how.antialias)
     return y_1XRC[0].permute(1, 2, 0).to(values_RCX.dtype)
 
 
