@@ -262,20 +262,12 @@ class ViT(Model):
             for name, value in [*fresh.named_parameters(), *fresh.named_buffers()]:
                 parent, _, last = name.rpartition(".")
                 getattr(part.get_submodule(parent), last).copy_(value)
-        own = self.state_dict()
-        state = self.to_canonical(own)
+        state = self.to_canonical(self.state_dict())
         for name, (kind, fan_in) in self._scheme_parameters(state).items():
             x = torch.empty(state[name].shape)
             self.scheme.draw(x, name, kind, fan_in, seed)
             state[name] = x * factors[name] if factors else x
-        values = self.from_canonical(state)
-        shapes, own_shapes = ({(name, value.shape) for name, value in one.items()} for one in (values, own))
-        if shapes != own_shapes:
-            names = ", ".join(sorted({name for name, _ in shapes ^ own_shapes}))
-            raise RuntimeError(f"from_canonical does not invert to_canonical: {names}")
-        for name, value in values.items():  # load_state_dict takes several times as long
-            if value is not own[name]:
-                own[name].copy_(value)
+        self.load_state_dict(self.from_canonical(state))
 
     def _scheme_parameters(self, state: State) -> dict[str, tuple[Kind, int]]:
         """Return the parameters that the scheme draws: canonical name to kind and the layer's number of inputs."""

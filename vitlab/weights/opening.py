@@ -33,7 +33,14 @@ from vitlab.store.files import read_json, require_mapping
 from vitlab.store.folders import TrialFolder
 from vitlab.weights.architecture import IMAGENET, Architecture, Inference, ModelFacts, Values, choose_normalisation
 from vitlab.weights.files import WeightFile, read_file
-from vitlab.weights.formats import Format, GoogleFormat, TimmFormat, TorchvisionFormat, parse_columns
+from vitlab.weights.formats import (
+    Format,
+    GoogleFormat,
+    TimmFormat,
+    TorchvisionFormat,
+    parse_columns,
+    rename_to_canonical,
+)
 from vitlab.weights.from_timm import build_timm, from_timm, names_timm
 from vitlab.weights.hub import fetch, read_config, repository_of
 from vitlab.weights.hugging_face import HuggingFaceFormat, detect_family
@@ -310,29 +317,44 @@ STEMS = (
 )
 """Names that only ResNets, torchvision's RegNets and timm's RegNets have."""
 
-_TIMM_NAMES = dict(
-    parse_columns("""
-stem.conv       stem.0
-stem.bn         stem.1
-head.fc         fc
-conv1.conv      f.a.0
-conv1.bn        f.a.1
-conv2.conv      f.b.0
-conv2.bn        f.b.1
-se.fc1          f.se.fc1
-se.fc2          f.se.fc2
-conv3.conv      f.c.0
-conv3.bn        f.c.1
-downsample.conv proj.0
-downsample.bn   proj.1
+_TIMM_REGNET = parse_columns("""
+stem.0.{p}                                                      stem.conv.{p}
+stem.1.{p}                                                      stem.bn.{p}
+stem.1.running_mean                                             stem.bn.running_mean
+stem.1.running_var                                              stem.bn.running_var
+stem.1.num_batches_tracked                                      stem.bn.num_batches_tracked
+trunk_output.block{i1}.block{i1}-{u}.f.a.0.{p}                  s{i1}.b{u1}.conv1.conv.{p}
+trunk_output.block{i1}.block{i1}-{u}.f.a.1.{p}                  s{i1}.b{u1}.conv1.bn.{p}
+trunk_output.block{i1}.block{i1}-{u}.f.a.1.running_mean         s{i1}.b{u1}.conv1.bn.running_mean
+trunk_output.block{i1}.block{i1}-{u}.f.a.1.running_var          s{i1}.b{u1}.conv1.bn.running_var
+trunk_output.block{i1}.block{i1}-{u}.f.a.1.num_batches_tracked  s{i1}.b{u1}.conv1.bn.num_batches_tracked
+trunk_output.block{i1}.block{i1}-{u}.f.b.0.{p}                  s{i1}.b{u1}.conv2.conv.{p}
+trunk_output.block{i1}.block{i1}-{u}.f.b.1.{p}                  s{i1}.b{u1}.conv2.bn.{p}
+trunk_output.block{i1}.block{i1}-{u}.f.b.1.running_mean         s{i1}.b{u1}.conv2.bn.running_mean
+trunk_output.block{i1}.block{i1}-{u}.f.b.1.running_var          s{i1}.b{u1}.conv2.bn.running_var
+trunk_output.block{i1}.block{i1}-{u}.f.b.1.num_batches_tracked  s{i1}.b{u1}.conv2.bn.num_batches_tracked
+trunk_output.block{i1}.block{i1}-{u}.f.se.fc1.{p}               s{i1}.b{u1}.se.fc1.{p}
+trunk_output.block{i1}.block{i1}-{u}.f.se.fc2.{p}               s{i1}.b{u1}.se.fc2.{p}
+trunk_output.block{i1}.block{i1}-{u}.f.c.0.{p}                  s{i1}.b{u1}.conv3.conv.{p}
+trunk_output.block{i1}.block{i1}-{u}.f.c.1.{p}                  s{i1}.b{u1}.conv3.bn.{p}
+trunk_output.block{i1}.block{i1}-{u}.f.c.1.running_mean         s{i1}.b{u1}.conv3.bn.running_mean
+trunk_output.block{i1}.block{i1}-{u}.f.c.1.running_var          s{i1}.b{u1}.conv3.bn.running_var
+trunk_output.block{i1}.block{i1}-{u}.f.c.1.num_batches_tracked  s{i1}.b{u1}.conv3.bn.num_batches_tracked
+trunk_output.block{i1}.block{i1}-{u}.proj.0.{p}                 s{i1}.b{u1}.downsample.conv.{p}
+trunk_output.block{i1}.block{i1}-{u}.proj.1.{p}                 s{i1}.b{u1}.downsample.bn.{p}
+trunk_output.block{i1}.block{i1}-{u}.proj.1.running_mean        s{i1}.b{u1}.downsample.bn.running_mean
+trunk_output.block{i1}.block{i1}-{u}.proj.1.running_var         s{i1}.b{u1}.downsample.bn.running_var
+trunk_output.block{i1}.block{i1}-{u}.proj.1.num_batches_tracked s{i1}.b{u1}.downsample.bn.num_batches_tracked
+fc.{p}                                                          head.fc.{p}
 """)
-)
-"""Modules of timm's RegNet and of its blocks, and torchvision's names of them."""
+"""torchvision's names of a RegNet, and timm's."""
 
 
 def _open_convnet(tensors: State, known: ModelFacts) -> OpenedModel:
     """Return a network whose tensors have torchvision's names, or those of timm's RegNet, and its data."""
-    state = _rename_from_timm(tensors) if "s1.b1.conv1.conv.weight" in tensors else dict(tensors)
+    state, unknown = dict(tensors), tuple[str, ...]()
+    if STEMS[2] <= state.keys():
+        state, unknown = rename_to_canonical(_TIMM_REGNET, state)
     regnet = "stem.0.weight" in state
     stem_weight = "stem.0.weight" if regnet else "conv1.weight"
     if "fc.weight" not in state:
@@ -367,7 +389,7 @@ def _open_convnet(tensors: State, known: ModelFacts) -> OpenedModel:
     expected = model.state_dict()
     counters = {key: value for key, value in expected.items() if key.endswith("num_batches_tracked")}
     state = {**counters, **state}  # old files have no counters; nothing reads them
-    if faults := mismatches(expected, state):
+    if faults := mismatches(expected, state, unknown):
         raise WeightsError(
             f"these are not the weights of a {type(model).__name__}: "
             f"{list_some(chain.from_iterable(faults.values()))}; use weights of torchvision or timm"
@@ -376,22 +398,10 @@ def _open_convnet(tensors: State, known: ModelFacts) -> OpenedModel:
     return OpenedModel(model.eval(), info, mean, std, tuple(f"assumed: {each}" for each in (*assumed, *of_pixels)))
 
 
-def _rename_from_timm(tensors: State) -> NewState:
-    state = {}
-    for name, value in tensors.items():
-        block = re.match(r"s(\d)\.b(\d+)\.", name)
-        part, _, last = name.removeprefix(block[0] if block else "").rpartition(".")
-        if part not in _TIMM_NAMES:
-            raise WeightsError(f"{name} is not a tensor of timm's RegNets; use unchanged weights")
-        where = f"trunk_output.block{block[1]}.block{block[1]}-{int(block[2]) - 1}." if block else ""
-        state[f"{where}{_TIMM_NAMES[part]}.{last}"] = value
-    return state
-
-
 def _choose_resnet(state: State) -> type[ResNet8 | ResNet18 | ResNet50]:
     """Return the class by the number of blocks of each stage, and by the last convolution of a block."""
-    blocks = {match[0]: match[1] for name in sorted(state) if (match := re.match(r"layer(\d)\.\d+\.", name))}
-    layers = tuple(Counter(blocks.values()).values())
+    stages = (re.fullmatch(r"layer(\d)\.\d+\.conv1\.weight", name) for name in sorted(state))
+    layers = tuple(Counter(match[1] for match in stages if match).values())
     block = "Bottleneck" if "layer1.0.conv3.weight" in state else "BasicBlock"
     for kind in RESNETS:
         if (kind.layers, kind.block) == (layers, block):

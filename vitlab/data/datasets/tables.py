@@ -237,6 +237,7 @@ class ImageTable(PictureSet):
         self, frame: Any, places: Sequence[str], parts: Mapping[Path, Rows], train: Sequence[int]
     ) -> tuple[Sequence[str], Tensor]:
         """Return the names of the classes, and the classes of every row."""
+        import pandas as pd
         import pyarrow as pa
 
         if not isinstance(self.label, str):
@@ -269,19 +270,20 @@ class ImageTable(PictureSet):
             names = sorted(of_train.unique(), key=int if are_numbers.all() else str)
             if len(names) < 2:
                 raise DataError(f"image_table: {self.where} has {format_count(len(names), 'label')}; 2 are the least")
-        index_M = tokens.map({name: index for index, name in enumerate(names)})
+        index_of = {name: index for index, name in enumerate(names)}
+        index_M = tokens.map(lambda token: index_of.get(token, -1)).to_numpy("int64")
         if not why:
             # Names may be numbers, such as '1' for index 0, so what all labels can be decides.  A file that declares
             # names has indices.
-            by_index_M = tokens.map({str(index): index for index in range(len(names))})
+            by_index_M = pd.RangeIndex(len(names)).astype(str).get_indexer(tokens)
             ways = (index_M, by_index_M) if self.class_names else (by_index_M, index_M)
-            index_M = min(ways, key=lambda way: way.isna().sum())
+            index_M = max(ways, key=lambda way: (way >= 0).sum())
         what = f"the label is none of the {len(names)} classes{why}"
-        _refuse_places([places[row] for row in tokens.index], index_M.isna(), what, tokens)
+        _refuse_places([places[row] for row in tokens.index], index_M < 0, what, tokens)
         if not several:
-            return names, torch.tensor(index_M.to_numpy("int64"))
+            return names, torch.from_numpy(index_M)
         y_NK = torch.zeros(len(frame), len(names), dtype=torch.uint8)
-        y_NK[torch.tensor(index_M.index), torch.tensor(index_M.to_numpy("int64"))] = 1
+        y_NK[torch.tensor(tokens.index), torch.from_numpy(index_M)] = 1
         return names, y_NK
 
     def _download_snapshot(self, address: str) -> Path:
