@@ -5,7 +5,7 @@ N images of a split, B images of a batch, C channels, H rows, W columns.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -86,7 +86,8 @@ class Feed:
         self._ready: dict[Request, Batch] = {}
         self._seeds = seeds
         self._normalize = Normalize(prepared.mean, prepared.std, self.device, dtype)
-        self._orders: dict[int, Tensor] = {}
+        # Batches are requested for the next steps, too, which may be in the next epoch.
+        self._epoch_order = lru_cache(2)(partial(_draw_order, seeds["order"], self.count()))
         stored = prepared.train.stored
         self._prefetcher = None if stored is None else Prefetcher(stored, self.device)
 
@@ -190,14 +191,9 @@ class Feed:
     def _augment_key(self, epoch: int, index: int) -> noise.Key:
         return noise.key(self._seeds["augment"], "augment", epoch, index)
 
-    def _epoch_order(self, epoch: int) -> Tensor:
-        if epoch not in self._orders:
-            key = noise.key(self._seeds["order"], "order", epoch)
-            # Batches are requested for the next steps, too, which may be in the next epoch; others are not kept.
-            order_N = noise.permutation(key, self.count())
-            self._orders = {near: self._orders[near] for near in (epoch - 1, epoch + 1) if near in self._orders}
-            self._orders[epoch] = order_N
-        return self._orders[epoch]
+
+def _draw_order(seed: int, count: int, epoch: int) -> Tensor:
+    return noise.permutation(noise.key(seed, "order", epoch), count)
 
 
 def make_batches_together(feeds: Sequence[Feed]) -> None:

@@ -326,7 +326,7 @@ def _check_vmap(case: _Case) -> None:
 
 
 def _check_position(case: _Case) -> None:
-    from vitlab.components.position import Resampling
+    from vitlab.components.position import Resampling, encodings_by_prefix
 
     position, g = case.probe().part, case.g
     layers = range(1, g.depth + 1)
@@ -340,8 +340,10 @@ def _check_position(case: _Case) -> None:
     larger = _Case(case.choice, replace(g, image=(g.image[0] * 2, g.image[1] * 2)))
     if larger.refusal() is None:
         with about("its state is resampled for a grid twice as large and loaded there"):
-            state = position.resample(position.state_dict(), g, larger.g, Resampling())
-            larger.build().part.load_state_dict(state, strict=True)
+            targets = encodings_by_prefix(larger.build().part)
+            for at, encoding in encodings_by_prefix(position).items():
+                state = encoding.resample(encoding.state_dict(), g, larger.g, Resampling())
+                targets[at].load_state_dict(state, strict=True)
 
 
 def _check_attention(case: _Case) -> None:

@@ -208,13 +208,6 @@ class Together(Position):
             x_BTD = part.mix(x_BTD, layer)
         return x_BTD
 
-    def resample(self, state: State, old: Geometry, new: Geometry, how: Resampling) -> NewState:
-        out: NewState = {}
-        for prefix, part in encodings_by_prefix(self).items():
-            own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-            out |= {prefix + name: value for name, value in part.resample(own, old, new, how).items()}
-        return out
-
 
 def encodings_by_prefix(whole: Position) -> dict[str, Position]:
     """Return the encodings that act in a module by the prefix of their names in its state.

@@ -42,7 +42,6 @@ class Additive(Position):
 
     def __init__(self, g: Geometry, where: Where) -> None:
         super().__init__()
-        self.prefix = len(g.prefix)
         self.tables = g.depth if where == "every_layer" else 1
         # The stem is the beginning of the first block, so layer 1 adds no rows of its own.
         self.layers = frozenset({0} if where == "stem" else {0, *range(2, g.depth + 1)})
