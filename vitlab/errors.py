@@ -255,6 +255,11 @@ def format_count(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
+def first_sentence(error: Exception) -> str:
+    """Return the first sentence of an error's message on one line, or the error's type if it has no message."""
+    return " ".join(str(error).split()).partition(". ")[0].rstrip(".") or type(error).__name__
+
+
 def list_some(names: Iterable[str], most: int = 5) -> str:
     """Return the first of ``names``, and the number of the others: ``a, b and 3 more``."""
     listed = list(names)

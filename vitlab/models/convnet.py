@@ -239,10 +239,25 @@ class RegNetY16GF(ConvNet):
     """
 
     scheme = _SmallHead()
+    depths = (2, 4, 11, 1)  #: blocks of each stage
+    widths = (224, 448, 1232, 3024)  #: channels of each stage
+    group_width = 112
 
     def __init__(self, data: DataInfo, *, stem: Stem = "imagenet") -> None:
         super().__init__()
-        net: nn.Module = torchvision("torchvision.models").regnet_y_16gf(num_classes=data.classes)
+        regnet = torchvision("torchvision.models.regnet")
+        stages = len(self.depths)
+        net: nn.Module = regnet.RegNet(
+            regnet.BlockParams(
+                depths=list(self.depths),
+                widths=list(self.widths),
+                group_widths=[self.group_width] * stages,
+                bottleneck_multipliers=[1.0] * stages,
+                strides=[2] * stages,
+                se_ratio=0.25,
+            ),
+            num_classes=data.classes,
+        )
         for name, layer in net.named_children():
             self.add_module(name, layer)
         usual = cast(nn.Conv2d, self.get_submodule("stem.0"))
@@ -258,4 +273,4 @@ class RegNetY16GF(ConvNet):
 
     @classmethod
     def halvings(cls, stem: Stem) -> int:
-        return 5 if stem == "imagenet" else 4
+        return len(cls.depths) + (1 if stem == "imagenet" else 0)

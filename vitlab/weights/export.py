@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vitlab.errors import WeightsError
+from vitlab.errors import WeightsError, first_sentence
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
 from vitlab.weights.architecture import Values
@@ -69,8 +69,8 @@ def export(model: Model, info: DataInfo, mean: Values, std: Values, file: Path, 
         except WeightsError:
             raise
         except Exception as error:  # exporters raise anything for what they do not support
-            line = next(iter(str(error).splitlines()), "")
-            raise WeightsError(f"this model cannot be exported to {form}: {type(error).__name__}: {line}") from None
+            reason = f"{type(error).__name__}: {first_sentence(error)}"
+            raise WeightsError(f"this model cannot be exported to {form}: {reason}") from None
         smallest = torch.finfo(torch.float32).tiny  # a new head of zeros has no largest logit
         difference = max(float((own - other).abs().max() / own.abs().max().clamp(smallest)) for own, other in pairs)
         if not difference <= TOLERANCE:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vitlab.components.base import NewState, State
-from vitlab.errors import WeightsError, list_some
+from vitlab.errors import WeightsError, first_sentence, list_some
 from vitlab.identity.trial import DESCRIPTIONS, weight_files
 from vitlab.store.files import sort_metadata, write_bytes
 
@@ -227,5 +227,4 @@ def _explain_error(error: Exception) -> str:
         objects = re.search(r"GLOBAL ([\w.]+)", str(error))
         if objects:
             return f"it holds objects of {objects[1]}, and only tensors are read"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].split(". ")[0].rstrip(".") if lines else type(error).__name__
+    return first_sentence(error)

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitlab.errors import WeightsError, list_some, nearest
+from vitlab.errors import WeightsError, first_sentence, list_some, nearest
 from vitlab.identity.trial import DESCRIPTIONS, NAMES_ON_THE_HUB
 from vitlab.models.contract import State
 from vitlab.weights.architecture import ModelFacts
@@ -85,13 +85,13 @@ def fetch(repository: str) -> Path:
         try:
             return Path(hf_hub_download(name, path, revision=revision, local_files_only=bool(silence)))
         except HFValidationError as error:
-            raise WeightsError(f"{repository} is no name of a repository: {_first_line(error)}") from None
+            raise WeightsError(f"{repository} is no name of a repository: {first_sentence(error)}") from None
         except (EntryNotFoundError, OSError, ValueError) as error:
             entry = try_to_load_from_cache(name, path, revision=revision)
             if entry is _CACHED_NO_EXIST or isinstance(error, RemoteEntryNotFoundError):
                 return None  # the repository has no such file
             raise WeightsError(
-                f"{repository} cannot be fetched from the hub: {silence or _first_line(error)}"
+                f"{repository} cannot be fetched from the hub: {silence or first_sentence(error)}"
             ) from None
 
     weights = file(NAMES_ON_THE_HUB[0], revision or None) or file(NAMES_ON_THE_HUB[1], revision or None)
@@ -100,10 +100,6 @@ def fetch(repository: str) -> Path:
     for description in DESCRIPTIONS:
         file(description, weights.parent.name)
     return weights
-
-
-def _first_line(error: Exception) -> str:
-    return " ".join(str(error).split(". ")[0].split()) or type(error).__name__
 
 
 # -- config.json ------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from urllib.parse import urlparse
 import torch
 
 from vitlab.data.torchvision_import import torchvision
-from vitlab.errors import OptionError, UserError, WeightsError, list_some, nearest
+from vitlab.errors import OptionError, UserError, WeightsError, first_sentence, list_some, nearest
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model, NewState, State, state_digest
 from vitlab.models.convnet import RegNetY16GF, ResNet8, ResNet18, ResNet50
@@ -202,8 +202,8 @@ def _build_trial_model(contents: WeightFile) -> tuple[Model, Architecture]:
     except UserError as error:
         raise WeightsError(f"the model of {folder.spec} cannot be built: {error}") from None
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
-        line = " ".join(str(error).split())
-        raise WeightsError(f"{folder.spec} is not the spec of these weights: {line}. Restore it.") from None
+        reason = first_sentence(error)
+        raise WeightsError(f"{folder.spec} is not the spec of these weights: {reason}. Restore it.") from None
 
 
 def open_model(

@@ -24,7 +24,7 @@ from filelock import FileLock
 
 from vitlab.data.datasets.base import Dataset
 from vitlab.data.torchvision_import import torchvision
-from vitlab.errors import DataError
+from vitlab.errors import DataError, first_sentence
 from vitlab.geometry import DataInfo, Pair
 from vitlab.registry import Unhashed
 from vitlab.store.files import write_bytes
@@ -212,10 +212,9 @@ class Published(Dataset):
             if (paths := self._find()) is None:
                 raise RuntimeError(f"the download does not contain {', '.join(self.required)}")
         except (OSError, RuntimeError) as error:  # what torchvision raises for networks, disks and wrong checksums
-            reason = " ".join(str(error).split()).rstrip(".")
             raise DataError(
-                f"{self.name} could not be fetched to {folder}: {reason}; check the connection and the disk and run "
-                "again, or put the files there yourself"
+                f"{self.name} could not be fetched to {folder}: {first_sentence(error)}; check the connection and the "
+                "disk and run again, or put the files there yourself"
             ) from None
         return paths
 

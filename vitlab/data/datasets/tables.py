@@ -38,7 +38,7 @@ from vitlab.data.datasets.pictures import (
     picture_suffixes,
     quote_names,
 )
-from vitlab.errors import DataError, format_count, nearest
+from vitlab.errors import DataError, first_sentence, format_count, nearest
 from vitlab.registry import Unhashed
 
 WORDS = {
@@ -303,8 +303,7 @@ class ImageTable(PictureSet):
         except (OSError, ValueError) as error:  # what the library raises for networks, names and an empty cache
             allow = "allow fetching it by 'download: missing', or " if local else ""
             raise DataError(
-                f"image_table: {name} is not here: {str(error).splitlines()[0].partition('. ')[0].rstrip('.')}; "
-                f"{allow}check the name and the connection"
+                f"image_table: {name} is not here: {first_sentence(error)}; {allow}check the name and the connection"
             ) from None
         return Path(root, folder)
 
