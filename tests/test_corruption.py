@@ -55,7 +55,6 @@ def test_corruption_depends_on_image_and_identity_alone(side, channels):
         order = torch.tensor([4, 0, 2])
         assert torch.equal(corrupt(x_BCHW[order], name, 5, id_B[order]), changed[order]), name
         assert torch.equal(corrupt(x_BCHW[3:4], name, 5, id_B[3:4]), changed[3:4]), name
-    assert not torch.equal(corrupt(x_BCHW, "fog", 5, id_B), corrupt(x_BCHW, "fog", 5, id_B, seed=1))
 
 
 def test_noise_has_published_moments():

@@ -82,7 +82,7 @@ def same(one: Batch, other: Batch) -> bool:
 @pytest.mark.parametrize("decoded", ["disk", "never"])
 def test_batches_equal_in_memory_batches(root: Path, decoded: str, options: dict[str, Any]) -> None:
     resident, streamed = feed(root, "memory", **options), feed(root, decoded, **options)
-    assert streamed.stored and not resident.stored and streamed.pixels == resident.pixels
+    assert streamed.stored and not resident.stored
     per_epoch = resident.steps_per_epoch(16)
     for step in (*range(2 * per_epoch + 2), 1, 0):  # over two borders of epochs, and back
         assert same(streamed.batch(step, 16), resident.batch(step, 16)), step

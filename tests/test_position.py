@@ -14,7 +14,7 @@ from torch import Tensor
 from vitlab.components.attention import rotate
 from vitlab.components.position import PRESETS, Position, Resampling, position, resample_grid
 from vitlab.data.torchvision_import import torchvision
-from vitlab.errors import UserError, WeightsError
+from vitlab.errors import WeightsError
 from vitlab.geometry import Geometry
 
 torchvision()  # timm imports torchvision, whose import may need a workaround
@@ -388,12 +388,6 @@ def test_google_preset_equals_scipy_zoom(old: tuple[int, int], new: tuple[int, i
     torch.testing.assert_close(resample_grid(grid, new, PRESETS["google"]), torch.tensor(zoomed), atol=1e-5, rtol=0)
     other = resample_grid(grid, new, Resampling("bilinear", align_corners=False, antialias=False))
     assert np.abs(other.numpy() - zoomed).max() > 0.1
-
-
-def test_resampling_is_documented_or_refused() -> None:
-    assert Resampling.preset("deit") == Resampling("bicubic", align_corners=False, antialias=False)
-    with pytest.raises(UserError, match=r"'tim'\. Did you mean 'timm'\? Known: timm, google, deit"):
-        Resampling.preset("tim")
 
 
 def test_prefix_rows_are_found_by_name() -> None:

@@ -19,7 +19,7 @@ FORMATS = ("timm", "torchvision", "hf", "google")
 RESAMPLINGS = ("timm", "google", "deit", "torchvision", "hf")
 
 _file = click.argument("file", type=PATH)
-_from = click.option("--from", "form", metavar="FORMAT", help=f"One of {', '.join(FORMATS)}; recognised without it.")
+_from = click.option("--from", "form", type=click.Choice(FORMATS), help="Recognised without it.")
 _heads = click.option("--heads", type=click.IntRange(min=1), help="Attention heads, which the tensors do not show.")
 _source_grid = click.option(
     "--source-grid", metavar="HxW", help="Grid of patches of the positions in the file, if it is not square."
@@ -59,10 +59,10 @@ def inspect(file: Path, form: str | None, heads: int | None, source_grid: str | 
 @click.argument("source", type=PATH)
 @click.argument("target", type=PATH)
 @_from
-@click.option("--to", required=True, metavar="FORMAT", help=f"One of {', '.join(FORMATS)}.")
+@click.option("--to", required=True, type=click.Choice(FORMATS))
 @click.option("--grid", metavar="HxW", help="Resample positions to this grid of patches.")
 @click.option("--image", metavar="HxW", help="Resample positions to this image size; one number for a square.")
-@click.option("--resample", default="timm", metavar="LIBRARY", help=f"One of {', '.join(RESAMPLINGS)}.")
+@click.option("--resample", default="timm", type=click.Choice(RESAMPLINGS), help="Library whose method is used.")
 @click.option("--head", type=click.Choice(["keep", "drop"]), default="keep")
 @click.option(
     "--pre-logits",

@@ -3,7 +3,6 @@
 N images of a split, B images of a batch, C channels, H rows, W columns.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Literal, NamedTuple
@@ -99,11 +98,6 @@ class Feed:
     def count(self, split: Literal["train", "val", "test"] = "train") -> int:
         """Return the number of images of a split."""
         return len(self._subsets[split])
-
-    @property
-    def pixels(self) -> int:
-        """Number of pixels of an image."""
-        return math.prod(self._subsets["train"].pixels_MCHW.shape[2:])
 
     def steps_per_epoch(self, batch_size: int) -> int:
         """Return the number of whole batches in an epoch, at least one even if it is smaller than ``batch_size``."""

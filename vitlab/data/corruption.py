@@ -2,7 +2,7 @@
 
 The fifteenth published kind, frost, is a set of photographs; it is read from published images alone.
 
-Every corruption is a function of an image, its identity, the severity and a seed, independent of the rest of a batch.
+Every corruption is a function of an image, its identity and the severity, independent of the rest of a batch.
 Linear filters along an axis are matrices, which makes any border rule one product.  They are computed in float64, so
 that the rounding of a product, which depends on the number of images in a batch, changes no pixel.
 
@@ -97,7 +97,7 @@ def corruption_parameters(name: str, severity: int, size: Pair) -> Parameters:
     )
 
 
-def corrupt(x_BCHW: Tensor, name: str, severity: int, id_B: Tensor, seed: int = 0) -> Tensor:
+def corrupt(x_BCHW: Tensor, name: str, severity: int, id_B: Tensor) -> Tensor:
     """Return corrupted images, uint8, on the CPU.
 
     Args:
@@ -105,10 +105,9 @@ def corrupt(x_BCHW: Tensor, name: str, severity: int, id_B: Tensor, seed: int = 
         name: One of :data:`~vitlab.data.datasets.base.COMPUTED_CORRUPTIONS`.
         severity: 1 to 5; parameters follow from it and the size, see :func:`corruption_parameters`.
         id_B: int64, identities of the images.
-        seed: Of the draws.
     """
     channels, height, width = x_BCHW.shape[1:]
-    c, key = corruption_parameters(name, severity, (height, width)), noise.key(seed, "corruption", name, severity)
+    c, key = corruption_parameters(name, severity, (height, width)), noise.key(0, "corruption", name, severity)
     at_once = max(1, CHUNK_VALUES // (channels * height * width))
     results = []
     for pixels_BCHW, part_B in zip(torch.split(x_BCHW.cpu(), at_once), torch.split(id_B.cpu(), at_once), strict=True):
@@ -212,11 +211,9 @@ def zoom_blur(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
     """Average over several enlargements."""
     height, width = x_BCHW.shape[-2:]
     x64_BCHW = x_BCHW.double()
-    pairs = list(zip(zoom_matrices(height, *c), zoom_matrices(width, *c), strict=True))
-    total_BCHW = torch.zeros_like(x64_BCHW)
-    for rows_HH, columns_WW in pairs:
-        total_BCHW += rows_HH @ x64_BCHW @ columns_WW.T
-    return (total_BCHW / len(pairs)).float()
+    pairs = zip(zoom_matrices(height, *c), zoom_matrices(width, *c), strict=True)
+    first_BCHW, *others = (filter_axes(x64_BCHW, *pair) for pair in pairs)
+    return (sum(others, first_BCHW) / (1 + len(others))).float()
 
 
 def snow(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:

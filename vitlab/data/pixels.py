@@ -60,7 +60,7 @@ def mirrored(n: int, margin: int, device: torch.device | None = None) -> Tensor:
     """Return the indices of ``n`` pixels with a margin on both sides, mirrored without repeating the last pixel."""
     period = max(2 * (n - 1), 1)
     index = torch.arange(-margin, n + margin, device=device) % period
-    return torch.minimum(index, period - index) if n > 1 else torch.zeros_like(index)
+    return torch.minimum(index, period - index)
 
 
 def statistics(batches: Iterable[Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -42,7 +42,7 @@ def evaluation_batches(feed: Feed, split: Split, peers: SingleProcess = ALONE) -
     """Yield this process's batches of an evaluation, whose size does not depend on the batch size of training."""
     size = EVALUATION_BATCH
     if feed.info.task == "segmentation":
-        size = max(1, min(size, EVALUATION_PIXELS // feed.pixels))
+        size = max(1, min(size, EVALUATION_PIXELS // math.prod(feed.info.image)))
     return feed.evaluation(split, size, peers.batches)
 
 

@@ -8,7 +8,6 @@ from typing import Literal
 
 import torch
 
-from vitlab.components.position import Resampling
 from vitlab.errors import GeometryError, OptionError, WeightsError
 from vitlab.geometry import Pair
 from vitlab.identity.trial import DESCRIPTIONS, NAMES_ON_THE_HUB, weight_files
@@ -21,10 +20,10 @@ from vitlab.weights.files import Json, WeightFile, container_of, read_file, writ
 from vitlab.weights.formats import Format
 from vitlab.weights.hugging_face import HuggingFaceFormat, transformers_configs
 from vitlab.weights.opening import (
+    FORMATS,
     HEADER,
     Checkpoint,
     build_from_canonical,
-    format_named,
     interpret,
     name_file_in_errors,
     open_checkpoint,
@@ -107,8 +106,7 @@ def convert(
     Raises:
         WeightsError: one sentence that names the file, and the first keys that are to blame.
     """
-    Resampling.preset(resample)  # raises for an unknown name
-    library = format_named(to)
+    library = FORMATS[to]
     if (container_of(target) == "npz") != (to == "google"):
         suffix = ".npz" if to == "google" else "another suffix than .npz, such as .safetensors"
         raise WeightsError(f"{target}: a file in the format {to} needs {suffix}; rename the target")

@@ -209,7 +209,6 @@ def _build_trial_model(contents: WeightFile) -> tuple[Model, Architecture]:
 def open_model(
     file: Path,
     *,
-    form: str | None = None,
     facts: ModelFacts = ModelFacts(),  # noqa: B008  # it is frozen
     head: Literal["keep", "new"] = "keep",
     digests: Mapping[str, str] | None = None,
@@ -219,7 +218,6 @@ def open_model(
     Args:
         file: in any of :data:`FORMATS`; or the weights of a trial, or of a convolutional network of torchvision or
             DeiT (:func:`_open_convnet`), which are not converted.
-        form: the format; by default it is recognised.
         facts: facts that the file may not state, such as the number of heads.
         head: the head in the file, or a new one, of zeros.
         digests: what the file is expected to be; see :func:`vitlab.weights.files.read_file`.
@@ -229,12 +227,12 @@ def open_model(
     """
     contents = read_file(file, digests)
     with name_file_in_errors(file):
-        if TRIAL in contents.header and form is None:
+        if TRIAL in contents.header:
             trial_model, trial = _build_trial_model(contents)
             return OpenedModel(trial_model, trial.info, trial.mean, trial.std, ())
-        if form is None and head == "keep" and any(stem <= contents.tensors.keys() for stem in STEMS):
+        if head == "keep" and any(stem <= contents.tensors.keys() for stem in STEMS):
             return _open_convnet(contents.tensors, read_config(contents, {})[0].merge(facts))
-        checkpoint = interpret(contents, form)
+        checkpoint = interpret(contents)
         state, removed = drop_head(checkpoint.state, head, "keep")
         if head == "keep" and "head.weight" not in state:
             raise WeightsError(
@@ -282,18 +280,11 @@ def _choose_format(contents: WeightFile, name: str | None) -> Format:
                 f"unknown format; supported: {', '.join(FORMATS)}. Its first keys are {list_some(names)}."
             )
         return recognised
-    form = format_named(name)
+    form = FORMATS[name]
     if not form.recognise(names):
         other = f"; it looks like {recognised.name}" if recognised else ""
         raise WeightsError(f"the file is not in the format {name}{other}; its first keys are {list_some(names)}")
     return form
-
-
-def format_named(name: str) -> Format:
-    """Return the format of a name."""
-    if name not in FORMATS:
-        raise WeightsError(f"no format called '{name}'.{nearest(name, FORMATS)} Allowed: {', '.join(FORMATS)}")
-    return FORMATS[name]
 
 
 def _header_facts(contents: WeightFile) -> ModelFacts:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vitlab.components.attention.softmax import SOFTMAX
-from vitlab.components.position import Position, Resampling, Together, encodings_by_prefix, flatten_choice
+from vitlab.components.position import PRESETS, Position, Together, encodings_by_prefix, flatten_choice
 from vitlab.components.position.additive import Learned
 from vitlab.errors import WeightsError, list_some
 from vitlab.geometry import Geometry
@@ -171,7 +171,7 @@ def _fit_to_model(model: Model, source: Model, state: State, own: State, how: In
         if new is None:
             continue
         table = {name.removeprefix(at): value for name, value in out.items() if name.startswith(at)}
-        resampled = old.resample(table, theirs, replace(mine, prefix=shared), Resampling.preset(how.resample))
+        resampled = old.resample(table, theirs, replace(mine, prefix=shared), PRESETS[how.resample])
         # Rows are converted if both are added at the same layers, and only at the stem if their prefix rows differ.
         if (
             isinstance(old, Learned)

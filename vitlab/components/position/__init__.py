@@ -18,7 +18,6 @@ from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
 from vitlab.components.base import NewState, Options, Part, Rotation, State
-from vitlab.errors import UserError, nearest
 from vitlab.geometry import Geometry, Pair
 from vitlab.registry import Pick, ResolvedChoice, Slot
 from vitlab.spec import Choice
@@ -31,17 +30,6 @@ class Resampling:
     filter: Literal["bilinear", "bicubic"] = "bicubic"
     align_corners: bool = False  #: whether the corner places, rather than the corners of the cells, coincide
     antialias: bool = True  #: whether the filter widens if the grid shrinks (and is another one if it grows)
-
-    @classmethod
-    def preset(cls, name: str) -> Resampling:
-        """Return the settings of a library, one of :data:`PRESETS`.
-
-        Raises:
-            UserError: for an unknown name.
-        """
-        if name not in PRESETS:
-            raise UserError(f"no resampling called '{name}'.{nearest(name, PRESETS)} Known: {', '.join(PRESETS)}.")
-        return PRESETS[name]
 
 
 PRESETS: Mapping[str, Resampling] = {

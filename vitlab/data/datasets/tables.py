@@ -281,9 +281,9 @@ class ImageTable(PictureSet):
         what = f"the label is none of the {len(names)} classes{why}"
         _refuse_places([places[row] for row in tokens.index], index_M < 0, what, tokens)
         if not several:
-            return names, torch.from_numpy(index_M)
+            return names, torch.tensor(index_M)
         y_NK = torch.zeros(len(frame), len(names), dtype=torch.uint8)
-        y_NK[torch.tensor(tokens.index), torch.from_numpy(index_M)] = 1
+        y_NK[torch.tensor(tokens.index), torch.tensor(index_M)] = 1
         return names, y_NK
 
     def _download_snapshot(self, address: str) -> Path:
