@@ -79,7 +79,7 @@ def fetch(repository: str) -> Path:
     try:  # once, because the library asks for half a minute before it says that there is no network
         get_session().head(constants.ENDPOINT, timeout=TIMEOUT_S)
     except Exception as error:  # of the library of HTTP, which depends on the version
-        silence = f"{constants.ENDPOINT} does not answer ({_first_line(error)}), and it is not in the cache"
+        silence = f"{constants.ENDPOINT} does not answer ({first_sentence(error)}), and it is not in the cache"
 
     def file(path: str, revision: str | None) -> Path | None:
         try:
