@@ -20,11 +20,6 @@ class SigmoidGELU(nn.Module):
         return x * (1.702 * x).sigmoid()
 
 
-def build_gelu(approximate: Gelu) -> nn.Module:
-    """Return the GELU, exact or in one of its approximations."""
-    return SigmoidGELU() if approximate == "sigmoid" else nn.GELU(approximate)
-
-
 class MLP(Part):
     """Contract: ``MLP(g, *, options)``; (B, T, D) to (B, T, D)."""
 
@@ -98,7 +93,7 @@ class GeluMLP(_Hidden):
         norm: NormChoice = "none",
     ) -> None:
         super().__init__(g, ratio=ratio, drop=drop, bias=bias, norm=norm)
-        self.act = build_gelu(approximate)
+        self.act = SigmoidGELU() if approximate == "sigmoid" else nn.GELU(approximate)
 
     def _compute_hidden(self, x_BTD: Tensor) -> Tensor:
         return self.act(self.fc1(x_BTD))
