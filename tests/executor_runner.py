@@ -13,7 +13,7 @@ from pathlib import Path
 from vitlab.errors import Refused
 from vitlab.planning.values import Trial
 from vitlab.runner import fork_server
-from vitlab.runner.job import Job, NoEnding, Settings, TrialEnd
+from vitlab.runner.job import Deferral, Job, Settings, TrialEnd
 from vitlab.store.files import write_json
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import Busy
@@ -37,7 +37,7 @@ def execute(job: Job, stop: Callable[[], bool]) -> list[TrialEnd]:
         try:
             ends.append(end_of(run_trial(item.trial, TrialFolder(item.folder), job.settings, stop)))
         except Busy as error:
-            ends.append(TrialEnd(NoEnding.BUSY, str(error)))
+            ends.append(TrialEnd(Deferral.BUSY, str(error)))
     return ends
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from vitlab.errors import TrialFailed
 from vitlab.executors import Executor, Job, JobEnd, JobTrial, Settings
 from vitlab.planning.values import Trial
-from vitlab.runner.job import NoEnding
+from vitlab.runner.job import Deferral
 from vitlab.spec import Choice, TrainSpec, TrialSpec
 from vitlab.store.folders import Keep, Store, TrialFolder
 from vitlab.store.locks import Busy
@@ -52,7 +52,7 @@ def run_trial(
     from vitlab.runner.execution import execute  # not above, since it imports torch
 
     [end] = execute(Job((JobTrial(trial.key, folder.path, trial),), replace(settings, engine="loop")), stop)
-    if end.ending == NoEnding.BUSY:
+    if end.ending == Deferral.BUSY:
         raise Busy(end.detail)
     if end.ending not in (Ending.DONE, Ending.STOPPED):
         raise TrialFailed(f"{end.ending}: {end.detail}")
@@ -90,7 +90,7 @@ def run_together(
     engine = "vmap" if settings.engine == "loop" else settings.engine
     trials = tuple(JobTrial(trial.key, folder.path, trial) for trial, folder in work)
     for end in execute(Job(trials, replace(settings, engine=engine)), stop):
-        if end.ending == NoEnding.BUSY:
+        if end.ending == Deferral.BUSY:
             raise Busy(end.detail)
 
 

@@ -20,7 +20,7 @@ from vitlab.driver.session import Watch
 from vitlab.engines.base import train
 from vitlab.errors import SpecError
 from vitlab.planning.values import Trial
-from vitlab.runner.execution import begin_trial
+from vitlab.runner.execution import begin_attempt
 from vitlab.runner.job import Settings
 from vitlab.spec import STREAMS, TrialSpec
 from vitlab.store.folders import Keep, TrialFolder
@@ -108,7 +108,8 @@ class OtherStops(SingleProcess):
 
 
 def test_processes_of_a_trial_stop_together(tmp_path: Path) -> None:
-    with begin_trial(trial(stop_early={**RULE, "patience": 19}), TrialFolder(tmp_path / "t"), Settings()) as training:
+    with begin_attempt(trial(stop_early={**RULE, "patience": 19}), TrialFolder(tmp_path / "t"), Settings()) as attempt:
+        training = attempt.training
         training.peers = OtherStops()
         (ended,) = train([training])
     assert ended is not None and len(ended.history) == 1

@@ -39,7 +39,7 @@ from tables import markdown
 
 from vitlab.comparison.arrays import Comparisons
 from vitlab.comparison.arrays import judge_studies as judge_contrasts
-from vitlab.regression.baseline import Baseline, Values
+from vitlab.regression.baseline import Values
 from vitlab.regression.decide import VERDICTS, Cell, Cells, JudgedCells, Verdict, judge_arrays, robust_sd, worst_verdict
 from vitlab.regression.gate import train_and_judge
 from vitlab.spec import Study
@@ -99,10 +99,9 @@ def gate(
     margin: float | None = None,
 ) -> tuple[list[Cell], Verdict]:
     """Return the cells and the verdict of a study, from the values of its arms at all seeds that it may need."""
-    baseline = Baseline.model_construct(study="s", accepted=(), values=_values(old, quantum))
     samples = {seeds: _values(new[:, :seeds], quantum), second: _values(new, quantum)}
     cells, counts, _ = train_and_judge(
-        study(seeds, second, margin), baseline, lambda more, _: samples[len(more or range(seeds))]
+        study(seeds, second, margin), _values(old, quantum), lambda more, _: samples[len(more or range(seeds))]
     )
     return cells, worst_verdict([*(cell.verdict for cell in cells), *(finding.verdict for finding in counts)])
 

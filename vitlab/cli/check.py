@@ -27,7 +27,7 @@ from vitlab.cli.options import (
     repeat_options,
     study_options,
 )
-from vitlab.errors import Interrupted, SpecError, UserError
+from vitlab.errors import Interrupted, UserError
 from vitlab.planning.study_folder import git_output, rev_parse
 from vitlab.regression import TIERS
 from vitlab.trackers.service import without_user
@@ -92,16 +92,9 @@ def check_command(
     name, file = file, find_study_file(file)
     if baseline is None:  # a packaged study has its own in the current folder
         baseline = (file if file == name else Path(name.name)).with_suffix(".baseline.yaml")
-    from vitlab.regression.baseline import read_baseline
-    from vitlab.spec.changes import read_study
-
-    if not (accept or workflow or baseline.exists()):
-        # This is said at once: the imports that follow take seconds.
-        _, _, problems = read_study(file, parse_changes(changes))
-        if problems:
-            raise SpecError(problems)
-        read_baseline(baseline)
     if workflow:
+        from vitlab.regression.baseline import read_baseline
+
         stored = read_baseline(baseline) if baseline.exists() else None
         words = [str(name), *repeat_options(context, without=(*CHOICES, "--baseline", "--out"))]
         click.echo(_render_workflow("check", [*words, "--baseline", str(baseline)], stored))
@@ -110,7 +103,8 @@ def check_command(
     from vitlab.driver.progress import watch_on
     from vitlab.regression import check, phrasing
 
-    request = check.CheckRequest(file, baseline, out, parse_changes(changes), plugins, watch_on())
+    typed = shlex.join(["vitlab", "check", str(name), *repeat_options(context, without=CHOICES)])
+    request = check.CheckRequest(file, baseline, out, parse_changes(changes), plugins, watch_on(), typed)
     if plan_only:
         click.echo(phrasing.render_outlook(check.outlook(request), form).rstrip())
         return

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from vitlab.driver.session import Session
-from vitlab.engines.base import Engine
+from vitlab.engines.base import Engine, train
 from vitlab.errors import TrialFailed, UserError
 from vitlab.identity.trial import Trial
 from vitlab.planning.engine_choice import MAX_TOGETHER
@@ -33,13 +33,11 @@ from vitlab.registry import slot
 from vitlab.registry.plugins import sentence_with_place
 from vitlab.report.sections.cost import MeasuredCost, write_costs
 from vitlab.runner import fork_server
-from vitlab.runner.execution import begin_trial
-from vitlab.runner.execution import execute as execute_job
-from vitlab.runner.job import Job, JobTrial, Settings
+from vitlab.runner.execution import begin_attempt
+from vitlab.runner.job import Settings
 from vitlab.spec import RunSpec
 from vitlab.spec.trial import LENGTHS
 from vitlab.store.folders import LAST, Keep, Store, TrialFolder
-from vitlab.store.result import Ending
 from vitlab.training.evaluation import forward_logits
 from vitlab.training.loop import Training
 from vitlab.training.memory import peak_memory
@@ -162,11 +160,12 @@ def shorten_trial(
     with tempfile.TemporaryDirectory(prefix="vitlab-brief-") as root:
         store = Store(Path(root))
         for trial in needed(planned.trial):
-            folder = store.folder(trial).path
-            job = Job((JobTrial(trial.key, folder, shorten(trial)),), replace(settings, keep=LAST))
-            [end] = execute_job(job)
-            if end.ending != Ending.DONE:
-                raise TrialFailed(f"{planned.arm} s{planned.seed}: {end.ending} {end.detail}".rstrip())
+            with begin_attempt(shorten(trial), store.folder(trial), replace(settings, keep=LAST)) as attempt:
+                [outcome] = train([attempt.training])
+                assert outcome is not None  # nothing stops it
+                attempt.end_with_outcome(outcome, attempt.spent_s())
+            if failure := attempt.training.failure:
+                raise TrialFailed(f"arm '{planned.arm}' starts from a training that failed: {failure}")
         yield shorten(planned.trial), store.folder(planned.trial)
 
 
@@ -174,16 +173,17 @@ def measure_cost(plan: Plan, planned: Planned, settings: Settings) -> dict[str, 
     """Measure images per second of a trial in training and inference, and the peak memory, in this process."""
     with (
         shorten_trial(plan, planned, WARM_UP, settings) as (trial, folder),
-        begin_trial(trial, folder, settings) as training,
+        begin_attempt(trial, folder, settings) as attempt,
     ):
+        training = attempt.training
         device, spec = training.feed.device, training.spec
-        train = measure_speed(training.train_step, device) * training.batch_images
+        speed = measure_speed(training.train_step, device) * training.batch_images
         batch = next(iter(training.feed.evaluation("val", spec.batch_size)))
         training.model.eval()
         with torch.no_grad():
             passes = measure_speed(lambda: forward_logits(training.model, batch.x_BCHW, spec.precision), device)
         return {
-            "train_images_per_s": train,
+            "train_images_per_s": speed,
             "infer_images_per_s": passes * len(batch.id_B),
             "peak_bytes": peak_memory(device),
             "device": device.type,
@@ -207,7 +207,7 @@ def _measure_engines(plan: Plan, planned: Planned, settings: Settings, together:
             own = TrialFolder(folder.path.with_name(f"{number}-{engine}"))
             # Other seeds on the same split.
             seeds = {name: seed + number * (name != "split") for name, seed in trial.seeds.items()}
-            return stack.enter_context(begin_trial(replace(trial, seeds=seeds), own, settings))
+            return stack.enter_context(begin_attempt(replace(trial, seeds=seeds), own, settings)).training
 
         alone = begin(0, "loop")
         device = alone.feed.device

@@ -45,7 +45,7 @@ from vitlab.errors import Refused
 from vitlab.executors.base import JobEnd, Stage, format_error, shorten
 from vitlab.imports import import_object
 from vitlab.runner import fork_server
-from vitlab.runner.job import NODE_VARIABLE, Job, NoEnding, TrialEnd
+from vitlab.runner.job import NODE_VARIABLE, Deferral, Job, TrialEnd
 from vitlab.spec.tree import parse_as, type_adapter
 from vitlab.store.files import load_json, open_in_place, read_json, require_mapping, write_json
 from vitlab.store.folders import Keep, TrialFolder
@@ -129,10 +129,10 @@ def run_job(
             clock = _Clock(stop, job.timeout_s, report_stage)
             ends = execute(replace(job, trials=remaining), clock.must_stop)
             by_folder = dict(zip((item.folder for item in remaining), ends, strict=True))
-            busy = [folder for folder, end in by_folder.items() if end.ending == NoEnding.BUSY]
+            busy = [folder for folder, end in by_folder.items() if end.ending == Deferral.BUSY]
             is_stopped = Ending.STOPPED in [end.ending for end in ends]
             all_ends |= {
-                folder: end for folder, end in by_folder.items() if end.ending not in (NoEnding.BUSY, Ending.STOPPED)
+                folder: end for folder, end in by_folder.items() if end.ending not in (Deferral.BUSY, Ending.STOPPED)
             }
             if clock.late and (busy or is_stopped):
                 return Ending.TIMEOUT, f"it trained longer than run.timeout allows ({job.timeout_s:g} s)"

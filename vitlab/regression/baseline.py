@@ -18,8 +18,6 @@ from vitlab.store.files import write_bytes
 
 HEAD = "# What 'vitlab check' compares with.  Written by 'vitlab check --accept --reason TEXT'; do not edit.\n"
 
-ACCEPT = "'vitlab check FILE --accept --reason TEXT'"  #: the command that messages advise
-
 
 class Trace(Frozen):
     """The losses of the first steps of a training; they are not finite if it diverges."""
@@ -91,10 +89,10 @@ class Baseline(Frozen):
     commit: str = ""  #: the code of the last acceptance, if the study limits costs
 
 
-def read_baseline(file: Path) -> Baseline:
-    """Read a baseline; a file that is missing, or another one, raises UserError."""
+def read_baseline(file: Path, advice: str = "") -> Baseline:
+    """Read a baseline; a file that is missing, which ``advice`` is about, or another one, raises UserError."""
     if not file.is_file():
-        raise UserError(f"{file}: the baseline does not exist; write it with {ACCEPT}")
+        raise UserError(f"{file}: the baseline does not exist{advice}")
     try:
         return Baseline.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -8,11 +8,11 @@ from pathlib import Path
 from vitlab import lab
 from vitlab.driver.planning import count_costs, read_unidentified_data
 from vitlab.driver.session import Watch
-from vitlab.errors import TrialFailed, UserError, format_count
+from vitlab.errors import Problem, SpecError, TrialFailed, UserError, format_count
 from vitlab.identity.code import imported_requirements
 from vitlab.planning.values import Plan
 from vitlab.regression import TIERS, Tier, gate
-from vitlab.regression.baseline import ACCEPT, Baseline, Values, read_baseline, update_baseline, write_baseline
+from vitlab.regression.baseline import Baseline, Values, read_baseline, update_baseline, write_baseline
 from vitlab.regression.checkout import Revision, checkout, resolve_commit, uncommitted_files
 from vitlab.regression.decide import Cell, Finding, worst_verdict
 from vitlab.regression.facts import compare_facts, compute_facts
@@ -34,6 +34,12 @@ class CheckRequest:
     changes: Mapping[str, object] = field(default_factory=dict)
     plugins: Sequence[Path] = ()
     watch: Watch = field(default_factory=Watch)
+    command: str = "vitlab check"  #: the command line, without what messages add to it
+
+    @property
+    def accept_command(self) -> str:
+        """The command that messages advise."""
+        return f"'{self.command} --accept --reason TEXT'"
 
     @property
     def study_arguments(self) -> dict[str, object]:
@@ -52,29 +58,25 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
         UserError: if the baseline is missing, belongs to another study, or lacks the section of a tier.
         TrialFailed: if trials fail and no earlier tier has found a regression.
     """
-    baseline = _read_baseline(request)
-    study, plan = _plan_with_data(request)
+    study, plan, baseline = _read_study_and_baseline(request, tiers)
     request.watch.say(f"{study.study}: {', '.join(tiers)}")
     findings: list[Finding] = []
     cells: list[Cell] = []
     installed = _installed_versions()
     imported = [imported_requirements(planned.trial.spec) for planned in plan.first_trials.values()]
-    notes = gate.version_notes(baseline, dict(ChainMap(*imported, installed)))
-    if "exact" in tiers:
-        if baseline.facts is None:
-            raise UserError(
-                f"{request.baseline} has no section of the exact tier; add one from the current code with {ACCEPT}"
-            )
-        findings += compare_facts(baseline.facts, compute_facts(plan, count_costs(plan), request.plugins))
+    notes = gate.version_notes(baseline.values, dict(ChainMap(*imported, installed)))
+    if "exact" in tiers and baseline.facts is not None:
+        new_facts = compute_facts(plan, count_costs(plan), request.plugins, request.watch)
+        findings += compare_facts(baseline.facts, new_facts)
         if worst_verdict(finding.verdict for finding in findings) == "differs":
-            notes.append(f"the check fails until what differs is accepted: {ACCEPT}")
+            notes.append(f"the check fails until what differs is accepted: {request.accept_command}")
     if "learning" in tiers:
-        findings += gate.check_learning(plan, request.plugins)
-    if "statistical" in tiers:
+        findings += gate.check_learning(plan, request.plugins, request.watch)
+    if "statistical" in tiers and baseline.values is not None:
         pinned = _pinned_versions(request, study, installed)
         try:
             cells, counts, more_notes = gate.train_and_judge(
-                study, baseline, lambda seeds, arms: _train_missing(request, study, seeds, arms, pinned)
+                study, baseline.values, lambda seeds, arms: _train_missing(request, study, seeds, arms, pinned)
             )
             findings, notes = [*findings, *counts], [*notes, *more_notes]
         except TrialFailed as failed:
@@ -103,7 +105,7 @@ def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) ->
             "the same command again"
         )
     old = _read_baseline(request) if request.baseline.exists() else Baseline(study=study.study, accepted=())
-    facts = compute_facts(plan, count_costs(plan), request.plugins)
+    facts = compute_facts(plan, count_costs(plan), request.plugins, request.watch)
     values = None
     if "statistical" in tiers:
         pinned = _pinned_versions(request, study, _installed_versions())
@@ -115,17 +117,44 @@ def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) ->
 
 def outlook(request: CheckRequest) -> list[Outlook]:
     """Return the probability that an unchanged model passes each cell, without training."""
-    study, _ = _plan_with_data(request)
-    return gate.outlook(study, _read_baseline(request))
+    study, _, baseline = _read_study_and_baseline(request, ("statistical",))
+    assert baseline.values is not None
+    return gate.outlook(study, baseline.values)
 
 
-def _read_baseline(request: CheckRequest) -> Baseline:
-    baseline = read_baseline(request.baseline)
+def _read_study_and_baseline(request: CheckRequest, tiers: Sequence[Tier]) -> tuple[Study, Plan, Baseline]:
+    """Return a study, its plan and its baseline; raise the mistakes of both together."""
+    try:
+        baseline = _read_baseline(request, tiers)
+    except UserError as error:
+        try:
+            request.plan(request.changes)
+        except SpecError as mistakes:
+            more = [Problem("", 0, 0, sentence) for sentence in error.args]
+            raise SpecError([*mistakes.problems, *more]) from None
+        raise
+    try:
+        return *_plan_with_data(request), baseline
+    except SpecError as mistakes:
+        origins = {origin for arm in (baseline.facts.arms.values() if baseline.facts else ()) for origin in arm.origins}
+        used = {origin.split()[1] for origin in origins if origin.split()[1].endswith(".py")}
+        missing = " ".join(f"--plugin PATH/{name}" for name in used - {plugin.name for plugin in request.plugins})
+        more = [Problem(str(request.baseline), 0, 0, f"it was accepted with {missing}; add this")] if missing else []
+        raise SpecError([*mistakes.problems, *more]) from None
+
+
+def _read_baseline(request: CheckRequest, tiers: Sequence[Tier] = ()) -> Baseline:
+    """Read the baseline of a study, with the sections of tiers; without these, raise UserError."""
+    baseline = read_baseline(request.baseline, f"; write it with {request.accept_command}")
     name = read_document(request.file).data.get("study")
     if baseline.study != name:
         raise UserError(
             f"{request.baseline} is the baseline of study '{baseline.study}', and {request.file} is '{name}'"
         )
+    sections = {"exact": baseline.facts, "statistical": baseline.values}
+    if missing := [tier for tier, section in sections.items() if tier in tiers and section is None]:
+        what = f"no section of the {' and '.join(missing)} tier"
+        raise UserError(f"{request.baseline} has {what}; add it from the current code with {request.accept_command}")
     return baseline
 
 
@@ -141,7 +170,9 @@ def _plan_with_data(request: CheckRequest) -> tuple[Study, Plan]:
 
 def _check_costs(request: CheckRequest, study: Study, plan: Plan, baseline: Baseline) -> list[Finding]:
     if not baseline.commit:
-        raise UserError(f"{request.baseline} names no commit that costs are measured beside; add it with {ACCEPT}")
+        raise UserError(
+            f"{request.baseline} names no commit that costs are measured beside; add it with {request.accept_command}"
+        )
     commit, arms = resolve_commit(baseline.commit), [*plan.first_trials]
     with checkout(commit, f"the baseline's commit {commit[:7]}", request.out, request.plugins) as old:
         return gate.judge_costs(study, old, Revision("this code", request.plugins), arms, request.study_arguments)

@@ -24,7 +24,7 @@ from urllib.request import url2pathname
 
 from filelock import FileLock
 
-from vitlab.errors import TrialFailed, UserError
+from vitlab.errors import Interrupted, TrialFailed, UserError, VitlabError
 from vitlab.planning.study_folder import rev_parse
 
 IMPORT_CHECK = """
@@ -59,7 +59,7 @@ class Revision:
         """Run Python with these words and return what it prints; its messages are shown.
 
         The subprocess is in a session of its own, so that Ctrl-C reaches it once, through this process: a run then
-        writes its checkpoints.  It fails with UserError, for the exit code of a user's mistake, or TrialFailed.
+        writes its checkpoints.  It fails with an error of the same exit code.
         """
         with subprocess.Popen(
             [self.python, *words],
@@ -77,7 +77,8 @@ class Revision:
                 process.wait()
                 raise
         if process.returncode:
-            error = UserError if process.returncode == UserError.exit_code else TrialFailed
+            kinds = {error.exit_code: error for error in (VitlabError, UserError, Interrupted)}
+            error = kinds.get(process.returncode, TrialFailed)
             raise error(f"{self.name}: '{' '.join(words[1:3])}' fails there, with exit code {process.returncode}")
         return output
 

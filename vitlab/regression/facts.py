@@ -10,20 +10,27 @@ second one in the arm's own precision covers the kernels of that precision.
 
 from __future__ import annotations
 
+import itertools
 import math
 import platform
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from vitlab.driver.session import Watch
 from vitlab.errors import format_count
 from vitlab.planning.values import Plan, Planned
+from vitlab.regression import Tier
 from vitlab.regression.baseline import ArmFacts, Facts, Trace
 from vitlab.regression.decide import Finding
 from vitlab.spec.tree import flatten
 
 if TYPE_CHECKING:
     from vitlab.training.loop import Training
+
+T = TypeVar("T")
 
 EXACT_STEPS = 20
 LEARNING_STEPS = 100
@@ -34,17 +41,23 @@ NO_ROUNDING = 1e-4
 AVX2 and for neither differed by at most 4e-8, which initial values drawn in single precision bring in."""
 
 
-def compute_facts(plan: Plan, costs: Mapping[str, Mapping[str, int]], plugins: Sequence[str | Path] = ()) -> Facts:
+def compute_facts(
+    plan: Plan, costs: Mapping[str, Mapping[str, int]], plugins: Sequence[str | Path], watch: Watch
+) -> Facts:
     """Compute the facts of a study, its traces included; ``costs`` has ``params`` and ``macs`` of each arm."""
     import torch
 
+    work = [
+        (planned, precision)
+        for planned in plan.first_trials.values()
+        for precision in dict.fromkeys(("fp64", planned.trial.spec.train.precision))
+    ]
+    traces = defaultdict[str, list[Trace]](list)
+    for planned, precision in show_trainings(work, "exact", EXACT_STEPS, watch):
+        engine = plan.arm(planned.arm).engine  # engines use different kernels, and a fault may be in one of them
+        traces[planned.arm].append(train_trace(plan, planned, EXACT_STEPS, precision, engine, plugins))
     arms = {}
     for arm, planned in plan.first_trials.items():
-        own = planned.trial.spec.train.precision
-        engine = plan.arm(arm).engine  # engines use different kernels, and a fault may be in one of them
-        traces = [
-            train_trace(plan, planned, EXACT_STEPS, name, engine, plugins) for name in dict.fromkeys(("fp64", own))
-        ]
         trial = planned.trial
         arms[arm] = ArmFacts(
             key=trial.key,
@@ -54,7 +67,7 @@ def compute_facts(plan: Plan, costs: Mapping[str, Mapping[str, int]], plugins: S
             spec={path: list(x) if isinstance(x, tuple) else x for path, x in flatten(trial.spec.plain()).items()},
             params=costs[arm]["params"],
             macs=costs[arm]["macs"],
-            traces=tuple(traces),
+            traces=tuple(traces[arm]),
         )
     return Facts(
         torch=torch.__version__.partition("+")[0],
@@ -63,6 +76,14 @@ def compute_facts(plan: Plan, costs: Mapping[str, Mapping[str, int]], plugins: S
         skipped={arm.name: arm.skip for arm in plan.arms if arm.skip},
         arms=arms,
     )
+
+
+def show_trainings(work: Sequence[T], tier: Tier, steps: int, watch: Watch) -> Iterator[T]:
+    """Yield what is to be trained in a tier, and show meanwhile which one of how many it is."""
+    watch.say(f"{tier}: the first {steps} steps of {format_count(len(work), 'training')}, on the CPU")
+    for number, item in enumerate(work, start=1):
+        with watch.status(f"{tier}: training {number} of {len(work)}"):
+            yield item
 
 
 def compare_facts(old: Facts, new: Facts) -> list[Finding]:
@@ -108,7 +129,13 @@ def _compare_arm(arm: str, before: Facts, after: Facts) -> Iterator[Finding]:
     by_precision = {trace.precision: trace for trace in old.traces}
     for trace in new.traces:
         if trace.precision in by_precision:
-            yield _compare_traces(arm, by_precision[trace.precision], trace, before, after)
+            finding = _compare_traces(arm, by_precision[trace.precision], trace, before, after)
+            if finding.verdict == "pass":
+                pairs = _loss_pairs(by_precision[trace.precision], trace)
+                largest, limit = max(itertools.starmap(_deviation, pairs)), TOLERANCE[trace.precision]
+                how = f"losses differ by at most {largest:.2g}; up to {limit:g} is rounding" if largest else ""
+                finding = replace(finding, sentence=how or "all losses are equal" * bool(gone or added))
+            yield finding
 
 
 def _describe_differences(old: Mapping[str, object], new: Mapping[str, object], what: str = "") -> list[str]:
@@ -142,15 +169,24 @@ def _describe_first_difference(old: Trace, new: Trace, tolerance: float) -> str:
     """Describe the first loss that differs; empty if none does."""
     if len(old.losses) != len(new.losses):
         return f"{format_count(len(old.losses), 'step')} -> {len(new.losses)}"
-    steps = zip(old.losses, new.losses, strict=True)
-    pairs = {"before the first step": (old.before, new.before)}
-    pairs |= {f"of step {step}": pair for step, pair in enumerate(steps, start=1)}
-    pairs["on validation images after the last step"] = old.after, new.after
-    for where, (before, after) in pairs.items():
-        both_nan = math.isnan(before) and math.isnan(after)
-        if not both_nan and not math.isclose(before, after, rel_tol=tolerance, abs_tol=tolerance):
+    for place, (before, after) in enumerate(_loss_pairs(old, new)):
+        if not _deviation(before, after) <= tolerance:
+            where = f"of step {place}" if place else "before the first step"
+            where = "on validation images after the last step" if place > len(old.losses) else where
             return f"the loss {where}: {before:#.9g} -> {after:#.9g}"
     return ""
+
+
+def _loss_pairs(old: Trace, new: Trace) -> list[tuple[float, float]]:
+    """Return old and new losses: before the first step, of every step, and after the last one."""
+    first, second = ((trace.before, *trace.losses, trace.after) for trace in (old, new))
+    return list(zip(first, second, strict=True))
+
+
+def _deviation(before: float, after: float) -> float:
+    """Return the difference of two losses, relative to the larger one if that is above 1; NaN if one is not finite."""
+    is_equal = before == after or (math.isnan(before) and math.isnan(after))
+    return 0.0 if is_equal else abs(after - before) / max(1.0, abs(before), abs(after))
 
 
 def _make_finding(arm: str, check: str, changes: Sequence[str]) -> Finding:
@@ -176,13 +212,14 @@ def train_trace(
     from vitlab.driver.benchmark import shorten_trial
     from vitlab.engines import find_supported_engine
     from vitlab.engines.base import EngineFailed
-    from vitlab.runner.execution import begin_trial
+    from vitlab.runner.execution import begin_attempt
     from vitlab.runner.job import Settings
 
     settings = Settings(device="cpu", plugins=tuple(str(Path(plugin).resolve()) for plugin in plugins))
     with shorten_trial(plan, planned, steps, settings, precision) as (trial, folder):
         while True:
-            with begin_trial(trial, folder, settings) as training:
+            with begin_attempt(trial, folder, settings) as attempt:
+                training = attempt.training
                 before = _validation_loss(training)
                 engine, engine_type, _ = find_supported_engine(engine, training)
                 try:

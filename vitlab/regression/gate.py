@@ -8,14 +8,15 @@ from pathlib import Path
 from statistics import fmean
 
 from vitlab.comparison.study import describe_small_sample, prerequisites_by_arm
+from vitlab.driver.session import Watch
 from vitlab.errors import UserError, format_count, nearest
 from vitlab.planning.values import Plan
 from vitlab.regression import decide
-from vitlab.regression.baseline import ACCEPT, Baseline, Values
+from vitlab.regression.baseline import Values
 from vitlab.regression.checkout import Revision
 from vitlab.regression.cost import measure_costs
 from vitlab.regression.decide import Cell, Finding, Pair, Verdict, pooled_sd, worst_verdict
-from vitlab.regression.facts import LEARNING_STEPS, train_trace
+from vitlab.regression.facts import LEARNING_STEPS, show_trainings, train_trace
 from vitlab.report import frame
 from vitlab.report.phrasing import percent
 from vitlab.spec import Study
@@ -106,9 +107,9 @@ def differing_versions(recorded: Mapping[str, str], installed: Mapping[str, str]
     return ", ".join(f"{name} {now}" for name, now in recorded.items() if installed.get(name, now) != now)
 
 
-def version_notes(baseline: Baseline, installed: Mapping[str, str]) -> list[str]:
-    """Return a sentence if the baseline was trained under other than the installed versions."""
-    versions = {} if baseline.values is None else baseline.values.versions
+def version_notes(values: Values | None, installed: Mapping[str, str]) -> list[str]:
+    """Return a sentence if the values of a baseline were trained under other than the installed versions."""
+    versions = {} if values is None else values.versions
     recorded, here = differing_versions(versions, installed), differing_versions(installed, versions)
     return [f"the baseline was trained under {recorded}, and this environment has {here}"] if recorded else []
 
@@ -118,9 +119,9 @@ def judged_goals(study: Study) -> dict[str, Goal]:
     return {study.analysis.metric: study.analysis.goal, **study.check.metrics}
 
 
-def pair_cells(study: Study, baseline: Baseline, new: Values) -> tuple[list[Pair], list[str]]:
-    """Return every cell, with the reason for those that cannot be judged, and notes."""
-    pairs, notes, values = [], [], _require_values(baseline)
+def pair_cells(study: Study, values: Values, new: Values) -> tuple[list[Pair], list[str]]:
+    """Return every cell of a baseline's values and new ones, with the reason for those not to be judged, and notes."""
+    pairs, notes = [], []
     if values.device != new.device:
         notes.append(f"the baseline was trained on {values.device}, and the candidate on {new.device}")
     for metric, goal in judged_goals(study).items():
@@ -155,19 +156,14 @@ def pair_cells(study: Study, baseline: Baseline, new: Values) -> tuple[list[Pair
     return pairs, list(dict.fromkeys(notes))
 
 
-def train_and_judge(study: Study, baseline: Baseline, train: Train) -> tuple[list[Cell], list[Finding], list[str]]:
+def train_and_judge(study: Study, old: Values, train: Train) -> tuple[list[Cell], list[Finding], list[str]]:
     """Train and judge every cell; with ``escalate_to``, train more seeds of the inconclusive arms and judge them again.
 
     Each of two looks spends half of alpha, so that a false alarm is as likely as with a single look.  Returns the
     cells, the findings on the number of lost and collapsed trainings, and notes.
     """
-    old, alpha, more, first = (
-        _require_values(baseline),
-        _look_alpha(study),
-        second_look_seeds(study),
-        study.seeds.values,
-    )
-    pairs, notes = pair_cells(study, baseline, train(None, ()))
+    alpha, more, first = _look_alpha(study), second_look_seeds(study), study.seeds.values
+    pairs, notes = pair_cells(study, old, train(None, ()))
     cells, findings = decide.judge_family(pairs, alpha)
     waiting = [cell for cell in cells if cell.verdict == "inconclusive" and cell.se > 0]
     if more is None or not waiting:
@@ -178,7 +174,7 @@ def train_and_judge(study: Study, baseline: Baseline, train: Train) -> tuple[lis
     if len(seeds) == len(first):
         advice = "set escalate_to and accept a baseline again"
         return cells, findings, [*notes, f"more seeds would not help, because the baseline has no more; {advice}"]
-    pairs, notes = pair_cells(study, baseline, train(seeds, arms))
+    pairs, notes = pair_cells(study, old, train(seeds, arms))
     more_cells, more_findings = decide.judge_family(pairs, alpha)
     second_look = {(cell.arm, cell.metric): cell for cell in more_cells}
     cells = [
@@ -197,14 +193,14 @@ def second_look_seeds(study: Study) -> tuple[int, ...] | None:
     return study.seeds.extended_to(most) if most > len(study.seeds.values) else None
 
 
-def check_learning(plan: Plan, plugins: Sequence[str | Path] = ()) -> Iterator[Finding]:
+def check_learning(plan: Plan, plugins: Sequence[str | Path], watch: Watch) -> Iterator[Finding]:
     """Check that the loss of every arm falls within a hundred steps, on training and on validation images.
 
     If only one of the two falls, the finding is inconclusive: noisy batches do that to sound networks too.
     """
-    for planned in plan.first_trials.values():
-        if planned.trial.spec.train.steps == 0:
-            continue  # a closed-form solution takes no steps
+    # A closed-form solution takes no steps.
+    work = [planned for planned in plan.first_trials.values() if planned.trial.spec.train.steps != 0]
+    for planned in show_trainings(work, "learning", LEARNING_STEPS, watch):
         result = train_trace(plan, planned, LEARNING_STEPS, plugins=plugins)
         half = max(1, len(result.losses) // 2)  # long enough for the noise of batches to even out
         sides = {"training": (fmean(result.losses[:half]), fmean(result.losses[-half:]))}
@@ -246,13 +242,12 @@ def judge_costs(
     return findings
 
 
-def outlook(study: Study, baseline: Baseline) -> list[Outlook]:
+def outlook(study: Study, values: Values) -> list[Outlook]:
     """Return for each cell the probability that a model passes if nothing but its rounding has changed.
 
     Of two looks, the second counts, as the first one can only add to the probability.
     """
-    alpha, values = _look_alpha(study), _require_values(baseline)
-    cells = []
+    cells, alpha = [], _look_alpha(study)
     for metric, goal in judged_goals(study).items():
         sign, by_arm = 1 if goal == "max" else -1, values.metrics.get(metric, {})
         collapsed = replicates.collapsed_seeds(by_arm, sign)
@@ -273,12 +268,6 @@ def outlook(study: Study, baseline: Baseline) -> list[Outlook]:
 def _look_alpha(study: Study) -> float:
     """Return the alpha of one look: half of the study's if there may be two looks."""
     return study.check.alpha / (1 if second_look_seeds(study) is None else 2)
-
-
-def _require_values(baseline: Baseline) -> Values:
-    if baseline.values is None:
-        raise UserError(f"the baseline has no results of trials; add them with {ACCEPT}, without --tier")
-    return baseline.values
 
 
 def _margins(study: Study, values: Values, metric: str) -> tuple[float, float]:

@@ -32,7 +32,7 @@ from vitlab.runner.circumstances import (
     utilisation,
     versions,
 )
-from vitlab.runner.job import NoEnding, Settings, TrialEnd
+from vitlab.runner.job import Deferral, Settings, TrialEnd
 from vitlab.runner.models import dtype_of, fit_head, make_distillation, make_initial_model
 from vitlab.store.files import Damaged, write_json
 from vitlab.store.folders import TrialFolder
@@ -166,7 +166,7 @@ class Attempt:
     def end_with_error(self, error: Exception) -> None:
         """End the attempt with an error, which is recorded unless another process has taken the trial over."""
         if isinstance(error, Busy):
-            self.end = TrialEnd(NoEnding.BUSY, str(error))
+            self.end = TrialEnd(Deferral.BUSY, str(error))
             return
         kind = Ending.OOM if is_out_of_memory(error) else Ending.ERROR
         sentence, text = describe_failure(error, self.trial), "".join(traceback.format_exception(error))

@@ -32,14 +32,13 @@ from vitlab.identity.trial import Trial
 from vitlab.registry import load_file
 from vitlab.runner.attempt import Attempt, describe_failure, record_failure
 from vitlab.runner.circumstances import versions
-from vitlab.runner.job import NODE_VARIABLE, Job, NoEnding, Settings, TrialEnd
+from vitlab.runner.job import NODE_VARIABLE, Deferral, Job, Settings, TrialEnd
 from vitlab.runner.ranks import launch_ranks
 from vitlab.spec import TrialSpec
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import Busy
 from vitlab.store.result import Ending, Outcome
 from vitlab.training.distributed import PeerDied, RankMismatch, join_process_group
-from vitlab.training.loop import Training
 from vitlab.training.memory import is_out_of_memory
 
 
@@ -139,7 +138,7 @@ def _open_attempt(
     try:
         contexts.enter_context(folder.lease())
     except Busy as error:
-        return TrialEnd(NoEnding.BUSY, str(error))
+        return TrialEnd(Deferral.BUSY, str(error))
     if (result := folder.result_with_kept_weights(settings.keep)) is not None:
         return TrialEnd(Ending.DONE, result.failure)
     attempt = Attempt(trial, folder, settings, device)
@@ -148,13 +147,16 @@ def _open_attempt(
 
 
 @contextmanager
-def begin_trial(trial: Trial, folder: TrialFolder, settings: Settings) -> Iterator[Training]:
-    """Yield the training of a trial before its first step, under the trial's torch settings, for inspection."""
+def begin_attempt(trial: Trial, folder: TrialFolder, settings: Settings) -> Iterator[Attempt]:
+    """Yield an attempt before the first step of its training, under the trial's torch settings."""
     _load_plugins(settings)
     [trial] = resolve_as_planned([trial])
     device = torch_device(settings.device)
     with folder.lease(), torch_settings(settings, device, trial.spec.train.precision):
-        yield Attempt(trial, folder, settings, device).begin("loop")
+        attempt = Attempt(trial, folder, settings, device)
+        with attempt.writer:
+            attempt.begin("loop")
+            yield attempt
 
 
 def torch_device(name: str) -> torch.device:
@@ -303,9 +305,9 @@ def _run_rank(
             attempt.wait_for_checkpoint()
             return TrialEnd(Ending.STOPPED) if outcome is None else TrialEnd(Ending.DONE, attempt.training.failure)
     except Busy as error:
-        return TrialEnd(NoEnding.BUSY, str(error))
+        return TrialEnd(Deferral.BUSY, str(error))
     except PeerDied as error:
-        return TrialEnd(NoEnding.PEER_DIED, str(error), traceback.format_exc())
+        return TrialEnd(Deferral.PEER_DIED, str(error), traceback.format_exc())
     except RankMismatch as error:
         return TrialEnd(Ending.LOST, str(error), traceback.format_exc())
     except (Exception, SystemExit) as error:  # of any component

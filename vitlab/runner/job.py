@@ -80,8 +80,8 @@ class Job:
         return [replace(self, trials=part) for part in (selected[:half], selected[half:]) if part]
 
 
-class NoEnding(StrEnum):
-    """Why a process cannot say how a trial has ended."""
+class Deferral(StrEnum):
+    """Why a process leaves the ending of a trial to another process."""
 
     BUSY = "busy"  #: another process holds the trial
     PEER_DIED = "peer died"  #: another process of the trial has died, or has failed and reports the cause
@@ -91,6 +91,6 @@ class NoEnding(StrEnum):
 class TrialEnd:
     """How an attempt at one trial of a job has ended, in its worker."""
 
-    ending: Ending | NoEnding
+    ending: Ending | Deferral
     detail: str = ""  #: one sentence on a failure, or on a training that diverged
     traceback: str = ""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitlab.runner import fork_server
 from vitlab.runner.fork_server import ServerDied
-from vitlab.runner.job import NoEnding, TrialEnd
+from vitlab.runner.job import Deferral, TrialEnd
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
@@ -105,12 +105,12 @@ def _supervise(processes: Sequence[_Process], stop: Callable[[], bool]) -> Trial
                 one.process.join(max(0.0, leave_by - time.monotonic()))
             return first
         causes = [
-            result for result in results if result.ending not in (Ending.DONE, Ending.STOPPED, NoEnding.PEER_DIED)
+            result for result in results if result.ending not in (Ending.DONE, Ending.STOPPED, Deferral.PEER_DIED)
         ]
         if causes:
             return causes[0]
         # Ranks that have lost a peer; the peer itself may still report the cause.
-        if without_peer := [result for result in results if result.ending == NoEnding.PEER_DIED]:
+        if without_peer := [result for result in results if result.ending == Deferral.PEER_DIED]:
             deadline = min(deadline, time.monotonic() + CAUSE_S)
         if time.monotonic() > deadline or len(results) == len(processes):
             return TrialEnd(Ending.LOST, without_peer[0].detail, without_peer[0].traceback)
