@@ -63,7 +63,7 @@ from vitlab.runner.job import Settings
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.trackers import dashboard, records, replay, service, trials
-from vitlab.trackers.arms import Summary, deliver_summaries
+from vitlab.trackers.arms import Summary, deliver_summaries, state_answer, summarize_arms
 from vitlab.trackers.delivery import Delivery, sync
 from vitlab.trackers.server import study_links
 from vitlab.trackers.service import Address, parse_uri
@@ -543,6 +543,9 @@ def test_list_of_runs_tells_versions_apart(runs: Runs) -> None:
     runs.client.update_run(runs.runs()[-1].info.run_id, name="my best")
     runs.plan = replace(first, version="second", trials=first.trials[:2], arms=first.arms[:1])
     assert runs.tracker().close()
+    for page in ("tiny", "tiny/arms"):  # without the answer of the first version
+        note = runs.client.get_experiment_by_name(page).tags["mlflow.note.content"]
+        assert note == "tiny\n\nThis version of the study has no report yet."
     old = runs.runs(kind="superseded")
     names = ["superseded: my best", "superseded: position=none/s0", "superseded: study tiny"]
     assert [run.info.run_name for run in old] == names
@@ -1132,6 +1135,7 @@ def test_description_has_report_and_links(delivered: Runs) -> None:
     for text, page in zip(notes, (pages["tiny"], pages["tiny/arms"], pages["tiny"]), strict=True):
         answer, _, link = text.partition("\n")[0].rpartition("](")
         assert html.unescape(answer) == f"[{' '.join(answers)}" and link == f"{page.removeprefix('/')})"
+    assert "are fractions here: 0.01 is 1 point" in notes[1]
     assert all("report%2Fsmall%2Farms.png" in text for text in notes[:2]) and pages["tiny"][1:] in notes[1]
     assert "\n\n4 of 4 trials finished\n\n" in notes[2] and "/artifacts/report/report.html" in notes[2]
     assert len(note) <= 20_000 and f"\n{title.removeprefix('# ')}\n" in note
@@ -1152,6 +1156,22 @@ def test_description_has_report_and_links(delivered: Runs) -> None:
     assert views == {dashboard.ARMS, dashboard.TRIALS, dashboard.SUMMARY}
     assert all(f"{dashboard.TAG}.{view}" in there for view in views)
     assert {"report/report.html", "report/arms.png", "report/results.csv"} <= set(files)
+
+
+def test_answer_of_a_partial_study_counts_the_arms_that_have_run(delivered: Runs) -> None:
+    """An arm of which no trial has begun is open in the report, and has no verdict here."""
+    rows = [
+        {"arm": "baseline", "verdict": None, "mean": 0.5, "missing": 0, "planned": 2},
+        {"arm": "position=none", "verdict": "cannot tell", "mean": None, "missing": 2, "planned": 2},
+    ]
+    report = {"arms": rows, "answers": ["not run yet: position=none."]}
+    assert state_answer(report) == "1 of 2 arms run so far: not run yet: position=none."
+    tags = [summary.tags for summary in summarize_arms(delivered.plan, rows, "here").values()]
+    assert [each["verdict"] for each in tags] == ["-", "not run yet"]
+    assert [each["mlflow.note.content"] for each in tags] == ["mean 0.5", "not run yet"]
+    more = {"arm": "c", "verdict": "worse", "mean": 0.1, "missing": 1, "planned": 2}
+    report = {"arms": [*rows, more], "answers": ["worse: c is 40 points below", "not run yet: position=none."]}
+    assert state_answer(report) == "2 of 3 arms run so far: worse: c"
 
 
 def test_long_description_is_cut_at_line_and_names_are_escaped() -> None:

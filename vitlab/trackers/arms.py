@@ -35,6 +35,8 @@ OWN = ("mean", "sd", "low", "high", "n")
 COMPARED = ("difference", "difference_low", "difference_high", "p", "p_corrected", "planned", "diverged", "failed")
 """Further columns of the report's summary."""
 
+NOT_RUN = "not run yet"
+"""Verdict of an arm of which no trial has begun."""
 COLUMNS = ("mean", "low", "high", "difference", "p_corrected")
 """Columns of the page's table, which shows them by the alphabet; the interval of a difference is in the description."""
 
@@ -59,10 +61,11 @@ def summarize_arms(plan: Plan, rows: Iterable[Mapping[str, Any]], root: str) -> 
     by_arm = {row["arm"]: row for row in rows}
     for arm in (arm for arm in plan.arms if arm.name in by_arm):
         row = by_arm[arm.name]
+        verdict = row.get("verdict") or records.ABSENT if _has_begun(row) else NOT_RUN
         values = {records.key(f"{column}/{plan.analysis.metric}"): row.get(column) for column in (*OWN, *COMPARED)}
         finite = {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
         tags = {
-            **{"arm": arm.name, "verdict": str(row.get("verdict") or records.ABSENT), dashboard.NOTE: _describe(row)},
+            **{"arm": arm.name, "verdict": verdict, dashboard.NOTE: _describe(row, verdict)},
             **{"vitlab.kind": "arm", "vitlab.study": plan.study, "vitlab.root": root},
             **records.page_tags(numbers, arm.name),
         }
@@ -70,11 +73,16 @@ def summarize_arms(plan: Plan, rows: Iterable[Mapping[str, Any]], root: str) -> 
     return summaries
 
 
-def _describe(row: Mapping[str, Any]) -> str:
+def _has_begun(row: Mapping[str, Any]) -> bool:
+    """Return whether a trial of an arm has begun."""
+    return bool(row["missing"] != row["planned"])
+
+
+def _describe(row: Mapping[str, Any], verdict: str) -> str:
     """Return an arm's verdict with its difference, or its mean; MLflow's table shows 50 characters as they are."""
-    if not row.get("verdict"):
-        return records.ABSENT if row.get("mean") is None else f"mean {row['mean']:.4g}"
-    text = str(row["verdict"])
+    if verdict == records.ABSENT:
+        return verdict if row.get("mean") is None else f"mean {row['mean']:.4g}"
+    text = verdict
     if row.get("difference") is not None:
         text += f", {row['difference']:+.3g}"
         if row.get("difference_low") is not None:
@@ -83,14 +91,19 @@ def _describe(row: Mapping[str, Any]) -> str:
 
 
 def state_answer(report: Mapping[str, Any]) -> str:
-    """Return in a line what ``report.json`` says: the arms of each verdict, or the sentence of the only comparison."""
+    """Return in a line what ``report.json`` says: the arms of each verdict, or the sentence of the only comparison.
+
+    Arms of which no trial has begun are counted, and have no verdict.
+    """
+    rows, answers = report["arms"], report["answers"]
+    begun = [row for row in rows if _has_begun(row)]
     arms: dict[str, list[str]] = {}
-    for row in report["arms"]:
+    for row in begun:
         if row.get("verdict"):
             arms.setdefault(row["verdict"], []).append(row["arm"])
     verdicts = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in arms.items())
-    answers = report["answers"]
-    return report.get("overview") or (verdicts if len(answers) > 1 else "") or " ".join(answers)
+    answer = str(report.get("overview") or (verdicts if len(answers) > 1 else "") or " ".join(answers))
+    return answer if len(begun) == len(rows) else f"{len(begun)} of {len(rows)} arms run so far: {answer}"
 
 
 def deliver_summaries(

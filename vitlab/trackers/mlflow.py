@@ -143,9 +143,16 @@ class MlflowTracker(Replay):
             return
         self._marks, self._viewed = parsed, None
         client, name = service.open_client(self.address), self.plan.study
-        question = dashboard.escape_markdown(self.plan.question or name)  # until there is a report
-        tags = {"vitlab.study": name, dashboard.NOTE: question}
-        experiment = service.ensure_experiment(client, name, self.address, f"{name}/trials", tags).experiment_id
+        question = dashboard.escape_markdown(self.plan.question or name)
+        note, version = f"{question}\n\nThis version of the study has no report yet.", self.plan.version
+        tags = {"vitlab.study": name, "vitlab.version": version, dashboard.NOTE: note}
+        page = service.ensure_experiment(client, name, self.address, f"{name}/trials", tags)
+        if page.tags.get("vitlab.version") != version:
+            for each in (page, client.get_experiment_by_name(f"{name}/arms")):  # with an earlier version's answer
+                if each is not None:
+                    service.set_experiment_tag(client, each, dashboard.NOTE, note)
+            service.set_experiment_tag(client, page, "vitlab.version", version)
+        experiment = page.experiment_id
         self._record_page("study", experiment)
         source = _source_tags(self.folder / "study.yaml", Path.cwd())
         runs = TrialRuns(client, experiment, self.plan, self._root, source, self.delivered)
@@ -271,7 +278,9 @@ class MlflowTracker(Replay):
             self._record_page("arms", summary)
             table, study = dashboard.comparison_link(summary, dashboard.SUMMARY), link("study", curves)
             picture = run if "arms.png" in files else ""
-            text = dashboard.describe_arms(link(answer, table), study, self.plan.analysis.metric, picture)
+            metric, facts = self.plan.analysis.metric, self.plan.facts(self.plan.analysis.metric)
+            is_share = facts is not None and facts.unit == "share"
+            text = dashboard.describe_arms(link(answer, table), study, metric, is_share, picture)
             service.set_experiment_tag(client, page, dashboard.NOTE, text)
             links.append(link("table of arms with intervals", table))
         links += [
