@@ -744,12 +744,13 @@ def test_explain_reports_every_mistake_at_once(ran: tuple[Path, Path], tmp_path:
     code, printed, err = call("explain", file, *words, "--seed", 7, "--out", out, "--to", tmp_path / "seen")
     assert len(err.splitlines()) == 4 and "with seed 7" in err and "Seeds: 0, 1." in err
     code, printed, err = call("explain", file, *words, "--out", out, "--to", tmp_path / "seen")
-    assert err.splitlines()[-1] == "there is no test image 360: the split has 360, counted from 0"
+    both = "baseline, seed 0; position=none, seed 0"
+    assert err.splitlines()[-1] == f"{both}: there is no test image 360: the split has 360, counted from 0"
     target = ("--image", "test:360", "--target", "sven", "--out", out, "--to", tmp_path / "seen", "--json")
     mistakes = parsed(call("explain", file, *target)[1])["mistakes"]
     assert [mistake["message"] for mistake in mistakes] == [
-        "there is no test image 360: the split has 360, counted from 0",
-        "target sven: no such class; allowed: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9.",
+        f"{both}: there is no test image 360: the split has 360, counted from 0",
+        f"{both}: target sven: no such class; allowed: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9.",
     ]
     [trial, *_] = out.glob("trials/*/*")
     code, printed, err = call("explain", trial, "--seed", 0, "--to", tmp_path / "seen")
@@ -787,6 +788,11 @@ def test_explain_says_that_trials_kept_no_weights(ran: tuple[Path, Path], tmp_pa
     for words in ([file], ["tiny", "--arm", "baseline"], [weights[0].parent]):
         code, printed, err = call("explain", *words, "--out", out, "--to", tmp_path / "seen")
         assert (code, printed) == (2, "") and "kept no weights (run.keep)" in err.splitlines()[-1], err
+    for result in out.glob("trials/*/*/result.json"):
+        result.unlink()
+    code, printed, err = call("explain", file, "--out", out, "--to", tmp_path / "seen")
+    sentence = "baseline, seed 0; position=none, seed 0: this version of the study has not trained it; type vitlab run"
+    assert (code, printed) == (2, "") and err.splitlines()[-1].startswith(sentence) and "trials/" not in err
     assert not (tmp_path / "seen").exists()
 
 

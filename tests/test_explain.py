@@ -221,7 +221,7 @@ def test_rollout_of_half_precision_maps_is_computed_in_float32() -> None:
 
 
 def rollout_map(heat: Any) -> Map:
-    return Map.of("rollout", "attention rollout", heat, "")
+    return Map.of("rollout", "attention rollout", heat, {})
 
 
 def test_overlay_is_map_interpolated_between_centres_of_patches_over_image() -> None:
@@ -254,7 +254,7 @@ def test_scale_of_shares_has_a_mark_at_the_mean_of_each_map() -> None:
     panels = {str(index): pictures.Panel(np.zeros((8, 8, 3)), each, "", False) for index, each in enumerate(maps)}
     bar = pictures.side_by_side(panels, truth=None).axes[-1]
     assert [mark.get_position()[1] for mark in bar.texts] == pytest.approx([0.2, 0.5])
-    signed = Map.of("attribution", "t", np.array([[-1.0, 1.0]]), "")
+    signed = Map.of("attribution", "t", np.array([[-1.0, 1.0]]), {})
     panels = {"m": pictures.Panel(np.zeros((8, 8, 3)), signed, "", False)}
     assert not pictures.side_by_side(panels, truth=None).axes[-1].texts
 
@@ -279,7 +279,7 @@ def test_large_grey_image_becomes_small_picture_in_colour() -> None:
 
 
 def test_parts_of_a_logit_are_drawn_from_blue_over_white_to_red() -> None:
-    parts = Map.of("attribution", "for and against", np.array([[-2.0, 0.0], [1.0, 2.0]]), "")
+    parts = Map.of("attribution", "for and against", np.array([[-2.0, 0.0], [1.0, 2.0]]), {})
     assert parts.scale == Scale(-2, 2)
     drawn = np.asarray(pictures.to_map(parts, (2, 2))).astype(int)
     (blue, white), (_, red) = drawn
@@ -340,7 +340,8 @@ def test_attribution_says_when_the_logit_jumps_between_the_images() -> None:
     shown = explain(model, x, image, (), Subject("m", "i"), target=1).maps["attribution"]
     total = float(shown.values_YX.sum())
     assert abs(total - difference) > 0.01
-    assert shown.note.startswith(f"sum {total:+.3g}, logits differ by {difference:+.3g}; ")
+    written = {"sum of all patches": f"{total:+.3g}", "difference of the logits": f"{difference:+.3g}"}
+    assert written.items() <= shown.facts.items()
 
 
 @pytest.mark.parametrize(
@@ -360,22 +361,24 @@ def test_probability_without_the_largest_patches_equals_that_of_a_painted_image(
         row, column = np.unravel_index(shown.values_YX.argmax(), (2, 3))
         painted = x.clone()
         painted[..., 4 * row : 4 * row + 4, 4 * column : 4 * column + 4] = 0
-        assert f"; class 1: {percent(x)}, {percent(painted)} without its 1 largest patches, " in shown.note
+        written = {"probability of class 1": percent(x), "without its 1 largest patches": percent(painted)}
+        assert written.items() <= shown.facts.items()
 
 
 def test_a_quarter_of_the_patches_is_left_out_the_largest_ones_and_random_ones() -> None:
     model, x = tiny(image=(16, 16)), torch.ones(1, 3, 16, 16)
     seen: list[torch.Tensor] = []
     model.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0][:, 0, ::4, ::4] == 0))
-    note = one_image._check({"m": rollout_map(np.eye(4))}, model, x, 2, "class 2: 25.0 %", "trained")["m"].note
+    facts = one_image._check({"m": rollout_map(np.eye(4))}, model, x, 2, {"whole": "25.0 %"}, "trained")["m"].facts
     [hidden] = seen
     assert hidden[0].equal(torch.eye(4) == 1)
     assert hidden.sum((1, 2)).tolist() == [4] * (1 + one_image.RANDOM) and len(hidden[1:].unique(dim=0)) > 10
     with torch.no_grad():
         painted = x * ~hidden.repeat_interleave(4, 1).repeat_interleave(4, 2)[:, None]
         percent = 100 * model.eval()(painted).logits.softmax(1)[:, 2]
-    without = f"{percent[0]:.1f} % without its 4 largest patches, {percent[1:].mean():.1f} % without 4 random ones"
-    assert note == f"; class 2: 25.0 %, {without}"
+    of_random = f"{percent[1:].mean():.1f} % ({percent[1:].min():.1f} to {percent[1:].max():.1f})"
+    without = {"without its 4 largest patches": f"{percent[0]:.1f} %", "without 4 random ones": of_random}
+    assert facts == {"whole": "25.0 %", **without}
 
 
 @pytest.mark.parametrize("head", ["trained", "multilabel"])
@@ -534,7 +537,7 @@ def test_segmentation_is_drawn_beside_its_true_labels(tmp_path: Path) -> None:
         label_HW = expected_HW.copy()
         label_HW[:, ::2] = (label_HW[:, ::2] + 1) % 4
         label_HW[:4] = IGNORED
-        subject = Subject(name, "image i", label_HW)
+        subject = Subject(name, "image i", None, label_HW)
         explanations[name] = draw(explain(model, x, image, ("a", "b", "c", "d"), subject), tmp_path / name)
         np.testing.assert_array_equal(pd.read_csv(tmp_path / name / "labels.csv"), expected_HW)
         assert str(subject) == f"{name}; image i"
@@ -578,7 +581,7 @@ def test_failed_explanation_leaves_no_files(tmp_path: Path, monkeypatch: pytest.
 
     info = DataInfo(image=(8, 8), channels=1, classes=2)
     loaded = ViT(info, patch_size=4, dim=8, depth=1, heads=2), Transform(InputSpec(info, (0.5,), (0.5,)))
-    examples = [(torch.zeros(1, 8, 8, dtype=torch.uint8), None)]
+    examples = [(torch.zeros(1, 8, 8, dtype=torch.uint8), (None, None))]
 
     def fail(*arguments: Any, **options: Any) -> None:
         folder = arguments[1]
@@ -592,9 +595,10 @@ def test_failed_explanation_leaves_no_files(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(explanations, "draw", fail)
     folder = Store(tmp_path).trial("k", "c")
     write_json(folder.spec, {"seeds": {"init": 0}, "spec": {"train": {"objective": "supervised"}}})
+    folder.weights_file.touch()
     with pytest.raises(OSError, match="No space"):
         explanations.draw_images(folder, [0])
-    assert [path.name for path in folder.path.iterdir()] == [folder.spec.name]
+    assert {path.name for path in folder.path.iterdir()} == {folder.spec.name, folder.weights_file.name}
 
 
 @pytest.mark.usefixtures("no_report", "unpainted")

@@ -116,9 +116,9 @@ def explain_command(
         except VitlabError as error:
             reasons[name] = str(error)
     if mistakes or not any(explanations.values()) or (reasons and (arms or is_trial)):
-        lines = ((name, line) for name, reason in reasons.items() for line in reason.splitlines())
-        sentences = (f"{name}: {line}" if arms else line for name, line in lines)
-        raise UserError(*dict.fromkeys([*mistakes, *sentences]))
+        lines = [(line, name) for name, reason in reasons.items() for line in reason.splitlines()]
+        models_by_line = {line: [name for other, name in lines if other == line] for line, _ in lines}
+        raise UserError(*mistakes, *(f"{'; '.join(names)}: {line}" for line, names in models_by_line.items()))
     for name, reason in reasons.items():
         say(f"{name} is not explained: {reason}")
     rows, files = list[Mapping[str, Any]](), list[Path]()

@@ -23,9 +23,9 @@ from torch import Tensor
 from vitlab.data.datasets.pictures import Decoding, naming_picture
 from vitlab.data.pixels import IGNORED, VOID
 from vitlab.data.prepare import prepare
-from vitlab.errors import UserError, VitlabError, format_count, list_some, nearest
+from vitlab.errors import UserError, VitlabError, WeightsError, format_count, list_some, nearest
 from vitlab.explaining import one_image, pictures
-from vitlab.explaining.one_image import Explanation, Head, Label, Subject, compare, draw
+from vitlab.explaining.one_image import Explanation, Head, Subject, compare, draw
 from vitlab.geometry import DataInfo
 from vitlab.planning.values import Plan
 from vitlab.registry import slot
@@ -39,6 +39,13 @@ from vitlab.store.folders import OUT, Store, TrialFolder
 from vitlab.store.locks import Busy
 
 Say = Callable[[str], None]
+Truth = tuple[str | None, NDArray[np.int64] | None]
+"""The true class of an image, or of each of its pixels, (H, W)."""
+
+UNTRAINED = (
+    "this version of the study has not trained it; type vitlab run FILE, or explain a version that has, NAME@VERSION, "
+    "which 'vitlab studies' lists"
+)
 
 
 def draw_arms(plan: Plan, store: Store, images: Sequence[int], say: Say = lambda sentence: None) -> list[str]:
@@ -168,6 +175,8 @@ def explain_images(
         UserError: at once, with every mistake.
         WeightsError: if the trial kept no weights.
     """
+    if not folder.weights_file.is_file():
+        raise WeightsError("it kept no weights (run.keep)" if folder.done() else UNTRAINED)
     model, transform = load_vit(folder)
     trial, info, mistakes = read_json(folder.spec), transform.input_spec.info, list[str]()
     objective: Any = slot("objective").find(Choice.of(trial["spec"]["train"]["objective"]).type)[0]
@@ -189,7 +198,7 @@ def explain_images(
     def explain_one(image: int | Picture) -> Explanation:
         if isinstance(image, int):
             pixels_CHW, truth = examples[image]
-            x_BCHW, subject = transform(pixels_CHW), Subject(name, f"test image {image}", truth)
+            x_BCHW, subject = transform(pixels_CHW), Subject(name, f"test image {image}", *truth)
         else:
             x_BCHW, subject = transform(image.pixels), Subject(name, image.name)
         image_HWC = transform.denormalize(x_BCHW)[0].permute(1, 2, 0)
@@ -245,7 +254,7 @@ def _address(picture: Image.Image) -> str:
         return png_address(file.getvalue())
 
 
-def test_examples(trial: Mapping[str, Any], images: Sequence[int]) -> list[tuple[Tensor, Label]]:
+def test_examples(trial: Mapping[str, Any], images: Sequence[int]) -> list[tuple[Tensor, Truth]]:
     """Return images of a trial's own test split by index, each uint8 (C, H, W), with the truth.
 
     Args:
@@ -261,17 +270,14 @@ def test_examples(trial: Mapping[str, Any], images: Sequence[int]) -> list[tuple
         raise UserError(f"there is no test image {', '.join(beyond)}: the split has {len(subset)}, counted from 0")
     position_N = torch.tensor(list(images))
     y_N = subset.y_N[position_N]
-    truth: list[Label] = [_truth(y, names) for y in y_N]
-    return list(zip(subset.at(position_N), truth, strict=True))
+    return [(image_CHW, _truth(y, names)) for image_CHW, y in zip(subset.at(position_N), y_N, strict=True)]
 
 
-def _truth(y: Tensor, names: Sequence[str]) -> Label:
-    if y.ndim == 1:
-        return ", ".join(names[index] if names else str(index) for index in y.nonzero()[:, 0].tolist()) or "none"
-    if y.ndim:
-        label_HW: NDArray[np.int64] = y.long().where(y != VOID, IGNORED).numpy()
-        return label_HW
-    return names[int(y)] if names else str(int(y))
+def _truth(y: Tensor, names: Sequence[str]) -> Truth:
+    if y.ndim == 2:
+        return None, y.long().where(y != VOID, IGNORED).numpy()
+    classes = y.nonzero()[:, 0].tolist() if y.ndim else [int(y)]
+    return ", ".join(names[index] if names else str(index) for index in classes) or "none", None
 
 
 def _place(folder: TrialFolder, index: int) -> Path:

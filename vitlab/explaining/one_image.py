@@ -36,9 +36,6 @@ Table = Mapping[str, Any]
 Head = Literal["trained", "multilabel", "untrained"]
 """How a model's head was trained: on classes, on any number of classes an image, or, without labels, not at all."""
 
-Label = str | NDArray[np.int64] | None
-"""The true class of an image, or of each of its pixels, (H, W); None if it is not known."""
-
 
 @dataclass(frozen=True)
 class Subject:
@@ -46,17 +43,8 @@ class Subject:
 
     model: str  #: such as "study first, arm baseline, seed 0"
     image: str  #: such as "test image 3"
-    label: Label = None  #: the truth, where it is known
-
-    @property
-    def class_name(self) -> str | None:
-        """Return the true class of the image; None if it is not known, or if every pixel has its own."""
-        return self.label if isinstance(self.label, str) else None
-
-    @property
-    def label_HW(self) -> NDArray[np.int64] | None:
-        """Return the true class of every pixel; None if it is not known, or if the image has one."""
-        return None if isinstance(self.label, str) else self.label
+    class_name: str | None = None  #: the true class; None if it is not known, or if every pixel has its own
+    label_HW: NDArray[np.int64] | None = None  #: the true class of every pixel; None if it is not known, or of none
 
     def __str__(self) -> str:
         truth = "" if self.class_name is None else f" (true label: {self.class_name})"
@@ -157,8 +145,8 @@ def explain(
     for token, map_BYX in measures.to_patches(measures.rollout(captured.maps_LBHTT), geometry, reads).items():
         values_YX = map_BYX[0].numpy()
         largest, mean = float(values_YX.max()), float(values_YX.mean())
-        note = f"largest share {pictures.percent(largest)}, {largest / mean:.1f} times the mean"
-        maps[f"rollout_{token}"] = Map.of("rollout", f"attention rollout, {token_title(token)}", values_YX, note)
+        facts = {"largest share": f"{pictures.percent(largest)}, {largest / mean:.1f} times the mean"}
+        maps[f"rollout_{token}"] = Map.of("rollout", f"attention rollout, {token_title(token)}", values_YX, facts)
     table = None
     if head != "untrained":
         probability_C = _probabilities(logits_BC, head)[0]
@@ -166,10 +154,10 @@ def explain(
         label = table["class"][0] if target is None else target
         part_YX, difference = integrated_gradients(model, x_BCHW, label)
         name = f"class {labels[label] if labels else label}"
-        note = f"sum {float(part_YX.sum()):+.3g}, logits differ by {difference:+.3g}"
-        maps["attribution"] = Map.of("attribution", f"for (red) and against (blue) {name}", part_YX.numpy(), note)
-        before = f"{name}: {pictures.percent(float(probability_C[label]))}"
-        maps = _check(maps, model, x_BCHW, label, before, head)
+        facts = {"sum of all patches": f"{float(part_YX.sum()):+.3g}", "difference of the logits": f"{difference:+.3g}"}
+        maps["attribution"] = Map.of("attribution", f"for (red) and against (blue) {name}", part_YX.numpy(), facts)
+        whole = {f"probability of {name}": pictures.percent(float(probability_C[label]))}
+        maps = _check(maps, model, x_BCHW, label, whole, head)
     return Explanation(
         subject,
         image_HWC.double().numpy(),
@@ -268,8 +256,13 @@ def _position_similarity(model: ViT) -> Array | None:
     return similarity
 
 
-def _check(maps: Mapping[str, Map], model: ViT, x_BCHW: Tensor, label: int, before: str, head: Head) -> dict[str, Map]:
-    """Add to the notes of maps the probability of a class without their largest patches, and without random ones.
+def _check(
+    maps: Mapping[str, Map], model: ViT, x_BCHW: Tensor, label: int, whole: Mapping[str, str], head: Head
+) -> dict[str, Map]:
+    """Add to the facts of maps the probability of a class without their largest patches, and without random ones.
+
+    The first is ``whole``, of the image as it is.  If a map told nothing, its number would be below those of all
+    ``RANDOM`` choices once in ``RANDOM + 1`` images.
 
     Patches are left out by the mean colour, which normalisation makes zeros.  Petsiuk, Das and Saenko 2018,
     arXiv:1806.07421, delete pixels one after another.
@@ -281,11 +274,16 @@ def _check(maps: Mapping[str, Map], model: ViT, x_BCHW: Tensor, label: int, befo
     kept_SCHW = interpolate(kept_SN.view(-1, 1, *model.geometry.grid), x_BCHW.shape[2:])
     with evaluating(model), torch.no_grad():
         chance_S = _probabilities(model.logits_by_head(model(x_BCHW * kept_SCHW))[""], head)[:, label]
-    by_chance = pictures.percent(float(chance_S[-RANDOM:].mean()))
+    of_random = 100 * chance_S[-RANDOM:]
+    spread = f"{of_random.mean():.1f} % ({of_random.min():.1f} to {of_random.max():.1f})"
     return {
         name: each._replace(
-            note=f"{each.note}; {before}, {pictures.percent(chance)} without its {count} largest patches, "
-            f"{by_chance} without {count} random ones"
+            facts={
+                **each.facts,
+                **whole,
+                f"without its {count} largest patches": pictures.percent(chance),
+                f"without {count} random ones": spread,
+            }
         )
         for (name, each), chance in zip(maps.items(), chance_S.tolist(), strict=False)
     }

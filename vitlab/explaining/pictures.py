@@ -70,13 +70,13 @@ class Map(NamedTuple):
     kind: Kind
     title: str
     values_YX: Array
-    note: str  #: written below it
+    facts: Mapping[str, str]  #: numbers by their names, written below it
     scale: Scale
 
     @classmethod
-    def of(cls, kind: Kind, title: str, values_YX: Array, note: str) -> Map:
+    def of(cls, kind: Kind, title: str, values_YX: Array, facts: Mapping[str, str]) -> Map:
         """Return a map with a scale of its own."""
-        return cls(kind, title, values_YX, note, Scale.of(kind, [values_YX]))
+        return cls(kind, title, values_YX, facts, Scale.of(kind, [values_YX]))
 
 
 def to_picture(image_HWC: Array) -> Image.Image:
@@ -130,19 +130,20 @@ def side_by_side(models: Mapping[str, Panel], *, truth: str | None) -> Figure:
     """Draw the image, and beside it the map of each model over it, with the model's name and its prediction.
 
     Args:
-        models: name to panel, all of one kind; the note of each map is written below it.
+        models: name to panel, all of one kind; the facts of each map are written below it.
         truth: the true label; None where it is not known.
     """
     figure, (first, *others) = _panels(len(models) + 1)
-    shown = next(iter(models.values()))
-    picture = to_picture(shown.image_HWC)
+    picture = to_picture(next(iter(models.values())).image_HWC)
     _show_picture(first, picture, "image" if truth is None else f"image: {truth}")
     for axis, (name, panel) in zip(others, models.items(), strict=True):
-        below = f"{panel.answer}\n{panel.map.note}".strip()
-        _show_picture(axis, overlay(panel.image_HWC, panel.map), name, below, ALARM if panel.is_wrong else INK)
+        facts = "\n".join(f"{fact}: {number}" for fact, number in panel.map.facts.items())
+        shown = overlay(panel.image_HWC, panel.map)
+        _show_picture(axis, shown, f"{name}\n{panel.answer}", facts, ALARM if panel.is_wrong else INK)
     if len(scales := {panel.map.scale for panel in models.values()}) == 1:
         _add_scale(figure, [first, *others], scales.pop(), [panel.map.values_YX for panel in models.values()])
-    figure.suptitle(shown.map.title, fontsize=10)
+    titles = dict.fromkeys(panel.map.title for panel in models.values())  # each model may have a class of its own
+    figure.suptitle("; ".join(titles), fontsize=10, wrap=True)
     return figure
 
 
@@ -260,7 +261,7 @@ def _panels(count: int) -> tuple[Figure, list[Any]]:
     """Return a figure of some pictures in the fewest rows, as even as possible, and their axes."""
     rows = -(-count // COLUMNS)
     columns = -(-count // rows)
-    figure = _new_figure(2.3 * columns + 1, 3.4 * rows + 0.5)
+    figure = _new_figure(2.7 * columns + 1, 4 * rows + 0.5)
     axes = figure.subplots(rows, columns, squeeze=False).flat
     for axis in axes[count:]:
         axis.set_visible(False)
@@ -270,8 +271,12 @@ def _panels(count: int) -> tuple[Figure, list[Any]]:
 def _show_picture(axis: Any, picture: Image.Image, title: str, below: str = "", colour: str = INK) -> None:
     axis.imshow(np.asarray(picture))
     axis.set(xticks=[], yticks=[])
-    axis.set_title(textwrap.fill(title, 28), fontsize=9)
-    axis.set_xlabel("\n".join(textwrap.fill(line, 36) for line in below.splitlines()), fontsize=8, color=colour)
+    axis.set_title(_wrap_lines(title, 34), fontsize=9, color=colour)
+    axis.set_xlabel(_wrap_lines(below, 46), fontsize=7.5)
+
+
+def _wrap_lines(text: str, width: int) -> str:
+    return "\n".join(textwrap.fill(line, width) for line in text.splitlines())
 
 
 def _add_scale(figure: Figure, axes: Any, scale: Scale, shown: Iterable[Array]) -> None:
