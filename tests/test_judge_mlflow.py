@@ -12,9 +12,9 @@ import shlex
 import shutil
 import socket
 import sqlite3
-import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -29,6 +29,7 @@ from click.testing import CliRunner, Result
 from mlflow import MlflowClient
 
 import vitlab
+from vitlab import cli
 from vitlab.cli.report import judge_command as command
 from vitlab.errors import UserError
 from vitlab.judging.experiment import read_experiment
@@ -224,7 +225,13 @@ def test_folder_that_mlflow_refuses_has_its_advice(mlruns: str, tmp_path: Path) 
     text = str(error.value)
     [command_line] = re.findall(r"type (mlflow migrate-filestore .*), and give (sqlite:///\S+)#NAME", text)
     words = shlex.split(command_line[0].replace("sqlite:///mlflow.db", f"sqlite:///{tmp_path}/new.db"))
-    subprocess.run([sys.executable, "-m", *words], check=True, capture_output=True)
+    assert words[0] == "mlflow"
+    with service.mute_mlflow(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        from mlflow.cli import cli as mlflow_command
+
+        done = CliRunner().invoke(mlflow_command, words[1:])
+    assert done.exit_code == 0, done.output
     assert judged(f"sqlite:///{tmp_path}/new.db#positions")["study"] == "positions"
 
 
@@ -459,7 +466,7 @@ def test_server_that_does_not_answer_as_mlflow_is_one_sentence(status: int, body
             pass
 
     with HTTPServer(("127.0.0.1", 0), Other) as other:
-        threading.Thread(target=other.serve_forever, daemon=True).start()
+        threading.Thread(target=other.serve_forever, args=[0.01], daemon=True).start()
         address = f"http://127.0.0.1:{other.server_port}"
         with pytest.raises(UserError) as error:
             table_of(f"{address.replace('//', '//me:hush@')}/#/experiments/1")
@@ -490,9 +497,13 @@ def test_server_names_its_experiments_by_their_pages(address: str, database: str
     assert str(error.value).startswith(f"{address}: no experiment '/models'. Experiments: 0 (Default); ")
 
 
-def test_command_prints_one_line_for_a_mistake(folder: Path) -> None:
+def test_command_prints_one_line_for_a_mistake(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     uri = f"sqlite:///{folder / 'mlflow.db'}#position"
-    words = ["judge", uri, "--arm", "model", "--seed", "seed", "--metric", METRIC]
-    done = subprocess.run([sys.executable, "-m", "vitlab", *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and not done.stdout
-    assert len(done.stderr.splitlines()) == 1 and "Did you mean 'positions'?" in done.stderr
+    words = ["vitlab", "judge", uri, "--arm", "model", "--seed", "seed", "--metric", METRIC]
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # the command line has its own handlers
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    printed = capsys.readouterr()
+    assert exit_.value.code == 2 and not printed.out
+    assert len(printed.err.splitlines()) == 1 and "Did you mean 'positions'?" in printed.err

@@ -1,7 +1,7 @@
 """Tests that MLflow stores every point of every journal exactly once, and never blocks a trial.
 
-Journals are read line by line as JSON, and MLflow through its own client, so that nothing of vitlab's is asked what
-should be there.
+Journals are read line by line as JSON, and MLflow by its own client or from its database, so that nothing of vitlab's
+is asked what should be there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -57,12 +57,12 @@ import vitlab
 from vitlab import cli
 from vitlab.errors import UserError
 from vitlab.lab import plan_study
-from vitlab.planning.values import Plan
+from vitlab.planning.values import Arm, Plan
 from vitlab.registry import slot
 from vitlab.runner.job import Settings
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, TrialFolder
-from vitlab.trackers import dashboard, records, replay, service, trials
+from vitlab.trackers import dashboard, delivery, records, replay, service, trials
 from vitlab.trackers.arms import Summary, deliver_summaries, state_answer, summarize_arms
 from vitlab.trackers.delivery import Delivery, sync
 from vitlab.trackers.server import study_links
@@ -86,11 +86,28 @@ class Spy:
 sys.meta_path.insert(0, Spy())
 """
 KILL = """
+import os, sys
 class Kill:
     def find_spec(self, name, path=None, target=None):
-        if name == "mlflow" and open(os.environ["IMPORTS"]).read().count("mlflow") == 1:
+        if name == "mlflow":
             os.kill(os.getpid(), 9)
-sys.meta_path.insert(1, Kill())
+sys.meta_path.insert(0, Kill())
+"""
+PLAIN = """
+import importlib.machinery, sys
+class Plain(importlib.machinery.PathFinder):
+    "Leave figures out of reports: they take most of the time of small studies."
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name == "vitlab.report.report":
+            spec = super().find_spec(name, path, target)
+            execute = spec.loader.exec_module
+            def execute_without_figures(module):
+                execute(module)
+                module.Report.figures = {}
+            spec.loader.exec_module = execute_without_figures
+            return spec
+sys.meta_path.insert(0, Plain)
 """
 WAIT = """
 import os, sys, time
@@ -140,9 +157,12 @@ class Runs:
         return sorted(runs, key=lambda run: run.info.run_name)
 
     def stored(self, run: Any) -> Points:
-        """Return the whole history of every metric of a run."""
-        histories = [self.client.get_metric_history(run.info.run_id, name) for name in run.data.metrics]
-        return Counter((p.key, repr(p.value), p.timestamp, p.step) for p in itertools.chain.from_iterable(histories))
+        """Return the whole history of every metric of a run, for which MLflow's client needs a request a metric."""
+        query = "select key, value, is_nan, timestamp, step from metrics where run_uuid = ?"
+        with closing(sqlite3.connect(self.out / "mlflow.db")) as database:
+            rows = database.execute(query, [run.info.run_id]).fetchall()
+        assert {name for name, *_ in rows} == {*run.data.metrics}
+        return Counter((name, repr(math.nan if is_nan else value), t, step) for name, value, is_nan, t, step in rows)
 
     def folder(self, arm: str, seed: int) -> TrialFolder:
         trial = self.plan.find(arm, seed).trial
@@ -199,13 +219,17 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+def path_with(folder: Path) -> str:
+    """Return where processes look for modules: first in a folder."""
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """Run the study by the command line and worker processes, with an unreachable server and recorded imports."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "sitecustomize.py").write_text(SPY)
-    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path, "IMPORTS": str(folder / "imports")}
+    environment = {**os.environ, "PYTHONPATH": path_with(folder), "IMPORTS": str(folder / "imports")}
     environment |= {"MLFLOW_TRACKING_URI": NOWHERE, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "vitlab", "run", str(study_file(folder, executor="local"))]
     command += ["--out", str(folder / "out")]
@@ -230,6 +254,28 @@ def runs(trained: tuple[Path, Any], database: Path, tmp_path: Path) -> Runs:
     return runs
 
 
+@pytest.fixture(scope="module")
+def template(trained: tuple[Path, Any], database: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Return trials of :func:`runs` that are delivered with their report, to be copied."""
+    runs = Runs(trained[0], database, tmp_path_factory.mktemp("template"))
+    for file in runs.out.glob("trials/*/*/predictions.parquet"):
+        file.unlink()
+    assert runs.tracker().close(runs.report)
+    return runs
+
+
+@pytest.fixture
+def done(template: Runs, tmp_path: Path) -> Runs:
+    """Return trials of :func:`runs` that are delivered with their report, as if that had happened in this folder."""
+    done = Runs(template.out.parent, template.out / "mlflow.db", tmp_path)
+    columns = {"experiments": "artifact_location", "runs": "artifact_uri", "tags": "value"}
+    with closing(sqlite3.connect(done.out / "mlflow.db")) as database, database:
+        for table, column in columns.items():
+            paths = str(template.out), str(done.out)
+            database.execute(f"update {table} set {column} = replace({column}, ?, ?)", paths)
+    return done
+
+
 @pytest.fixture(autouse=True)
 def no_server(monkeypatch: Patch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -246,21 +292,34 @@ def test_study_does_not_need_its_server(trained: tuple[Path, Any], delivered: Ru
     holds_all_once(delivered)
 
 
-@pytest.mark.parametrize("dies", [False, True])
-def test_command_delivers_beside_its_driver(dies: bool, runs: Runs, tmp_path: Path) -> None:
-    """The driver imports MLflow only if the process that delivers has died, here by its first import."""
-    (tmp_path / "sitecustomize.py").write_text(SPY + (KILL if dies else ""))
+@pytest.fixture
+def deliverers(tmp_path: Path, monkeypatch: Patch) -> Iterator[list[delivery.TrackerProcess]]:
+    """Have runs in this process start one that delivers, as commands do, with modules of ``tmp_path``; return them."""
+    made: list[delivery.TrackerProcess] = []
+    genuine = delivery.TrackerProcess
+
+    def start() -> delivery.TrackerProcess:
+        made.append(genuine())
+        return made[-1]
+
+    monkeypatch.setattr(delivery, "is_command", lambda: True)
+    monkeypatch.setattr(delivery, "started", None)
+    monkeypatch.setattr(delivery, "TrackerProcess", start)
+    monkeypatch.setenv("PYTHONPATH", path_with(tmp_path))
+    yield made
+    for process in made:
+        process._process.kill()
+        process._process.wait()
+
+
+def test_driver_delivers_once_the_delivering_process_has_died(
+    deliverers: list[delivery.TrackerProcess], runs: Runs, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(KILL)
     shutil.rmtree(runs.folder("baseline", 0).path)
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path, "IMPORTS": str(tmp_path / "imports"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "vitlab", "run", str(runs.file), "--out", str(runs.out)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 and "Traceback" not in done.stderr and "Warning" not in done.stderr, done.stderr
-    imports = [line.split() for line in (tmp_path / "imports").read_text().splitlines()]
-    torch, mlflow = (
-        list(dict.fromkeys(pid for name, pid in imports if name == which)) for which in ("torch", "mlflow")
-    )
-    assert len(torch) == 1 and (mlflow[1:] == torch if dies else torch != mlflow and len(mlflow) == 1)
+    assert vitlab.run(runs.file, out=runs.out).link
+    [process] = deliverers
+    assert process._process.wait(60) == -signal.SIGKILL
     holds_all_once(runs)
 
 
@@ -276,15 +335,14 @@ def command_of(pid: int) -> bytes:
         return b""
 
 
-@pytest.mark.parametrize(("end", "missing"), [("delivered", 1), ("interrupted", 1), ("killed", 1)])
-def test_answer_is_printed_before_delivery(end: str, missing: int, runs: Runs, tmp_path: Path) -> None:
-    """MLflow is imported only after the answer was read; what an ended driver leaves is delivered by the next run."""
-    (tmp_path / "sitecustomize.py").write_text(WAIT)
-    for seed in range(missing):  # which has a process deliver beside the driver
-        shutil.rmtree(runs.folder("baseline", seed).path)
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    go, log = tmp_path / "go", tmp_path / "stderr"
-    environment = {**os.environ, "PYTHONPATH": path, "GO": str(go), "OMP_NUM_THREADS": "1"}
+@pytest.mark.parametrize("end", ["delivered", "interrupted", "killed"])
+def test_answer_is_printed_before_a_process_beside_the_driver_delivers(end: str, runs: Runs, tmp_path: Path) -> None:
+    """It imports MLflow only after the answer was read; what an ended driver leaves is delivered by the next run."""
+    (tmp_path / "sitecustomize.py").write_text(PLAIN + SPY + WAIT)
+    shutil.rmtree(runs.folder("baseline", 0).path)  # which has a process deliver beside the driver
+    go, log, imports = tmp_path / "go", tmp_path / "stderr", tmp_path / "imports"
+    environment = {**os.environ, "PYTHONPATH": path_with(tmp_path), "GO": str(go), "IMPORTS": str(imports)}
+    environment["OMP_NUM_THREADS"] = "1"
     command = [sys.executable, "-m", "vitlab", "run", str(runs.file), "--out", str(runs.out)]
     with open(log, "w") as stderr:
         driver = subprocess.Popen(
@@ -307,9 +365,11 @@ def test_answer_is_printed_before_delivery(end: str, missing: int, runs: Runs, t
     rest, _ = driver.communicate(timeout=60)
     assert driver.returncode == {"delivered": 0, "interrupted": 130, "killed": -signal.SIGKILL}[end], log.read_text()
     assert (" taken from earlier runs." in rest and "MLflow " in rest) == (end == "delivered")
+    if end == "delivered":
+        assert {*imports.read_text().splitlines()} == {f"torch {driver.pid}", f"mlflow {deliverer}"}
+        assert "Traceback" not in log.read_text() and "Warning" not in log.read_text()
     if end == "interrupted":
         assert not command_of(deliverer), "it is ended with its driver"
-    if end == "interrupted":
         assert log.read_text().splitlines()[-1].startswith("interrupted; the report is written, and the same command")
     if end != "delivered":
         with pytest.raises(AttributeError):  # there is no experiment yet
@@ -361,7 +421,13 @@ own_tracker = own_plugin:OwnTracker
     [("mlflow", False, False), ("own_tracker", True, False), ("own_tracker", False, True)],
 )
 def test_components_of_plugins_are_delivered(
-    tracker: str, is_installed: bool, in_driver: bool, database: Path, tmp_path: Path
+    tracker: str,
+    is_installed: bool,
+    in_driver: bool,
+    deliverers: list[delivery.TrackerProcess],
+    database: Path,
+    tmp_path: Path,
+    monkeypatch: Patch,
 ) -> None:
     """A tracker of a file, which is registered after the delivering process has been forked, delivers in the driver."""
     plugin, text = tmp_path / "own_plugin.py", COMPONENTS + (TRACKER if tracker == "own_tracker" else "")
@@ -371,7 +437,9 @@ def test_components_of_plugins_are_delivered(
         (tmp_path / "own_plugin-1.0.dist-info/METADATA").write_text("Name: own-plugin\nVersion: 1.0\n")
         (tmp_path / "own_plugin-1.0.dist-info/entry_points.txt").write_text(ENTRY_POINTS)
     plugin.write_text(text)
-    (tmp_path / "sitecustomize.py").write_text(SPY)
+    (tmp_path / "sitecustomize.py").write_text(PLAIN + SPY)
+    for variable in ("imports", "parents"):
+        monkeypatch.setenv(variable.upper(), str(tmp_path / variable))
     file, out = study_file(tmp_path), tmp_path / "out"
     content = yaml.safe_load(file.read_text())
     content["base"]["data"]["type"] = "own_digits"
@@ -379,19 +447,22 @@ def test_components_of_plugins_are_delivered(
     file.write_text(yaml.safe_dump(content | {"seeds": 1}))
     out.mkdir()
     shutil.copy(database, out / "mlflow.db")
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    environment |= {"IMPORTS": str(tmp_path / "imports"), "PARENTS": str(tmp_path / "parents")}
-    command = [sys.executable, "-m", "vitlab", "run", str(file), "--out", str(out)]
-    command += ["--set", f"run.tracker.type={tracker}", *([] if is_installed else ["--plugin", str(plugin)])]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
-    if tracker == "mlflow":
-        imports = set((tmp_path / "imports").read_text().splitlines())
-        assert len({line.split()[1] for line in imports}) == len(imports) == 2, "one process imports both"
+    driver = os.getpid()
+    if is_installed:
+        command = [sys.executable, "-m", "vitlab", "run", str(file), "--out", str(out)]
+        with subprocess.Popen(
+            [*command, "--set", f"run.tracker.type={tracker}"], env={**os.environ, "OMP_NUM_THREADS": "1"}
+        ) as process:
+            driver = process.pid
+        assert process.returncode == 0
     else:
-        parents = set((tmp_path / "parents").read_text().split())
-        assert len(parents) == 1 and (parents == {str(os.getpid())}) == in_driver
+        assert vitlab.run(file, out=out, plugins=[plugin], changes={"run.tracker.type": tracker}).link
+    if tracker == "mlflow":
+        [process] = deliverers
+        assert (tmp_path / "imports").read_text() == f"mlflow {process._process.pid}\n"
+    else:
+        parents = (tmp_path / "parents").read_text().split()
+        assert {*parents} == {str(os.getppid() if in_driver else driver)}
     uri = f"sqlite:///{out / 'mlflow.db'}"
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
     runs = client.search_runs([client.get_experiment_by_name("tiny").experiment_id], "tags.`vitlab.kind` = 'trial'")
@@ -499,70 +570,68 @@ def test_lost_offsets_deliver_nothing_twice(runs: Runs) -> None:
         assert [run.data.tags["arm"] for run in runs_by_order][:2] == list(ARMS[::-1])
 
 
-def test_retrained_stopped_and_resumed_trials(runs: Runs, monkeypatch: Patch) -> None:
+def test_retrained_stopped_and_resumed_trials(done: Runs, monkeypatch: Patch) -> None:
     """Its old run leaves the view of the arms; its new one grows with the journal, a torn last line included."""
-    assert runs.tracker().close()
-    old = runs.runs()[-1]
-    trial, folder = runs.plan.find("position=none", 1).trial, runs.folder("position=none", 1)
+    old = done.runs()[-1]
+    trial, folder = done.plan.find("position=none", 1).trial, done.folder("position=none", 1)
     shutil.rmtree(folder.path)
     counter = itertools.count()
     assert run_trial(trial, folder, Settings(), lambda: next(counter) >= 3) is None
     with (folder.path / "events.jsonl").open("a") as journal:
         journal.write('{"t": 1, "kind": "metr')
 
-    tracker = runs.tracker()
+    tracker = done.tracker()
     tracker.update()
-    assert runs.runs()[-1].info.run_id == old.info.run_id, "a young training is not delivered yet"
+    assert done.runs()[-1].info.run_id == old.info.run_id, "a young training is not delivered yet"
     monkeypatch.setattr(replay, "LIVE_S", 0.0)
     tracker.update()
-    new = runs.runs()[-1]
+    new = done.runs()[-1]
     assert new.info.run_id != old.info.run_id and new.info.status == "RUNNING"
-    assert [run.info.run_id for run in runs.runs(kind="superseded")] == [old.info.run_id]
+    assert [run.info.run_id for run in done.runs(kind="superseded")] == [old.info.run_id]
     tracker.close()
-    stopped = runs.runs()[-1]
+    stopped = done.runs()[-1]
     assert stopped.info.status == "KILLED"
-    [study] = runs.runs(kind="study")
+    [study] = done.runs(kind="study")
     assert study.info.status == "SCHEDULED", "nothing is wrong: the same command trains the rest"
     assert "\n\n3 of 4 trials finished\n\n" in study.data.tags["mlflow.note.content"]
-    partial = runs.stored(stopped)
+    partial = done.stored(stopped)
 
-    answer = vitlab.run(runs.file, out=runs.out)
+    answer = vitlab.run(done.file, out=done.out)
     assert (answer.trained, answer.cached) == (1, 3)
-    holds_all_once(runs)
-    done = runs.runs()[-1]
-    assert done.info.run_id == new.info.run_id and done.data.tags["vitlab.attempts"] == "2"
-    assert partial and partial < runs.stored(done)
-    assert [study.info.status for study in runs.runs(kind="study")] == ["FINISHED"]
+    holds_all_once(done)
+    last = done.runs()[-1]
+    assert last.info.run_id == new.info.run_id and last.data.tags["vitlab.attempts"] == "2"
+    assert partial and partial < done.stored(last)
+    assert [study.info.status for study in done.runs(kind="study")] == ["FINISHED"]
 
 
-def test_list_of_runs_tells_versions_apart(runs: Runs) -> None:
+def test_list_of_runs_tells_versions_apart(done: Runs) -> None:
     """Superseded runs say so by their names, and have them again when the study returns to their version."""
-    assert runs.tracker().close(runs.report)
-    first, studies = runs.plan, [runs.runs(kind="study")[0].info.run_id]
-    files = artifacts(runs, studies[0])
-    runs.client.update_run(runs.runs()[-1].info.run_id, name="my best")
-    runs.plan = replace(first, version="second", trials=first.trials[:2], arms=first.arms[:1])
-    assert runs.tracker().close()
+    first, studies = done.plan, [done.runs(kind="study")[0].info.run_id]
+    files = artifacts(done, studies[0])
+    done.client.update_run(done.runs()[-1].info.run_id, name="my best")
+    done.plan = replace(first, version="second", trials=first.trials[:2], arms=first.arms[:1])
+    assert done.tracker().close()
     for page in ("tiny", "tiny/arms"):  # without the answer of the first version
-        note = runs.client.get_experiment_by_name(page).tags["mlflow.note.content"]
+        note = done.client.get_experiment_by_name(page).tags["mlflow.note.content"]
         assert note == "tiny\n\nThis version of the study has no report yet."
-    old = runs.runs(kind="superseded")
+    old = done.runs(kind="superseded")
     names = ["superseded: my best", "superseded: position=none/s0", "superseded: study tiny"]
     assert [run.info.run_name for run in old] == names
     assert {run.data.tags["mlflow.runColor"] for run in old} == {"#c4c4c4"}
-    assert [run.info.run_name for run in runs.runs()] == NAMES[:2]
-    assert old[-1].info.run_id == studies[0] and artifacts(runs, studies[0]) == files, "with its own report"
-    [study] = runs.runs(kind="study")
+    assert [run.info.run_name for run in done.runs()] == NAMES[:2]
+    assert old[-1].info.run_id == studies[0] and artifacts(done, studies[0]) == files, "with its own report"
+    [study] = done.runs(kind="study")
     assert study.info.run_name == "study tiny" and study.info.run_id != studies[0]
-    runs.plan = first
+    done.plan = first
     for _ in range(2):
-        assert runs.tracker().close(runs.report)
-    assert [run.info.run_id for run in runs.runs(kind="study")] == studies
-    assert [run.info.run_name for run in runs.runs(kind="superseded")] == ["superseded: study tiny"]
-    *_, mine = sorted(runs.runs(), key=lambda run: str(run.data.tags["vitlab.order"]))
+        assert done.tracker().close(done.report)
+    assert [run.info.run_id for run in done.runs(kind="study")] == studies
+    assert [run.info.run_name for run in done.runs(kind="superseded")] == ["superseded: study tiny"]
+    *_, mine = sorted(done.runs(), key=lambda run: str(run.data.tags["vitlab.order"]))
     assert mine.info.run_name == "my best" and mine.data.tags["mlflow.runColor"] != "#c4c4c4"
-    runs.client.update_run(mine.info.run_id, name=NAMES[-1])
-    holds_all_once(runs)
+    done.client.update_run(mine.info.run_id, name=NAMES[-1])
+    holds_all_once(done)
 
 
 def shifted(folder: TrialFolder, by_ms: int) -> None:
@@ -628,24 +697,22 @@ def test_restored_database_is_filled_again(runs: Runs, tmp_path: Path, monkeypat
     holds_all_once(runs)
 
 
-def test_deleted_points_and_artifacts_are_delivered_again(runs: Runs) -> None:
-    assert runs.tracker().close()
-    first = runs.runs()[0].info.run_id
-    before = artifacts(runs, first)
+def test_deleted_points_and_artifacts_are_delivered_again(done: Runs) -> None:
+    first = done.runs()[0].info.run_id
+    before = artifacts(done, first)
     assert "spec.json" in before
-    for file in runs.out.glob("mlartifacts/**/spec.json"):
+    for file in done.out.glob("mlartifacts/**/spec.json"):
         file.unlink()
-    with sqlite3.connect(runs.out / "mlflow.db") as connection:
+    with sqlite3.connect(done.out / "mlflow.db") as connection:
         connection.execute("delete from metrics where step = 2 and key = 'val/accuracy'")
     connection.close()
-    assert runs.tracker().sync()
-    holds_all_once(runs)
-    for run in runs.runs():
-        assert "spec.json" in artifacts(runs, run.info.run_id)
+    assert done.tracker().sync()
+    holds_all_once(done)
+    for run in done.runs():
+        assert "spec.json" in artifacts(done, run.info.run_id)
 
 
-def test_run_contents_are_queried_only_by_sync(runs: Runs, monkeypatch: Patch) -> None:
-    assert runs.tracker().close()
+def test_run_contents_are_queried_only_by_sync(done: Runs, monkeypatch: Patch) -> None:
     requests: list[str] = []
     genuine = MlflowClient.get_metric_history
 
@@ -654,8 +721,8 @@ def test_run_contents_are_queried_only_by_sync(runs: Runs, monkeypatch: Patch) -
         return genuine(self, run, name)
 
     monkeypatch.setattr(MlflowClient, "get_metric_history", record)
-    assert runs.tracker().close() and requests == []
-    assert runs.tracker().sync() and len(requests) == 4
+    assert done.tracker().close() and requests == []
+    assert done.tracker().sync() and len(requests) == 4
 
 
 def test_trial_costs_three_requests_and_the_first_ones_have_files(runs: Runs, monkeypatch: Patch) -> None:
@@ -684,11 +751,10 @@ def test_trial_costs_three_requests_and_the_first_ones_have_files(runs: Runs, mo
     assert delivered == [2, 0] and all(artifacts(runs, run.info.run_id) == ["spec.json"] for run in runs.runs())
 
 
-def test_files_of_another_user_are_replaced(runs: Runs, monkeypatch: Patch) -> None:
+def test_files_of_another_user_are_replaced(done: Runs, monkeypatch: Patch) -> None:
     """Only the owner of a file may change its times and its rights."""
-    assert runs.tracker().close(runs.report)
-    (runs.out / "studies/tiny/mlflow-offsets.json").unlink()
-    before = {file: file.stat().st_ino for file in runs.out.glob("mlartifacts/**/spec.json")}
+    (done.out / "studies/tiny/mlflow-offsets.json").unlink()
+    before = {file: file.stat().st_ino for file in done.out.glob("mlartifacts/**/spec.json")}
 
     def refuse(path: object, *_: Any, **__: Any) -> None:
         if "mlartifacts" in str(path):
@@ -696,7 +762,7 @@ def test_files_of_another_user_are_replaced(runs: Runs, monkeypatch: Patch) -> N
 
     for name in ("chmod", "utime"):
         monkeypatch.setattr(os, name, refuse)
-    assert runs.tracker().close(runs.report)
+    assert done.tracker().close(done.report)
     assert len(before) == 4 and not [file for file, inode in before.items() if file.stat().st_ino == inode]
 
 
@@ -755,20 +821,18 @@ def damage_restored(runs: Runs, how: str) -> dict[str, int]:
     return missing
 
 
-@pytest.mark.parametrize("how", ["history", "metrics", "status", "tags", "parameters", "run", "file", "files"])
-def test_sync_says_what_it_restored(how: str, runs: Runs, monkeypatch: Patch, capsys: Any) -> None:
-    assert runs.tracker().close(runs.report)
-    [healthy] = sync(runs.out)
+def test_sync_says_what_it_restored(done: Runs) -> None:
+    [healthy] = sync(done.out)
     assert healthy.sentence == "nothing was missing"
-    missing = damage_restored(runs, how)
-    [delivery] = sync(runs.out)
-    assert delivery.sentence.startswith("delivered ") and delivery.counts["trials"] == (
-        how not in ("tags", "parameters")
-    )
-    assert {kind: delivery.counts[kind] for kind in missing} == missing
-    holds_all_once(runs)
-    [again] = sync(runs.out)
-    assert again.sentence == "nothing was missing"
+    for how in ("history", "metrics", "status", "tags", "parameters", "run", "files", "file"):
+        missing = damage_restored(done, how)
+        [restored] = sync(done.out)
+        assert restored.sentence.startswith("delivered "), how
+        assert restored.counts["trials"] == (how not in ("tags", "parameters")), how
+        assert {kind: restored.counts[kind] for kind in missing} == missing, how
+        holds_all_once(done)
+        [again] = sync(done.out)
+        assert again.sentence == "nothing was missing", how
 
 
 @pytest.mark.parametrize("lost", ["after delivery", "in the middle", "before delivery"])
@@ -807,14 +871,13 @@ def test_trial_without_journal_is_delivered_from_its_result(lost: str, runs: Run
     assert sync(runs.out)[0].sentence == "nothing was missing"
 
 
-def test_final_values_are_delivered_once_after_a_damaged_result(runs: Runs) -> None:
-    assert runs.tracker().close()
-    (runs.folder("baseline", 0).path / "result.json").write_text("{torn")
-    answer = vitlab.run(runs.file, out=runs.out)
+def test_final_values_are_delivered_once_after_a_damaged_result(done: Runs) -> None:
+    (done.folder("baseline", 0).path / "result.json").write_text("{torn")
+    answer = vitlab.run(done.file, out=done.out)
     assert (answer.trained, answer.cached) == (1, 3)
-    assert json.loads((runs.folder("baseline", 0).path / "result.json").read_text())["circumstances"]["attempts"] == 2
-    holds_all_once(runs)
-    assert runs.runs()[0].data.tags["vitlab.attempts"] == "2"
+    assert json.loads((done.folder("baseline", 0).path / "result.json").read_text())["circumstances"]["attempts"] == 2
+    holds_all_once(done)
+    assert done.runs()[0].data.tags["vitlab.attempts"] == "2"
 
 
 def test_superseded_run_is_not_left_running(runs: Runs, monkeypatch: Patch) -> None:
@@ -860,9 +923,8 @@ def test_journal_with_damaged_first_line_has_run(runs: Runs) -> None:
     assert not journalled(journal) - runs.stored(runs.runs()[0])
 
 
-def test_damaged_offsets_are_rebuilt(runs: Runs) -> None:
-    assert runs.tracker().close()
-    file = runs.out / "studies/tiny/mlflow-offsets.json"
+def test_damaged_offsets_are_rebuilt(done: Runs) -> None:
+    file = done.out / "studies/tiny/mlflow-offsets.json"
     for damage in ("folder", b"\xff\xfe", b"[1, 2]", b'{"embedded": {"experiment": 3, "runs": {"a": 1}}}'):
         file.unlink()
         if isinstance(damage, str):
@@ -870,9 +932,9 @@ def test_damaged_offsets_are_rebuilt(runs: Runs) -> None:
             (file / "x").touch()
         else:
             file.write_bytes(damage)
-        assert runs.tracker().close()
+        assert done.tracker().close()
         assert len(json.loads(file.read_text())["embedded"]) == 4
-    holds_all_once(runs)
+    holds_all_once(done)
 
 
 def lose(database: Path, how: str) -> None:
@@ -910,14 +972,14 @@ def test_confusion_picture_has_colours_numbers_names_and_title(size: int, number
         left = int((picture[top] != 255).any(1).argmax())  # the lightest blue is not white
         return picture[top : top + trials.FIELD, left : left + trials.FIELD]
 
-    picture, cell = drawn(counts), trials.FIELD / size
+    picture, cell, colours = drawn(counts), trials.FIELD / size, colormaps["Blues"](shares)[..., :3] * 255
+    drawn_field = field(picture)
     for row, column in itertools.product(range(size), repeat=2):
         y, x = (int((place + 0.1) * cell) + 1 for place in (row, column))
-        expected = np.asarray(colormaps["Blues"](shares[row, column])[:3]) * 255
-        assert np.abs(field(picture)[y, x] - expected).max() <= 1, "beside the number"
-    assert (len(np.unique(field(picture).reshape(-1, 3), axis=0)) > size**2) == numbers, "ink of numbers"
+        assert np.abs(drawn_field[y, x] - colours[row, column]).max() <= 1, "beside the number"
+    assert (len(np.unique(drawn_field.reshape(-1, 3), axis=0)) > size**2) == numbers, "ink of numbers"
     other = drawn(counts, "breed")
-    assert np.array_equal(field(other), field(picture)) and np.array_equal(other, picture) != names
+    assert np.array_equal(field(other), drawn_field) and np.array_equal(other, picture) != names
     title = drawn(counts, trial="position=none/s0")
     assert not np.array_equal(title[: trials.TITLE], picture[: trials.TITLE])
     assert np.array_equal(title[trials.TITLE :], picture[trials.TITLE :])
@@ -956,18 +1018,18 @@ def test_database_follows_umask_and_killed_writers_leave_nothing(tmp_path: Path)
 
 @pytest.mark.parametrize("how", LOSSES)
 def test_lost_database_gives_one_warning_and_is_refilled(
-    how: str, runs: Runs, database: Path, monkeypatch: Patch, caplog: Any
+    how: str, done: Runs, database: Path, monkeypatch: Patch, caplog: Any
 ) -> None:
-    tracker = runs.tracker()
+    tracker = done.tracker()
     tracker.update()
-    lose(runs.out / "mlflow.db", how)
-    runs.folder("baseline", 0).emit("metrics", step=5, epoch=1.0, images=80, metrics={"train/loss": 1.0})
+    lose(done.out / "mlflow.db", how)
+    done.folder("baseline", 0).emit("metrics", step=5, epoch=1.0, images=80, metrics={"train/loss": 1.0})
     tracker.update()
     assert tracker.close()
-    holds_all_once(runs)
+    holds_all_once(done)
     [record] = [record for record in caplog.records if record.levelname in ("WARNING", "ERROR", "CRITICAL")]
     assert "mlflow.db" in record.getMessage() and "filled" in record.getMessage() and record.exc_info is None
-    assert bool(list(runs.out.glob("mlflow.db.damaged-*"))) == (how in ("folder", "foreign", "garbage"))
+    assert bool(list(done.out.glob("mlflow.db.damaged-*"))) == (how in ("folder", "foreign", "garbage"))
 
 
 def test_user_file_is_not_replaced(runs: Runs, tmp_path: Path, caplog: Any) -> None:
@@ -1004,18 +1066,17 @@ def test_delivery_leaves_environment_unchanged(runs: Runs, monkeypatch: Patch) -
     assert tracker.close() and dict(os.environ) == before
 
 
-def test_moved_and_recreated_output_folder(runs: Runs) -> None:
+def test_moved_and_recreated_output_folder(done: Runs) -> None:
     """A notebook that empties its folder must not write to the deleted database."""
-    assert runs.tracker().close()
-    here, there = runs.out, runs.out.with_name("moved")
-    runs.out = here.rename(there)
-    assert runs.tracker().close()
-    holds_all_once(runs)
+    here, there = done.out, done.out.with_name("moved")
+    done.out = here.rename(there)
+    assert done.tracker().close()
+    holds_all_once(done)
     shutil.copytree(there, here, ignore=shutil.ignore_patterns("mlflow*", "mlartifacts"))
-    runs.out = here
-    assert runs.tracker().close()
-    assert {run.info.experiment_id for run in runs.runs()} == {"1"}
-    holds_all_once(runs)
+    done.out = here
+    assert done.tracker().close()
+    assert {run.info.experiment_id for run in done.runs()} == {"1"}
+    holds_all_once(done)
 
 
 def test_trials_are_flat_and_arms_have_intervals(delivered: Runs) -> None:
@@ -1052,7 +1113,7 @@ def test_each_of_ten_arms_has_its_colour() -> None:
     arms = ["baseline", "position=none", *(f"depth={number}" for number in range(8))]
     colours = set[str]()
     for place, arm in enumerate(arms):
-        tags = records.page_tags({arm: place}, arm)
+        tags = records.page_tags([Arm(name, {}) for name in arms], arm)
         label = tags["arm label"]
         letters = [ord(letter) for letter in f"tag.arm label.{label}"]
         low = sum(letters) % 255
@@ -1135,7 +1196,7 @@ def test_description_has_report_and_links(delivered: Runs) -> None:
     for text, page in zip(notes, (pages["tiny"], pages["tiny/arms"], pages["tiny"]), strict=True):
         answer, _, link = text.partition("\n")[0].rpartition("](")
         assert html.unescape(answer) == f"[{' '.join(answers)}" and link == f"{page.removeprefix('/')})"
-    assert "are fractions here: 0.01 is 1 point" in notes[1]
+    assert "shares are fractions here: 0.01 is 1 point of the report" in notes[1]
     assert all("report%2Fsmall%2Farms.png" in text for text in notes[:2]) and pages["tiny"][1:] in notes[1]
     assert "\n\n4 of 4 trials finished\n\n" in notes[2] and "/artifacts/report/report.html" in notes[2]
     assert len(note) <= 20_000 and f"\n{title.removeprefix('# ')}\n" in note
@@ -1282,7 +1343,7 @@ def test_password_in_address_reaches_only_the_server(runs: Runs, caplog: Any) ->
             pass
 
     with HTTPServer(("127.0.0.1", 0), Health) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
         uri = f"http://me:hush@127.0.0.1:{server.server_port}"
         assert parse_uri(uri, runs.out).is_reachable(), "a name and a password are no part of the host"
         assert "hush" not in parse_uri(uri, runs.out).links
@@ -1371,19 +1432,18 @@ def test_any_name_becomes_valid_mlflow_name(name: str) -> None:
     _validate_metric_name(records.key(name))
 
 
-def test_unreadable_journal_does_not_block_others(runs: Runs) -> None:
-    assert runs.tracker().close()
-    bad_journal = runs.folder("baseline", 0).path / "events.jsonl"
+def test_unreadable_journal_does_not_block_others(done: Runs) -> None:
+    bad_journal = done.folder("baseline", 0).path / "events.jsonl"
     whole = bad_journal.read_text()
     bad_journal.write_text("{torn\n" + whole)
-    with (runs.folder("baseline", 1).path / "events.jsonl").open("a") as journal:
+    with (done.folder("baseline", 1).path / "events.jsonl").open("a") as journal:
         journal.write('{"t": 5, "kind": "metrics", "step": 9, "epoch": 1, "images": 9, "metrics": {"val/loss": 0.5}}\n')
-    assert runs.tracker().close()
-    [run] = [run for run in runs.runs() if run.info.run_name == "baseline/s1"]
-    assert ("val/loss", "0.5", 5, 9) in runs.stored(run)
+    assert done.tracker().close()
+    [run] = [run for run in done.runs() if run.info.run_name == "baseline/s1"]
+    assert ("val/loss", "0.5", 5, 9) in done.stored(run)
     bad_journal.write_text(whole)
-    assert runs.tracker().close()
-    holds_all_once(runs)
+    assert done.tracker().close()
+    holds_all_once(done)
 
 
 def test_refused_user_gets_one_sentence(runs: Runs, caplog: Any, monkeypatch: Patch) -> None:
@@ -1401,7 +1461,7 @@ def test_refused_user_gets_one_sentence(runs: Runs, caplog: Any, monkeypatch: Pa
             pass
 
     with HTTPServer(("127.0.0.1", 0), Refuses) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
         uri = f"http://127.0.0.1:{server.server_port}"
         for Refuses.code in (401, 403):
             assert runs.tracker(uri).close() is None
@@ -1485,10 +1545,11 @@ def test_ui_opens_latest_or_named_study(tmp_path: Path, monkeypatch: Patch) -> N
         plan.parent.mkdir(parents=True)
         plan.write_text("{}")
         os.utime(plan, (1e9 + number, 1e9 + number))
-        if name != "undelivered":
-            plan.with_name("mlflow-pages.json").write_text(
-                json.dumps({"embedded": {"study": str(number + 1), "arms": "7"}})
-            )
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as database, database:
+        database.execute("create table experiments (experiment_id, name, lifecycle_stage)")
+        experiments = [(1, "older", "active"), (2, "newer", "active"), (3, "undelivered", "deleted")]
+        experiments += [(7, "older/arms", "active"), (7, "newer/arms", "active"), (4, "mine", "active")]
+        database.executemany("insert into experiments values (?, ?, ?)", experiments)
 
     class Stopped:
         def wait(self) -> int:

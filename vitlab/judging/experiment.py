@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
 
@@ -37,7 +37,6 @@ UNENDED = {("RUNNING", "SCHEDULED"): "still running or never ended", ("KILLED",)
 KINDS = ("params", "tags", "metrics")
 STATUS = "mlflow.status"  #: column of the statuses of runs
 _PAGE = re.compile(r"/experiments/([^/?]+).*")
-_REFUSALS = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 ACCESS = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
 REMEDIES = {
     "migrate-filestore": "this MLflow reads no folders: type mlflow migrate-filestore --source {folder} "
@@ -124,7 +123,7 @@ def _copy_database(file: Path, folder: Path, label: str) -> Address:
     copy = folder / "mlflow.db"
     try:
         with (
-            closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as source,
+            service.open_to_read(file) as source,
             closing(sqlite3.connect(copy)) as target,
         ):
             source.backup(target)
@@ -135,7 +134,7 @@ def _copy_database(file: Path, folder: Path, label: str) -> Address:
 
 def _describe_failure(error: Exception, address: str) -> str:
     """Return why a store cannot be read, without secrets, and what to do."""
-    if getattr(error, "error_code", "") in _REFUSALS:
+    if getattr(error, "error_code", "") in service.REFUSALS:
         return f"refuses access; {ACCESS}"
     text = str(error)
     for part, remedy in REMEDIES.items():

@@ -364,8 +364,6 @@ def parse_values(cells: pd.Series[Any], place: Callable[[int], str], remarks: Re
     if pd.api.types.is_numeric_dtype(cells) and not pd.api.types.is_bool_dtype(cells):
         return _add_endings(cells.to_numpy("float64", na_value=np.nan))
     lower = cells_to_text(cells).str.casefold().str.replace("\N{MINUS SIGN}", "-")
-    if lower.str.fullmatch(POINT).all():  # a million of them are parsed in half of the memory
-        return _add_endings(np.asarray(lower.astype("float64"), np.float64))
     bare = lower.str.removesuffix("%").str.rstrip()
     numerals = bare[~bare.isin(DIVERGED | FAILED)]
     has_point, has_comma = (numerals.str.fullmatch(pattern) for pattern in (POINT, COMMA))

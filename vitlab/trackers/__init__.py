@@ -46,7 +46,7 @@ from vitlab.store.locks import Busy, hold_lock, kill_orphan
 
 log = logging.getLogger(__name__)
 
-PAUSE_S, MAX_PAUSE_S = 5.0, 300.0  #: between attempts to reach an unreachable destination
+PAUSE_S = 30.0  #: between attempts to reach an unreachable destination
 WAIT_S = 60.0  #: time to wait for another process that delivers the same study
 
 
@@ -73,7 +73,6 @@ class Tracker(ABC):
         self.delivered = Counter[str]()  #: what this object has delivered: number by kind, such as points
         _check_names(plan)
         self._retry_at = 0.0
-        self._pause_s = PAUSE_S
         self._warned = False
 
     @classmethod
@@ -167,11 +166,10 @@ class Tracker(ABC):
                 log.warning("%s: %s; 'vitlab sync' delivers what it leaves", self.title, error)
             return None
         except Exception as error:  # no error of a tracker, its files or its network may end a training
-            self._retry_at = time.monotonic() + self._pause_s
-            self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
+            self._retry_at = time.monotonic() + PAUSE_S
             self.warn(error)
             return None
-        self._pause_s, self._warned = PAUSE_S, False
+        self._warned = False
         return link or ""
 
 

@@ -57,7 +57,7 @@ def summarize_arms(plan: Plan, rows: Iterable[Mapping[str, Any]], root: str) -> 
         rows: arms of ``report.json``.
         root: identifies this output folder among those that deliver to the same server.
     """
-    summaries, numbers = dict[str, Summary](), records.numbers(plan)
+    summaries = dict[str, Summary]()
     by_arm = {row["arm"]: row for row in rows}
     for arm in (arm for arm in plan.arms if arm.name in by_arm):
         row = by_arm[arm.name]
@@ -67,7 +67,7 @@ def summarize_arms(plan: Plan, rows: Iterable[Mapping[str, Any]], root: str) -> 
         tags = {
             **{"arm": arm.name, "verdict": verdict, dashboard.NOTE: _describe(row, verdict)},
             **{"vitlab.kind": "arm", "vitlab.study": plan.study, "vitlab.root": root},
-            **records.page_tags(numbers, arm.name),
+            **records.page_tags(plan.arms, arm.name),
         }
         summaries[arm.name] = Summary(tags, {"arm": arm.name, **records.flat(arm.values)}, finite)
     return summaries

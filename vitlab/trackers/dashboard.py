@@ -225,19 +225,18 @@ def escape_markdown(text: str) -> str:
     return re.sub(special, lambda match: f"&#{ord(match[0])};", " ".join(text.split()))
 
 
-def describe_arms(answer: str, study: str, metric: str, is_share: bool, run: str) -> str:
+def describe_arms(answer: str, study: str, metric: str, run: str) -> str:
     """Return the description of the experiment of summaries.
 
     Args:
         answer: what the report says, as a link to the table.
         study: link to the study.
         metric: the study's metric.
-        is_share: whether the report shows it in percent.
         run: the id of the run that holds the figure of the arms; empty if there is none.
     """
     text = f"{answer}\n\n{study}\n\nMean, standard deviation (sd) and interval (low, high) of "
-    text += f"{escape_markdown(metric)} over n seeds, differences and corrected p values, as in the report"
-    text += ", whose points and percent are fractions here: 0.01 is 1 point.\n" if is_share else ".\n"
+    text += f"{escape_markdown(metric)} over n seeds, differences and corrected p values, as in the report; "
+    text += "shares are fractions here: 0.01 is 1 point of the report.\n"
     return text + (f"\n{_picture('arms', 'arms.png', run)}\n" if run else "")
 
 

@@ -46,7 +46,6 @@ DELIVERED = "delivered.json"
 """File in a study's folder that is there while the tracker lacks nothing: the tracker's place, and the address."""
 TRIAL_S = 0.001
 """Time from one delivery during a run to the next, for each trial of the study: a delivery looks at all of them."""
-SILENCE_S = 1.0  #: time after which a sentence says what is left to deliver
 
 
 @dataclass(frozen=True)
@@ -156,7 +155,7 @@ class BackgroundDelivery:
             self._thread.start()
 
     def close(self, report: Sequence[Path], say: Callable[[str], None] = lambda sentence: None) -> str | None:
-        """Deliver all that the tracker lacks, and say how much that is if it takes a while.
+        """Say how much the tracker lacks, and deliver it.
 
         Args:
             report: files of the study's report.
@@ -171,9 +170,10 @@ class BackgroundDelivery:
         tracker = self._tracker
         if not tracker.title:
             return None
-        remark = threading.Timer(SILENCE_S, self._say_what_is_left, [say])
-        remark.daemon = True
-        remark.start()
+        missing: int | None = None
+        with suppress(Exception):  # the delivery reports its own errors
+            missing = tracker.undelivered()
+        say(f"delivering to {tracker.title}" + (f"; {format_count(missing, 'trial')} to go" if missing else ""))
         try:
             if self._thread is not None:
                 self._thread.join()
@@ -186,15 +186,6 @@ class BackgroundDelivery:
                 "interrupted; the report is written, and the same command or 'vitlab sync' delivers what "
                 f"{tracker.title} lacks"
             ) from None
-        finally:
-            remark.cancel()
-            remark.join()
-
-    def _say_what_is_left(self, say: Callable[[str], None]) -> None:
-        missing: int | None = None
-        with suppress(Exception):  # the delivery reports its own errors
-            missing = self._tracker.undelivered()
-        say(f"delivering to {self._tracker.title}" + (f"; {format_count(missing, 'trial')} to go" if missing else ""))
 
     def _call(self, method: str, *arguments: Sequence[Path]) -> str | None:
         """Call a method of the tracker."""

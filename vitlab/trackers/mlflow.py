@@ -26,17 +26,14 @@ from vitlab.planning.study_folder import commit_of
 from vitlab.planning.values import Plan
 from vitlab.spec import RunSpec
 from vitlab.spec.changes import public
-from vitlab.store.files import read_json, require_mapping, write_json
+from vitlab.store.files import read_json, require_mapping
 from vitlab.store.folders import Store
 from vitlab.trackers import arms, dashboard, delivery, files_within, records, service, tracker
 from vitlab.trackers.replay import TUNING, Cursor, Replay, TrackedTrial, TrialUpdate, Unreachable
-from vitlab.trackers.service import PAGES, experiment_ids, parse_uri, reason_to_confirm
+from vitlab.trackers.service import parse_uri, reason_to_confirm
 from vitlab.trackers.trials import FAILED, FINISHED, RUNNING, SCHEDULED, RunMark, TrialRuns, count_files, send_files
 
 log = logging.getLogger(__name__)
-
-REFUSALS = ("UNAUTHENTICATED", "PERMISSION_DENIED")
-"""MLflow's codes for a server that refuses the user."""
 
 
 @tracker.register("mlflow")
@@ -74,7 +71,7 @@ class MlflowTracker(Replay):
         if models == "arms" and run.keep.which == "none":
             raise UserError("run.tracker.models: run.keep is none, and only kept models are stored. Write keep: last.")
         seeds = {item.planned.seed for item in self.trials if item.kind == "trial"}
-        if models == "arms" and model_seed is not None and seeds and model_seed not in seeds:
+        if models == "arms" and seeds and not self._models:
             allowed = ", ".join(map(str, sorted(seeds)))
             raise UserError(f"run.tracker.model_seed: no trial has seed {model_seed}; allowed: {allowed}.")
         self._root = f"{socket.gethostname()}:{store.root}"
@@ -122,7 +119,7 @@ class MlflowTracker(Replay):
             return link
         except Exception as error:
             self._runs = None
-            if getattr(error, "error_code", "") in REFUSALS:
+            if getattr(error, "error_code", "") in service.REFUSALS:
                 raise Unreachable(
                     f"{public(self.address.uri)} refuses this user; set MLFLOW_TRACKING_USERNAME and "
                     "MLFLOW_TRACKING_PASSWORD to the name and password of an account there"
@@ -153,7 +150,6 @@ class MlflowTracker(Replay):
                     service.set_experiment_tag(client, each, dashboard.NOTE, note)
             service.set_experiment_tag(client, page, "vitlab.version", version)
         experiment = page.experiment_id
-        self._record_page("study", experiment)
         source = _source_tags(self.folder / "study.yaml", Path.cwd())
         runs = TrialRuns(client, experiment, self.plan, self._root, source, self.delivered)
         runs.match(service.iterate_runs(client, experiment), self.trials, parsed)
@@ -196,13 +192,6 @@ class MlflowTracker(Replay):
         words = ["vitlab", "ui", self.plan.study, *self.store.out_option]
         return shlex.join(words) if self.address.embedded else ""
 
-    def _record_page(self, name: str, experiment: str) -> None:
-        """Record the id of an experiment, from which the driver and ``vitlab ui`` make addresses."""
-        ids = experiment_ids(self.folder, self.address.name)
-        if ids.get(name) != experiment:
-            file = self.folder / PAGES
-            write_json(file, {**(read_json(file, require_mapping) or {}), self.address.name: {**ids, name: experiment}})
-
     @property
     def _session(self) -> TrialRuns:
         """The open experiment."""
@@ -224,7 +213,7 @@ class MlflowTracker(Replay):
             images |= {key: min(step, images.get(key, step)) for key, step in mark.images.items()}
         if (metrics, images) == self._viewed:
             return
-        groups = [dashboard.group_label(arm, place) for arm, place in records.numbers(self.plan).items()]
+        groups = [dashboard.group_label(arm.name, place) for place, arm in enumerate(self.plan.arms)]
         headline = self.plan.analysis.metric
         first = [f"final/{headline}", f"best/{headline}", headline, "train/loss"]
         charts = dashboard.sort_into_sections(metrics, headline, first)
@@ -275,12 +264,9 @@ class MlflowTracker(Replay):
             self.delivered["runs"] += arms.deliver_summaries(
                 client, summary, self._root, self.plan.analysis.metric, summaries
             )
-            self._record_page("arms", summary)
             table, study = dashboard.comparison_link(summary, dashboard.SUMMARY), link("study", curves)
             picture = run if "arms.png" in files else ""
-            metric, facts = self.plan.analysis.metric, self.plan.facts(self.plan.analysis.metric)
-            is_share = facts is not None and facts.unit == "share"
-            text = dashboard.describe_arms(link(answer, table), study, metric, is_share, picture)
+            text = dashboard.describe_arms(link(answer, table), study, self.plan.analysis.metric, picture)
             service.set_experiment_tag(client, page, dashboard.NOTE, text)
             links.append(link("table of arms with intervals", table))
         links += [

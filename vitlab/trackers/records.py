@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vitlab.planning.values import Plan, Planned, Trial
+from vitlab.planning.values import Arm, Plan, Planned, Trial
 from vitlab.spec import Analysis
 from vitlab.spec.design import format_value
 from vitlab.store.folders import Event
@@ -63,14 +63,13 @@ def params(trials: Iterable[Trial]) -> dict[str, dict[str, str]]:
     return {trial_key: {name: own.get(name, ABSENT) for name in names} for trial_key, own in flattened.items()}
 
 
-def tags(plan: Plan, planned: Planned, kind: str, numbers: Mapping[str, int]) -> dict[str, str]:
+def tags(plan: Plan, planned: Planned, kind: str) -> dict[str, str]:
     """Return the tags of a trial's run: identity, origin and those of pages; a trial of no arm has no arm tags.
 
     Args:
         plan: the study.
         planned: the trial.
         kind: ``trial``, ``prerequisite`` or ``tuning``.
-        numbers: see :func:`numbers`.
     """
     trial = planned.trial
     values = {
@@ -83,28 +82,23 @@ def tags(plan: Plan, planned: Planned, kind: str, numbers: Mapping[str, int]) ->
         "vitlab.data": trial.data or ABSENT,
         "vitlab.origins": ", ".join(trial.origins),
         "vitlab.seeds": json.dumps(dict(trial.seeds)),
-        **page_tags(numbers, planned.arm, planned.seed),
+        **page_tags(plan.arms, planned.arm, planned.seed),
     }
     values |= {f"vitlab.needs.{role}": dependency for role, dependency in trial.needs.items()}
     return {name: truncate(value) for name, value in values.items()}
 
 
-def numbers(plan: Plan) -> dict[str, int]:
-    """Return the place of each arm in the design."""
-    return {arm.name: number for number, arm in enumerate(plan.arms)}
-
-
-def page_tags(numbers: Mapping[str, int], arm: str, seed: int = 0) -> dict[str, str]:
+def page_tags(arms: Sequence[Arm], arm: str, seed: int = 0) -> dict[str, str]:
     """Return the tags by which pages sort runs, by seed and then by arm, those of no arm last; colour and group them.
 
     Args:
-        numbers: see :func:`numbers`.
+        arms: of the study.
         arm: name of the run's arm; empty for none.
         seed: its seed.
     """
-    tags = {ORDER: f"{seed:09d} {numbers.get(arm, len(numbers)):06d}", COLOUR: BLUE}
-    if arm in numbers:
-        place = numbers[arm]
+    place = next((place for place, each in enumerate(arms) if each.name == arm), len(arms))
+    tags = {ORDER: f"{seed:09d} {place:06d}", COLOUR: BLUE}
+    if place < len(arms):
         tags |= {COLOUR: list(COLOURS.values())[place % len(COLOURS)], GROUP: group_label(arm, place)}
     return tags
 

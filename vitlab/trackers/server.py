@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from vitlab.errors import UserError, VitlabError
 from vitlab.trackers import dashboard
-from vitlab.trackers.service import PROBE_S, embedded_database, experiment_ids, parse_uri
+from vitlab.trackers.service import PROBE_S, embedded_database, open_to_read, parse_uri
 
 START_S = 120.0  #: time limit for the server's first response
 STOP_S = 10.0  #: time between SIGTERM and SIGKILL
@@ -98,12 +99,13 @@ def study_links(root: Path, base: str) -> dict[str, str]:
         root: the output folder.
         base: address of the server.
     """
+    ids: dict[str, str] = {}
+    with suppress(sqlite3.Error), open_to_read(root / "mlflow.db") as database:  # else there are no pages
+        ids |= database.execute("select name, experiment_id from experiments where lifecycle_stage = 'active'")
     plans = sorted(root.glob("studies/*/plan.json"), key=lambda plan: plan.stat().st_mtime, reverse=True)
-    views = {"study": ("", dashboard.ARMS), "arms": ("/arms", dashboard.SUMMARY)}
     return {
-        plan.parent.name + suffix: f"{base}/{dashboard.comparison_link(ids[page], view)}"
+        page: f"{base}/{dashboard.comparison_link(ids[page], view)}"
         for plan in plans
-        for ids in [experiment_ids(plan.parent, "embedded")]
-        for page, (suffix, view) in views.items()
+        for page, view in ((plan.parent.name, dashboard.ARMS), (f"{plan.parent.name}/arms", dashboard.SUMMARY))
         if page in ids
     }

@@ -24,15 +24,12 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from vitlab.errors import UserError, nearest
 from vitlab.spec.changes import MASK, public
-from vitlab.spec.tree import type_adapter
-from vitlab.store.files import read_json, set_aside
+from vitlab.store.files import set_aside
 from vitlab.trackers import lock
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Experiment, Run
-
-_Ids = dict[str, dict[str, str]]
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +37,11 @@ SERVERS = ("http", "https", "databricks")
 UI = "http://127.0.0.1:5000"
 """Default address of ``vitlab ui`` for a database."""
 
+REFUSALS = ("UNAUTHENTICATED", "PERMISSION_DENIED")
+"""MLflow's codes for a server that refuses the user."""
+
 ARTIFACTS = "mlartifacts"  #: folder of artifacts beside a database file
 PROBE_S = 10.0  #: time within which a server says that it is there; a busy one needs seconds
-PAGES = "mlflow-pages.json"
-"""File in a study's folder with the ids of its experiments, by destination."""
 
 
 @dataclass(frozen=True)
@@ -85,17 +83,6 @@ class Address:
             return isinstance(error.reason, ssl.SSLError)  # MLflow may be configured to trust the certificate
         except (OSError, http.client.HTTPException):  # the latter where another protocol is spoken
             return False
-
-
-def experiment_ids(folder: Path, place: str) -> dict[str, str]:
-    """Return the ids of a study's experiments at a destination: ``study``, and ``arms`` once there is a report.
-
-    Args:
-        folder: the study's folder.
-        place: name of the destination.
-    """
-    ids: _Ids = read_json(folder / PAGES, type_adapter(_Ids).validate_python) or {}
-    return ids.get(place, {})
 
 
 def embedded_database(root: Path) -> Address:
@@ -335,6 +322,11 @@ def describe_foreign_file(database: Path) -> str:
     return "" if not tables or "experiments" in tables else "it holds another program's tables"
 
 
+def open_to_read(database: Path) -> closing[sqlite3.Connection]:
+    """Open a SQLite file, which is not changed, for the duration of a block."""
+    return closing(sqlite3.connect(f"file:{quote(str(database))}?mode=ro", uri=True))
+
+
 def _tables(database: Path) -> set[str]:
     """Return the names of the tables of a SQLite file.
 
@@ -344,7 +336,7 @@ def _tables(database: Path) -> set[str]:
     if not database.exists():
         return set()
     try:
-        with closing(sqlite3.connect(f"file:{quote(str(database))}?mode=ro", uri=True)) as connection:
+        with open_to_read(database) as connection:
             return {name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")}
     except sqlite3.OperationalError:  # locked by a writer, or cannot be opened: MLflow reports the error
         return {"experiments"}

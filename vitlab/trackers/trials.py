@@ -83,9 +83,8 @@ class TrialRuns:
     intact: set[str] = field(default_factory=set)  #: runs that hold what was delivered
     created: bool = False  #: True if a run was created since the last :meth:`match`
     _studies: list[Run] = field(default_factory=list)  #: runs of the study itself, by version
-    _numbers: Mapping[str, int] = field(default_factory=dict)  #: places of the arms in the design
     _filed: set[str] = field(default_factory=set)  #: identities of the trials that have files
-    _runs: dict[str, list[StoredRun]] = field(default_factory=dict)  #: runs of each trial, by identity
+    _runs: dict[str, list[Run]] = field(default_factory=dict)  #: runs of each trial, by identity
     _places: dict[str, str] = field(default_factory=dict)  #: addresses of the files of runs
 
     def match(self, runs: Iterable[Run], trials: Sequence[TrackedTrial], marks: Mapping[str, RunMark]) -> None:
@@ -96,35 +95,36 @@ class TrialRuns:
         server restored from a backup, is not intact.
         """
         self.created = False
-        self._numbers = records.numbers(self.plan)
         self._filed = {item.identity for item in sorted(trials, key=lambda item: item.planned.seed)[:FILED]}
         self.intact.clear()
         self._studies.clear()
         items = {item.identity: item for item in trials}
         self._runs = {identity: [] for identity in items}
         for run in runs:
-            tags, stored = run.data.tags, self._stored(run)
+            tags, run_id = run.data.tags, run.info.run_id
+            self._places[run_id] = run.info.artifact_uri
             if "vitlab.trial" not in tags:
-                self._studies += [run] if stored.root == self.root else []
+                self._studies += [run] if tags.get("vitlab.root") == self.root else []
                 continue
             identity = trial_identity(tags["vitlab.trial"], tags.get("vitlab.code", ""), tags.get("vitlab.arm", ""))
             if identity not in items:
-                self._supersede(stored)
+                self._supersede(run)
                 continue
             self.metrics.update(run.data.metrics)  # also of runs whose marks are lost, for the views
             mark, own = marks.get(identity), self._runs[identity]
-            if mark is None or mark.run != stored.id:
-                own.append(stored)
+            if mark is None or mark.run != run_id:
+                own.append(run)
                 continue
-            own.insert(0, stored)
-            content = _Content(Path(), tags=self._tags(items[identity]), params=dict(items[identity].params))
-            self._send(stored.id, content.without_stored(run))  # the plan may have changed since
+            own.insert(0, run)
+            item = items[identity]
+            content = _Content(Path(), tags=records.tags(self.plan, item.planned, item.kind), params=dict(item.params))
+            self._send(run_id, content.without_stored(run))  # the plan may have changed since
             if not _lacks_data(run, mark):
                 self.intact.add(mark.run)
         for own in self._runs.values():
             for index in reversed(range(len(own))):
-                if own[index].training in [run.training for run in own[:index]]:
-                    self.client.delete_run(own.pop(index).id)
+                if _training(own[index]) in map(_training, own[:index]):
+                    self.client.delete_run(own.pop(index).info.run_id)
 
     def verify(self, marks: Mapping[str, RunMark]) -> None:
         """Compare the study's metric and the number of files of every run with those delivered.
@@ -145,11 +145,11 @@ class TrialRuns:
     def study_run(self, status: str) -> Run:
         """Find or create the run of this version of the study, and bring it up to date; supersede the others."""
         tags = {"vitlab.kind": "study", "vitlab.study": self.plan.study, "vitlab.root": self.root}
-        tags |= {"vitlab.version": self.plan.version, **records.page_tags({}, "")}
+        tags |= {"vitlab.version": self.plan.version, **records.page_tags((), "")}
         current: Run | None = None
         for run in self._studies.copy():
             if run.data.tags.get("vitlab.version") != self.plan.version:
-                self._supersede(self._stored(run))
+                self._supersede(run)
             elif current is None:
                 current = run
                 self._send(run.info.run_id, _Content(Path(), tags=tags).without_stored(run))
@@ -194,8 +194,8 @@ class TrialRuns:
     def _find(self, news: TrialUpdate) -> Run | None:
         """Return the run of a training with its present content; None if there is none."""
         training = (str(news.began), "") if news.began else ("", self.root)
-        runs = [run for run in self._runs[news.item.identity] if run.training == training]
-        return self.client.get_run(runs[0].id) if runs else None
+        runs = [run for run in self._runs[news.item.identity] if _training(run) == training]
+        return self.client.get_run(runs[0].info.run_id) if runs else None
 
     def _create(self, news: TrialUpdate, tags: Mapping[str, str]) -> Run:
         """Create the run of a training; runs of earlier trainings of the trial are superseded."""
@@ -209,22 +209,19 @@ class TrialRuns:
         )
         self.created = True
         self.delivered["runs"] += 1
-        self._runs[news.item.identity].insert(0, self._stored(run))
-        return run
-
-    def _stored(self, run: Run) -> StoredRun:
-        """Note where the files of a run are, and return the rest that is needed of it."""
         self._places[run.info.run_id] = run.info.artifact_uri
-        kind, root, began = (run.data.tags.get(f"vitlab.{name}", "") for name in ("kind", "root", "began"))
-        training = (began, "" if began else root)
-        return StoredRun(run.info.run_id, run.info.run_name, run.info.status, kind, root, training)
+        self._runs[news.item.identity].insert(0, run)
+        return run
 
     def _content(self, news: TrialUpdate, mark: RunMark | None, place: Path) -> _Content:
         """Return what an update adds to a run; files are written to ``place``."""
         end, result = news.end, news.end.result if news.end is not None else None
         content = _Content(place)
         if mark is None:
-            content.tags, content.params = self._tags(news.item), dict(news.item.params)
+            content.tags, content.params = (
+                records.tags(self.plan, news.item.planned, news.item.kind),
+                dict(news.item.params),
+            )
         for event in news.events:
             if event.kind == "metrics":
                 content.points += records.points(event)
@@ -307,17 +304,14 @@ class TrialRuns:
         mark.artifacts = max(mark.artifacts, content.files)
         mark.images |= content.images
 
-    def _tags(self, item: TrackedTrial) -> dict[str, str]:
-        """Return the tags that follow from the plan."""
-        return records.tags(self.plan, item.planned, item.kind, self._numbers)
-
-    def _supersede(self, run: StoredRun) -> None:
+    def _supersede(self, run: Run) -> None:
         """Mark a run of this output folder as superseded, also by its name and colour."""
-        if run.root == self.root and run.kind != SUPERSEDED:
-            tags = {"vitlab.kind": SUPERSEDED, RUN_NAME: PREFIX + run.name, records.COLOUR: GREY}
-            self._send(run.id, _Content(Path(), tags=tags))
-            if run.status in (RUNNING, SCHEDULED):
-                self.client.set_terminated(run.id, KILLED)
+        tags, run_id = run.data.tags, run.info.run_id
+        if tags.get("vitlab.root") == self.root and tags.get("vitlab.kind") != SUPERSEDED:
+            name = PREFIX + run.info.run_name
+            self._send(run_id, _Content(Path(), tags={"vitlab.kind": SUPERSEDED, RUN_NAME: name, records.COLOUR: GREY}))
+            if run.info.status in (RUNNING, SCHEDULED):
+                self.client.set_terminated(run_id, KILLED)
 
 
 @dataclass
@@ -341,16 +335,10 @@ class _Content:
         return replace(self, tags=tags, params=params)
 
 
-class StoredRun(NamedTuple):
-    """What is needed of a run from one trial to the next; MLflow's own object takes 50 kB."""
-
-    id: str
-    name: str
-    status: str
-    kind: str
-    root: str  #: the output folder that has delivered it
-    training: tuple[str, str]
-    """What distinguishes the trainings of a trial: when a training began, or else the output folder."""
+def _training(run: Run) -> tuple[str, str]:
+    """Return what distinguishes the trainings of a trial: when a training began, or else the output folder."""
+    began, root = (run.data.tags.get(f"vitlab.{name}", "") for name in ("began", "root"))
+    return began, "" if began else root
 
 
 def count_files(client: MlflowClient, run: str, place: str) -> int:
