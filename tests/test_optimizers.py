@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from vitlab.engines.base import train
-from vitlab.engines.vmap import Joint
+from vitlab.engines.vmap import join_optimizers
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
 from vitlab.registry import slot
@@ -338,7 +338,7 @@ def test_joint_steps_equal_single_steps(name: str) -> None:
     for count in (1, 3):
         alone, together = ([vit(seed, dtype=torch.float32) for seed in range(count)] for _ in range(2))
         separate, members = ([built(one, model) for model in models] for models in (alone, together))
-        joint = Joint(members)
+        joint = join_optimizers(members)
         for step in range(12):
             for models, optimizers in ((alone, separate), (together, members)):
                 for seed, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
@@ -346,7 +346,8 @@ def test_joint_steps_equal_single_steps(name: str) -> None:
                     set_gradients(list(model.parameters()), step + 100 * seed)
             for optimizer in separate:
                 optimizer.step()
-            joint.step()
+            for one in joint:
+                one.step()
         assert all(same(a.state_dict(), b.state_dict()) for a, b in zip(alone, together, strict=True))
         for optimizer, member in zip(separate, members, strict=True):
             states = [[states_of(part) for part in getattr(each, "parts", [each])] for each in (optimizer, member)]
@@ -356,12 +357,13 @@ def test_joint_steps_equal_single_steps(name: str) -> None:
 @pytest.mark.parametrize("name", ["adam", "adamw"])
 def test_joint_step_of_adam_is_one_call_of_the_kernel(name: str) -> None:
     models = [vit(seed, dtype=torch.float32) for seed in range(2)]
-    joint = Joint([built(component(name, lr=RATE), model) for model in models])
+    joint = join_optimizers([built(component(name, lr=RATE), model) for model in models])
     for step in range(2):
         for seed, model in enumerate(models):
             set_gradients(list(model.parameters()), step + 100 * seed)
         with profile(activities=[ProfilerActivity.CPU]) as recorded:
-            joint.step()
+            for one in joint:
+                one.step()
     calls = {event.key: event.count for event in recorded.key_averages()}
     kernels = [name for name in calls if "fused_adam" in name]
     assert len(kernels) == 1 and calls[kernels[0]] <= 2, "one for each weight decay"
@@ -373,7 +375,7 @@ def test_joint_step_leaves_out_parameters_without_gradient(name: str) -> None:
     one = component(name, lr=RATE)
     alone, together = ([vit(seed, dtype=torch.float32) for seed in range(2)] for _ in range(2))
     separate, members = ([built(one, model) for model in models] for models in (alone, together))
-    joint = Joint(members)
+    joint = join_optimizers(members)
     for step in range(4):
         for models in (alone, together):
             for seed, model in enumerate(models):
@@ -382,7 +384,8 @@ def test_joint_step_leaves_out_parameters_without_gradient(name: str) -> None:
                     next(model.parameters()).grad = None
         for optimizer in separate:
             optimizer.step()
-        joint.step()
+        for one in joint:
+            one.step()
     assert all(same(a.state_dict(), b.state_dict()) for a, b in zip(alone, together, strict=True))
 
 
@@ -396,7 +399,8 @@ def test_orthogonal_steps_of_all_trials_are_one_iteration_per_shape(monkeypatch:
     members = [built(component("muon"), model) for model in models]
     for model in models:
         set_gradients(list(model.parameters()), 0)
-    Joint(members).step()
+    for one in join_optimizers(members):
+        one.step()
     assert sorted(sizes) == [(6, 8, 8), (6, 8, 16), (6, 8, 16), (6, 16, 8), (18, 8, 8)]  # (6, 16, 8) is transposed
 
 

@@ -15,12 +15,13 @@ other norms and MLPs, dropout) run their own forward, vectorised over trials, on
 tokens, width).
 
 K trials; B images, C channels, I by J patches of h by w pixels, N patches, F = C*h*w; T tokens, D width, O another
-width, M = T * B; H heads, E channels of a head; Q tokens as queries, S the same as keys.
+width, M = T * B; H heads, E channels of a head; Q tokens as queries, S the same as keys.  The tensors of
+``rows``, parameters and buffers by name, have the trials on axis 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple, cast
 
@@ -41,15 +42,12 @@ from vitlab.components.position.additive import Additive, Conditional
 from vitlab.engines.base import engine
 from vitlab.engines.batch_last_kernels import Attend, Normalise, Rotate, apply_affine_map
 from vitlab.engines.vmap import Vmap
-from vitlab.models.contract import Model
+from vitlab.models.contract import Model, State
 from vitlab.models.vit import ViT
 from vitlab.training.evaluation import forward_logits
 from vitlab.training.loop import Training
 from vitlab.training.losses import Value
 from vitlab.training.objective.supervised import Supervised
-
-Rows = Mapping[str, Tensor]
-"""Parameters and buffers by name, each with the trials on axis 0."""
 
 ATTENTION_PARTS = (nn.Linear, nn.ModuleList, softmax.OneHead, norm.NoNorm, Dropout)
 """Classes of the supported attentions' submodules; derived classes are not supported."""
@@ -72,11 +70,11 @@ class BatchLast(Vmap):
             training.model, training.spec.precision, training.feed.device
         )
 
-    def _compute_losses(self, rows: Rows, x_KBCHW: Tensor, y_KB: Tensor, draws: noise.Draws) -> Value:
+    def _compute_losses(self, rows: State, x_KBCHW: Tensor, y_KB: Tensor, draws: noise.Draws) -> Value:
         first, head = self.trainings[0], HeadOnly(self.module)
         criterion = cast(Supervised, first.objective).criterion
 
-        def loss(rows: Rows, x_BTD: Tensor, y_B: Tensor, draws: noise.Draws) -> Value:
+        def loss(rows: State, x_BTD: Tensor, y_B: Tensor, draws: noise.Draws) -> Value:
             with noise.drawing(draws):
                 return criterion(forward_logits(head, x_BTD, first.spec.precision, rows), y_B)
 
@@ -84,11 +82,11 @@ class BatchLast(Vmap):
         losses: Value = vmap(loss)(head.tensors_of_head(rows), x_KBTD, y_KB, draws)
         return losses
 
-    def _compute_views(self, rows: Rows, x_BCHW: Tensor, y_B: Tensor) -> dict[str, Tensor]:
+    def _compute_views(self, rows: State, x_BCHW: Tensor, y_B: Tensor) -> dict[str, Tensor]:
         first, head = self.trainings[0], HeadOnly(self.module)
         x_KBTD = BatchLastForward(head.model, rows).features(x_BCHW[None], count_tokens_read(head.model))
 
-        def logits(rows: Rows, x_BTD: Tensor) -> dict[str, Tensor]:
+        def logits(rows: State, x_BTD: Tensor) -> dict[str, Tensor]:
             return forward_logits(head, x_BTD, first.spec.precision, rows)
 
         views: dict[str, Tensor] = vmap(logits)(head.tensors_of_head(rows), x_KBTD)
@@ -108,7 +106,7 @@ class HeadOnly(Model):
     def logits_by_head(self, output: Any) -> dict[str, Tensor]:
         return self.model.logits_by_head(output)
 
-    def tensors_of_head(self, rows: Rows) -> dict[str, Tensor]:
+    def tensors_of_head(self, rows: State) -> dict[str, Tensor]:
         """Return the tensors of this part by their names here."""
         return {f"model.{name}": row for name, row in rows.items() if name.startswith(("fc_norm.", "head."))}
 
@@ -129,7 +127,7 @@ class BatchLastForward:
         draws: The sources of their layers' random draws, with the trials on axis 0; None if they draw nothing.
     """
 
-    def __init__(self, model: ViT, rows: Rows, draws: noise.Draws | None = None) -> None:
+    def __init__(self, model: ViT, rows: State, draws: noise.Draws | None = None) -> None:
         self.model = model
         self.rows = rows
         self.draws = draws
@@ -220,7 +218,7 @@ class BatchLastForward:
         y_KDM = apply_affine_map(rows["proj.weight"], rows.get("proj.bias"), y_KHEQB.flatten(3).flatten(1, 2))
         return self._apply_part(f"{at}.proj_drop", y_KDM.view(trials, width, -1, images))
 
-    def _queries_keys_values(self, rows: Rows, x_KDTB: Tensor, queries: int | None) -> Sequence[Tensor]:
+    def _queries_keys_values(self, rows: State, x_KDTB: Tensor, queries: int | None) -> Sequence[Tensor]:
         """Return the queries (K, D, Q * B), and keys and values (K, 2 * D, M) of all tokens."""
         weight_KOD, bias_KO = rows["qkv.weight"], rows.get("qkv.bias")
         sizes = [x_KDTB.shape[1], 2 * x_KDTB.shape[1]]
@@ -265,7 +263,7 @@ class BatchLastForward:
         """Call a part of each trial with its own weights, and with inputs that have the trials on axis 0."""
         call_part = _PartCall(self.model.get_submodule(at), call)
 
-        def one(row: Tensor, rows: Rows, draws: noise.Draws | None, *inputs: Tensor) -> Any:
+        def one(row: Tensor, rows: State, draws: noise.Draws | None, *inputs: Tensor) -> Any:
             with noise.drawing(draws) if draws is not None else nullcontext():
                 return functional_call(call_part, dict(rows), inputs)
 
@@ -300,7 +298,7 @@ def _to_KDTB(x_KBTD: Tensor) -> Tensor:
     return x_KBTD.permute(0, 3, 2, 1).contiguous()
 
 
-def _tensors_of_part(at: str, rows: Rows) -> dict[str, Tensor]:
+def _tensors_of_part(at: str, rows: State) -> dict[str, Tensor]:
     """Return the tensors of a part by their names in it."""
     return {name.removeprefix(f"{at}."): row for name, row in rows.items() if name.startswith(f"{at}.")}
 

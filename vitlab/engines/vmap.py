@@ -89,7 +89,8 @@ class Vmap(Engine):
             values.append(training.micro_batches.combine_losses(parts, training.parameters))
             training.apply_learning_rate()
             training.clip_gradients()
-        self.optimizers.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         for training, value in zip(self.trainings, values, strict=True):
             training.after_step(value)
 
@@ -140,7 +141,7 @@ class Vmap(Engine):
                     evaluations.append(training.add_feature_metrics(accumulator.result(split)))
         self.module.train()
         for training in self.trainings:
-            training.exclude_time(time.perf_counter() - began)
+            training.exclude_time_since(began)
         return results
 
     def _compute_losses(self, rows: State, x_KBCHW: Tensor, y_KB: Tensor, draws: noise.Draws) -> Value:
@@ -189,7 +190,7 @@ class Vmap(Engine):
         for name, _ in self.module.named_buffers():
             self.frozen[name] = self._stack_as_views([model.get_buffer(name) for model in models])
         self.parameters = {name: [parameters[name] for parameters in weights] for name in self.trainable}
-        self.optimizers = Joint([training.optimizer for training in self.trainings])
+        self.optimizers = join_optimizers([training.optimizer for training in self.trainings])
 
     def _stack_as_views(self, tensors: Sequence[Tensor]) -> Tensor:
         """Stack the tensors of the trials and make each a view of its row."""
@@ -205,30 +206,6 @@ class Vmap(Engine):
 _ADAMS, _SGDS = (torch.optim.Adam, torch.optim.AdamW), (torch.optim.SGD,)
 ADAMS, SGDS = (*_ADAMS, *map(without_compile_hooks, _ADAMS)), (*_SGDS, *map(without_compile_hooks, _SGDS))
 """Classes of elementwise optimizers; a derived class may compute another step."""
-
-
-class Joint:
-    """Optimizers of several models that step together, with one call for all parameters of equal settings.
-
-    Torch's elementwise optimizers, and those with the attribute ``joint_safe``, are joined: their result for a
-    parameter does not depend on the others, bitwise, and they count no steps per group.  Each optimizer keeps its own
-    state, and loads none from then on.  Other optimizers step one by one.
-    """
-
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        parts = [part for one in optimizers for part in (one.parts if isinstance(one, Composite) else [one])]
-        by_type: defaultdict[type, list[torch.optim.Optimizer]] = defaultdict(list)
-        self._steps: list[torch.optim.Optimizer | _Joined] = []
-        for part in parts:
-            if type(part) in (*ADAMS, *SGDS) or getattr(part, "joint_safe", False):
-                by_type[type(part)].append(part)
-            else:
-                self._steps.append(part)
-        self._steps += map(_Joined, by_type.values())
-
-    def step(self) -> None:
-        for one in self._steps:
-            one.step()
 
 
 class _Joined:
@@ -296,3 +273,19 @@ class _Joined:
             amsgrad=False,
             maximize=False,
         )
+
+
+def join_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.optim.Optimizer | _Joined]:
+    """Return optimizers of several models as ones that step together, one call for all parameters of equal settings.
+
+    Torch's elementwise optimizers, and those with the attribute ``joint_safe``, are joined: their result for a
+    parameter does not depend on the others, bitwise, and they count no steps per group.  Each optimizer keeps its own
+    state, and loads none from then on.  Other optimizers step one by one.
+    """
+    parts = [part for one in optimizers for part in (one.parts if isinstance(one, Composite) else [one])]
+    by_type: defaultdict[type, list[torch.optim.Optimizer]] = defaultdict(list)
+    alone: list[torch.optim.Optimizer] = []
+    for part in parts:
+        is_joined = type(part) in (*ADAMS, *SGDS) or getattr(part, "joint_safe", False)
+        (by_type[type(part)] if is_joined else alone).append(part)
+    return [*alone, *map(_Joined, by_type.values())]

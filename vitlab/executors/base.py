@@ -20,8 +20,6 @@ The driver decides on retries, according to ``run.retries``; see :class:`vitlab.
 - A worker that ends without a report is ``lost``, whatever its exit code.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time

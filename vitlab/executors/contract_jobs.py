@@ -3,8 +3,6 @@
 It imports no torch unless a trial is trained.  See :mod:`vitlab.testing.executors`.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -5,8 +5,6 @@ the driver too.  The first Ctrl-C makes the trial write a checkpoint and stop, t
 to the terminal rather than to ``log.txt``.
 """
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections import deque
@@ -31,17 +29,13 @@ class Inline(Executor):
     """
 
     in_driver = True
+    slots: int = 1  #: jobs run one after another in this process
 
     def __init__(self, run: RunSpec) -> None:
         super().__init__(run)
         self._jobs: deque[Job] = deque()
         self._ends: list[JobEnd] = []
         self._stop = threading.Event()
-
-    @property
-    def slots(self) -> int:
-        """Return 1: jobs run one after another in this process."""
-        return 1
 
     def submit(self, job: Job) -> None:
         """Queue the job; :meth:`poll` runs it."""

@@ -80,6 +80,8 @@ class Local(PollingExecutor):
         UserError: if ``run.device`` is cuda and there is no GPU, or there are fewer than it requests.
     """
 
+    slots: int = 1  #: worker processes at once
+
     def __init__(self, run: RunSpec) -> None:
         super().__init__(run)
         self._gpus = machine.usable_gpus() if run.device in ("auto", "cuda") else []
@@ -99,11 +101,11 @@ class Local(PollingExecutor):
                 places = max(1, min(places, budget // cores_per_trial))
         else:  # one trial at a time on the only GPU of a Mac
             places = run.workers or (1 if run.device == "mps" else max(1, budget // cores_per_trial))
-        self._slots = min(run.workers or places, places)
+        self.slots = min(run.workers or places, places)
         shared_out = not self._gpus or run.resources.cpu is not None
-        fits = shared_out and cores_per_trial * self._slots <= budget
-        cuts = [index * len(cores) // self._slots for index in range(self._slots + 1)]
-        self._shares = [cores[begin:end] for begin, end in pairwise(cuts)] if fits else [[]] * self._slots
+        fits = shared_out and cores_per_trial * self.slots <= budget
+        cuts = [index * len(cores) // self.slots for index in range(self.slots + 1)]
+        self._shares = [cores[begin:end] for begin, end in pairwise(cuts)] if fits else [[]] * self.slots
         self._running: dict[int, _Worker] = {}  # by sentinel
         # Otherwise the interpreter would wait at exit for workers that nothing stops.
         atexit.register(self._close_pipes)
@@ -112,11 +114,6 @@ class Local(PollingExecutor):
     def prepare(cls) -> None:
         """Start the fork server, which takes seconds to import torch; it ends with this process if it is not used."""
         fork_server.start()
-
-    @property
-    def slots(self) -> int:
-        """Return how many worker processes run at once."""
-        return self._slots
 
     def submit(self, job: Job) -> None:
         """Start a job once a GPU has room.  The first job waits until the fork server has imported torch."""
@@ -174,7 +171,7 @@ class Local(PollingExecutor):
     def _start_worker(self, job: Job, gpu: str) -> None:
         used = {running.place for running in self._running.values()}
         place = min(set(range(len(used) + 1)) - used)
-        share = self._shares[place] if place < self._slots else []
+        share = self._shares[place] if place < self.slots else []
         arguments = job, self.worker_environment(job, gpu), share
         try:
             process, pipe = fork_server.start_process(worker.run_piped_worker, arguments, job.name)

@@ -7,8 +7,6 @@ a GPU never sum to more than 1.  A trial's memory use is known after its first s
 before that: two trials that do not fit together would otherwise both fail in their first step.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import platform

@@ -24,8 +24,6 @@ resumes from the last checkpoints, which are at most a minute old.
 **Address.**  ``auto`` is the cluster on this machine or the one named by RAY_ADDRESS, ``HOST:PORT`` another one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

@@ -26,8 +26,6 @@ Slurm's controller does not answer, nothing is submitted and nothing is lost.
 the next one finds the packs.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math
@@ -127,6 +125,7 @@ class Slurm(PollingExecutor):
     """
 
     several_nodes = True
+    slots: int = 1  #: trials at once
 
     def __init__(
         self,
@@ -143,8 +142,8 @@ class Slurm(PollingExecutor):
         super().__init__(run)
         self._submitit = _import_submitit()
         self._pack = pack if run.resources.nodes == 1 else 1
-        self._slots = min(run.workers or self._pack * jobs, self._pack * jobs)
-        self._jobs = min(jobs, math.ceil(self._slots / self._pack))
+        self.slots = min(run.workers or self._pack * jobs, self._pack * jobs)
+        self._jobs = min(jobs, math.ceil(self.slots / self._pack))
         self._requeues = requeues
         self._partition, self._gres = sbatch.get("partition"), gres
         self._parameters: dict[str, Any] = {
@@ -180,11 +179,6 @@ class Slurm(PollingExecutor):
         command = ["sbatch", "--parsable", "--requeue", *(f"--{name}={value}" for name, value in flags.items())]
         job_id = _run_command(*command, input=script).strip().partition(";")[0]
         return f"Slurm job {job_id}", f"scancel {job_id}"
-
-    @property
-    def slots(self) -> int:
-        """Return how many trials run at once."""
-        return self._slots
 
     def submit(self, job: Job) -> None:
         """Queue a job for the next pack, which :meth:`poll` submits when fewer than ``jobs`` packs are in Slurm.

@@ -20,8 +20,6 @@ A trial on several machines (``run.resources.nodes``) is the same command under 
 process a machine: ``torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:PORT -m ...``.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import math

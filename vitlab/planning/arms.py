@@ -4,8 +4,6 @@ In: a study, and the changes of its arms by :mod:`vitlab.spec.design`.  Out: a :
 whose options :mod:`vitlab.planning.resolve` has completed; and the trials of an arm, with their keys.
 """
 
-from __future__ import annotations
-
 import ast
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence

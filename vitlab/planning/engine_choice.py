@@ -8,8 +8,6 @@ seeds by ``batch_last`` take 0.83 to 0.96 of the time up to 37 tokens with 8 cha
 positions, and 0.98 to 1.17 at 50 and 65 tokens with 8 channels.
 """
 
-from __future__ import annotations
-
 import heapq
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -138,7 +136,7 @@ def shape_digest(trial: Trial) -> str:
     decoded for every batch, is part of the digest.
     """
     beside = (*FREE, *LENGTHS, "evaluations")
-    spec = _drop_keys(trial.spec, train=beside, data=AUGMENT)
+    spec = _drop_keys(trial.spec, beside)
     if any(Choice.of(change).options.get("of") == "picture" for change in trial.spec.data.options.get("augment", ())):
         spec["data"]["of"] = "picture"
     return key_of(spec)[:32]
@@ -159,7 +157,7 @@ def batch_key(trial: Trial) -> str:
     Such trials differ in seeds and in :data:`FREE` and :data:`AUGMENT` alone.  They share their validation and test
     images, because they are evaluated together.
     """
-    spec = _drop_keys(trial.spec, train=FREE, data=AUGMENT)
+    spec = _drop_keys(trial.spec, FREE)
     return json.dumps([spec, trial.seeds["split"], trial.data, trial.code], sort_keys=True)
 
 
@@ -213,10 +211,10 @@ def _estimate_duration(sizes: Iterable[int], places: int) -> int:
     return max(free_at)
 
 
-def _drop_keys(spec: TrialSpec, train: Sequence[str], data: Sequence[str]) -> NewTree:
-    """Return a spec in plain values without some keys of ``train`` and ``data``."""
+def _drop_keys(spec: TrialSpec, keys: Sequence[str]) -> NewTree:
+    """Return a spec in plain values without these keys of ``train``, and those of :data:`AUGMENT`."""
     tree = spec.plain()
-    for part, names in (("train", train), ("data", data)):
+    for part, names in (("train", keys), ("data", AUGMENT)):
         tree[part] = {name: value for name, value in tree[part].items() if name not in names}
     return tree
 

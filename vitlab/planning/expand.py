@@ -8,8 +8,6 @@ The steps, each in a file of its own: :mod:`~vitlab.spec.design` lists the chang
 and makes its key, :mod:`~vitlab.planning.match` and :mod:`~vitlab.planning.tune` choose further values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -9,8 +9,9 @@ floating-point operations, and a GPU attains about 0.4 of its peak rate in train
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from math import floor, log10
 from typing import TYPE_CHECKING, Any
 
@@ -83,20 +84,22 @@ class Matcher:
         if not is_number(now):
             raise Unmatched(f"it has no number at {knob}")
         unit = _knob_spacing(trial, knob, now)
-        found: dict[int, tuple[ResolvedTrial, float]] = {}
-        tried: set[int] = set()
+
+        @cache
+        def candidate(k: int) -> tuple[ResolvedTrial, float] | None:
+            """Return the trial at the k-th value and its relative difference; None if the arm cannot take it."""
+            with suppress(Faults):
+                other = at(k * unit if isinstance(unit, int) else round(k * unit, 9))
+                if not other.incompatibility:
+                    return other, self.relative_difference(other, reference)
+            return None
 
         def off(k: int) -> float | None:
-            """Return the relative difference at the k-th value; None if the arm cannot take it."""
-            if k not in tried:
-                tried.add(k)
-                with suppress(Faults):
-                    other = at(k * unit if isinstance(unit, int) else round(k * unit, 9))
-                    if not other.incompatibility:
-                        found[k] = other, self.relative_difference(other, reference)
-            return found[k][1] if k in found else None
+            found = candidate(k)
+            return found and found[1]
 
-        near = [(k, found[k]) for k in _bracket_target(off, max(1, round(now / unit)))]
+        places = _bracket_target(off, max(1, round(now / unit)))
+        near = [(k, found) for k in places if (found := candidate(k)) is not None]
         if not near:
             raise Unmatched(
                 f"no value of {knob} that was tried gives an arm that can be trained; choose another match.knob, or "
@@ -187,8 +190,8 @@ def match_arms(resolver: ArmResolver, matcher: Matcher, arms: Sequence[ResolvedA
     ]
 
 
-def find_mistakes(match: Match, plain: Tree, design: Sequence[Changes]) -> list[tuple[Path, str]]:
-    """Return the mistakes in a ``match`` that show before any cost is counted, as places and sentences.
+def find_mistakes(match: Match, plain: Tree, design: Sequence[Changes]) -> Iterator[tuple[Path, str]]:
+    """Yield the mistakes in a ``match`` that show before any cost is counted, as places and sentences.
 
     Args:
         match: the ``match`` of the study.
@@ -196,23 +199,20 @@ def find_mistakes(match: Match, plain: Tree, design: Sequence[Changes]) -> list[
         design: the changes of every arm.
     """
     if not isinstance(plain.get("model"), Mapping):
-        return []  # the model's own mistakes are reported already
-    knob = match.knob
+        return  # the model's own mistakes are reported already
+    knob, place = match.knob, ("match", "knob")
     if knob in LENGTHS and match.quantity != "train_macs":
-        sentence = f"{knob} does not change {match.quantity}; match train_macs, or by a number of the model"
-        return [(("match", "knob"), sentence)]
-    if not is_number(value_at(plain, keys_of(knob))) or not (knob in LENGTHS or knob.startswith("model.")):
+        yield place, f"{knob} does not change {match.quantity}; match train_macs, or by a number of the model"
+    elif not is_number(value_at(plain, keys_of(knob))) or not (knob in LENGTHS or knob.startswith("model.")):
         length = next(name for name in LENGTHS if value_at(plain, keys_of(name)) is not None)
         numbers = [path for path, value in flatten(plain["model"], "model").items() if is_number(value)] + [length]
-        sentence = f"the base has no number '{knob}' to match by.{nearest(knob, numbers)} Knobs: {', '.join(numbers)}."
-        return [(("match", "knob"), sentence)]
-    return [
-        (
-            place,
-            f"the design sets {knob}, for which 'match' solves; match by another knob, or remove it from the design",
+        hint = nearest(knob, numbers)
+        yield place, f"the base has no number '{knob}' to match by.{hint} Knobs: {', '.join(numbers)}."
+    else:
+        sentence = (
+            f"the design sets {knob}, for which 'match' solves; match by another knob, or remove it from the design"
         )
-        for place in places_of_knob(knob, design)
-    ]
+        yield from ((where, sentence) for where in places_of_knob(knob, design))
 
 
 def places_of_knob(knob: str, design: Sequence[Changes]) -> list[Path]:

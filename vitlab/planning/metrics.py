@@ -1,7 +1,5 @@
 """The metrics that a study's trials report: their facts, the goal of the analysis, and mistakes in naming them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress

@@ -3,8 +3,6 @@
 In a checkout ``vitlab/pipelines`` is a link to ``pipelines``; a wheel has copies of the files in its place.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

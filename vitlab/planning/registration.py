@@ -5,8 +5,6 @@ each arm trains are frozen once a trial has ended.  A later change of the file t
 labelled exploratory.  So is a comparison whose results existed before it was registered.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -6,8 +6,6 @@ Examples: ``model.dim % model.heads == 0``, ``not (model.patch_size == 2 and mod
 expression is parsed and walked, never evaluated by Python; only the operators listed here are allowed.
 """
 
-from __future__ import annotations
-
 import ast
 import itertools
 import operator

@@ -7,8 +7,6 @@ files: ``plan.json``, ``study.yaml``, ``changes.json``, ``run.json`` (time, file
 A version is named by a digest of the content, without code, ``run`` and the location of data.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

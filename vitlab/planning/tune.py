@@ -4,11 +4,9 @@ Every combination of values is trained at full length with seeds that no reporte
 the plan under the key of the arm without the tuned knobs, and is reused until the arm or the tuning changes.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from vitlab.errors import Path, Problem, SpecError
@@ -67,8 +65,8 @@ def find_mistakes(
     at: Callable[[Values], ResolvedTrial],
     reported: Metrics,
     design: Sequence[Changes],
-) -> list[tuple[Path, str]]:
-    """Return the mistakes in a ``tune`` that show before any training, as places and sentences.
+) -> Iterator[tuple[Path, str]]:
+    """Yield the mistakes in a ``tune`` that show before any training, as places and sentences.
 
     Args:
         study: the study.
@@ -78,13 +76,10 @@ def find_mistakes(
     """
     tune = study.tune
     assert tune is not None
-    faults: list[tuple[Path, str]] = []
     rivals = math.prod(map(len, tune.knobs.values()))
     trials = rivals * tune.seeds * (len(design) if tune.per == "arm" else 1)
     if trials > MAX_TRIALS:
-        faults.append(
-            (("tune",), f"{rivals:,} combinations make {trials:,} trainings; a tuning has at most {MAX_TRIALS:,}")
-        )
+        yield ("tune",), f"{rivals:,} combinations make {trials:,} trainings; a tuning has at most {MAX_TRIALS:,}"
     for position, (knob, values) in enumerate(tune.knobs.items()):
         place: Path = ("tune", "knobs", knob)
         indices_by_sentence: dict[str, list[int]] = {}
@@ -95,27 +90,20 @@ def find_mistakes(
                 for _, sentence in error.faults:
                     indices_by_sentence.setdefault(sentence, []).append(index)
         # A mistake that all values of a knob share is reported once, at the knob.
-        faults += [
-            (place if len(indices) == len(values) else (*place, indices[0]), sentence)
-            for sentence, indices in indices_by_sentence.items()
-        ]
-        faults += [
-            (where, f"the design sets {knob}, which 'tune' chooses; remove it from one of the two")
-            for where in places_of_knob(knob, design)
-        ]
+        for sentence, indices in indices_by_sentence.items():
+            yield place if len(indices) == len(values) else (*place, indices[0]), sentence
+        for where in places_of_knob(knob, design):
+            yield where, f"the design sets {knob}, which 'tune' chooses; remove it from one of the two"
         if study.match is not None and paths_overlap(knob, study.match.knob):
-            faults.append((place, f"{knob} cannot be tuned: 'match' solves for {study.match.knob}"))
-        faults += [
-            (place, f"{knob} and {other} cannot both be tuned, because one contains the other; remove one")
-            for other in list(tune.knobs)[:position]
-            if paths_overlap(knob, other)
-        ]
+            yield place, f"{knob} cannot be tuned: 'match' solves for {study.match.knob}"
+        for other in list(tune.knobs)[:position]:
+            if paths_overlap(knob, other):
+                yield place, f"{knob} and {other} cannot both be tuned, because one contains the other; remove one"
     select, own = selection_metric(tune, study.analysis), study.analysis.metric.partition("/")[2]
     if select.partition("/")[2] != own and goal_of(select, reported) not in (None, study.analysis.goal):
         goal, other = study.analysis.goal, "min" if study.analysis.goal == "max" else "max"
         sentence = f"the goal of {select} is {other}, and that of the analysis {goal}; select by a metric with its goal"
-        faults.append((("tune", "select"), sentence))
-    return faults
+        yield ("tune", "select"), sentence
 
 
 def plan_tunings(

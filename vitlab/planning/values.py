@@ -307,8 +307,8 @@ class Plan:
             {
                 **data,
                 "trials": with_specs(data["trials"]),
-                "pending": with_specs(data.get("pending", ())),
-                "tuning": [{**item, "rivals": [*map(rival, item["rivals"])]} for item in data.get("tuning", ())],
+                "pending": with_specs(data["pending"]),
+                "tuning": [{**item, "rivals": [*map(rival, item["rivals"])]} for item in data["tuning"]],
             },
         )
         names = {arm.name for arm in plan.arms}

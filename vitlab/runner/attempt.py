@@ -285,7 +285,7 @@ class Attempt:
         with self.training.averaged_weights():
             file = self.folder.path / f"weights-{name}.safetensors"
             write_weights(file, self.training.model.state_dict(), self.input_spec)
-        self.training.exclude_time(time.perf_counter() - began)
+        self.training.exclude_time_since(began)
 
     def spent_s(self) -> float:
         """Return the seconds of all attempts at the trial so far."""

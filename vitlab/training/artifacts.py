@@ -127,7 +127,7 @@ def _hash_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def write_predictions(file: Path, predictions: Mapping[str, Columns], labels: Sequence[str] = ()) -> None:
+def write_predictions(file: Path, predictions: Mapping[str, Columns], labels: Sequence[str]) -> None:
     """Write predictions as Parquet, one row per image and split, without fsync.
 
     Columns are ``split``, ``id`` (the index in the official split) and the values of the evaluation: ``label,

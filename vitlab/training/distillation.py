@@ -226,7 +226,7 @@ class InputAdapter:
 
 
 def soft_target_loss(
-    student_BK: Tensor, teacher_BK: Tensor, tau: float, reduction: Literal["numel", "batchmean"] = "numel"
+    student_BK: Tensor, teacher_BK: Tensor, tau: float, reduction: Literal["numel", "batchmean"]
 ) -> Tensor:
     """Return tau^2 times the Kullback-Leibler divergence of the student from the teacher at temperature ``tau``.
 

@@ -191,9 +191,7 @@ def _gradient_or_zeros(parameter: nn.Parameter) -> Tensor:
 
 
 @contextmanager
-def join_process_group(
-    rank: int, count: int, place: Path, device: torch.device, nodes: int = 1
-) -> Iterator[ProcessGroup]:
+def join_process_group(rank: int, count: int, place: Path, device: torch.device, nodes: int) -> Iterator[ProcessGroup]:
     """Join the process group inside the block; on GPUs each process uses a GPU of its own.
 
     Args:

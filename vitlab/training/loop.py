@@ -382,11 +382,11 @@ class Training:
                 "scaling": self.scaling.state_dict() if self.scaling is not None else None,
             }
         )
-        self.exclude_time(time.perf_counter() - began)
+        self.exclude_time_since(began)
 
-    def exclude_time(self, seconds: float) -> None:
-        """Exclude seconds spent on saving or evaluating from the measured speed of training."""
-        self._interval_began += seconds
+    def exclude_time_since(self, began: float) -> None:
+        """Exclude the time spent on saving or evaluating from the measured speed of training."""
+        self._interval_began += time.perf_counter() - began
 
     def load(self, state: State) -> None:
         """Restore the state that :meth:`save` wrote."""

@@ -50,7 +50,7 @@ def build_metrics(
 
 
 def find_added_metrics(
-    data: DataInfo, chosen: Sequence[ResolvedChoice], without_labels: str = ""
+    data: DataInfo, chosen: Sequence[ResolvedChoice], without_labels: str
 ) -> tuple[list[int], list[tuple[int, str]]]:
     """Return the indices of the metrics a trial adds to the standard ones, and the errors by index.
 
@@ -59,7 +59,7 @@ def find_added_metrics(
     Args:
         data: What the model sees.
         chosen: The metrics that the trial names.
-        without_labels: The trial's objective, if it trains no predictions.
+        without_labels: The trial's objective if it trains no predictions, else empty.
     """
     standard = [] if without_labels else _standard_choices(data)
     components = [(choice.component, choice.options) for choice in standard]

@@ -44,7 +44,7 @@ class Setup:
     spec: TrainSpec
     seeds: Mapping[str, int]
     steps: int  #: length of the training
-    distillation: Distillation | None = None
+    distillation: Distillation | None
 
 
 class Objective(ABC):

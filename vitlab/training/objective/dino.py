@@ -152,10 +152,11 @@ class DINO(Objective):
         return {"": -(self._sharpen(self._outputs(self.module.teacher, x)) * self._student_logs(x)).sum(1)}
 
     def after_step(self, step: int) -> None:
-        """Move the teacher towards the student."""
+        """Move weights and statistics of the teacher towards the student's; copy its integer buffers."""
         progress = (step - 1) / max(1, self.setup.steps)
         share = 1 - (1 - self.momentum) * (1 + math.cos(math.pi * progress)) / 2
-        self.module.update_teacher(1 - share)
+        # The statistics of batch normalisation belong to the weights: the teacher, in evaluation mode, updates none.
+        move_towards(self.module.teacher.state_dict(), self.student.state_dict(), 1 - share)
 
     def _outputs(self, model: Projected, x_BCHW: Tensor) -> Tensor:
         with autocast(x_BCHW.device, self.setup.spec.precision):
@@ -199,11 +200,6 @@ class SelfDistillation(Model):
         super().train(mode)
         self.teacher.eval()
         return self
-
-    def update_teacher(self, share: float) -> None:
-        """Move weights and statistics of the teacher by a share towards the student's; copy its integer buffers."""
-        # The statistics of batch normalisation belong to the weights: the teacher, in evaluation mode, updates none.
-        move_towards(self.teacher.state_dict(), self.student.state_dict(), share)
 
 
 class Projected(nn.Module):
