@@ -39,7 +39,7 @@ def test_compiled_is_one_graph_and_equals_loop(
         graphs.append(graph)
         return graph.forward
 
-    monkeypatch.setattr(engine, "backend", staticmethod(backend))
+    monkeypatch.setattr("vitlab.engines.compiled.BACKEND", backend)
     how: dict[str, Any] = {"precision": "fp64", "model": {"depth": 1}, "steps": 8, "mix": {"mixup": 0.2}}
     before, after = [[training(seed, **how) for seed in range(count)] for _ in range(2)]
     expected, results = train(before, Loop), train(after, engine)
@@ -66,7 +66,7 @@ def test_part_that_breaks_graph_is_trained_by_loop_with_reason(tmp_path: Path, m
         torch._dynamo.graph_break()
         return forward(self, x_BTD)  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(Compiled, "backend", "eager")
+    monkeypatch.setattr("vitlab.engines.compiled.BACKEND", "eager")
     monkeypatch.setattr(mlp, "forward", breaking)
     items, looped = work(tmp_path / "compiled", trial(0)), work(tmp_path / "loop", trial(0))
     run_together(items, replace(SETTINGS, engine="compiled"))

@@ -41,8 +41,8 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from vitlab.components.base import inside_vmap
 from vitlab.data.prepare import Feed, prepare
+from vitlab.engines import compiled as compiling
 from vitlab.engines.base import Engine
-from vitlab.engines.compiled import compile_loss
 from vitlab.engines.vmap import Vmap
 from vitlab.errors import VitlabError
 from vitlab.registry import list_entries, slot
@@ -169,7 +169,8 @@ def graphs_of(arm: Arm, engine: str) -> int | str:
     try:
         if engine == "loop":
             training = arm.training()
-            training.compiled_loss = compile_loss(training, counter)
+            compiling.BACKEND = counter
+            training.compiled_loss = compiling.compile_loss(training)
             training.train_step()
             training.train_step()
         else:

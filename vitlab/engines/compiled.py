@@ -10,7 +10,7 @@ numbers.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from vitlab.engines.vmap import Vmap
 from vitlab.training.loop import LossFunction, Training
 from vitlab.training.losses import Value
 
+BACKEND: Any = "inductor"  #: of ``torch.compile``; only tests replace it
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -30,7 +32,6 @@ class Compiled(Loop):
     """Trainings, one after another, whose forward and backward passes are compiled."""
 
     fallback = "loop"
-    backend: ClassVar[str] = "inductor"  #: of ``torch.compile``
 
     @classmethod
     def incompatibility(cls, training: Training) -> str | None:
@@ -41,7 +42,7 @@ class Compiled(Loop):
         with self._raise_engine_failed():
             torch.compiler.reset()  # otherwise graphs of earlier trainings of this process count towards a limit
             for training in self.trainings:
-                training.compiled_loss = compile_loss(training, self.backend)
+                training.compiled_loss = compile_loss(training)
 
 
 @engine.register("compiled_vmap")
@@ -53,7 +54,6 @@ class CompiledVmap(Vmap):
 
     fallback = "vmap"
     benchmarked = False
-    backend: ClassVar[str] = "inductor"  #: of ``torch.compile``
 
     @classmethod
     def incompatibility(cls, training: Training) -> str | None:
@@ -63,17 +63,12 @@ class CompiledVmap(Vmap):
         super().__init__(trainings)
         with self._raise_engine_failed():
             torch.compiler.reset()
-            self._compute_losses = _compile_function(self._compute_losses, self.backend)  # type: ignore[method-assign]
+            self._compute_losses = _compile_function(self._compute_losses)  # type: ignore[method-assign]
 
 
-def compile_loss(training: Training, backend: str) -> LossFunction:
-    """Return the loss function of a training, compiled to one graph at its first call.
-
-    Args:
-        training: The training.
-        backend: Backend of ``torch.compile``.
-    """
-    compiled = _compile_function(training.compute_loss, backend)
+def compile_loss(training: Training) -> LossFunction:
+    """Return the loss function of a training, compiled to one graph at its first call."""
+    compiled = _compile_function(training.compute_loss)
     device = training.feed.device
 
     def compute_loss(x_BCHW: Tensor, target: Tensor, draws: noise.Draws) -> Value:
@@ -83,13 +78,13 @@ def compile_loss(training: Training, backend: str) -> LossFunction:
     return compute_loss
 
 
-def _compile_function(function: Function, backend: str) -> Function:
+def _compile_function(function: Function) -> Function:
     # The function reads torch's stack of interpreters, which cannot be traced and is constant in a graph.
     torch.compiler.assume_constant_result(inside_vmap)  # type: ignore[no-untyped-call]
     # As torch.use_deterministic_algorithms sets it, which :func:`vitlab.runner.execution.torch_settings` avoids.
     deterministic = torch.are_deterministic_algorithms_enabled()
-    options: Any = {"deterministic": deterministic} if backend == "inductor" else None
-    compiled: Any = torch.compile(function, backend=backend, fullgraph=True, dynamic=False, options=options)
+    options: Any = {"deterministic": deterministic} if BACKEND == "inductor" else None
+    compiled: Any = torch.compile(function, backend=BACKEND, fullgraph=True, dynamic=False, options=options)
     return compiled  # torch types it as any callable
 
 

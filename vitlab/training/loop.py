@@ -208,7 +208,7 @@ class Training:
         # Not every part has equally many labels, so a mean over the batch weighs the means of its parts.
         weight = 1.0 if self.micro_batches.whole else self.objective.weight(batch.y_B)
         weighted = loss.total * weight
-        torch.autograd.backward(weighted if self.scaling is None else self.scaling.scale(weighted))
+        torch.autograd.backward(weighted if self.scaling is None else self.scaling.scaler.scale(weighted))
         return WeightedLoss(loss.detached(), weight)
 
     def _draw_for_one(self, rows: range) -> tuple[Batch, noise.Draws]:

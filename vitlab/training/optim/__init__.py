@@ -276,13 +276,8 @@ class LossScaling:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._scaler = torch.amp.GradScaler(device.type)
+        self.scaler = torch.amp.GradScaler(device.type)
         self._skipped = torch.zeros((), device=device)  # steps since the last measurement
-
-    def scale(self, loss: Tensor) -> Tensor:
-        """Return the scaled loss."""
-        scaled: Tensor = self._scaler.scale(loss)
-        return scaled
 
     def step(
         self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], clip_grad: float | None
@@ -294,13 +289,13 @@ class LossScaling:
             parameters: Its parameters.
             clip_grad: The largest global norm of the gradient; None for any.
         """
-        self._scaler.unscale_(optimizer)
+        self.scaler.unscale_(optimizer)
         # Needed without clipping as well: a norm that is not finite tells a skipped step.
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         if clip_grad is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, clip_grad, norm)
-        self._scaler.step(optimizer)
-        self._scaler.update()
+        self.scaler.step(optimizer)
+        self.scaler.update()
         self._skipped += ~norm.isfinite()
 
     def pop_skipped_steps(self) -> float:
@@ -311,9 +306,9 @@ class LossScaling:
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return the scale, the number of steps since it changed, and the number of skipped steps."""
-        return {"scaler": self._scaler.state_dict(), "skipped": self._skipped}
+        return {"scaler": self.scaler.state_dict(), "skipped": self._skipped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
-        self._scaler.load_state_dict(state["scaler"])
+        self.scaler.load_state_dict(state["scaler"])
         self._skipped.copy_(state["skipped"])
