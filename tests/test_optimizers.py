@@ -346,8 +346,8 @@ def test_joint_steps_equal_single_steps(name: str) -> None:
                     set_gradients(list(model.parameters()), step + 100 * seed)
             for optimizer in separate:
                 optimizer.step()
-            for one in joint:
-                one.step()
+            for joined in joint:
+                joined.step()
         assert all(same(a.state_dict(), b.state_dict()) for a, b in zip(alone, together, strict=True))
         for optimizer, member in zip(separate, members, strict=True):
             states = [[states_of(part) for part in getattr(each, "parts", [each])] for each in (optimizer, member)]
@@ -362,8 +362,8 @@ def test_joint_step_of_adam_is_one_call_of_the_kernel(name: str) -> None:
         for seed, model in enumerate(models):
             set_gradients(list(model.parameters()), step + 100 * seed)
         with profile(activities=[ProfilerActivity.CPU]) as recorded:
-            for one in joint:
-                one.step()
+            for joined in joint:
+                joined.step()
     calls = {event.key: event.count for event in recorded.key_averages()}
     kernels = [name for name in calls if "fused_adam" in name]
     assert len(kernels) == 1 and calls[kernels[0]] <= 2, "one for each weight decay"
@@ -384,8 +384,8 @@ def test_joint_step_leaves_out_parameters_without_gradient(name: str) -> None:
                     next(model.parameters()).grad = None
         for optimizer in separate:
             optimizer.step()
-        for one in joint:
-            one.step()
+        for joined in joint:
+            joined.step()
     assert all(same(a.state_dict(), b.state_dict()) for a, b in zip(alone, together, strict=True))
 
 
@@ -399,8 +399,8 @@ def test_orthogonal_steps_of_all_trials_are_one_iteration_per_shape(monkeypatch:
     members = [built(component("muon"), model) for model in models]
     for model in models:
         set_gradients(list(model.parameters()), 0)
-    for one in join_optimizers(members):
-        one.step()
+    for joined in join_optimizers(members):
+        joined.step()
     assert sorted(sizes) == [(6, 8, 8), (6, 8, 16), (6, 8, 16), (6, 16, 8), (18, 8, 8)]  # (6, 16, 8) is transposed
 
 
