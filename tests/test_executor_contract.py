@@ -202,8 +202,8 @@ class NotHere(Local):
         (CancelsAtOnce, r"job 'stop' ended as lost \(.* after cancel; a job that writes a checkpoint"),
         (CancelsInName, r"process \d+ of a job still runs 2 s after cancel; cancel leaves no process"),
         (ReportsTwice, "poll reports the end of job 'kill' twice, .* every submitted job ends exactly once"),
-        (SubmitRaises, r"submit raises an exception, which ends the run: ConnectionError\('no queue'\)"),
-        (PollRaises, r"poll raises an exception, which ends the run: ConnectionError\('no queue'\)"),
+        (SubmitRaises, r"submit raises an exception, which ends the run: ConnectionError: no queue"),
+        (PollRaises, r"poll raises an exception, which ends the run: ConnectionError: no queue"),
         (
             PollBlocks,
             r"poll\(0.4\) took .* s, and no job ended; it waits up to timeout_s for the first end, and no longer",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -215,7 +216,7 @@ class Unwritten(Good):
         (Draws, "tokens differs under a state that was saved and loaded; .*: .*draw by vitlab.plugin.noise"),
         (Counts, "tokens differs under a state that was saved and loaded; .*: register what it keeps"),
         (Drops, "fails under torch.vmap; draw by vitlab.plugin.Dropout, or do not declare it: .*random operation"),
-        (Unwritten, "mlp 'bad': its options are written as JSON and read again: TypeError"),
+        (Unwritten, "its options are written as JSON and read again: TypeError"),
         (Transposes, r"on a square grid and a class token: tokens has shape \(3, 16, 17\); expected \(3, 17, 16\)"),
         (Widens, r"in bfloat16: tokens is torch.float32 for an input of torch.bfloat16"),
         (Divides, "tokens has values that are not finite"),
@@ -366,6 +367,30 @@ def test_bad_head_is_caught() -> None:
         testing.check_component("head", "bad")
 
 
+def test_independent_faults_are_reported_together_with_line_of_class() -> None:
+    @mlp.register("twice wrong")
+    class TwiceWrong(MLP):
+        def __init__(self, g: Geometry, *, scale: float = 1.0) -> None:
+            super().__init__()
+            self.scale = scale
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x - x.mean(dim=0)).float() * self.scale
+
+    line = inspect.getsourcelines(TwiceWrong)[1]
+    with pytest.raises(AssertionError) as failure:
+        testing.check_component("mlp", "twice wrong")
+    lines = str(failure.value).split("\n")
+    assert all(each.startswith(f"mlp 'twice wrong' (tests/test_testing.py:{line}): ") for each in lines)
+    for words in (
+        "needs a docstring",
+        "is pickled by reference",
+        "depends on the other samples",
+        "float32 for an input",
+    ):
+        assert any(words in each for each in lines), words
+
+
 def test_unknown_name_is_refused() -> None:
     with pytest.raises(AssertionError, match="Did you mean 'swiglu'"):
         testing.check_component("mlp", "swigul")
@@ -387,7 +412,9 @@ def test_unimportable_component_is_caught() -> None:
         """A class in a function, which workers cannot import."""
 
     mlp.register("local")(Local)
-    with pytest.raises(AssertionError, match=r"mlp 'local': (is pickled by reference|must be found again)"):
+    with pytest.raises(
+        AssertionError, match=r"mlp 'local' \(.*test_testing.py:\d+\): (is pickled by reference|must be found again)"
+    ):
         testing.check_component("mlp", "local")
 
 

@@ -22,13 +22,14 @@ import json
 import pickle
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest import SkipTest
 
 from vitlab import registry
 from vitlab.geometry import Geometry
 from vitlab.spec import Choice
-from vitlab.testing.assertions import about
+from vitlab.testing.assertions import about, check_each, place_of
 from vitlab.testing.data import check_augment, check_dataset
 from vitlab.testing.executors import check_executor
 from vitlab.testing.models import check_model, check_part, check_scheme
@@ -159,7 +160,8 @@ def check_component(slot: str, choice: str | Mapping[str, Any]) -> None:
         choice: such as ``rope2d``, ``distribution:rope2d``, or with options ``{"type": "rope2d", "theta": 10}``.
 
     Raises:
-        AssertionError: with the component, its behaviour and the expected behaviour.
+        AssertionError: with the component, the line of its class, its behaviour and the expected behaviour; a line for
+            each check that fails, of those that do not depend on each other.
         unittest.SkipTest: with the reason, if a component cannot be used here, such as an executor without its cluster
             or a data set without its files; pytest reports the test as skipped.
     """
@@ -168,17 +170,23 @@ def check_component(slot: str, choice: str | Mapping[str, Any]) -> None:
     component_slot, name = registry.slot(slot), Choice.of(choice).type
     with about(f"{slot} '{name}'"):
         cls, _ = component_slot.find(name)
+    with about(f"{slot} '{name}'{place_of(cls)}"):
         with about("its options"):
             options = component_slot.options(cls).model_fields
         required = [option for option, field in options.items() if field.is_required()]
-        _check_declaration(slot, name, cls, options, required)
+        checks = [
+            partial(_check_options, slot, name, cls, options, required),
+            partial(_check_docstring, slot, name, cls),
+            partial(_check_pickling, cls),
+        ]
         if required and isinstance(choice, str):
+            check_each(*checks)
             raise SkipTest(f"needs {required[0]}: give its options, as in {{'type': '{name}', '{required[0]}': ...}}")
-        CHECKS[slot](component_slot.resolve(choice))
+        check_each(*checks, lambda: CHECKS[slot](component_slot.resolve(choice)))
 
 
-def _check_declaration(slot: str, name: str, cls: type, options: Collection[str], required: Sequence[str]) -> None:
-    """Check what can be seen of a component without building it; ``required`` options have no default."""
+def _check_options(slot: str, name: str, cls: type, options: Collection[str], required: Sequence[str]) -> None:
+    """Check the options of a component, of which ``required`` ones have no default."""
     if CHECKS[slot] is check_part:
         sizes = ", ".join(sorted(set(options) & set(Geometry.__dataclass_fields__)))
         assert not sizes, f"has the option {sizes}: remove it, it is a size of the model; read it from g"
@@ -193,11 +201,17 @@ def _check_declaration(slot: str, name: str, cls: type, options: Collection[str]
             assert again == plain, f"{again} is not {plain}"
         with about("its options are described by 'vitlab schema'"):
             component_slot.options(cls).model_json_schema()
+
+
+def _check_docstring(slot: str, name: str, cls: type) -> None:
     doc = cls.__doc__ or ""
     assert doc.strip(), "needs a docstring: its first line is what vitlab list prints"
     assert not doc.startswith("\n"), "the docstring begins with one sentence, not a new line"
     if slot in ("position", "attention") and name.rpartition(":")[2] != "none":
         docs = [base.__doc__ or "" for base in cls.__mro__ if base.__module__.partition(".")[0] != "torch"]
         assert any("Reference:" in doc for doc in docs), "add the paper to the docstring: 'Reference: arXiv:…'"
+
+
+def _check_pickling(cls: type) -> None:
     with about("is pickled by reference, in which form workers receive it"):
         assert pickle.loads(pickle.dumps(cls)) is cls, "must be found again under its module and name"

@@ -3,9 +3,11 @@
 A check is an ``assert`` whose message is a sentence; the blocks around it say what the sentence is about.
 """
 
+import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from traceback import FrameSummary
 from typing import Any
 from unittest import SkipTest
 
@@ -17,19 +19,44 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from vitlab.components.base import State
-from vitlab.errors import VitlabError
+from vitlab.registry.plugins import format_frame, sentence_with_place
 
 
 @contextmanager
 def about(what: str) -> Iterator[None]:
-    """Begin the sentence of a failed assertion with what it is about; other exceptions become assertions, too."""
+    """Begin every line of a failed assertion with what it is about; other exceptions become assertions, too."""
     try:
         yield
     except (AssertionError, SkipTest) as error:
-        error.args = (f"{what}: {error}",)  # the same exception, whose traceback leads to the check
+        # The same exception, whose traceback leads to the check.
+        error.args = ("\n".join(f"{what}: {line}" for line in str(error).split("\n")),)
         raise
     except Exception as error:
-        raise AssertionError(f"{what}: {error if isinstance(error, VitlabError) else repr(error)}") from error
+        raise AssertionError(f"{what}: {sentence_with_place(error)}") from error
+
+
+def check_each(*checks: Callable[[], object]) -> None:
+    """Make independent checks, and raise the failures of all together, a line each."""
+    failures = []
+    for check in checks:
+        try:
+            check()
+        except AssertionError as error:
+            failures.append(error)
+        except Exception:
+            if not failures:  # otherwise it may follow from these
+                raise
+    if failures:
+        raise AssertionError("\n".join(dict.fromkeys(map(str, failures)))) from failures[0]
+
+
+def place_of(component: type) -> str:
+    """Return `` (my_blocks.py:12)``, where a class is defined; empty if its source is not known."""
+    try:
+        file, (_, line) = inspect.getsourcefile(component), inspect.getsourcelines(component)
+    except (OSError, TypeError):
+        return ""
+    return f" ({format_frame(FrameSummary(str(file), line, component.__name__))})"
 
 
 def checked_reason(reason: str | None) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from vitlab.registry import ResolvedChoice, slot
 from vitlab.testing.assertions import (
     ONE_DEVICE,
     about,
+    check_each,
     check_gradient,
     check_type,
     checked_reason,
@@ -61,7 +63,7 @@ def check_part(choice: ResolvedChoice) -> None:
         case = _Case(choice, g)
         with about(f"on {what}"):
             if (reason := case.refusal()) is None:
-                _check_case(case)
+                check_each(*(partial(check, case) for check in _checks_of(case)))
                 cases.append(case)
             else:
                 reasons.append(f"{what}: {reason}")
@@ -174,20 +176,18 @@ class _Probe(nn.Module):
         return out
 
 
-def _check_case(case: _Case) -> None:
-    _check_values(case)
-    _check_state(case)
-    _check_devices(case)
-    _check_bfloat16(case)
-    _check_samples_independent(case)
-    if case.choice.component.vmap_safe:
-        _check_vmap(case)
-    if case.choice.slot == "position":
-        _check_position(case)
-    if case.choice.slot == "attention":
-        _check_attention(case)
-    if case.choice.slot == "head":
-        _check_tokens_read(case)
+def _checks_of(case: _Case) -> list[Callable[[_Case], None]]:
+    """Return the checks of a part, each of which another one may fail."""
+    of_slot = {"position": _check_position, "attention": _check_attention, "head": _check_tokens_read}
+    return [
+        _check_values,
+        _check_state,
+        _check_devices,
+        _check_bfloat16,
+        _check_samples_independent,
+        *[_check_vmap] * case.choice.component.vmap_safe,
+        *[check for name, check in of_slot.items() if name == case.choice.slot],
+    ]
 
 
 def _check_values(case: _Case) -> None:
