@@ -811,6 +811,9 @@ def test_list_and_show_agree(tmp_path: Path) -> None:
     rows = parsed(printed)
     assert (code, err) == (0, "") and {row["slot"] for row in rows} == set(registry.SLOT_MODULES)
     assert vitlab.list_components().to_dict("records") == rows
+    shown = str(vitlab.list_components("position")).split("\n")
+    assert max(map(len, shown)) <= 80 and "..." not in shown[0] and shown[0].split() == ["name", "slot", "summary"]
+    assert shown[-1] == "columns: name, slot, origin, target, summary"
     assert vitlab.list_components("norm")["slot"].tolist() == ["norm"] * len(registry.slot("norm").names())
     assert repr(registry.slot("norm")).startswith("<Slot norm: ") and "layernorm" in repr(registry.slot("norm"))
     code, printed, err = call("list")

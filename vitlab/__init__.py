@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from vitlab.errors import SpecError, UserError, VitlabError
     from vitlab.judging.judgement import judge
     from vitlab.lab import run
-    from vitlab.registry.slots import list_components
-    from vitlab.report.api import compare, history, load, predictions, results
+    from vitlab.report.api import compare, history, list_components, load, predictions, results
 
 __all__ = [
     "SpecError",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.fields import FieldInfo
@@ -20,7 +20,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent, nearest
 from vitlab.imports import import_object
 from vitlab.registry import plugins
-from vitlab.registry.options import Options, ResolvedChoice, check_arguments, option_names, options_model
+from vitlab.registry.options import Options, ResolvedChoice, option_names, options_model
 from vitlab.registry.plugins import raise_as_broken
 from vitlab.registry.slot_modules import (
     BUILT_IN,
@@ -34,9 +34,6 @@ from vitlab.registry.slot_modules import (
 from vitlab.spec.choice import PARTS, SLOT_MARK, TOGETHER, Choice, choice_schema
 from vitlab.spec.mistakes import NESTED, collect_mistakes, foreign_model_hint
 from vitlab.spec.tree import Tree
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 T = TypeVar("T")
 
@@ -361,24 +358,6 @@ def list_entries(name: str | None = None) -> list[Entry]:
         return [entry for each in SLOT_MODULES for entry in list_entries(each)]
     slot_module_name(name)  # raises for a name that no slot has
     return sorted(_entries(name), key=lambda entry: (entry.name, str(entry.origin)))
-
-
-@check_arguments()
-def list_components(slot: str | None = None) -> pd.DataFrame:
-    """Return the components of a slot such as ``position``, or of all slots, as a frame with one row per component.
-
-    Columns: ``name``, ``slot``, ``origin`` (source and version), ``target`` (``module:Class``) and ``summary``, the
-    first line of the documentation, which installed plugins lack, because nothing is imported.  The frame also has what
-    plugin files and notebooks have registered in this process.
-
-    Raises:
-        UserError: if no slot has that name; the message gives the nearest name and all slots.
-    """
-    import pandas as pd
-
-    # In a narrow terminal, pandas leaves out columns in the middle.
-    columns = ["name", "slot", "origin", "target", "summary"]
-    return pd.DataFrame(map(vars, list_entries(slot)), columns=columns).astype("string")
 
 
 def _entries(slot: str) -> list[Entry]:

@@ -22,6 +22,7 @@ from vitlab.planning.study_folder import (
     version_name,
 )
 from vitlab.planning.values import Plan
+from vitlab.registry import list_entries
 from vitlab.registry.options import check_arguments
 from vitlab.report import frame
 from vitlab.report.report import collect
@@ -98,7 +99,7 @@ class Answer:
 
     def history(self) -> pd.DataFrame:
         """Return the curves, see :func:`vitlab.history`."""
-        return frame.history(self.plan, self.store)
+        return _history(self.plan, self.store)
 
     def __repr__(self) -> str:
         return f"<Answer {self.plan.study}: {self._counts}; {self.report}>"
@@ -208,7 +209,7 @@ def history(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     Raises:
         UserError: if the study has not been run in ``out``.
     """
-    return frame.history(*open_study(path, out=out))
+    return _history(*open_study(path, out=out))
 
 
 @check_arguments()
@@ -260,9 +261,35 @@ def load(
     return load_model(store.folder(plan.find(arm, seed).trial))
 
 
+@check_arguments()
+def list_components(slot: str | None = None) -> pd.DataFrame:
+    """Return the components of a slot such as ``position``, or of all slots, as a frame with one row per component.
+
+    Columns: ``name``, ``slot``, ``origin`` (source and version), ``target`` (``module:Class``) and ``summary``, the
+    first line of the documentation, which installed plugins lack, because nothing is imported.  The frame also has what
+    plugin files and notebooks have registered in this process.
+
+    Raises:
+        UserError: if no slot has that name; the message gives the nearest name and all slots.
+    """
+    import pandas as pd
+
+    from vitlab.report.notebook import Results
+
+    columns = ["name", "slot", "origin", "target", "summary"]
+    table = pd.DataFrame(map(vars, list_entries(slot)), columns=columns).astype("string")
+    return Results.showing(table, ["name", "slot", "summary"])
+
+
 def status_command(plan: Plan, store: Store) -> str:
     """Return the command that prints the progress of a study, the reasons of failures and the paths of logs."""
     return shlex.join(["vitlab", "status", plan.study, *store.out_option])
+
+
+def _history(plan: Plan, store: Store) -> pd.DataFrame:
+    from vitlab.report.notebook import Results
+
+    return Results.showing(frame.history(plan, store), ["arm", "seed", "step", "metric", "value"])
 
 
 def _find_version(file: Path, changes: Mapping[str, Any], study: Path) -> Path:

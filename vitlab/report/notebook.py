@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+MAX_TEXT = 38  #: characters of a text, so that a terminal of 80 columns shows whole rows
+
+
 class Comparison(pd.DataFrame):
     """A frame of :func:`vitlab.report.comparison.summary_frame`, or some of its rows, shown as the report does."""
 
@@ -100,7 +103,7 @@ class Comparison(pd.DataFrame):
 
 
 class Results(pd.DataFrame):
-    """A frame of :func:`vitlab.report.frame.results`, whose text has the columns that most people look for.
+    """A frame whose text has the columns that most people look for, such as of :func:`vitlab.report.frame.results`.
 
     Its slices and copies are ordinary frames.
     """
@@ -115,12 +118,20 @@ class Results(pd.DataFrame):
     @classmethod
     def of(cls, plan: Plan, store: Store) -> Results:
         """Return the results of the trials of a plan."""
-        results, metric = cls(frame.results(plan, store)), plan.analysis.metric
-        test = f"test/{metric.partition('/')[2]}"
-        results.main = ["arm", "seed", "status", frame.metric_column(plan.analysis), test, "wall_s"]
-        return results
+        test = f"test/{plan.analysis.metric.partition('/')[2]}"
+        main = ["arm", "seed", "status", frame.metric_column(plan.analysis), test, "wall_s"]
+        return cls.showing(frame.results(plan, store), main)
+
+    @classmethod
+    def showing(cls, table: pd.DataFrame, main: list[str]) -> Results:
+        """Return a frame with the columns that its text shows."""
+        shown = cls(table)
+        shown.main = main
+        return shown
 
     def __repr__(self) -> str:
         if not set(self.main) & set(self):  # renamed in place
             return super().__repr__()
-        return f"{self.filter(self.main)!r}\ncolumns: {', '.join(map(str, self))}"
+        with pd.option_context("display.max_colwidth", MAX_TEXT):
+            table = repr(self.filter(self.main))
+        return f"{table}\ncolumns: {', '.join(map(str, self))}"
