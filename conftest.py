@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import compileall
+import functools
 import gc
 import os
 import shutil
@@ -117,15 +118,36 @@ def unreachable_tracker() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def meta_models_draw_nothing() -> Iterator[None]:
-    """Skip timm's initial values on the meta device, which has none: exports try every architecture of timm there.
+    """Build each model of timm on the meta device once, without initial values: exports try every architecture there.
 
     For modules that import timm: ``pytestmark = pytest.mark.usefixtures("meta_models_draw_nothing")``.
     """
+    import timm
+    import torch
     from timm.layers import weight_init
 
-    draw = weight_init._trunc_normal_
+    from vitlab.weights import to_timm
+
+    draw, create, read = weight_init._trunc_normal_, timm.create_model, to_timm.from_timm
+    models: dict[str, Any] = {}
+
+    def create_once(name: str, **options: Any) -> Any:
+        if torch.get_default_device().type != "meta":
+            return create(name, **options)
+        key = f"{name} {options}"
+        if key not in models:
+            try:
+                models[key] = create(name, **options)
+            except Exception as error:
+                models[key] = error
+        if isinstance(models[key], Exception):
+            raise models[key].with_traceback(None)
+        return models[key]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(weight_init, "_trunc_normal_", lambda x, *bounds: x if x.is_meta else draw(x, *bounds))
+        patch.setattr(timm, "create_model", create_once)
+        patch.setattr(to_timm, "from_timm", functools.cache(read))
         yield
 
 
@@ -161,6 +183,14 @@ def _disk_is_not_waited_for() -> Iterator[None]:
         patch.setattr(os, "fsync", lambda _: None)
         patch.setattr(sqlite3.dbapi2, "connect", connect_at_leisure)  # as SQLAlchemy calls it
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _code_of_vitlab_stays() -> None:
+    """Read the code of vitlab once, as fork servers do, and not for every plan: nobody edits it meanwhile."""
+    from vitlab.identity.code import preload_digests
+
+    preload_digests()
 
 
 @pytest.fixture(autouse=True, scope="session")

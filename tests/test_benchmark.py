@@ -16,11 +16,11 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-import warm
 import yaml
 
 import vitlab
 from vitlab import report
+from vitlab.cli import cli
 from vitlab.driver import benchmark
 from vitlab.driver.session import Session, Watch
 from vitlab.engines.vmap import Vmap
@@ -211,8 +211,9 @@ def test_benchmark_of_gpu_runs_to_its_end_on_cpu(monkeypatch: pytest.MonkeyPatch
     assert [line.what.rpartition(": ")[2] for line in lines[-3:]] == ["equal to the bit"] * 3
 
     def run(command: list[str], cwd: Path, env: dict[str, str], **_: Any) -> subprocess.CompletedProcess[str]:
-        words = f"import sys; sys.argv = {command[3:]!r}; from vitlab.report import Report; Report.figures = {{}}"
-        return warm.python(f"{words}; from vitlab.cli import main; main()", cwd, env)
+        monkeypatch.chdir(cwd)
+        cli.main(command[4:], standalone_mode=False)
+        return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(gpu.subprocess, "run", run)
     assert [re.sub(r"\d+ s$", "", line.what) for line in gpu.PARTS["study"](True)] == [

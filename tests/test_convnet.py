@@ -304,18 +304,6 @@ def test_frozen_body_keeps_statistics() -> None:
     assert net.training and net.fc.training
 
 
-def test_plan_does_not_import_torchvision() -> None:
-    code = (
-        "import sys\n"
-        "from vitlab.geometry import DataInfo\n"
-        "from vitlab.models import model\n"
-        "choice = model.resolve({'type': 'resnet18', 'stem': 'small'})\n"
-        "choice.component.incompatibility(DataInfo(image=(8, 8), channels=1, classes=2), choice.options)\n"
-        "assert 'torchvision' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 # -- in a trial -------------------------------------------------------------------------------------------------------
 
 

@@ -368,21 +368,8 @@ def test_container_limits_are_respected(
     assert machine.count_usable_cores(tmp_path) == expected
 
 
-def test_fork_server_has_one_thread_and_no_plugin() -> None:
-    script = """
-        import signal, sys
-        import vitlab.runner.preload
-        status = open("/proc/self/status").read()
-        print(status.split("Threads:")[1].split()[0], "torch" in sys.modules,
-              signal.getsignal(signal.SIGINT) is signal.SIG_IGN, any(m in sys.modules for m in ("mlflow", "pandas")),
-              sys.modules["torch"].cuda.is_initialized(),
-              sys.modules["vitlab.runner.circumstances"].versions.cache_info().currsize)
-    """
-    out = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
-    assert out.stdout.split() == ["1", "True", "True", "False", "False", "1"]
-
-
-def test_trial_imports_neither_compiler_nor_pandas(tmp_path: Path) -> None:
+def test_fork_server_has_one_thread_and_no_plugin_and_trial_imports_neither_compiler_nor_pandas(tmp_path: Path) -> None:
+    """In one process, for the import of torch takes most of the time."""
     file = tmp_path / "steps.yaml"
     file.write_text(
         "study: steps\nseeds: 2\nbase:\n"
@@ -391,7 +378,13 @@ def test_trial_imports_neither_compiler_nor_pandas(tmp_path: Path) -> None:
         "  train: {steps: 1, batch_size: 16}\n"
     )
     script = """
-        import sys
+        import signal, sys
+        import vitlab.runner.preload
+        status = open("/proc/self/status").read()
+        print(status.split("Threads:")[1].split()[0], "torch" in sys.modules,
+              signal.getsignal(signal.SIGINT) is signal.SIG_IGN, any(m in sys.modules for m in ("mlflow", "pandas")),
+              sys.modules["torch"].cuda.is_initialized(),
+              sys.modules["vitlab.runner.circumstances"].versions.cache_info().currsize)
         from pathlib import Path
         from vitlab.executors import Job, JobTrial, Settings
         from vitlab.lab import plan_study
@@ -407,7 +400,7 @@ def test_trial_imports_neither_compiler_nor_pandas(tmp_path: Path) -> None:
     line = [sys.executable, "-c", textwrap.dedent(script), str(file)]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}  # without sizes of models
     out = subprocess.run(line, capture_output=True, text=True, check=True, env=environment)
-    assert out.stdout.splitlines() == ["['done', 'done'] []"] * 2
+    assert out.stdout.splitlines() == ["1 True True False False 1", *["['done', 'done'] []"] * 2]
 
 
 # -- stopping ---------------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def study(folder: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.1, 0.3, 0.7, 1.5])
+@pytest.mark.parametrize("delay_s", [0.0, 0.1, 0.7])
 def test_interrupt_at_command_start_prints_one_line(tmp_path: Path, delay_s: float) -> None:
     process = start_command(tmp_path, "plan", study(tmp_path), "--cost", "--set", "seeds=20000")
     time.sleep(delay_s)
@@ -113,8 +113,9 @@ def training(folder: Path) -> bool:
     return any('"metrics"' in file.read_text() for file in folder.glob("vitlab-runs/trials/*/*/events.jsonl"))
 
 
-@pytest.mark.parametrize("pause_s", [0.0, 0.05])
-@pytest.mark.parametrize("moment", ["planning", "starting", "training"])
+@pytest.mark.parametrize(
+    ("moment", "pause_s"), [("planning", 0.0), ("starting", 0.05), ("training", 0.0), ("training", 0.05)]
+)
 def test_many_interrupts_leave_one_line_and_no_worker(tmp_path: Path, moment: str, pause_s: float) -> None:
     process = start_command(tmp_path, "run", study(tmp_path))
     deadline = time.monotonic() + 180
@@ -144,7 +145,7 @@ def test_many_interrupts_leave_one_line_and_no_worker(tmp_path: Path, moment: st
 
 
 def test_sigterm_interrupts_run(tmp_path: Path) -> None:
-    process = start_command(tmp_path, "run", study(tmp_path))
+    process = start_command(tmp_path, "run", study(tmp_path), "--executor", "inline")
     while not training(tmp_path):
         assert process.poll() is None
         time.sleep(0.05)

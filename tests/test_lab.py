@@ -294,9 +294,7 @@ def test_background_run_can_be_followed_and_stopped(
     """Stopped as by Ctrl-C: its trials write checkpoints."""
     base = {**yaml.safe_load(study(tmp_path).read_text())["base"]}
     base["train"] = {"steps": 100_000, "batch_size": 16, "evaluations": 2000}
-    file = study(
-        tmp_path, base=base, run={"executor": "local", "workers": 1, "tracker": {"type": "mlflow", "uri": NOWHERE}}
-    )
+    file = study(tmp_path, base=base)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     words = [str(file), "--out", str(tmp_path / "out")]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import synthetic_studies
+import warm
 from job_helpers import ends, job
 
 from vitlab import report
@@ -25,13 +26,8 @@ HERE = Path(__file__).parent
 
 def without_posix(*commands: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     words = [word for command in commands for word in ("--then", *command)][1:]
-    return subprocess.run(
-        [sys.executable, str(HERE / "without_posix.py"), *words],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        check=False,
-    )
+    code = f"import sys; sys.path.insert(0, {str(HERE)!r}); sys.argv[1:] = {words!r}"
+    return warm.python(f"{code}; import without_posix; without_posix.main()", folder, os.environ)
 
 
 def test_commands_that_train_nothing_run_without_posix(tmp_path: Path) -> None:

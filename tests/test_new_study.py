@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
-from vitlab.cli import cli
+from vitlab.cli import cli, new
 from vitlab.errors import UserError
 from vitlab.planning.packaged import packaged_studies
 from vitlab.spec import read_document
@@ -22,6 +24,13 @@ def arms(file: Path | str) -> list[Any]:
     assert result.exception is None, result.exception
     planned: list[Any] = json.loads(result.stdout)["arms"]
     return planned
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _schema_is_made_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(new, "study_schema", functools.cache(new.study_schema))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -339,7 +339,7 @@ def test_joint_steps_equal_single_steps(name: str) -> None:
         alone, together = ([vit(seed, dtype=torch.float32) for seed in range(count)] for _ in range(2))
         separate, members = ([built(one, model) for model in models] for models in (alone, together))
         joint = join_optimizers(members)
-        for step in range(12):
+        for step in range(6):
             for models, optimizers in ((alone, separate), (together, members)):
                 for seed, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
                     set_learning_rates(optimizer, rate(step) * (1 if seed < 2 else 0.5))

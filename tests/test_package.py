@@ -65,7 +65,13 @@ def test_planning_imports_only_torch() -> None:
         "vitlab.training.optim.muon",
         "vitlab.data.datasets.idx",
     }
-    code = f"{called('validate', str(study))}\nimport sys; assert not {unused!r} & sys.modules.keys()"
+    convnet = (
+        "from vitlab.geometry import DataInfo\n"
+        "from vitlab.models import model\n"
+        "choice = model.resolve({'type': 'resnet18', 'stem': 'small'})\n"
+        "choice.component.incompatibility(DataInfo(image=(8, 8), channels=1, classes=2), choice.options)"
+    )
+    code = f"{called('validate', str(study))}\nimport sys; assert not {unused!r} & sys.modules.keys()\n{convnet}"
     assert heavy_after(code) == {code: ["torch"]}
 
 

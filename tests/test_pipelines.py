@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -36,8 +37,9 @@ RESNET50 = (25_557_032, 4.09)
 FASHION_MNIST = 54_000  # images to train on, a tenth held out
 
 
-def plan_of(file: Path, tmp_path: Path) -> Plan:
-    return lab.plan_study(file, out=tmp_path)[1]
+@functools.cache
+def plan_of(file: Path) -> Plan:
+    return lab.plan_study(file, out=FOLDER / "no store")[1]
 
 
 def specs(plan: Plan) -> dict[str, Any]:
@@ -46,7 +48,7 @@ def specs(plan: Plan) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(FOLDER)))
-def test_studies_plan_and_have_a_question(file: Path, tmp_path: Path) -> None:
+def test_studies_plan_and_have_a_question(file: Path) -> None:
     header = [line for line in file.read_text().splitlines() if line.startswith("#")]
     heads = [match[1] for line in header if (match := re.match(r"# (\w+) ", line))]
     assert [head for head in heads if head in ("Question", "Expect", "Cost", "Run")] == [
@@ -57,7 +59,7 @@ def test_studies_plan_and_have_a_question(file: Path, tmp_path: Path) -> None:
     ]
     name = file.relative_to(FOLDER).with_suffix("")
     assert re.search(rf"vitlab run (pipelines/)?{name}\b", "\n".join(header))
-    plan = plan_of(file, tmp_path)
+    plan = plan_of(file)
     assert plan.question and len(plan.arms) > 1
     assert not [arm.name for arm in plan.arms if arm.skip]
 
@@ -67,10 +69,10 @@ def test_study_names_are_unique() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_imagenet_sizes_equal_published(tmp_path: Path) -> None:
+def test_imagenet_sizes_equal_published() -> None:
     sizes = set()
     for file in (FOLDER / "imagenet" / f"{name}.yaml" for name in ("model_size", "patch_size", "data_scale", "recipe")):
-        plan = plan_of(file, tmp_path)
+        plan = plan_of(file)
         costs = planning.count_costs(plan)
         for arm, spec in specs(plan).items():
             model = spec["model"]
@@ -89,9 +91,9 @@ def test_imagenet_sizes_equal_published(tmp_path: Path) -> None:
     assert sizes == set(PUBLISHED)
 
 
-def test_imagenet_recipe_equals_hand_calculation(tmp_path: Path) -> None:
+def test_imagenet_recipe_equals_hand_calculation() -> None:
     """S/16 with the mean of 196 patches and a hidden layer: the cost of a part follows from its shapes."""
-    costs = planning.count_costs(plan_of(FOLDER / "imagenet" / "recipe.yaml", tmp_path))
+    costs = planning.count_costs(plan_of(FOLDER / "imagenet" / "recipe.yaml"))
     d, plain = 384, PUBLISHED["S", 16][0]
     params = {arm: cost["params"] for arm, cost in costs.items()}
     assert params["linear for MLP head"] == plain - d - 197 * d  # no class token, and fixed positions
@@ -102,8 +104,8 @@ def test_imagenet_recipe_equals_hand_calculation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", LAPTOP)
-def test_laptop_studies_have_reference_and_named_models(name: str, tmp_path: Path) -> None:
-    plan = plan_of(FOLDER / f"{name}.yaml", tmp_path)
+def test_laptop_studies_have_reference_and_named_models(name: str) -> None:
+    plan = plan_of(FOLDER / f"{name}.yaml")
     trial_specs, costs = specs(plan), planning.count_costs(plan)
     references = [arm for arm, spec in trial_specs.items() if spec["model"] == {"type": "linear"}]
     assert references and all(costs[arm]["params"] == 784 * 10 + 10 for arm in references)
@@ -121,12 +123,9 @@ def test_laptop_studies_have_reference_and_named_models(name: str, tmp_path: Pat
     assert {planned.seed for planned in plan.pending} == set(range(5))
 
 
-def test_header_numbers_equal_plan(tmp_path: Path) -> None:
+def test_header_numbers_equal_plan() -> None:
     def params(name: str) -> dict[str, int]:
-        return {
-            arm: cost["params"]
-            for arm, cost in planning.count_costs(plan_of(FOLDER / f"{name}.yaml", tmp_path)).items()
-        }
+        return {arm: cost["params"] for arm, cost in planning.count_costs(plan_of(FOLDER / f"{name}.yaml")).items()}
 
     sizes, patches = params("model_size"), params("patch_size")
     assert sizes["16x2"] == sizes["linear"] == 7850 and round(sizes["64x4"] / sizes["16x2"]) == 26
@@ -136,10 +135,10 @@ def test_header_numbers_equal_plan(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model_size", "patch_size", "data_scale"])
-def test_equal_images(name: str, tmp_path: Path) -> None:
+def test_equal_images(name: str) -> None:
     image_counts = {
         TrainSpec.model_validate(spec["train"]).images_seen()
-        for spec in specs(plan_of(FOLDER / f"{name}.yaml", tmp_path)).values()
+        for spec in specs(plan_of(FOLDER / f"{name}.yaml")).values()
     }
     assert len(image_counts) == 1
     epochs = (image_counts.pop() or 0) / FASHION_MNIST
@@ -148,8 +147,8 @@ def test_equal_images(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model_size_macs", "patch_size_macs"])
-def test_equal_work(name: str, tmp_path: Path) -> None:
-    plan = plan_of(FOLDER / f"{name}.yaml", tmp_path)
+def test_equal_work(name: str) -> None:
+    plan = plan_of(FOLDER / f"{name}.yaml")
     trial_specs, costs = specs(plan), planning.count_costs(plan)
     work = {
         arm: 3 * costs[arm]["macs"] * spec["train"]["steps"] * spec["train"]["batch_size"]

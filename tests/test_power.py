@@ -63,7 +63,7 @@ def test_spread_is_pooled_over_comparisons(tmp_path: Path) -> None:
 def test_predicted_power_is_realised_in_most_studies(tmp_path: Path) -> None:
     """The ratio of realised and predicted power is from 0.75 to 1.33 in at least 80 % of studies."""
     sd, seeds, within = 0.01, 5, 0
-    draws = np.random.default_rng(9).normal(size=(5_000, 5, seeds))
+    draws = np.random.default_rng(9).normal(size=(1_500, 5, seeds))
     for number in range(30):
         effect = dict(forecast(*stored(tmp_path / str(number), sd, arms=5, seed=number)).detectable)[seeds]
         shift = effect / sd

@@ -146,7 +146,7 @@ def test_mixed_batches_equal_timm_for_same_draws(
     assert kinds - {"none"} == expected - {"none"} and ("none" in kinds or "none" not in expected)
 
 
-@pytest.mark.parametrize("a", [0.2, 0.8, 1.0, 3.0])
+@pytest.mark.parametrize("a", [0.2, 1.0, 3.0])
 def test_mixing_weights_are_beta_distributed(a: float) -> None:
     weights = [Mixing(Mix(mixup=a), 1, 2).draw_mixing(step, 8, 8).weight for step in range(1500)]
     assert stats.kstest(weights, stats.beta(a, a).cdf).pvalue > 1e-3

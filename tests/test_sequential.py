@@ -58,11 +58,11 @@ def test_levels_of_family_leave_less_for_each_comparison() -> None:
     assert many == pytest.approx([10 * level for level in sequential_levels(BY_THREE, 0.005)])
 
 
-@pytest.mark.parametrize("sizes", [tuple(range(2, 22)), tuple(range(3, 31, 3))])
+@pytest.mark.parametrize("sizes", [tuple(range(2, 22)), tuple(range(3, 31, 9))])
 def test_levels_of_many_comparisons_lie_between_bonferroni_and_one_comparison(sizes: tuple[int, ...]) -> None:
     """The deeper the tail, the less likely is a second rejection, so the nearer are levels to what is spent."""
     spent = np.diff([0.0, *(0.05 * (size / sizes[-1]) ** 2 for size in sizes)])
-    levels = np.array([sequential_levels(sizes, 0.05, family) for family in (1, 20, 1000, 100_000)])
+    levels = np.array([sequential_levels(sizes, 0.05, family) for family in (1, 20, 100_000)])
     assert (levels[1:] <= levels[:-1] * 1.05).all() and (levels >= spent * 0.999).all()
     assert (np.diff(levels, axis=1) > 0).all()
 

@@ -30,7 +30,7 @@ from vitlab.training.loop import index_of_best
 from vitlab.weights.opening import open_model
 
 DATA = {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images": 30, "num_classes": 6}
-MODEL = {"type": "vit", "patch_size": 4, "dim": 12, "depth": 2, "heads": 2, "drop": 0.1, "drop_path": 0.2}
+MODEL = {"type": "vit", "patch_size": 4, "dim": 12, "depth": 1, "heads": 2, "drop": 0.1, "drop_path": 0.2}
 TRAIN: dict[str, Any] = {
     "steps": 60,
     "batch_size": 16,
@@ -209,6 +209,7 @@ def test_rule_is_part_of_key_unless_there_is_none(tmp_path: Path) -> None:
     assert ruled == keys(run__keep="none"), "what is kept changes no trial"
 
 
+@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize("keep", ["last", "best"])
 def test_weights_that_are_asked_for_too_late_are_named(keep: str, tmp_path: Path) -> None:
     class Ear(Watch):

@@ -114,9 +114,8 @@ def tutorial_losses(arm: str, reference: PlainViT, feed: Feed, steps: int) -> It
         optimizer.step()
 
 
-@pytest.mark.parametrize(("arm", "steps"), [(PUBLISHED, 75), (CORRECTED, 100)])
-def test_training_equals_tutorial_per_step(arm: str, steps: int) -> None:
-    """100 steps with logits; with the softmax inside, until rounding separates two trainings (see below)."""
+@pytest.mark.parametrize("arm", [PUBLISHED, CORRECTED])
+def test_training_equals_tutorial_per_step(arm: str, steps: int = 40) -> None:
     trial = planned(arm, **{"train.steps": steps, "train.evaluations": steps})
     torch.manual_seed(2)
     reference = plain(arm).double()
@@ -126,7 +125,7 @@ def test_training_equals_tutorial_per_step(arm: str, steps: int) -> None:
     mine = torch.tensor([m.metrics["train/loss"] for m in trained.history], dtype=torch.float64)
     theirs = torch.stack(list(tutorial_losses(arm, reference, feed, steps)))
     torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
-    assert theirs[0] - theirs[-20:].mean() > 0.1, "it learns nothing"
+    assert theirs[0] - theirs[-10:].mean() > 0.1, "it learns nothing"
     (batch,) = feed.evaluation("test", 512)
     hits_B = reference(batch.x_BCHW).argmax(1) == batch.y_B
     assert trained.metrics["test/accuracy"] == pytest.approx(hits_B.double().mean().item())
@@ -137,7 +136,7 @@ def gradients(network: nn.Module) -> dict[str, Tensor]:
 
 
 def test_losses_and_gradients_equal_tutorial_along_its_path() -> None:
-    """100 steps of the tutorial; losses are compared at the weights of every fourth step, gradients at every twentieth.
+    """50 steps of the tutorial; losses are compared at the weights of every fourth step, gradients at every twentieth.
 
     Nothing more can be asked of two programs: with the softmax inside, Adam blows a difference in the last bit up to
     hundredths of the loss within 200 steps.  The tutorial then parts from itself, by 1e-9 after some 75.
@@ -147,7 +146,7 @@ def test_losses_and_gradients_equal_tutorial_along_its_path() -> None:
     reference = plain(PUBLISHED).double()
     network, feed = ours(trial, reference), fed(trial)
     loss = slot("loss").build(trial.spec.train.loss)
-    for step, expected in enumerate(tutorial_losses(PUBLISHED, reference, feed, 100)):
+    for step, expected in enumerate(tutorial_losses(PUBLISHED, reference, feed, 50)):
         if step % 4:
             continue
         network.load_state_dict(network.from_canonical(canonical(reference.state_dict())))

@@ -295,16 +295,18 @@ def test_advice_of_report_reuses_every_stored_trial(here: Path) -> None:
     assert re.fullmatch(r"[0-9a-f]{40}", commit_of(here)) and commit_of(Path("lib/site-packages/studies")) == ""
     lab.run("first.yaml", out="out", changes={"question": "Why not?"})
     lab.run("other.yaml", out="out")
+    commands = []
     for name in ("first.yaml", "other.yaml"):
         changes = {"question": "Why not?"} if name == "first.yaml" else {}
         doc = json.loads(str(report.render(*open_study(name, out="out", changes=changes), "json")))
         assert doc["made"]["place"] == "In the folder that holds out"
         assert re.fullmatch(r"[0-9a-f]{40}", doc["made"]["commit"])
-        words = shlex.split(doc["made"]["command"])
-        assert words[:2] == ["vitlab", "run"]
-        done = warm.python(f"import sys; sys.argv = {words!r}; from vitlab.cli import main; main()", here, os.environ)
-        assert done.returncode == 0, done.stderr
-        assert "\n0 trained" in done.stdout
+        commands.append(shlex.split(doc["made"]["command"]))
+        assert commands[-1][:2] == ["vitlab", "run"]
+    code = f"from vitlab.cli import cli\nfor words in {commands!r}: cli.main(words[1:], standalone_mode=False)"
+    done = warm.python(code, here, os.environ)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n0 trained") == 2
     assert len(list(here.glob("**/result.json"))) == 6 and [item.name for item in here.glob("**/trials")] == ["trials"]
 
 

@@ -178,7 +178,7 @@ def test_exported_file_computes_the_same_and_a_false_one_is_deleted(
     from vitlab.weights import export
 
     info = DataInfo(image=(8, 12), channels=3, classes=5)
-    options = {"type": "vit", "dim": 16, "depth": 2, "heads": 2, "patch_size": 4, "position": ["learned", "rope2d"]}
+    options = {"type": "vit", "dim": 16, "depth": 1, "heads": 2, "patch_size": 4, "position": ["learned", "rope2d"]}
     model = slot("model").build(options, info)
     model.initialise(0)
     mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
