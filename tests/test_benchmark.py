@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import re
@@ -211,8 +212,8 @@ def test_benchmark_of_gpu_runs_to_its_end_on_cpu(monkeypatch: pytest.MonkeyPatch
     assert [line.what.rpartition(": ")[2] for line in lines[-3:]] == ["equal to the bit"] * 3
 
     def run(command: list[str], cwd: Path, env: dict[str, str], **_: Any) -> subprocess.CompletedProcess[str]:
-        monkeypatch.chdir(cwd)
-        cli.main(command[4:], standalone_mode=False)
+        with contextlib.chdir(cwd):
+            cli.main(command[4:], standalone_mode=False)
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(gpu.subprocess, "run", run)

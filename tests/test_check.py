@@ -80,11 +80,9 @@ def vitlab(folder: Path, *words: str) -> Any:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_report() -> Iterator[None]:
-    """Skip reports, which cost more than these trainings and do not affect the gate, and compare shorter traces."""
+    """Skip reports, which cost more than these trainings and do not affect the gate."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitlab.report.write", lambda *_: [])
-        patch.setattr("vitlab.regression.facts.EXACT_STEPS", 8)
-        patch.setattr("vitlab.regression.gate.LEARNING_STEPS", 60)
         yield
 
 

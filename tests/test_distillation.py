@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shutil
-import subprocess
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ import torch
 import warm
 import yaml
 from click.testing import CliRunner
-from job_helpers import run_trial
+from job_helpers import alive, run_trial, until
 from torch import Tensor, nn
 from trainings import train
 
@@ -421,21 +421,18 @@ def test_driver_killed_between_teacher_and_student_loses_nothing(tmp_path: Path)
     """SIGKILL after a teacher has ended and during a student; then the same command again."""
     slow = {**base(), "train": {"steps": 100, "batch_size": 16, "evaluations": 10}}
     file, out = study(tmp_path, base=slow, design=None, seeds=1), tmp_path / "out"
-    driver = subprocess.Popen(
-        [sys.executable, "-m", "vitlab", "run", str(file), "--out", str(out)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    words = ["vitlab", "run", str(file), "--out", str(out)]
+    code = f"import sys; sys.argv = {words!r}; from vitlab.cli import main; main()"
+    driver = warm.start(code, tmp_path, {**os.environ, "OMP_NUM_THREADS": "1"})
     (teacher,) = plan_study(file, out=out)[1].prerequisites
     patience = time.monotonic() + 120
-    while driver.poll() is None and time.monotonic() < patience:
+    while alive(driver) and time.monotonic() < patience:
         journals = [journal for journal in out.glob("trials/*/*/events.jsonl") if '"metrics"' in journal.read_text()]
         if trials(out) and any(teacher.key not in str(journal) for journal in journals):
             break
         time.sleep(0.01)
-    driver.kill()
-    driver.wait()
+    os.kill(driver, signal.SIGKILL)
+    until(lambda: not alive(driver))
     final = trials(out)
     assert len(final) == 1 and teacher.key in next(iter(final)), "it ended before it could be killed"
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from job_helpers import ends, run_trial, until
+import warm
+from job_helpers import alive, ends, run_trial, until
 
 import vitlab
 from vitlab.errors import TrialFailed, UserError
@@ -238,11 +237,13 @@ def test_two_hosts_of_torchrun_equal_one_process(folder: Any, tmp_path: Path) ->
     command = WorkerCommand(job)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    words = [sys.executable, "-P", "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
-    words += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1"]
+    words = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
+    words += ["--local-addr=127.0.0.1", *command.words[2:]]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    hosts = [subprocess.Popen([*words, *command.words[2:]], env=environment) for _ in range(2)]
-    assert [host.wait(300) for host in hosts] == [0, 0]
+    run = f"from torch.distributed.run import main; main({words!r}); open('ended well' + str(os.getpid()), 'x')"
+    hosts = [warm.start(f"import os; {run}", tmp_path, environment) for _ in range(2)]
+    until(lambda: not any(map(alive, hosts)))
+    assert all((tmp_path / f"ended well{host}").exists() for host in hosts)
     assert command.end("no report").ending == "done"
     result = done(TrialFolder(job.folder).result())
     assert result.circumstances.numerics["processes"] == 2

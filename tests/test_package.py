@@ -1,6 +1,7 @@
 """Tests of the package itself: cost of imports, and public names."""
 
 import ast
+import functools
 import importlib
 import itertools
 import json
@@ -24,6 +25,7 @@ from vitlab.cli import COMMANDS
 from vitlab.registry.slot_modules import built_ins
 
 ROOT = Path(__file__).parents[1]
+parse = functools.cache(ast.parse)  # several tests read all files
 HEAVY = ("torch", "torchvision", "mlflow", "pandas", "pyarrow", "ray", "matplotlib", "scipy", "sklearn")
 
 
@@ -188,7 +190,7 @@ def test_imports_are_declared_dependencies() -> None:
     names = {canonicalize_name(Requirement(text).name) for text in declared}
     offers = packages_distributions()
     for file in (ROOT / "vitlab").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(parse(file.read_text())):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             for module in {PARTS.get(name, name) for name in (full.partition(".")[0] for full in modules)}:
@@ -209,7 +211,7 @@ def test_every_module_is_in_the_core_or_a_wing() -> None:
 def test_public_method_has_docstring_or_implements_documented_one() -> None:
     documented, bare = {"forward"}, {}
     for file in (ROOT / "vitlab").rglob("*.py"):
-        for cls in (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ClassDef)):
+        for cls in (node for node in ast.walk(parse(file.read_text())) if isinstance(node, ast.ClassDef)):
             for method in (node for node in cls.body if isinstance(node, ast.FunctionDef)):
                 if ast.get_docstring(method):
                     documented.add(method.name)
@@ -232,7 +234,7 @@ ITS_OWN = {"vitlab/testing/__init__.py": "pickle.loads"}
 def risks(source: str) -> list[str]:
     """Return the calls of a source that execute data."""
     calls = []
-    for call in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
+    for call in (node for node in ast.walk(parse(source)) if isinstance(node, ast.Call)):
         name = ast.unparse(call.func)
         keywords = {word.arg: getattr(word.value, "value", None) for word in call.keywords}
         option, value = ONLY_WITH.get(name, ("", None))

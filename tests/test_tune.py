@@ -319,7 +319,8 @@ class Killer(Watch):
     ids=["in stage one", "before the choice", "after the choice", "in stage two"],
 )
 def test_killed_run_resumes(tuned: tuple[Path, Path, Answer], tmp_path: Path, killer: Killer, ending: int) -> None:
-    file = study(tmp_path, design=None, tune={"knobs": {LR: [1e-3, 1e-2]}})
+    short = {**BASE, "train": {**BASE["train"], "steps": 4, "evaluations": 1}}
+    file = study(tmp_path, base=short, design=None, tune={"knobs": {LR: [1e-3, 1e-2]}})
     out = tmp_path / "out"
     with pytest.raises(SystemExit, match="killed"):
         vitlab.run(file, out=out, watch=killer)

@@ -53,7 +53,7 @@ DIFFERENT = (
 
 def sample() -> list[weights_zoo.Case]:
     light = [case for case in CASES if not any(word in case.name for word in HEAVY)]
-    return [case for index, case in enumerate(light) if index % 5 == 0 or case.name in DIFFERENT]
+    return [case for index, case in enumerate(light) if index % 10 == 0 or case.name in DIFFERENT]
 
 
 @pytest.mark.parametrize("case", sample(), ids=lambda case: f"{case.section}: {case.name}")

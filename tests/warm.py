@@ -29,19 +29,29 @@ LIMIT_S = 600  #: time limit of a process; the server then ends with it
 
 def python(code: str, cwd: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """Run code as ``python -c`` does, with the imports of the server."""
-    server = _server()
-    assert server.stdin is not None and server.stdout is not None
     with tempfile.TemporaryDirectory(prefix="vitlab-warm-") as name:
         out, err = Path(name) / "out", Path(name) / "err"
-        request = {"code": code, "cwd": str(cwd.absolute()), "environment": dict(environment)}
-        server.stdin.write(json.dumps({**request, "out": str(out), "err": str(err)}) + "\n")
-        server.stdin.flush()
-        timer = threading.Timer(LIMIT_S, server.kill)
-        timer.start()
-        answer = server.stdout.readline()
-        timer.cancel()
-        assert answer, "the server of tests/warm.py has ended"
-        return subprocess.CompletedProcess([sys.executable, "-c", code], int(answer), out.read_text(), err.read_text())
+        status = _ask(code, cwd, environment, out, err)
+        return subprocess.CompletedProcess([sys.executable, "-c", code], status, out.read_text(), err.read_text())
+
+
+def start(code: str, cwd: Path, environment: Mapping[str, str]) -> int:
+    """Run code likewise without waiting for its end, and return the number of its process; nobody reads its output."""
+    return _ask(code, cwd, environment, Path(os.devnull), Path(os.devnull), waits=False)
+
+
+def _ask(code: str, cwd: Path, environment: Mapping[str, str], out: Path, err: Path, *, waits: bool = True) -> int:
+    server = _server()
+    assert server.stdin is not None and server.stdout is not None
+    request = {"code": code, "cwd": str(cwd.absolute()), "environment": dict(environment), "waits": waits}
+    server.stdin.write(json.dumps({**request, "out": str(out), "err": str(err)}) + "\n")
+    server.stdin.flush()
+    timer = threading.Timer(LIMIT_S, server.kill)
+    timer.start()
+    answer = server.stdout.readline()
+    timer.cancel()
+    assert answer, "the server of tests/warm.py has ended"
+    return int(answer)
 
 
 @functools.cache
@@ -68,8 +78,8 @@ def _serve() -> None:
         child = os.fork()
         if child == 0:
             _run_and_exit(request)
-        _, status = os.waitpid(child, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
+        answer = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if request["waits"] else child
+        print(answer, flush=True)
 
 
 def _run_and_exit(request: Mapping[str, str]) -> None:
