@@ -216,7 +216,7 @@ def test_benchmark_of_gpu_runs_to_its_end_on_cpu(monkeypatch: pytest.MonkeyPatch
             cli.main(command[4:], standalone_mode=False)
         return subprocess.CompletedProcess(command, 0)
 
-    monkeypatch.setattr(gpu.subprocess, "run", run)
+    monkeypatch.setattr(gpu, "subprocess", SimpleNamespace(run=run))
     assert [re.sub(r"\d+ s$", "", line.what) for line in gpu.PARTS["study"](True)] == [
         "study of 4 trainings of 4 steps, cold: ",
         "study of 4 trainings of 4 steps, warm: ",
