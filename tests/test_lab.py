@@ -28,7 +28,7 @@ from job_helpers import PATIENCE_S, alive, until
 from matplotlib.figure import Figure
 
 import vitlab
-from vitlab import lab, planning, report
+from vitlab import lab, report
 from vitlab.cli import cli
 from vitlab.data.prepare import prepare
 from vitlab.driver.planning import prepare_tracker_and_executor
@@ -36,6 +36,7 @@ from vitlab.driver.session import Watch
 from vitlab.errors import SpecError, UserError
 from vitlab.executors.inline import Inline
 from vitlab.lab import Answer
+from vitlab.planning import expand
 from vitlab.planning.values import Plan, Planned
 from vitlab.registry import slot
 from vitlab.report.api import PREDICTIONS
@@ -463,13 +464,13 @@ def test_run_makes_at_most_two_plans(
     changes: dict[str, Any], plans: int, trained: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once, and a second time after the choice of a tuning or after an interim analysis."""
-    genuine, made = planning.make_plan, []
+    genuine, made = expand.make_plan, []
 
     def counted(*arguments: Any) -> Any:
         made.append(arguments)
         return genuine(*arguments)
 
-    monkeypatch.setattr(planning, "make_plan", counted)
+    monkeypatch.setattr(expand, "make_plan", counted)
     file = study(tmp_path, run={"executor": "inline", "tracker": "none"}, **changes)
     answer = vitlab.run(file, out=tmp_path / "out")
     assert (len(made), answer.trained, answer.cached, answer.failed) == (plans, trained, 0, 0)
