@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distribution, entry_points
@@ -19,7 +17,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from vitlab._version import __version__
-from vitlab.errors import BrokenComponent, VitlabError
+from vitlab.errors import VitlabError
 from vitlab.registry.slot_modules import BUILT_IN, Origin
 
 UNKNOWN = "unknown"
@@ -148,17 +146,6 @@ def find_plugin_frame(error: BaseException) -> traceback.FrameSummary | None:
         if frames:
             return frames[-1]
     return None
-
-
-@contextmanager
-def raise_as_broken(what: str) -> Iterator[None]:
-    """Raise whatever the block raises as a BrokenComponent that begins with ``what``; a plugin can raise anything."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise BrokenComponent(f"{what}: {sentence_with_place(error)}") from error
 
 
 def sentence_with_place(error: BaseException) -> str:

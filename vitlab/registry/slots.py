@@ -21,7 +21,7 @@ from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownCompo
 from vitlab.imports import import_object
 from vitlab.registry import plugins
 from vitlab.registry.options import Options, ResolvedChoice, option_names, options_model
-from vitlab.registry.plugins import raise_as_broken
+from vitlab.registry.plugins import sentence_with_place
 from vitlab.registry.slot_modules import (
     BUILT_IN,
     BUILTIN_ORIGIN,
@@ -172,8 +172,13 @@ class Slot(Generic[T]):
         origin = Origin(plugins.dist_name(point), plugins.dist_version(point))
         if reason := plugins.why_unusable(point.dist):
             raise BrokenComponent(f"{self.name} '{point.name}' cannot be used: {reason}")
-        with raise_as_broken(f"{self.name} '{point.name}' from {origin} failed to import"):
+        try:
             component = point.load()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a plugin can raise anything
+            what = f"{self.name} '{point.name}' from {origin} failed to import"
+            raise BrokenComponent(f"{what}: {sentence_with_place(error)}") from error
         self.add(point.name, component, origin)
 
     # -- choices ------------------------------------------------------------------------------------------------------
