@@ -164,7 +164,7 @@ MAX_IMAGES = 10**12
 
 def quantum_in_units(images: int | None, metric: str, scale: ColumnUnit, remarks: Remarks) -> float:
     """Return the smallest step of a metric that counts images, in units of the column; 0 if it is not known."""
-    if not images:
+    if images is None or not 1 <= images <= MAX_IMAGES:
         return 0.0
     if scale.whole is None or COUNTED.isdisjoint(split_words(metric)):
         remarks.of_options.append(

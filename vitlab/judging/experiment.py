@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
 
-from vitlab.errors import UserError, format_count, nearest
+from vitlab.errors import UserError, first_sentence, format_count, nearest
 from vitlab.judging.files import Columns, Remarks, Table, column_names, shortlist
 from vitlab.spec.changes import MASK, public
 from vitlab.trackers import service
@@ -140,7 +140,7 @@ def _describe_failure(error: Exception, address: str) -> str:
     for part, remedy in REMEDIES.items():
         if part in text:
             return f"cannot be read; {remedy.format(folder=shlex.quote(unquote(urlsplit(address).path)))}"
-    line = public((text.splitlines() or [type(error).__name__])[0].partition(". ")[0])
+    line = public(first_sentence(error))
     access = "; set DATABRICKS_HOST and DATABRICKS_TOKEN, or name a profile of ~/.databrickscfg"
     return f"cannot be read: {line}{access if address.startswith('databricks') else ''}"
 
