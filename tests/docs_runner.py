@@ -234,7 +234,8 @@ def _vitlab(words: list[str], reader: Reader) -> None:
         if "--smoke" not in words:
             _shorten([reader.here / word for word in words])
         words = [*words, *(part for path, value in APART.items() for part in ("--set", f"{path}={value}"))]
-    return _apart(lambda: _main(words) if reader.drawn else _undrawn(words), reader)
+    draws = reader.drawn or words[0] not in ("run", "explain")
+    return _apart(lambda: _main(words) if draws else _undrawn(words), reader)
 
 
 def _shorten(files: list[Path]) -> None:
