@@ -318,7 +318,7 @@ def test_check_without_limits_or_commit_says_what_to_do(repository: Path) -> Non
     assert vitlab(*words, "--accept", "--reason", "x").exit_code == 0
     with pytest.raises(UserError, match=r"study.yaml limits no cost; write check: \{cost: \{time: 1.2"):
         vitlab(*words[:-1], "cost")
-    with pytest.raises(UserError, match=r"names no commit .* add it with 'vitlab check FILE --accept"):
+    with pytest.raises(UserError, match=r"names no commit .* add it with 'vitlab check study.yaml .*own.py --accept"):
         vitlab(*words[:-1], "cost", "--set", "check={cost: {memory: 1.1}}")
 
 
