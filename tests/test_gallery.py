@@ -24,6 +24,7 @@ from vitlab.report.comparison import summary
 from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import Column
 from vitlab.report.sections.arms import arm_columns
+from vitlab.report.sections.main_effects import grid_answers
 
 FOLDER = ROOT / "docs" / "pages" / "gallery"
 STUDIES = sorted(folder.name for folder in FOLDER.iterdir() if folder.is_dir())
@@ -59,7 +60,8 @@ def test_table_of_arms_follows_from_parquet(study: str, pages: dict[str, str]) -
                 expected = pytest.approx(expected, rel=1e-9, abs=1e-12)
             assert reported[name] == expected, (row["arm"], name)
     if not doc.get("blocks"):  # with blocks, the answers are those over all blocks
-        assert doc["answers"] == phrasing.answer_sentences(rows, plan.analysis, plan.units)
+        sentences = phrasing.answer_sentences(rows, plan.analysis, plan.units)
+        assert doc["answers"] == [*grid_answers(Report.from_json(doc).sections, plan.analysis, plan.units), *sentences]
     page = pages[f"gallery/{study}.md"]
     for text in (plan.question, *doc["answers"], *doc["notes"]):
         assert " ".join(text.split()) in page

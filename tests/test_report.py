@@ -1117,6 +1117,18 @@ def test_terminal_drops_columns_before_breaking_lines(tmp_path, monkeypatch):
         assert "\N{MINUS SIGN}3.1" in row and "worse" in row
 
 
+def test_narrow_terminal_shows_intervals_rather_than_p_and_names_whole(tmp_path, monkeypatch):
+    plan, store = _grid(tmp_path)
+    for width, titles in ((110, ("interval", "p (adjusted)")), (80, ("interval",)), (40, ())):
+        monkeypatch.setenv("COLUMNS", str(width))
+        output = text_of(plan, store, "terminal")
+        assert max(map(len, output.splitlines())) <= width
+        table = output[output.index("is better.") :]
+        head, rows = table[: table.index("───")], table[table.index("───") :]
+        assert [title for title in ("interval", "p (adjusted)") if title in head] == [*titles]
+        assert "attention=linear" in rows and "difference" in head and "verdict" in head
+
+
 def _latex_tables(latex: str) -> list[tuple[str, list[list[str]]]]:
     """Return layout and cells of every table of a text with balanced braces and environments."""
     code = "".join(line for line in latex.splitlines(keepends=True) if not line.startswith("%"))
@@ -1307,7 +1319,7 @@ def _texts_overlap(figure: Any, texts: Sequence[Any]) -> bool:
 def test_grid_has_panel_per_arm_with_distinct_labels(tmp_path):
     plan, store = _grid(tmp_path)
     figure_set = figures_of(plan, store)
-    assert list(figure_set) == ["arms", "curves"]
+    assert list(figure_set) == ["arms", "curves", "main_effects"]
     left, right = figure_set["arms"].axes
     names = [label.get_text() for label in left.get_yticklabels()]
     assert len(set(names)) == 6 and all(name.count("=") == 2 and "..." not in name for name in names)
@@ -1410,7 +1422,7 @@ def test_page_starts_with_answer_and_folds_columns(tmp_path):
     values = GRID["sincos2d", "linear"]
     cells = f"{100 * np.mean(values) - 1:.1f} \u00b1 {100 * np.std(values, ddof=1):.1f}"
     assert cells in section.split("<details>")[1]
-    assert html.count('class="picture"') == 2
+    assert html.count('class="picture"') == 3
     assert 'data-label="difference">' in section and html.count("<dt>Versions") == 1 and "<dt>vitlab" not in html
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from vitlab import report
 from vitlab.comparison.study import Sample
 from vitlab.identity.trial import Trial
 from vitlab.planning.values import Arm, Plan, Planned
-from vitlab.report import comparison
+from vitlab.report import Report, comparison
 from vitlab.report.frame import StudyResults
 from vitlab.report.sections import Findings, all_sections, interactions
 from vitlab.report.sections.cost import SPEEDS, MeasuredCost, write_costs
@@ -298,12 +299,32 @@ def test_main_effects_are_of_crossed_arms_alone(tmp_path: Path) -> None:
 
 def test_interaction_is_said_to_make_main_effects_averages_of_unlike_ones(tmp_path: Path) -> None:
     arms = grid_arms({"model.a": [0, 1], "model.b": [0, 1]})
-    part, notes = all_sections()["interactions"], []
+    answers = []
     for folder, more in (("none", 0.0), ("some", 0.2)):
         arms["11"][1][:] = [value + more for value in arms["11"][1]]
         found = findings(*study(tmp_path / folder, arms))
-        notes.append(list(part.notes(list(part.rows(found)), found)))
-    assert notes[0] == [] and notes[1][0].startswith("model.a=1 and model.b=1 interact (p ")
+        answers.append(Report.from_findings(found, []).answers)
+    assert not any("interact" in answer for answer in answers[0])
+    assert answers[1][2].startswith("exploratory: a=1 and b=1 interact: together they make 0.1")
+
+
+def test_answers_of_a_grid_begin_with_its_main_effects(tmp_path: Path) -> None:
+    arms = grid_arms({"model.a": [0, 1], "model.b": ["x", "y"]}, seeds=6)
+    found = findings(*study(tmp_path, arms, Analysis(correction="none", variance="own")))
+    answered = Report.from_findings(found, [])
+    mean = np.mean([np.subtract(arms[f"1{b}"][1], arms[f"0{b}"][1]) for b in "xy"], axis=0)
+    interval = stats.ttest_1samp(mean, 0.0).confidence_interval()
+    numbers = re.findall(r"-?\d\.\d+", answered.answers[0].replace("\N{MINUS SIGN}", "-"))
+    assert answered.answers[0].startswith(
+        "Main effect of a, averaged over 2 settings of the other factors: a=1 is 0.02"
+    )
+    assert answered.answers[1].endswith("cannot tell).") and len(answered.answers) == 5
+    assert [float(one) for one in numbers[:3]] == pytest.approx([mean.mean(), interval.low, interval.high], abs=1e-3)
+    [axes] = answered.figures["main_effects"].figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a=1", "b=y"]
+    _, *lines = axes.lines
+    assert list(lines[0].get_xdata()) == pytest.approx([interval.low, interval.high])
+    assert float(lines[1].get_xdata()[0]) == pytest.approx(mean.mean())
 
 
 def simulated(arms: int, seeds: int, studies: int, best: float = 0.0) -> Iterator[dict[str, Sample]]:

@@ -39,6 +39,7 @@ TEX_LINE, TEX_WRAP = 26, 0.3  #: characters from which on a column wraps, and it
 _PART = re.compile(r"\S+?(?:[=,_/]|[-.](?!\d)|$)")
 """Part of a word, such as an arm's name, after which it may go on in the next line of a table."""
 NARROW = 8  #: characters: no text of a table is wrapped into less
+MAIN, WRAPPED = 4, 20  #: columns of ranks up to the first are left out only if texts were wrapped into less
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def render_terminal(report: Report) -> str:
                 console.print(Text(part.heading, style="bold"))
             console.print(_fit_table(table.columns, console))
             if table.caveat:
-                console.print(Text(table.caveat, style="dim"))
+                console.print(Text(f"{table.caveat}\n", style="dim"))
     for note in report.notes:
         console.print(Padding(Text(replace_controls(note), style="dim"), (0, 0, 0, 2)))
     for head, text in report.provenance_lines:
@@ -145,7 +146,8 @@ def _text_of(console: Console) -> str:
 def _fit_table(columns: Sequence[Column], console: Console) -> RichTable:
     """Return a table that fits into a console: the columns of the highest rank are left out until it does.
 
-    Columns of rank 0 stay, and their titles and texts wrap: within a word only where no column can be narrower.
+    From ``MAIN`` down, titles and texts wrap instead, unless texts would be narrower than ``WRAPPED``.  Columns of rank
+    0 stay, and wrap within a word only where no column can be narrower.
     """
     # Measured without bounds, since a measure within them never exceeds the width.
     ranks, unbounded = sorted({column.rank for column in columns}), console.options.update(max_width=10_000)
@@ -153,14 +155,13 @@ def _fit_table(columns: Sequence[Column], console: Console) -> RichTable:
     def needed(width: int) -> int:
         return console.measure(_make_rich_table(columns, width), options=unbounded).maximum
 
-    while needed(0) > console.width and ranks[1:]:
+    while needed(WRAPPED if ranks[-1] <= MAIN else 0) > console.width and ranks[1:]:
         highest = ranks.pop()
         columns = [column for column in columns if column.rank < highest]
     if needed(0) <= console.width:
         return _make_rich_table(columns)
     widths = range(NARROW, console.width)
-    table = _make_rich_table(columns, widths[max(bisect_right(widths, console.width, key=needed) - 1, 0)])
-    return table
+    return _make_rich_table(columns, widths[max(bisect_right(widths, console.width, key=needed) - 1, 0)])
 
 
 def _make_rich_table(columns: Sequence[Column], width: int = 0) -> RichTable:
@@ -273,7 +274,7 @@ def _tables_by_section(report: Report) -> dict[str, Table]:
     """Return the tables of all sections, each with its heading in the caption."""
     tables = {part.heading: report.table(name) for name, part in all_sections().items()}
     return {
-        heading.lower(): Table(table.columns, f"{heading}. {table.caption}")
+        heading.lower().replace(" ", "-"): Table(table.columns, f"{heading}. {table.caption}")
         for heading, table in tables.items()
         if table
     }

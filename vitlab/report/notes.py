@@ -18,7 +18,15 @@ from vitlab.planning.tune import knobs_at_edge
 from vitlab.planning.values import Plan
 from vitlab.report import phrasing
 from vitlab.report.frame import StoredTrial, StudyResults, is_metric, metric_column
-from vitlab.report.phrasing import MAX_LISTED, Row, Scale, compared_rows, format_seeds, name_arms, percent
+from vitlab.report.phrasing import (
+    Row,
+    Scale,
+    compared_rows,
+    format_seeds,
+    name_arms,
+    percent,
+    truncate_list,
+)
 from vitlab.statistics.replicates import boschloo_p, collapse_rate_bound, gap_score, sd_interval
 from vitlab.store.result import Ending
 
@@ -44,16 +52,14 @@ def notes(results: StudyResults, prerequisite_trials: Sequence[StoredTrial], row
     return [
         *_note_open_trials(trials),
         *plan.notes,
-        *_truncate_list([f"{arm.name}: {arm.note}." for arm in plan.arms if arm.note]),
+        *truncate_list([f"{arm.name}: {arm.note}." for arm in plan.arms if arm.note]),
         *_note_tuning(plan, rows),
         *(
             f"{arm.name} {'failed' if arm.skip in failures else 'was skipped'}: {arm.skip.rstrip('.')}."
             for arm in plan.arms
             if arm.skip
         ),
-        *_truncate_list(
-            [_describe_failure(item) for item in trials if item.status in (Ending.DIVERGED, Ending.FAILED)]
-        ),
+        *truncate_list([_describe_failure(item) for item in trials if item.status in (Ending.DIVERGED, Ending.FAILED)]),
         *_note_repeated_trials(results.frame),
         *_note_prerequisites(plan),
         *_note_early_stops(results.trials),
@@ -100,7 +106,7 @@ def note_unpaired_seeds(results: StudyResults, rows: Sequence[Row]) -> list[str]
                 + " Seeds that diverged or failed are left out, so the means may be too good."
                 * bool(row["broken"])
             )
-    return _truncate_list(lines)
+    return truncate_list(lines)
 
 
 def _note_open_trials(trials: Sequence[StoredTrial]) -> Iterator[str]:
@@ -137,7 +143,7 @@ def _note_missing_metric(plan: Plan, frame: pd.DataFrame) -> list[str]:
     if len(done) and len(without_value) == len(done):
         reported = [name for name in frame.columns[::-1] if is_metric(name) and frame[name].notna().any()]
         return [f"No trial reports {plan.analysis.metric}; they report {', '.join(reported) or 'nothing'}."]
-    return _truncate_list(
+    return truncate_list(
         [
             f"{arm}, seed {seed}, is done, but its {column} is not finite; it is left out."
             for arm, seed in zip(without_value["arm"], without_value["seed"], strict=True)
@@ -158,7 +164,7 @@ def _note_prerequisites(plan: Plan) -> list[str]:
     for planned in plan.trials:
         for role, name in planned.trial.needs.items():
             names[planned.arm, PREREQUISITES.get(role, role)].append(name)
-    return _truncate_list(
+    return truncate_list(
         [
             f"{arm}: {format_count(len(set(trials)), f'distinct {noun}')} for {format_count(len(trials), 'trial')}: "
             f"the results need not hold for other {noun}s."
@@ -307,7 +313,7 @@ def _note_controls(plan: Plan, rows: Sequence[Row]) -> list[str]:
             outcome = f"this is a false alarm, as {percent(plan.analysis.alpha)} of controls give by chance"
         sentence = phrasing.describe_comparison(row, row["n"], plan.analysis, scale, decimals)
         lines.append(f"Control: {sentence} The two differ by their seeds alone: {outcome}.")
-    return _truncate_list(lines)
+    return truncate_list(lines)
 
 
 def _note_shared_variance(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
@@ -442,9 +448,3 @@ def _note_learning_rate(plan: Plan) -> Iterator[str]:
         [rate] = rates
         at = f" ({rate:g})" if isinstance(rate, float | int) else ""
         yield f"All arms ran at one learning rate{at}: none was tuned, and a better one may suit some arms."
-
-
-def _truncate_list(sentences: Sequence[str]) -> list[str]:
-    """Return the first of many sentences, with the number of the others."""
-    others = len(sentences) - MAX_LISTED
-    return [*sentences[:MAX_LISTED], *([f"... and {others:,} more like these."] if others > 0 else [])]

@@ -15,11 +15,12 @@ from vitlab.report import phrasing
 from vitlab.report.drawing import stack_panels, svg_to_element
 from vitlab.report.phrasing import DASH, Column, Columns, Row, Scale, format_duration
 from vitlab.report.sections import Section, all_sections
+from vitlab.report.sections.main_effects import grid_answers
 
 if TYPE_CHECKING:
     from vitlab.report.report import Report
 
-SECONDARY = 4  #: columns of this rank and above are folded
+SECONDARY = 7  #: columns of this rank and above are folded
 _NOT_IN_HTML = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 
 
@@ -29,7 +30,8 @@ def render_page(report: Report) -> str:
     # A row without a verdict is no comparison; without any, there is an answer for each arm.
     arms = phrasing.started_rows(report.arms)
     verdicts = [row.verdict for row in report.sections["blocks"]] or [row["verdict"] for row in arms]
-    kinds = [_row_class(verdict) for verdict in verdicts if verdict]
+    kinds = ["" for _ in grid_answers(report.sections, analysis, report.units)]
+    kinds += [_row_class(verdict) for verdict in verdicts if verdict]
     kinds += [""] * (len(report.answers) - len(kinds))
     answers = list(zip(report.answers, kinds, strict=True))
     claims = [answer for answer in answers if answer[1] not in ("cannot-tell", "refused")]

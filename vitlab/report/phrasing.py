@@ -54,9 +54,14 @@ class Columns(Generic[RowT]):
         return Column(title, tuple(text or "" for text in texts), rank, right=False)
 
 
+def difference_decimals(rows: Sequence[Any], scale: Scale) -> int:
+    """Return the number of decimals of the differences of some rows."""
+    return scale.decimals([half_width(row.low, row.high) for row in rows], [row.difference for row in rows])
+
+
 def difference_columns(rows: Sequence[Any], analysis: Analysis, scale: Scale, title: str) -> list[Column]:
     """Return the columns of differences, of their intervals, and of their p values, of rows with a ``family``."""
-    decimals = scale.decimals([half_width(row.low, row.high) for row in rows], [row.difference for row in rows])
+    decimals = difference_decimals(rows, scale)
     column, interval = Columns(rows), interval_name({"family": max(row.family for row in rows)}, analysis)
     return [
         column(
@@ -64,8 +69,25 @@ def difference_columns(rows: Sequence[Any], analysis: Analysis, scale: Scale, ti
             lambda row: scale.number(row.difference, decimals, sign=True),
         ),
         column(interval, lambda row: scale.interval(row.low, row.high, decimals), rank=1),
-        column("p (adjusted)", lambda row: format_p_value(row.p_corrected, analysis.alpha)),
+        column("p (adjusted)", lambda row: format_p_value(row.p_corrected, analysis.alpha), rank=5),
     ]
+
+
+def describe_evidence(row: Any, analysis: Analysis, scale: Scale, decimals: int) -> str:
+    """Return the interval and the p value of a row with a ``family``, as far as there are any."""
+    if row.p_corrected is None:
+        return "too few values to judge that by"
+    p = f"p {format_p_equation(row.p_corrected, analysis.alpha)}"
+    if row.low is None or row.high is None:
+        return p
+    ends = f"{scale.end(row.low, decimals)} to {scale.end(row.high, decimals)}"
+    return f"{interval_name({'family': row.family}, analysis)} {ends}, {p}"
+
+
+def truncate_list(sentences: Sequence[str]) -> list[str]:
+    """Return the first of many sentences, with the number of the others."""
+    others = len(sentences) - MAX_LISTED
+    return [*sentences[:MAX_LISTED], *([f"... and {others:,} more like these."] if others > 0 else [])]
 
 
 @dataclass(frozen=True)

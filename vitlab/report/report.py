@@ -28,6 +28,7 @@ from vitlab.report.phrasing import Row, Scale
 from vitlab.report.provenance import Provenance, collect_provenance, describe_version
 from vitlab.report.sections import Findings, Table, all_sections, section
 from vitlab.report.sections.blocks import block_answers
+from vitlab.report.sections.main_effects import grid_answers
 from vitlab.spec import Analysis
 from vitlab.store.files import read_json, write_bytes
 from vitlab.store.folders import Store
@@ -76,8 +77,13 @@ class Report:
             plan.analysis,
             plan.units,
             phrasing.format_verdict_counts(counted, "In single blocks, of" if rows["blocks"] else "Of"),
-            block_answers(rows["blocks"], plan.analysis, plan.units)
-            or phrasing.answer_sentences(arms, plan.analysis, plan.units),
+            [
+                *grid_answers(rows, plan.analysis, plan.units),
+                *(
+                    block_answers(rows["blocks"], plan.analysis, plan.units)
+                    or phrasing.answer_sentences(arms, plan.analysis, plan.units)
+                ),
+            ],
             arms,
             rows,
             [*notes, *itertools.chain(*more)],

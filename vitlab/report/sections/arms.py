@@ -12,7 +12,16 @@ from vitlab.errors import format_count
 from vitlab.explaining.colours import BETTER, GREY, INK, PAPER, WORSE
 from vitlab.planning.values import Plan
 from vitlab.report import phrasing
-from vitlab.report.drawing import WIDTH, Drawing, apply_style, new_figure, short_labels, wrap_line, wrapped_labels
+from vitlab.report.drawing import (
+    WIDTH,
+    Drawing,
+    apply_style,
+    new_figure,
+    shared_parts,
+    short_labels,
+    wrap_line,
+    wrapped_labels,
+)
 from vitlab.report.phrasing import (
     DASH,
     PLUS_MINUS,
@@ -87,7 +96,7 @@ class Arms(Section[Row]):
                 # Of equal values, ticks would be as long as their rounding.
                 if high - low <= phrasing.ROUNDING * abs(high):
                     axes.set_xlim(low - 0.01 * abs(low), high + 0.01 * abs(high))
-            return Drawing(figure, _table_caption(plan, rows))
+            return Drawing(figure, _table_caption(plan, rows) + shared_parts(labels))
 
 
 @section.register("comparisons")
@@ -144,13 +153,13 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str
 
     table = [
         column.text("arm"),
-        column("n", lambda row: f"{row['n']}" if row["n"] == row["planned"] else f"{row['n']}/{row['planned']}"),
+        column("n", lambda row: f"{row['n']}" if row["n"] == row["planned"] else f"{row['n']}/{row['planned']}", 2),
         replace(
-            column(scale.title + " at best" * (analysis.at == "best"), lambda row: scale.number(row["mean"], own)),
+            column(scale.title + " at best" * (analysis.at == "best"), lambda row: scale.number(row["mean"], own), 1),
             bold=_near_best(rows),
         ),
-        column(f"{level} interval", lambda row: scale.interval(*mean_interval(row), own), rank=3),
-        column("sd", lambda row: scale.number(row["sd"], of_sd), rank=6),
+        column(f"{level} interval", lambda row: scale.interval(*mean_interval(row), own), rank=6),
+        column("sd", lambda row: scale.number(row["sd"], of_sd), rank=9),
     ]
     if any(row["collapsed"] for row in rows):
 
@@ -161,7 +170,7 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str
         table.append(column("collapsed", collapsed))
     compared = compared_rows(rows)
     if len({row["baseline"] for row in compared}) > 1:
-        table.append(column.text("compared with", "baseline", rank=2))
+        table.append(column.text("compared with", "baseline", rank=4))
     if compared:
         families = sorted({row["family"] for row in compared})  # comparisons added later belong to a larger one
         widest = {"family": families[-1]}
@@ -176,9 +185,9 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str
             difference(
                 phrasing.interval_name(widest, analysis),
                 lambda row: scale.interval(row["difference_low"], row["difference_high"], apart),
-                rank=1,
+                rank=3,
             ),
-            difference("p (adjusted)" if is_adjusted else "p", p),
+            difference("p (adjusted)" if is_adjusted else "p", p, rank=5),
             column("verdict", _verdict_cell, right=False),
         ]
     test = f"test/{analysis.metric.partition('/')[2]}"
@@ -186,10 +195,10 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str
         title = f"{Scale.of(test, units).title}, mean {PLUS_MINUS} sd"
         tested = [row.get(name) for row in rows for name in (test, f"{test}_sd")]
         of_test = scale.decimals(phrasing.half_widths(rows, "low", "high"), tested)
-        table.append(column(title, lambda row: scale.spread(row.get(test), row.get(f"{test}_sd"), of_test), rank=4))
+        table.append(column(title, lambda row: scale.spread(row.get(test), row.get(f"{test}_sd"), of_test), rank=7))
     costs = [
         _parameters(rows),
-        column("MACs", lambda row: phrasing.format_compact(row["macs"]), rank=7),
+        column("MACs", lambda row: phrasing.format_compact(row["macs"]), rank=10),
     ]
     return [*table, *(cost for cost in costs if set(cost.cells) != {DASH})]
 
@@ -222,7 +231,7 @@ def paper_table(report: Report) -> Table:
         caption += f" Difference from the baseline with its {interval}; verdicts at level {analysis.alpha:g}."
     if len({row["params"] for row in rows}) > 1:
         table.append(_parameters(rows))
-    return Table(table, f"{report.question} {caption}".strip())
+    return Table(table, f"{report.question} {caption}{shared_parts(labels)}".strip())
 
 
 def _near_best(rows: Sequence[Row]) -> tuple[bool, ...]:
@@ -232,7 +241,7 @@ def _near_best(rows: Sequence[Row]) -> tuple[bool, ...]:
 
 
 def _parameters(rows: Sequence[Row]) -> Column:
-    return Columns(rows)("parameters", lambda row: phrasing.format_compact(row["params"]), rank=5)
+    return Columns(rows)("parameters", lambda row: phrasing.format_compact(row["params"]), rank=8)
 
 
 def _verdict_cell(row: Row) -> str:
@@ -283,6 +292,16 @@ def difference_mark(y: float, value: float, low: float | None, high: float | Non
     """Return the mark of a difference: filled and coloured for better or worse, so that only claims catch the eye."""
     colour = {str(Verdict.BETTER): BETTER, str(Verdict.WORSE): WORSE}.get(verdict)
     return Mark(y, value, low, high, colour or GREY, colour or PAPER)
+
+
+def draw_differences(axes: Axes, labels: Sequence[str], marks: Sequence[Mark], scale: Scale, title: str) -> None:
+    """Draw a line for each label, with the marks of differences, and a rule at 0."""
+    axes.axvline(0, color=GREY, linewidth=0.9, zorder=1)
+    draw_marks(axes, marks, scale, [0.0])
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.set_xlabel(wrap_line(title, 60))
+    axes.grid(axis="x")
 
 
 def draw_marks(axes: Axes, marks: Sequence[Mark], scale: Scale, points: Sequence[float]) -> None:

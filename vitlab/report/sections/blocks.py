@@ -13,23 +13,23 @@ from vitlab.comparison import Verdict
 from vitlab.comparison.arrays import VERDICTS, Comparisons
 from vitlab.comparison.blocks import judge_blocks
 from vitlab.errors import format_count
-from vitlab.explaining.colours import GREY, PAPER, RULE
+from vitlab.explaining.colours import PAPER, RULE
 from vitlab.planning.registration import arms_over_blocks
 from vitlab.planning.values import Arm, Plan
-from vitlab.report.drawing import WIDTH, Drawing, apply_style, new_figure, wrap_line, wrapped_labels
+from vitlab.report.drawing import WIDTH, Drawing, apply_style, new_figure, shared_parts, wrapped_labels
 from vitlab.report.phrasing import (
     Columns,
     Row,
     Scale,
+    describe_evidence,
     difference_columns,
+    difference_decimals,
     format_distance,
-    format_p_equation,
-    half_width,
     interval_name,
     percent,
 )
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
-from vitlab.report.sections.arms import Mark, difference_mark, draw_marks, draw_seeds
+from vitlab.report.sections.arms import Mark, difference_mark, draw_differences, draw_seeds
 from vitlab.spec import Analysis
 from vitlab.statistics.replicates import NAN
 
@@ -99,7 +99,7 @@ class Blocks(Section[ArmOverBlocks]):
     def table(self, rows: Sequence[ArmOverBlocks], report: Report) -> Table:
         analysis, column = report.analysis, Columns(rows)
         scale = block_scale(analysis, report.units)
-        decimals = block_decimals(rows, scale)
+        decimals = difference_decimals(rows, scale)
         *differences, p = difference_columns(rows, analysis, scale, "difference")
         columns = [
             column.text("arm"),
@@ -132,7 +132,6 @@ class Blocks(Section[ArmOverBlocks]):
         with apply_style():
             figure = new_figure(WIDTH, 0.95 + 0.42 * len(rows))
             axes = figure.subplots()
-            axes.axvline(0, color=GREY, linewidth=0.9, zorder=1)
             for place, row in enumerate(rows):
                 draw_seeds(
                     axes, place, [scale.factor * value for value in row.differences.values() if value is not None]
@@ -140,22 +139,19 @@ class Blocks(Section[ArmOverBlocks]):
                 if row.difference is not None:
                     marks.append(Mark(place, row.difference, row.new_low, row.new_high, RULE, PAPER))
                     marks.append(difference_mark(place, row.difference, row.low, row.high, row.verdict))
-            draw_marks(axes, marks, scale, [0.0])
-            axes.set_yticks(range(len(rows)), list(labels.values()))
-            axes.set_ylim(len(rows) - 0.4, -0.6)
-            axes.set_xlabel(wrap_line(f"difference from {rows[0].baseline} ({scale.points})", 60))
-            axes.grid(axis="x")
+            title = f"difference from {rows[0].baseline} ({scale.points})"
+            draw_differences(axes, [*labels.values()], marks, scale, title)
         interval = interval_name({"family": rows[0].family}, plan.analysis)
         caption = (
             f"The difference in each block (small), the mean with its {interval}, and where a new block lies (pale)."
         )
-        return Drawing(figure, caption)
+        return Drawing(figure, caption + shared_parts(labels))
 
 
 def block_answers(rows: Sequence[ArmOverBlocks], analysis: Analysis, units: Mapping[str, str]) -> list[str]:
     """Return one sentence per arm."""
     scale = block_scale(analysis, units)
-    return [_block_sentence(row, analysis, scale, block_decimals(rows, scale)) for row in rows]
+    return [_block_sentence(row, analysis, scale, difference_decimals(rows, scale)) for row in rows]
 
 
 def _block_sentence(row: ArmOverBlocks, analysis: Analysis, scale: Scale, decimals: int) -> str:
@@ -171,18 +167,16 @@ def _block_sentence(row: ArmOverBlocks, analysis: Analysis, scale: Scale, decima
         sentence += f", shown to be equivalent within {scale.amount(analysis.margin, decimals)}"
     if row.pairs == 1:
         return f"{sentence}, and one block has no spread to judge that by."
-    p = f"p {format_p_equation(row.p_corrected, analysis.alpha)}"
+    evidence = describe_evidence(row, analysis, scale, decimals)
     if row.family > 1:
-        p += f", {'not ' * (analysis.correction == 'none')}corrected for {format_count(row.family, 'arm')}"
+        evidence += f", {'not ' * (analysis.correction == 'none')}corrected for {format_count(row.family, 'arm')}"
+    score = f"ahead in {row.ahead} and behind in {row.behind}"
     if row.low is None or row.high is None:
         why = "two blocks give no useful interval" if row.pairs == 2 else "equal differences give no interval"
-        return f"{sentence}, ahead in {row.ahead} and behind in {row.behind} ({p}; {why})."
-    ends = [scale.end(end, decimals) for end in (row.low, row.high, row.new_low or 0.0, row.new_high or 0.0)]
-    return (
-        f"{sentence} ({interval_name({'family': row.family}, analysis)} {ends[0]} to {ends[1]}, {p}), ahead in "
-        f"{row.ahead} and behind in {row.behind}; a new block is predicted between {ends[2]} and {ends[3]} "
-        f"({percent(1 - analysis.alpha)})."
-    )
+        return f"{sentence}, {score} ({evidence}; {why})."
+    low, high = (scale.end(end or 0.0, decimals) for end in (row.new_low, row.new_high))
+    level = percent(1 - analysis.alpha)
+    return f"{sentence} ({evidence}), {score}; a new block is predicted between {low} and {high} ({level})."
 
 
 def block_scale(analysis: Analysis, units: Mapping[str, str]) -> Scale:
@@ -191,11 +185,6 @@ def block_scale(analysis: Analysis, units: Mapping[str, str]) -> Scale:
         return Scale(analysis.metric, 100.0, "%", "% of the baseline's error")
     scale = Scale.of(analysis.metric, units)
     return scale if scale.points else Scale(analysis.metric, 1.0, "", f"in {analysis.metric}")
-
-
-def block_decimals(rows: Sequence[ArmOverBlocks], scale: Scale) -> int:
-    """Return the number of decimals of differences over blocks."""
-    return scale.decimals([half_width(row.low, row.high) for row in rows], [row.difference for row in rows])
 
 
 def average_over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:

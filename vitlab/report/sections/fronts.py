@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from vitlab.errors import format_count
 from vitlab.explaining.colours import GREY, INK, PAPER, SERIES
-from vitlab.report.drawing import WIDTH, Drawing, apply_style, format_ticks, new_figure, wrapped_labels
+from vitlab.report.drawing import WIDTH, Drawing, apply_style, format_ticks, new_figure, shared_parts, wrapped_labels
 from vitlab.report.phrasing import Columns
 from vitlab.report.sections import Findings, Section, Table, cost, section
 from vitlab.statistics import scaling
@@ -122,7 +122,8 @@ class Fronts(Section[Front]):
                 "What each arm reaches, as the mean of its seeds, over what it costs. Filled, and joined by a line: "
                 "arms that no other one beats in both."
             )
-            return Drawing(figure, caption + " Other arms are grey." * any(len(row.arms) > len(arms) for row in rows))
+            caption += " Other arms are grey." * any(len(row.arms) > len(arms) for row in rows)
+            return Drawing(figure, caption + shared_parts(labels))
 
 
 def costs_by_arm(findings: Findings) -> dict[str, dict[str, float]]:

@@ -14,7 +14,7 @@ from vitlab.comparison.study import Sample, judge_study
 from vitlab.planning.values import Arm, Plan
 from vitlab.report.comparison import read_samples, trials_by_arm, with_equal_looks
 from vitlab.report.frame import StudyResults
-from vitlab.report.phrasing import Columns, difference_columns, format_p_equation
+from vitlab.report.phrasing import Columns, difference_columns
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
 from vitlab.spec.design import format_value
 
@@ -110,12 +110,6 @@ class Interactions(Section[Interaction]):
             sizes = {name: 2 * row[name] for name in ("difference", "difference_low", "difference_high")}
             numbers = finite_or_none({**sizes, "p": row["p"], "p_corrected": row["p_corrected"]}).values()
             yield Interaction(*changes, row["pairs"], row["family"], *numbers)
-
-    def notes(self, rows: Sequence[Interaction], findings: Findings) -> Iterator[str]:
-        for row in rows:
-            if row.p_corrected is not None and row.p_corrected <= findings.plan.analysis.alpha:
-                p = f"p {format_p_equation(row.p_corrected, findings.plan.analysis.alpha)}"
-                yield f"{row.first} and {row.second} interact ({p}): a main effect of either averages unlike ones."
 
     def table(self, rows: Sequence[Interaction], report: Report) -> Table:
         column = Columns(rows)

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vitlab.comparison.study import refusals_by_arm
 from vitlab.planning.values import Arm
-from vitlab.report.phrasing import Columns, difference_columns
+from vitlab.report.drawing import WIDTH, Drawing, apply_style, new_figure, wrapped_labels
+from vitlab.report.phrasing import (
+    Columns,
+    Scale,
+    describe_evidence,
+    difference_columns,
+    difference_decimals,
+    format_distance,
+    interval_name,
+    truncate_list,
+)
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
+from vitlab.report.sections.arms import difference_mark, draw_differences
 from vitlab.report.sections.interactions import Grid, judge_averages
+from vitlab.spec import Analysis
+from vitlab.spec.design import short_names
 
 if TYPE_CHECKING:
     from vitlab.report.report import Report
@@ -76,6 +90,26 @@ class MainEffects(Section[MainEffect]):
                 level, against, verdict=str(row["verdict"]), collapsed=row["collapsed_pairs"], **counts, **numbers
             )
 
+    def figure(self, rows: Sequence[MainEffect], findings: Findings) -> Drawing | None:
+        if not rows:
+            return None
+        scale, labels = findings.scale, wrapped_labels([*_short_changes(row.level for row in rows).values()], 30)
+        marks = [
+            difference_mark(place, row.difference, row.low, row.high, row.verdict)
+            for place, row in enumerate(rows)
+            if row.difference is not None
+        ]
+        with apply_style():
+            figure = new_figure(0.75 * WIDTH, 0.8 + 0.3 * len(rows))
+            unit = f" ({scale.points})" if scale.points else ""
+            draw_differences(figure.subplots(), [*labels.values()], marks, scale, f"difference from the baseline{unit}")
+        interval = interval_name({"family": rows[0].family}, findings.plan.analysis)
+        return Drawing(
+            figure,
+            f"Difference of each level from the baseline's, {', '.join(dict.fromkeys(row.against for row in rows))}, "
+            f"averaged over the other factors, with its {interval}; a filled dot is a verdict of better or worse.",
+        )
+
     def notes(self, rows: Sequence[MainEffect], findings: Findings) -> Iterator[str]:
         for row in rows:
             if row.collapsed and row.sound_difference is not None:
@@ -102,3 +136,41 @@ class MainEffects(Section[MainEffect]):
             f"that have both, at the n seeds that all of their arms have; other seeds are left out. {CAVEAT}",
             CAVEAT,
         )
+
+
+def grid_answers(sections: Mapping[str, Sequence[Any]], analysis: Analysis, units: Mapping[str, str]) -> list[str]:
+    """Return a sentence about each factor of a grid, and about each of its interactions that is not due to chance."""
+    effects, interactions = sections["main_effects"], sections["interactions"]
+    scale, factors = Scale.of(analysis.metric, units), defaultdict[str, list[MainEffect]](list)
+    changes = [(row.level, row.against) for row in effects] + [(row.first, row.second) for row in interactions]
+    labels, decimals = _short_changes(itertools.chain(*changes)), difference_decimals(effects, scale)
+    for row in effects:
+        factors[labels[row.level].partition("=")[0]].append(row)
+    sentences = []
+    for name, rows in factors.items():
+        levels = [
+            f"{labels[row.level]} is {format_distance(row.difference, scale, decimals)} {labels[row.against]} "
+            f"({describe_evidence(row, analysis, scale, decimals)}: {row.verdict})"
+            for row in rows
+            if row.difference is not None
+        ]
+        settings = " or ".join(map(str, sorted({row.settings for row in rows})))
+        head = f"Main effect of {name}, averaged over {settings} settings of the other factors"
+        sentences.append(f"{head}: {'; '.join(levels)}.")
+    decimals = difference_decimals(interactions, scale)
+    for row in interactions:
+        if row.difference is not None and row.p_corrected is not None and row.p_corrected <= analysis.alpha:
+            sentences.append(
+                f"exploratory: {labels[row.first]} and {labels[row.second]} interact: together they make "
+                f"{scale.amount(row.difference, decimals)} {'more' if row.difference > 0 else 'less'} than the sum of "
+                f"both alone ({describe_evidence(row, analysis, scale, decimals)}): a main effect of either averages "
+                "unlike ones."
+            )
+    return truncate_list(sentences)
+
+
+def _short_changes(changes: Iterable[str]) -> dict[str, str]:
+    """Return changes ``path=value`` with the short names of their paths."""
+    parts = {change: change.partition("=") for change in changes}
+    short = short_names(list(dict.fromkeys(path for path, *_ in parts.values())))
+    return {change: f"{short[path]}={value}" for change, (path, _, value) in parts.items()}
