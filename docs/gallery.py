@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent / "pages" / "gallery"
 TABLE = Path(__file__).parents[1] / "pipelines" / "README.md"
 FIGURES = ("arms", "main_effects", "blocks", "curves", "scaling")  #: of the report, in the order of the page
-MAX_RANK = 4  #: of the columns of the table of arms; the others are in report.json
+MAX_RANK = 6  #: of the columns of the table of arms; the others are in report.json
 MAX_FIGURES = 200_000  #: bytes of all figures of a page; without the last ones, if they are more
 PICTURES = {
     "attention": (

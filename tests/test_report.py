@@ -1119,7 +1119,7 @@ def test_terminal_drops_columns_before_breaking_lines(tmp_path, monkeypatch):
 
 def test_narrow_terminal_shows_intervals_rather_than_p_and_names_whole(tmp_path, monkeypatch):
     plan, store = _grid(tmp_path)
-    for width, titles in ((110, ("interval", "p (adjusted)")), (80, ("interval",)), (40, ())):
+    for width, titles in ((200, ("interval", "p (adjusted)")), (80, ("interval",)), (40, ())):
         monkeypatch.setenv("COLUMNS", str(width))
         output = text_of(plan, store, "terminal")
         assert max(map(len, output.splitlines())) <= width

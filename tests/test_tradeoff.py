@@ -316,7 +316,7 @@ def test_answers_of_a_grid_begin_with_its_main_effects(tmp_path: Path) -> None:
     interval = stats.ttest_1samp(mean, 0.0).confidence_interval()
     numbers = re.findall(r"-?\d\.\d+", answered.answers[0].replace("\N{MINUS SIGN}", "-"))
     assert answered.answers[0].startswith(
-        "Main effect of a, averaged over 2 settings of the other factors: a=1 is 0.02"
+        "Main effect of a, averaged over 2 settings of the other factors: a=1 is 0.0"
     )
     assert answered.answers[1].endswith("cannot tell).") and len(answered.answers) == 5
     assert [float(one) for one in numbers[:3]] == pytest.approx([mean.mean(), interval.low, interval.high], abs=1e-3)

@@ -11,7 +11,7 @@ import re
 import textwrap
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -213,24 +213,24 @@ def split_name(name: str) -> tuple[str, ...]:
     return tuple(part for part in (*parts, current.strip()) if part)
 
 
-def _split_off_shared(names: Iterable[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """Return the parts that all of several names share, and the other parts of each."""
-    parts = {name: split_name(name) for name in names}
-    first = next(iter(parts.values())) if len(parts) > 1 else ()
-    shared = [part for part in first if all(part in own for own in parts.values())]
-    return shared, {name: [part for part in own if part not in shared] for name, own in parts.items()}
+def _shared_parts(names: Collection[str]) -> list[str]:
+    """Return the parts that all of several names share."""
+    first, *others = map(split_name, names) if len(names) > 1 else [()]
+    return [part for part in first if all(part in other for other in others)]
 
 
-def short_labels(names: Iterable[str]) -> dict[str, str]:
-    """Return each name on one line, without the parts that all names share, which :func:`shared_parts` tells."""
-    shared, others = _split_off_shared(names)
-    labels = {name: ", ".join(own) if shared and own else " ".join(name.split()) for name, own in others.items()}
+def short_labels(names: Collection[str]) -> dict[str, str]:
+    """Return each name on one line, without the parts that all names share, which :func:`describe_shared` says."""
+    shared, labels = _shared_parts(names), {}
+    for name in names:
+        own_parts = [part for part in split_name(name) if part not in shared]
+        labels[name] = ", ".join(own_parts) if shared and own_parts else " ".join(name.split())
     return _number_duplicates(labels)
 
 
-def shared_parts(names: Iterable[str]) -> str:
+def describe_shared(names: Collection[str]) -> str:
     """Return a sentence for a caption with the parts that :func:`short_labels` leaves out; empty if there are none."""
-    shared, _ = _split_off_shared(names)
+    shared = _shared_parts(names)
     return f" All with {', '.join(shared)}." if shared else ""
 
 

@@ -62,7 +62,7 @@ def difference_decimals(rows: Sequence[Any], scale: Scale) -> int:
 def difference_columns(rows: Sequence[Any], analysis: Analysis, scale: Scale, title: str) -> list[Column]:
     """Return the columns of differences, of their intervals, and of their p values, of rows with a ``family``."""
     decimals = difference_decimals(rows, scale)
-    column, interval = Columns(rows), interval_name({"family": max(row.family for row in rows)}, analysis)
+    column, interval = Columns(rows), interval_name(max(row.family for row in rows), analysis)
     return [
         column(
             f"{title} ({scale.points})" if scale.points else title,
@@ -81,7 +81,7 @@ def describe_evidence(row: Any, analysis: Analysis, scale: Scale, decimals: int)
     if row.low is None or row.high is None:
         return p
     ends = f"{scale.end(row.low, decimals)} to {scale.end(row.high, decimals)}"
-    return f"{interval_name({'family': row.family}, analysis)} {ends}, {p}"
+    return f"{interval_name(row.family, analysis)} {ends}, {p}"
 
 
 def truncate_list(sentences: Sequence[str]) -> list[str]:
@@ -219,10 +219,14 @@ def percent(share: float) -> str:
     return f"{100 * share:g} %"
 
 
-def interval_name(row: Row, analysis: Analysis, alpha: float | None = None) -> str:
+def is_corrected(family: int, analysis: Analysis) -> bool:
+    """Return whether p values and intervals hold for several comparisons at once."""
+    return family > 1 and analysis.correction != "none"
+
+
+def interval_name(family: int, analysis: Analysis, alpha: float | None = None) -> str:
     """Return ``95 % interval``, preceded by ``simultaneous`` if it holds for several comparisons at once."""
-    several = row["family"] is not None and row["family"] > 1 and analysis.correction != "none"
-    return f"{'simultaneous ' * several}{percent(1 - (alpha or analysis.alpha))} interval"
+    return f"{'simultaneous ' * is_corrected(family, analysis)}{percent(1 - (alpha or analysis.alpha))} interval"
 
 
 def format_compact(n: float | None) -> str:
@@ -282,7 +286,9 @@ def _comparison_sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale,
     if row["test"] == "sign flip":
         sentence += _exact_clause(row, scale, decimals, p)
     elif row["difference_low"] is not None:
-        sentence += f" ({interval_name(row, analysis)} {_format_ends(row, 'difference_', scale, decimals)}, {p})"
+        sentence += (
+            f" ({interval_name(row['family'], analysis)} {_format_ends(row, 'difference_', scale, decimals)}, {p})"
+        )
     elif row["pairs"] == 2:
         sentence += f" ({_two_values_clause(row['difference'], row['difference_sd'], scale, decimals)}, {p})"
     else:
@@ -291,7 +297,8 @@ def _comparison_sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale,
         negation = "not " * (row["p_equal_corrected"] >= analysis.alpha)
         sentence += (
             f"; {negation}shown to be equivalent within {scale.amount(analysis.margin, decimals)} "
-            f"({interval_name(row, analysis, 2 * analysis.alpha)} {_format_ends(row, 'equal_', scale, decimals)})"
+            f"({interval_name(row['family'], analysis, 2 * analysis.alpha)} "
+            f"{_format_ends(row, 'equal_', scale, decimals)})"
         )
     return f"{sentence}{_chance_clause(row, analysis, scale, decimals)}."
 
@@ -331,7 +338,7 @@ def _chance_clause(row: Row, analysis: Analysis, scale: Scale, decimals: int) ->
     p = f"p {format_p_equation(row['chance_p'], analysis.alpha)}"
     if row["chance_low"] is None:
         return f"{clause} ({p})"
-    return f"{clause} ({interval_name(row, analysis)} {_format_ends(row, 'chance_', scale, decimals)}, {p})"
+    return f"{clause} ({interval_name(row['family'], analysis)} {_format_ends(row, 'chance_', scale, decimals)}, {p})"
 
 
 def describe_arm(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
@@ -426,7 +433,7 @@ def _correction_clause(row: Row, analysis: Analysis) -> str:
     number = "two" if row["looks"] == 2 else row["looks"]
     looks = f"{number} looks" if row["looks"] > 1 else ""
     family = format_count(row["family"], "comparison")
-    if row["family"] < 2 or analysis.correction == "none":
+    if not is_corrected(row["family"], analysis):
         alone = f", not corrected for {family}" if row["family"] > 1 else ""
         return f"{f', for {looks}' if looks else ''}{alone}"
     added = "" if row["registered"] else ", those added later included"

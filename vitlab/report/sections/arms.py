@@ -16,8 +16,8 @@ from vitlab.report.drawing import (
     WIDTH,
     Drawing,
     apply_style,
+    describe_shared,
     new_figure,
-    shared_parts,
     short_labels,
     wrap_line,
     wrapped_labels,
@@ -77,26 +77,25 @@ class Arms(Section[Row]):
             title = scale.title + ", best" * (plan.analysis.at == "best")
             of_means.set_xlabel(wrap_line(f"{title}; {plan.analysis.direction}", 38))
             for axes in of_differences:
-                axes.axvline(0, color=GREY, linewidth=0.9, zorder=1)
                 facts = ("difference", "difference_low", "difference_high", "verdict")
                 marks = [difference_mark(places[row["arm"]], *(row[fact] for fact in facts)) for row in compared]
-                draw_marks(axes, marks, scale, [0.0])
                 baselines = {row["baseline"] for row in compared}
                 against = labels.get(baselines.pop(), "its baseline") if len(baselines) == 1 else "its baseline"
                 unit = f" ({scale.points})" if scale.points else ""
-                axes.set_xlabel(wrap_line(f"difference from {against}{unit}", 38))
+                title = wrap_line(f"difference from {against}{unit}", 38)
+                draw_differences(axes, [*labels.values()], marks, scale, title)
+            of_means.set_yticks(range(len(rows)), labels.values())
+            of_means.set_ylim(len(rows) - 0.4, -0.6)
+            of_means.grid(axis="x")
             for axes in (of_means, *of_differences):
-                axes.set_yticks(range(len(rows)), list(labels.values()))
-                axes.set_ylim(len(rows) - 0.4, -0.6)
                 axes.tick_params(axis="y", length=0, pad=7)
                 axes.locator_params(axis="x", nbins=FEW_TICKS)
                 axes.ticklabel_format(axis="x", useOffset=False, style="plain")
-                axes.grid(axis="x")
                 low, high = axes.get_xlim()
                 # Of equal values, ticks would be as long as their rounding.
                 if high - low <= phrasing.ROUNDING * abs(high):
                     axes.set_xlim(low - 0.01 * abs(low), high + 0.01 * abs(high))
-            return Drawing(figure, _table_caption(plan, rows) + shared_parts(labels))
+            return Drawing(figure, _table_caption(plan, rows) + describe_shared(labels))
 
 
 @section.register("comparisons")
@@ -173,8 +172,7 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str
         table.append(column.text("compared with", "baseline", rank=4))
     if compared:
         families = sorted({row["family"] for row in compared})  # comparisons added later belong to a larger one
-        widest = {"family": families[-1]}
-        is_adjusted = families[-1] > 1 and analysis.correction != "none"
+        is_adjusted = phrasing.is_corrected(families[-1], analysis)
 
         def p(row: Row) -> str:
             text = format_p_value(row["p_corrected"], analysis.alpha)
@@ -183,7 +181,7 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str
         table += [
             difference("difference", lambda row: scale.number(row["difference"], apart, sign=True)),
             difference(
-                phrasing.interval_name(widest, analysis),
+                phrasing.interval_name(families[-1], analysis),
                 lambda row: scale.interval(row["difference_low"], row["difference_high"], apart),
                 rank=3,
             ),
@@ -227,11 +225,11 @@ def paper_table(report: Report) -> Table:
     if compared := compared_rows(rows):
         table.append(column(f"difference ({scale.points})" if scale.points else "difference", difference))
         table.append(column("verdict", _verdict_cell, right=False))
-        interval = phrasing.interval_name(max(compared, key=lambda row: row["family"]), analysis)
+        interval = phrasing.interval_name(max(row["family"] for row in compared), analysis)
         caption += f" Difference from the baseline with its {interval}; verdicts at level {analysis.alpha:g}."
     if len({row["params"] for row in rows}) > 1:
         table.append(_parameters(rows))
-    return Table(table, f"{report.question} {caption}{shared_parts(labels)}".strip())
+    return Table(table, f"{report.question} {caption}{describe_shared(labels)}".strip())
 
 
 def _near_best(rows: Sequence[Row]) -> tuple[bool, ...]:
@@ -262,7 +260,7 @@ def _table_caption(plan: Plan, rows: Sequence[Row]) -> str:
         return f"Of every arm {text}."
     text = f"First {text}, then the difference from the baseline"
     if any(row["difference_low"] is not None for row in compared):
-        several = max(row["family"] for row in compared) > 1 and plan.analysis.correction != "none"
+        several = phrasing.is_corrected(max(row["family"] for row in compared), plan.analysis)
         text += (
             f"{interval}{', which holds for all of them at once' * several}; a filled dot is a verdict of better or "
             "worse, and an arrow an interval that goes on beyond the picture"
@@ -300,7 +298,7 @@ def draw_differences(axes: Axes, labels: Sequence[str], marks: Sequence[Mark], s
     draw_marks(axes, marks, scale, [0.0])
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.4, -0.6)
-    axes.set_xlabel(wrap_line(title, 60))
+    axes.set_xlabel(title)
     axes.grid(axis="x")
 
 

@@ -16,7 +16,7 @@ from vitlab.errors import format_count
 from vitlab.explaining.colours import PAPER, RULE
 from vitlab.planning.registration import arms_over_blocks
 from vitlab.planning.values import Arm, Plan
-from vitlab.report.drawing import WIDTH, Drawing, apply_style, new_figure, shared_parts, wrapped_labels
+from vitlab.report.drawing import WIDTH, Drawing, apply_style, describe_shared, new_figure, wrap_line, wrapped_labels
 from vitlab.report.phrasing import (
     Columns,
     Row,
@@ -139,13 +139,13 @@ class Blocks(Section[ArmOverBlocks]):
                 if row.difference is not None:
                     marks.append(Mark(place, row.difference, row.new_low, row.new_high, RULE, PAPER))
                     marks.append(difference_mark(place, row.difference, row.low, row.high, row.verdict))
-            title = f"difference from {rows[0].baseline} ({scale.points})"
+            title = wrap_line(f"difference from {rows[0].baseline} ({scale.points})", 60)
             draw_differences(axes, [*labels.values()], marks, scale, title)
-        interval = interval_name({"family": rows[0].family}, plan.analysis)
+        interval = interval_name(rows[0].family, plan.analysis)
         caption = (
             f"The difference in each block (small), the mean with its {interval}, and where a new block lies (pale)."
         )
-        return Drawing(figure, caption + shared_parts(labels))
+        return Drawing(figure, caption + describe_shared(labels))
 
 
 def block_answers(rows: Sequence[ArmOverBlocks], analysis: Analysis, units: Mapping[str, str]) -> list[str]:

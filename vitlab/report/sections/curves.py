@@ -10,7 +10,7 @@ import numpy as np
 
 from vitlab.explaining.colours import GREY, INK, SERIES
 from vitlab.planning.values import Plan
-from vitlab.report.drawing import WIDTH, Drawing, apply_style, new_figure, shared_parts, wrapped_labels
+from vitlab.report.drawing import WIDTH, Drawing, apply_style, describe_shared, new_figure, wrapped_labels
 from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import Scale, percent
 from vitlab.report.sections import Findings, Section, section
@@ -111,7 +111,7 @@ def draw_curves(results: StudyResults, history: pd.DataFrame, metric: str) -> Dr
         if not share_panel:
             caption += " The baseline is grey behind other arms."
             caption += f" The first {MAX_PANELS} of {len(names)} arms are shown." * (len(names) > MAX_PANELS)
-        return Drawing(figure, caption + shared_parts(names))
+        return Drawing(figure, caption + describe_shared(names))
 
 
 def _place_on_axis(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from vitlab.errors import format_count
 from vitlab.explaining.colours import GREY, INK, PAPER, SERIES
-from vitlab.report.drawing import WIDTH, Drawing, apply_style, format_ticks, new_figure, shared_parts, wrapped_labels
+from vitlab.report.drawing import WIDTH, Drawing, apply_style, describe_shared, format_ticks, new_figure, wrapped_labels
 from vitlab.report.phrasing import Columns
 from vitlab.report.sections import Findings, Section, Table, cost, section
 from vitlab.statistics import scaling
@@ -123,7 +123,7 @@ class Fronts(Section[Front]):
                 "arms that no other one beats in both."
             )
             caption += " Other arms are grey." * any(len(row.arms) > len(arms) for row in rows)
-            return Drawing(figure, caption + shared_parts(labels))
+            return Drawing(figure, caption + describe_shared(labels))
 
 
 def costs_by_arm(findings: Findings) -> dict[str, dict[str, float]]:

@@ -103,7 +103,7 @@ class MainEffects(Section[MainEffect]):
             figure = new_figure(0.75 * WIDTH, 0.8 + 0.3 * len(rows))
             unit = f" ({scale.points})" if scale.points else ""
             draw_differences(figure.subplots(), [*labels.values()], marks, scale, f"difference from the baseline{unit}")
-        interval = interval_name({"family": rows[0].family}, findings.plan.analysis)
+        interval = interval_name(rows[0].family, findings.plan.analysis)
         return Drawing(
             figure,
             f"Difference of each level from the baseline's, {', '.join(dict.fromkeys(row.against for row in rows))}, "

@@ -15,7 +15,7 @@ from vitlab.planning.match import is_number
 from vitlab.planning.values import Arm, Plan
 from vitlab.report.drawing import WIDTH, Drawing, apply_style, format_ticks, new_figure, wrap_line
 from vitlab.report.frame import StudyResults
-from vitlab.report.phrasing import DASH, MINUS, Columns, percent
+from vitlab.report.phrasing import DASH, MINUS, Columns, Scale, percent
 from vitlab.report.sections import Findings, Section, Table, section
 from vitlab.spec.design import format_value
 from vitlab.statistics import scaling
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vitlab.report.report import Report
 
 SIZES = {"params": "parameters", "macs": "MACs per image", "images": "training images seen"}
+PLAIN = Scale("", 1.0, "", "")  #: of slopes and exponents
 SPAN = 2.0  #: smallest ratio of largest to smallest size for a fit
 
 
@@ -108,7 +109,7 @@ class ScalingLaws(Section[Scaling]):
             column.text("arms with", "series"),
             column("sizes", lambda row: str(len(row.arms)), rank=2),
             column("seeds", lambda row: str(row.seeds), rank=2),
-            column("slope of the logarithms", lambda row: _format_number(row.slope)),
+            column("slope of the logarithms", lambda row: PLAIN.number(row.slope, 3)),
             column(interval, lambda row: _format_interval(row.slope_low, row.slope_high), rank=1),
         ]
         with_offset = any(row.offset is not None for row in rows)
@@ -118,7 +119,7 @@ class ScalingLaws(Section[Scaling]):
             table += [
                 column(title, lambda row: scale.number(row.offset, decimals)),
                 column(interval, lambda row: scale.interval(row.offset_low, row.offset_high, decimals), rank=1),
-                column("exponent", lambda row: _format_number(row.exponent)),
+                column("exponent", lambda row: PLAIN.number(row.exponent, 3)),
                 column(interval, lambda row: _format_interval(row.exponent_low, row.exponent_high), rank=1),
             ]
         error = report.analysis.metric if report.analysis.goal == "min" else f"1 {MINUS} {report.analysis.metric}"
@@ -151,9 +152,9 @@ class ScalingLaws(Section[Scaling]):
                     axes.plot(size, math.exp(np.log(errors).mean()), "o", markersize=5.5, color=colour)
                 label = f"{wrap_line(row.series, 30)}\n" if row.series else ""
                 label += (
-                    f"exponent {_format_number(row.exponent)}"
+                    f"exponent {PLAIN.number(row.exponent, 3)}"
                     if row.levels_off
-                    else f"slope {_format_number(row.slope)}"
+                    else f"slope {PLAIN.number(row.slope, 3)}"
                 )
                 x, *ends = law.curve
                 y, low, high = scale.factor * np.array(ends)
@@ -184,15 +185,11 @@ def _finite_ends(estimate: Estimate | None) -> tuple[float | None, float | None,
     return estimate.value, low, high
 
 
-def _format_number(value: float | None) -> str:
-    return DASH if value is None else f"{value:.3f}".replace("-", MINUS)
-
-
 def _format_interval(low: float | None, high: float | None) -> str:
     """Format an interval; without an upper end every larger value fits."""
     if low is None:
         return DASH
-    return f"at least {_format_number(low)}" if high is None else f"[{_format_number(low)}, {_format_number(high)}]"
+    return f"at least {PLAIN.number(low, 3)}" if high is None else PLAIN.interval(low, high, 3)
 
 
 def _arm_size(results: StudyResults, arm: str) -> float | None:
