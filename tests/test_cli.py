@@ -265,7 +265,7 @@ def test_change_without_set_is_hinted_at(words: list[str], hint: str, ran: tuple
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["rnu"], ["no command called 'rnu'", "Did you mean 'run'?"]),
+        (["rnu"], ["No such command 'rnu'", "Did you mean 'run'?"]),
         (["run"], ["Missing argument 'FILE'"]),
         (["run", "{file}", "--wrokers", "2"], ["No such option", "--wrokers", "Did you mean '--workers'?"]),
         (["run", "{file}", "--sedes", "5"], ["No such option", "'--sedes'", "is changed by --set PATH=VALUE"]),

@@ -66,7 +66,13 @@ def test_notebook_has_one_updated_output(
     first, *_, running, last = notebook.shown
     assert "0 of 4 trials" in first["text/plain"] and "2 of 4 trials" in running["text/plain"]
     html = running["text/html"]
-    assert "baseline s1" in html and "val/accuracy 0.25" in html and "baseline s0" not in html and "━" in html
+    assert (
+        "baseline s1" in html
+        and "0.25" in html
+        and "positions, val/accuracy" in html
+        and "baseline s0" not in html
+        and "━" in html
+    )
     assert "baseline s1" not in last["text/html"] and "2 of 4 trials" in last["text/plain"]
     head, failure = capsys.readouterr().out.splitlines()
     assert head == "positions: 2 arms, 4 trials; 4 to train" and failure == "<b> s0 failed: out of <memory>"

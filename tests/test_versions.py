@@ -171,7 +171,7 @@ def test_studies_lists_every_version(here: Path) -> None:
     for row, file in ((latest, "other.yaml"), (earlier, "first.yaml")):
         (verdict,) = vitlab.compare(file, out="out")["verdict"].dropna()
         assert row["answer"] == f"1 {verdict}"
-    assert (latest["differs"], earlier["differs"]) == ("", "train.steps 2 -> 4; seeds 1 -> 2")
+    assert (latest["differs"], earlier["differs"]) == ("", "train.steps 4 -> 2; seeds 2 -> 1")
     assert [Path(row["file"]).name for row in (latest, earlier)] == ["other.yaml", "first.yaml"]
     code, output = invoke("studies")
     assert [line.split()[0] for line in output.splitlines()[1:3]] == [latest["version"][:8], earlier["version"][:8]]

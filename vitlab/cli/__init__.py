@@ -18,7 +18,6 @@ from typing import Any, TextIO
 import click
 from click.shell_completion import CompletionItem
 
-from vitlab.errors import nearest
 from vitlab.imports import import_object
 
 SECTIONS = {
@@ -133,9 +132,6 @@ def print_lines(lines: Sequence[str]) -> None:
 class _Commands(click.Group):
     """A click group that imports a command's module when the command is called."""
 
-    def list_commands(self, context: click.Context) -> list[str]:
-        return list(COMMANDS)
-
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
@@ -156,20 +152,15 @@ class _Commands(click.Group):
             print_lines(value)
         (context.obj or sys.stdout).flush()  # fails here, where errors are reported, if it cannot be written
 
-    def resolve_command(
-        self, context: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in COMMANDS and not args[0].startswith("-") and not context.resilient_parsing:
-            raise click.UsageError(f"no command called '{args[0]}'.{nearest(args[0], COMMANDS)}", context)
-        return super().resolve_command(context, args)
-
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         for title, commands in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl([*commands.items()])
 
 
-@click.group(cls=_Commands, context_settings=SETTINGS, epilog=EPILOG)
+@click.group(
+    cls=_Commands, commands=dict.fromkeys(COMMANDS, click.Command(None)), context_settings=SETTINGS, epilog=EPILOG
+)
 @click.version_option(package_name="vitlab")
 def cli() -> None:
     """vitlab: a laboratory for Vision Transformer ablations."""

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 import click
 
 from vitlab import interrupts
-from vitlab.errors import Interrupted, Problem, SpecError, UserError, VitlabError, nearest
+from vitlab.errors import Interrupted, Problem, SpecError, UserError, VitlabError
 
 MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EFBIG)
 """Error numbers of disks, as opposed to faults of a program."""
@@ -39,8 +39,8 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
     """
     from vitlab.spec.changes import public
 
-    if isinstance(error, click.UsageError) and (hint := _meant_option(error)):
-        error = click.UsageError(error.message + hint, error.ctx)
+    if isinstance(error, click.UsageError) and (hint := _hint_at_set(error)):
+        error = click.UsageError(error.format_message() + hint, error.ctx)
     code, kind, text = _classify_error(error)
     if output is not None:
         sentences = error.args if isinstance(error, UserError) else [text]
@@ -70,21 +70,15 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
     return code
 
 
-def _meant_option(error: click.UsageError) -> str:
-    """Return a sentence with the option that is meant, or with the one that changes the study file, or nothing."""
-    parameters = error.ctx.command.params if error.ctx else []
-    options = [option for parameter in parameters for option in parameter.opts if option.startswith("--")]
+def _hint_at_set(error: click.UsageError) -> str:
+    """Return a sentence with the option that changes the study file, if that may be meant; else nothing."""
+    options = [option for parameter in (error.ctx.command.params if error.ctx else []) for option in parameter.opts]
     if "--set" not in options:
-        changes = ""
-    elif isinstance(error, click.NoSuchOption):
-        changes = "PATH=VALUE, such as --set seeds=5"
-    else:  # a word that another program would take as a change
-        changes = (
-            " --set ".join(re.findall(r"[\w.]+=[^\s)]*", error.message)) if "extra argument" in error.message else ""
-        )
-    if isinstance(error, click.NoSuchOption) and (hint := nearest(error.option_name, options)):
-        return hint
-    return f" A value of the study file is changed by --set {changes}." if changes else ""
+        return ""
+    if isinstance(error, click.NoSuchOption):
+        return " A value of the study file is changed by --set PATH=VALUE, such as --set seeds=5."
+    changes = re.findall(r"[\w.]+=[^\s)]*", error.message) if "extra argument" in error.message else []
+    return f" A value of the study file is changed by --set {' --set '.join(changes)}." if changes else ""
 
 
 def _problem_to_json(problem: Problem) -> dict[str, Any]:

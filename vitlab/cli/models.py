@@ -13,9 +13,8 @@ import click
 
 from vitlab.cli import print_json, say, wants_json
 from vitlab.cli.completion import complete_arm, complete_study
-from vitlab.cli.options import FOLDER, PATH, out_option, plugin_option, study_argument
+from vitlab.cli.options import FOLDER, PATH, loading_plugin_option, out_option, study_argument
 from vitlab.errors import UserError, VitlabError
-from vitlab.registry import load_file
 from vitlab.store.files import folder_name
 from vitlab.store.folders import TrialFolder
 
@@ -61,7 +60,7 @@ TEST = "test:"
     help="Scale of the colours: one for all maps of a kind, or an own one for each map.",
     show_default=True,
 )
-@plugin_option
+@loading_plugin_option
 @out_option
 def explain_command(
     study: Path,
@@ -71,7 +70,6 @@ def explain_command(
     seed: int | None,
     target: str | None,
     scale: str,
-    plugins: tuple[Path, ...],
     out: Path,
 ) -> None:
     """Show what the models of a study attend to in an image, and what they predict.
@@ -80,8 +78,6 @@ def explain_command(
     trial. Prints each prediction, and the address of a page with all models beside each other; the folder of the page
     has every picture as a file, and the numbers behind them.
     """
-    for plugin in plugins:
-        load_file(plugin)
     say(f"reading {study}")  # importing PyTorch takes seconds
     from vitlab.driver.explanations import Picture, explain_images, write_page
     from vitlab.explaining.one_image import Explanation, common_scales, compare, draw
@@ -227,11 +223,9 @@ def arm_folder(plan: Plan, arm: str, seed: int) -> str:
     default=Path("exported"),
     help="Folder for the files, one folder for each study, arm and seed.",
 )
-@plugin_option
+@loading_plugin_option
 @out_option
-def export_command(
-    study: Path, arm: str, seed: int | None, form: Any, target: Path, plugins: tuple[Path, ...], out: Path
-) -> None:
+def export_command(study: Path, arm: str, seed: int | None, form: Any, target: Path, out: Path) -> None:
     """Write the model of an arm of STUDY, which was run before, for use without vitlab, and a card beside it.
 
     The file takes pixels in [0, 1], as float32 of shape (B, C, H, W) in batches of any size, and returns logits. Its
@@ -245,8 +239,6 @@ def export_command(
         raise UserError(
             f"--to {target}: vitlab uploads nothing; name a folder, which 'hf upload ORG/NAME FOLDER' sends"
         )
-    for plugin in plugins:
-        load_file(plugin)
     plan, store = open_study(study, out=out)
     planned = plan.find(arm, seed)
     say("importing PyTorch")

@@ -80,13 +80,10 @@ def study(file: Path, source: str) -> list[str]:
 def _rename_study(file: Path, name: str) -> str:
     """Return the text of a study file with another name in the place of its own."""
     study_name(str(file))  # a file that is no study gets a sentence
-    document, lines = read_document(file), file.read_text(encoding="utf-8-sig").splitlines(keepends=True)
-    line, column = document.places["study",][1]
-    before, rest = lines[line - 1][: column - 1], lines[line - 1][column - 1 :]
-    lines[line - 1] = before + re.sub(r"""'[^']*'|"[^"]*"|[^\s,}]+""", f"'{name}'", rest, count=1)
-    renamed = "".join(lines)
+    text = file.read_text(encoding="utf-8-sig")
+    renamed = re.sub(r"""(?m)^study:\s+('[^']*'|"[^"]*"|[^\s#]+)""", f"study: '{name}'", text, count=1)
     with suppress(SpecError):
-        if parse_document(renamed, str(file)).data == {**document.data, "study": name}:
+        if parse_document(renamed, str(file)).data == {**read_document(file).data, "study": name}:
             return renamed
     raise UserError(f"{file}: the name can be replaced only in a line 'study: NAME'; write it so")
 

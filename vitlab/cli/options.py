@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,13 +32,26 @@ set_option = click.option(
     metavar="PATH=VALUE",
     help="Change a value of the file, such as data.root=/data or seeds=5.",
 )
-plugin_option = click.option(
+_plugins = partial(
+    click.option,
     "--plugin",
     "plugins",
     multiple=True,
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="A Python file that registers components.",
 )
+plugin_option = _plugins()
+
+
+def _load_plugins(context: click.Context, parameter: click.Parameter, files: Sequence[Path]) -> None:
+    from vitlab.registry import load_file
+
+    for file in files:
+        load_file(file)
+
+
+loading_plugin_option = _plugins(callback=_load_plugins, expose_value=False)
+"""The same, for commands that plan nothing: the files are loaded before the command begins."""
 
 
 def study_options(function: Callback) -> Callback:

@@ -84,7 +84,11 @@ def plan_command(
     if costs:
         sentences.append(_describe_costs(plan, costs))
     sentences += [_describe_trials(plan, states), *_describe_time(plan, store, states)]
-    _print_plan(plan, states, costs, sentences)
+    arms = plan.arms[:MAX_ROWS]
+    more = [f"... {len(plan.arms) - MAX_ROWS:,} more ..."] if len(plan.arms) > MAX_ROWS else []
+    skipped = [f"{arm.name}: skipped: {arm.skip}" for arm in arms if arm.skip]
+    columns = _arm_columns(plan, arms, states, costs)
+    click.echo(to_text(*filter(None, [plan.question]), columns, *more, *skipped, *sentences), nl=False)
     if forecast is not None:
         for sentence in forecast.sentences(plan):
             click.echo(sentence)
@@ -137,16 +141,6 @@ def _costs_by_arm(plan: Plan, device: str, tflops: float | None) -> Costs:
         hours = None if work is None else device_hours(work, tflops)
         by_arm[arm] = ArmCost(cost["params"], cost["macs"], images, work, hours, unit, tflops)
     return by_arm
-
-
-def _print_plan(plan: Plan, states: States, costs: Costs, sentences: Sequence[str]) -> None:
-    """Print the question, the table of the arms, of many only the first, and the sentences."""
-    arms = plan.arms[:MAX_ROWS]
-    more = [f"... {len(plan.arms) - MAX_ROWS:,} more ..."] if len(plan.arms) > MAX_ROWS else []
-    skipped = [f"{arm.name}: skipped: {arm.skip}" for arm in arms if arm.skip]
-    question = [plan.question] if plan.question else []
-    columns = _arm_columns(plan, arms, states, costs)
-    click.echo(to_text(*question, columns, *more, *skipped, *sentences), nl=False)
 
 
 def _arm_columns(plan: Plan, arms: Sequence[Arm], states: States, costs: Costs) -> list[Column]:

@@ -8,8 +8,15 @@ import click
 
 from vitlab.cli import print_json
 from vitlab.cli.completion import complete_study
-from vitlab.cli.options import PATH, out_option, parse_changes, parse_numbers, plugin_option, set_option, study_argument
-from vitlab.registry import load_file
+from vitlab.cli.options import (
+    PATH,
+    loading_plugin_option,
+    out_option,
+    parse_changes,
+    parse_numbers,
+    set_option,
+    study_argument,
+)
 from vitlab.report import FORMATS, render
 from vitlab.report.api import open_study
 
@@ -27,15 +34,13 @@ _format_option = click.option(
 @study_argument
 @out_option
 @set_option
-@plugin_option
+@loading_plugin_option
 @_format_option
-def report_command(study: Path, out: Path, changes: tuple[str, ...], plugins: tuple[Path, ...], form: str) -> None:
+def report_command(study: Path, out: Path, changes: tuple[str, ...], form: str) -> None:
     """Print the report of STUDY: of the version that its file is, or of the latest run where its name is given.
 
     NAME@VERSION is an earlier version; 'vitlab studies' lists them.
     """
-    for plugin in plugins:
-        load_file(plugin)
     plan, store = open_study(study, out=out, changes=parse_changes(changes))
     _print_rendered(render(plan, store, form), form)
 

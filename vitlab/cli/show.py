@@ -21,7 +21,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema
 from vitlab import registry
 from vitlab.cli import print_json, say, wants_json
 from vitlab.cli.completion import STUDIES, complete_component, complete_slot
-from vitlab.cli.options import plugin_option, print_indented
+from vitlab.cli.options import loading_plugin_option, print_indented
 from vitlab.errors import BrokenComponent, ClashError, UserError, nearest
 from vitlab.planning import packaged
 from vitlab.registry import plugins as plugin_sources
@@ -37,8 +37,8 @@ Schema = Mapping[str, Any]
 @click.command()
 @click.argument("slot", metavar="[SLOT|studies|weights]", required=False, shell_complete=complete_slot)
 @click.argument("pattern", required=False)
-@plugin_option
-def list_command(slot: str | None, pattern: str | None, plugins: tuple[Path, ...]) -> None:
+@loading_plugin_option
+def list_command(slot: str | None, pattern: str | None) -> None:
     """List the components of SLOT, or all slots with theirs, or the studies that come with vitlab.
 
     `vitlab list weights [PATTERN]` lists the weights that timm names and init_from takes as timm: NAME; PATTERN is a
@@ -48,8 +48,6 @@ def list_command(slot: str | None, pattern: str | None, plugins: tuple[Path, ...
         raise click.UsageError("PATTERN belongs to 'vitlab list weights' alone; remove it")
     if slot in ("components", "slots"):  # what all of them are called
         slot = None
-    for plugin in plugins:
-        registry.load_file(plugin)
     if slot == "weights":
         _print_weights(pattern or "")
     elif slot or wants_json():
@@ -63,15 +61,13 @@ def list_command(slot: str | None, pattern: str | None, plugins: tuple[Path, ...
 @click.command()
 @click.argument("slot", metavar="[SLOT|study]", shell_complete=complete_slot)
 @click.argument("name", metavar="NAME", required=False, shell_complete=complete_component)
-@plugin_option
-def show_command(slot: str, name: str | None, plugins: tuple[Path, ...]) -> list[str] | None:
+@loading_plugin_option
+def show_command(slot: str, name: str | None) -> list[str] | None:
     """Show the options of component NAME in SLOT, its documentation and where it comes from.
 
     A NAME that only one slot has needs no SLOT, and a SLOT without NAME lists its components. 'vitlab show study NAME'
     prints the file of a study that comes with vitlab.
     """
-    for plugin in plugins:
-        registry.load_file(plugin)
     if name is None and slot not in (*registry.SLOT_MODULES, *STUDIES):
         slot, name = _slot_of(slot), slot
     if name is None:

@@ -153,7 +153,7 @@ def _version_row(version: Version, plan: Plan, latest: Version, store: Store) ->
         "run": version.when,
         "file": version.run.file,
         "set": version.set_options,
-        "differs": format_differences(latest.content or {}, version.content or {}) if comparable else "",
+        "differs": format_differences(version.content or {}, latest.content or {}) if comparable else "",
         **{state: states[state] for state in STATES},
         "answer": _answer_or_status(plan, store),
     }
@@ -182,7 +182,7 @@ def _print_study(study: NewTree) -> None:
         place = packaged_name(file) or display_path(file) if row["file"] else ""
         trials = ", ".join(f"{row[state]} {state}" for state in STATES if row[state]) or "none planned"
         parts = [trials, row["answer"], f"{place} {row['set']}".strip()]
-        differs = f"differs from the latest: {row['differs']}" if row["differs"] else ""
+        differs = f"changes to the latest: {row['differs']}" if row["differs"] else ""
         print_indented(f"  {row['version'][:8]}  {row['run']}  ", "; ".join(filter(None, [*parts, differs])))
 
 
@@ -236,19 +236,15 @@ def _find_trial(plan: Plan, store: Store, arm: str | None, seed: int | None) -> 
     Raises:
         UserError: if the study has no such trial, or none has begun.
     """
-    if arm is not None:
-        plan.find(arm, seed)  # raises, with a sentence
     trials = [item for item in plan.trials if arm in (None, item.arm) and seed in (None, item.seed)]
-    begun = [item for item in trials if store.folder(item.trial).journal_size()]
+    begun = [item for item in trials if store.folder(item.trial).journal.is_file()]
+    if not trials:
+        plan.find(plan.arms[0].name if arm is None else arm, seed)  # raises, with what there is
     if not begun:
         arms = "; ".join(dict.fromkeys(item.arm for item in trials))
-        raise UserError(f"no trial of {arms or plan.study} has begun; 'vitlab run' trains them")
-
-    def latest(item: Planned) -> tuple[bool, float]:
-        folder = store.folder(item.trial)
-        return folder.is_locked(), folder.journal.stat().st_mtime
-
-    return max(begun, key=latest)
+        raise UserError(f"no trial of {arms} has begun; 'vitlab run' trains them")
+    folders = {store.folder(item.trial): item for item in begun}
+    return folders[max(folders, key=lambda folder: (folder.is_locked(), folder.journal.stat().st_mtime))]
 
 
 def _format_event(event: Event) -> str:

@@ -33,9 +33,8 @@ SILENCE_S = 60.0  #: time without a line after which a plain line tells the rema
 FIRST_SILENCE_S = 5.0  #: the same before the first line, while processes start, and for a status
 NOTEBOOK_REFRESH_S = 1.0  #: every update is a message to the browser
 GAP = 2  #: columns between those of the display
-BAR, MAX_BAR = 10, 30  #: smallest and largest width of a bar
+MIN_BAR, MAX_BAR = 10, 30  #: smallest and largest width of a bar
 MIN_NAME = 12  #: letters of names that are kept rather than details
-SAMPLE = 32  #: running trials whose journals are read for the display; the others count as the mean of these
 MAX_ARMS = 4  #: maximum number of arms that a line names
 COUNTED = {"epochs": "epoch", "steps": "step", "images": "images"}
 """Unit of a training's length to the field of a measurement that counts it."""
@@ -81,49 +80,40 @@ class Row(NamedTuple):
 
     name: str
     share: float  #: from 0 to 1, for the bar
-    state: str  #: how far it is
-    detail: str = ""
-    short: str = ""  #: form of the detail for narrow terminals
+    state: str
+    detail: str
 
 
 def make_table(rows: Sequence[Row], width: int) -> Table:
     """Return rows in at most ``width`` columns.
 
-    What does not fit is left out whole: first the longer form of the details, then the bars, then letters in the middle
-    of names, and at last the details.
+    What does not fit is left out whole: first the bars, then letters in the middle of names, and at last the details.
     """
-    name, state, detail, short = (max(len(str(row[column])) for row in rows) for column in (0, 2, 3, 4))
+    name, state, detail = (max(len(str(row[column])) for row in rows) for column in (0, 2, 3))
 
     def room(*others: int) -> int:
-        """Return the columns that are left for names beside other columns of the table."""
+        """Return the columns that are left for names beside others."""
         return width - sum(other + GAP for other in others if other)
 
-    is_long = room(BAR, state, detail) >= name
-    detail = detail if is_long else short
+    if room(state, detail) < min(name, MIN_NAME):
+        detail = 0
     bar = min(MAX_BAR, room(name, state, detail) - GAP)
-    has_details = room(state, detail) >= min(name, MIN_NAME)
-    names = shorten([row.name for row in rows], room(state, detail if has_details else 0))
     table = Table.grid(padding=(0, GAP, 0, 0))
-    for row, text in zip(rows, names, strict=True):
-        cells = [row.state.rjust(state), *([row.detail if is_long else row.short] if has_details else [])]
-        bars = [ProgressBar(1.0, row.share, width=bar)] if bar >= BAR else []
-        table.add_row(Text(text), *bars, *map(Text, cells))
+    for row, text in zip(rows, shorten([row.name for row in rows], room(state, detail)), strict=True):
+        bars = [ProgressBar(1.0, row.share, width=bar)] if bar >= MIN_BAR else []
+        table.add_row(Text(text), *bars, row.state.rjust(state), row.detail if detail else "")
     return table
 
 
 def shorten(names: Sequence[str], room: int) -> list[str]:
     """Return names of at most ``room`` letters, shortened in the middle; no two of them are equal."""
-    taken, shortened = {name for name in names if len(name) <= room}, []
+    shortened: dict[str, None] = {}
+    heads = sorted(range(room), key=lambda head: abs(3 * head - room))  # ends, with seeds, say more than beginnings
     for name in names:
-        if len(name) > room:
-            # Ends, with seeds, say more than beginnings.
-            heads = sorted(range(room), key=lambda head: abs(3 * head - room))
-            cuts = [f"{name[:head]}…{name[len(name) - room + 1 + head :]}" for head in heads]
-            cuts += [f"…{name[start : start + room - 2]}…" for start in range(len(name) - room + 2)]
-            name = next((cut for cut in cuts if cut not in taken), cuts[0])
-            taken.add(name)
-        shortened.append(name)
-    return shortened
+        cuts = [f"{name[:head]}…{name[len(name) - room + 1 + head :]}" for head in heads]
+        cuts += [f"…{name[start : start + room - 2]}…" for start in range(len(name))]
+        shortened[next(cut for cut in ([name] if len(name) <= room else cuts) if cut not in shortened)] = None
+    return [*shortened]
 
 
 class _Display(Watch):
@@ -173,12 +163,11 @@ class _Display(Watch):
 
     def _update(self) -> None:
         """Read what has been appended to the journals of running trials."""
-        sample = list(self._running.values())[:SAMPLE]  # a cluster may run thousands
-        for progress in sample:
+        running = self._running.values()
+        for progress in running:
             progress.update()
-        weight = len(self._running) / max(1, len(sample))
-        self._completed = self._done + weight * sum(progress.share for progress in sample)
-        trained = self._completed - self._before - weight * sum(progress.share_at_start for progress in sample)
+        self._completed = self._done + sum(progress.share for progress in running)
+        trained = self._completed - self._before - sum(progress.share_at_start for progress in running)
         if trained > (self._moves[-1][1] if self._moves else 0.0):
             self._moves = [*self._moves[:1], (self._console.get_time(), trained)]
 
@@ -197,21 +186,17 @@ class _Display(Watch):
 
     def _table(self) -> Table:
         """Return a row for all trials together, and those of running trials that fit on the screen."""
-        rows = []
-        shown = list(self._running.items())[: min(SAMPLE, self._console.height - 3)]
-        for name, progress in shown:
-            value = progress.latest.get("metrics", {}).get(self._plan.analysis.metric)
-            short = "" if value is None else f"{value:<6.4g}"  # of one width, so that bars keep theirs
+        metric, rows = self._plan.analysis.metric, []
+        for name, progress in list(self._running.items())[: self._console.height - 3]:
+            value = progress.latest.get("metrics", {}).get(metric)
             state = f"{100 * progress.share:3.0f} %" if progress.latest else "starting"
-            rows.append(Row(name, progress.share, state, short and f"{self._plan.analysis.metric} {short}", short))
-        rest, table = self._rest(), Table.grid()
+            rows.append(Row(name, progress.share, state, "" if value is None else f"{value:<6.4g}"))
         state = f"{self._done} of {self._total} trials"
-        table.add_row(
-            make_table([Row(self._plan.study, self._completed / self._size, state, rest, rest)], self._console.width)
-        )
-        if rows:
-            table.add_row(make_table(rows, self._console.width))
-        if more := len(self._running) - len(shown):
+        total = Row(f"{self._plan.study}, {metric}", self._completed / self._size, state, self._rest())
+        table = Table.grid()
+        for part in filter(None, ([total], rows)):
+            table.add_row(make_table(part, self._console.width))
+        if more := len(self._running) - len(rows):
             table.add_row(f"... and {format_count(more, 'more trial')}")
         return table
 
@@ -392,13 +377,10 @@ def size_of(plan: Plan, todo: Sequence[Planned], store: Store) -> str:
     identities = {trial_name(planned) for planned in todo}
     others = [store.folder(item.trial) for item in plan.trials if trial_name(item) not in identities]
     trained = sum((folder.path / "result.json").exists() for folder in others)
-    resumed = [item for item in todo if store.folder(item.trial).checkpoint.exists()]
+    resumed = sum(store.folder(item.trial).checkpoint.exists() for item in todo)
     parts = [f"{len(todo)} to train" if todo else "nothing to train"]
     if resumed:
-        steps = {trial_name(item): checkpoint_step(store.folder(item.trial)) for item in resumed[:MAX_ARMS]}
-        first = [name if step is None else f"{name} at step {step:,}" for name, step in steps.items()]
-        more = "; ..." if len(resumed) > MAX_ARMS else ""
-        parts.append(f"{len(resumed)} of them from a checkpoint ({'; '.join(first)}{more})")
+        parts.append(f"{resumed} of them from a checkpoint")
     if trained:
         parts.append(f"{trained} trained already")
     return f"{format_count(len(plan.arms), 'arm')}, {format_count(len(plan.trials), 'trial')}; {', '.join(parts)}"

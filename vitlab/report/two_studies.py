@@ -136,7 +136,9 @@ def _first_trials(old: _Side, new: _Side) -> Iterator[tuple[str, Trial, Trial]]:
 
 def _describe_differences(old: _Side, new: _Side) -> Iterator[str]:
     """Yield the caveats: how arms differ between the studies, and which are in one alone."""
-    for arm, before, after in _first_trials(old, new):
+    # From the earlier to the later one, as reports name the changes of versions.
+    earlier, later = sorted((old, new), key=lambda side: side.results.frame["ended"].max())
+    for arm, before, after in _first_trials(earlier, later):
         clauses = [format_differences(before.spec.plain(), after.spec.plain())]
         clauses += [f"code {before.code[:8]} -> {after.code[:8]}"] * (before.code != after.code)
         if difference := "; ".join(filter(None, clauses)):

@@ -142,12 +142,6 @@ class TrialFolder:
         is_kept = self.has_weights() and all(read_stored(file, check_weights) is not None for file in files)
         return result if is_kept else None
 
-    def lacks_weights(self, keep: Keep) -> bool:
-        """Return True if the trial has ended without the last or the best weights; their contents are not read."""
-        files = [self.weights_file, *self.kept_weights_files(keep._replace(every=0), 0)] if keep.last else []
-        result = None if all(file.exists() for file in files) else self.result()
-        return result is not None and result.status == Ending.DONE
-
     def has_weights(self) -> bool:
         """Return True if another trial can start from this one: it has ended, and its weights exist undamaged."""
         return self.done() and read_stored(self.weights_file, check_weights) is not None and self._has_spec()
