@@ -267,9 +267,9 @@ def test_change_without_set_is_hinted_at(words: list[str], hint: str, ran: tuple
     [
         (["rnu"], ["No such command 'rnu'", "Did you mean 'run'?"]),
         (["run"], ["Missing argument 'FILE'"]),
-        (["run", "{file}", "--wrokers", "2"], ["No such option", "--wrokers", "Did you mean '--workers'?"]),
+        (["run", "{file}", "--wrokers", "2"], ["No such option", "--wrokers", "'--workers'"]),
         (["run", "{file}", "--sedes", "5"], ["No such option", "'--sedes'", "is changed by --set PATH=VALUE"]),
-        (["run", "{file}", "--otu", "x"], ["No such option", "Did you mean '--out'?"]),
+        (["run", "{file}", "--otu", "x"], ["No such option", "Did you mean", "'--out'"]),
         (["run", "{file}", "--workers", "0"], ["0 is not in the range"]),
         (["run", "{file}", "--executor", "loacl"], ["no executor called 'loacl'", "'local'"]),
         (["run", "{file}", "--set", "model.dmi=3"], ["no option 'dmi'", "Did you mean 'dim'?"]),

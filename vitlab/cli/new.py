@@ -81,7 +81,8 @@ def _rename_study(file: Path, name: str) -> str:
     """Return the text of a study file with another name in the place of its own."""
     study_name(str(file))  # a file that is no study gets a sentence
     text = file.read_text(encoding="utf-8-sig")
-    renamed = re.sub(r"""(?m)^study:\s+('[^']*'|"[^"]*"|[^\s#]+)""", f"study: '{name}'", text, count=1)
+    line = r"""(?m)(^|[{,]\s*)(["']?)study\2:\s+('[^']*'|"[^"]*"|[^\s,}]+)"""
+    renamed = re.sub(line, rf"\1\2study\2: '{name}'", text, count=1)
     with suppress(SpecError):
         if parse_document(renamed, str(file)).data == {**read_document(file).data, "study": name}:
             return renamed

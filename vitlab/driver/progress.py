@@ -7,7 +7,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from threading import Timer
 from typing import Any, NamedTuple
@@ -24,7 +24,6 @@ from vitlab.errors import format_count
 from vitlab.identity.trial import Trial
 from vitlab.planning.values import Plan, Planned
 from vitlab.report.phrasing import format_duration, format_seeds
-from vitlab.spec.trial import LENGTHS
 from vitlab.store.folders import CHECKPOINT, Store, TrialFolder
 from vitlab.store.result import Ending
 
@@ -54,7 +53,7 @@ class TrialProgress:
     def __init__(self, folder: TrialFolder, trial: Trial, offset: int | None = None) -> None:
         self._folder = folder
         self._offset = folder.journal_size() if offset is None else offset
-        self._unit = next(unit for unit in LENGTHS if getattr(trial.spec.train, unit) is not None)
+        self._unit = next(unit for unit in COUNTED if getattr(trial.spec.train, unit) is not None)
         self._length = float(getattr(trial.spec.train, self._unit))
         self.latest: Mapping[str, Any] = {}  #: the last start or measurement: ``step, epoch, images, metrics``
         self.share_at_start = 0.0  #: more than 0 after a resume
@@ -101,19 +100,20 @@ def make_table(rows: Sequence[Row], width: int) -> Table:
     table = Table.grid(padding=(0, GAP, 0, 0))
     for row, text in zip(rows, shorten([row.name for row in rows], room(state, detail)), strict=True):
         bars = [ProgressBar(1.0, row.share, width=bar)] if bar >= MIN_BAR else []
-        table.add_row(Text(text), *bars, row.state.rjust(state), row.detail if detail else "")
+        table.add_row(Text(text), *bars, row.state.rjust(state), *([row.detail] if detail else []))
     return table
 
 
 def shorten(names: Sequence[str], room: int) -> list[str]:
     """Return names of at most ``room`` letters, shortened in the middle; no two of them are equal."""
-    shortened: dict[str, None] = {}
+    shortened: list[str] = []
     heads = sorted(range(room), key=lambda head: abs(3 * head - room))  # ends, with seeds, say more than beginnings
     for name in names:
         cuts = [f"{name[:head]}…{name[len(name) - room + 1 + head :]}" for head in heads]
         cuts += [f"…{name[start : start + room - 2]}…" for start in range(len(name))]
-        shortened[next(cut for cut in ([name] if len(name) <= room else cuts) if cut not in shortened)] = None
-    return [*shortened]
+        options = [name] if len(name) <= room else cuts
+        shortened.append(next((cut for cut in options if cut not in shortened), cuts[-1]))
+    return shortened
 
 
 class _Display(Watch):
@@ -143,9 +143,7 @@ class _Display(Watch):
     @contextmanager
     def status(self, what: str) -> Iterator[object]:
         """Say in a sentence what is done, once that has taken a while."""
-        timer = Timer(FIRST_SILENCE_S, self.say, [what])
-        timer.daemon = True  # Ctrl-C may come before it is cancelled
-        timer.start()
+        timer = _start_timer(self.say, what)
         try:
             yield None
         finally:
@@ -221,25 +219,19 @@ class _Display(Watch):
 class PlainLines(_Display):
     """Progress display with one line for all trials that end together."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._ended: list[Planned] = []
-        self._printed = 0.0
-        self._timer = Timer(FIRST_SILENCE_S, self._say_state)
+    _ended: Sequence[Planned] = ()
 
     def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
         """Print the size of the plan and start counting."""
         super().on_plan(plan, todo, store)
         self._printed = time.monotonic()
-        self._timer = Timer(FIRST_SILENCE_S, self._say_state)  # tick is not called while the first worker starts
-        self._timer.daemon = True  # Ctrl-C may come before it is cancelled
-        self._timer.start()
+        self._timer = _start_timer(self._say_state)  # tick is not called while the first worker starts
 
     def on_end(self, planned: Planned, ending: Ending, detail: str) -> None:
         """Print a line for a trial that did not end well; the others are printed together."""
         if ending == Ending.DONE and not detail:
             super().on_end(planned, ending, detail)
-            self._ended.append(planned)
+            self._ended = [*self._ended, planned]
             return
         self._flush()
         super().on_end(planned, ending, detail)
@@ -270,7 +262,7 @@ class PlainLines(_Display):
         super().close()
 
     def _flush(self) -> None:
-        trials, self._ended = self._ended, []
+        trials, self._ended = self._ended, ()
         if trials:
             self._print(f"{_names(trials)} {Ending.DONE}")
 
@@ -361,6 +353,14 @@ class NotebookView(LiveView):
     def _draw(self) -> None:
         if self._handle is not None:
             self._handle.update(self._table())
+
+
+def _start_timer(function: Callable[..., None], *arguments: str) -> Timer:
+    """Call a function after the first silence, unless the timer is cancelled before."""
+    timer = Timer(FIRST_SILENCE_S, function, arguments)
+    timer.daemon = True  # Ctrl-C may come before it is cancelled
+    timer.start()
+    return timer
 
 
 def _names(trials: Sequence[Planned]) -> str:
