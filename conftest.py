@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import compileall
-import functools
 import gc
 import os
 import shutil
@@ -126,9 +125,7 @@ def meta_models_draw_nothing() -> Iterator[None]:
     import torch
     from timm.layers import weight_init
 
-    from vitlab.weights import to_timm
-
-    draw, create, read = weight_init._trunc_normal_, timm.create_model, to_timm.from_timm
+    draw, create = weight_init._trunc_normal_, timm.create_model
     models: dict[str, Any] = {}
 
     def create_once(name: str, **options: Any) -> Any:
@@ -147,7 +144,6 @@ def meta_models_draw_nothing() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(weight_init, "_trunc_normal_", lambda x, *bounds: x if x.is_meta else draw(x, *bounds))
         patch.setattr(timm, "create_model", create_once)
-        patch.setattr(to_timm, "from_timm", functools.cache(read))
         yield
 
 

@@ -359,7 +359,7 @@ def test_reasons_are_stored_and_exact_results_not_retrained(accepted: Path, tmp_
     baseline = tmp_path / "gate.baseline.yaml"
     assert vitlab(tmp_path, "--accept", "--reason", "only facts", "--tier", "exact").exit_code == 0
     assert read_baseline(baseline).values is None and not (tmp_path / "out" / "trials").exists()
-    with pytest.raises(UserError, match="no results of trials"):
+    with pytest.raises(UserError, match="no section of the statistical tier"):
         vitlab(tmp_path, "--tier", "statistical")
     first = read_baseline(accepted / "gate.baseline.yaml")
     assert [entry.reason for entry in first.accepted] == ["the first"]

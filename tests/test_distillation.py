@@ -683,8 +683,11 @@ def test_teacher_has_split_of_student(tmp_path: Path) -> None:
 
 
 def test_unread_teacher_options_do_not_change_trial(tmp_path: Path) -> None:
-    hard = planned(tmp_path, design={"one_at_a_time": {"distill.tau": [2.0], "distill.reduction": ["batchmean"]}})
-    assert [arm.name for arm in hard.arms] == ["baseline"] and len(hard.arms[0].aliases) == 2
+    hard = planned(
+        tmp_path,
+        design={"one_at_a_time": {"distill.tau": [2.0], "distill.reduction": ["batchmean"], "distill.kind": ["soft"]}},
+    )
+    assert [arm.name for arm in hard.arms] == ["baseline", "kind=soft"] and len(hard.arms[0].aliases) == 2
     soft = planned(
         tmp_path,
         base=base(kind="soft"),

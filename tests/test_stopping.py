@@ -222,7 +222,14 @@ def test_weights_that_are_asked_for_too_late_are_named(keep: str, tmp_path: Path
         Ear.said.clear()
         short = {**TRAIN, "steps": 2, "evaluations": 1}
         seeds = {"count": 2, "vary": []}  # which are one trial
-        file = study(tmp_path, run__keep=keep, base__train=short, design={"arms": {"baseline": {}}}, seeds=seeds)
+        file = study(
+            tmp_path,
+            run__keep=keep,
+            base__train=short,
+            design={"arms": {"baseline": {}}},
+            seeds=seeds,
+            analysis__compare="none",
+        )
         vitlab.run(file, out=tmp_path / "out", watch=Ear())
         return " ".join(Ear.said)
 

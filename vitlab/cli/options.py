@@ -46,7 +46,7 @@ plugin_option = _plugins()
 def _load_plugins(context: click.Context, parameter: click.Parameter, files: Sequence[Path]) -> None:
     from vitlab.registry import load_file
 
-    for file in files:
+    for file in () if context.resilient_parsing else files:  # completion runs nothing
         load_file(file)
 
 
@@ -109,7 +109,7 @@ def find_study_file(file: Path) -> Path:
     """Return the file of a study, given by its path or by the name of a packaged study; print a note if both exist."""
     if file.suffix and os.path.isfile(file):  # the name of a packaged study has no suffix
         return file
-    if "=" in file.name and not file.exists():
+    if "=" in str(file) and not file.exists():
         raise UserError(f"{file}: no such file; a value of the study file is changed by --set {file}")
     from vitlab.planning import packaged
 

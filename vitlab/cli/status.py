@@ -237,14 +237,20 @@ def _find_trial(plan: Plan, store: Store, arm: str | None, seed: int | None) -> 
         UserError: if the study has no such trial, or none has begun.
     """
     trials = [item for item in plan.trials if arm in (None, item.arm) and seed in (None, item.seed)]
-    begun = [item for item in trials if store.folder(item.trial).journal.is_file()]
+    begun = [item for item in trials if store.folder(item.trial).path.is_dir()]
     if not trials:
         plan.find(plan.arms[0].name if arm is None else arm, seed)  # raises, with what there is
     if not begun:
-        arms = "; ".join(dict.fromkeys(item.arm for item in trials))
-        raise UserError(f"no trial of {arms} has begun; 'vitlab run' trains them")
+        which = "" if arm is None else f" of {arm}"
+        which += "" if seed is None else f" with seed {seed}"
+        raise UserError(f"no trial{which} has begun; 'vitlab run' trains them")
     folders = {store.folder(item.trial): item for item in begun}
-    return folders[max(folders, key=lambda folder: (folder.is_locked(), folder.journal.stat().st_mtime))]
+    return folders[max(folders, key=lambda folder: (folder.is_locked(), _last_written(folder)))]
+
+
+def _last_written(folder: TrialFolder) -> float:
+    """Return when a trial's journal was last written to, or the folder, if the trial failed before it had one."""
+    return (folder.journal if folder.journal.is_file() else folder.path).stat().st_mtime
 
 
 def _format_event(event: Event) -> str:

@@ -142,7 +142,7 @@ def _place_at_changes(
             raise
         try:
             plan_study(file, plugins=plugins, out=out)
-        except SpecError:
+        except VitlabError:
             raise error from None
         options = " ".join(format_change(path, value) for path, value in changes.items())
         raise SpecError(

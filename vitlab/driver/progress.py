@@ -161,7 +161,7 @@ class _Display(Watch):
 
     def _update(self) -> None:
         """Read what has been appended to the journals of running trials."""
-        running = self._running.values()
+        running = list(self._running.values())  # a timer calls this, too
         for progress in running:
             progress.update()
         self._completed = self._done + sum(progress.share for progress in running)

@@ -18,7 +18,6 @@ from pydantic.fields import FieldInfo
 
 from vitlab.errors import BrokenComponent, UserError, closest
 from vitlab.registry.slot_modules import BUILT_IN, Origin, import_slot
-from vitlab.spec.changes import paths_by_name
 from vitlab.spec.choice import Choice, Frozen
 from vitlab.spec.mistakes import YAML_HINT, collect_mistakes, foreign_option_hint
 from vitlab.spec.tree import NewTree, Tree, Values
@@ -134,10 +133,8 @@ def check_arguments(*, own: Collection[str] = ()) -> Callable[[Callable[P, R]], 
             for each in sorted(given.keys() - signature.parameters) if "changes" in signature.parameters else ():
                 if closest(each, signature.parameters) is None:
                     value = given.pop(each)
-                    hint = foreign_option_hint(each)
-                    path = "PATH" if hint else paths_by_name().get(each, "PATH")
-                    how = f"a value of the study is written changes={{'{path}': {value!r}}}"
-                    sentences.append(f"{name}: no argument '{each}'; {how}.{hint}")
+                    how = f"a value of the study is written changes={{'{each}': {value!r}}}"
+                    sentences.append(f"{name}: no argument '{each}'; {how}.{foreign_option_hint(each)}")
             collected = collect_mistakes(arguments_model(), given, who=name)
             sentences += [mistake.message.removesuffix(YAML_HINT) for mistake in collected.mistakes]
             if sentences:

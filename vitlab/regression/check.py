@@ -126,6 +126,8 @@ def _read_study_and_baseline(request: CheckRequest, tiers: Sequence[Tier]) -> tu
     """Return a study, its plan and its baseline; raise the mistakes of both together."""
     try:
         baseline = _read_baseline(request, tiers)
+    except SpecError:  # of the study file, which is read there, too
+        raise
     except UserError as error:
         try:
             request.plan(request.changes)
@@ -138,7 +140,9 @@ def _read_study_and_baseline(request: CheckRequest, tiers: Sequence[Tier]) -> tu
     except SpecError as mistakes:
         origins = {origin for arm in (baseline.facts.arms.values() if baseline.facts else ()) for origin in arm.origins}
         used = {origin.split()[1] for origin in origins if origin.split()[1].endswith(".py")}
-        missing = " ".join(f"--plugin PATH/{name}" for name in used - {plugin.name for plugin in request.plugins})
+        missing = " ".join(
+            f"--plugin PATH/{name}" for name in sorted(used - {plugin.name for plugin in request.plugins})
+        )
         more = [Problem(str(request.baseline), 0, 0, f"it was accepted with {missing}; add this")] if missing else []
         raise SpecError([*mistakes.problems, *more]) from None
 

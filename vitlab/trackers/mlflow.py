@@ -146,7 +146,7 @@ class MlflowTracker(Replay):
         page = service.ensure_experiment(client, name, self.address, f"{name}/trials", tags)
         if page.tags.get("vitlab.version") != version:
             for each in (page, client.get_experiment_by_name(f"{name}/arms")):  # with an earlier version's answer
-                if each is not None:
+                if each is not None and each.lifecycle_stage == "active":
                     service.set_experiment_tag(client, each, dashboard.NOTE, note)
             service.set_experiment_tag(client, page, "vitlab.version", version)
         experiment = page.experiment_id

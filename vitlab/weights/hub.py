@@ -77,7 +77,8 @@ def fetch(repository: str) -> Path:
     name, _, revision = repository.partition("@")
     silence = ""
     try:  # once, because the library asks for half a minute before it says that there is no network
-        get_session().head(constants.ENDPOINT, timeout=TIMEOUT_S)
+        if not constants.HF_HUB_OFFLINE:
+            get_session().head(constants.ENDPOINT, timeout=TIMEOUT_S)
     except Exception as error:  # of the library of HTTP, which depends on the version
         silence = f"{constants.ENDPOINT} does not answer ({first_sentence(error)}), and it is not in the cache"
 
