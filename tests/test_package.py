@@ -120,7 +120,7 @@ def test_public_names() -> None:
         ("plan", (3,), {}, ["file must be a text or a path or a mapping; found 3"]),
         ("run", ("a",), {"seeds": 3}, ["no argument 'seeds'; a value of the study is written changes={'seeds': 3}."]),
         ("run", ("a",), {"steps": 3}, ["'steps'; a value of the study is written changes={'steps': 3}."]),
-        ("run", ("a",), {"seed": 3}, ["changes={'PATH': 3}. Write seeds: 5 at the top level"]),
+        ("run", ("a",), {"seed": 3}, ["changes={'seed': 3}. Write seeds: 5 at the top level"]),
         ("run", ("a",), {"plugins": "a.py", "watch": 3}, ["plugins must be a list; found 'a.py'", "instance of Watch"]),
     ],
 )

@@ -228,7 +228,7 @@ def test_weights_that_are_asked_for_too_late_are_named(keep: str, tmp_path: Path
             base__train=short,
             design={"arms": {"baseline": {}}},
             seeds=seeds,
-            analysis__compare="none",
+            analysis={"compare": "none"},
         )
         vitlab.run(file, out=tmp_path / "out", watch=Ear())
         return " ".join(Ear.said)
