@@ -75,7 +75,7 @@ def _hint_at_set(error: click.UsageError) -> str:
     options = [option for parameter in (error.ctx.command.params if error.ctx else []) for option in parameter.opts]
     if "--set" not in options:
         return ""
-    if isinstance(error, click.NoSuchOption) and not error.possibilities:
+    if isinstance(error, click.NoSuchOption):
         return " A value of the study file is changed by --set PATH=VALUE, such as --set seeds=5."
     changes = re.findall(r"[\w.]+=[^\s)]*", error.message) if "extra argument" in error.message else []
     return f" A value of the study file is changed by --set {' --set '.join(changes)}." if changes else ""
