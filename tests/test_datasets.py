@@ -524,7 +524,7 @@ def test_options_change_prepared_images() -> None:
     [
         ({"normalize": "datset"}, "found 'datset'; allowed: dataset, half.*Did you mean 'dataset'"),
         ({"normalize": {"mean": [0.5], "std": [1, 2]}}, "mean has 1 numbers and std 2"),
-        ({"size": 0}, "size must be greater than 0; found 0"),
+        ({"size": 0}, r"one number of pixels or \[height, width\], found 0"),
         ({"size": "big"}, "found 'big'"),
         (
             {"size": True},

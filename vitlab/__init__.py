@@ -6,7 +6,7 @@ A study is named by its file, by its name, or given as a mapping::
 
     vitlab.plan("quickstart")               # one row per trial, before anything is trained
     answer = vitlab.run("quickstart")       # train what is missing, and report
-    answer.answers                          # one sentence per comparison
+    answer.answers                          # sentences, one per comparison
     answer.report                           # the path of the report
     print(vitlab.compare("quickstart"))     # answers, one row per arm; also .notes, .figures and .render("md")
     vitlab.results("quickstart")            # one row per trial

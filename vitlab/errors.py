@@ -48,7 +48,10 @@ class VitlabError(Exception):
 
 
 class UserError(VitlabError):
-    """Something the user wrote is wrong; ``args`` has a sentence for every mistake, and the message a line."""
+    """Something the user wrote is wrong; ``args`` has a sentence for every mistake, and the message a line.
+
+    A SpecError has its mistakes in ``problems`` instead, with their places.
+    """
 
     exit_code = 2
     kind = "user"

@@ -114,14 +114,13 @@ class AttentionPool(nn.Module):
         return x_BSD + self.mlp(self.norm(x_BSD))
 
 
-@head.register("linear")
-class LinearHead(Head):
-    """One linear layer on the pooled tokens.  Reference: arXiv:2010.11929.
+class _Pooled(Head):
+    """Base of the linear and the MLP head, with their pooling.
 
-    ``pool`` is the class token (``cls``), the mean of the tokens (``gap``), their maximum per channel (``max``), half
-    of the sum of both (``avgmax``), or attention pooling (``map``, arXiv:2106.04560).  ``prr`` lets all tokens attend
-    to each other, with themselves as queries, keys and values, and takes the class token, or the mean of all without
-    one: timm's port of "Locality-Attending Vision Transformer" (ICLR 2026).
+    ``cls`` is the class token; ``gap`` the mean of the tokens, ``max`` their maximum per channel, ``avgmax`` half of
+    the sum of both, and ``map`` attention pooling (arXiv:2106.04560).  ``prr`` lets all tokens attend to each other,
+    with themselves as queries, keys and values, and takes the class token, or the mean of all without one: timm's
+    port of "Locality-Attending Vision Transformer" (ICLR 2026).
 
     Args:
         pool: ``cls``, ``gap``, ``map``, ``max``, ``avgmax`` or ``prr``.
@@ -144,16 +143,13 @@ class LinearHead(Head):
     def __init__(
         self,
         g: Geometry,
-        *,
-        pool: Pool = "cls",
-        over: Over = "patches",
-        drop: Probability = 0.0,
-        approximate: Gelu = "none",
-        pool_heads: Count | None = None,
-        ratio: Positive = 4.0,
-        pool_eps: Positive = 1e-6,
-        weights: Weights = "drawn",
-        output: Output = "logits",
+        pool: Pool,
+        approximate: Gelu,
+        pool_heads: int | None,
+        ratio: float,
+        pool_eps: float,
+        over: str,
+        drop: float,
     ) -> None:
         super().__init__()
         self.kind = pool
@@ -163,8 +159,6 @@ class LinearHead(Head):
         self.skip = 0 if over == "all" or pool == "prr" else len(g.prefix)
         self.attn_pool = AttentionPool(g, approximate, pool_heads, ratio, pool_eps) if pool == "map" else None
         self.drop = Dropout(drop)
-        self.fc = _build_classifier(g.dim, g.classes, weights)
-        self.output = output
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Options) -> str | None:
@@ -194,12 +188,39 @@ class LinearHead(Head):
         mean_B1D = x_BSD.mean(1, keepdim=True)
         return (x_BSD.amax(1, keepdim=True) + mean_B1D) / 2 if self.kind == "avgmax" else mean_B1D
 
+
+@head.register("linear")
+class LinearHead(_Pooled):
+    """One linear layer on the pooled tokens.  Reference: arXiv:2010.11929.
+
+    ``pool`` is the class token, the mean or the maximum of the patch tokens, half of the sum of both, attention pooling
+    (arXiv:2106.04560), or the class token after all tokens have attended to each other.
+    """
+
+    def __init__(
+        self,
+        g: Geometry,
+        *,
+        pool: Pool = "cls",
+        over: Over = "patches",
+        drop: Probability = 0.0,
+        approximate: Gelu = "none",
+        pool_heads: Count | None = None,
+        ratio: Positive = 4.0,
+        pool_eps: Positive = 1e-6,
+        weights: Weights = "drawn",
+        output: Output = "logits",
+    ) -> None:
+        super().__init__(g, pool, approximate, pool_heads, ratio, pool_eps, over, drop)
+        self.fc = _build_classifier(g.dim, g.classes, weights)
+        self.output = output
+
     def classify(self, x_BSD: Tensor) -> NamedTuple:
         return _wrap_logits(self.fc(self.drop(x_BSD[:, 0])), self.output)
 
 
 @head.register("mlp")
-class MLPHead(LinearHead):
+class MLPHead(_Pooled):
     """A hidden layer with tanh (the pre-logits), then a linear one.  Reference: arXiv:2010.11929, section 3.2.
 
     Args:
@@ -221,22 +242,11 @@ class MLPHead(LinearHead):
         weights: Weights = "drawn",
         output: Output = "logits",
     ) -> None:
-        super().__init__(
-            g,
-            pool=pool,
-            over=over,
-            drop=drop,
-            approximate=approximate,
-            pool_heads=pool_heads,
-            ratio=ratio,
-            pool_eps=pool_eps,
-            weights=weights,
-            output=output,
-        )
+        super().__init__(g, pool, approximate, pool_heads, ratio, pool_eps, over, drop)
         size = representation_size or g.dim
-        del self.fc  # so that the pre-logits come first in the state
         self.pre_logits = nn.Linear(g.dim, size)
         self.fc = _build_classifier(size, g.classes, weights)
+        self.output = output
 
     def classify(self, x_BSD: Tensor) -> NamedTuple:
         x_BR = torch.tanh(self.pre_logits(x_BSD[:, 0]))

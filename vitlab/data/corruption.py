@@ -211,9 +211,9 @@ def zoom_blur(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
     """Average over several enlargements."""
     height, width = x_BCHW.shape[-2:]
     x64_BCHW = x_BCHW.double()
-    pairs = zip(zoom_matrices(height, *c), zoom_matrices(width, *c), strict=True)
-    first_BCHW, *others = (filter_axes(x64_BCHW, *pair) for pair in pairs)
-    return (sum(others, first_BCHW) / (1 + len(others))).float()
+    pairs = list(zip(zoom_matrices(height, *c), zoom_matrices(width, *c), strict=True))
+    total_BCHW = sum((filter_axes(x64_BCHW, *pair) for pair in pairs), torch.zeros_like(x64_BCHW))
+    return (total_BCHW / len(pairs)).float()
 
 
 def snow(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:

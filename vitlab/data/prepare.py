@@ -304,7 +304,7 @@ class _Raw:
         return tuple(mean), tuple(std)
 
 
-_cache: dict[str, _Raw] = {}
+_cache: dict[str, _Raw] = {}  #: the last one used at the end
 
 
 def _load_raw(data: DataSource) -> _Raw:
@@ -314,6 +314,7 @@ def _load_raw(data: DataSource) -> _Raw:
     options = {name: value for name, value in data.choice.plain().items() if name not in NON_PIXEL_OPTIONS}
     key = json.dumps([name, str(info.content), options, data.crops_pictures], sort_keys=True)
     if key in _cache:
+        _cache[key] = _cache.pop(key)
         return _cache[key]
     # Reading a set without pictures may download it, and its identity is then known only afterwards.
     check = partial(_check_unchanged, data, info.content if data.pictures() else None)

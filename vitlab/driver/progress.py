@@ -34,6 +34,7 @@ NOTEBOOK_REFRESH_S = 1.0  #: every update is a message to the browser
 GAP = 2  #: columns between those of the display
 MIN_BAR, MAX_BAR = 10, 30  #: smallest and largest width of a bar
 MIN_NAME = 12  #: letters of names that are kept rather than details
+SAMPLE = 32  #: running trials whose journals are read for the display; the others count as the mean of these
 MAX_ARMS = 4  #: maximum number of arms that a line names
 COUNTED = {"epochs": "epoch", "steps": "step", "images": "images"}
 """Unit of a training's length to the field of a measurement that counts it."""
@@ -161,11 +162,14 @@ class _Display(Watch):
 
     def _update(self) -> None:
         """Read what has been appended to the journals of running trials."""
-        running = list(self._running.values())  # a timer calls this, too
-        for progress in running:
+        running = list(self._running.values())  # a timer calls this, too; a cluster may run thousands
+        sample = running[:SAMPLE]
+        for progress in sample:
             progress.update()
-        self._completed = self._done + sum(progress.share for progress in running)
-        trained = self._completed - self._before - sum(progress.share_at_start for progress in running)
+        all_to_sample = len(running) / max(1, len(sample))
+        self._completed = self._done + all_to_sample * sum(progress.share for progress in sample)
+        at_start = all_to_sample * sum(progress.share_at_start for progress in sample)
+        trained = self._completed - self._before - at_start
         if trained > (self._moves[-1][1] if self._moves else 0.0):
             self._moves = [*self._moves[:1], (self._console.get_time(), trained)]
 

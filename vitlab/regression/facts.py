@@ -14,10 +14,10 @@ import itertools
 import math
 import platform
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from vitlab.driver.session import Watch
 from vitlab.errors import format_count
@@ -29,8 +29,6 @@ from vitlab.spec.tree import flatten
 
 if TYPE_CHECKING:
     from vitlab.training.loop import Training
-
-T = TypeVar("T")
 
 EXACT_STEPS = 20
 LEARNING_STEPS = 100
@@ -52,10 +50,14 @@ def compute_facts(
         for planned in plan.first_trials.values()
         for precision in dict.fromkeys(("fp64", planned.trial.spec.train.precision))
     ]
-    traces = defaultdict[str, list[Trace]](list)
-    for planned, precision in show_trainings(work, "exact", EXACT_STEPS, watch):
+
+    def train(planned: Planned, precision: str) -> Trace:
         engine = plan.arm(planned.arm).engine  # engines use different kernels, and a fault may be in one of them
-        traces[planned.arm].append(train_trace(plan, planned, EXACT_STEPS, precision, engine, plugins))
+        return train_trace(plan, planned, EXACT_STEPS, precision, engine, plugins)
+
+    traces = defaultdict[str, list[Trace]](list)
+    for (planned, _), trace in zip(work, run_trainings(work, train, "exact", EXACT_STEPS, watch), strict=True):
+        traces[planned.arm].append(trace)
     arms = {}
     for arm, planned in plan.first_trials.items():
         trial = planned.trial
@@ -78,12 +80,15 @@ def compute_facts(
     )
 
 
-def show_trainings(work: Sequence[T], tier: Tier, steps: int, watch: Watch) -> Iterator[T]:
-    """Yield what is to be trained in a tier, and show meanwhile which one of how many it is."""
+def run_trainings(
+    work: Sequence[tuple[Any, ...]], train: Callable[..., Trace], tier: Tier, steps: int, watch: Watch
+) -> Iterator[Trace]:
+    """Yield the trace of each training of a tier, by ``train`` with its arguments, and show which one is running."""
     watch.say(f"{tier}: the first {steps} steps of {format_count(len(work), 'training')}, on the CPU")
-    for number, item in enumerate(work, start=1):
+    for number, arguments in enumerate(work, start=1):
         with watch.status(f"{tier}: training {number} of {len(work)}"):
-            yield item
+            trace = train(*arguments)
+        yield trace
 
 
 def compare_facts(old: Facts, new: Facts) -> list[Finding]:

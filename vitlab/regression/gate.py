@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -16,7 +17,7 @@ from vitlab.regression.baseline import Values
 from vitlab.regression.checkout import Revision
 from vitlab.regression.cost import measure_costs
 from vitlab.regression.decide import Cell, Finding, Pair, Verdict, pooled_sd, worst_verdict
-from vitlab.regression.facts import LEARNING_STEPS, show_trainings, train_trace
+from vitlab.regression.facts import LEARNING_STEPS, run_trainings, train_trace
 from vitlab.report import frame
 from vitlab.report.phrasing import percent
 from vitlab.spec import Study
@@ -199,9 +200,13 @@ def check_learning(plan: Plan, plugins: Sequence[str | Path], watch: Watch) -> I
     If only one of the two falls, the finding is inconclusive: noisy batches do that to sound networks too.
     """
     # A closed-form solution takes no steps.
-    work = [planned for planned in plan.first_trials.values() if planned.trial.spec.train.steps != 0]
-    for planned in show_trainings(work, "learning", LEARNING_STEPS, watch):
-        result = train_trace(plan, planned, LEARNING_STEPS, plugins=plugins)
+    work = [
+        (plan, planned, LEARNING_STEPS) for planned in plan.first_trials.values() if planned.trial.spec.train.steps != 0
+    ]
+    train = partial(train_trace, plugins=plugins)
+    for (_, planned, _), result in zip(
+        work, run_trainings(work, train, "learning", LEARNING_STEPS, watch), strict=True
+    ):
         half = max(1, len(result.losses) // 2)  # long enough for the noise of batches to even out
         sides = {"training": (fmean(result.losses[:half]), fmean(result.losses[-half:]))}
         sides["validation"] = result.before, result.after

@@ -82,7 +82,7 @@ class Answer:
 
     @property
     def answers(self) -> list[str]:
-        """Return one sentence per comparison."""
+        """Return one sentence per comparison, after those on the factors of a grid."""
         return self.compare().answers
 
     def results(self) -> pd.DataFrame:

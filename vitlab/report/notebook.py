@@ -42,7 +42,7 @@ class Comparison(pd.DataFrame):
 
     @property
     def answers(self) -> list[str]:
-        """The answers, one sentence per comparison."""
+        """The answers: of a grid on its factors, then one sentence per comparison."""
         return list(self.report.answers)
 
     @property

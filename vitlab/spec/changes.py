@@ -95,7 +95,7 @@ def is_known_path(path: str) -> bool:
 def unknown_path_problem(path: str, value: Any, document: Document) -> Problem:
     """Return the problem of a change whose path does not start with a key of a study or of its base."""
     first = path.split(".")[0]
-    names = paths_by_name(document.data.get("base"))
+    names = _paths_by_name(document)
     close = closest(first, [*Study.model_fields, *TrialSpec.model_fields]) or closest(first, names)
     meant = f" Did you mean '{names[close]}'?" if close is not None else ""
     hint = meant if first in names else foreign_option_hint(first) or meant
@@ -132,8 +132,8 @@ _NO_PORT = re.compile(r"(://[^\s'\"/:@\[]*:)(?!\d*(?:[/?#:;,.)\s'\"]|$))[^\s'\"]
 _SECRET = re.compile(r"([?&;](?:\w*(?:password|passwd|pwd|token|secret|key))=)[^&;#\s'\"]+", re.IGNORECASE)
 
 
-def paths_by_name(base: object = None) -> dict[str, str]:
-    """Return every name that can end a path, with the shortest path to it; those of components are of a base."""
+def _paths_by_name(document: Document) -> dict[str, str]:
+    """Return every name that can end a path, with the shortest path to it."""
     fields = {**Study.model_fields, **TrialSpec.model_fields}
     names = {name: name for name in fields}
 
@@ -145,5 +145,5 @@ def paths_by_name(base: object = None) -> dict[str, str]:
     for section, field in fields.items():
         for model in models_in(field.annotation) if section != "base" else ():
             walk(dict(model.model_fields), f"{section}.")
-    walk(base, "")
+    walk(document.data.get("base"), "")
     return names

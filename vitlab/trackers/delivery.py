@@ -171,10 +171,10 @@ class BackgroundDelivery:
         if not tracker.title:
             return None
         missing: int | None = None
-        with suppress(Exception):  # the delivery reports its own errors
-            missing = tracker.undelivered()
-        say(f"delivering to {tracker.title}" + (f"; {format_count(missing, 'trial')} to go" if missing else ""))
         try:
+            with suppress(Exception):  # the delivery reports its own errors
+                missing = tracker.undelivered()
+            say(f"delivering to {tracker.title}" + (f"; {format_count(missing, 'trial')} to go" if missing else ""))
             if self._thread is not None:
                 self._thread.join()
             link = self._call("close", report)

@@ -113,9 +113,9 @@ class TrialRuns:
             self.metrics.update(run.data.metrics)  # also of runs whose marks are lost, for the views
             mark, own = marks.get(identity), self._runs[identity]
             if mark is None or mark.run != run_id:
-                own.append(run)
+                own.append(_without_values(run))
                 continue
-            own.insert(0, run)
+            own.insert(0, _without_values(run))
             item = items[identity]
             content = _Content(Path(), tags=records.tags(self.plan, item.planned, item.kind), params=dict(item.params))
             self._send(run_id, content.without_stored(run))  # the plan may have changed since
@@ -333,6 +333,13 @@ class _Content:
             tags[RUN_NAME] = run.info.run_name.removeprefix(PREFIX)
         params = {name: value for name, value in self.params.items() if name not in run.data.params}
         return replace(self, tags=tags, params=params)
+
+
+def _without_values(run: Run) -> Run:
+    """Return a run with its tags alone: metrics and parameters of ten thousand runs take half a gigabyte."""
+    from mlflow.entities import Run, RunData, RunTag
+
+    return Run(run.info, RunData(tags=[RunTag(name, value) for name, value in run.data.tags.items()]))
 
 
 def _training(run: Run) -> tuple[str, str]:

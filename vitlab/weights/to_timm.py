@@ -7,6 +7,7 @@ a file is only written if timm computes what the ViT computes.
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -90,13 +91,13 @@ def to_timm(architecture: Architecture, state: State) -> TimmTarget:
 
 def timm_tensors(target: nn.Module, state: State) -> NewState:
     """Return canonical tensors under the names and in the layouts of a model of timm."""
-    dtype = next(iter(state.values())).dtype
+    dtype = reduce(torch.promote_types, (value.dtype for value in state.values()))
     zeros = {name: torch.zeros(value.shape, dtype=dtype) for name, value in target.state_dict().items()}
     # from_timm only moves values and adds zeros, so that the transposed linear map moves the values back.
     canonical, move_back = torch.func.vjp(lambda tensors: from_timm(target, tensors)[1], zeros)  # type: ignore[misc]
     if faults := mismatches(canonical, state):
         raise WeightsError(f"timm's model has other tensors than this one: {describe_mismatches(faults)}")
-    (tensors,) = move_back({name: state[name] for name in canonical})
+    (tensors,) = move_back({name: state[name].to(dtype) for name in canonical})
     return dict(tensors)
 
 

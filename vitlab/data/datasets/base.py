@@ -17,6 +17,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    WithJsonSchema,
     model_validator,
 )
 from torch import Tensor
@@ -40,13 +41,25 @@ NORMALIZATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 """Mean and standard deviation per channel, of pixels in [0, 1]; a single number applies to all channels."""
 
 
-if TYPE_CHECKING:
-    Size = Pair
-else:  # what is validated
-    Size = Annotated[
-        PositiveInt | tuple[PositiveInt, PositiveInt],
-        AfterValidator(lambda size: (size, size) if isinstance(size, int) else size),
-    ]
+def _parse_size(value: Any) -> Any:
+    """Return ``(height, width)`` of a size; one number means a square."""
+    match value:
+        case bool():
+            pass
+        case int() if value > 0:
+            return (value, value)
+        case [int() as height, int() as width] if height > 0 and width > 0:
+            return (height, width)
+    raise ValueError(f"a size is one number of pixels or [height, width], found {value!r}")
+
+
+_SIDE = {"type": "integer", "exclusiveMinimum": 0}
+
+Size = Annotated[
+    Pair,
+    BeforeValidator(_parse_size),
+    WithJsonSchema({"anyOf": [_SIDE, {"type": "array", "items": _SIDE, "minItems": 2, "maxItems": 2}]}),
+]
 """Pixels: one number for a square, or ``[height, width]``."""
 
 
