@@ -7,6 +7,7 @@ SEED ?= $(shell date +%Y%m%d)
 # Each plugin is a distribution with its own tests; "make test" installs and tests all of them.
 PLUGINS := $(wildcard plugins/*/pyproject.toml)
 TYPES := $(BIN)/mypy && $(BIN)/lint-imports
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --basetemp .venv/tests
 
 # Otherwise matplotlib writes its list of fonts to the home folder.
 export MPLCONFIGDIR := $(CURDIR)/.venv/matplotlib
@@ -14,7 +15,7 @@ export MPLCONFIGDIR := $(CURDIR)/.venv/matplotlib
 # Delete incomplete targets of failed commands.
 .DELETE_ON_ERROR:
 
-.PHONY: demo test test-gpu gpu-dry-run check style bench bench-gpu soak fuzz shape reference docs setup clean
+.PHONY: demo test test-slow test-gpu gpu-dry-run check style bench bench-gpu soak fuzz shape reference docs setup clean
 
 demo: .venv/ready
 	$(BIN)/vitlab run $(STUDY)
@@ -22,8 +23,12 @@ demo: .venv/ready
 # Types and imports are checked beside the tests; what was found is printed at the end.
 test: style
 	($(TYPES)) > .venv/types.log 2>&1 & types=$$!; trap 'kill $$types 2>/dev/null' INT TERM; \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --basetemp .venv/tests; tests=$$?; \
+	$(PYTEST) -m "not slow"; tests=$$?; \
 	wait $$types; types=$$?; cat .venv/types.log; exit $$((tests || types))
+
+# The tests that take more than 4 s of CPU each; CI runs them after the others.
+test-slow: .venv/ready-dev
+	$(PYTEST) -m slow
 
 # Only the tests that need a CUDA device.
 test-gpu: .venv/ready-dev

@@ -122,6 +122,7 @@ print(gpu_dry_run.at_depth(arm, "loop")[1], gpu_dry_run.together()[1])
 """
 
 
+@pytest.mark.slow
 def test_dry_run_finds_faults_on_gpus() -> None:
     """In a process of its own, since the device that stands for a GPU cannot be removed."""
     done = warm.python(FAULTS.format(tools=str(HERE.parent / "tools")), HERE.parent, os.environ)

@@ -372,6 +372,7 @@ for _ in range(100):
 """
 
 
+@pytest.mark.slow
 def test_narrow_network_trains_without_corrupting_memory() -> None:
     """Uses four channels; glibc aborts the process when the heap is damaged."""
     environment = {**os.environ, "MALLOC_CHECK_": "3", "LD_PRELOAD": "libc_malloc_debug.so.0"}

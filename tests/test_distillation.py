@@ -510,6 +510,7 @@ def test_resnet_teacher_from_torchvision_file(name: str, tmp_path: Path) -> None
         torch.testing.assert_close(model.model(x_BCHW).logits, theirs(x_BCHW), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_regnet_of_deit_can_teach(tmp_path: Path) -> None:
     """In the layout of its file: timm's names, under 'model'."""
     import timm

@@ -220,6 +220,7 @@ def test_number_of_a_machine_counts_for_trials_of_several_alone(folder: Any, mon
     assert launched == [range(2), range(1, 2)]
 
 
+@pytest.mark.slow
 def test_two_hosts_of_torchrun_equal_one_process(folder: Any, tmp_path: Path) -> None:
     """Two agents of torchrun stand for two machines, with one process each."""
     short = trial(

@@ -83,6 +83,7 @@ def failing_blocks(folder: Path, pages: Iterable[Path]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pages", range(SHARES))
 def test_pages_can_be_followed(pages: int, tmp_path: Path) -> None:
     """A share of the pages, so that several processes may follow them at a time."""
@@ -200,6 +201,7 @@ def test_reference_has_every_key_of_the_study_file(reference: dict[str, str]) ->
     assert entry in sections["base.train"]
 
 
+@pytest.mark.slow
 def test_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
     if importlib.util.find_spec("mkdocs") is None or importlib.util.find_spec("material") is None:
         pytest.skip('the site needs mkdocs-material: pip install -c constraints.txt -e ".[docs]"')

@@ -143,6 +143,7 @@ for engine in ("vmap", "batch_last"):
 """
 
 
+@pytest.mark.slow
 def test_trial_does_not_depend_on_memory_layout(tmp_path: Path) -> None:
     """In a process that trained another by the loop before, as workers do: 9 numbers wide, 13 images."""
     program = SIZES_THAT_DO_NOT_ALIGN.format(tests=str(Path(__file__).parent), folder=str(tmp_path))

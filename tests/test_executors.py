@@ -368,6 +368,7 @@ def test_container_limits_are_respected(
     assert machine.count_usable_cores(tmp_path) == expected
 
 
+@pytest.mark.slow
 def test_fork_server_has_one_thread_and_no_plugin_and_trial_imports_neither_compiler_nor_pandas(tmp_path: Path) -> None:
     """In one process, for the import of torch takes most of the time."""
     file = tmp_path / "steps.yaml"

@@ -77,6 +77,7 @@ def test_worker_command_imports_nothing_from_the_current_folder(foreign: Path, t
     assert command.end("").ending == "done" and not foreign.exists()
 
 
+@pytest.mark.slow
 def test_detached_driver_imports_nothing_from_the_current_folder(foreign: Path, tmp_path: Path) -> None:
     file = tmp_path / "tiny.yaml"
     file.write_text("study: tiny\nseeds: 1\nbase: {data: synthetic, model: {type: vit, patch_size: 4, dim: 8, depth: 1, heads: 2}, train: {steps: 1}}\n")  # fmt: skip

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import pytest
 import warm
 
 TOOLS = Path(__file__).parents[1] / "tools"
@@ -26,6 +27,7 @@ for bench, inputs, seed in (
 """
 
 
+@pytest.mark.slow
 def test_wild_input_is_answered_or_refused_with_sentence(tmp_path: Path) -> None:
     done = warm.python(RUNS, tmp_path, os.environ)
     assert done.returncode == 0, done.stdout + done.stderr

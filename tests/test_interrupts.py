@@ -114,7 +114,13 @@ def training(folder: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("moment", "pause_s"), [("planning", 0.0), ("starting", 0.05), ("training", 0.0), ("training", 0.05)]
+    ("moment", "pause_s"),
+    [
+        ("planning", 0.0),
+        pytest.param("starting", 0.05, marks=pytest.mark.slow),
+        pytest.param("training", 0.0, marks=pytest.mark.slow),
+        pytest.param("training", 0.05, marks=pytest.mark.slow),
+    ],
 )
 def test_many_interrupts_leave_one_line_and_no_worker(tmp_path: Path, moment: str, pause_s: float) -> None:
     process = start_command(tmp_path, "run", study(tmp_path))

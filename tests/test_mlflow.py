@@ -335,7 +335,10 @@ def command_of(pid: int) -> bytes:
         return b""
 
 
-@pytest.mark.parametrize("end", ["delivered", "interrupted", "killed"])
+@pytest.mark.parametrize(
+    "end",
+    [pytest.param("delivered", marks=pytest.mark.slow), pytest.param("interrupted", marks=pytest.mark.slow), "killed"],
+)
 def test_answer_is_printed_before_a_process_beside_the_driver_delivers(end: str, runs: Runs, tmp_path: Path) -> None:
     """It imports MLflow only after the answer was read; what an ended driver leaves is delivered by the next run."""
     (tmp_path / "sitecustomize.py").write_text(PLAIN + SPY + WAIT)
@@ -418,7 +421,11 @@ own_tracker = own_plugin:OwnTracker
 
 @pytest.mark.parametrize(
     ("tracker", "is_installed", "in_driver"),
-    [("mlflow", False, False), ("own_tracker", True, False), ("own_tracker", False, True)],
+    [
+        ("mlflow", False, False),
+        pytest.param("own_tracker", True, False, marks=pytest.mark.slow),
+        ("own_tracker", False, True),
+    ],
 )
 def test_components_of_plugins_are_delivered(
     tracker: str,
@@ -821,6 +828,7 @@ def damage_restored(runs: Runs, how: str) -> dict[str, int]:
     return missing
 
 
+@pytest.mark.slow
 def test_sync_says_what_it_restored(done: Runs) -> None:
     [healthy] = sync(done.out)
     assert healthy.sentence == "nothing was missing"
@@ -1333,6 +1341,7 @@ def test_unstored_models_are_refused(runs: Runs) -> None:
 # -- isolation --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_password_in_address_reaches_only_the_server(runs: Runs, caplog: Any) -> None:
     class Health(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -1594,6 +1603,7 @@ def test_port_of_server_that_speaks_no_http_is_refused(tmp_path: Path) -> None:
         assert not parse_uri(f"http://127.0.0.1:{other.getsockname()[1]}", tmp_path).is_reachable()
 
 
+@pytest.mark.slow
 def test_server_answers_from_a_folder_of_its_own_and_is_ended(delivered: Runs, monkeypatch: Patch) -> None:
     from vitlab.trackers import server
 

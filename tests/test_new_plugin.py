@@ -66,6 +66,7 @@ def called(*words: str) -> tuple[int, str]:
     return done.exit_code, text
 
 
+@pytest.mark.slow
 def test_generated_package_tests_validates_and_runs(tmp_path: Path) -> None:
     for slot in OWN:
         code, output = called("new", "plugin", f"acme-{slot}", "--slot", slot, "--out", str(tmp_path))
@@ -88,6 +89,7 @@ for folder in folders:
         assert f"acme-{slot}/studies/acme.yaml: 2 arms, 20 trials\n2 combinations of components ran two" in printed
 
 
+@pytest.mark.slow
 def test_other_templates_pass_contract_and_have_valid_studies(tmp_path: Path) -> None:
     others = [slot for slot in registry.SLOT_MODULES if slot not in OWN]
     for slot in others:

@@ -157,6 +157,7 @@ build_backend.build_wheel(out)
 """
 
 
+@pytest.mark.slow
 def test_two_builds_have_the_same_bytes_and_every_study(tmp_path: Path) -> None:
     """The second build has other times, in another folder, under another umask."""
     pytest.importorskip("setuptools", minversion="77")

@@ -495,6 +495,7 @@ def test_requeued_pack_repeats_nothing(tmp_path: Path, cluster: Path) -> None:
     assert submission.function.jobs == work and read_ends(tmp_path) == ["finish", "diverge"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("light")  # two of its jobs train, and import torch themselves
 def test_packs_pass_contract_test() -> None:
     check_component("executor", "slurm")

@@ -334,6 +334,7 @@ def simulated(arms: int, seeds: int, studies: int, best: float = 0.0) -> Iterato
         yield {str(arm): Sample(dict(enumerate(of_arm.tolist()))) for arm, of_arm in enumerate(values)}
 
 
+@pytest.mark.slow
 def test_main_effects_keep_their_level_where_nothing_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     """In 3 x 4 grids with 3 seeds, at most 5 % of studies have a false main effect, but for chance."""
     arms = {str(arm): Arm(str(arm), {}) for arm in range(12)}

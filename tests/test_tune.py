@@ -269,6 +269,7 @@ def test_choice_outlives_rival_trials(tuned: tuple[Path, Path, Answer], tmp_path
     assert (again.trained, again.cached) == (0, 4) and again.plan == tuned[2].plan
 
 
+@pytest.mark.slow
 def test_only_changed_arm_is_tuned_again(tuned: tuple[Path, Path, Answer], tmp_path: Path) -> None:
     file, out = tuned[0], copy_of(tuned, tmp_path)
     content = yaml.safe_load(file.read_text())

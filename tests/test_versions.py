@@ -286,6 +286,7 @@ def test_run_settings_and_data_path_do_not_make_a_version() -> None:
     )
 
 
+@pytest.mark.slow
 def test_advice_of_report_reuses_every_stored_trial(here: Path) -> None:
     subprocess.run(["git", "init", "-q"], check=True)
     subprocess.run(["git", "add", "first.yaml"], check=True)

@@ -179,6 +179,7 @@ def test_changed_header_of_trial_file_is_refused(tmp_path: Path) -> None:
     assert str(file) in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", FILES)
 def test_model_is_equal_after_reading_or_refused(to: str, tmp_path: Path) -> None:
     """Every option alone, and random combinations of them; for timm, which tests below try by option, every fourth."""

@@ -146,6 +146,7 @@ def test_without_timm_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     assert isinstance(done.exception, WeightsError) and "pip install 'vitlab[interop]'" in str(done.exception)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 def test_inspect_prints_a_model_that_starts_from_the_weights(cache: Path, tmp_path: Path) -> None:
     import vitlab
@@ -169,6 +170,7 @@ def test_inspect_prints_a_model_that_starts_from_the_weights(cache: Path, tmp_pa
     assert file.name == "model.pt2" and "arm baseline, seed 0" in card.read_text() and note[:30] in card.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of torch's exporter, which stops at a warning that is an error
 def test_exported_file_computes_the_same_and_a_false_one_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -45,6 +45,7 @@ def study_file(folder: Path, **options: Any) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_wandb_passes_contract_test() -> None:
     check_component("tracker", "wandb")
 
