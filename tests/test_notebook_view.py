@@ -68,8 +68,8 @@ def test_notebook_has_one_updated_output(
     html = running["text/html"]
     assert (
         "baseline s1" in html
-        and "0.25" in html
-        and "positions, val/accuracy" in html
+        and "25.0" in html
+        and "val accuracy (%)" in html
         and "baseline s0" not in html
         and "━" in html
     )

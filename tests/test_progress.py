@@ -152,7 +152,7 @@ def test_remaining_time_counts_only_what_was_trained_since_a_resume(tmp_path: Pa
 
 def rows_of(width: int, rows: Sequence[progress.Row]) -> list[str]:
     screen = io.StringIO()
-    Console(file=screen, width=width, color_system=None).print(progress.make_table(rows, width))
+    Console(file=screen, width=width, color_system=None).print(progress.make_table(rows, width, rows[0]))
     return screen.getvalue().splitlines()
 
 
@@ -266,10 +266,92 @@ def test_live_table_has_bars_and_metrics(tmp_path: Path, monkeypatch: pytest.Mon
     view.tick()
     drawn = screen.getvalue()
     view.close()
-    (row,) = {line.strip() for line in drawn.splitlines() if "none s3" in line and "0.25" in line}
-    assert "25 %" in row and "━" in row and "positions, val/accuracy" in drawn
-    assert "2 of 40 trials" in drawn and "starting" in drawn and "... and 17 more trials" in drawn and " left" in drawn
+    (row,) = {line.strip() for line in drawn.splitlines() if "none s3" in line and "25.0" in line}
+    assert "25 %" in row and "━" in row and row.endswith("25.0"), "a share is in percent, as in the report"
+    assert "2 of 40 trials, " in drawn and " left; val accuracy (%)" in drawn and "starting" in drawn
+    assert "... and 18 more trials, 2 more arms" in drawn
     assert max(drawn.count(f"none s{seed} ") for seed in range(30, 40)) == 0, "it fits the terminal"
+
+
+def screens(view: progress.LiveView, screen: io.StringIO) -> list[str]:
+    """Return the lines of what the view shows now."""
+    screen.truncate(0)
+    screen.seek(0)
+    view._console.print(view._table())
+    return [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in screen.getvalue().splitlines()]
+
+
+def test_every_arm_has_a_row_from_the_first_moment_to_its_mean(tmp_path: Path) -> None:
+    arms = {"baseline": [0.9, 0.8], "none": [None, None], "sinusoidal": [None, None], "rotary": [None, None]}
+    plan, store = synthetic_studies.study(tmp_path, arms)
+    screen = io.StringIO()
+    view = progress.LiveView(Console(file=screen, force_terminal=True, width=80, height=12, color_system="standard"))
+    view.on_plan(plan, plan.trials[2:], store)
+    view.close()
+    drawn = [screens(view, screen)]
+    for planned in plan.trials[2:6]:
+        view.on_start(planned)
+    drawn.append(screens(view, screen))
+    for planned, value in zip(plan.trials[2:4], (0.25, 0.5), strict=True):
+        result = synthetic_studies.result_of(planned.trial, {"val/accuracy": value})
+        store.folder(planned.trial).write_result(result)
+        view.on_end(planned, progress.Ending.DONE, "")
+    view.on_end(plan.trials[4], progress.Ending.FAILED, "no disk")
+    view._update()
+    drawn.append(screens(view, screen))
+    seen = [[re.sub(" *━+[╸╺━]* *", "|", line) for line in lines] for lines in drawn]
+    assert seen == [
+        [
+            "0 of 6 trials, estimating the remaining time; val accuracy (%)",
+            "positions|0 %",
+            "baseline|done  85.0 (mean of 2)",
+            *(f"{arm}|planned" for arm in ("none", "sinusoidal", "rotary")),
+        ],
+        [
+            "0 of 6 trials, estimating the remaining time; val accuracy (%)",
+            "positions|0 %",
+            "baseline|done  85.0 (mean of 2)",
+            *(f"{arm} s{seed}|starting" for arm in ("none", "sinusoidal") for seed in (0, 1)),
+            "rotary|planned",
+        ],
+        [
+            "3 of 6 trials, estimating the remaining time; val accuracy (%)",
+            "positions|50 %",
+            "baseline|done  85.0 (mean of 2)",
+            "none|done  37.5 (mean of 2)",
+            "sinusoidal|0 of 2",
+            "sinusoidal s1|starting",
+            "rotary|planned",
+        ],
+    ]
+    columns = {(line.index("━"), line.rindex("━")) for lines in drawn for line in lines[1:]}
+    assert len(columns) == 1, "bars stay where they are, and as wide as they are"
+    view._console.height = 7
+    assert [line.split("  ")[0] for line in screens(view, screen)[2:]] == [
+        "none",
+        "sinusoidal",
+        "sinusoidal s1",
+        "... and 2 more arms",
+    ], "running trials first, then the arms that ended last"
+
+
+def test_stopping_counts_the_trials_that_have_stopped(tmp_path: Path) -> None:
+    plan, store = synthetic_studies.study(tmp_path, {"baseline": [None] * 3})
+    screen = io.StringIO()
+    view = progress.LiveView(Console(file=screen, force_terminal=True, width=80, color_system=None))
+    view.on_plan(plan, plan.trials, store)
+    folders = [store.folder(planned.trial) for planned in plan.trials]
+    for planned in plan.trials:
+        view.on_start(planned)
+    with view.stopping():
+        with folders[0].lease(), folders[1].lease():
+            deadline = progress.time.monotonic() + 10
+            while "1 of 3 trials stopped" not in screen.getvalue():
+                assert progress.time.monotonic() < deadline
+        folders[0].checkpoint.mkdir(parents=True)
+    assert "3 of 3 trials stopped" in screen.getvalue()
+    assert screen.getvalue().splitlines()[-1].endswith("3 trials stopped, 1 with a checkpoint.")
+    view.close()
 
 
 def test_one_line_for_a_failure_that_many_trials_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,8 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
+from statistics import fmean
 from threading import Timer
 from typing import Any, NamedTuple
 
@@ -23,7 +25,7 @@ from vitlab.driver.session import Watch
 from vitlab.errors import format_count
 from vitlab.identity.trial import Trial
 from vitlab.planning.values import Plan, Planned
-from vitlab.report.phrasing import format_duration, format_seeds
+from vitlab.report.phrasing import Scale, format_duration, format_seeds
 from vitlab.store.folders import CHECKPOINT, Store, TrialFolder
 from vitlab.store.result import Ending
 
@@ -35,6 +37,7 @@ GAP = 2  #: columns between those of the display
 MIN_BAR, MAX_BAR = 10, 30  #: smallest and largest width of a bar
 MIN_NAME = 12  #: letters of names that are kept rather than details
 SAMPLE = 32  #: running trials whose journals are read for the display; the others count as the mean of these
+RUNNING, ENDED, PLANNED = range(3)  #: ranks of rows
 MAX_ARMS = 4  #: maximum number of arms that a line names
 COUNTED = {"epochs": "epoch", "steps": "step", "images": "images"}
 """Unit of a training's length to the field of a measurement that counts it."""
@@ -52,7 +55,7 @@ class TrialProgress:
     """A reader of a trial's journal, from a byte on; by default from where it ended when the reader was made."""
 
     def __init__(self, folder: TrialFolder, trial: Trial, offset: int | None = None) -> None:
-        self._folder = folder
+        self.folder = folder
         self._offset = folder.journal_size() if offset is None else offset
         self._unit = next(unit for unit in COUNTED if getattr(trial.spec.train, unit) is not None)
         self._length = float(getattr(trial.spec.train, self._unit))
@@ -61,7 +64,7 @@ class TrialProgress:
 
     def update(self) -> None:
         """Read the lines that have been appended to the journal."""
-        events, self._offset = self._folder.events(self._offset)
+        events, self._offset = self.folder.events(self._offset)
         for event in events:
             if event.kind in ("start", "metrics"):
                 self.latest = event.body
@@ -84,12 +87,12 @@ class Row(NamedTuple):
     detail: str
 
 
-def make_table(rows: Sequence[Row], width: int) -> Table:
-    """Return rows in at most ``width`` columns.
+def make_table(rows: Sequence[Row], width: int, widest: Row) -> Table:
+    """Return rows in at most ``width`` columns, with the bars that they have beside ``widest``.
 
     What does not fit is left out whole: first the bars, then letters in the middle of names, and at last the details.
     """
-    name, state, detail = (max(len(str(row[column])) for row in rows) for column in (0, 2, 3))
+    name, state, detail = (max(len(str(row[column])) for row in (*rows, widest)) for column in (0, 2, 3))
 
     def room(*others: int) -> int:
         """Return the columns that are left for names beside others."""
@@ -99,6 +102,7 @@ def make_table(rows: Sequence[Row], width: int) -> Table:
         detail = 0
     bar = min(MAX_BAR, room(name, state, detail) - GAP)
     table = Table.grid(padding=(0, GAP, 0, 0))
+    table.add_column(min_width=max(0, min(name, room(state, detail))))
     for row, text in zip(rows, shorten([row.name for row in rows], room(state, detail)), strict=True):
         bars = [ProgressBar(1.0, row.share, width=bar)] if bar >= MIN_BAR else []
         table.add_row(Text(text), *bars, row.state.rjust(state), *([row.detail] if detail else []))
@@ -131,6 +135,13 @@ class _Display(Watch):
         self._plan, self._store = plan, store
         self._done, self._total = 0, len(todo)
         self._running.clear()
+        self._open = {planned.trial.name for planned in todo}
+        self._arms: dict[str, list[Planned]] = {}  #: with trials to train, or trained ones
+        asked = {planned.arm for planned in todo}
+        for planned in plan.trials:
+            if planned.arm in asked or (store.folder(planned.trial).path / "result.json").exists():
+                self._arms.setdefault(planned.arm, []).append(planned)
+        self._final_value = cache(self._read_final_value)  # asked for twice a second
         self._size = max(1, len(todo) + len(plan.pending))
         self._completed = 0.0  #: trainings, with the shares of running ones
         self._before = 0.0  #: shares that trials which have ended here had when they were resumed
@@ -158,6 +169,7 @@ class _Display(Watch):
         progress = self._running.pop(trial_name(planned), None)
         if ending in (Ending.DONE, Ending.FAILED):
             self._done += 1
+            self._open.discard(planned.trial.name)
             self._before += progress.share_at_start if progress is not None else 0.0
 
     def _update(self) -> None:
@@ -186,21 +198,61 @@ class _Display(Watch):
             return f"{format_duration(round(seconds))} left"
         return "longer than estimated" if self._completed < self._size else "finishing"
 
+    @contextmanager
+    def stopping(self) -> Iterator[object]:
+        """Say that trials stop, and then how many of them have a checkpoint."""
+        self.say("stopping: running trials write a checkpoint; Ctrl-C again ends them at once.")
+        yield None
+        kept = sum(progress.folder.checkpoint.exists() for progress in self._running.values())
+        self.say(f"{format_count(len(self._running), 'trial')} stopped, {kept} with a checkpoint.")
+
+    def _read_final_value(self, folder: TrialFolder) -> float | None:
+        result, analysis = folder.result(), self._plan.analysis
+        return None if result is None else result.outcome.value(analysis.metric, analysis.at, analysis.goal)
+
     def _table(self) -> Table:
-        """Return a row for all trials together, and those of running trials that fit on the screen."""
-        metric, rows = self._plan.analysis.metric, []
-        for name, progress in list(self._running.items())[: self._console.height - 3]:
-            value = progress.latest.get("metrics", {}).get(metric)
-            state = f"{100 * progress.share:3.0f} %" if progress.latest else "starting"
-            rows.append(Row(name, progress.share, state, "" if value is None else f"{value:<6.4g}"))
-        state = f"{self._done} of {self._total} trials"
-        total = Row(f"{self._plan.study}, {metric}", self._completed / self._size, state, self._rest())
+        """Return a row for all trials together, and the rows of :meth:`_rows` that fit on the screen."""
+        scale = Scale.of(self._plan.analysis.metric, self._plan.units)
+        rows, names = self._rows(scale), [trial_name(item) for trials in self._arms.values() for item in trials]
+        # If space is short, running trials come first, then the arms that ended last, and the arms that are next.
+        order = sorted(range(len(rows)), key=lambda at: (rows[at][0], -at if rows[at][0] == ENDED else at))
+        room = max(1, self._console.height - 4)
+        shown, hidden = sorted(order[:room]), Counter(rows[at][0] == RUNNING for at in order[room:])
+        share = self._completed / self._size
+        total = Row(self._plan.study, share, f"{100 * share:3.0f} %", "")
+        seeds = max(map(len, self._arms.values()), default=1)
+        widest = Row(max(names, key=len, default=""), 0.0, "starting", _format_mean([1.0] * seeds, scale))
+        rest = self._rest()
         table = Table.grid()
-        for part in filter(None, ([total], rows)):
-            table.add_row(make_table(part, self._console.width))
-        if more := len(self._running) - len(rows):
-            table.add_row(f"... and {format_count(more, 'more trial')}")
+        table.add_row(
+            Text(f"{self._done} of {self._total} trials{f', {rest}' if rest else ''}; {scale.title}", no_wrap=True)
+        )
+        table.add_row(make_table([total, *(rows[at][1] for at in shown)], self._console.width, widest))
+        if hidden:
+            more = [(hidden[True], "more trial"), (hidden[False], "more arm")]
+            table.add_row(f"... and {', '.join(format_count(number, what) for number, what in more if number)}")
         return table
+
+    def _rows(self, scale: Scale) -> list[tuple[int, Row]]:
+        """Return the rows of running trials, and of arms with other trials, in the plan's order, each with its rank."""
+        running = {}
+        for name, progress in list(self._running.items()):
+            value = progress.latest.get("metrics", {}).get(scale.metric)
+            state = f"{100 * progress.share:3.0f} %" if progress.latest else "starting"
+            detail = "" if value is None else scale.number(value, scale.decimals_of([value], 1, 4))
+            running[name] = RUNNING, Row(name, progress.share, state, detail)
+        rows = []
+        for arm, trials in self._arms.items():
+            own = [running.pop(name) for name in map(trial_name, trials) if name in running]
+            ended = [self._store.folder(item.trial) for item in trials if item.trial.name not in self._open]
+            values = [value for folder in ended if (value := self._final_value(folder)) is not None]
+            if ended:
+                state = f"{len(values)} of {len(trials)}" if len(values) < len(trials) else Ending.DONE
+                rows.append((ENDED, Row(arm, len(ended) / len(trials), state, _format_mean(values, scale))))
+            elif not own:
+                rows.append((PLANNED, Row(arm, 0.0, "planned", "")))
+            rows += own
+        return [*running.values(), *rows]  # trials of no arm come first, such as prerequisites
 
     def _ending_of(self, planned: Planned, ending: Ending, detail: str) -> str:
         """Return a line for an ending; it is empty for a failure that an earlier trial had, see :meth:`close`."""
@@ -313,6 +365,20 @@ class LiveView(_Display):
         with self._console.status(Text(what), spinner="line"):
             yield None
 
+    @contextmanager
+    def stopping(self) -> Iterator[object]:
+        """Show how many trials have stopped, while the others write their checkpoint."""
+        folders = [progress.folder for progress in self._running.values()]
+
+        def count() -> str:
+            return (
+                f"{sum(not folder.is_locked() for folder in folders)} of {format_count(len(folders), 'trial')} stopped"
+            )
+
+        self._live.stop()
+        with super().stopping(), Live(get_renderable=count, console=self._console, transient=True):
+            yield None
+
     def say(self, sentence: str) -> None:
         """Print the sentence above the bars."""
         self._console.print(Text(sentence))
@@ -333,7 +399,7 @@ class NotebookView(LiveView):
     """Output of a notebook cell, updated in place; messages are printed below it."""
 
     refresh_s = NOTEBOOK_REFRESH_S
-    status = _Display.status
+    status, stopping = _Display.status, _Display.stopping
     _handle: Any = None
 
     def say(self, sentence: str) -> None:
@@ -365,6 +431,12 @@ def _start_timer(function: Callable[..., None], *arguments: str) -> Timer:
     timer.daemon = True  # Ctrl-C may come before it is cancelled
     timer.start()
     return timer
+
+
+def _format_mean(values: Sequence[float], scale: Scale) -> str:
+    if not values:
+        return ""
+    return f"{scale.number(fmean(values), scale.decimals_of(values, 1, 4))} (mean of {len(values)})"
 
 
 def _names(trials: Sequence[Planned]) -> str:

@@ -6,7 +6,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -149,8 +149,8 @@ class Schedule:
                 self._check_abort()
                 self._session.watch.tick()
         except KeyboardInterrupt:
-            self._session.watch.say("stopping: running trials write a checkpoint; Ctrl-C again ends them at once.")
-            self._executor.cancel(GRACE_S)
+            with self._session.watch.stopping() if self._running else nullcontext():
+                self._executor.cancel(GRACE_S)
             raise Interrupted("interrupted; the same command resumes from here") from None
         except BaseException:
             self._executor.cancel(GRACE_S)
