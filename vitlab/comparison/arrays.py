@@ -374,7 +374,9 @@ def find_collapsed_sides(values_SAN: Floats, comparisons: Comparisons) -> Mask:
 
 def decide_verdicts(contrasts: ContrastArrays, comparisons: Comparisons) -> Ints:
     """Return the verdict of each comparison as its place in ``VERDICTS`` (S, C)."""
+    # If no seed collapsed, signs are flipped only where differences do not scatter: with a mean of 0, all are 0.
     same = (contrasts.test == SIGN_FLIP) & (contrasts.difference == 0) & (contrasts.collapsed == 0)
+    # An exact test's p can be equal to alpha, and then claims a difference.
     claimed = contrasts.p_corrected <= comparisons.alpha
     better = comparisons.sign * contrasts.difference > 0
     # Of several that hold, the first counts: an arm that differs from its baseline is better or worse, even if the

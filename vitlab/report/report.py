@@ -157,20 +157,15 @@ def render(plan: Plan, store: Store, format: str) -> str | bytes:
 
 def collect(plan: Plan, store: Store) -> Report:
     """Return the report of a study."""
-    at = state_digest(plan, store)  # before results are read: a trial that ends in between makes the report outdated
+    state = state_digest(plan, store)  # before results are read: a trial that ends in between makes the report outdated
     results = StudyResults.read(plan, store)
     findings = Findings(results, summary(results), store)
     prerequisites = gather_prerequisites(plan, store)
-    return replace(
-        Report.from_findings(
-            findings, [*describe_version(plan, store), *notes_of(results, prerequisites, findings.arms)]
-        ),
-        made=collect_provenance(
-            plan, store, [*prerequisites, *gather_trials(plan, store, plan.rival_trials), *results.trials]
-        ),
-        trials=frame_to_json(results.frame),
-        state=at,
-    )
+    notes = [*describe_version(plan, store), *notes_of(results, prerequisites, findings.arms)]
+    trials = [*prerequisites, *gather_trials(plan, store, plan.rival_trials), *results.trials]
+    report = Report.from_findings(findings, notes)
+    made = collect_provenance(plan, store, trials)
+    return replace(report, made=made, trials=frame_to_json(results.frame), state=state)
 
 
 def read_report(plan: Plan, store: Store, format: str) -> str | bytes | None:

@@ -202,7 +202,7 @@ class Training:
 
     def forward_backward(self, rows: range) -> WeightedLoss:
         """Accumulate the gradients of ``rows`` of the step's batch, usually all of it."""
-        batch, draws = self._draw_for_one(rows)
+        batch, draws = self._draw_batch_and_path_scales(rows)
         compute_loss = self.compiled_loss or self.compute_loss
         loss = compute_loss(batch.x_BCHW, batch.y_B, draws)
         # Not every part has equally many labels, so a mean over the batch weighs the means of its parts.
@@ -211,8 +211,8 @@ class Training:
         torch.autograd.backward(weighted if self.scaling is None else self.scaling.scaler.scale(weighted))
         return WeightedLoss(loss.detached(), weight)
 
-    def _draw_for_one(self, rows: range) -> tuple[Batch, noise.Draws]:
-        """Seed torch and return :meth:`draw_batch` with scales of paths; stacked trainings draw these in one call."""
+    def _draw_batch_and_path_scales(self, rows: range) -> tuple[Batch, noise.Draws]:
+        """Return :meth:`draw_batch` with scales of paths, and seed torch; stacked trainings draw these in one call."""
         batch, draws = self.draw_batch(rows)
         # Third-party components may draw from torch's own generator, so it is seeded by the step as well.
         key = noise.key(self.seeds["dropout"], "torch", self.step, *([rows.start] if rows.start else []))
