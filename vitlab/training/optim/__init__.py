@@ -72,7 +72,9 @@ class Optimizer(ABC):
     """Contract: options in the constructor; ``build`` turns parameter groups into a torch optimizer.
 
     ``lr`` is the learning rate at schedule factor 1, and ``weight_decay`` the decay of the decaying parameters.  The
-    training sets ``lr`` in every group before every step, multiplied by the group's ``lr_scale`` if it has one.
+    training sets ``lr`` in every group before every step, multiplied by the group's ``lr_scale`` if it has one.  Where
+    trials are stacked, a torch optimizer with the attribute ``joint_safe`` steps for all of them in one call: its
+    update of a parameter depends on no other parameter, and it counts no steps per group.
     """
 
     lr: float
