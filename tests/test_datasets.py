@@ -246,7 +246,7 @@ def test_download_uses_torchvision_and_lands_in_searched_folder(
 @pytest.mark.skipif(not REAL.is_dir(), reason="Fashion-MNIST is not on this machine")
 def test_real_fashion_mnist_has_published_checksums() -> None:
     fashion = idx.FashionMNIST(root=str(REAL))
-    published = files.identity("fashion_mnist", idx.FashionMNIST.required)
+    published = files.identity_of_files("fashion_mnist", idx.FashionMNIST.required)
     assert fashion.info().identity == published
     for split, n in (("train", 60000), ("test", 10000)):
         x_NCHW, y_N = fashion.read(split)

@@ -11,7 +11,7 @@ import yaml
 from fuzz_store import STUDY
 from test_cli import call
 
-from vitlab.data.datasets.files import noted
+from vitlab.data.datasets.files import read_or_compute
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.trackers import service
 
@@ -53,10 +53,10 @@ def _refuse(*_: object, **__: object) -> None:
 
 
 def test_note_that_cannot_be_written_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert noted(tmp_path / "notes" / "mean", lambda: "0.5") == "0.5"
+    assert read_or_compute(tmp_path / "notes" / "mean", lambda: "0.5") == "0.5"
     assert [path.name for path in (tmp_path / "notes").iterdir()] == ["mean"]
     monkeypatch.setattr(os, "replace", _refuse)
-    assert noted(tmp_path / "notes" / "std", lambda: "0.2") == "0.2"
+    assert read_or_compute(tmp_path / "notes" / "std", lambda: "0.2") == "0.2"
     assert [path.name for path in (tmp_path / "notes").iterdir()] == ["mean"]
 
 

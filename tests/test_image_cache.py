@@ -342,23 +342,23 @@ def test_full_disk_gives_one_sentence(root: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_storage_rule_equals_documentation(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "memory.max").write_text("1000000\n")
-    assert files.memory(tmp_path) == 1_000_000
+    assert files.total_memory(tmp_path) == 1_000_000
     (tmp_path / "memory.max").write_text("max\n")
-    assert files.memory(tmp_path) == files.memory(tmp_path / "nowhere") > 1 << 28
+    assert files.total_memory(tmp_path) == files.total_memory(tmp_path / "nowhere") > 1 << 28
     size = 90 * 3 * 24 * 20
-    monkeypatch.setattr(files, "memory", lambda: 4 * size)
+    monkeypatch.setattr(files, "total_memory", lambda: 4 * size)
     assert image_cache.choose_place("auto", size) == "memory" and image_cache.choose_place("auto", size + 1) == "never"
     assert {image_cache.choose_place(place_name, 1 << 50) for place_name in PLACES} == set(PLACES)
     assert len(DataSource(choice(root, "auto")).notes()) == 1 and DataSource("digits").notes() == []
     assert "cached decoded in" in DataSource(choice(root, "disk")).notes()[-1]
     assert DataSource({"type": "image_folder", "root": "nowhere", "num_classes": 2}).notes() == []
-    monkeypatch.setattr(files, "memory", lambda: size)
+    monkeypatch.setattr(files, "total_memory", lambda: size)
     message = DataSource(choice(root, "auto")).notes()[-1]
     assert message.startswith("The 90 pictures of image_folder are decoded again for every batch: 0.0 GiB")
     assert "'decoded: disk' keeps them" in message
     cut = DataSource(choice(root, "auto", augment=[{"type": "random_resized_crop", "of": "picture"}])).notes()[-1]
     assert message.startswith(cut) and "decoded: disk" not in cut
-    monkeypatch.setattr(files, "memory", lambda: 2 * size)
+    monkeypatch.setattr(files, "total_memory", lambda: 2 * size)
     assert not feed(root, "memory").stored and feed(root, "auto").stored
 
 
@@ -424,7 +424,7 @@ def test_identity_of_recent_pictures_is_not_cached(root: Path, cache: Path, monk
 
 
 def test_identity_that_an_earlier_version_remembered_in_another_form_is_not_read(root: Path, cache: Path) -> None:
-    identity, remember = ImageFolder(root=str(root)).info().identity, files.remember
+    identity, remember = ImageFolder(root=str(root)).info().identity, files.compute_once_per_content
 
     def earlier(entries: list[tuple[str, Path]], compute: object) -> str:
         same_files = [(name.replace(" notes ", " "), path) for name, path in entries]
@@ -432,7 +432,7 @@ def test_identity_that_an_earlier_version_remembered_in_another_form_is_not_read
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(files, "time", SimpleNamespace(time=lambda: time.time() + 60))  # when the files have settled
-        patched.setattr(files, "remember", earlier)
+        patched.setattr(files, "compute_once_per_content", earlier)
         ImageFolder(root=str(root)).info()
     assert list((cache / "identities").iterdir())
     assert ImageFolder(root=str(root)).info().identity == identity

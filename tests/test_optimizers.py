@@ -28,7 +28,7 @@ from vitlab.training.optim import (
     hidden_matrices,
     set_learning_rates,
     split_by_layer,
-    without_compile_hooks,
+    subclass_without_compile_hooks,
 )
 
 NEW = ["adafactor", "lamb", "lion", "muon", "normuon", "soap", "schedule_free"]
@@ -187,7 +187,7 @@ def test_hundred_steps_equal_authors_update(update: Update) -> None:
         tolerance = 1e-6 if update is soap else 1e-9
         torch.testing.assert_close(p, q, rtol=tolerance, atol=tolerance)
     if update is schedule_free:
-        with one.average(optimizer).applied():
+        with one.average(optimizer).averaged_weights():
             for (name, _), p in zip(theirs.named_parameters(), mine, strict=True):
                 torch.testing.assert_close(p.detach(), states[name]["x"], rtol=1e-9, atol=1e-9)
 
@@ -273,7 +273,7 @@ def test_models_without_hidden_layers_have_adamw() -> None:
     one = component("muon")
     optimizer = built(one, model)
     assert hidden_matrices(model) == {}
-    assert [type(part) for part in optimizer.parts] == [without_compile_hooks(torch.optim.AdamW)]  # type: ignore[attr-defined]
+    assert [type(part) for part in optimizer.parts] == [subclass_without_compile_hooks(torch.optim.AdamW)]  # type: ignore[attr-defined]
 
 
 def test_muon_is_independent_of_layout_of_qkv() -> None:
@@ -313,7 +313,7 @@ def test_resume_is_bitwise_and_evaluation_leaves_no_trace(name: str, tmp_path: P
     take(first, list(model.parameters()), range(12))
     if (average := one.average(first)) is not None:
         own = {name: value.clone() for name, value in model.state_dict().items()}
-        with average.applied():
+        with average.averaged_weights():
             assert not same(own, model.state_dict())
         assert same(own, model.state_dict())
     artifacts.write_checkpoint(tmp_path, {"model": model.state_dict(), "optimizer": first.state_dict()})

@@ -129,14 +129,14 @@ class MedMNIST(Dataset):
         self.facts = SETS[name]
 
     def _find(self) -> Path | None:
-        folders = [base / layout for base in files.roots(self.root) for layout in (".", "medmnist")]
+        folders = [base / layout for base in files.search_folders(self.root) for layout in (".", "medmnist")]
         return next((path for folder in folders if (path := folder / f"{self.name}.npz").is_file()), None)
 
     def missing(self) -> str | None:
         """Return the sentence that says where the file belongs, or None if it is there."""
         if self._find() is not None:
             return None
-        searched = ", ".join(map(str, files.roots(self.root)))
+        searched = ", ".join(map(str, files.search_folders(self.root)))
         return (
             f"{self.name} is not here: looked in {searched} (there directly, or in medmnist) for {self.name}.npz, "
             f"which {self.facts.source}; give the folder that has it as 'root'."
@@ -145,12 +145,12 @@ class MedMNIST(Dataset):
     def info(self) -> DataInfo:
         """Return the facts of the data set, with the checksum of the local file if there is one."""
         path = self._find()
-        checksum = self.facts.md5 if path is None else files.checksum(path)
+        checksum = self.facts.md5 if path is None else files.md5_of_decompressed(path)
         return DataInfo(
             image=(SIDE, SIDE),
             channels=self.facts.channels,
             classes=len(self.facts.labels),
-            identity=files.identity(self.name, {f"{self.name}.npz": checksum}),
+            identity=files.identity_of_files(self.name, {f"{self.name}.npz": checksum}),
             labels=self.facts.labels,
         )
 

@@ -54,11 +54,11 @@ class Init:
         self.position_std = position_std
         self.residual = residual
 
-    def fall(self, name: str, shape: tuple[int, int], base_shape: tuple[int, int]) -> float:
+    def base_variance_ratio(self, name: str, shape: tuple[int, int], base_shape: tuple[int, int]) -> float:
         """Return the variance of a linear map of ``base_shape``, (outputs, inputs), over the variance at ``shape``."""
         return 1.0
 
-    def draw(self, x: Tensor, name: str, kind: Kind, fan_in: int, seed: int) -> None:
+    def initialise_parameter(self, x: Tensor, name: str, kind: Kind, fan_in: int, seed: int) -> None:
         """Fill ``x`` with the initial values of the parameter ``name`` in a trial of this ``init`` seed."""
         # A generator for every parameter: none shifts the draws of another.
         g = torch.Generator().manual_seed(noise.key(seed, "init", name))
@@ -108,7 +108,7 @@ class DeiT(Init):
 class _Xavier(Init):
     """Base of schemes with Xavier's uniform."""
 
-    def fall(self, name: str, shape: tuple[int, int], base_shape: tuple[int, int]) -> float:
+    def base_variance_ratio(self, name: str, shape: tuple[int, int], base_shape: tuple[int, int]) -> float:
         return sum(shape) / sum(base_shape)
 
     def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
@@ -168,11 +168,11 @@ class MoCo(_Xavier):
 class Torchvision(_Xavier):
     """torchvision's: Xavier (attention's output as in torch), LeCun convolutions, class token and head of zeros."""
 
-    def fall(self, name: str, shape: tuple[int, int], base_shape: tuple[int, int]) -> float:
+    def base_variance_ratio(self, name: str, shape: tuple[int, int], base_shape: tuple[int, int]) -> float:
         """Return the growth that :meth:`fill` divides the variance by."""
         if name.endswith("attn.proj.weight") or name.startswith("pre_logits"):
             return shape[1] / base_shape[1]
-        return super().fall(name, shape, base_shape)
+        return super().base_variance_ratio(name, shape, base_shape)
 
     def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
         match kind:
@@ -194,7 +194,7 @@ class Torchvision(_Xavier):
 class Torch(Init):
     """torch's defaults: uniform within 1 / sqrt(fan_in), biases too.  Tokens as in timm."""
 
-    def fall(self, name: str, shape: tuple[int, int], base_shape: tuple[int, int]) -> float:
+    def base_variance_ratio(self, name: str, shape: tuple[int, int], base_shape: tuple[int, int]) -> float:
         return shape[1] / base_shape[1]
 
     def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
@@ -210,7 +210,7 @@ def seeded(seed: int, path: str) -> Iterator[None]:
         yield
 
 
-def layer_parameters(model: nn.Module) -> Iterator[tuple[str, Kind, int]]:
+def parameters_with_fan_in(model: nn.Module) -> Iterator[tuple[str, Kind, int]]:
     """Yield the name, the kind and the layer's number of inputs of every weight and bias of linear and conv layers."""
     for path, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
@@ -222,7 +222,9 @@ def layer_parameters(model: nn.Module) -> Iterator[tuple[str, Kind, int]]:
 
 
 @torch.no_grad()
-def draw_by_name(module: nn.Module, seed: int, prefix: str, draw: Callable[[Tensor, Generator], object]) -> None:
+def draw_matrices_by_name(
+    module: nn.Module, seed: int, prefix: str, draw: Callable[[Tensor, Generator], object]
+) -> None:
     """Draw the matrices of a module that no scheme draws, each keyed by its name, and set its biases to zero."""
     for name, parameter in module.named_parameters():
         if parameter.ndim == 2:

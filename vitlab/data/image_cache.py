@@ -203,12 +203,12 @@ def choose_place(decoded: Decoded, required: int) -> Place:
     """
     if decoded != "auto":
         return decoded
-    return "memory" if required <= MAX_MEMORY_SHARE * files.memory() else "never"
+    return "memory" if required <= MAX_MEMORY_SHARE * files.total_memory() else "never"
 
 
 def cache_folder() -> Path:
     """Return the folder of decoded pictures, in the user's cache."""
-    return files.cache() / "decoded"
+    return files.cache_folder() / "decoded"
 
 
 def open_disk_cache(images: StoredImages, name: str, what: str, check: Callable[[], object]) -> np.ndarray:
@@ -254,7 +254,7 @@ def _open_map(file: Path, shape: tuple[int, ...]) -> np.ndarray | None:
 
 
 def _write(images: StoredImages, file: Path, check: Callable[[], object]) -> None:
-    files.clean_cache(file.parent)
+    files.make_and_clean_folder(file.parent)
     required, free = FREE_SPACE_FACTOR * math.prod(images.shape), shutil.disk_usage(file.parent).free
     if required > free:
         raise OSError(

@@ -137,7 +137,7 @@ class DataSource:
         for split, one in zip(SPLITS, pictures, strict=True):
             images, what = StoredImages(one, info.channels, info.image), f"{self.choice.type}: its {split} split"
             if where == "memory":
-                files.check_memory(math.prod(images.shape), what)
+                files.require_memory(math.prod(images.shape), what)
             if where != "never":
                 images.decoded = image_cache.open_disk_cache(images, f"{name}.{split}", what, check)
             if where == "memory" and not self.crops_pictures:
@@ -175,8 +175,8 @@ class DataSource:
             found = [image_cache.find_faults(one) for one in encoded]
             return json.dumps([found, 0.0 if any(found) else image_cache.measure_decoding(pictures[0])])
 
-        note = files.cache() / "checked" / self.digest(self.info(), self.options)
-        found, seconds = json.loads(files.noted(note, check))
+        note = files.cache_folder() / "checked" / self.digest(self.info(), self.options)
+        found, seconds = json.loads(files.read_or_compute(note, check))
         by_split = zip(encoded, found, strict=True)
         if faults := [f"{one.names[index]} ({fault})" for one, found in by_split for index, fault in found]:
             more = f"; and {len(faults) - MAX_NAMED:,} more" if len(faults) > MAX_NAMED else ""
@@ -200,7 +200,7 @@ class DataSource:
         lasts = f"{seconds:,.0f} s" if seconds < 100 else f"{seconds / 60:,.0f} minutes"
         note = (
             f"The {number:,} pictures of {self.choice.type} are {how}: {size_bytes / 2**30:,.1f} GiB, about {lasts} of "
-            f"one core, on a machine with {files.memory() / 2**30:,.1f} GiB of memory."
+            f"one core, on a machine with {files.total_memory() / 2**30:,.1f} GiB of memory."
         )
         if where != "never" or self.crops_pictures:
             return [note]  # a cache on disk does not help crops, which are taken from the files
@@ -300,7 +300,9 @@ class _Raw:
             self.check()
             return json.dumps(result)
 
-        mean, std = json.loads(files.noted(image_cache.cache_folder() / f"{self.name}.statistics.json", compute))
+        mean, std = json.loads(
+            files.read_or_compute(image_cache.cache_folder() / f"{self.name}.statistics.json", compute)
+        )
         return tuple(mean), tuple(std)
 
 

@@ -185,7 +185,7 @@ def _corrupted_images(subset: Subset, kind: str, severity: int, cache: TensorCac
         x_BCHW = cache.get(key)
         if x_BCHW is None:
             x_BCHW = corrupt(subset.at(part), kind, severity, subset.id_N[part])
-            if sum(cached.nbytes for cached in (*cache.values(), x_BCHW)) <= MAX_MEMORY_SHARE * files.memory():
+            if sum(cached.nbytes for cached in (*cache.values(), x_BCHW)) <= MAX_MEMORY_SHARE * files.total_memory():
                 cache[key] = x_BCHW
         return x_BCHW
 

@@ -34,7 +34,7 @@ from vitlab.training.evaluation import NARROW, EvaluationResult, MetricAccumulat
 from vitlab.training.loop import Training
 from vitlab.training.losses import Value
 from vitlab.training.memory import WeightedLoss
-from vitlab.training.optim import Composite, Group, find_group, without_compile_hooks
+from vitlab.training.optim import Composite, Group, find_or_add_group, subclass_without_compile_hooks
 
 
 @engine.register("vmap")
@@ -204,7 +204,10 @@ class Vmap(Engine):
 # -- optimizers of several models that step together ------------------------------------------------------------------
 
 _ADAMS, _SGDS = (torch.optim.Adam, torch.optim.AdamW), (torch.optim.SGD,)
-ADAMS, SGDS = (*_ADAMS, *map(without_compile_hooks, _ADAMS)), (*_SGDS, *map(without_compile_hooks, _SGDS))
+ADAMS, SGDS = (
+    (*_ADAMS, *map(subclass_without_compile_hooks, _ADAMS)),
+    (*_SGDS, *map(subclass_without_compile_hooks, _SGDS)),
+)
 """Classes of elementwise optimizers; a derived class may compute another step."""
 
 
@@ -231,7 +234,7 @@ class _Joined:
         merged: list[Group] = []  # groups that differ in nothing but their parameters, as one
         for group in self.groups:
             settings = {name: value for name, value in group.items() if name != "param_names"}
-            find_group(merged, settings)["params"] += group["params"]
+            find_or_add_group(merged, settings)["params"] += group["params"]
         # The kernel has no notion of a missing gradient, which torch's step leaves out.
         if self.steps_P is not None and all(p.grad is not None for p in self.state):
             self.steps_P += 1

@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 
 from vitlab.components.base import Options, Positive
 from vitlab.components.head import Logits
-from vitlab.components.init import Torch, layer_parameters
+from vitlab.components.init import Torch, parameters_with_fan_in
 from vitlab.data.torchvision_import import torchvision
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model, model
@@ -101,10 +101,10 @@ class ConvNet(Model):
             if isinstance(module, nn.BatchNorm2d):
                 module.reset_parameters()  # scale 1, shift 0, fresh running statistics
         own = dict(self.named_parameters())
-        for name, kind, fan_in in layer_parameters(self):
+        for name, kind, fan_in in parameters_with_fan_in(self):
             if name in own:
                 x = torch.empty(own[name].shape)
-                self.scheme.draw(x, name, kind, fan_in, seed)
+                self.scheme.initialise_parameter(x, name, kind, fan_in, seed)
                 own[name].copy_(x)
 
 

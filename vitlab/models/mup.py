@@ -77,7 +77,7 @@ def incompatibility(anatomy: Anatomy) -> str | None:
 
 def optimizer_incompatibility(component: type) -> str | None:
     """Return why this parametrization cannot be trained by an optimizer, by its class in the slot, or None."""
-    if issubclass(component, (_built_in_class("adamw"), _built_in_class("adam"))):
+    if issubclass(component, (_built_in_optimizer("adamw"), _built_in_optimizer("adam"))):
         return None
     return f"model.parametrization mup is for Adam, and the optimizer is {component.__name__}; use adamw or adam"
 
@@ -89,13 +89,13 @@ def scale_attention(model: ViT) -> None:
             module.scale *= math.sqrt(model.base_width / model.geometry.dim)
 
 
-def growths(model: ViT) -> dict[str, Growth]:
+def growth_of_weights(model: ViT) -> dict[str, Growth]:
     """Return the growth of every weight whose number of inputs depends on the width, by name."""
     result: dict[str, Growth] = {}
     for path, (choice, context) in model._parts.items():
         # The part at the base width is built for its shapes alone.
         with torch.random.fork_rng(devices=[]):
-            base = slot(choice.slot).build(choice, *(_at_width(size, model.base_width) for size in context))
+            base = slot(choice.slot).build(choice, *(_change_width(size, model.base_width) for size in context))
         part = model.get_submodule(path)
         maps = {f"{name}.weight" for name, module in part.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)}
         for name, parameter in base.named_parameters():
@@ -112,20 +112,20 @@ def growths(model: ViT) -> dict[str, Growth]:
 def init_factors(model: ViT) -> NewState:
     """Return a factor for every initial value of the model, by canonical name."""
     state = {name: torch.ones(value.shape) for name, value in model.state_dict().items()}
-    for name, growth in growths(model).items():
+    for name, growth in growth_of_weights(model).items():
         # Every scheme draws convolutions with a deviation that falls as the root of their inputs.
         is_conv = isinstance(model.get_submodule(name.rpartition(".")[0]), nn.Conv2d)
-        fall = growth.inputs if is_conv else model.scheme.fall(name, growth.shape, growth.base_shape)
-        state[name] *= math.sqrt(fall / growth.inputs) * (growth.inputs**-0.5 if growth.is_output else 1.0)
+        ratio = growth.inputs if is_conv else model.scheme.base_variance_ratio(name, growth.shape, growth.base_shape)
+        state[name] *= math.sqrt(ratio / growth.inputs) * (growth.inputs**-0.5 if growth.is_output else 1.0)
     return model.to_canonical(state)
 
 
 def rate_factors(model: ViT) -> dict[str, float]:
     """Return the factor of the learning rate of every weight that has one, by name."""
-    return {name: 1 / growth.inputs for name, growth in growths(model).items()}
+    return {name: 1 / growth.inputs for name, growth in growth_of_weights(model).items()}
 
 
-def group_changes(factors: Mapping[str, float], optimizer: object) -> Callable[[str, Group], Group]:
+def make_group_scaling(factors: Mapping[str, float], optimizer: object) -> Callable[[str, Group], Group]:
     """Return a function from a parameter's name and group to the rate and the decay of the parameter.
 
     Args:
@@ -137,7 +137,7 @@ def group_changes(factors: Mapping[str, float], optimizer: object) -> Callable[[
     """
     if reason := optimizer_incompatibility(type(optimizer)):
         raise UserError(reason)
-    is_decoupled = isinstance(optimizer, _built_in_class("adamw"))
+    is_decoupled = isinstance(optimizer, _built_in_optimizer("adamw"))
 
     def changes(name: str, group: Group) -> Group:
         factor = factors.get(name, 1.0)
@@ -147,12 +147,12 @@ def group_changes(factors: Mapping[str, float], optimizer: object) -> Callable[[
     return changes
 
 
-def _built_in_class(optimizer: str) -> type:
+def _built_in_optimizer(optimizer: str) -> type:
     """Return a built-in optimizer; its module is above this one."""
     return slot("optimizer").get(f"{BUILT_IN}:{optimizer}")
 
 
-def _at_width(size: Geometry | Place | int, width: int) -> Geometry | Place | int:
+def _change_width(size: Geometry | Place | int, width: int) -> Geometry | Place | int:
     if isinstance(size, Place):
         return replace(size, geometry=replace(size.geometry, dim=width))
     return replace(size, dim=width) if isinstance(size, Geometry) else width

@@ -18,7 +18,7 @@ from vitlab.components.attention import Attention
 from vitlab.components.base import Dropout, Options, PatchDrop, Positive, Probability, name_draws
 from vitlab.components.block import Block, Place
 from vitlab.components.head import Head
-from vitlab.components.init import Init, Kind, layer_parameters, seeded
+from vitlab.components.init import Init, Kind, parameters_with_fan_in, seeded
 from vitlab.components.norm import NormChoice
 from vitlab.components.position import Position
 from vitlab.errors import OptionError
@@ -265,14 +265,14 @@ class ViT(Model):
         state = self.to_canonical(self.state_dict())
         for name, (kind, fan_in) in self._scheme_parameters(state).items():
             x = torch.empty(state[name].shape)
-            self.scheme.draw(x, name, kind, fan_in, seed)
+            self.scheme.initialise_parameter(x, name, kind, fan_in, seed)
             state[name] = x * factors[name] if factors else x
         self.load_state_dict(self.from_canonical(state))
 
     def _scheme_parameters(self, state: State) -> dict[str, tuple[Kind, int]]:
         """Return the parameters that the scheme draws: canonical name to kind and the layer's number of inputs."""
         parameters: dict[str, tuple[Kind, int]] = dict.fromkeys(TOKENS.values(), ("token", 0))
-        parameters |= {self.canonical_name(name): (kind, fan_in) for name, kind, fan_in in layer_parameters(self)}
+        parameters |= {self.canonical_name(name): (kind, fan_in) for name, kind, fan_in in parameters_with_fan_in(self)}
         excluded = {
             self.canonical_name(f"{path}.{name}")
             for path, module in self.named_modules()

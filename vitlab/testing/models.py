@@ -418,7 +418,7 @@ def check_scheme(choice: ResolvedChoice) -> None:
         for seed in (0, 0, 1):
             x = torch.full(shape, torch.nan)
             with about(f"draws {name}"):
-                scheme.draw(x, name, kind, 16, seed)
+                scheme.initialise_parameter(x, name, kind, 16, seed)
             draws.append(x)
         assert draws[0].isfinite().all(), f"leaves values of {name} unset or not finite"
         assert torch.equal(draws[0], draws[1]), f"draws {name} differently in two calls under one seed"

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlab.components.init import draw_by_name, fill_lecun
+from vitlab.components.init import draw_matrices_by_name, fill_lecun
 from vitlab.errors import WeightsError
 from vitlab.models.contract import Model
 from vitlab.spec.trial import Distill, Matching
@@ -73,7 +73,7 @@ class Distillation:
             return student
         reader = FeatureReader(student, self.mine.info, self.how.matchings, self.precision, "this trial's model")
         projected = Projected(reader, self.teacher.widths)
-        draw_by_name(projected.projections, seed, "projections", fill_lecun)
+        draw_matrices_by_name(projected.projections, seed, "projections", fill_lecun)
         return projected
 
     def __call__(self, loss: Loss, module: Model, target: Tensor, x_BCHW: Tensor) -> Value:

@@ -34,7 +34,7 @@ class Average(WeightAverage):
     def update(self, step: int) -> None:
         move_towards(self._averaged, self._current, 1 - self.decay(step))
 
-    def own(self) -> list[Tensor]:
+    def replaced_tensors(self) -> list[Tensor]:
         return list(self._current.values())
 
     def replace(self) -> None:

@@ -158,7 +158,7 @@ class Training:
             layers = {name: self.module.layer_of(name) for name, _ in self.module.named_parameters()}
             groups = split_by_layer(groups, layers, self.spec.layer_decay)
         if factors := self.module.rate_factors():
-            groups = split_by_settings(groups, import_optional("mup").group_changes(factors, optimizer))
+            groups = split_by_settings(groups, import_optional("mup").make_group_scaling(factors, optimizer))
         return groups
 
     @property
@@ -363,7 +363,7 @@ class Training:
 
     def averaged_weights(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the weights that are evaluated."""
-        return self.average.applied() if self.average is not None else nullcontext()
+        return self.average.averaged_weights() if self.average is not None else nullcontext()
 
     def save(self) -> None:
         """Write a checkpoint, unless a loss is not finite, which the next measurement reports."""

@@ -60,7 +60,7 @@ class ModelFacts(Frozen):
     std: Values | None = None
     labels: tuple[str, ...] | None = None  #: names of the classes
 
-    def or_else(self, other: ModelFacts) -> ModelFacts:
+    def with_defaults(self, other: ModelFacts) -> ModelFacts:
         """Return these facts, and the facts in ``other`` where they are unknown."""
         return other.model_copy(update={name: value for name, value in self if value is not None})
 
@@ -77,7 +77,7 @@ class ModelFacts(Frozen):
                     f"the file says {name} {format_sides(own)}, and {format_sides(theirs)} was given; "
                     f"give {format_sides(own)}"
                 )
-        return other.or_else(self)
+        return other.with_defaults(self)
 
 
 IMAGENET = ModelFacts(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
@@ -114,19 +114,19 @@ class Architecture:
         return self.anatomy.geometry
 
     @property
-    def encodings(self) -> dict[str, Options]:
+    def encoding_options(self) -> dict[str, Options]:
         """The options of every position encoding, by type."""
         return {choice.type: choice.plain() for choice in flatten_choice(self.anatomy.position)}
 
     @property
     def prefix_rows(self) -> Literal["own", "none"]:
         """Whether tokens before the patches have rows of positions."""
-        return "none" if self.encodings.get("learned", {}).get("prefix_rows") == "none" else "own"
+        return "none" if self.encoding_options.get("learned", {}).get("prefix_rows") == "none" else "own"
 
     def facts(self) -> ModelFacts:
         """Return the facts that no tensor shows, such as heads, image size and normalisation."""
         block, head = self.anatomy.blocks[0], self.anatomy.head
-        computed = [options for kind, options in self.encodings.items() if kind in get_args(EncodingType)]
+        computed = [options for kind, options in self.encoding_options.items() if kind in get_args(EncodingType)]
         position = dict(computed[0]) if computed else {"type": "none"}
         return ModelFacts(
             heads=self.geometry.heads,
@@ -185,14 +185,14 @@ class Inference:
             WeightsError: if they belong to no Vision Transformer, or a fact without a default is unknown.
         """
         state, known = self.state, self.known
-        dim, channels, patch_size, patch, pixels = self._infer_patches()
+        dim, channels, patch_size, patch, pixels = self._infer_patch_embedding()
         depth = count_blocks(state)
         if depth is None:
             raise WeightsError(self._missing_message("blocks.0.norm1.weight is missing"))
         prefix = tuple(
             token for token, name in (("class", "cls_token"), ("distillation", "dist_token")) if name in state
         )
-        registers = self._shape("reg_token", 3)[1] if "reg_token" in state else 0
+        registers = self._require_shape("reg_token", 3)[1] if "reg_token" in state else 0
         # All blocks have the parts of the first one.
         branches = {match[1] for name in state if (match := re.match(r"blocks\.0\.attns\.(\d+)\.", name))}
         block: Any = "prenorm"
@@ -200,12 +200,12 @@ class Inference:
         if branches:
             block = {"type": "parallel_things", "number": len(branches)}
             first, second, norm1, scale = "blocks.0.attns.0.", "blocks.0.ffns.0.", "norm", "ls"
-        heads = self._infer_heads(dim, f"{first}attn.q_norm.weight")
-        grid, rows = self._infer_grid(len(prefix) + registers, pixels)
+        heads = self._infer_number_of_heads(dim, f"{first}attn.q_norm.weight")
+        grid, rows = self._infer_grid_and_prefix_rows(len(prefix) + registers, pixels)
         final = "fc_norm" if "fc_norm.weight" in state else "norm"
         head, outputs = self._infer_head(prefix, registers, final)
         eps = self._known_or_assumed("eps", "norms of eps {:g}, the default of " + self.title)
-        self._shape(f"{first}{norm1}.weight", 1)
+        self._require_shape(f"{first}{norm1}.weight", 1)
         norm = self._infer_norm(first + norm1, eps, known.norm)
         if norm["type"] == "rmsnorm" and known.norm is None:
             self.assumed.append("norms without a shift are RMSNorm, and subtract no mean")
@@ -240,7 +240,7 @@ class Inference:
         mean, std, assumed = choose_normalisation(known, self.usual, self.title, channels)
         return Architecture(options, info, mean, std, (*self.assumed, *assumed))
 
-    def _shape(self, name: str, axes: int) -> tuple[int, ...]:
+    def _require_shape(self, name: str, axes: int) -> tuple[int, ...]:
         value = self.state.get(name)
         if value is None:
             raise WeightsError(self._missing_message(f"{name} is missing"))
@@ -268,9 +268,9 @@ class Inference:
                 self.assumed.append(sentence.format(value))
         return value
 
-    def _infer_patches(self) -> tuple[int, int, Pair, Options, Pair]:
+    def _infer_patch_embedding(self) -> tuple[int, int, Pair, Options, Pair]:
         """Return width, channels, patch size, options of the patch embedding, and the pixels of a patch."""
-        dim, channels, height, width = self._shape("patch_embed.proj.weight", 4)
+        dim, channels, height, width = self._require_shape("patch_embed.proj.weight", 4)
         stems = (f"patch_embed.backbone.{at}conv.weight" for at in ("stem.", ""))
         stem = next((name for name in stems if name in self.state), None)
         if stem is None:
@@ -281,12 +281,12 @@ class Inference:
             return dim, channels, (height, width), patch, (height, width)
         stages = Counter(match[1] for match in map(_STAGE.fullmatch, self.state) if match)  # one name a block
         layers = [stages[stage] for stage in sorted(stages)]
-        out, channels, *_ = self._shape(stem, 4)
+        out, channels, *_ = self._require_shape(stem, 4)
         stride = 4 * 2 ** max(len(layers) - 1, 0)
         patch = {"type": "resnet", "layers": layers, "width_factor": out / 64}
         return dim, channels, (height, width), patch, (height * stride, width * stride)
 
-    def _infer_heads(self, dim: int, q_norm: str) -> int:
+    def _infer_number_of_heads(self, dim: int, q_norm: str) -> int:
         """Return the number of heads: a known fact, as a tensor shows, or as in the published model of this width."""
         if (heads := self.known.heads) is not None:
             if dim % heads:
@@ -296,9 +296,9 @@ class Inference:
                 )
             return heads
         if RELATIVE in self.state:
-            return self._shape(RELATIVE, 3)[2]
+            return self._require_shape(RELATIVE, 3)[2]
         if q_norm in self.state:
-            (head_dim,) = self._shape(q_norm, 1)
+            (head_dim,) = self._require_shape(q_norm, 1)
             if head_dim and dim % head_dim == 0:
                 return dim // head_dim
         for name in PUBLISHED:
@@ -313,7 +313,7 @@ class Inference:
         self.assumed.append(f"{dim // HEAD_DIM} heads, of {HEAD_DIM} channels each")
         return dim // HEAD_DIM
 
-    def _infer_grid(self, prefix: int, pixels: Pair) -> tuple[Pair, str]:
+    def _infer_grid_and_prefix_rows(self, prefix: int, pixels: Pair) -> tuple[Pair, str]:
         """Return the grid of patches, and whether prefix tokens have rows of positions (``own`` or ``none``).
 
         By default the grid is assumed to be square and prefix tokens to have rows; weights for which only one of the
@@ -323,7 +323,7 @@ class Inference:
         requested = requested_grid(known.image, known.grid, pixels)
         if "pos_embed" not in self.state:
             if requested is None and RELATIVE in self.state:
-                side = (math.isqrt(self._shape(RELATIVE, 3)[1] - (3 if prefix else 0)) + 1) // 2
+                side = (math.isqrt(self._require_shape(RELATIVE, 3)[1] - (3 if prefix else 0)) + 1) // 2
                 self.assumed.append(f"a square grid, {side}x{side}")
                 return (side, side), known.prefix_rows or "own"
             if requested is None and self.unknown:
@@ -333,7 +333,7 @@ class Inference:
                     f"these weights have no learned positions, so nothing shows their grid; {_GRID_HINT}"
                 )
             return requested, known.prefix_rows or "own"
-        tables, rows, _ = self._shape("pos_embed", 3)
+        tables, rows, _ = self._require_shape("pos_embed", 3)
         if tables != 1:
             raise WeightsError(
                 f"pos_embed holds {tables} tables of positions (its first dimension), and vitlab supports one; use "
@@ -398,7 +398,7 @@ class Inference:
 
     def _infer_mlp(self, name: str, dim: int) -> Options:
         gated = f"{name}.fc1_g.weight" in self.state
-        hidden, _ = self._shape(f"{name}.{'fc1_g' if gated else 'fc1'}.weight", 2)
+        hidden, _ = self._require_shape(f"{name}.{'fc1_g' if gated else 'fc1'}.weight", 2)
         bias: Options = {} if f"{name}.fc2.bias" in self.state else {"bias": False}
         if gated:
             self._known_or_assumed("gelu", "the gate of the MLP is a SiLU, the first half where one matrix holds both")
@@ -410,7 +410,7 @@ class Inference:
     def _infer_head(self, prefix: tuple[str, ...], registers: int, final: str) -> tuple[Options, int]:
         state = self.state
         has_head = "head.weight" in state
-        outputs = self._shape("head.weight", 2)[0] if has_head else 1
+        outputs = self._require_shape("head.weight", 2)[0] if has_head else 1
         if "head_dist.weight" in state:
             return {"type": "distilled"}, outputs
         stated = self.known.pool
@@ -420,7 +420,7 @@ class Inference:
         options: Options = {"type": "linear", "pool": stated}
         sentence = ""
         if "attn_pool.latent" in state:
-            hidden, dim = self._shape("attn_pool.mlp.fc1.weight", 2)
+            hidden, dim = self._require_shape("attn_pool.mlp.fc1.weight", 2)
             options |= {"pool": "map", "approximate": self.known.gelu or self.usual.gelu}
             if hidden != 4 * dim:
                 options["ratio"] = exact_ratio(hidden, dim)
@@ -434,7 +434,7 @@ class Inference:
         if stated is None and sentence and has_head:
             self.assumed.append(sentence)
         if "pre_logits.fc.weight" in state:
-            options |= {"type": "mlp", "representation_size": self._shape("pre_logits.fc.weight", 2)[0]}
+            options |= {"type": "mlp", "representation_size": self._require_shape("pre_logits.fc.weight", 2)[0]}
         return options, outputs
 
 

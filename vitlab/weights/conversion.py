@@ -18,7 +18,7 @@ from vitlab.store.files import read_json, write_json
 from vitlab.weights.architecture import GELUS, Architecture, ModelFacts, requested_grid
 from vitlab.weights.files import Json, WeightFile, container_of, read_file, write_file
 from vitlab.weights.formats import Format
-from vitlab.weights.hugging_face import HuggingFaceFormat, transformers_configs
+from vitlab.weights.hugging_face import HuggingFaceFormat, make_transformers_configs
 from vitlab.weights.opening import (
     FORMATS,
     HEADER,
@@ -148,7 +148,9 @@ def convert(
         else:
             tensors = library.from_canonical(state, new.geometry.heads)
             if on_the_hub and not has_config and isinstance(library, HuggingFaceFormat):
-                files = zip(map(target.with_name, DESCRIPTIONS), transformers_configs(new, _family(new)), strict=True)
+                files = zip(
+                    map(target.with_name, DESCRIPTIONS), make_transformers_configs(new, _family(new)), strict=True
+                )
                 beside = {file: content for file, content in files if not file.exists()}
             else:
                 notes += _notes_on_defaults(new, library)
@@ -161,7 +163,7 @@ def convert(
 
 
 def _family(model: Architecture) -> str:
-    if "rope2d" in model.encodings:
+    if "rope2d" in model.encoding_options:
         return "dinov3_vit"
     return "deit" if "distillation" in model.geometry.prefix else "vit"
 
@@ -196,9 +198,11 @@ def _change_grid(old: Architecture, image: Pair | None, grid: Pair | None) -> Ar
 def _match_prefix_rows(model: Architecture, state: State, library: Format) -> Architecture:
     """Return the architecture with rows of positions for prefix tokens if the library requires them, or without."""
     rows = library.facts(library.from_canonical(state, model.geometry.heads))[0].prefix_rows
-    if rows is None or "learned" not in model.encodings:
+    if rows is None or "learned" not in model.encoding_options:
         return model
-    position = [{**part, "prefix_rows": rows} if kind == "learned" else part for kind, part in model.encodings.items()]
+    position = [
+        {**part, "prefix_rows": rows} if kind == "learned" else part for kind, part in model.encoding_options.items()
+    ]
     return replace(model, options={**model.options, "position": position})
 
 
@@ -217,7 +221,7 @@ def _verify_round_trip(
     contents = WeightFile(target, container_of(target), dict(tensors), (), (), {}, *read_beside)
     # The head's pooling, where the format fixes it, and positions that no tensor shows are read from the file itself.
     fixed, _ = library.facts(tensors)
-    stated = ModelFacts(pool=fixed.pool).or_else(model.facts()).model_copy(update={"position": None})
+    stated = ModelFacts(pool=fixed.pool).with_defaults(model.facts()).model_copy(update={"position": None})
     try:
         checkpoint = interpret(contents, library.name)
         again = checkpoint.architecture(stated).skeleton()
@@ -240,7 +244,7 @@ def _verify_round_trip(
 
 def _notes_on_defaults(model: Architecture, library: Format) -> list[str]:
     """Return notes on options whose default in the format's library differs from this model."""
-    usual, facts = library.convention.or_else(library.fixed), model.facts()
+    usual, facts = library.convention.with_defaults(library.fixed), model.facts()
     notes = []
     if facts.pool == "gap" and "class" in model.geometry.prefix:
         pooled = model.anatomy.final_norm_at == "pooled"

@@ -163,7 +163,7 @@ PERIODS = "rope_embed.periods"
 _UNREAD = re.compile(r"mask_token|rope_embed\..*|local_cls_norm\..*|.*\.(bias_mask|relative_position_index)")
 
 
-META = ModelFacts(eps=1e-5).or_else(IMAGENET)
+META = ModelFacts(eps=1e-5).with_defaults(IMAGENET)
 
 
 def stack_tables(state: State) -> NewState:
@@ -199,7 +199,7 @@ class TimmFormat(Format):
     name = "timm"
     title = "timm"
     mark = r"^(patch_embed\.proj\.weight|blocks\.\d+\.norm1\.weight)$"
-    convention = ModelFacts(eps=1e-6, gelu="none").or_else(HALF)
+    convention = ModelFacts(eps=1e-6, gelu="none").with_defaults(HALF)
 
     def to_canonical(self, state: State) -> Canonical:
         """Rename DeiT III's gammas and Meta's names, fuse q's and v's biases, and split the halves of a gated MLP."""
@@ -234,12 +234,12 @@ class TimmFormat(Format):
         if PERIODS not in state:
             of_deit = any(map(_GAMMA.fullmatch, state))
             no_rows = of_deit or "register_tokens" in state
-            usual = IMAGENET.or_else(self.convention) if of_deit else self.convention
+            usual = IMAGENET.with_defaults(self.convention) if of_deit else self.convention
             return ModelFacts(prefix_rows="none" if no_rows else None), usual
         period_Q, dim = state[PERIODS].double(), len(state["norm.weight"])
         theta = float((period_Q[-1] / period_Q[0]) ** (len(period_Q) / max(len(period_Q) - 1, 1)))
         position = dinov3_rotation(round(theta, 3))
-        return ModelFacts(heads=dim // (4 * len(period_Q)), position=position), META.or_else(self.convention)
+        return ModelFacts(heads=dim // (4 * len(period_Q)), position=position), META.with_defaults(self.convention)
 
 
 # -- torchvision ------------------------------------------------------------------------------------------------------
@@ -254,8 +254,8 @@ class TorchvisionFormat(Format):
     name = "torchvision"
     title = "torchvision"
     mark = r"^encoder\.(pos_embedding$|layers\.encoder_layer_)"
-    fixed = ModelFacts(gelu="none").or_else(FIXED)
-    convention = ModelFacts(eps=1e-6).or_else(IMAGENET)
+    fixed = ModelFacts(gelu="none").with_defaults(FIXED)
+    convention = ModelFacts(eps=1e-6).with_defaults(IMAGENET)
     needs = (*NEEDS, "blocks.0.attn.qkv.bias")
     square = True
     table = parse_columns("""
@@ -345,14 +345,14 @@ class GoogleFormat(Format):
     name = "google"
     title = "Google"
     mark = r"^(opt/target/|params/img/|params/)?embedding/kernel$"
-    convention = ModelFacts(eps=1e-6, gelu="tanh").or_else(HALF)
+    convention = ModelFacts(eps=1e-6, gelu="tanh").with_defaults(HALF)
     table = _VIT_JAX
     further = _BIG_VISION
     needs = ("pos_embed", "patch_embed.proj.bias", "blocks.0.norm1.bias", "blocks.0.attn.qkv.bias", "norm.bias")
 
     def to_canonical(self, state: State) -> Canonical:
         """Rename and transpose the weights, and fuse qkv."""
-        inside, outside = _select_model(state)
+        inside, outside = _select_and_unstack_model(state)
         translated = {name: _from_flax(name, value) for name, value in inside.items()}
         canonical, unknown = rename_to_canonical((*self.table, *self.further), translated)
         canonical = join_qkv(canonical, *POOLING)
@@ -372,7 +372,7 @@ class GoogleFormat(Format):
 
     def facts(self, state: State) -> tuple[ModelFacts, ModelFacts]:
         """Return heads and rows of prefix tokens, and that big_vision's files without positions use computed ones."""
-        inside, _ = _select_model(state)
+        inside, _ = _select_and_unstack_model(state)
         kernel = next(
             (value for name, value in inside.items() if re.search(r"encoderblock_.*query/kernel", name)), None
         )
@@ -385,10 +385,10 @@ class GoogleFormat(Format):
         learned = any(name.endswith("pos_embedding") for name in inside)
         big_vision = any("MlpBlock_0/" in name and name.startswith("Transformer/") for name in inside)
         computed = Encoding(type="sincos2d", options={"convention": "big_vision"}) if big_vision else None
-        return known, ModelFacts(position=Encoding() if learned else computed).or_else(self.convention)
+        return known, ModelFacts(position=Encoding() if learned else computed).with_defaults(self.convention)
 
 
-def _select_model(state: State) -> tuple[NewState, tuple[str, ...]]:
+def _select_and_unstack_model(state: State) -> tuple[NewState, tuple[str, ...]]:
     """Return the tensors of the model, with the blocks that big_vision stacks on axis 0 apart, and the other names."""
     root = next((root for root in _ROOTS if f"{root}embedding/kernel" in state), "")
     out: NewState = {}

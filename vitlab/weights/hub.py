@@ -118,7 +118,7 @@ def read_config(contents: WeightFile, state: State) -> Config:
     try:
         pixels, unread = _preprocessor_facts(contents.preprocessor, where)
         if names_timm(config):
-            facts, notes = _timm_facts(config, where)
+            facts, notes = _timm_data_config(config, where)
         elif "model_type" in config:
             facts, notes = config_facts(config, state, where)
         else:
@@ -128,10 +128,10 @@ def read_config(contents: WeightFile, state: State) -> Config:
         raise WeightsError(
             f"{where}, or preprocessor_config.json beside it, is malformed; download both again"
         ) from None
-    return pixels.or_else(facts), [*notes, *unread]
+    return pixels.with_defaults(facts), [*notes, *unread]
 
 
-def _timm_facts(config: Json, where: str) -> Config:
+def _timm_data_config(config: Json, where: str) -> Config:
     """Return size, normalisation and classes; timm itself builds the model from the other keys."""
     pretrained = pretrained_config(config)
     labels, size = config.get("label_names") or pretrained.get("label_names"), pretrained.get("input_size")

@@ -221,7 +221,7 @@ class HuggingFaceFormat(Format):
 
     def __init__(self, kind: str = "vit") -> None:
         self.kind, self.family = kind, FAMILIES[kind]
-        self.convention = ModelFacts(eps=self.family.eps, gelu="none").or_else(self.family.pixels)
+        self.convention = ModelFacts(eps=self.family.eps, gelu="none").with_defaults(self.family.pixels)
         self.needs = ("blocks.0.ls1.gamma", "norm.bias") if kind == "dinov3_vit" else NEEDS
 
     def _table(self, gated: bool) -> Table:
@@ -278,13 +278,13 @@ class HuggingFaceFormat(Format):
         """Return pooling, norms and rows of prefix tokens, and ImageNet's mean and deviation for distilled models."""
         # DeiT was trained with ImageNet's normalisation; no file states the one of transformers' own class.
         distilled = any(name.endswith("distillation_token") for name in state)
-        usual = IMAGENET.or_else(self.convention) if distilled else self.convention
+        usual = IMAGENET.with_defaults(self.convention) if distilled else self.convention
         pool: Any = self.family.classifier if any("classifier." in name for name in state) else self.family.pool
         if any("pooler.layernorm." in name for name in state):
             pool = "gap"
         rows: Any = "none" if any(name.endswith("register_tokens") for name in state) else "own"
         facts = ModelFacts(pool=pool, prefix_rows=rows, norm="rmsnorm" if self.kind == "aimv2" else "layernorm")
-        return facts.or_else(FIXED.model_copy(update={"pool": None})), usual
+        return facts.with_defaults(FIXED.model_copy(update={"pool": None})), usual
 
 
 # -- config.json ------------------------------------------------------------------------------------------------------
@@ -390,7 +390,7 @@ def config_facts(config: Json, state: State, where: str) -> tuple[ModelFacts, li
     return facts, note_on_unread(own.keys() - KEYS, where)
 
 
-def transformers_configs(model: Architecture, kind: str) -> tuple[Json, Json]:
+def make_transformers_configs(model: Architecture, kind: str) -> tuple[Json, Json]:
     """Return the ``config.json`` and ``preprocessor_config.json`` from which transformers builds a model."""
     g, block, info, facts = model.geometry, model.anatomy.blocks[0], model.info, model.facts()
     labels = info.labels or tuple(f"LABEL_{index}" for index in range(info.classes))
@@ -411,7 +411,7 @@ def transformers_configs(model: Architecture, kind: str) -> tuple[Json, Json]:
         "num_channels": g.channels,
     }
     if kind == "dinov3_vit":
-        rotary = model.encodings["rope2d"]
+        rotary = model.encoding_options["rope2d"]
         config |= {
             **dict.fromkeys(("query_bias", "key_bias", "value_bias"), bias),
             "proj_bias": block.attention.options.get("proj_bias", True),

@@ -146,9 +146,9 @@ def interpret(contents: WeightFile, form: str | None = None) -> Checkpoint:
     canonical = fmt.to_canonical(contents.tensors)
     config, unread = read_config(contents, canonical.state)
     fixed, usual = fmt.facts(contents.tensors)
-    known = _header_facts(contents).or_else(config).or_else(fixed)
+    known = _header_facts(contents).with_defaults(config).with_defaults(fixed)
     if fmt.name == "timm" and contents.wrappers[:1] == ("model",):  # DeiT's own checkpoints
-        usual = IMAGENET.or_else(usual)
+        usual = IMAGENET.with_defaults(usual)
     dropped, state = (*contents.other_keys, *canonical.dropped), canonical.state
     if known.position is not None and known.heads is not None:
         state = to_native_rotation(state, known.position, known.heads)

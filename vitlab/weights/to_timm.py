@@ -59,7 +59,7 @@ def to_timm(architecture: Architecture, state: State) -> TimmTarget:
     if "head.weight" not in state:
         target["num_classes"] = 0
     reasons: list[list[str]] = []
-    relative = "relative_bias" in architecture.encodings  # BEiT's alone
+    relative = "relative_bias" in architecture.encoding_options  # BEiT's alone
     candidates = {
         name: kind for kind, names in ENTRIES.items() if (kind == "Beit") == relative for name in names.split()
     }
@@ -123,7 +123,7 @@ def timm_config(target: TimmTarget, architecture: Architecture) -> Json:
 
 def _timm_arguments(architecture: Architecture) -> Options:
     """Return arguments of timm's ``VisionTransformer`` and ``Eva``, as far as JSON can hold them."""
-    anatomy, encodings = architecture.anatomy, architecture.encodings
+    anatomy, encodings = architecture.anatomy, architecture.encoding_options
     g, block = anatomy.geometry, anatomy.blocks[0]
     attention, mlp, head = (part.plain() for part in (block.attention, block.mlp, anatomy.head))
     rotary = encodings.get("rope2d") or encodings.get("rope2d_mixed")

@@ -53,22 +53,22 @@ class Cifar(Checksummed):
         info = self._info((32, 32), channels=3)
         if self.corrupted_root is None:
             return info
-        folder = files.expand(self.corrupted_root)
+        folder = files.expand_home(self.corrupted_root)
         if not folder.is_dir():
             raise DataError(f"{self.name}: there is no folder {folder}; correct 'corrupted_root'")
         arrays = {path.name: path for path in sorted(folder.glob("*.npy"))}
 
         def digest() -> str:
-            checksums = {name: files.checksum(path) for name, path in arrays.items()}
-            return files.identity(self.name, checksums).rpartition(":")[2]
+            checksums = {name: files.md5_of_decompressed(path) for name, path in arrays.items()}
+            return files.identity_of_files(self.name, checksums).rpartition(":")[2]
 
-        return replace(info, test_sets=files.remember(list(arrays.items()), digest), test_images=None)
+        return replace(info, test_sets=files.compute_once_per_content(list(arrays.items()), digest), test_images=None)
 
     def corrupted(self, kind: CorruptionName, severity: int) -> Pictures | None:
         """Return the published images of a corruption, of which there are 10000 for each severity."""
         if self.corrupted_root is None:
             return None
-        file = files.expand(self.corrupted_root) / f"{kind}.npy"
+        file = files.expand_home(self.corrupted_root) / f"{kind}.npy"
         try:
             # Only numpy's own format is read, mapped into memory, without pickled objects.
             x_NHWC, y_N = (np.lib.format.open_memmap(path, mode="r") for path in (file, file.with_name("labels.npy")))
@@ -118,7 +118,7 @@ class CIFAR10(Cifar):
     batches: ClassVar = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}
     key = "labels"
     labels = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-    required: ClassVar = files.published("""
+    required: ClassVar = files.parse_md5sums("""
 c99cafc152244af753f735de768cd75f data_batch_1
 d4bba439e000b95fd0a9bffe97cbabec data_batch_2
 54ebc095f3ab1f0389bbae665268c751 data_batch_3
@@ -141,7 +141,7 @@ class CIFAR100(Cifar):
     batches: ClassVar = {"train": ("train",), "test": ("test",)}
     key = "fine_labels"
     labels = tuple(NAMES_100.split())
-    required: ClassVar = files.published("""
+    required: ClassVar = files.parse_md5sums("""
 16019d7e3df5f24257cddd939b257f8d train
 f0ef6b0ae62326f3e7ffdfab6717acfc test
 """)

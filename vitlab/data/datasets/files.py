@@ -39,25 +39,26 @@ SETTLED_S = 10.0
 """Seconds after a write during which a second write may leave the same timestamp."""
 
 
-def expand(path: str) -> Path:
+def expand_home(path: str) -> Path:
     """Return a path whose ``~`` is the user's home; an unknown user's stays, which pathlib would raise for."""
     return Path(os.path.expanduser(path))
 
 
-def roots(root: str | None) -> list[Path]:
+def search_folders(root: str | None) -> list[Path]:
     """Return the folders to search: the user's, or the default ones."""
     if root is not None:
-        return [expand(root)]
+        return [expand_home(root)]
     configured = os.environ.get("VITLAB_DATA")
-    return [*([expand(configured)] if configured else []), Path("data"), cache(), Path("/usr/share/datasets")]
+    first = [expand_home(configured)] if configured else []
+    return [*first, Path("data"), cache_folder(), Path("/usr/share/datasets")]
 
 
-def cache() -> Path:
+def cache_folder() -> Path:
     """Return the folder of data sets in the user's cache."""
-    return expand(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "vitlab" / "data"
+    return expand_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "vitlab" / "data"
 
 
-def clean_cache(folder: Path) -> None:
+def make_and_clean_folder(folder: Path) -> None:
     """Create a folder of the cache, and delete the files in it that nobody has read for :data:`MAX_UNUSED_S`."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in folder.iterdir():
@@ -66,7 +67,7 @@ def clean_cache(folder: Path) -> None:
                 file.unlink()
 
 
-def find(folders: Iterable[Path], names: Collection[str]) -> dict[str, Path] | None:
+def find_in_one_folder(folders: Iterable[Path], names: Collection[str]) -> dict[str, Path] | None:
     """Return the paths of all names in the first folder that has them, gzipped or not; None if no folder has all."""
     for folder in folders:
         candidates = [(name, folder / f"{name}{suffix}") for suffix in (".gz", "") for name in names]
@@ -76,13 +77,13 @@ def find(folders: Iterable[Path], names: Collection[str]) -> dict[str, Path] | N
     return None
 
 
-def identity(name: str, checksums: Mapping[str, str]) -> str:
+def identity_of_files(name: str, checksums: Mapping[str, str]) -> str:
     """Return the identity of a data set: its name and a digest over its files' checksums."""
     text = "\n".join(f"{file} {checksums[file]}" for file in sorted(checksums))
     return f"{name}:{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
 
 
-def checksum(path: Path) -> str:
+def md5_of_decompressed(path: Path) -> str:
     """Return the MD5 of the decompressed file, in hex, as published by the authors of these sets."""
     stat = path.stat()
     return _md5(path.resolve(), stat.st_size, stat.st_mtime_ns)
@@ -96,7 +97,7 @@ def _md5(path: Path, *_version: int) -> str:
         return hashlib.file_digest(file, functools.partial(hashlib.md5, usedforsecurity=False)).hexdigest()
 
 
-def noted(file: Path, compute: Callable[[], str]) -> str:
+def read_or_compute(file: Path, compute: Callable[[], str]) -> str:
     """Return the text of a file; without one, compute it, and write it for other processes if that is possible."""
     with suppress(OSError, UnicodeDecodeError):
         if text := file.read_text(encoding="utf-8"):
@@ -107,7 +108,7 @@ def noted(file: Path, compute: Callable[[], str]) -> str:
     return text
 
 
-def remember(entries: Sequence[tuple[str, Path]], compute: Callable[[], str]) -> str:
+def compute_once_per_content(entries: Sequence[tuple[str, Path]], compute: Callable[[], str]) -> str:
     """Return a text that follows from the content of files; other processes compute it again once one is written to.
 
     Args:
@@ -123,10 +124,10 @@ def remember(entries: Sequence[tuple[str, Path]], compute: Callable[[], str]) ->
     # A file just written may be written again within the same tick of the clock, which nothing here would show.
     if latest >= start - SETTLED_S:  # measured from the start, as reading may take longer than that
         return compute()
-    return noted(cache() / "identities" / digest.hexdigest(), compute)
+    return read_or_compute(cache_folder() / "identities" / digest.hexdigest(), compute)
 
 
-def published(text: str) -> dict[str, str]:
+def parse_md5sums(text: str) -> dict[str, str]:
     """Return file name to MD5 from lines as the program ``md5sum`` writes them."""
     return {name: checksum for checksum, name in map(str.split, text.strip().splitlines())}
 
@@ -141,7 +142,7 @@ def open_decompressed(path: Path) -> Iterator[io.BufferedIOBase]:
         raise DataError(f"{path} is damaged: {error}; delete it and download it again") from None
 
 
-def memory(root: Path = Path("/sys/fs/cgroup")) -> int:
+def total_memory(root: Path = Path("/sys/fs/cgroup")) -> int:
     """Return the bytes of memory of this machine, or of its container if that has less; no limit if it is unknown."""
     if not hasattr(os, "sysconf"):  # Windows
         return sys.maxsize
@@ -154,9 +155,9 @@ def memory(root: Path = Path("/sys/fs/cgroup")) -> int:
     return machine
 
 
-def check_memory(required: int, what: str) -> None:
+def require_memory(required: int, what: str) -> None:
     """Raise a DataError if pictures, decoded, need more than 80 % of the memory of the machine."""
-    available = memory()
+    available = total_memory()
     if required > 0.8 * available:
         raise DataError(
             f"{what} needs {required / 2**30:.1f} GiB decoded, and this machine has {available / 2**30:.1f} GiB of "
@@ -185,16 +186,16 @@ class Published(Dataset):
 
     def _find(self) -> dict[str, Path] | None:
         """Return the paths of the required files in the first folder that has all; None if there is none."""
-        folders = (base / layout for base in roots(self.root) for layout in (".", *self.layouts))
-        return find(folders, self.required)
+        folders = (base / layout for base in search_folders(self.root) for layout in (".", *self.layouts))
+        return find_in_one_folder(folders, self.required)
 
     def missing(self) -> str | None:
         if self.download == "missing" or self._find() is not None:
             return None
         return (
-            f"{self.name} is not here: looked in {', '.join(map(str, roots(self.root)))} (there directly, or in "
-            f"{', '.join(self.layouts)}) for {', '.join(self.required)}. Give the folder that has them as 'root', or "
-            "allow fetching them with 'download: missing'."
+            f"{self.name} is not here: looked in {', '.join(map(str, search_folders(self.root)))} (there directly, or "
+            f"in {', '.join(self.layouts)}) for {', '.join(self.required)}. Give the folder that has them as 'root', "
+            "or allow fetching them with 'download: missing'."
         )
 
     def _find_or_fetch(self) -> dict[str, Path]:
@@ -203,7 +204,7 @@ class Published(Dataset):
         if (paths := self._find()) is not None:
             return paths
         configured = self.root or os.environ.get("VITLAB_DATA")
-        folder = expand(configured) if configured else cache()
+        folder = expand_home(configured) if configured else cache_folder()
         source = getattr(torchvision("torchvision.datasets"), self.torchvision_name)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -228,12 +229,13 @@ class Checksummed(Published):
     def _info(self, image: Pair, channels: int) -> DataInfo:
         """Return the facts of the data set, with the checksums of its files, or the published ones."""
         paths = self._find()
-        checksums = self.required if paths is None else {name: checksum(path) for name, path in paths.items()}
+        here = {name: md5_of_decompressed(path) for name, path in (paths or {}).items()}
+        checksums = here or self.required
         return DataInfo(
             image=image,
             channels=channels,
             classes=len(self.labels),
-            identity=identity(self.name, checksums),
+            identity=identity_of_files(self.name, checksums),
             labels=self.labels,
             test_images=10_000 if checksums == self.required else None,
         )

@@ -98,7 +98,7 @@ class ImageFolder(PictureSet):
 
     @property
     def where(self) -> Path:
-        return files.expand(self.root)
+        return files.expand_home(self.root)
 
     def missing(self) -> str | None:
         layout = self._find_layout()
@@ -148,7 +148,7 @@ class ImageFolder(PictureSet):
         """Return the pictures of a published corruption, in a folder ``corrupted_root`` or one below it."""
         if self.corrupted_root is None:
             return None
-        root, name = files.expand(self.corrupted_root), Path(kind, str(severity))
+        root, name = files.expand_home(self.corrupted_root), Path(kind, str(severity))
         folders = [root / name, *sorted(root.glob(f"*/{name}"))]
         folder = next((folder for folder in folders if folder.is_dir()), None)
         if folder is None:
@@ -161,7 +161,7 @@ class ImageFolder(PictureSet):
     def reassessed(self) -> Sequence[frozenset[int]] | None:
         if self.real_labels is None:
             return None
-        return read_real_labels(files.expand(self.real_labels), self.pictures("test").names)
+        return read_real_labels(files.expand_home(self.real_labels), self.pictures("test").names)
 
     def _test_set(self, folder: Path) -> PictureFiles:
         """Return the pictures of a folder with a folder for each of some classes."""
@@ -177,7 +177,7 @@ class ImageFolder(PictureSet):
         return PictureFiles([path for _, path in pictures], y_N, self.decoding, self.decoded)
 
     def _shifted_roots(self) -> dict[str, Path]:
-        return {name: files.expand(folder) for name, folder in (self.shifted or {}).items()}
+        return {name: files.expand_home(folder) for name, folder in (self.shifted or {}).items()}
 
     def _find_layout(self) -> Layout | str:
         """Return the folders of the splits, or in one sentence which of them is missing."""
@@ -242,13 +242,13 @@ class ImageFolder(PictureSet):
         """
         roots = {f"shifted/{name}": folder for name, folder in self._shifted_roots().items()}
         if self.corrupted_root is not None:
-            roots["corrupted"] = files.expand(self.corrupted_root)
+            roots["corrupted"] = files.expand_home(self.corrupted_root)
         parts = [digest_of_names(name, folder) for name, folder in sorted(roots.items())]
         if self.real_labels is not None:
-            file = files.expand(self.real_labels)
+            file = files.expand_home(self.real_labels)
             if not file.is_file():
                 raise DataError(f"image_folder: there is no file {file}; correct 'real_labels'")
-            parts.append(files.checksum(file))
+            parts.append(files.md5_of_decompressed(file))
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest() if parts else ""
 
 

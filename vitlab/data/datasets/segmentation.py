@@ -70,7 +70,9 @@ class MaskedPictures(Published):
     def read(self, split: Split) -> Images:
         items = self._read_items(self._find_or_fetch(), split)
         decoding = Decoding(size=self.image_size, fit=self.fit, orient="ignore")  # masks are as the pictures are stored
-        files.check_memory(len(items) * 4 * self.image_size[0] * self.image_size[1], f"{self.name}: its {split} split")
+        files.require_memory(
+            len(items) * 4 * self.image_size[0] * self.image_size[1], f"{self.name}: its {split} split"
+        )
         x_NCHW = torch.empty((len(items), 3, *self.image_size), dtype=torch.uint8)
         y_NHW = torch.empty((len(items), *self.image_size), dtype=torch.uint8)
         for x_CHW, y_HW, item in zip(x_NCHW, y_NHW, items, strict=True):
@@ -99,7 +101,7 @@ class MaskedPictures(Published):
         digest = hashlib.blake2b(digest_size=16)
         for split in SPLITS:
             for item in self._read_items(paths, split):
-                sums = " ".join(files.checksum(path) for path in (item.picture, item.mask))
+                sums = " ".join(files.md5_of_decompressed(path) for path in (item.picture, item.mask))
                 digest.update(f"{split}\0{item.picture.stem}\0{sorted(item.meaning.items())}\0{sums}\n".encode())
         return f"{self.name}:{digest.hexdigest()}"
 

@@ -120,7 +120,7 @@ class ImageTable(PictureSet):
         return (
             self._download_snapshot(self.root.removeprefix(HUB))
             if self.root.startswith(HUB)
-            else files.expand(self.root)
+            else files.expand_home(self.root)
         )
 
     def missing(self) -> str | None:
@@ -406,9 +406,9 @@ def _cache_as_arrow(path: Path, what: str, batches: Callable[[], Iterable[Any]])
 
     stat = path.stat()
     key = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns} {what}"
-    target = files.cache() / "tables" / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.arrow"
+    target = files.cache_folder() / "tables" / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.arrow"
     if not target.is_file():
-        files.clean_cache(target.parent)
+        files.make_and_clean_folder(target.parent)
         temporary = target.with_suffix(f".{os.getpid()}")
         try:
             with open(temporary, "wb") as file:

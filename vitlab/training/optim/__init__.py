@@ -33,7 +33,7 @@ class WeightAverage(ABC):
     """Averaged weights of a model, which are evaluated and stored in place of its own."""
 
     @abstractmethod
-    def own(self) -> Sequence[Tensor]:
+    def replaced_tensors(self) -> Sequence[Tensor]:
         """Return the tensors of the model that :meth:`replace` changes."""
 
     @abstractmethod
@@ -41,20 +41,20 @@ class WeightAverage(ABC):
         """Give the model the averaged weights."""
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
+    def averaged_weights(self) -> Iterator[None]:
         """Give the model the averaged weights inside the block, and its own again afterwards, bit for bit."""
         # Copies, because an average and back again would round, and so make results depend on evaluations.
-        before = [value.detach().clone() for value in self.own()]
+        before = [value.detach().clone() for value in self.replaced_tensors()]
         self.replace()
         try:
             yield
         finally:
-            self.resume()
+            self.prepare_next_step()
             with torch.no_grad():
-                for value, own in zip(self.own(), before, strict=True):
+                for value, own in zip(self.replaced_tensors(), before, strict=True):
                     value.copy_(own)
 
-    def resume(self) -> None:  # noqa: B027  # most have nothing to do
+    def prepare_next_step(self) -> None:  # noqa: B027  # most have nothing to do
         """Prepare for the next step, before the model gets its own weights again."""
 
     def update(self, step: int) -> None:  # noqa: B027  # an optimizer may update its state itself
@@ -163,7 +163,7 @@ def supports_fused(groups: Sequence[Group]) -> bool:
 
 
 @cache
-def without_compile_hooks(kind: type[Any]) -> Callable[..., torch.optim.Optimizer]:
+def subclass_without_compile_hooks(kind: type[Any]) -> Callable[..., torch.optim.Optimizer]:
     """Return an optimizer class without the hooks of ``torch.compile``, which no training applies to an optimizer.
 
     The first call of a hook imports torch._dynamo, which takes nearly as long as importing torch.
@@ -225,12 +225,12 @@ def split_by_settings(groups: Sequence[Group], changes: Callable[[str, Group], M
     for group in groups:
         parts: list[Group] = []
         for name, parameter in group["params"]:
-            find_group(parts, {**group, **changes(name, group)})["params"].append((name, parameter))
+            find_or_add_group(parts, {**group, **changes(name, group)})["params"].append((name, parameter))
         split += parts
     return split
 
 
-def find_group(groups: list[Group], settings: Group) -> Group:
+def find_or_add_group(groups: list[Group], settings: Group) -> Group:
     """Return the group with these settings, whatever its parameters; a new one without any is added if none has."""
     own = {**settings, "params": []}
     # A handful of groups: a search is simpler than keys of settings that may be unhashable.

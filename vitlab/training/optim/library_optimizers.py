@@ -18,7 +18,7 @@ from vitlab.training.optim import (
     Small,
     WeightAverage,
     optimizer,
-    without_compile_hooks,
+    subclass_without_compile_hooks,
 )
 
 
@@ -48,7 +48,9 @@ class Lamb(Optimizer):
         torchvision()  # timm imports torchvision, whose import may need a workaround
         from timm.optim.lamb import Lamb as TimmLamb
 
-        return without_compile_hooks(TimmLamb)(groups, lr=self.lr, betas=self.betas, eps=self.eps, max_grad_norm=None)
+        return subclass_without_compile_hooks(TimmLamb)(
+            groups, lr=self.lr, betas=self.betas, eps=self.eps, max_grad_norm=None
+        )
 
 
 @optimizer.register("lion")
@@ -75,7 +77,7 @@ class Lion(Optimizer):
         torchvision()  # timm imports torchvision, whose import may need a workaround
         from timm.optim.lion import Lion as TimmLion
 
-        built = without_compile_hooks(TimmLion)(groups, lr=self.lr, betas=self.betas)
+        built = subclass_without_compile_hooks(TimmLion)(groups, lr=self.lr, betas=self.betas)
         built.joint_safe = True  # type: ignore[attr-defined]  # elementwise, without a counter of steps
         return built
 
@@ -118,7 +120,7 @@ class Soap(Optimizer):
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
         from pytorch_optimizer import SOAP
 
-        built = without_compile_hooks(SOAP)(
+        built = subclass_without_compile_hooks(SOAP)(
             groups,
             lr=self.lr,
             betas=self.betas,
@@ -170,7 +172,7 @@ class ScheduleFree(Optimizer):
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
         from schedulefree import AdamWScheduleFree
 
-        built = without_compile_hooks(AdamWScheduleFree)(groups, lr=self.lr, betas=self.betas, eps=self.eps)
+        built = subclass_without_compile_hooks(AdamWScheduleFree)(groups, lr=self.lr, betas=self.betas, eps=self.eps)
         built.train()  # type: ignore[attr-defined]
         return built
 
@@ -188,11 +190,11 @@ class OptimizerAverage(WeightAverage):
     def __init__(self, built: Any) -> None:
         self.built = built
 
-    def own(self) -> list[Tensor]:
+    def replaced_tensors(self) -> list[Tensor]:
         return [p for group in self.built.param_groups for p in group["params"]]
 
     def replace(self) -> None:
         self.built.eval()
 
-    def resume(self) -> None:
+    def prepare_next_step(self) -> None:
         self.built.train()

@@ -22,8 +22,8 @@ from vitlab.training.optim import (
     hidden_matrices,
     optimizer,
     split_by_settings,
+    subclass_without_compile_hooks,
     supports_fused,
-    without_compile_hooks,
 )
 
 
@@ -163,7 +163,7 @@ class Muon(Optimizer):
         parts = []
         if matrices:
             parts.append(
-                without_compile_hooks(self.matrix_optimizer)(  # type: ignore[arg-type]  # mypy sees no hash of a class in a variable
+                subclass_without_compile_hooks(self.matrix_optimizer)(  # type: ignore[arg-type]  # mypy sees no hash of a class in a variable
                     matrices,
                     lr=self.lr,
                     momentum=self.momentum,
@@ -175,7 +175,7 @@ class Muon(Optimizer):
         if rest:
             betas, eps = self.adamw_betas, self.adamw_eps
             parts.append(
-                without_compile_hooks(torch.optim.AdamW)(
+                subclass_without_compile_hooks(torch.optim.AdamW)(
                     rest, lr=self.lr, betas=betas, eps=eps, fused=supports_fused(rest)
                 )
             )

@@ -15,8 +15,8 @@ from vitlab.training.optim import (
     Rate,
     Small,
     optimizer,
+    subclass_without_compile_hooks,
     supports_fused,
-    without_compile_hooks,
 )
 
 
@@ -37,7 +37,7 @@ class _Adam(Optimizer):
     torch_class: ClassVar[Any]
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
-        return without_compile_hooks(self.torch_class)(
+        return subclass_without_compile_hooks(self.torch_class)(
             groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=supports_fused(groups)
         )
 
@@ -79,7 +79,7 @@ class SGD(Optimizer):
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
         nesterov = self.nesterov and self.momentum > 0  # equal without momentum, where torch refuses nesterov
-        return without_compile_hooks(torch.optim.SGD)(
+        return subclass_without_compile_hooks(torch.optim.SGD)(
             groups, lr=self.lr, momentum=self.momentum, nesterov=nesterov, fused=supports_fused(groups)
         )
 
@@ -108,6 +108,6 @@ class Adafactor(Optimizer):
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
         eps = (None, self.min_scale)
-        return without_compile_hooks(torch.optim.Adafactor)(
+        return subclass_without_compile_hooks(torch.optim.Adafactor)(
             groups, lr=self.lr, beta2_decay=self.beta2_decay, eps=eps, d=self.clip
         )
