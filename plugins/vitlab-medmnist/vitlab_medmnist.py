@@ -145,7 +145,7 @@ class MedMNIST(Dataset):
     def info(self) -> DataInfo:
         """Return the facts of the data set, with the checksum of the local file if there is one."""
         path = self._find()
-        checksum = self.facts.md5 if path is None else files.md5_of_decompressed(path)
+        checksum = self.facts.md5 if path is None else files.content_md5(path)
         return DataInfo(
             image=(SIDE, SIDE),
             channels=self.facts.channels,

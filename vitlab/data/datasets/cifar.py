@@ -59,7 +59,7 @@ class Cifar(Checksummed):
         arrays = {path.name: path for path in sorted(folder.glob("*.npy"))}
 
         def digest() -> str:
-            checksums = {name: files.md5_of_decompressed(path) for name, path in arrays.items()}
+            checksums = {name: files.content_md5(path) for name, path in arrays.items()}
             return files.identity_of_files(self.name, checksums).rpartition(":")[2]
 
         return replace(info, test_sets=files.compute_once_per_content(list(arrays.items()), digest), test_images=None)

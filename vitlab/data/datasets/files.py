@@ -49,8 +49,12 @@ def search_folders(root: str | None) -> list[Path]:
     if root is not None:
         return [expand_home(root)]
     configured = os.environ.get("VITLAB_DATA")
-    first = [expand_home(configured)] if configured else []
-    return [*first, Path("data"), cache_folder(), Path("/usr/share/datasets")]
+    return [
+        *([expand_home(configured)] if configured else []),
+        Path("data"),
+        cache_folder(),
+        Path("/usr/share/datasets"),
+    ]
 
 
 def cache_folder() -> Path:
@@ -83,7 +87,7 @@ def identity_of_files(name: str, checksums: Mapping[str, str]) -> str:
     return f"{name}:{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
 
 
-def md5_of_decompressed(path: Path) -> str:
+def content_md5(path: Path) -> str:
     """Return the MD5 of the decompressed file, in hex, as published by the authors of these sets."""
     stat = path.stat()
     return _md5(path.resolve(), stat.st_size, stat.st_mtime_ns)
@@ -229,8 +233,7 @@ class Checksummed(Published):
     def _info(self, image: Pair, channels: int) -> DataInfo:
         """Return the facts of the data set, with the checksums of its files, or the published ones."""
         paths = self._find()
-        here = {name: md5_of_decompressed(path) for name, path in (paths or {}).items()}
-        checksums = here or self.required
+        checksums = self.required if paths is None else {name: content_md5(path) for name, path in paths.items()}
         return DataInfo(
             image=image,
             channels=channels,

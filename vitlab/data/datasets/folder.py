@@ -248,7 +248,7 @@ class ImageFolder(PictureSet):
             file = files.expand_home(self.real_labels)
             if not file.is_file():
                 raise DataError(f"image_folder: there is no file {file}; correct 'real_labels'")
-            parts.append(files.md5_of_decompressed(file))
+            parts.append(files.content_md5(file))
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest() if parts else ""
 
 

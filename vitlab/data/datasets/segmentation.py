@@ -101,7 +101,7 @@ class MaskedPictures(Published):
         digest = hashlib.blake2b(digest_size=16)
         for split in SPLITS:
             for item in self._read_items(paths, split):
-                sums = " ".join(files.md5_of_decompressed(path) for path in (item.picture, item.mask))
+                sums = " ".join(files.content_md5(path) for path in (item.picture, item.mask))
                 digest.update(f"{split}\0{item.picture.stem}\0{sorted(item.meaning.items())}\0{sums}\n".encode())
         return f"{self.name}:{digest.hexdigest()}"
 
