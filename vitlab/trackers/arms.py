@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vitlab.planning.values import Plan
+from vitlab.planning.values import Plan, declared_metric
 from vitlab.spec import Analysis
 from vitlab.store.folders import TrialFolder
 from vitlab.store.result import Ending
@@ -35,10 +35,10 @@ OWN = ("mean", "sd", "low", "high", "n")
 COMPARED = ("difference", "difference_low", "difference_high", "p", "p_corrected", "planned", "diverged", "failed")
 """Further columns of the report's summary."""
 
-NOT_RUN = "not run yet"
-"""Verdict of an arm of which no trial has begun."""
+NOT_RUN, BASELINE = "not run yet", "baseline"
+"""In the place of a verdict, of an arm of which no trial has begun, and of the one that others are compared with."""
 COLUMNS = ("mean", "low", "high", "difference", "p_corrected")
-"""Columns of the page's table, which shows them by the alphabet; the interval of a difference is in the description."""
+"""Columns of the page's table; the interval of a difference is in the description."""
 
 
 class Summary(NamedTuple):
@@ -46,7 +46,9 @@ class Summary(NamedTuple):
 
     tags: Mapping[str, str]  #: with the verdict, and the run's description, which a table shows beside its name
     params: Mapping[str, str]
-    points: Mapping[str, float]
+    points: Mapping[
+        str, float
+    ]  #: to 4 digits, because the page cuts numbers without rounding them; report.json has all
 
 
 def summarize_arms(plan: Plan, rows: Iterable[Mapping[str, Any]], root: str) -> dict[str, Summary]:
@@ -59,13 +61,18 @@ def summarize_arms(plan: Plan, rows: Iterable[Mapping[str, Any]], root: str) -> 
     """
     summaries = dict[str, Summary]()
     by_arm = {row["arm"]: row for row in rows}
+    baselines = {row.get("baseline") for row in by_arm.values()}
+    own = declared_metric(plan.analysis.metric.rpartition("/")[2], plan.units)
+    is_share = own is not None and plan.units[own] == "share"
     for arm in (arm for arm in plan.arms if arm.name in by_arm):
         row = by_arm[arm.name]
-        verdict = row.get("verdict") or records.ABSENT if _has_begun(row) else NOT_RUN
+        role = BASELINE if arm.name in baselines else records.ABSENT
+        verdict = row.get("verdict") or role if _has_begun(row) else NOT_RUN
         values = {records.key(f"{column}/{plan.analysis.metric}"): row.get(column) for column in (*OWN, *COMPARED)}
-        finite = {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
+        numbers = {name: float(value) for name, value in values.items() if value is not None}
+        finite = {name: float(f"{value:.4g}") for name, value in numbers.items() if math.isfinite(value)}
         tags = {
-            **{"arm": arm.name, "verdict": verdict, dashboard.NOTE: _describe(row, verdict)},
+            **{"arm": arm.name, "verdict": verdict, dashboard.NOTE: _describe(row, verdict, is_share)},
             **{"vitlab.kind": "arm", "vitlab.study": plan.study, "vitlab.root": root},
             **records.page_tags(plan.arms, arm.name),
         }
@@ -78,16 +85,20 @@ def _has_begun(row: Mapping[str, Any]) -> bool:
     return bool(row["missing"] != row["planned"])
 
 
-def _describe(row: Mapping[str, Any], verdict: str) -> str:
-    """Return an arm's verdict with its difference, or its mean; MLflow's table shows 50 characters as they are."""
-    if verdict == records.ABSENT:
-        return verdict if row.get("mean") is None else f"mean {row['mean']:.4g}"
-    text = verdict
+def _describe(row: Mapping[str, Any], verdict: str, is_share: bool) -> str:
+    """Return an arm's verdict with its difference, or its mean; MLflow's table shows 50 characters as they are.
+
+    Shares are in percent and points, as in the report.
+    """
+    factor, percent, points = (100.0, " %", " points") if is_share else (1.0, "", "")
+    text = "" if verdict == records.ABSENT else verdict
     if row.get("difference") is not None:
-        text += f", {row['difference']:+.3g}"
+        text += f", {factor * row['difference']:+.3g}{points}"
         if row.get("difference_low") is not None:
-            text += f" from {row['difference_low']:+.3g} to {row['difference_high']:+.3g}"
-    return text
+            text += f" from {factor * row['difference_low']:+.3g} to {factor * row['difference_high']:+.3g}"
+    elif verdict in (BASELINE, records.ABSENT) and row.get("mean") is not None:
+        text += f", mean {factor * row['mean']:.4g}{percent}"
+    return text.removeprefix(", ") or records.ABSENT
 
 
 def state_answer(report: Mapping[str, Any]) -> str:
@@ -101,7 +112,8 @@ def state_answer(report: Mapping[str, Any]) -> str:
     for row in begun:
         if row.get("verdict"):
             arms.setdefault(row["verdict"], []).append(row["arm"])
-    verdicts = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in arms.items())
+    told = sorted(arms, key="cannot tell".__eq__)  # last, because the page cuts the line
+    verdicts = " \N{MIDDLE DOT} ".join(f"{verdict}: {'; '.join(arms[verdict])}" for verdict in told)
     answer = str(report.get("overview") or (verdicts if len(answers) > 1 else "") or " ".join(answers))
     return answer if len(begun) == len(rows) else f"{len(begun)} of {len(rows)} arms run so far: {answer}"
 

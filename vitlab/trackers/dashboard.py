@@ -40,6 +40,7 @@ GROUP = "arm label"
 COLOURS = {9: "#1f272d", 15: "#de7921", 19: "#3ba65e", 2: "#b45091", 8: "#facb66"}
 COLOURS |= {27: "#4299e0", 13: "#93320b", 25: "#0e538b", 12: "#8396a5", 22: "#c82d4c"}
 """Colours of arms in the order of the design, by their places in the page's palette, near those of reports."""
+RUN_NAME = "attributes.`Run Name`"  #: the first column of the page's table
 PALETTE = 29  #: number of colours in the page's palette
 
 LIMIT = 20_000  #: maximum length of an experiment tag in MLflow
@@ -114,18 +115,22 @@ def sort_into_sections(metrics: Iterable[str], headline: str, first: Sequence[st
 
 @cache
 def group_label(arm: str, place: int) -> str:
-    """Return an arm's name with as many spaces behind it as give its group the colour of its place.
+    """Return a label of an arm for its group: ``4, none (patch_size, position)`` of ``patch_size=4, position=none``.
 
-    The page computes the colour of a group from its tag and value, and no tag sets another one.  Browsers show no
-    spaces at the end.
+    The page has little room for it, so what tells arms apart comes first.  The page computes the colour of a group from
+    its tag and value, and no tag sets another one: as many spaces stand behind the label as give the colour of the
+    arm's place.  Browsers show no spaces at the end.
 
     Args:
         arm: the name.
         place: place of the arm in the design.
     """
     colour = list(COLOURS)[place % len(COLOURS)]
-    labels = (arm + " " * spaces for spaces in range(1000))
-    return next((label for label in labels if _group_colour(f"tag.{GROUP}.{label}") == colour), arm)
+    path = r"(?:^|(?<=, ))([\w.]+)=(?![^(]*\))"  # not of an option in brackets
+    paths = re.findall(path, arm)
+    label = re.sub(path, "", arm) + (f" ({', '.join(paths)})" if paths else "")
+    labels = (label + " " * spaces for spaces in range(1000))
+    return next((label for label in labels if _group_colour(f"tag.{GROUP}.{label}") == colour), label)
 
 
 def _group_colour(group: str) -> int:
@@ -167,6 +172,8 @@ def view_state(view: View) -> Json:
         "orderByKey": f"tags.`{ORDER}`",
         "orderByAsc": True,
         "selectedColumns": list(view.columns),
+        "columnOrder": [RUN_NAME, *view.columns],
+        "columnWidths": {RUN_NAME: 240},  # in pixels; names of arms are cut at the page's own width
         "runsHiddenMode": "SHOW_ALL",
         "groupBy": by_arm if view.groups else None,
         "groupsExpanded": {f"tag.{GROUP}.{label}": False for label in view.groups},
