@@ -621,7 +621,8 @@ def test_list_of_runs_tells_versions_apart(done: Runs) -> None:
     assert done.tracker().close()
     for page in ("tiny", "tiny/arms"):  # without the answer of the first version
         note = done.client.get_experiment_by_name(page).tags["mlflow.note.content"]
-        assert note == "tiny\n\nThis version of the study has no report yet."
+        assert html.unescape(note).startswith("tiny\n\nNo report yet · version second in ")
+        assert html.unescape(note).endswith(str(done.out)), "another folder's version may have one"
     old = done.runs(kind="superseded")
     names = ["superseded: my best", "superseded: position=none/s0", "superseded: study tiny"]
     assert [run.info.run_name for run in old] == names
@@ -1234,6 +1235,7 @@ def test_description_has_report_and_links(delivered: Runs) -> None:
         answer, _, link = text.partition("\n")[0].rpartition("](")
         assert html.unescape(answer) == f"[{' '.join(answers)}" and link == f"{page.removeprefix('/')})"
     assert "shares are fractions here: 0.01 is 1 point of the report" in notes[1]
+    assert all(html.unescape(text).count(f"version {delivered.plan.version[:8]} in ") == 1 for text in notes)
     assert all("report%2Fsmall%2Farms.png" in text for text in notes[:2]) and pages["tiny"][1:] in notes[1]
     assert "\n\n4 of 4 trials finished\n\n" in notes[2] and "/artifacts/report/report.html" in notes[2]
     assert len(note) <= 20_000 and f"\n{title.removeprefix('# ')}\n" in note
@@ -1349,6 +1351,12 @@ def test_summaries_are_replaced_one_by_one_and_deleted_last(runs: Runs) -> None:
     after = {run.info.run_id: run.data.metrics["mean"] for run in client.search_runs([study])}
     assert sorted(after.values()) == [0.5, 0.6] and after.keys() & before.values() == {before["position=none"]}
     assert deliver_summaries(client, study, "here", "val/accuracy", new) == 0
+    views = [json.loads(client.get_experiment(study).tags[f"{dashboard.TAG}.{dashboard.SUMMARY}"])["state"]]
+    there = {name: arm._replace(tags=arm.tags | {"vitlab.root": "there"}) for name, arm in old.items()}
+    assert deliver_summaries(client, study, "there", "val/accuracy", there) == 2
+    assert len(client.search_runs([study])) == 4, "each folder has its own"
+    views.append(json.loads(client.get_experiment(study).tags[f"{dashboard.TAG}.{dashboard.SUMMARY}"])["state"])
+    assert ["vitlab.root" in view for view in views] == [False, True]
 
 
 def test_axes_are_what_differs_between_arms(tmp_path: Path) -> None:

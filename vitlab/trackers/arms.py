@@ -135,7 +135,7 @@ def deliver_summaries(
     """
     from mlflow.entities import Metric, Param
 
-    missing, outdated = dict(arms), list[str]()
+    missing, outdated, others = dict(arms), list[str](), list[str]()
     for run in service.iterate_runs(client, experiment):
         tags, arm = run.data.tags, missing.get(run.info.run_name)
         is_finished = run.info.status == FINISHED
@@ -143,12 +143,14 @@ def deliver_summaries(
             del missing[run.info.run_name]
         elif tags.get("vitlab.root") == root:
             outdated.append(run.info.run_id)
+        else:
+            others = ["tags.`vitlab.root`"]  # by which the arms of another folder are told apart
     names = set[str]().union(*(arm.points for arm in arms.values()))
     view = dashboard.View(
         "Arms with their intervals",
         "arm",
         dashboard.sort_into_sections(names, headline, [f"{name}/{headline}" for name in OWN]),
-        columns=["attributes.`Description`", *(f"metrics.`{column}/{headline}`" for column in COLUMNS)],
+        columns=["attributes.`Description`", *(f"metrics.`{column}/{headline}`" for column in COLUMNS), *others],
     )
     dashboard.save_views(client, experiment, {dashboard.SUMMARY: view})
     for name, arm in reversed(list(missing.items())):  # the newest run is the first one of a page without a view

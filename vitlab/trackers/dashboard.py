@@ -237,7 +237,7 @@ def describe_arms(answer: str, study: str, metric: str, run: str) -> str:
 
     Args:
         answer: what the report says, as a link to the table.
-        study: link to the study.
+        study: link to the study, and which version of it is described.
         metric: the study's metric.
         run: the id of the run that holds the figure of the arms; empty if there is none.
     """

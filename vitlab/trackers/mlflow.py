@@ -141,7 +141,7 @@ class MlflowTracker(Replay):
         self._marks, self._viewed = parsed, None
         client, name = service.open_client(self.address), self.plan.study
         question = dashboard.escape_markdown(self.plan.question or name)
-        note, version = f"{question}\n\nThis version of the study has no report yet.", self.plan.version
+        note, version = f"{question}\n\nNo report yet \N{MIDDLE DOT} {self._origin}", self.plan.version
         tags = {"vitlab.study": name, "vitlab.version": version, dashboard.NOTE: note}
         page = service.ensure_experiment(client, name, self.address, f"{name}/trials", tags)
         if page.tags.get("vitlab.version") != version:
@@ -191,6 +191,11 @@ class MlflowTracker(Replay):
         """Return the command that opens the study in the output folder's database; empty for any other destination."""
         words = ["vitlab", "ui", self.plan.study, *self.store.out_option]
         return shlex.join(words) if self.address.embedded else ""
+
+    @property
+    def _origin(self) -> str:
+        """What a description is about: several folders and versions may deliver one study, and the last one is shown."""
+        return dashboard.escape_markdown(f"version {self.plan.version[:8]} in {self._root}")
 
     @property
     def _session(self) -> TrialRuns:
@@ -266,7 +271,8 @@ class MlflowTracker(Replay):
             )
             table, study = dashboard.comparison_link(summary, dashboard.SUMMARY), link("study", curves)
             picture = run if "arms.png" in files else ""
-            text = dashboard.describe_arms(link(answer, table), study, self.plan.analysis.metric, picture)
+            about = f"{study} \N{MIDDLE DOT} {self._origin}"
+            text = dashboard.describe_arms(link(answer, table), about, self.plan.analysis.metric, picture)
             service.set_experiment_tag(client, page, dashboard.NOTE, text)
             links.append(link("table of arms with intervals", table))
         links += [
@@ -274,7 +280,7 @@ class MlflowTracker(Replay):
             for path in report
             if path.suffix in (".html", ".csv", ".tex")
         ]
-        links.append(link("study file and plan", dashboard.file_link(experiment, run, "study.yaml")))
+        links += [link("study file and plan", dashboard.file_link(experiment, run, "study.yaml")), self._origin]
         client.set_tag(run, dashboard.NOTE, records.truncate("\n\n".join([headline, progress, " · ".join(links)])))
         trained = [
             (item, self.trial_folder(item), mark.run)
