@@ -194,7 +194,7 @@ class MlflowTracker(Replay):
 
     @property
     def _origin(self) -> str:
-        """What a description is about: several folders and versions may deliver one study, and the last one is shown."""
+        """What a description is about: of several folders and versions of a study, the last delivery is described."""
         return dashboard.escape_markdown(f"version {self.plan.version[:8]} in {self._root}")
 
     @property
