@@ -750,7 +750,7 @@ def test_explain_reports_every_mistake_at_once(ran: tuple[Path, Path], tmp_path:
     mistakes = parsed(call("explain", file, *target)[1])["mistakes"]
     assert [mistake["message"] for mistake in mistakes] == [
         f"{both}: there is no test image 360: the split has 360, counted from 0",
-        f"{both}: target sven: no such class; allowed: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9.",
+        f"{both}: target sven: no such class; allowed: 0 to 9.",
     ]
     [trial, *_] = out.glob("trials/*/*")
     code, printed, err = call("explain", trial, "--seed", 0, "--to", tmp_path / "seen")
@@ -765,9 +765,10 @@ def test_explain_reports_every_mistake_at_once(ran: tuple[Path, Path], tmp_path:
         ("cow", ("cat", "dog", "cow", "hen"), 2),
         ("1", ("cat", "dog", "cow", "hen"), 1),
         ("1", ("3", "2", "1", "0"), 2),
-        ("4", (), "target 4: no such class; allowed: 0, 1, 2, 3."),
-        ("-1", (), "target -1: no such class; allowed: 0, 1, 2, 3."),
-        ("cta", ("cat", "dog", "cow", "hen"), "allowed: cat, dog, cow, hen. Did you mean 'cat'?"),
+        ("4", (), "target 4: no such class; allowed: 0 to 3."),
+        ("-1", (), "target -1: no such class; allowed: 0 to 3."),
+        ("12", ("0", "1", "2", "3"), "target 12: no such class; allowed: 0 to 3.$"),
+        ("cta", ("cat", "dog", "cow", "hen"), "allowed: 0 to 3, cat, dog, cow, hen. Did you mean 'cat'?"),
     ],
 )
 def test_target_is_name_or_index_of_a_class(target: str, labels: tuple[str, ...], expected: int | str) -> None:
@@ -775,7 +776,7 @@ def test_target_is_name_or_index_of_a_class(target: str, labels: tuple[str, ...]
     if isinstance(expected, int):
         assert find_class(target, info) == expected
     else:
-        with pytest.raises(UserError, match=re.escape(expected)):
+        with pytest.raises(UserError, match=re.escape(expected).replace(r"\$", "$")):
             find_class(target, info)
 
 

@@ -414,6 +414,28 @@ def test_common_scales_cover_all_maps_of_a_kind(tmp_path: Path) -> None:
     assert scales["heads"] == Scale(0, max(float(each.heads["class"].max()) for each in all_of))
 
 
+def test_map_without_a_large_value_is_noted_as_faint_on_a_common_scale() -> None:
+    one = Map.of("rollout", "m", np.full((2, 2), 0.02), {"largest share": "2.0 %"})
+    assert one.on(one.scale) == one
+    assert "colours" not in one.on(Scale(0.0, 0.079)).facts
+    assert one.on(Scale(0.0, 0.081)).facts["colours"] == "faint on the common scale; --scale own shows them"
+
+
+@pytest.mark.parametrize(
+    ("logit", "classes", "chance"),
+    [(0.0, 10, 0.1), (0.68, 10, 0.1), (0.70, 10, None), (0.68, 2, 0.5), (0.70, 2, None), (0.70, 1000, None)],
+)
+def test_prediction_below_twice_the_odds_of_chance_is_noted(logit: float, classes: int, chance: float | None) -> None:
+    """One logit above equal others multiplies the odds of its class by its exponential; 2 is exp(0.693)."""
+    model = ViT(DataInfo(image=(8, 12), channels=3, classes=classes), dim=16, depth=1, heads=2, patch_size=4)
+    with torch.no_grad():
+        model.head.fc.weight.zero_()
+        model.head.fc.bias.zero_()[1] = logit
+    explanation = explain(model, torch.randn(1, 3, 8, 12), torch.rand(8, 12, 3), (), Subject("m", "i"))
+    assert explanation.chance == chance
+    assert ("chance is" in explanation.sentence) == (chance is not None)
+
+
 @pytest.mark.parametrize(
     ("logits", "truth", "sentence", "is_right"),
     [

@@ -128,6 +128,8 @@ def explain_command(
         for name in by_model:
             each = by_model[name] = draw(by_model[name], of_image / places[name], scales)
             predicted, share = each.answer
+            if each.chance is not None:
+                say(f"{name}, {image}: {each.sentence}")
             truth = each.subject.class_name
             rows.append({"model": name, "image": image, "true": truth, "predicted": predicted, "probability": share})
             files += each.files

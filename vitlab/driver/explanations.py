@@ -213,8 +213,9 @@ def find_class(target: str, info: DataInfo) -> int:
     for names in (info.labels, indices):
         if target in names:
             return names.index(target)
-    allowed = info.labels or indices
-    raise UserError(f"target {target}: no such class; allowed: {list_some(allowed, 20)}.{nearest(target, allowed)}")
+    names = [name for name in info.labels if name not in indices]  # a number is not near another one
+    allowed = list_some([f"0 to {info.classes - 1}", *names], 20)
+    raise UserError(f"target {target}: no such class; allowed: {allowed}.{nearest(target, names)}")
 
 
 def write_page(

@@ -102,6 +102,14 @@ class Explanation:
         return (", ".join(name for name, _ in classes) or "none"), classes[0][1] if len(classes) == 1 else None
 
     @property
+    def chance(self) -> float | None:
+        """The probability of a class by chance, if the odds of the predicted one are less than twice its odds."""
+        shares, share = [share for _, share in self.ranking], self.answer[1]
+        if share is None or len(shares) < 2 or sum(shares) > 1.001:  # of several labels, each is by itself
+            return None
+        return 1 / len(shares) if share * (len(shares) - 1) < 2 * (1 - share) else None
+
+    @property
     def sentence(self) -> str:
         """Return the answer in words, such as ``predicts 3 (97.2 %)``; empty if there is none."""
         label, share = self.answer
@@ -111,6 +119,7 @@ class Explanation:
             return f"predicts {label}"
         true = dict(self.ranking).get(self.subject.class_name or "") if self.is_right is False else None
         rest = "" if true is None else f", not {self.subject.class_name} ({pictures.percent(true)})"
+        rest += "" if self.chance is None else f"; chance is {pictures.percent(self.chance)}, so its maps say little"
         return f"predicts {label} ({pictures.percent(share)}){rest}"
 
 
@@ -188,7 +197,7 @@ def draw(explanation: Explanation, out: Path, scales: Mapping[Kind, Scale] = {})
 
     Maps whose kind has no scale keep their own.
     """
-    maps = {name: each._replace(scale=scales.get(each.kind, each.scale)) for name, each in explanation.maps.items()}
+    maps = {name: each.on(scales.get(each.kind, each.scale)) for name, each in explanation.maps.items()}
     figures: dict[str, Figure] = {}
     tables: dict[str, Table] = {name: _grid_table(each.values_YX) for name, each in maps.items()}
     for token, maps_LHYX in explanation.heads.items():

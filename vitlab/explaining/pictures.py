@@ -29,6 +29,7 @@ Labels = NDArray[np.int64]
 
 SIDE = 360  #: most pixels of a side of a picture of a page
 OPACITY = 0.6  #: of a map over an image
+FAINT = 0.25  #: part of a scale, below which a map that has no larger value is noted as faint
 HEADS = "viridis"
 TRUE, PREDICTED = SERIES[2], SERIES[0]  #: colours of the true class and of others
 COLUMNS = 5  #: at most, of pictures in a row of a comparison
@@ -77,6 +78,12 @@ class Map(NamedTuple):
     def of(cls, kind: Kind, title: str, values_YX: Array, facts: Mapping[str, str]) -> Map:
         """Return a map with a scale of its own."""
         return cls(kind, title, values_YX, facts, Scale.of(kind, [values_YX]))
+
+    def on(self, scale: Scale) -> Map:
+        """Return the map on a scale that it may share, with a note if that leaves little of it to see."""
+        is_faint = self.scale.high < FAINT * scale.high
+        note = {"colours": "faint on the common scale; --scale own shows them"} if is_faint else {}
+        return self._replace(scale=scale, facts={**self.facts, **note})
 
 
 def to_picture(image_HWC: Array) -> Image.Image:
