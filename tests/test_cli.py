@@ -358,6 +358,26 @@ def test_failure_in_plugin_file_names_its_line(tmp_path: Path, words: list[str])
     ), err
 
 
+@pytest.mark.parametrize("command", ["validate --build", "run --smoke"])
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("syncing", "x_BTD.mean().item()", "Tensor.item() cannot be called on meta tensors"),
+        ("drawing", "torch.randn((), device=x_BTD.device)", "randn draws in evaluation"),
+    ],
+)
+def test_part_that_waits_or_draws_is_refused_before_training(
+    tmp_path: Path, command: str, name: str, value: str, message: str
+) -> None:
+    name = f"{name}_{command[:3]}"
+    plugin = tmp_path / f"{name}.py"
+    plugin.write_text(re.sub(r"torch\.zeros\([^)]*\)", value, BLOCKS.replace("short", name)))
+    file = write(tmp_path, design={"one_at_a_time": {"model.position": [name]}}, seeds=1)
+    code, _, err = call(*command.split(), file, "--plugin", plugin, *["--out", tmp_path / "out"] * command.count("run"))
+    assert code == 3 and message in err and f"in the model of arm 'position={name}'" in err, err
+    assert not [*tmp_path.glob("out/trials/*/*/events.jsonl")]
+
+
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitlab.driver.planning import plan_study, read_unidentified_data
+from vitlab.driver.planning import count_costs, plan_study, read_unidentified_data
 from vitlab.driver.scheduler import Schedule
 from vitlab.driver.session import Session, Watch, add_missing_prerequisites
 from vitlab.errors import TrialFailed
@@ -40,6 +40,7 @@ def run_smoke_test(
     store = Store(Path(out).resolve())
     if read_unidentified_data(plan, store, file):
         study, plan = plan_study(file, changes=short, plugins=plugins)
+    count_costs(plan)  # builds and runs every model on torch's meta device, as 'vitlab validate --build' does
     by_name = {trial.name: trial for trial in (*plan.prerequisites, *(planned.trial for planned in plan.trials))}
     distinct = {_component_signature(planned.trial, by_name): planned for planned in reversed(plan.trials)}.values()
     missing = [item for item in distinct if not store.folder(item.trial).done()]

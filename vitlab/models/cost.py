@@ -65,6 +65,8 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise RuntimeError(f"{func.overloadpacket.__name__} draws in evaluation; draw by vitlab.plugin.noise alone")
         result = func(*args, **kwargs)
         if formula := flop_registry.get(func._overloadpacket):
             self.flops += formula(*args, **kwargs, out_val=result)
