@@ -106,11 +106,11 @@ def check_command(
     typed = shlex.join(["vitlab", "check", str(name), *repeat_options(context, without=CHOICES)])
     request = check.CheckRequest(file, baseline, out, parse_changes(changes), plugins, watch_on(), typed)
     if plan_only:
-        click.echo(phrasing.render_outlook(check.outlook(request), form).rstrip())
+        click.echo(check.outlook(request, form).rstrip())
         return
     if accept:
-        check.accept(request, str(reason).strip(), tiers or TIERS)
-        click.echo(f"{baseline} is written; review it, and commit it.")
+        reach = check.accept(request, str(reason).strip(), tiers or TIERS)
+        print_lines([f"{baseline} is written; review it, and commit it.", *reach])
         return
     checked = check.check(request, tiers or TIERS)
     _print_and_exit(checked, phrasing.render_check(checked, form), phrasing.render_check(checked, "md"), junit)

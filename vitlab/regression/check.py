@@ -2,7 +2,7 @@
 
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vitlab import lab
@@ -16,7 +16,8 @@ from vitlab.regression.baseline import Baseline, Values, read_baseline, update_b
 from vitlab.regression.checkout import Revision, checkout, resolve_commit, uncommitted_files
 from vitlab.regression.decide import Cell, Finding, worst_verdict
 from vitlab.regression.facts import compare_facts, compute_facts
-from vitlab.regression.gate import CheckResult, Outlook
+from vitlab.regression.gate import CheckResult
+from vitlab.regression.phrasing import describe_reach, render_outlook
 from vitlab.report.api import status_command
 from vitlab.spec import Study, read_document
 from vitlab.store.folders import OUT, Store
@@ -68,8 +69,6 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
     if "exact" in tiers and baseline.facts is not None:
         new_facts = compute_facts(plan, count_costs(plan), request.plugins, request.watch)
         findings += compare_facts(baseline.facts, new_facts)
-        if worst_verdict(finding.verdict for finding in findings) == "differs":
-            notes.append(f"the check fails until what differs is accepted: {request.accept_command}")
     if "learning" in tiers:
         findings += gate.check_learning(plan, request.plugins, request.watch)
     if "statistical" in tiers and baseline.values is not None:
@@ -89,11 +88,20 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
         findings += _check_costs(request, study, plan, baseline)
     elif tuple(tiers) == ("cost",):
         raise UserError(f"{request.file} limits no cost; write check: {{cost: {{time: 1.2, memory: 1.1}}}}")
-    return gate.summarize_checks(study, findings, cells, notes)
+    result = gate.summarize_checks(study, findings, cells, notes)
+    if result.verdict in ("differs", "regressed"):
+        name = own_study_changes("check", request, study)["study"]
+        advice = [
+            f"see what has changed by 'git diff $(git log -1 --format=%h -- {request.baseline})'",
+            *[f"see the trainings of the check by 'vitlab report {name}'"] * bool(cells),
+            f"if the change is meant, accept it: {request.accept_command}",
+        ]
+        result = replace(result, notes=(*result.notes, *advice))
+    return replace(result, units=plan.units)
 
 
-def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) -> Baseline:
-    """Accept the results of the current code as the baseline, and record the reason.
+def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) -> list[str]:
+    """Accept the results of the current code as the baseline, record the reason, and return what it can tell.
 
     Without ``statistical`` among the tiers nothing is trained, and the previous values are kept.
     """
@@ -112,14 +120,14 @@ def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) ->
         values = _train_missing(request, study, gate.second_look_seeds(study), (), pinned)
     baseline = update_baseline(old, facts, values, reason, commit)
     write_baseline(request.baseline, baseline)
-    return baseline
+    return [] if baseline.values is None else describe_reach(gate.outlook(study, baseline.values), plan.units)
 
 
-def outlook(request: CheckRequest) -> list[Outlook]:
-    """Return the probability that an unchanged model passes each cell, without training."""
-    study, _, baseline = _read_study_and_baseline(request, ("statistical",))
+def outlook(request: CheckRequest, form: str) -> str:
+    """Return a table of what the seeds of the baseline can tell, without training."""
+    study, plan, baseline = _read_study_and_baseline(request, ("statistical",))
     assert baseline.values is not None
-    return gate.outlook(study, baseline.values)
+    return render_outlook(gate.outlook(study, baseline.values), plan.units, form)
 
 
 def _read_study_and_baseline(request: CheckRequest, tiers: Sequence[Tier]) -> tuple[Study, Plan, Baseline]:

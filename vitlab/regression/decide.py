@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
+from scipy.optimize import brentq
 from scipy.special import stdtr, stdtrit
 
 from vitlab.comparison.arrays import MIN_SEEDS
@@ -44,6 +45,7 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 PASS, INCONCLUSIVE, _, REGRESSED = range(4)
 OUTLIER_FACTOR = 3.0  #: largest pooled standard deviation, in robust ones; more is due to outliers
 MAX_SEEDS = 200  #: largest number of seeds that is recommended
+TARGET_CHANCE = 0.8  #: the probability with which an unchanged model should pass, and a drop counts as detectable
 
 
 @dataclass(frozen=True)
@@ -183,8 +185,7 @@ def _verdict_reason(cell: Cell, pair: Pair, more: str) -> str:
         return "a significant drop, but within the margin" if is_significant else "no drop as large as the margin"
     if cell.verdict == "regressed":
         return f"adjusted p {cell.p_adjusted:.2g}{f'; {more}' if more else ''}"
-    small = f", and one of {cell.drop:.2g} is too small to count" if is_significant else ""
-    return f"a drop of {cell.margin:.3g} cannot be ruled out{small}"
+    return f"a drop of the margin cannot be ruled out{', but the drop is too small to count' * is_significant}"
 
 
 def _describe_broken(cell: Cell) -> str:
@@ -194,23 +195,32 @@ def _describe_broken(cell: Cell) -> str:
     return f"{new} of {seeds_new} trainings {kind}, {old} of {seeds_old} in the baseline"
 
 
-def chance_to_pass(n: int, sd: float, margin: float, alpha: float) -> float:
-    """Return the probability that an unchanged model passes the test of one arm and metric.
+def chance_to_decide(n: int, sd: float, drop: float, alpha: float, min_abs: float = -math.inf) -> float:
+    """Return the probability that ``n`` seeds of an arm tell a drop from none.
 
-    Old and new values at one seed are taken as independent: any change of rounding has the effect of another seed
-    (arXiv:2103.04514).  ``sd`` is the standard deviation from seed to seed.
+    With the margin as the drop, it is that of an unchanged model to pass; with the alpha of a cell of a family, and
+    ``min_abs``, that of a model with such a drop to be found.  Old and new values at one seed are taken as independent:
+    any change of rounding has the effect of another seed (arXiv:2103.04514).  ``sd`` is from seed to seed.
     """
     se = sd * math.sqrt(2 / n)
     if n < MIN_SEEDS:
         return 0.0
-    return power.t_test_power(margin, se, n - 1, 2 * alpha) if se > 0 else 1.0
+    return power.t_test_power(drop, se, n - 1, 2 * alpha, min_abs) if se > 0 else 1.0
 
 
-def seeds_to_pass(sd: float, margin: float, alpha: float, chance: float = 0.8) -> int | None:
-    """Return the fewest seeds with which an unchanged model passes at ``chance``; None above ``MAX_SEEDS``."""
+def seeds_to_decide(sd: float, drop: float, alpha: float, min_abs: float = -math.inf) -> int | None:
+    """Return the fewest seeds that tell a drop from none at ``TARGET_CHANCE``; None above ``MAX_SEEDS``."""
     sizes = range(MIN_SEEDS, MAX_SEEDS + 1)
-    place = bisect_left(sizes, chance, key=lambda n: chance_to_pass(n, sd, margin, alpha))
+    place = bisect_left(sizes, TARGET_CHANCE, key=lambda n: chance_to_decide(n, sd, drop, alpha, min_abs))
     return sizes[place] if place < len(sizes) else None
+
+
+def detectable_drop(n: int, sd: float, alpha: float, min_abs: float) -> float:
+    """Return the drop that ``n`` seeds find at ``TARGET_CHANCE``; NaN if they are too few, or have no spread."""
+    if n < MIN_SEEDS or sd <= 0:
+        return NAN
+    most = 10 * max(min_abs, sd) / alpha  # at two degrees of freedom, t grows with the root of 1 / alpha
+    return float(brentq(lambda drop: chance_to_decide(n, sd, drop, alpha, min_abs) - TARGET_CHANCE, 0.0, most))
 
 
 # -- many studies at once, from arrays (studies, cells, sides, seeds) --------------------------------------------------

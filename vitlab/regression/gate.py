@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -27,8 +27,6 @@ from vitlab.statistics.replicates import NAN, values_to_array
 from vitlab.store.folders import Store
 from vitlab.store.result import Ending, TrialResult
 
-TARGET_CHANCE = 0.8  #: the probability with which an unchanged model should pass
-
 Train = Callable[[Sequence[int] | None, Sequence[str]], Values]
 """Train the given seeds (None: the file's) of the given arms (empty: all) and return all values."""
 
@@ -43,19 +41,22 @@ class CheckResult:
     findings: tuple[Finding, ...] = ()  #: of the exact and the learning tier
     cells: tuple[Cell, ...] = ()  #: of the statistical tier
     notes: tuple[str, ...] = ()
+    units: Mapping[str, str] = field(default_factory=dict)  #: of metrics, see :attr:`vitlab.planning.values.Plan.units`
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """The probability that a model passes a cell if nothing but its rounding has changed."""
+    """What the seeds of a cell can tell: that nothing but rounding has changed, or a drop."""
 
     arm: str
     metric: str
     n: int  #: seeds, with a second look included
     sd: float  #: pooled standard deviation of the baseline
     margin: float
-    chance: float
+    chance: float  #: that an unchanged model passes
     needs: int | None  #: seeds for a chance of 80 % of this cell
+    drop: float  #: that is found four times in five; NaN if none is
+    needs_half: int | None  #: seeds that find half of it
 
 
 def final_values(plan: Plan, store: Store, study: Study) -> Values:
@@ -248,25 +249,28 @@ def judge_costs(
 
 
 def outlook(study: Study, values: Values) -> list[Outlook]:
-    """Return for each cell the probability that a model passes if nothing but its rounding has changed.
+    """Return for each cell the probability that an unchanged model passes, and the drop that is found.
 
     Of two looks, the second counts, as the first one can only add to the probability.
     """
     cells, alpha = [], _look_alpha(study)
+    family = sum(1 for metric in judged_goals(study) for seeds in values.metrics.get(metric, {}).values() if seeds)
     for metric, goal in judged_goals(study).items():
         sign, by_arm = 1 if goal == "max" else -1, values.metrics.get(metric, {})
         collapsed = replicates.collapsed_seeds(by_arm, sign)
         sound = {arm: {seed: by_arm[arm][seed] for seed in by_arm[arm] if seed not in collapsed[arm]} for arm in by_arm}
         sd = float(pooled_sd(values_to_array(sound.values())[None])[0])
-        margin, _ = _margins(study, values, metric)
+        margin, min_abs = _margins(study, values, metric)
         for arm, seeds in sound.items():
             if not seeds:
                 continue
             arm_sd = float(pooled_sd(values_to_array([seeds])[None])[0]) or sd
             n = len(seeds.keys() & {*(second_look_seeds(study) or study.seeds.values)})
-            chance = decide.chance_to_pass(n, arm_sd, margin, alpha) if margin > 0 else 0.0
-            needs = decide.seeds_to_pass(arm_sd, margin, alpha) if margin > 0 else None
-            cells.append(Outlook(arm, metric, n, arm_sd, margin, chance, needs))
+            chance = decide.chance_to_decide(n, arm_sd, margin, alpha) if margin > 0 else 0.0
+            needs = decide.seeds_to_decide(arm_sd, margin, alpha) if margin > 0 else None
+            drop = decide.detectable_drop(n, arm_sd, alpha / family, min_abs)
+            needs_half = decide.seeds_to_decide(arm_sd, drop / 2, alpha / family, min_abs) if drop > 0 else None
+            cells.append(Outlook(arm, metric, n, arm_sd, margin, chance, needs, drop, needs_half))
     return cells
 
 

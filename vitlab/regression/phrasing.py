@@ -2,33 +2,41 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree
 
-from vitlab.regression.decide import MAX_SEEDS, Cell
-from vitlab.regression.gate import TARGET_CHANCE, CheckResult, Outlook
+from vitlab.errors import format_count
+from vitlab.regression.decide import MAX_SEEDS, TARGET_CHANCE, Cell
+from vitlab.regression.gate import CheckResult, Outlook
 from vitlab.report import Report, formats
-from vitlab.report.phrasing import Column, Columns
+from vitlab.report.phrasing import Column, Columns, Scale, percent
 
 
 def render_check(result: CheckResult, form: str) -> str:
-    """Return the verdict, the differences and a table of cells as Markdown (``md``), or fitted to the terminal."""
+    """Return the verdict, what differs and a table of cells as Markdown (``md``), or fitted to the terminal."""
     verdicts = [*(finding.verdict for finding in result.findings), *(cell.verdict for cell in result.cells)]
     lines = [f"{verdicts.count('pass')} of {len(verdicts)} checks pass."] if verdicts else []
+    lines += [
+        f"{cell.verdict}: {cell.arm}: {_cell_sentence(cell, result.units)}"
+        for cell in result.cells
+        if cell.verdict == "regressed"
+    ]
     for item in result.findings:
         if item.verdict != "pass" or item.sentence:
             lines.append(f"{item.verdict}: {f'{item.arm}: ' if item.arm else ''}{item.check}: {item.sentence}")
     column = Columns(result.cells)
     table = [
-        *map(column.text, ("arm", "metric", "verdict")),
-        _number(column, "baseline", "old", rank=2),
-        _number(column, "candidate", "new", rank=2),
-        _number(column, "drop", "drop"),
-        _number(column, "at most", "worst"),
-        _number(column, "margin", "margin"),
-        _number(column, "p (adjusted)", "p_adjusted", rank=1),
+        column.text("arm"),
+        column("metric", lambda cell: Scale.of(cell.metric, result.units).title, right=False),
+        column.text("verdict"),
+        _number(column, "baseline", "old", result.units, rank=2),
+        _number(column, "candidate", "new", result.units, rank=2),
+        _number(column, "drop", "drop", result.units),
+        _number(column, "at most", "worst", result.units),
+        _number(column, "margin", "margin", result.units),
+        column("p (adjusted)", lambda cell: _format_number(cell.p_adjusted), rank=1),
         column("seeds", lambda cell: str(cell.n), rank=3),
         column.text("why", "reason"),
     ]
@@ -41,29 +49,46 @@ def render_check(result: CheckResult, form: str) -> str:
     )
 
 
-def render_outlook(cells: Sequence[Outlook], form: str) -> str:
-    """Return a table of the probabilities that an unchanged model passes, with a warning if they are low."""
+def render_outlook(cells: Sequence[Outlook], units: Mapping[str, str], form: str) -> str:
+    """Return a table of the probabilities that an unchanged model passes, and of the drops that are found."""
     column = Columns(cells)
     table = [
-        *map(column.text, ("arm", "metric")),
+        column.text("arm"),
+        column("metric", lambda cell: Scale.of(cell.metric, units).title, right=False),
         column("seeds", lambda cell: str(cell.n)),
-        _number(column, "sd", "sd", rank=2),
-        _number(column, "margin", "margin", rank=1),
+        _number(column, "sd", "sd", units, rank=2),
+        _number(column, "margin", "margin", units, rank=1),
         column("passes", lambda cell: f"{100 * cell.chance:.0f} %"),
         column("seeds for 80 %", lambda cell: f"over {MAX_SEEDS}" if cell.needs is None else str(cell.needs)),
+        _number(column, "finds a drop of", "drop", units),
     ]
     chance = math.prod(cell.chance for cell in cells)
     notes = [
         "A model that computes equal bits passes. "
         f"A model that differs by rounding alone passes with probability {100 * chance:.0f} %, "
-        "or more if its cells are correlated."
+        "or more if its cells are correlated.",
+        *describe_reach(cells, units),
     ]
     if chance < TARGET_CHANCE:
         notes.append(
-            f"Warning: that is below {100 * TARGET_CHANCE:.0f} %; "
+            f"Warning: unchanged models pass at less than {percent(TARGET_CHANCE)}; "
             "more seeds, or a wider margin (check.margin_sd), raise it."
         )
-    return _render(form, "How likely an unchanged model passes", [], table, notes)
+    return _render(form, "How likely an unchanged model passes, and which drop is found", [], table, notes)
+
+
+def describe_reach(cells: Sequence[Outlook], units: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each metric on the drop that its noisiest arm lets the gate find."""
+    sentences = []
+    for metric in dict.fromkeys(cell.metric for cell in cells if cell.drop > 0):
+        cell = max((cell for cell in cells if cell.metric == metric and cell.drop > 0), key=lambda cell: cell.drop)
+        scale, more = Scale.of(metric, units), f"more than {MAX_SEEDS} seeds, or a lower check.min_abs"
+        sentences.append(
+            f"By the spread of its {format_count(cell.n, 'seed')}, a drop of arm '{cell.arm}' by "
+            f"{scale.factor * cell.drop:.2g} {scale.points} of {metric} is found four times in five; half of that takes "
+            f"{more if cell.needs_half is None else format_count(cell.needs_half, 'seed')}.".replace("  ", " ")
+        )
+    return sentences
 
 
 def _render(form: str, title: str, lines: Sequence[str], table: Sequence[Column], notes: Sequence[str]) -> str:
@@ -83,7 +108,7 @@ def render_json(result: CheckResult, report: Report | None = None) -> str:
 def render_junit(result: CheckResult) -> str:
     """Return JUnit XML: a test case for each check of an arm and each cell; inconclusive ones are skipped."""
     cases = [(item.arm or "plan", item.check, item.verdict, item.sentence, item.seconds) for item in result.findings]
-    cases += [(cell.arm, cell.metric, cell.verdict, _cell_sentence(cell), cell.seconds) for cell in result.cells]
+    cases += [(cell.arm, cell.metric, cell.verdict, _cell_sentence(cell, result.units), cell.seconds) for cell in result.cells]
     suite = ElementTree.Element("testsuite", name=f"vitlab check {result.study}", errors="0")
     children = {"regressed": "failure", "differs": "failure", "inconclusive": "skipped"}
     for arm, name, verdict, sentence, seconds in cases:
@@ -100,14 +125,24 @@ def render_junit(result: CheckResult) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _number(column: Columns[Any], title: str, name: str, rank: int = 0) -> Column:
-    return column(title, lambda row: _format_number(getattr(row, name)), rank)
+def _number(column: Columns[Any], title: str, name: str, units: Mapping[str, str], rank: int = 0) -> Column:
+    """Return the column of a number in units of the metric of each row."""
+    return column(title, lambda row: _format_number(Scale.of(row.metric, units).factor * getattr(row, name)), rank)
 
 
-def _cell_sentence(cell: Cell) -> str:
+def _cell_sentence(cell: Cell, units: Mapping[str, str]) -> str:
+    """Return the drop of a cell with its interval, and the reason of its verdict."""
     if not math.isfinite(cell.drop):
         return cell.reason
-    return f"{_format_number(cell.old)} -> {_format_number(cell.new)} over {cell.n} seeds; {cell.reason}"
+    scale = Scale.of(cell.metric, units)
+    old, new, drop, low, high = (
+        _format_number(scale.factor * value)
+        for value in (cell.old, cell.new, cell.drop, 2 * cell.drop - cell.worst, cell.worst)
+    )
+    interval = f" ({percent(1 - 2 * cell.alpha)} interval {low} to {high})" if cell.test == "paired t" else ""
+    return (
+        f"{scale.title}: {old} -> {new} over {format_count(cell.n, 'seed')}, a drop of {drop}{interval}; {cell.reason}"
+    )
 
 
 def _format_number(value: float) -> str:
