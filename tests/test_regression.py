@@ -31,17 +31,18 @@ from vitlab.regression.decide import (
     Cells,
     Finding,
     Pair,
-    chance_to_pass,
+    chance_to_decide,
+    detectable_drop,
     judge_arrays,
     pooled_sd,
     robust_sd,
-    seeds_to_pass,
+    seeds_to_decide,
     worst_verdict,
 )
 from vitlab.regression.decide import judge_family as judge_all
 from vitlab.regression.facts import compare_facts
 from vitlab.regression.gate import CheckResult, outlook, pair_cells, second_look_seeds, train_and_judge
-from vitlab.regression.phrasing import render_check, render_json, render_junit, render_outlook
+from vitlab.regression.phrasing import describe_reach, render_check, render_json, render_junit, render_outlook
 from vitlab.spec import Study
 from vitlab.statistics import replicates
 from vitlab.statistics.replicates import values_to_array
@@ -203,12 +204,29 @@ def test_pass_probability_equals_simulation() -> None:
     values_SC2N = np.random.default_rng(3).normal(0, 1, (4000, 1, 2, n))
     cells = cells_of(1, np.array([margin]), np.array([9.0]))
     passed = judge_arrays(values_SC2N, np.zeros(values_SC2N.shape, bool), cells).verdict == 0
-    chance = chance_to_pass(n, 1.0, margin, 0.05)
+    chance = chance_to_decide(n, 1.0, margin, 0.05)
     assert passed.mean() == pytest.approx(chance, abs=4 * math.sqrt(chance * (1 - chance) / 4000))
-    seed_count = seeds_to_pass(1.0, margin, 0.05)
+    seed_count = seeds_to_decide(1.0, margin, 0.05)
     assert seed_count is not None
-    assert chance_to_pass(seed_count, 1.0, margin, 0.05) >= 0.8 > chance_to_pass(seed_count - 1, 1.0, margin, 0.05)
-    assert chance_to_pass(2, 1.0, margin, 0.05) == 0 and seeds_to_pass(1e6, margin, 0.05) is None
+    assert chance_to_decide(seed_count, 1.0, margin, 0.05) >= 0.8 > chance_to_decide(seed_count - 1, 1.0, margin, 0.05)
+    assert chance_to_decide(2, 1.0, margin, 0.05) == 0 and seeds_to_decide(1e6, margin, 0.05) is None
+
+
+@pytest.mark.parametrize(("n", "family", "min_abs"), [(3, 1, 0.0), (5, 4, 1.0), (40, 2, 1.0)])
+def test_detectable_drop_is_found_four_times_in_five(n: int, family: int, min_abs: float) -> None:
+    """The last one is decided by ``min_abs``, which larger drops alone reach often enough."""
+    drop = detectable_drop(n, 1.0, 0.05 / family, min_abs)
+    values_SC2N = np.random.default_rng(4).normal(0, 1, (2000, family, 2, n))
+    values_SC2N[:, 0, 1] -= drop
+    cells = cells_of(family, np.full(family, 0.01), np.full(family, min_abs))
+    found = judge_arrays(values_SC2N, np.zeros(values_SC2N.shape, bool), cells).verdict[:, 0] == REGRESSED
+    assert found.mean() == pytest.approx(0.8, abs=0.04)
+    half = seeds_to_decide(1.0, drop / 2, 0.05 / family, min_abs)
+    assert (half is None) == (drop / 2 < min_abs) and (half is None or half > n)
+
+
+def test_nothing_is_detectable_by_two_seeds_or_without_spread() -> None:
+    assert math.isnan(detectable_drop(2, 1.0, 0.05, 0.0)) and math.isnan(detectable_drop(5, 0.0, 0.05, 0.0))
 
 
 def test_spread_is_pooled_within_arms() -> None:
@@ -321,10 +339,16 @@ def test_outlook_is_for_seeds_of_file() -> None:
     cells = outlook(study(), values(seeds=6))
     assert [cell.n for cell in cells] == [3, 3]
     sd = np.std([0.90, 0.92, 0.94, 0.91, 0.93, 0.92], ddof=1)
-    assert cells[0].chance == pytest.approx(chance_to_pass(3, float(sd), 2 * float(sd), 0.05), rel=1e-9)
-    table = render_outlook(cells, "md")
-    assert "Warning" in table and "below 80 %" in table
-    assert "Warning" not in render_outlook([replace(cell, chance=0.99) for cell in cells], "md")
+    assert cells[0].chance == pytest.approx(chance_to_decide(3, float(sd), 2 * float(sd), 0.05), rel=1e-9)
+    units = {"accuracy": "share"}
+    table = render_outlook(cells, units, "md")
+    assert "Warning" in table and "less than 80 %" in table and "| a | val accuracy (%) | 3 | 1.871 |" in table
+    assert "Warning" not in render_outlook([replace(cell, chance=0.99) for cell in cells], units, "md")
+    drop = detectable_drop(3, float(sd), 0.05 / 2, cells[0].margin / 2)
+    [sentence] = describe_reach(cells, units)
+    assert f"3 seeds, a drop of arm 'a' by {100 * drop:.2g} points of val/accuracy is found" in sentence
+    assert sentence.endswith(f"half of that takes {cells[0].needs_half} seeds.")
+    assert not describe_reach([replace(cell, drop=math.nan) for cell in cells], units)
 
 
 # -- exact tier -------------------------------------------------------------------------------------------------------

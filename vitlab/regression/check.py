@@ -1,5 +1,6 @@
 """The regression check: plan a study, run the tiers, and report or accept the result."""
 
+import shlex
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -90,14 +91,14 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
         raise UserError(f"{request.file} limits no cost; write check: {{cost: {{time: 1.2, memory: 1.1}}}}")
     result = gate.summarize_checks(study, findings, cells, notes)
     if result.verdict in ("differs", "regressed"):
-        name = own_study_changes("check", request, study)["study"]
-        advice = [
-            f"see what has changed by 'git diff $(git log -1 --format=%h -- {request.baseline})'",
-            *[f"see the trainings of the check by 'vitlab report {name}'"] * bool(cells),
+        own_study = str(own_study_changes("check", request, study)["study"])
+        report = shlex.join(["vitlab", "report", own_study, *Store(request.out.resolve()).out_option])
+        notes += [
+            f"see what has changed by 'git diff $(git log -1 --format=%h -- {shlex.quote(str(request.baseline))})'",
+            *[f"see the trainings of the check, and changed options, by '{report}'"] * bool(cells),
             f"if the change is meant, accept it: {request.accept_command}",
         ]
-        result = replace(result, notes=(*result.notes, *advice))
-    return replace(result, units=plan.units)
+    return replace(result, notes=tuple(notes), units=plan.units)
 
 
 def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) -> list[str]:
