@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import runpy
 import shlex
 import shutil
@@ -91,7 +92,8 @@ def accepted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a study, its baseline, and a store with all its results."""
     folder = tmp_path_factory.mktemp("gate")
     write(folder)
-    assert vitlab(folder, "--accept", "--reason", "the first").exit_code == 0
+    done = vitlab(folder, "--accept", "--reason", "the first")
+    assert done.exit_code == 0 and re.search(r"by [0-9.]+ points of val/accuracy is found four times", done.stdout)
     return folder
 
 
@@ -251,6 +253,12 @@ def test_changed_option_is_named_although_trials_fail(accepted: Path, monkeypatc
     with pytest.raises(TrialFailed):
         vitlab(accepted, "--tier", "statistical")
     assert done.exit_code == 1 and "train.optimizer.weight_decay: 0.05 -> 0.3" in done.stdout
+    shown = " ".join(done.stdout.split())
+    looked, accepted_by = (
+        shown.index("See what has changed by 'git diff"),
+        shown.index("If the change is meant, accept"),
+    )
+    assert shown.index("0.05 -> 0.3") < looked < accepted_by, "acceptance is the last thing to try"
     assert "3 seeds -> 1" in done.stdout
 
 

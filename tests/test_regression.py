@@ -545,7 +545,23 @@ def test_markdown_keeps_table_and_json_is_valid(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("COLUMNS", "80")
     terminal = render_check(CHECKED, "terminal")
     assert max(map(len, terminal.splitlines())) <= 80 and not set("|*#\\") & set(terminal.replace("a|b", ""))
-    assert re.search(r"(?m)^ a\|b +val/accuracy +inconclusive .* a drop <of 1>", terminal) and "A note." in terminal
+    assert re.search(r"(?m)^ a\|b +val accuracy +inconclusive .* a drop <of 1>", terminal) and "A note." in terminal
+
+
+def test_shares_are_in_points_and_json_keeps_fractions() -> None:
+    cell = Cell(
+        "a", "val/accuracy", "regressed", "adjusted p 0.01", 4, "paired t", 0.9, 0.8, 0.1, 0.02, 0.15, alpha=0.05
+    )
+    loss = replace(cell, metric="val/loss", old=1.0, new=1.1)
+    result = replace(CHECKED, findings=(), cells=(cell, loss), units={"accuracy": "share", "loss": "number"})
+    shown = render_check(result, "md")
+    assert (
+        "regressed: a: val accuracy (%): 90 -> 80 over 4 seeds, a drop of 10 points (90 % interval 5 to 15); adjusted p "
+        "0.01" in shown
+    )
+    assert "| a | val accuracy (%) | regressed | 90 | 80 | 10 | 15 |" in shown
+    assert "| a | val loss | regressed | 1 | 1.1 | 0.1 | 0.15 |" in shown
+    assert json.loads(render_json(result))["cells"][0]["drop"] == 0.1
 
 
 def test_settings_are_checked_like_rest_of_file() -> None:

@@ -98,13 +98,13 @@ def find_cached_trials(plan: Plan, only: str, store: Store, ended: Collection[st
     tuned = (planned for tuning in plan.tuning if is_selected(tuning.arm, only) for planned in tuning.trials)
     trials = [planned.trial for planned in distinct_trials([*tuned, *plan.trials])]
     dependencies = {name for trial in (*trials, *plan.prerequisites) for name in trial.needs.values()}
-    cached = [trial for trial in plan.prerequisites if store.folder(trial).has_weights()]
+    cached = [item for item in plan.prerequisites if item.name not in ended and store.folder(item).has_weights()]
     for trial in (trial for trial in trials if trial.name not in ended):
         folder = store.folder(trial)
         if folder.has_weights() if trial.name in dependencies else folder.done():
             folder.remove_checkpoint(trial.to_json())
             cached.append(trial)
-    return {trial.name: "cached" for trial in cached if trial.name not in ended}
+    return {trial.name: "cached" for trial in cached}
 
 
 def next_stage(plan: Plan, only: str, ended: Collection[str]) -> tuple[Plan, list[Planned]]:

@@ -82,11 +82,13 @@ def describe_reach(cells: Sequence[Outlook], units: Mapping[str, str]) -> list[s
     sentences = []
     for metric in dict.fromkeys(cell.metric for cell in cells if cell.drop > 0):
         cell = max((cell for cell in cells if cell.metric == metric and cell.drop > 0), key=lambda cell: cell.drop)
-        scale, more = Scale.of(metric, units), f"more than {MAX_SEEDS} seeds, or a lower check.min_abs"
+        scale = Scale.of(metric, units)
+        drop = f"{scale.factor * cell.drop:.2g} {scale.points}".rstrip()
+        more = format_count(cell.needs_half or MAX_SEEDS, "seed")
+        more = more if cell.needs_half else f"more than {more}, or a lower check.min_abs"
         sentences.append(
-            f"By the spread of its {format_count(cell.n, 'seed')}, a drop of arm '{cell.arm}' by "
-            f"{scale.factor * cell.drop:.2g} {scale.points} of {metric} is found four times in five; half of that takes "
-            f"{more if cell.needs_half is None else format_count(cell.needs_half, 'seed')}.".replace("  ", " ")
+            f"By the spread of its {format_count(cell.n, 'seed')}, a drop of arm '{cell.arm}' by {drop} of {metric} is "
+            f"found four times in five; half of that takes {more}."
         )
     return sentences
 
@@ -108,7 +110,9 @@ def render_json(result: CheckResult, report: Report | None = None) -> str:
 def render_junit(result: CheckResult) -> str:
     """Return JUnit XML: a test case for each check of an arm and each cell; inconclusive ones are skipped."""
     cases = [(item.arm or "plan", item.check, item.verdict, item.sentence, item.seconds) for item in result.findings]
-    cases += [(cell.arm, cell.metric, cell.verdict, _cell_sentence(cell, result.units), cell.seconds) for cell in result.cells]
+    cases += [
+        (cell.arm, cell.metric, cell.verdict, _cell_sentence(cell, result.units), cell.seconds) for cell in result.cells
+    ]
     suite = ElementTree.Element("testsuite", name=f"vitlab check {result.study}", errors="0")
     children = {"regressed": "failure", "differs": "failure", "inconclusive": "skipped"}
     for arm, name, verdict, sentence, seconds in cases:
@@ -140,6 +144,7 @@ def _cell_sentence(cell: Cell, units: Mapping[str, str]) -> str:
         for value in (cell.old, cell.new, cell.drop, 2 * cell.drop - cell.worst, cell.worst)
     )
     interval = f" ({percent(1 - 2 * cell.alpha)} interval {low} to {high})" if cell.test == "paired t" else ""
+    drop = f"{drop} {scale.points}".rstrip()
     return (
         f"{scale.title}: {old} -> {new} over {format_count(cell.n, 'seed')}, a drop of {drop}{interval}; {cell.reason}"
     )
