@@ -342,7 +342,7 @@ def test_outlook_is_for_seeds_of_file() -> None:
     assert cells[0].chance == pytest.approx(chance_to_decide(3, float(sd), 2 * float(sd), 0.05), rel=1e-9)
     units = {"accuracy": "share"}
     table = render_outlook(cells, units, "md")
-    assert "Warning" in table and "less than 80 %" in table and "| a | val accuracy (%) | 3 | 1.871 |" in table
+    assert "Warning" in table and "less than 80 %" in table and "| a | val accuracy (%) | 3 | 1.414 |" in table
     assert "Warning" not in render_outlook([replace(cell, chance=0.99) for cell in cells], units, "md")
     drop = detectable_drop(3, float(sd), 0.05 / 2, cells[0].margin / 2)
     [sentence] = describe_reach(cells, units)

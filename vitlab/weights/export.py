@@ -4,6 +4,7 @@ B images, C channels, H and W pixels, K classes.
 """
 
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -94,7 +95,10 @@ def _export_onnx(program: Any, file: Path) -> Callable[[Tensor], Tensor]:
         import onnxscript  # noqa: F401  # of torch's exporter
     except ImportError as error:
         raise WeightsError(f"export to ONNX needs {error.name}: pip install 'vitlab[onnx]'") from None
-    exported = torch.onnx.export(program, input_names=["pixels"], output_names=["logits"], verbose=False)
+    with warnings.catch_warnings():
+        # torch's exporter copies its own trees in a way that torch advises against.
+        warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
+        exported = torch.onnx.export(program, input_names=["pixels"], output_names=["logits"], verbose=False)
     assert exported is not None
     exported.save(file)
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
