@@ -180,7 +180,7 @@ def _python() -> Iterator[str]:
     yield (
         "`import vitlab` loads nothing: a name is imported when it is first used. A study is named by its file or "
         "by its folder in the output folder. Frames are pandas frames; every study has the columns named here, in "
-        "this order and of these types.\n"
+        "this order and of these types. The examples use the study of the [tutorial](../tutorial.md).\n"
     )
     yield from _function("run")
     yield "`repr(answer)` is one line; in a notebook an answer shows its sentences and a link to the report.\n"
@@ -260,8 +260,51 @@ ANSWER = {
 """Fields of an answer."""
 
 
+EXAMPLES = {
+    "run": """
+import vitlab
+
+answer = vitlab.run("first.yaml")
+print("\\n".join(answer.answers))  # a sentence for each comparison
+print(f"{answer.trained} trained, {answer.cached} taken from earlier runs; {answer.report}")
+""",
+    "plan": """
+import vitlab
+
+plan = vitlab.plan("first.yaml", changes={"seeds": 8})
+print(plan.groupby("arm")["trained"].agg(["sum", "count"]))  # trials that are stored, and all trials
+""",
+    "predictions": """
+import vitlab
+
+frame = vitlab.predictions("first.yaml")
+wrong = frame.query("split == 'test' and label != prediction")
+print(wrong.groupby(["arm", "label", "prediction"]).size().nlargest(5))  # the most frequent confusions
+""",
+    "load": """
+import torch
+from sklearn.datasets import load_digits
+import vitlab
+
+model, transform = vitlab.load("first.yaml", arm="baseline", seed=0)
+image_CHW = torch.tensor(load_digits().images[:1] / 16 * 255).to(torch.uint8)
+with torch.no_grad():
+    output = model(transform(image_CHW))
+print(model.logits_by_head(output)[""].argmax(-1))  # the predicted class
+""",
+    "explain": """
+import vitlab
+
+explanation = vitlab.explain("first.yaml", 3, arm="baseline")
+print(explanation.maps["attribution"].values_YX.round(2))  # a row of numbers for each row of patches
+explanation.overlay("attribution").save("three.png")
+""",
+}
+"""Examples of public functions, which a test runs on the study of the tutorial."""
+
+
 def _function(name: str) -> Iterator[str]:
-    """Yield a public function's signature, its docstring and a table of its arguments."""
+    """Yield a public function's signature, its docstring, a table of its arguments and an example."""
     function = getattr(vitlab, name)
     text = inspect.getdoc(function) or ""
     prose, arguments = _split_sections(text)
@@ -274,6 +317,8 @@ def _function(name: str) -> Iterator[str]:
         for argument, meaning in arguments.items():
             yield f"| `{argument}` | {_inline(meaning)} |"
         yield ""
+    if name in EXAMPLES:
+        yield f"```python{EXAMPLES[name]}```\n"
 
 
 def _parameters(function: Any) -> Iterator[str]:

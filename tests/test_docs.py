@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import warm
+import yaml
 
 import vitlab
 from vitlab import registry
@@ -90,6 +91,21 @@ def test_pages_can_be_followed(pages: int, tmp_path: Path) -> None:
     followed = [page for page in PAGES if page.parent != REFERENCE]
     failed = failing_blocks(tmp_path, followed[pages::SHARES])
     assert not failed, "\n\n".join(f"{b['page']}:{b['line']}\n{b['shown']}\n{b['reason']}" for b in failed)
+
+
+@pytest.mark.slow
+def test_examples_of_the_python_page_run(tmp_path: Path) -> None:
+    """On the tutorial's study, with fewer and shorter trainings."""
+    (study,) = re.findall(r'(?s)```yaml title="first.yaml"\n(.*?)```', (REFERENCE.parent / "tutorial.md").read_text())
+    content = yaml.safe_load(study) | {"seeds": 1, "run": {"executor": "inline", "tracker": "none"}}
+    content["base"]["train"] |= {"epochs": 1, "evaluations": 1}
+    examples = re.findall(r"(?s)```python\n(?!vitlab\.).*?```", (REFERENCE / "python.md").read_text())
+    assert {name for text in examples for name in re.findall(r"vitlab\.(\w+)\(", text)} == {
+        "run", "plan", "predictions", "load", "explain",
+    }  # fmt: skip
+    page = tmp_path / "examples.md"
+    page.write_text("\n\n".join([f'```yaml title="first.yaml"\n{yaml.safe_dump(content)}```', *examples]))
+    assert not failing_blocks(tmp_path, [page])
 
 
 def test_wrong_blocks_of_a_page_are_found(tmp_path: Path) -> None:
