@@ -199,8 +199,8 @@ def test_variation_beside_label_is_in_arm_name(tmp_path: Path) -> None:
             [
                 "position=none, depth=1",
                 "position=none, depth=2",
-                "rope2d(theta=50), depth=1",
-                "rope2d(theta=50), depth=2",
+                "position=rope2d(theta=50), depth=1",
+                "position=rope2d(theta=50), depth=2",
             ],
         ),
         (
@@ -216,7 +216,11 @@ def test_variation_beside_label_is_in_arm_name(tmp_path: Path) -> None:
                     {"grid": {"distill.teacher.trial.model.position": ["rope2d"], "model.depth": [1]}},
                 ]
             },
-            ["model.position=rope2d, depth=1", "learned, depth=1", "trial.model.position=rope2d, depth=1"],
+            [
+                "model.position=rope2d, depth=1",
+                "model.position=learned, depth=1",
+                "trial.model.position=rope2d, depth=1",
+            ],
         ),
     ],
 )
@@ -272,8 +276,8 @@ def test_new_length_replaces_old_one(tmp_path: Path) -> None:
 def test_baseline_is_arm_equal_to_base(tmp_path: Path) -> None:
     study_plan = plan(tmp_path, design={"grid": {"model.position": ["none", "learned"], "model.depth": [1, 2]}})
     baselines = {arm.name: arm.baseline for arm in study_plan.arms}
-    assert baselines.pop("learned, depth=2") is None
-    assert set(baselines.values()) == {"learned, depth=2"}
+    assert baselines.pop("position=learned, depth=2") is None
+    assert set(baselines.values()) == {"position=learned, depth=2"}
 
 
 def test_compare_to_finds_counterpart_of_each_arm(tmp_path: Path) -> None:
@@ -285,8 +289,8 @@ def test_compare_to_finds_counterpart_of_each_arm(tmp_path: Path) -> None:
     assert {arm.name: arm.baseline for arm in study_plan.arms} == {
         "position=none, depth=1": None,
         "position=none, depth=3": None,
-        "learned, depth=1": "position=none, depth=1",
-        "learned, depth=3": "position=none, depth=3",
+        "position=learned, depth=1": "position=none, depth=1",
+        "position=learned, depth=3": "position=none, depth=3",
     }
 
 

@@ -316,49 +316,42 @@ def arm_names(design: Sequence[Changes], resolved: Sequence[Values]) -> list[str
         {path: as_component(value, value_at(trial, keys_of(path))) for path, value in changes.values.items()}
         for changes, trial in zip(design, resolved, strict=True)
     ]
-    short, repeated, names = (
-        short_names(list(dict.fromkeys(path for own in values for path in own))),
-        _repeated_values(values),
-        [],
-    )
-    for changes, own in zip(design, values, strict=True):
-        shown = {
-            path: value
-            for path, value in own.items()
+    shown = [
+        {
+            path: own[path]
+            for path in own
             if path not in changes.conditions and (not changes.label or path in changes.beside)
         }
-        with_path = map(format_value, shown.values()) if len(shown) == 1 else repeated
-        name = ", ".join(filter(None, (changes.label, _name_values(shown, short, {*with_path})))) or "baseline"
+        for changes, own in zip(design, values, strict=True)
+    ]
+    with_path = _paths_in_names(shown) | {path for own in shown if len(own) == 1 for path in own}
+    short, names = short_names(list(dict.fromkeys(path for own in values for path in own))), []
+    for changes, own in zip(design, shown, strict=True):
+        name = ", ".join(filter(None, (changes.label, _name_values(own, short, with_path)))) or "baseline"
         names.append(f"{changes.block}: {name}" if changes.block else name)
     return names
 
 
 def _name_values(values: Values, short: Mapping[str, str], with_path: Collection[str]) -> str:
-    """Return the name of some values: components and texts alone, ``none`` and others after the name of their path.
+    """Return the name of some values, dotted path to value; some paths stand before their values, by short names."""
+    texts = {path: format_value(value) for path, value in values.items()}
+    return ", ".join(f"{short[path]}={text}" if path in with_path else text for path, text in texts.items())
 
-    Args:
-        values: dotted path to value.
-        short: dotted path to its short name.
-        with_path: components and texts, as formatted, which stand after their path, too.
+
+def _paths_in_names(arms: Sequence[Values]) -> set[str]:
+    """Return the paths that are in the names of all arms that set them, because their values alone tell too little.
+
+    They have a value other than a component or a text, or ``none``, or a value that another path has, too.
     """
-    parts = []
-    for path, value in values.items():
-        text = format_value(value)
-        tells_path = isinstance(value, str) or (isinstance(value, Mapping) and "type" in value)
-        parts.append(text if tells_path and text not in {"none", *with_path} else f"{short[path]}={text}")
-    return ", ".join(parts)
-
-
-def _repeated_values(arms: Sequence[Values]) -> set[str]:
-    """Return the values, as formatted, that more than one path has."""
-    first: dict[str, str] = {}
-    return {
-        text
-        for values in arms
-        for path, value in values.items()
-        for text in [format_value(value)]
-        if first.setdefault(text, path) != path
-    }
+    first, named = dict[str, str](), set[str]()
+    for values in arms:
+        for path, value in values.items():
+            text = format_value(value)
+            tells_path = isinstance(value, str) or (isinstance(value, Mapping) and "type" in value)
+            other = first.setdefault(text, path)
+            if not tells_path or text == "none" or other != path:
+                named |= {path, other}
+    return named
 
 
 def repeat_in_blocks(design: Sequence[Changes], blocks: Zip) -> list[Changes]:
@@ -373,10 +366,10 @@ def repeat_in_blocks(design: Sequence[Changes], blocks: Zip) -> list[Changes]:
             raise DesignFault(("blocks", key), f"the design sets {path}, too; a block is the same for all of its arms")
     number = len(next(iter(blocks.levels.values())))
     rows = [{path: blocks.levels[key][row] for key, path in paths.items()} for row in range(number)]
-    short, repeated, crossed = short_names([*paths.values()]), _repeated_values(rows), {}
+    short, with_path, crossed = short_names([*paths.values()]), _paths_in_names(rows), {}
     for row, values in enumerate(rows):
         places: dict[str, Path] = {path: ("blocks", key, row) for key, path in paths.items()}
-        name = blocks.labels[row] if blocks.labels else _name_values(values, short, repeated)
+        name = blocks.labels[row] if blocks.labels else _name_values(values, short, with_path)
         if name in crossed:
             raise DesignFault(next(iter(places.values())), f"two blocks are called '{name}'; name them by labels")
         block = Changes(values, places, against=values)
