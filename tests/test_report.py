@@ -381,6 +381,15 @@ def test_unit_of_percent_has_differences_in_points(tmp_path):
     assert "| 88.3 |" in page, "not multiplied by 100"
 
 
+@pytest.mark.parametrize("format", ["terminal", "md", "html", "latex", "latex-all"])
+def test_baseline_of_another_name_is_marked_in_every_table(tmp_path: Path, format: str) -> None:
+    plan, store = study(tmp_path, {"position=learned": BASE, "position=none": NONE})
+    page = text_of(plan, store, format)
+    assert "position=learned (baseline)" in page and "position=none (baseline)" not in page
+    plan, store = study(tmp_path / "named", {"baseline": BASE, "position=none": NONE})
+    assert "(baseline)" not in text_of(plan, store, format)
+
+
 def test_arm_without_baseline_is_described_in_its_unit(tmp_path):
     plan, store = count_study(tmp_path, {"alone": [3.0]})
     assert "alone reaches 3 images in val/blunders with one seed, which gives no interval." in text_of(

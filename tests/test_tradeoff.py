@@ -297,6 +297,38 @@ def test_main_effects_are_of_crossed_arms_alone(tmp_path: Path) -> None:
     assert rows_of("main_effects", in_blocks, store) == []
 
 
+def test_crossed_table_has_mean_and_interval_of_every_arm(tmp_path: Path) -> None:
+    arms = grid_arms({"model.b": [0, 1], "model.a": [0, 1, 2]})
+    del arms["12"]
+    report = Report.from_findings(findings(*study(tmp_path, arms)), [])
+    table = report.table("crossed")
+    assert table is not None
+    assert [column.title for column in table.columns] == ["a", "b=0", "b=1"] and "model.a and model.b" in table.caption
+    cells = {f"{b}{a}": table.columns[1 + b].cells[a] for b in (0, 1) for a in (0, 1, 2)}
+    assert cells.pop("12") == "" and table.columns[0].cells == ("0", "1", "2")
+    for arm, cell in cells.items():
+        interval = stats.ttest_1samp(arms[arm][1], 0.0).confidence_interval()
+        expected = np.mean(arms[arm][1]), interval.low, interval.high
+        assert [float(one) for one in re.findall(r"[\d.]+", cell)] == pytest.approx(expected, abs=6e-4)
+    for name in ("main_effects", "interactions"):  # paths stand in captions alone
+        table = report.table(name)
+        assert table is not None and "model.a" in table.caption
+        assert not any("model" in cell for column in table.columns for cell in column.cells)
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [
+        {"model.a": [0, 1]},
+        {"model.a": [0, 1], "model.b": [*range(7)]},
+        {"model.a": [0, 1], "model.b": [0, 1], "model.c": [0, 1]},
+    ],
+)
+def test_other_grids_have_no_crossed_table(levels: dict[str, list[Any]], tmp_path: Path) -> None:
+    plan, store = study(tmp_path, grid_arms(levels, seeds=1))
+    assert rows_of("crossed", plan, store) == []
+
+
 def test_interaction_is_said_to_make_main_effects_averages_of_unlike_ones(tmp_path: Path) -> None:
     arms = grid_arms({"model.a": [0, 1], "model.b": [0, 1]})
     answers = []

@@ -151,7 +151,7 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str
         return column(title, lambda row: "" if row["baseline"] is None else cell(row), rank)
 
     table = [
-        column.text("arm"),
+        _arm_column(rows),
         column("n", lambda row: f"{row['n']}" if row["n"] == row["planned"] else f"{row['n']}/{row['planned']}", 2),
         replace(
             column(scale.title + " at best" * (analysis.at == "best"), lambda row: scale.number(row["mean"], own), 1),
@@ -214,8 +214,7 @@ def paper_table(report: Report) -> Table:
             return text
         return f"{text} {scale.interval(row['difference_low'], row['difference_high'], apart)}"
 
-    column = Columns(rows)
-    table = [column("arm", lambda row: labels[row["arm"]], right=False)]
+    column, table = Columns(rows), [_arm_column(rows, labels)]
     if len(counts) > 1:
         table.append(column("n", lambda row: str(row["n"])))
     means = column(scale.title, lambda row: scale.spread(row["mean"], row["sd"], own))
@@ -230,6 +229,17 @@ def paper_table(report: Report) -> Table:
     if len({row["params"] for row in rows}) > 1:
         table.append(_parameters(rows))
     return Table(table, f"{report.question} {caption}{describe_shared(labels)}".strip())
+
+
+def _arm_column(rows: Sequence[Row], labels: Mapping[str, str] = {}) -> Column:
+    """Return the names of arms, or their labels; a baseline is marked, unless its name says so."""
+    baselines = {row["baseline"] for row in rows}
+
+    def cell(row: Row) -> str:
+        arm: str = row["arm"]
+        return labels.get(arm, arm) + " (baseline)" * (arm in baselines and not arm.endswith("baseline"))
+
+    return Columns(rows)("arm", cell, right=False)
 
 
 def _near_best(rows: Sequence[Row]) -> tuple[bool, ...]:

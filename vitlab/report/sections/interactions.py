@@ -1,11 +1,12 @@
-"""Interactions of a grid: whether two changes together do more, or less, than both alone."""
+"""The means of a grid of two factors, and interactions: whether two changes together do more than both alone."""
 
 from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,13 +15,21 @@ from vitlab.comparison.study import Sample, judge_study
 from vitlab.planning.values import Arm, Plan
 from vitlab.report.comparison import read_samples, trials_by_arm, with_equal_looks
 from vitlab.report.frame import StudyResults
-from vitlab.report.phrasing import Columns, difference_columns
+from vitlab.report.phrasing import (
+    DASH,
+    Columns,
+    difference_columns,
+    mean_and_difference_decimals,
+    mean_interval,
+    percent,
+)
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
-from vitlab.spec.design import format_value
+from vitlab.spec.design import format_value, short_names
 
 if TYPE_CHECKING:
     from vitlab.report.report import Report
 
+MAX_LEVELS = 6  #: of both factors of a crossed table; the table of arms is clearer than a larger one
 CAVEAT = "Exploratory: p values are corrected for these interactions alone, and none is registered."
 
 
@@ -70,6 +79,56 @@ class Grid:
 
 
 @dataclass(frozen=True)
+class Cell:
+    """An arm of a grid of two factors."""
+
+    first: str  #: its level of the factor with more levels, as ``path=value``
+    second: str
+    arm: str
+
+
+@section.register("crossed")
+class Crossed(Section[Cell]):
+    """Means of the arms of a grid of two factors, with a line for each level of one and a column for the other's."""
+
+    heading = "Means of the grid"
+    place = 24
+    row = Cell
+
+    def rows(self, findings: Findings) -> Iterator[Cell]:
+        plan, grid = findings.plan, Grid.from_plan(findings.plan)
+        if grid is None or len(grid.factors) != 2 or any(arm.block for arm in plan.arms) or not grid.squares(plan):
+            return
+        counts = {path: len({levels[at] for levels in grid.arms}) for path, at in grid.factors.items()}
+        first, second = sorted(counts, key=lambda path: -counts[path])
+        if counts[first] <= MAX_LEVELS:
+            for levels, arm in grid.arms.items():
+                one, other = (f"{path}={levels[grid.factors[path]]}" for path in (first, second))
+                yield Cell(one, other, arm)
+
+    def table(self, rows: Sequence[Cell], report: Report) -> Table:
+        scale, arms = report.scale, {row["arm"]: row for row in report.arms}
+        cells = {(row.first, row.second): arms.get(row.arm) for row in rows}
+        labels, decimals = short_changes(itertools.chain(*cells)), mean_and_difference_decimals(report.arms, scale)[0]
+
+        def text(second: str, first: str) -> str:
+            row = cells.get((first, second))
+            if row is None:
+                return ""
+            interval = scale.interval(*mean_interval(row), decimals)
+            return f"{scale.number(row['mean'], decimals)} {interval}".removesuffix(f" {DASH}")
+
+        column = Columns([*dict.fromkeys(row.first for row in rows)])
+        name = labels[rows[0].first].partition("=")[0]
+        columns = [column(name, lambda first: labels[first].partition("=")[2], right=False)]
+        for second in dict.fromkeys(row.second for row in rows):
+            columns.append(column(labels[second], partial(text, second), right=False))
+        level = percent(1 - report.analysis.alpha)
+        caption = f"Mean {scale.title} of every arm with its {level} interval, by {join_paths(labels)}."
+        return Table(columns, caption, caption)
+
+
+@dataclass(frozen=True)
 class Interaction:
     """An interaction of two changes, in the unit of the metric; numbers are None where too few seeds have them."""
 
@@ -112,20 +171,32 @@ class Interactions(Section[Interaction]):
             yield Interaction(*changes, row["pairs"], row["family"], *numbers)
 
     def table(self, rows: Sequence[Interaction], report: Report) -> Table:
-        column = Columns(rows)
+        column, labels = Columns(rows), short_changes(change for row in rows for change in (row.first, row.second))
         columns = [
-            column.text("change", "first"),
-            column.text("with", "second"),
-            column.text("beside", "against", rank=2),
+            column("change", lambda row: labels[row.first], right=False),
+            column("with", lambda row: labels[row.second], right=False),
             column("n", lambda row: str(row.pairs), rank=1),
             *difference_columns(rows, report.analysis, report.scale, "interaction"),
         ]
         return Table(
             columns,
-            "Difference that two changes make together, minus the sum of their single differences, at the n seeds that "
-            f"all four arms have; other seeds are left out. {CAVEAT}",
+            f"Difference that two changes from {'; '.join(dict.fromkeys(row.against for row in rows))} make together, "
+            "minus the sum of their single differences, at the n seeds that all four arms have; other seeds are left "
+            f"out. {CAVEAT}",
             CAVEAT,
         )
+
+
+def short_changes(changes: Iterable[str]) -> dict[str, str]:
+    """Return changes ``path=value`` with the short names of their paths."""
+    parts = {change: change.partition("=") for change in changes}
+    short = short_names(list(dict.fromkeys(path for path, *_ in parts.values())))
+    return {change: f"{short[path]}={value}" for change, (path, _, value) in parts.items()}
+
+
+def join_paths(changes: Iterable[str]) -> str:
+    """Return the paths of changes ``path=value``."""
+    return " and ".join(dict.fromkeys(change.partition("=")[0] for change in changes))
 
 
 def judge_averages(results: StudyResults, effects: Sequence[Sequence[Arm]]) -> list[dict[str, Any]]:

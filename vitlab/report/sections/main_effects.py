@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +23,8 @@ from vitlab.report.phrasing import (
 )
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
 from vitlab.report.sections.arms import difference_mark, draw_differences
-from vitlab.report.sections.interactions import Grid, judge_averages
+from vitlab.report.sections.interactions import Grid, join_paths, judge_averages, short_changes
 from vitlab.spec import Analysis
-from vitlab.spec.design import short_names
 
 if TYPE_CHECKING:
     from vitlab.report.report import Report
@@ -93,7 +92,7 @@ class MainEffects(Section[MainEffect]):
     def figure(self, rows: Sequence[MainEffect], findings: Findings) -> Drawing | None:
         if not rows:
             return None
-        scale, labels = findings.scale, wrapped_labels([*_short_changes(row.level for row in rows).values()], 30)
+        scale, labels = findings.scale, wrapped_labels([*short_changes(row.level for row in rows).values()], 30)
         marks = [
             difference_mark(place, row.difference, row.low, row.high, row.verdict)
             for place, row in enumerate(rows)
@@ -121,10 +120,10 @@ class MainEffects(Section[MainEffect]):
                 )
 
     def table(self, rows: Sequence[MainEffect], report: Report) -> Table:
-        column = Columns(rows)
+        column, labels = Columns(rows), short_changes(change for row in rows for change in (row.level, row.against))
         columns = [
-            column.text("level"),
-            column.text("compared with", "against", rank=2),
+            column("level", lambda row: labels[row.level], right=False),
+            column("compared with", lambda row: labels[row.against], 2, right=False),
             column("settings", lambda row: str(row.settings), rank=3),
             column("n", lambda row: str(row.pairs), rank=1),
             *difference_columns(rows, report.analysis, report.scale, "main effect"),
@@ -132,8 +131,9 @@ class MainEffects(Section[MainEffect]):
         ]
         return Table(
             columns,
-            "Difference of each level from the baseline's, averaged over the settings of the other factors "
-            f"that have both, at the n seeds that all of their arms have; other seeds are left out. {CAVEAT}",
+            f"Difference of each level of {join_paths(labels)} from the baseline's, averaged over the settings of "
+            "the other factors that have both, at the n seeds that all of their arms have; other seeds are left out. "
+            f"{CAVEAT}",
             CAVEAT,
         )
 
@@ -143,7 +143,7 @@ def grid_answers(sections: Mapping[str, Sequence[Any]], analysis: Analysis, unit
     effects, interactions = sections["main_effects"], sections["interactions"]
     scale, factors = Scale.of(analysis.metric, units), defaultdict[str, list[MainEffect]](list)
     changes = [(row.level, row.against) for row in effects] + [(row.first, row.second) for row in interactions]
-    labels, decimals = _short_changes(itertools.chain(*changes)), difference_decimals(effects, scale)
+    labels, decimals = short_changes(itertools.chain(*changes)), difference_decimals(effects, scale)
     for row in effects:
         factors[labels[row.level].partition("=")[0]].append(row)
     sentences = []
@@ -167,10 +167,3 @@ def grid_answers(sections: Mapping[str, Sequence[Any]], analysis: Analysis, unit
                 "unlike ones."
             )
     return truncate_list(sentences)
-
-
-def _short_changes(changes: Iterable[str]) -> dict[str, str]:
-    """Return changes ``path=value`` with the short names of their paths."""
-    parts = {change: change.partition("=") for change in changes}
-    short = short_names(list(dict.fromkeys(path for path, *_ in parts.values())))
-    return {change: f"{short[path]}={value}" for change, (path, _, value) in parts.items()}
