@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -1075,9 +1076,36 @@ def test_many_comparisons_start_with_overview(tmp_path, monkeypatch):
     html = text_of(plan, store, "html")
     top = html[html.index('<section id="answer"') : html.index("<details>")]
     assert doc["overview"] in top and top.count("<li") == 1 and "position=none is 3.1 points below" in top
-    assert "All 3 answers, 1 more of them with a verdict" in html
+    assert "<summary>All 3 answers</summary>" in html
     assert text_of(plan, store, "md").splitlines()[2] == doc["overview"]
     assert doc["overview"] in text_of(plan, store, "terminal")
+
+
+def test_comparisons_that_cannot_tell_are_one_sentence_outside_of_json(tmp_path, undrawn):
+    lost = [*NEAR[:4], math.nan]
+    arms = {"baseline": BASE, "worse": NONE, "near": NEAR, "wide": [0.99, 0.95, 0.97, 0.98, 0.96], "alone": lost}
+    plan, store = study(tmp_path, arms)
+    doc = document(plan, store)
+    wide = next(row for row in doc["arms"] if row["arm"] == "wide")
+    unclear = [answer for answer in doc["answers"] if answer.startswith("cannot tell: ")]
+    assert len(doc["answers"]) == 4 and len(unclear) == 3
+    low, high = (f"{100 * wide[f'difference_{end}']:.1f}".replace("-", "\N{MINUS SIGN}") for end in ("low", "high"))
+    sentence = (
+        "cannot tell: near; wide. The widest simultaneous 95 % interval of a difference from baseline is "
+        f"{low} to {high} points (wide)."
+    )
+    for format in ("terminal", "md"):
+        text = " ".join(text_of(plan, store, format).split())
+        assert sentence in text and "worse is 3.1 points below" in text and not any(one in text for one in unclear[:2])
+        assert unclear[2] in text, "a lost seed has a sentence"
+    page = unescape(text_of(plan, store, "html"))
+    assert page.index(sentence) < page.index("<summary>All 4 answers</summary>") < page.index(unclear[0])
+    arms = {"baseline": BASE[:1], "a": NONE[:1], "b": NEAR[:1]}
+    assert "cannot tell: a; b, whose seeds are too few for an interval." in text_of(
+        *study(tmp_path / "one", arms), "md"
+    )
+    arms.pop("b")
+    assert "one seed has no spread" in text_of(*study(tmp_path / "two", arms), "md"), "one arm keeps its sentence"
 
 
 def test_attention_pictures_are_in_page(tmp_path, undrawn):
@@ -1177,7 +1205,7 @@ def test_latex_fits_paper_width(tmp_path):
     assert wrapped is not None
     columns = [345 * float(wrapped[1]), *(max(map(width, cells)) for cells in list(zip(*rows, strict=True))[1:])]
     assert sum(columns) + 2 * 6 * (len(columns) - 1) <= 345
-    assert max(width(word) for row in rows for word in row[0].split(", ")) < columns[0]
+    assert max(width(word) for row in rows for word in row[0].split()) < columns[0]
     head, first, *_ = rows
     assert [cell.strip() for cell in head] == ["arm", r"val accuracy (\%)", "difference (points)", "verdict"]
     mean, sd = 100 * np.mean(GRID["none", "fused"]), 100 * np.std(GRID["none", "fused"], ddof=1)

@@ -303,9 +303,9 @@ def test_crossed_table_has_mean_and_interval_of_every_arm(tmp_path: Path) -> Non
     report = Report.from_findings(findings(*study(tmp_path, arms)), [])
     table = report.table("crossed")
     assert table is not None
-    assert [column.title for column in table.columns] == ["a", "b=0", "b=1"] and "model.a and model.b" in table.caption
-    cells = {f"{b}{a}": table.columns[1 + b].cells[a] for b in (0, 1) for a in (0, 1, 2)}
-    assert cells.pop("12") == "" and table.columns[0].cells == ("0", "1", "2")
+    assert [column.title for column in table.columns] == ["b", "a=0", "a=1", "a=2"]
+    cells = {f"{b}{a}": table.columns[1 + a].cells[b] for b in (0, 1) for a in (0, 1, 2)}
+    assert cells.pop("12") == "" and table.columns[0].cells == ("0", "1") and "model.b and model.a" in table.caption
     for arm, cell in cells.items():
         interval = stats.ttest_1samp(arms[arm][1], 0.0).confidence_interval()
         expected = np.mean(arms[arm][1]), interval.low, interval.high

@@ -23,6 +23,8 @@ from pathlib import Path, PurePath
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from vitlab.errors import nearest
+
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 """Names of the folders into which distributions are installed."""
 
@@ -64,10 +66,10 @@ def import_on_first_use(module: str, name: str) -> Any:
     Raises:
         AttributeError: if it lists no such name.
     """
-    home = _modules_of_names(module).get(name)
-    if home is None:
-        raise AttributeError(f"module '{module}' has no attribute '{name}'", name=name, obj=sys.modules[module])
-    return import_object(home, name)
+    homes = _modules_of_names(module)
+    if name not in homes:
+        raise AttributeError(f"module '{module}' has no attribute '{name}'.{nearest(name, homes)}")
+    return import_object(homes[name], name)
 
 
 def import_object(module: str, name: str = "") -> Any:

@@ -106,7 +106,7 @@ def explain(
     path: str | Path,
     image: int | str | Path = 0,
     *,
-    arm: str = "baseline",
+    arm: str | None = None,
     seed: int | None = None,
     target: str | int | None = None,
     out: str | Path = OUT,
@@ -120,7 +120,7 @@ def explain(
     Args:
         path: the study.
         image: index in the test split, or a picture's file.
-        arm: of the study.
+        arm: of the study, by default its baseline.
         seed: of the study, by default the first.
         target: the class whose logit is attributed to patches, by name or index; by default the most probable one.
         out: the output folder.
@@ -132,7 +132,7 @@ def explain(
     plan, store = open_study(path, out=out)
     planned = plan.find(arm, seed)
     example = image if isinstance(image, int) else Picture.read(image)
-    name = f"study {plan.study}, arm {arm}, seed {planned.seed}"
+    name = f"study {plan.study}, arm {planned.arm}, seed {planned.seed}"
     return next(explain_images(store.folder(planned.trial), name, [example], None if target is None else str(target)))
 
 

@@ -31,7 +31,7 @@ from vitlab.planning.values import UNDECIDED, Plan, Planned
 from vitlab.registry.options import check_arguments
 from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
 from vitlab.spec.changes import (
-    format_change,
+    format_changes,
     full_path,
     is_known_path,
     public,
@@ -144,7 +144,7 @@ def _place_at_changes(
             plan_study(file, plugins=plugins, out=out)
         except VitlabError:
             raise error from None
-        options = " ".join(format_change(path, value) for path, value in changes.items())
+        options = format_changes(changes)
         raise SpecError(
             replace(problem, file=options, line=0, column=0, source="") if problem.line else problem
             for problem in error.complete

@@ -12,6 +12,7 @@ import shlex
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -186,6 +187,9 @@ def _runs_table(name: str, source: str, runs: Sequence[Run], notes: list[str], n
     ]
     frame = pd.DataFrame(data, index=[run.info.run_id for run in runs])
     remarks = Remarks(source)
+    for role in ("arm", "seed"):
+        if getattr(named, role) is None and not {f"params.{role}", f"tags.{role}"}.isdisjoint(frame):
+            named = replace(named, **{role: role})
     columns = {
         name: _param_or_tag(frame, name, remarks)
         for name in filter(None, (named.arm, named.seed, named.block, named.baselines))

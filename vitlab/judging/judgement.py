@@ -14,7 +14,16 @@ from vitlab.comparison import Verdict
 from vitlab.errors import UserError, format_count, nearest
 from vitlab.judging import criterion
 from vitlab.judging.criterion import MAX_IMAGES, ColumnUnit
-from vitlab.judging.files import Columns, Remarks, Table, adapt_option_names, frame_to_table, read_table, shortlist
+from vitlab.judging.files import (
+    Columns,
+    Remarks,
+    Table,
+    adapt_option_names,
+    column_names,
+    frame_to_table,
+    read_table,
+    shortlist,
+)
 from vitlab.judging.trainings import Trainings, add_column_mistakes, read_trainings
 from vitlab.planning.values import Arm, Looks, MetricFacts, Plan, scale_conflict
 from vitlab.registry.options import check_arguments
@@ -71,7 +80,7 @@ def judge(
         results: a frame, the path of a table (.csv, .tsv, .json, .jsonl, .parquet, .xlsx), or the URI of an MLflow
             experiment, such as ``sqlite:///mlflow.db#NAME``.
         metric: the column of the metric; of a table with a column per arm, its name.
-        arm: the column of the arms; without it, every column is an arm.
+        arm: the column of the arms; by default the one that is called so, or else every column is an arm.
         seed: the column of the seeds, which pair the arms; by default the one that is called so.
         block: the column of data sets or of other blocks; arms are compared within each, and over all of them.
         baseline: the arm that the others are compared with; by default the one of this name, or else the first.
@@ -96,6 +105,9 @@ def judge(
     columns = Columns(metric, arm, seed, block, baselines)
     remarks.of_options += _wrong_options(columns, baseline, goal, alpha, images, classes, looks, over_blocks)
     table = _read_results(results, columns, remarks)
+    if arm is None and metric in table.rows and column_names(table.rows).count("arm") == 1:
+        columns = replace(columns, arm="arm")
+        remarks.notes.append("Arms are those of column 'arm'.")
     add_column_mistakes(table, columns, remarks)
     goal = goal or criterion.infer_goal(metric)
     if goal is None and (arm is None or metric in table.rows):

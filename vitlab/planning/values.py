@@ -257,12 +257,14 @@ class Plan:
         """Return the arm with this name."""
         return next(arm for arm in self.arms if arm.name == name)
 
-    def find(self, arm: str, seed: int | None = None) -> Planned:
-        """Return the trial of an arm and a seed, by default the first one.
+    def find(self, arm: str | None = None, seed: int | None = None) -> Planned:
+        """Return the trial of an arm, by default the baseline, and a seed, by default the first one.
 
         Raises:
             UserError: if there is none, naming the arms and seeds of the plan.
         """
+        if arm is None:
+            arm = next((each.name for each in self.arms if each.baseline is None and not each.skip), self.arms[0].name)
         for planned in self.trials:
             if planned.arm == arm and seed in (None, planned.seed):
                 return planned

@@ -105,17 +105,21 @@ class Answer:
         return f"<Answer {self.plan.study}: {self._counts}; {self.report}>"
 
     def __str__(self) -> str:
-        return "\n".join([self.plan.question or self.plan.study, *self.answers, f"{self._counts}. {self.report}"])
+        return "\n".join([self.plan.question or self.plan.study, *self._main_answers, f"{self._counts}. {self.report}"])
 
     def _repr_html_(self) -> str:
         """Return the question, the answers, the counts and a link to the report; every text is escaped."""
-        answers = "".join(f"<li>{escape(answer)}</li>" for answer in self.answers)
+        answers = "".join(f"<li>{escape(answer)}</li>" for answer in self._main_answers)
         here = Path.cwd()
         # A notebook serves only the files below its folder.
         link = self.report.relative_to(here).as_posix() if self.report.is_relative_to(here) else self.report.as_uri()
         anchor = f'<a href="{escape(quote(link, safe="/:%"))}" target="_blank">{escape(self.report.name)}</a>'
         question = escape(self.plan.question or self.plan.study)
         return f"<div><b>{question}</b><ul>{answers}</ul><p>{escape(self._counts)}. Report: {anchor}</p></div>"
+
+    @property
+    def _main_answers(self) -> list[str]:
+        return self.compare().report.main_answers
 
     @property
     def _counts(self) -> str:
@@ -184,7 +188,8 @@ def compare(first: str | Path, second: str | Path | None = None, *, out: str | P
     With two studies, every arm of ``second`` is compared with the arm of the same name in ``first``.  The last two
     columns are mean and standard deviation of the test metric of the same name.  Printed or in a notebook, the
     frame shows the answers first, and rows selected of it the same few columns; ``.answers`` holds the answers as text,
-    ``.notes`` the caveats, and ``.figures`` the figures of the report, such as ``figures["arms"]``.
+    ``.notes`` the caveats, ``.tables`` the numbers of other sections as frames, such as ``tables["main_effects"]``, and
+    ``.figures`` the figures of the report, such as ``figures["arms"]``.
 
     Raises:
         UserError: if a study has not been run in ``out``, or the two have no metric or no arm in common.
@@ -239,13 +244,13 @@ def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
 
 @check_arguments()
 def load(
-    path: str | Path, *, arm: str = "baseline", seed: int | None = None, out: str | Path = OUT
+    path: str | Path, *, arm: str | None = None, seed: int | None = None, out: str | Path = OUT
 ) -> tuple[Model, Transform]:
     """Return a trained model and the transform of its input images: ``model, transform = vitlab.load(...)``.
 
     Args:
         path: of a study, or a folder that MLflow gave back for a model stored there.
-        arm: of the study.
+        arm: of the study, by default its baseline.
         seed: of the study, by default the first.
         out: the output folder, where ``path`` is a study's file.
 

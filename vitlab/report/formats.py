@@ -99,7 +99,7 @@ def render_terminal(report: Report) -> str:
         console.print(Text(replace_controls(report.question), style="bold"))
     if report.overview:
         console.print(Text(report.overview))
-    for sentence in report.answers:
+    for sentence in report.main_answers:
         console.print(Padding(Text(replace_controls(sentence)), (0, 0, 0, 2)))
     console.print(Text(replace_controls(f"{report.analysis.metric}: {report.analysis.direction}."), style="dim"))
     for name, part in all_sections().items():
@@ -199,7 +199,7 @@ def _wrap(text: str, width: int) -> str:
 def render_markdown(report: Report, captions: Mapping[str, str] = {}) -> str:
     """Return the report; ``captions`` are the captions of the pictures that lie beside the file, by section."""
     lines = [f"# {escape_markdown(report.title)}", "", *([report.overview, ""] if report.overview else [])]
-    lines += [f"- {escape_markdown(sentence)}" for sentence in report.answers]
+    lines += [f"- {escape_markdown(sentence)}" for sentence in report.main_answers]
     lines += ["", escape_markdown(f"{report.analysis.metric}: {report.analysis.direction}.")]
     for name, part in all_sections().items():
         table = report.table(name)

@@ -55,6 +55,11 @@ class Comparison(pd.DataFrame):
         """The figures of the report by section, such as ``arms`` and ``curves``; a notebook shows one as a picture."""
         return {name: drawing.figure for name, drawing in self.report.figures.items()}
 
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The numbers of the report's sections by name, such as ``main_effects`` and ``interactions``."""
+        return {name: pd.DataFrame(rows) for name, rows in self.report.sections.items() if rows}
+
     def render(self, format: str = "terminal") -> str | bytes:
         """Return the report in a format, such as ``md``, ``html`` or ``latex``; bytes for parquet, otherwise text.
 
@@ -64,7 +69,7 @@ class Comparison(pd.DataFrame):
         return self.report.render(format)
 
     def _selected(self) -> Report | None:
-        """Return the report of the arms in the frame; None if it has none, or anything but their rows was changed."""
+        """Return the report of the arms in the frame and their baselines; None if anything but the rows was changed."""
         report: Report | None = getattr(self, "report", None)  # frames that pandas joins have none
         arms = {row["arm"]: row for row in report.arms} if report is not None else {}
         names = list(self["arm"]) if "arm" in self else []
@@ -73,6 +78,8 @@ class Comparison(pd.DataFrame):
         rows = [arms[name] for name in names]
         is_same = self.reset_index(drop=True).equals(comparison.summary_frame(rows, report.analysis))
         answers = report.answers if len(rows) == len(arms) else []
+        beside = {row["baseline"] for row in rows} - {None, *names}
+        rows = [*(row for row in report.arms if row["arm"] in beside), *rows]
         return replace(report, question="", arms=rows, answers=answers) if is_same else None
 
     def __repr__(self) -> str:
@@ -84,7 +91,7 @@ class Comparison(pd.DataFrame):
             return super().__repr__()
         table = paper_table(selected)
         more = f"{format_count(len(self.notes), 'note')} in .notes, the whole report in .render()."
-        return to_text(*selected.answers, table.columns, table.caption, more).rstrip()
+        return to_text(*selected.main_answers, table.columns, table.caption, more).rstrip()
 
     def _repr_html_(self) -> str | None:
         """Return answers, the table of arms and notes as HTML; every text is escaped."""
@@ -96,7 +103,7 @@ class Comparison(pd.DataFrame):
         rows = list(zip(*(column.cells for column in table), strict=True))
         with pd.option_context("display.max_colwidth", None):
             cells = pd.DataFrame(rows, columns=[column.title for column in table]).to_html(index=False, border=0)
-        answers = "".join(f"<li>{escape(answer)}</li>" for answer in selected.answers)
+        answers = "".join(f"<li>{escape(answer)}</li>" for answer in selected.main_answers)
         direction = f"{self.report.analysis.metric}: {self.report.analysis.direction}."
         notes = "".join(f"<p>{escape(note)}</p>" for note in (direction, *self.notes))
         return f"<div><ul>{answers}</ul>{cells}{notes}</div>"

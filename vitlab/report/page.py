@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -28,21 +29,16 @@ def render_page(report: Report) -> str:
     """Return the page; figures are inline."""
     analysis = report.analysis
     # A row without a verdict is no comparison; without any, there is an answer for each arm.
-    arms = phrasing.started_rows(report.arms)
-    verdicts = [row.verdict for row in report.sections["blocks"]] or [row["verdict"] for row in arms]
-    kinds = ["" for _ in grid_answers(report.sections, analysis, report.units)]
-    kinds += [_row_class(verdict) for verdict in verdicts if verdict]
-    kinds += [""] * (len(report.answers) - len(kinds))
-    answers = list(zip(report.answers, kinds, strict=True))
-    claims = [answer for answer in answers if answer[1] not in ("cannot-tell", "refused")]
-    many = bool(report.overview) and len(answers) > phrasing.OVERVIEW_FROM
+    verdicts = [row.verdict for row in report.sections["blocks"]]
+    verdicts = verdicts or [row["verdict"] for row in phrasing.started_rows(report.arms) if row["verdict"]]
+    kinds = [""] * len(grid_answers(report.sections, analysis, report.units)) + [*map(_row_class, verdicts)]
+    all_answers = dict(itertools.zip_longest(report.answers, kinds, fillvalue=""))
+    main_answers = [(answer, all_answers.get(answer, "cannot-tell")) for answer in report.main_answers]
     parts = [_section_context(report, name, part) for name, part in all_sections().items()]
     values = {
         "report": report,
-        # Of many answers, those with a verdict come first; the others are folded.
-        "answers": claims if many else answers,
-        "few": phrasing.OVERVIEW_FROM,
-        "all_answers": answers if many else [],
+        "answers": main_answers[: phrasing.OVERVIEW_FROM],
+        "all_answers": list(all_answers.items()),
         "parts": [part for part in parts if part["table"] or part["figure"] or part["images"]],
         "trials": _table_context(trial_columns(report.trials, report.units)),
         "judged": f"{analysis.metric} ({analysis.direction}, {analysis.at} evaluation)",

@@ -385,6 +385,32 @@ def answer_sentences(rows: Sequence[Row], analysis: Analysis, units: Mapping[str
     return [*sentences, *([f"not run yet: {name_arms(others)}."] if others else [])]
 
 
+def fold_unclear(
+    answers: Sequence[str], rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]
+) -> list[str]:
+    """Return answers with one sentence in place of several that cannot tell: their arms and the widest interval.
+
+    Sentences stay that say more than that: of seeds that diverged, failed or collapsed.
+    """
+    unclear = [row for row in rows if row["verdict"] == Verdict.CANNOT_TELL and row["difference"] is not None]
+    unclear = [row for row in unclear if not (row["broken"] or row["collapsed_pairs"])]
+    heads = tuple(f"{Verdict.CANNOT_TELL}: {row['arm']} is " for row in unclear)
+    others = [answer for answer in answers if not answer.startswith(heads)]
+    if len(answers) - len(others) < 2:
+        return list(answers)
+    sentence = f"{Verdict.CANNOT_TELL}: {name_arms([row['arm'] for row in unclear])}"
+    judged = [row for row in unclear if row["difference_low"] is not None]
+    if not judged:
+        return [*others, f"{sentence}, whose seeds are too few for an interval."]
+    widest, scale = (
+        max(judged, key=lambda row: row["difference_high"] - row["difference_low"]),
+        Scale.of(analysis.metric, units),
+    )
+    ends = _format_ends(widest, "difference_", scale, mean_and_difference_decimals(rows, scale)[1])
+    interval = f"The widest {interval_name(widest['family'], analysis)} of a difference from {widest['baseline']}"
+    return [*others, f"{sentence}. {interval} is {f'{ends} {scale.points}'.rstrip()} ({widest['arm']})."]
+
+
 def format_verdict_counts(rows: Sequence[Row], among: str = "Of") -> str:
     """Return the number of comparisons per verdict, after the words ``among``; empty if there are few."""
     counts = Counter(row["verdict"] for row in compared_rows(rows))

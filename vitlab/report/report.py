@@ -96,6 +96,11 @@ class Report:
         return self.question or self.study
 
     @property
+    def main_answers(self) -> list[str]:
+        """The answers, with one sentence in place of several that cannot tell."""
+        return phrasing.fold_unclear(self.answers, self.arms, self.analysis, self.units)
+
+    @property
     def provenance_lines(self) -> list[tuple[str, str]]:
         """How the numbers were made, as pairs of heading and text."""
         return [] if self.made is None else self.made.lines()

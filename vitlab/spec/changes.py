@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any
 
+import click
+
 from vitlab.errors import Path, Problem, SpecError, closest
 from vitlab.spec.mistakes import collect_mistakes, foreign_option_hint, models_in
 from vitlab.spec.study import Study
@@ -54,14 +56,19 @@ def read_changed_document(file: FilePath | str, changes: Values = {}) -> Documen
     for path, value in changes.items():
         keys = tuple(full_path(path).split("."))
         _apply_change(document.data, keys, deep_copy(value))
-        options[keys] = format_change(path, value)
+        options[keys] = format_changes({path: value})
     return replace(document, changes=options)
 
 
-def format_change(path: str, value: Any) -> str:
-    """Format a change as an option of the command line."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return f"--set {path}={text:.100}"
+def format_changes(changes: Values) -> str:
+    """Format changes as they were given: as options of the command line, or else as the argument in Python."""
+    if click.get_current_context(silent=True) is None:
+        return f"changes={changes!r:.200}"
+    texts = {
+        path: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        for path, value in changes.items()
+    }
+    return " ".join(f"--set {path}={text:.100}" for path, text in texts.items())
 
 
 def full_path(path: str) -> str:
@@ -79,7 +86,7 @@ def _apply_change(data: Any, path: tuple[str, ...], value: Any) -> None:
             data[part] = {"type": data[part]}
         data = data.setdefault(part, {})
         if not isinstance(data, dict):
-            raise SpecError([Problem("--set", 0, 0, f"'{'.'.join(path)}': '{part}' is not a mapping")])
+            raise SpecError([Problem(format_changes({".".join(path): value}), 0, 0, f"'{part}' is not a mapping")])
     if len(path) > 1 and path[-2] == "train" and path[-1] in LENGTHS:
         for other in LENGTHS:
             data.pop(other, None)
@@ -100,7 +107,9 @@ def unknown_path_problem(path: str, value: Any, document: Document) -> Problem:
     meant = f" Did you mean '{names[close]}'?" if close is not None else ""
     hint = meant if first in names else foreign_option_hint(first) or meant
     keys = ", ".join([*Study.model_fields, *TrialSpec.model_fields])
-    return Problem(format_change(path, value), 0, 0, f"unknown key '{first}'.{hint} A path begins with one of: {keys}.")
+    return Problem(
+        format_changes({path: value}), 0, 0, f"unknown key '{first}'.{hint} A path begins with one of: {keys}."
+    )
 
 
 def without_secrets(changes: Values) -> NewTree:

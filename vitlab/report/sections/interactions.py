@@ -6,7 +6,6 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,11 +16,12 @@ from vitlab.report.comparison import read_samples, trials_by_arm, with_equal_loo
 from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import (
     DASH,
+    Column,
     Columns,
     difference_columns,
+    interval_name,
     mean_and_difference_decimals,
     mean_interval,
-    percent,
 )
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
 from vitlab.spec.design import format_value, short_names
@@ -82,14 +82,14 @@ class Grid:
 class Cell:
     """An arm of a grid of two factors."""
 
-    first: str  #: its level of the factor with more levels, as ``path=value``
+    first: str  #: its level of the first factor, as ``path=value``
     second: str
     arm: str
 
 
 @section.register("crossed")
 class Crossed(Section[Cell]):
-    """Means of the arms of a grid of two factors, with a line for each level of one and a column for the other's."""
+    """Means of a grid of two factors, with a line for each level of the first and a column for each of the second."""
 
     heading = "Means of the grid"
     place = 24
@@ -97,34 +97,30 @@ class Crossed(Section[Cell]):
 
     def rows(self, findings: Findings) -> Iterator[Cell]:
         plan, grid = findings.plan, Grid.from_plan(findings.plan)
-        if grid is None or len(grid.factors) != 2 or any(arm.block for arm in plan.arms) or not grid.squares(plan):
+        if grid is None or len(plan.paths) != 2 or not grid.squares(plan):
             return
-        counts = {path: len({levels[at] for levels in grid.arms}) for path, at in grid.factors.items()}
-        first, second = sorted(counts, key=lambda path: -counts[path])
-        if counts[first] <= MAX_LEVELS:
+        if max(len({*levels}) for levels in zip(*grid.arms, strict=True)) <= MAX_LEVELS:
             for levels, arm in grid.arms.items():
-                one, other = (f"{path}={levels[grid.factors[path]]}" for path in (first, second))
-                yield Cell(one, other, arm)
+                first, second = (f"{path}={level}" for path, level in zip(plan.paths, levels, strict=True))
+                yield Cell(first, second, arm)
 
     def table(self, rows: Sequence[Cell], report: Report) -> Table:
-        scale, arms = report.scale, {row["arm"]: row for row in report.arms}
-        cells = {(row.first, row.second): arms.get(row.arm) for row in rows}
-        labels, decimals = short_changes(itertools.chain(*cells)), mean_and_difference_decimals(report.arms, scale)[0]
-
-        def text(second: str, first: str) -> str:
-            row = cells.get((first, second))
-            if row is None:
-                return ""
-            interval = scale.interval(*mean_interval(row), decimals)
-            return f"{scale.number(row['mean'], decimals)} {interval}".removesuffix(f" {DASH}")
-
-        column = Columns([*dict.fromkeys(row.first for row in rows)])
-        name = labels[rows[0].first].partition("=")[0]
-        columns = [column(name, lambda first: labels[first].partition("=")[2], right=False)]
+        scale, labels = report.scale, short_changes(change for row in rows for change in (row.first, row.second))
+        decimals, _ = mean_and_difference_decimals(report.arms, scale)
+        of_arms = {
+            row["arm"]: f"{scale.number(row['mean'], decimals)} {scale.interval(*mean_interval(row), decimals)}"
+            for row in report.arms
+        }
+        cells = {(row.first, row.second): of_arms.get(row.arm, "").removesuffix(f" {DASH}") for row in rows}
+        lines = dict.fromkeys(row.first for row in rows)
+        levels = [labels[first].partition("=") for first in lines]
+        columns = [Column(levels[0][0], tuple(level for *_, level in levels), right=False)]
         for second in dict.fromkeys(row.second for row in rows):
-            columns.append(column(labels[second], partial(text, second), right=False))
-        level = percent(1 - report.analysis.alpha)
-        caption = f"Mean {scale.title} of every arm with its {level} interval, by {join_paths(labels)}."
+            columns.append(
+                Column(labels[second], tuple(cells.get((first, second), "") for first in lines), right=False)
+            )
+        interval = interval_name(1, report.analysis)
+        caption = f"Mean {scale.title} of every arm with its {interval}, by {join_paths(labels)}."
         return Table(columns, caption, caption)
 
 
