@@ -525,6 +525,18 @@ def test_mistake_caused_by_set_names_set(here: Path) -> None:
     assert [line.split(": ")[0] for line in lines] == ["--set model.heads=3", "s.yaml:5:65"]
 
 
+def test_mistake_caused_by_changes_in_python_names_changes(here: Path) -> None:
+    (here / "s.yaml").write_text(STUDY)
+    for changes, words in (
+        ({"seed": 5}, "changes={'seed': 5}: unknown key 'seed'. Did you mean 'seeds'?"),
+        ({"seeds": 3, "model.heads": 3}, "changes={'model.heads': 3}: dim 8 is not a multiple of heads 3"),
+        ({"model.depth.x": 1}, "changes={'base.model.depth.x': 1}: 'depth' is not a mapping"),
+    ):
+        with pytest.raises(SpecError) as raised:
+            plan_study(here / "s.yaml", changes=changes)
+        assert str(raised.value).startswith(words)
+
+
 @pytest.mark.parametrize(
     ("changes", "place"),
     [

@@ -344,6 +344,13 @@ def test_unpaired_runs_need_no_seed(database: str) -> None:
     assert not any("repeated" in note for note in notes)
 
 
+def test_runs_with_arm_and_seed_need_no_option(database: str) -> None:
+    own = table_of(f"{database}#tiny", arm=None, seed=None).rows
+    assert len(own) and own.equals(table_of(f"{database}#tiny", arm="arm").rows)
+    with pytest.raises(UserError, match="name the parameter or tag of the arm"):
+        judge(f"{database}#positions", metric=METRIC)
+
+
 def test_own_study_is_judged_to_the_last_digit(folder: Path, database: str, address: str) -> None:
     own = json.loads((folder / "studies/tiny/report/report.json").read_text(encoding="utf-8"))
     needs_more = {"split_sd", "new_images_low", "new_images_high", "params", "macs", "wall_s", "images_per_s"}

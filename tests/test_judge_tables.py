@@ -249,6 +249,14 @@ def test_columns_of_seeds_and_numbers_are_no_arms(tmp_path: Path, content: str) 
     assert judgement["pairs"].tolist()[1] == 3
 
 
+def test_columns_called_arm_and_seed_need_no_option(tmp_path: Path) -> None:
+    judgement = judged(tmp_path, LONG, arm=None)
+    assert means(judgement) == pytest.approx(MEANS) and judgement["pairs"].tolist()[1] == 3
+    assert judgement.notes[:2] == ("Arms are those of column 'arm'.", "Seeds are those of column 'seed'.")
+    columns = judged(tmp_path, WIDE.replace("rope", "arm"), arm=None)  # no column has the metric's name
+    assert means(columns).keys() == {"vit", "arm"}
+
+
 @pytest.mark.parametrize(
     ("content", "arm", "message"),
     [
@@ -257,7 +265,7 @@ def test_columns_of_seeds_and_numbers_are_no_arms(tmp_path: Path, content: str) 
         (WIDE.replace("seed", "trainer/global_step"), None, "rows are moments of trainings"),
         ("a - acc,a - acc__MIN,a - acc__MAX\n0.5,0.4,0.6\n", None, "columns a - acc__MIN; a - acc__MAX: rows are"),
         ("Wall time,Step,Value\n1.5,1,0.5\n", None, "column Step: rows are moments of trainings"),
-        (LONG, None, "'acc' is a column: name the column of the arms with arm (found: arm)"),
+        (LONG.replace("arm", "net"), None, "'acc' is a column: name the column of the arms with arm (found: net)"),
         ("model,s0,s1\nvit,0.81,0.82\nrope,0.91,0.92\n", None, "name the column of the arms if a row is a training"),
         ("vit_seed_0,vit_seed_1\n0.81,0.82\n", None, "the names of arms vit_seed_0; vit_seed_1 hold seeds"),
         (

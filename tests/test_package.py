@@ -94,8 +94,9 @@ def test_public_names() -> None:
     assert sorted(vitlab.__all__) == dir(vitlab)
     for name in vitlab.__all__:
         assert getattr(vitlab, name) is not None
-    with pytest.raises(AttributeError, match="nothing"):
-        _ = vitlab.nothing
+    for name, words in (("nothing", "no attribute 'nothing'[.]$"), ("runn", "'runn'[.] Did you mean 'run'[?]$")):
+        with pytest.raises(AttributeError, match=words):
+            getattr(vitlab, name)
 
 
 @pytest.mark.parametrize(

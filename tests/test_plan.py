@@ -277,6 +277,7 @@ def test_baseline_is_arm_equal_to_base(tmp_path: Path) -> None:
     study_plan = plan(tmp_path, design={"grid": {"model.position": ["none", "learned"], "model.depth": [1, 2]}})
     baselines = {arm.name: arm.baseline for arm in study_plan.arms}
     assert baselines.pop("position=learned, depth=2") is None
+    assert study_plan.find().arm == study_plan.find(seed=0).arm == "position=learned, depth=2"
     assert set(baselines.values()) == {"position=learned, depth=2"}
 
 

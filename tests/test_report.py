@@ -1430,6 +1430,20 @@ def test_loss_has_own_curves(tmp_path):
     assert all_sections()["loss"].metric(loss_plan) is None
 
 
+def test_selected_arms_stand_beside_their_baseline_and_sections_are_frames(tmp_path):
+    plan, store = _grid(tmp_path)
+    arms = Comparison.of(report.collect(plan, store))
+    last = plan.arms[-1]
+    shown = [line.strip() for line in repr(arms[arms["arm"] == last.name]).splitlines()]
+    names = [line for line in shown if line.startswith("position=")]
+    assert len(names) == 2 and names[0].startswith("position=none (baseline)"), (
+        "parts that both share are in the caption"
+    )
+    rows = document(plan, store)
+    for name in ("main_effects", "interactions"):
+        assert arms.tables[name].to_dict("records") == rows[name] != []
+
+
 def test_comparison_with_drawn_figures_is_pickled(tmp_path):
     arms = Comparison.of(report.collect(*study(tmp_path, POSITIONS)))
     assert arms.figures["arms"]._repr_png_().startswith(b"\x89PNG")

@@ -187,9 +187,8 @@ def _runs_table(name: str, source: str, runs: Sequence[Run], notes: list[str], n
     ]
     frame = pd.DataFrame(data, index=[run.info.run_id for run in runs])
     remarks = Remarks(source)
-    for role in ("arm", "seed"):
-        if getattr(named, role) is None and not {f"params.{role}", f"tags.{role}"}.isdisjoint(frame):
-            named = replace(named, **{role: role})
+    if named.arm is None and {"arm", "seed"} <= {key.partition(".")[2] for key in frame if key.startswith(KINDS[:2])}:
+        named = replace(named, arm="arm", seed=named.seed or "seed")
     columns = {
         name: _param_or_tag(frame, name, remarks)
         for name in filter(None, (named.arm, named.seed, named.block, named.baselines))
