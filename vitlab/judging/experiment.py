@@ -187,7 +187,9 @@ def _runs_table(name: str, source: str, runs: Sequence[Run], notes: list[str], n
     ]
     frame = pd.DataFrame(data, index=[run.info.run_id for run in runs])
     remarks = Remarks(source)
-    if named.arm is None and {"arm", "seed"} <= {key.partition(".")[2] for key in frame if key.startswith(KINDS[:2])}:
+    if named.arm is None and {"arm", "seed"} <= {
+        key.partition(".")[2] for key in column_names(frame) if key.startswith(KINDS[:2])
+    }:
         named = replace(named, arm="arm", seed=named.seed or "seed")
     columns = {
         name: _param_or_tag(frame, name, remarks)
