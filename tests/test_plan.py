@@ -23,6 +23,7 @@ from vitlab.identity.code import clear_caches, modules_digest, transitive_digest
 from vitlab.identity.trial import key_of
 from vitlab.lab import plan_study
 from vitlab.planning.engine_choice import choose_engine, shape_digest
+from vitlab.planning.registration import added_comparisons, altered_arms, removed_comparisons, with_registration
 from vitlab.planning.rules import RuleFault, is_met, parse_rule
 from vitlab.planning.sources import may_share_images
 from vitlab.planning.values import EngineBenchmark, Plan, Trial
@@ -233,6 +234,17 @@ def test_components_of_several_values_are_named_without_path(
         base = {**BASE, "distill": {"teacher": teacher}}
     arms = names(plan(tmp_path, base=base, design=design, analysis={"compare": "none"}))
     assert arms == expected
+
+
+def test_arms_that_a_further_level_renames_stay_registered(tmp_path: Path) -> None:
+    def grid(*positions: str) -> Plan:
+        return plan(tmp_path, design={"grid": {"model.position": [*positions], "model.depth": [2, 1]}})
+
+    first = with_registration(grid("learned", "rope2d"), None, lambda key, code: False)
+    later = with_registration(grid("learned", "rope2d", "none"), first, lambda key, code: True)
+    assert names(first)[3] == "rope2d, depth=1" and names(later)[3] == "position=rope2d, depth=1"
+    assert added_comparisons(later) == {"position=none, depth=2", "position=none, depth=1"}
+    assert removed_comparisons(later) == altered_arms(later) == []
 
 
 def test_arm_names_have_the_differences() -> None:

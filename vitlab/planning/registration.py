@@ -55,9 +55,14 @@ def with_registration(plan: Plan, earlier: Plan | None, ended: Callable[[str, st
     if plan.looks is not None and [size for size, _ in first.looks] == [len(seeds) for seeds in plan.looks.seeds]:
         # The levels that were registered stay: they depend on the number of comparisons.
         plan = replace(plan, looks=replace(plan.looks, shares=tuple(share for _, share in first.looks)))
+    # A further level may give the arms of a grid longer names.
+    by_identity = {identity: arm for arm, identity in plan.identities.items()}
+    names = {arm: arm if arm in plan.identities else by_identity.get(own, arm) for arm, own in first.arms.items()}
+    family = tuple((names.get(arm, arm), names.get(baseline, baseline)) for arm, baseline in first.family)
+    arms = {**plan.identities, **{names[arm]: identity for arm, identity in first.arms.items()}}
     # The next run cannot tell from a plan without results that there were some.
     seen = first.seen or not any_ended(plan)
-    return replace(plan, registered=replace(first, arms={**plan.identities, **first.arms}, seen=seen))
+    return replace(plan, registered=replace(first, family=family, arms=arms, seen=seen))
 
 
 def _format_exactly(value: Any) -> str:
