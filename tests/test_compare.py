@@ -118,7 +118,7 @@ def test_text_begins_with_answers_and_has_few_columns(out: Path, monkeypatch: py
     assert repr(table.copy()) == repr(table)
     worse = str(table[table["verdict"] == "worse"])
     assert max(map(len, worse.splitlines())) <= 80 and row.split() in [line.split() for line in worse.splitlines()]
-    assert worse.split()[0] == "arm" and "old: baseline" not in worse
+    assert re.search(r"(?m)^ arm ", worse) and "old: <b>=1 (baseline)" in worse and "old: baseline" not in worse
     both = str(table.sort_values("arm", ascending=False).reset_index(drop=True))
     assert re.findall(r"(?m)^ ((?:old|new): \S+)", both) == sorted(table["arm"], reverse=True)
     assert "<td>" in table[table["verdict"] == "worse"]._repr_html_()

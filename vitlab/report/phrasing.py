@@ -399,16 +399,13 @@ def fold_unclear(
     if len(answers) - len(others) < 2:
         return list(answers)
     sentence = f"{Verdict.CANNOT_TELL}: {name_arms([row['arm'] for row in unclear])}"
-    judged = [row for row in unclear if row["difference_low"] is not None]
-    if not judged:
+    widest = max(unclear, key=lambda row: half_width(row["difference_low"], row["difference_high"]) or 0.0)
+    if widest["difference_low"] is None:
         return [*others, f"{sentence}, whose seeds are too few for an interval."]
-    widest, scale = (
-        max(judged, key=lambda row: row["difference_high"] - row["difference_low"]),
-        Scale.of(analysis.metric, units),
-    )
+    scale, interval = Scale.of(analysis.metric, units), interval_name(widest["family"], analysis)
     ends = _format_ends(widest, "difference_", scale, mean_and_difference_decimals(rows, scale)[1])
-    interval = f"The widest {interval_name(widest['family'], analysis)} of a difference from {widest['baseline']}"
-    return [*others, f"{sentence}. {interval} is {f'{ends} {scale.points}'.rstrip()} ({widest['arm']})."]
+    widths = f"The widest {interval} of a difference from {widest['baseline']} is {ends} {scale.points}".rstrip()
+    return [*others, f"{sentence}. {widths} ({widest['arm']})."]
 
 
 def format_verdict_counts(rows: Sequence[Row], among: str = "Of") -> str:

@@ -162,9 +162,10 @@ class Interactions(Section[Interaction]):
         # For two factors of two levels, t is that of a repeated-measures analysis of variance over seeds.
         for changes, row in zip(squares, judge_averages(findings.results, [*squares.values()]), strict=True):
             # Of two effects, one is (both - one) and one (other - neither): their difference is twice an average.
-            sizes = {name: 2 * row[name] for name in ("difference", "difference_low", "difference_high")}
-            numbers = finite_or_none({**sizes, "p": row["p"], "p_corrected": row["p_corrected"]}).values()
-            yield Interaction(*changes, row["pairs"], row["family"], *numbers)
+            sizes = (row[name] and 2 * row[name] for name in ("difference", "low", "high"))
+            yield Interaction(
+                *changes, row["pairs"], row["family"], *sizes, *(row[name] for name in ("p", "p_corrected"))
+            )
 
     def table(self, rows: Sequence[Interaction], report: Report) -> Table:
         column, labels = Columns(rows), short_changes(change for row in rows for change in (row.first, row.second))
@@ -198,7 +199,7 @@ def join_paths(changes: Iterable[str]) -> str:
 def judge_averages(results: StudyResults, effects: Sequence[Sequence[Arm]]) -> list[dict[str, Any]]:
     """Return the comparison of the average of some arms with the average of their baselines, for each effect.
 
-    Averages are judged as arms are: see :func:`vitlab.comparison.study.judge_study`.
+    Averages are judged as arms are: see :func:`vitlab.comparison.study.judge_study`.  Numbers are JSON values.
     """
     samples = read_samples(results, trials_by_arm(results))
     compared, averages = dict[str, str](), dict[str, Sample]()
@@ -216,4 +217,7 @@ def judge_averages(results: StudyResults, effects: Sequence[Sequence[Arm]]) -> l
         compared[level] = baseline
         averages |= {level: average(own, seeds), baseline: average(others, seeds)}
     plan = with_equal_looks(results.plan)
-    return [*judge_study(plan, compared, averages, quantum=results.quantum).values()]
+    rows = judge_study(plan, compared, averages, quantum=results.quantum).values()
+    ends = {"low": "difference_low", "high": "difference_high"}
+    names = {name: ends.get(name, name) for name in ("difference", *ends, "p", "p_corrected", "sound_difference")}
+    return [{**row, **finite_or_none({name: row[column] for name, column in names.items()})} for row in rows]

@@ -21,7 +21,7 @@ from vitlab.report.phrasing import (
     interval_name,
     truncate_list,
 )
-from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
+from vitlab.report.sections import Findings, Section, Table, section
 from vitlab.report.sections.arms import difference_mark, draw_differences
 from vitlab.report.sections.interactions import Grid, join_paths, judge_averages, short_changes
 from vitlab.spec import Analysis
@@ -81,13 +81,9 @@ class MainEffects(Section[MainEffect]):
         for ((level, against), arms), row in zip(effects.items(), averages, strict=True):
             if not row["pairs"]:  # its arms have not been trained yet
                 continue
-            columns = {"low": "difference_low", "high": "difference_high"}
-            columns |= {name: name for name in ("difference", "p_corrected", "sound_difference")}
-            numbers: Mapping[str, Any] = finite_or_none({name: row[column] for name, column in columns.items()})
-            counts = {"settings": len(arms), **{name: row[name] for name in ("pairs", "family")}}
-            yield MainEffect(
-                level, against, verdict=str(row["verdict"]), collapsed=row["collapsed_pairs"], **counts, **numbers
-            )
+            names = ("pairs", "family", "verdict", "difference", "low", "high", "p_corrected", "sound_difference")
+            columns = {name: row[name] for name in names}
+            yield MainEffect(level, against, len(arms), **columns, collapsed=row["collapsed_pairs"])
 
     def figure(self, rows: Sequence[MainEffect], findings: Findings) -> Drawing | None:
         if not rows:
