@@ -1086,13 +1086,14 @@ def test_comparisons_that_cannot_tell_are_one_sentence_outside_of_json(tmp_path,
     arms = {"baseline": BASE, "worse": NONE, "near": NEAR, "wide": [0.99, 0.95, 0.97, 0.98, 0.96], "alone": lost}
     plan, store = study(tmp_path, arms)
     doc = document(plan, store)
-    wide = next(row for row in doc["arms"] if row["arm"] == "wide")
+    rows = [row for row in doc["arms"] if row["arm"] in ("near", "wide")]
     unclear = [answer for answer in doc["answers"] if answer.startswith("cannot tell: ")]
     assert len(doc["answers"]) == 4 and len(unclear) == 3
-    low, high = (f"{100 * wide[f'difference_{end}']:.1f}".replace("-", "\N{MINUS SIGN}") for end in ("low", "high"))
+    ends = min(row["difference_low"] for row in rows), max(row["difference_high"] for row in rows)
+    low, high = (f"{100 * end:.1f}".replace("-", "\N{MINUS SIGN}") for end in ends)
     sentence = (
-        "cannot tell: near; wide. The widest simultaneous 95 % interval of a difference from baseline is "
-        f"{low} to {high} points (wide)."
+        "cannot tell: near; wide. The simultaneous 95 % intervals of their differences from the baseline lie within "
+        f"{low} to {high} points."
     )
     for format in ("terminal", "md"):
         text = " ".join(text_of(plan, store, format).split())

@@ -388,7 +388,7 @@ def answer_sentences(rows: Sequence[Row], analysis: Analysis, units: Mapping[str
 def fold_unclear(
     answers: Sequence[str], rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]
 ) -> list[str]:
-    """Return answers with one sentence in place of several that cannot tell: their arms and the widest interval.
+    """Return answers with one sentence in place of several that cannot tell: their arms, and the span of intervals.
 
     Sentences stay that say more than that: of seeds that diverged, failed or collapsed.
     """
@@ -399,13 +399,15 @@ def fold_unclear(
     if len(answers) - len(others) < 2:
         return list(answers)
     sentence = f"{Verdict.CANNOT_TELL}: {name_arms([row['arm'] for row in unclear])}"
-    widest = max(unclear, key=lambda row: half_width(row["difference_low"], row["difference_high"]) or 0.0)
-    if widest["difference_low"] is None:
+    judged = [row for row in unclear if row["difference_low"] is not None]
+    if not judged:
         return [*others, f"{sentence}, whose seeds are too few for an interval."]
-    scale, interval = Scale.of(analysis.metric, units), interval_name(widest["family"], analysis)
-    ends = _format_ends(widest, "difference_", scale, mean_and_difference_decimals(rows, scale)[1])
-    widths = f"The widest {interval} of a difference from {widest['baseline']} is {ends} {scale.points}".rstrip()
-    return [*others, f"{sentence}. {widths} ({widest['arm']})."]
+    scale, interval = Scale.of(analysis.metric, units), interval_name(judged[0]["family"], analysis)
+    _, decimals = mean_and_difference_decimals(rows, scale)
+    low = scale.end(min(row["difference_low"] for row in judged), decimals)
+    high = scale.end(max(row["difference_high"] for row in judged), decimals)
+    within = f"{low} to {high} {scale.points}".rstrip()
+    return [*others, f"{sentence}. The {interval}s of their differences from the baseline lie within {within}."]
 
 
 def format_verdict_counts(rows: Sequence[Row], among: str = "Of") -> str:
