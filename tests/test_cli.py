@@ -279,9 +279,10 @@ def test_change_without_set_is_hinted_at(words: list[str], hint: str, ran: tuple
         (["report", "tinny"], ["study 'tinny' has not been run", "Did you mean 'tiny'?"]),
         (["explain", "tinny"], ["study 'tinny' has not been run", "Did you mean 'tiny'?"]),
         (["report", "tiny", "--format", "pdf"], ["'pdf' is not one of"]),
-        (["logs", "zzzz"], ["no trial whose key begins with 'zzzz'"]),
-        (["logs", ""], ["no trial whose key begins with ''"]),
-        (["logs", "../.."], ["no trial whose key begins with '../..'"]),
+        (["logs", "zzzz"], ["study 'zzzz' has not been run"]),
+        (["logs", "fade"], ["no trial whose key begins with 'fade'", "'vitlab studies' lists studies"]),
+        (["logs", ""], ["is a folder here"]),
+        (["logs", "../.."], ["is a folder here"]),
         (["list", "postion"], ["no slot called 'postion'", "'position'", "Slots:"]),
         (["show", "study", sys.executable], [f"{sys.executable}:"]),
         (["export", "tiny", "--arm", "a", "--to", "hub:me/tiny"], ["--to hub:me/tiny: vitlab uploads nothing", "hf"]),
@@ -642,7 +643,7 @@ def test_logs_and_gc(ran: tuple[Path, Path], tmp_path: Path) -> None:
         assert "position=none, seed 1;" in call("logs", "tiny", "--out", tmp_path / "new")[2]
     shutil.rmtree(tmp_path / "new" / "trials")
     code, _, err = call("logs", "tiny", "--out", tmp_path / "new")
-    assert code == 2 and "no trial has begun; 'vitlab run' trains them" in err
+    assert code == 2 and "no trial has begun; type vitlab run FILE, with the study's file" in err
 
     # A study without its second seed: the plan as the next run would write it.
     shutil.copytree(out, tmp_path / "out")

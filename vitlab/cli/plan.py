@@ -80,7 +80,9 @@ def plan_command(
         return
     sentences = [*plan.notes, *(f"{arm.name}: {arm.note}" for arm in plan.arms[:MAX_ROWS] if arm.note)]
     sentences += _describe_tuning(plan.tuning, states)
-    sentences += _describe_engines(plan, device)
+    # Figures are in the JSON; in the table each arm has its engine.
+    reasons = {(arm.engine, arm.engine_reason.partition(":")[0]) for arm in plan.arms if arm.engine_reason}
+    sentences += [f"Engine {engine} on {device}: {reason}." for engine, reason in sorted(reasons)]
     if costs:
         sentences.append(_describe_costs(plan, costs))
     sentences += [_describe_trials(plan, states), *_describe_time(plan, store, states)]
@@ -155,7 +157,7 @@ def _arm_columns(plan: Plan, arms: Sequence[Arm], states: States, costs: Costs) 
         values = [arm.values[path] for arm in arms]
         if has_options:
             values = [component_label(value) for value in values]
-        columns.append(Column(path.rpartition(".")[2], tuple(map(format_value, values)), rank=3, right=False))
+        columns.append(Column(path.rpartition(".")[2], tuple(map(format_value, values)), rank=6, right=False))
     columns = [
         column("arm", lambda arm: arm.name, right=False),
         *columns,
@@ -163,7 +165,7 @@ def _arm_columns(plan: Plan, arms: Sequence[Arm], states: States, costs: Costs) 
         column("trials", lambda arm: str(pending[arm.name] or trials[arm.name])),
         column("cached", lambda arm: PENDING if pending[arm.name] else str(by_state[arm.name, Ending.DONE])),
         *([column("paused", lambda arm: str(by_state[arm.name, PAUSED] or ""))] if PAUSED in states.values() else []),
-        column("engine", lambda arm: arm.engine, rank=2, right=False),
+        column("engine", lambda arm: arm.engine, rank=5, right=False),
     ]
     if costs:
         column_of_costs = Columns([costs.get(arm.name) for arm in arms])
@@ -229,17 +231,6 @@ def _describe_time(plan: Plan, store: Store, states: States) -> Iterator[str]:
             f"The missing trainings add up to {span} on one worker, by the shortest and the longest earlier training "
             f"of their arms{beside}."
         )
-
-
-def _describe_engines(plan: Plan, device: str) -> Iterator[str]:
-    """Yield a sentence for each engine that a rule chose, with the device and the reason."""
-    arms: dict[tuple[str, str], list[str]] = {}
-    for arm in plan.arms:
-        if arm.engine_reason:
-            arms.setdefault((arm.engine, arm.engine_reason), []).append(arm.name)
-    for (engine, reason), names in arms.items():
-        for_arms = "" if len(arms) == 1 else f" for {'; '.join(names)}"
-        yield f"Engine {engine} on {device}{for_arms}: {reason}."
 
 
 def _describe_tuning(tunings: Sequence[Tuning], states: States) -> Iterator[str]:

@@ -54,7 +54,7 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
             unfinished.setdefault((planned.arm, state), []).append(planned)
         if state == Ending.FAILED and (failure := folder.failure()) is not None:
             log = folder.path / "log.txt"
-            place = f" ({display_path(log)})" if log.is_file() else ""
+            place = f" ({display_path(log)})" if log.is_file() and log.stat().st_size else ""
             failures.append(f"{planned.arm} s{planned.seed}: {failure.kind}: {failure.failure}{place}")
         counts.get(planned.arm, tuning)[state] += 1
     for planned in plan.pending:
@@ -76,6 +76,8 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
     if driver:
         log = store.study(plan.study) / "driver.log"
         progress.insert(0, f"run by {driver}" + (f"; its log is {display_path(log)}" if log.exists() else ""))
+    if failures:
+        failures.append("'vitlab run FILE --retry-failed' trains failed trials again.")
     click.echo(to_text(columns, *progress, *failures), nl=False)
 
 
@@ -222,8 +224,10 @@ def _find_trial_folders(trial: str, arm: str | None, seed: int | None, out: Path
         return folders
     try:
         plan, store = open_study(Path(trial), out=out)
-    except UserError as error:
-        raise UserError(f"no trial whose key begins with '{trial}' in {out}; {error}") from None
+    except UserError:
+        if Path(trial).exists() or not re.fullmatch("[0-9a-f]+", trial):
+            raise
+        raise UserError(f"no trial whose key begins with '{trial}' in {out}; 'vitlab studies' lists studies") from None
     planned = _find_trial(plan, store, arm, seed)
     if arm is None or seed is None:
         say(f"arm {planned.arm}, seed {planned.seed}; --arm and --seed choose another trial")
@@ -243,7 +247,7 @@ def _find_trial(plan: Plan, store: Store, arm: str | None, seed: int | None) -> 
     if not begun:
         which = "" if arm is None else f" of {arm}"
         which += "" if seed is None else f" with seed {seed}"
-        raise UserError(f"no trial{which} has begun; 'vitlab run' trains them")
+        raise UserError(f"no trial{which} has begun; type vitlab run FILE, with the study's file")
     folders = {store.folder(item.trial): item for item in begun}
     return folders[max(folders, key=lambda folder: (folder.is_locked(), _last_written(folder)))]
 

@@ -51,7 +51,7 @@ Works = Callable[[Trial], Work | None]
 
 
 class EngineChoice(NamedTuple):
-    """The engine of a trial, and the reason for it as a clause; empty for one that was named or measured."""
+    """The engine of a trial, and the reason for it, with its figures behind a colon; empty if named or measured."""
 
     engine: str
     reason: str
@@ -96,17 +96,19 @@ def choose_engine(
     values, most = work.values * train.batch_size, MAX_GPU_VALUES if device == "cuda" else MAX_VALUES
     size = f"a batch has {values:,} values between two layers"
     if values > most:
-        return EngineChoice("loop", f"{size}, and trials of up to {most:,} gain from being trained together")
+        return EngineChoice(
+            "loop", f"too large to gain from training trials together: {size}, and the limit is {most:,}"
+        )
     if device == "cuda":
         steps = train.steps or (train.images or 0) // train.batch_size
         if steps >= MIN_COMPILED_STEPS and train.precision != "fp64":
-            return EngineChoice("compiled_vmap", f"{size}, too few for a GPU, and {steps:,} steps are worth compiling")
-        return EngineChoice("vmap", f"{size}, too few for a GPU")
+            return EngineChoice("compiled_vmap", f"small trials, together and compiled: {size}, and {steps:,} steps")
+        return EngineChoice("vmap", f"small trials, together: {size}")
     is_supervised = _objective_class(trial) is slot("objective").get("vitlab:supervised")
     precise = device == "cpu" and train.precision in ("fp32", "tf32", "fp64") and is_supervised
     if precise and work.products is not None and work.products <= MAX_PRODUCTS:
-        return EngineChoice("batch_last", f"{size}, and a head has {work.products:,} products of tokens, both few")
-    return EngineChoice("vmap", f"{size}, few enough to train trials together")
+        return EngineChoice("batch_last", f"small trials, together: {size}, and a head has {work.products:,} products")
+    return EngineChoice("vmap", f"small trials, together: {size}")
 
 
 def trains_alone(engine: str) -> bool:
