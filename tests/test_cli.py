@@ -208,6 +208,10 @@ def test_failed_trials_exit_with_4_and_answer_is_printed(tmp_path: Path, monkeyp
     assert "not today" in status["failures"][0] and "log.txt" not in status["failures"][0]
     assert not (folder / "log.txt").exists()
     (folder / "log.txt").touch()
+    code, printed, _ = call("status", file, "--out", tmp_path / "out")
+    assert "log.txt" not in printed, "it is empty"
+    assert printed.endswith("'vitlab run FILE --retry-failed' trains failed trials again.\n")
+    (folder / "log.txt").write_text("printed by the worker")
     code, printed, _ = call("status", file, "--out", tmp_path / "out", "--json")
     assert parsed(printed)["failures"][0].endswith(f"{folder.name}/log.txt)")
 

@@ -269,7 +269,7 @@ def test_live_table_has_bars_and_metrics(tmp_path: Path, monkeypatch: pytest.Mon
     (row,) = {line.strip() for line in drawn.splitlines() if "none s3" in line and "25.0" in line}
     assert "25 %" in row and "━" in row and row.endswith("25.0"), "a share is in percent, as in the report"
     assert "2 of 40 trials, " in drawn and " left; val accuracy (%)" in drawn and "starting" in drawn
-    assert "... and 18 more trials, 2 more arms" in drawn
+    assert "... and 20 more arms and trials" in drawn
     assert max(drawn.count(f"none s{seed} ") for seed in range(30, 40)) == 0, "it fits the terminal"
 
 
@@ -331,7 +331,7 @@ def test_every_arm_has_a_row_from_the_first_moment_to_its_mean(tmp_path: Path) -
         "none",
         "sinusoidal",
         "sinusoidal s1",
-        "... and 2 more arms",
+        "... and 2 more arms and trials",
     ], "running trials first, then the arms that ended last"
 
 

@@ -136,10 +136,9 @@ class _Display(Watch):
         self._done, self._total = 0, len(todo)
         self._running.clear()
         self._open = {planned.trial.name for planned in todo}
-        self._arms: dict[str, list[Planned]] = {}  #: with trials to train, or trained ones
-        asked = {planned.arm for planned in todo}
+        self._arms: dict[str, list[Planned]] = {}  #: their trials that are to be trained or have been
         for planned in plan.trials:
-            if planned.arm in asked or (store.folder(planned.trial).path / "result.json").exists():
+            if planned.trial.name in self._open or (store.folder(planned.trial).path / "result.json").exists():
                 self._arms.setdefault(planned.arm, []).append(planned)
         self._final_value = cache(self._read_final_value)  # asked for twice a second
         self._size = max(1, len(todo) + len(plan.pending))
@@ -217,20 +216,15 @@ class _Display(Watch):
         # If space is short, running trials come first, then the arms that ended last, and the arms that are next.
         order = sorted(range(len(rows)), key=lambda at: (rows[at][0], -at if rows[at][0] == ENDED else at))
         room = max(1, self._console.height - 4)
-        shown, hidden = sorted(order[:room]), Counter(rows[at][0] == RUNNING for at in order[room:])
         share = self._completed / self._size
         total = Row(self._plan.study, share, f"{100 * share:3.0f} %", "")
-        seeds = max(map(len, self._arms.values()), default=1)
-        widest = Row(max(names, key=len, default=""), 0.0, "starting", _format_mean([1.0] * seeds, scale))
-        rest = self._rest()
+        widest = Row(max(names, key=len, default=""), 0.0, "starting", "100.0 (mean of 10)")
+        ended = f"{self._done} of {self._total} trials, {self._rest() or 'finished'}; {scale.title}"
         table = Table.grid()
-        table.add_row(
-            Text(f"{self._done} of {self._total} trials{f', {rest}' if rest else ''}; {scale.title}", no_wrap=True)
-        )
-        table.add_row(make_table([total, *(rows[at][1] for at in shown)], self._console.width, widest))
-        if hidden:
-            more = [(hidden[True], "more trial"), (hidden[False], "more arm")]
-            table.add_row(f"... and {', '.join(format_count(number, what) for number, what in more if number)}")
+        table.add_row(Text(ended, no_wrap=True))
+        table.add_row(make_table([total, *(rows[at][1] for at in sorted(order[:room]))], self._console.width, widest))
+        if len(rows) > room:
+            table.add_row(f"... and {len(rows) - room:,} more arms and trials")
         return table
 
     def _rows(self, scale: Scale) -> list[tuple[int, Row]]:
@@ -239,7 +233,7 @@ class _Display(Watch):
         for name, progress in list(self._running.items()):
             value = progress.latest.get("metrics", {}).get(scale.metric)
             state = f"{100 * progress.share:3.0f} %" if progress.latest else "starting"
-            detail = "" if value is None else scale.number(value, scale.decimals_of([value], 1, 4))
+            detail = "" if value is None else _format_value(value, scale)
             running[name] = RUNNING, Row(name, progress.share, state, detail)
         rows = []
         for arm, trials in self._arms.items():
@@ -248,7 +242,8 @@ class _Display(Watch):
             values = [value for folder in ended if (value := self._final_value(folder)) is not None]
             if ended:
                 state = f"{len(values)} of {len(trials)}" if len(values) < len(trials) else Ending.DONE
-                rows.append((ENDED, Row(arm, len(ended) / len(trials), state, _format_mean(values, scale))))
+                mean = f"{_format_value(fmean(values), scale)} (mean of {len(values)})" if values else ""
+                rows.append((ENDED, Row(arm, len(ended) / len(trials), state, mean)))
             elif not own:
                 rows.append((PLANNED, Row(arm, 0.0, "planned", "")))
             rows += own
@@ -433,10 +428,8 @@ def _start_timer(function: Callable[..., None], *arguments: str) -> Timer:
     return timer
 
 
-def _format_mean(values: Sequence[float], scale: Scale) -> str:
-    if not values:
-        return ""
-    return f"{scale.number(fmean(values), scale.decimals_of(values, 1, 4))} (mean of {len(values)})"
+def _format_value(value: float, scale: Scale) -> str:
+    return scale.number(value, scale.decimals_of([value], 1, 4))
 
 
 def _names(trials: Sequence[Planned]) -> str:

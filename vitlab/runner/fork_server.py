@@ -119,7 +119,7 @@ def set_up_process(
 def exit_reason(code: int | None) -> str:
     """Return how a process ended that reported nothing, such as ``was killed by signal 15``, by its exit code."""
     if code == -9:
-        return "was killed by signal 9 (SIGKILL), as the kernel does when memory runs out, of which fewer run.workers need less"
+        return "was killed by signal 9 (SIGKILL), as the kernel does when memory runs out; fewer run.workers need less"
     if code is not None and code < 0:
         with suppress(ValueError):  # a real-time signal has no name
             return f"was killed by signal {-code} ({signal.Signals(-code).name}); see log.txt"
