@@ -109,7 +109,11 @@ def _classify_error(error: BaseException) -> tuple[int, str, str]:
         place = error.filename or "standard output, or the disk"  # which have no names here
         reason = (error.strerror or str(error)).lower()
         advice = "Results so far are kept; choose another place, or make this one writable, then run the same command"
-        return UserError.exit_code, "machine", f"{place}: {reason}. {advice} to resume; failed trials need --retry-failed."
+        return (
+            UserError.exit_code,
+            "machine",
+            f"{place}: {reason}. {advice} to resume; failed trials need --retry-failed.",
+        )
     from vitlab.registry.plugins import find_plugin_frame, format_frame
 
     if (source := find_plugin_frame(error)) is not None:

@@ -219,10 +219,11 @@ class _Display(Watch):
         share = self._completed / self._size
         total = Row(self._plan.study, share, f"{100 * share:3.0f} %", "")
         widest = Row(max(names, key=len, default=""), 0.0, "starting", "100.0 (mean of 10)")
-        ended = f"{self._done} of {self._total} trials, {self._rest() or 'finished'}; {scale.title}"
+        title = f"{self._done} of {self._total} trials, {self._rest() or 'finished'}; {scale.title}"
+        width = self._console.width - GAP  # a terminal prints ^C behind the last row
         table = Table.grid()
-        table.add_row(Text(ended, no_wrap=True))
-        table.add_row(make_table([total, *(rows[at][1] for at in sorted(order[:room]))], self._console.width, widest))
+        table.add_row(Text(title, no_wrap=True))
+        table.add_row(make_table([total, *(rows[at][1] for at in sorted(order[:room]))], width, widest))
         if len(rows) > room:
             table.add_row(f"... and {len(rows) - room:,} more arms and trials")
         return table
