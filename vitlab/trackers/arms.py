@@ -144,7 +144,7 @@ def deliver_summaries(
         elif tags.get("vitlab.root") == root:
             outdated.append(run.info.run_id)
         else:
-            others = ["tags.`vitlab.root`"]  # by which the arms of another folder are told apart
+            others = [dashboard.ROOT]  # by which the arms of another folder are told apart
     names = set[str]().union(*(arm.points for arm in arms.values()))
     view = dashboard.View(
         "Arms with their intervals",

@@ -40,7 +40,7 @@ GROUP = "arm label"
 COLOURS = {9: "#1f272d", 15: "#de7921", 19: "#3ba65e", 2: "#b45091", 8: "#facb66"}
 COLOURS |= {27: "#4299e0", 13: "#93320b", 25: "#0e538b", 12: "#8396a5", 22: "#c82d4c"}
 """Colours of arms in the order of the design, by their places in the page's palette, near those of reports."""
-RUN_NAME = "attributes.`Run Name`"  #: the first column of the page's table
+RUN_NAME, ROOT = "attributes.`Run Name`", "tags.`vitlab.root`"  #: columns of the page's table: name, output folder
 PALETTE = 29  #: number of colours in the page's palette
 
 LIMIT = 20_000  #: maximum length of an experiment tag in MLflow
@@ -173,7 +173,7 @@ def view_state(view: View) -> Json:
         "orderByAsc": True,
         "selectedColumns": list(view.columns),
         "columnOrder": [RUN_NAME, *view.columns],
-        "columnWidths": {RUN_NAME: 240},  # in pixels; names of arms are cut at the page's own width
+        "columnWidths": {RUN_NAME: 240, ROOT: 400},  # in pixels; both are cut at the page's own widths
         "runsHiddenMode": "SHOW_ALL",
         "groupBy": by_arm if view.groups else None,
         "groupsExpanded": {f"tag.{GROUP}.{label}": False for label in view.groups},
