@@ -35,7 +35,7 @@ FIRST_SILENCE_S = 5.0  #: the same before the first line, while processes start,
 NOTEBOOK_REFRESH_S = 1.0  #: every update is a message to the browser
 GAP = 2  #: columns between those of the display
 MIN_BAR, MAX_BAR = 10, 30  #: smallest and largest width of a bar
-MIN_NAME = 12  #: letters of names that are kept rather than details
+MIN_NAME = 10  #: letters of names that are kept rather than details
 SAMPLE = 32  #: running trials whose journals are read for the display; the others count as the mean of these
 RUNNING, ENDED, PLANNED = range(3)  #: ranks of rows
 MAX_ARMS = 4  #: maximum number of arms that a line names
@@ -218,7 +218,7 @@ class _Display(Watch):
         room = max(1, self._console.height - 4)
         share = self._completed / self._size
         total = Row(self._plan.study, share, f"{100 * share:3.0f} %", "")
-        widest = Row(max(names, key=len, default=""), 0.0, "starting", "100.0 (mean of 10)")
+        widest = Row(max(names, key=len, default=""), 0.0, "starting", "99.9 (mean of 3)")
         title = f"{self._done} of {self._total} trials, {self._rest() or 'finished'}; {scale.title}"
         width = self._console.width - GAP  # a terminal prints ^C behind the last row
         table = Table.grid()
