@@ -36,11 +36,14 @@ def pytest_collection() -> Generator[None, object, object]:
     """Collect no garbage while tests are collected, and keep what exists then out of later garbage collections.
 
     Imports and the list of tests leave little garbage, and each collection would visit all of it, for up to a second.
+    Modules of tests are stored as pytest compiles them, which takes each process 10 s.
     """
     gc.disable()
+    writes_none, sys.dont_write_bytecode = sys.dont_write_bytecode, False
     try:
         return (yield)
     finally:
+        sys.dont_write_bytecode = writes_none
         gc.freeze()
         gc.enable()
 

@@ -325,6 +325,7 @@ def test_exception_of_one_rank_is_failure_of_trial(folder: Any, guests: Path) ->
         assert where.events()[0][-1].kind == "end" and not where.is_locked()
 
 
+@pytest.mark.slow
 def test_worker_death_ends_all_ranks(folder: Any, guests: Path) -> None:
     what = trial({"loss": {"type": "troubled", "step_s": 0.05}, "steps": 1000})
     local = Local(RunSpec.model_validate({"device": "cpu", "resources": {"processes": 2}, "workers": 1}))

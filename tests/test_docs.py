@@ -217,16 +217,38 @@ def test_reference_has_every_key_of_the_study_file(reference: dict[str, str]) ->
     assert entry in sections["base.train"]
 
 
-@pytest.mark.slow
-def test_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
+def built(config: Path, site: Path) -> Path:
+    """Return the folder of the site, built strictly."""
     if importlib.util.find_spec("mkdocs") is None or importlib.util.find_spec("material") is None:
         pytest.skip('the site needs mkdocs-material: pip install -c constraints.txt -e ".[docs]"')
-    site = tmp_path / "site"
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-f", str(ROOT / "docs" / "mkdocs.yml"), "-d", str(site)],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-f", str(config), "-d", str(site)],
         capture_output=True, text=True, env=environment(NO_MKDOCS_2_WARNING="1"),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+    return site
+
+
+def test_pages_in_the_repository_build_strictly(tmp_path: Path) -> None:
+    """Without theme, search and hooks: pages, headings and files that links of Markdown name exist."""
+    (tmp_path / "theme").mkdir()
+    (tmp_path / "theme" / "main.html").write_text("{{ page.content }}")
+    changes = {
+        "INHERIT": str(ROOT / "docs" / "mkdocs.yml"),
+        "docs_dir": str(ROOT / "docs" / "pages"),
+        "theme": {"name": None, "custom_dir": str(tmp_path / "theme"), "static_templates": []},
+        "plugins": [],
+        "hooks": [],
+        "validation": {"nav": {"omitted_files": "info"}},  # a hook lists the pages of results
+    }
+    (tmp_path / "mkdocs.yml").write_text(json.dumps(changes))
+    site = built(tmp_path / "mkdocs.yml", tmp_path / "site")
+    assert 'id="alibi2d"' in (site / "reference" / "position" / "index.html").read_text()
+
+
+@pytest.mark.slow
+def test_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
+    site = built(ROOT / "docs" / "mkdocs.yml", tmp_path / "site")
     pages = [page.relative_to(ROOT / "docs" / "pages").as_posix() for page in PAGES]
     pages += docs_module("gallery").pages()
     for page in pages:

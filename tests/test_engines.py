@@ -383,7 +383,10 @@ class Counting(TorchDispatchMode):
     [
         ("vmap", TINY, {"image_size": 32}, 20),
         ("batch_last", TINY, {"image_size": 32}, 21),
-        ("vmap", {"patch_size": 4, "dim": 64, "heads": 4, "depth": 6}, {"image_size": 32}, 32),
+        pytest.param(
+            *("vmap", {"patch_size": 4, "dim": 64, "heads": 4, "depth": 6}, {"image_size": 32}, 32),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["tiny", "tiny-batch-last", "micro"],
 )
@@ -734,7 +737,7 @@ def test_plan_predicts_engine_of_worker(model: dict[str, Any]) -> None:
 
 
 @pytest.mark.usefixtures("no_report")
-@pytest.mark.parametrize("engine", ["vmap", "batch_last"])
+@pytest.mark.parametrize("engine", ["vmap", pytest.param("batch_last", marks=pytest.mark.slow)])
 def test_study_ends_the_same_for_any_batching(tmp_path: Path, engine: str) -> None:
     """All at once in two worker processes; then one seed and then the others."""
     text = """

@@ -288,6 +288,7 @@ def test_changed_code_retrains_affected_trials_but_comments_do_not(
 # -- nothing is lost --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:subprocess:ResourceWarning")  # it is meant to survive
 def test_background_run_can_be_followed_and_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -335,10 +335,8 @@ def command_of(pid: int) -> bytes:
         return b""
 
 
-@pytest.mark.parametrize(
-    "end",
-    [pytest.param("delivered", marks=pytest.mark.slow), pytest.param("interrupted", marks=pytest.mark.slow), "killed"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["delivered", "interrupted", "killed"])
 def test_answer_is_printed_before_a_process_beside_the_driver_delivers(end: str, runs: Runs, tmp_path: Path) -> None:
     """It imports MLflow only after the answer was read; what an ended driver leaves is delivered by the next run."""
     (tmp_path / "sitecustomize.py").write_text(PLAIN + SPY + WAIT)
@@ -1379,7 +1377,6 @@ def test_unstored_models_are_refused(runs: Runs) -> None:
 # -- isolation --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_password_in_address_reaches_only_the_server(runs: Runs, caplog: Any) -> None:
     class Health(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
