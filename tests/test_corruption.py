@@ -494,10 +494,10 @@ def test_arrays_of_cifar_c_are_read_by_severity(tmp_path):
     cifar10 = slot("dataset").build({"type": "cifar10", "corrupted_root": str(tmp_path)})
     options = {"corrupted": Corrupted(corruptions=["fog"], severities=[4], images=6), "classes": None}
     info = DataInfo(image=(32, 32), channels=3, classes=10)
-    (split,) = sets_of_data.test_sets(cifar10, options, None, info, {}).values()
+    (split,) = sets_of_data.make_test_sets(cifar10, options, None, info, {}).values()
     assert (split.metric, split.kind, split.y_N.tolist()) == ("mce", "fog", split.id_N.tolist())
     assert np.array_equal(split.at(slice(2, 9)).permute(0, 2, 3, 1), x_NHWC[30 + split.id_N[2:]])
-    grey = sets_of_data.test_sets(cifar10, options, None, replace(info, channels=1, image=(16, 16)), {})
+    grey = sets_of_data.make_test_sets(cifar10, options, None, replace(info, channels=1, image=(16, 16)), {})
     assert grey["corrupted/fog/4"].at(slice(0, 2)).shape == (2, 1, 16, 16)
     before = cifar10.info().test_sets
     np.save(tmp_path / "fog.npy", 255 - x_NHWC)

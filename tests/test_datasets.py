@@ -16,10 +16,10 @@ from pydantic import TypeAdapter
 
 from vitlab.data.datasets import cifar, digits, files, idx
 from vitlab.data.datasets.base import Size
-from vitlab.data.datasets.cifar import read_arrays
+from vitlab.data.datasets.cifar import read_pickled_arrays
 from vitlab.data.datasets.folder import ImageFolder
 from vitlab.data.datasets.synthetic import Synthetic
-from vitlab.data.pixels import resize, statistics, with_channels
+from vitlab.data.pixels import channel_statistics, convert_channels, resize
 from vitlab.data.prepare import DataSource, data_info, prepare
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import DataError, OptionError
@@ -93,7 +93,7 @@ def test_impossible_root_is_refused_in_one_sentence(choice: str) -> None:
 
 def test_training_images_are_counted_cheaply(tmp_path: Path) -> None:
     seeds = {"split": 0, "subset": 0}
-    assert DataSource("digits").training_images(seeds) == len(prepare("digits", seeds).train)
+    assert DataSource("digits").count_training_images(seeds) == len(prepare("digits", seeds).train)
     for absent in ({"type": "mnist"}, {"type": "image_folder", "num_classes": 2}):
         assert DataSource({**absent, "root": str(tmp_path)}).training_images(seeds) is None
 
@@ -253,7 +253,7 @@ def test_real_fashion_mnist_has_published_checksums() -> None:
         assert x_NCHW.shape == (n, 1, 28, 28)
         assert y_N.bincount().tolist() == [n // 10] * 10
     # The usual mean and deviation of Fashion-MNIST.
-    mean, std = statistics([fashion.read("train").x_NCHW])
+    mean, std = channel_statistics([fashion.read("train").x_NCHW])
     assert mean[0] == pytest.approx(0.2860, abs=1e-4) and std[0] == pytest.approx(0.3530, abs=1e-4)
 
 
@@ -357,7 +357,7 @@ def test_non_byte_array_is_refused(tmp_path: Path, content: bytes, message: str)
     path = tmp_path / "test_batch"
     path.write_bytes(content)
     with pytest.raises(DataError, match=message):
-        read_arrays(path)
+        read_pickled_arrays(path)
 
 
 @pytest.mark.parametrize(
@@ -491,20 +491,20 @@ def test_resize_and_channels_equal_pillow() -> None:
     from PIL import Image
 
     x_NCHW = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 3, 9, 12), np.uint8))
-    for x_CHW, small, gray in zip(x_NCHW, resize(x_NCHW, (5, 7)), with_channels(x_NCHW, 1), strict=True):
+    for x_CHW, small, gray in zip(x_NCHW, resize(x_NCHW, (5, 7)), convert_channels(x_NCHW, 1), strict=True):
         image = Image.fromarray(x_CHW.permute(1, 2, 0).numpy())
         pillow = np.asarray(image.resize((7, 5), Image.Resampling.BILINEAR))
         assert np.array_equal(small.permute(1, 2, 0).numpy(), pillow)
         assert np.array_equal(gray[0].numpy(), np.asarray(image.convert("L")))
-    assert torch.equal(with_channels(x_NCHW[:, :1], 3)[:, 2], x_NCHW[:, 0])
+    assert torch.equal(convert_channels(x_NCHW[:, :1], 3)[:, 2], x_NCHW[:, 0])
 
 
 def test_statistics_equal_numpy() -> None:
     x_NCHW = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (50, 2, 4, 4), np.uint8))
-    mean, std = statistics([x_NCHW])
+    mean, std = channel_statistics([x_NCHW])
     assert mean == pytest.approx((x_NCHW.numpy() / 255).mean((0, 2, 3)))
     assert std == pytest.approx((x_NCHW.numpy() / 255).std((0, 2, 3)))
-    assert statistics([torch.full((2, 1, 2, 2), 7, dtype=torch.uint8)])[1] == (1 / 255,)
+    assert channel_statistics([torch.full((2, 1, 2, 2), 7, dtype=torch.uint8)])[1] == (1 / 255,)
 
 
 def test_options_change_prepared_images() -> None:

@@ -196,11 +196,11 @@ def test_batches_arrive_on_gpu_without_waiting(root: Path) -> None:
         assert batch.x_BCHW.is_cuda and torch.equal(batch.id_B.cpu(), expected.id_B)
         torch.testing.assert_close(batch.x_BCHW.cpu(), expected.x_BCHW, rtol=0, atol=1e-6)
     ahead, row_B = Prefetcher(prepared.train.stored, torch.device("cuda")), torch.arange(16)  # type: ignore[arg-type]
-    ahead.take(0, None, lambda at: ReadRequest(row_B, row_B))  # the first of a process may wait
+    ahead.take_batch(0, None, lambda at: ReadRequest(row_B, row_B))  # the first of a process may wait
     torch.cuda.set_sync_debug_mode("error")
     try:
         for step in range(1, 9):
-            assert ahead.take(step, None, lambda at: ReadRequest(row_B, row_B)).is_cuda
+            assert ahead.take_batch(step, None, lambda at: ReadRequest(row_B, row_B)).is_cuda
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -250,7 +250,7 @@ def test_decoded_cache_is_written_once(root: Path, cache: Path, monkeypatch: pyt
     times = {file.name: file.stat().st_mtime_ns for file in (cache / "decoded").iterdir()}
     assert sum(name.endswith(".npy") for name in times) == 2 and not any(name.endswith(".part") for name in times)
     monkeypatch.setattr("vitlab.data.prepare._cache", {})
-    monkeypatch.setattr(image_cache, "_write", lambda *_: pytest.fail("written again"))
+    monkeypatch.setattr(image_cache, "_write_images", lambda *_: pytest.fail("written again"))
     again = feed(root, "disk", normalize="half", fraction=0.5)
     assert {file.name: file.stat().st_mtime_ns for file in (cache / "decoded").iterdir()} == times
     assert len(again.batch(0, 8).id_B) == len(first.batch(0, 8).id_B)

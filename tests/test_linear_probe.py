@@ -17,7 +17,7 @@ from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 
 from vitlab import noise
-from vitlab.data.draws import at_most, stratified_share
+from vitlab.data.draws import limit_per_class, select_stratified_share
 from vitlab.data.prepare import Feed, data_info, prepare
 from vitlab.driver.smoke import run_smoke_test
 from vitlab.errors import DataError, WeightsError
@@ -207,13 +207,13 @@ def test_fitted_head_is_recorded() -> None:
 def test_few_shot_subsets_are_balanced_and_nested(counts: list[int], few: int, more: int, seed: int) -> None:
     y_N = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     id_N, key = torch.arange(len(y_N)) * 7, noise.key(seed, "subset")
-    small, large = at_most(y_N, id_N, few, key), at_most(y_N, id_N, few + more, key)
+    small, large = limit_per_class(y_N, id_N, few, key), limit_per_class(y_N, id_N, few + more, key)
     assert torch.equal(small, small.sort().values)
     assert torch.bincount(y_N[small], minlength=len(counts)).tolist() == [min(few, n) for n in counts]
     assert set(small.tolist()) <= set(large.tolist())
-    halved = stratified_share(y_N, id_N, 0.5, key)
+    halved = select_stratified_share(y_N, id_N, 0.5, key)
     inside = [min(few, max(int(0.5 * n + 0.5), 1)) for n in counts]
-    again = halved[at_most(y_N[halved], id_N[halved], few, key)]
+    again = halved[limit_per_class(y_N[halved], id_N[halved], few, key)]
     assert torch.bincount(y_N[again], minlength=len(counts)).tolist() == inside
     assert set(again.tolist()) <= set(small.tolist()), "the front of one order"
 

@@ -164,8 +164,8 @@ def test_all_unreadable_pictures_are_named_once_and_decoded_once(
     (root / "train/cat/empty.png").write_bytes(b"")
     (root / "test/cat/pointer.png").write_text("version https://git-lfs.github.com/spec/v1\n")
     decoded: list[int] = []
-    fault = EncodedPictures.fault
-    monkeypatch.setattr(EncodedPictures, "fault", lambda self, index: decoded.append(index) or fault(self, index))
+    fault = EncodedPictures.find_fault
+    monkeypatch.setattr(EncodedPictures, "find_fault", lambda self, index: decoded.append(index) or fault(self, index))
     messages = []
     for _ in range(2):
         with pytest.raises(SpecError) as caught:
@@ -206,14 +206,14 @@ def test_orientation_is_applied_as_by_pillow(tmp_path: Path, suffix: str, orient
     assert (size == (24, 16)) == (orientation >= 5)
     one = pictures(file, size=size)
     assert np.array_equal(one.image(0).permute(1, 2, 0), np.asarray(upright))
-    assert one.decoding.sides(one.header(0)) == size
-    cropped = one.crop(0, one.header(0), (2, 3, 9, 7), (9, 7), "bilinear")
+    assert one.decoding.upright_sides(one.open_header(0)) == size
+    cropped = one.decode_crop(0, one.open_header(0), (2, 3, 9, 7), (9, 7), "bilinear")
     assert np.array_equal(cropped.permute(1, 2, 0), np.asarray(upright)[2:11, 3:10])
     if suffix != "tiff":  # which Pillow itself turns
         stored = pictures(file, size=(16, 24), orient="ignore")
         with Image.open(file) as picture:
             assert np.array_equal(stored.image(0).permute(1, 2, 0), np.asarray(picture.convert("RGB")))
-        assert stored.decoding.sides(stored.header(0)) == (16, 24)
+        assert stored.decoding.upright_sides(stored.open_header(0)) == (16, 24)
 
 
 def test_crops_of_turned_pictures_are_inside_them(tmp_path: Path) -> None:
@@ -649,7 +649,8 @@ def test_unreadable_member_is_named_when_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"a.png cannot be read as a picture: cannot identify image file; replace or"):
         pictures(tmp_path / "a.png", size=(4, 4)).image(0)
-    assert image_cache.find_faults(pictures(tmp_path / "a.png", size=(4, 4))) == [(0, "cannot identify image file")]
+    (found,) = image_cache.find_undecodable(pictures(tmp_path / "a.png", size=(4, 4)))
+    assert found == (0, "cannot identify image file")
 
 
 def test_draw_of_the_test_share_is_that_of_the_validation(tmp_path: Path) -> None:

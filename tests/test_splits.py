@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitlab import noise
-from vitlab.data.draws import hold_out, stratified_share
+from vitlab.data.draws import hold_out, select_stratified_share
 from vitlab.data.prepare import prepare
 from vitlab.data.splits import Subset
 from vitlab.errors import DataError
@@ -40,7 +40,7 @@ def test_hold_out_is_stratified_partition(counts: list[int], share: float, seed:
 def test_smaller_fraction_is_subset_of_larger(counts: list[int], one: float, other: float) -> None:
     y_N, key = labels(counts), noise.key(1, "subset")
     identity = torch.arange(len(y_N)) * 7 + 3
-    small, large = (set(stratified_share(y_N, identity, share, key).tolist()) for share in sorted((one, other)))
+    small, large = (set(select_stratified_share(y_N, identity, share, key).tolist()) for share in sorted((one, other)))
     assert small <= large
     for label, n in enumerate(counts):
         count = sum(1 for i in small if y_N[i] == label)

@@ -137,7 +137,7 @@ def _costs_by_arm(plan: Plan, device: str, tflops: float | None) -> Costs:
         data = str(spec.data), seeds["split"], seeds["subset"]
         # Only epochs depend on the number of examples, for which data may have to be read.
         if spec.train.epochs is not None and data not in examples_by_data:
-            examples_by_data[data] = DataSource(spec.data).training_images(seeds)
+            examples_by_data[data] = DataSource(spec.data).count_training_images(seeds)
         images = spec.train.images_seen(examples_by_data.get(data))
         work = None if images is None else train_macs(cost["macs"], images)
         hours = None if work is None else device_hours(work, tflops)

@@ -122,7 +122,7 @@ class Feed:
         request = step, batch_size, repeats, None if rows is None else tuple(rows), views
         if request not in self._ready:
             feeds = self._peers or (self,)
-            for feed, batch in zip(feeds, _build_batches(feeds, request), strict=True):
+            for feed, batch in zip(feeds, _make_joint_batches(feeds, request), strict=True):
                 feed._ready = {request: batch}
         return self._ready.pop(request)
 
@@ -134,7 +134,7 @@ class Feed:
             selection = self._select(at, *request[1:])
             return ReadRequest(selection.row_B, selection.id_B, self._crop_request(selection.epoch))
 
-        return self._prefetcher.take(request[0], request[1:], read_request)
+        return self._prefetcher.take_batch(request[0], request[1:], read_request)
 
     def evaluation(self, split: str, batch_size: int, batches: slice = slice(None)) -> Iterator[Batch]:
         """Yield the images of a split or a test set in order, not augmented; the last batch may be smaller.
@@ -190,7 +190,7 @@ def _draw_order(seed: int, count: int, epoch: int) -> Tensor:
     return noise.permutation(noise.key(seed, "order", epoch), count)
 
 
-def make_batches_together(feeds: Sequence[Feed]) -> None:
+def join_feeds(feeds: Sequence[Feed]) -> None:
     """Let feeds whose batches are asked for at the same steps make them by one call, if they are on a GPU.
 
     One call for all trials launches as many kernels as a call for one.  On a CPU, where an operation is computed for
@@ -205,7 +205,7 @@ def make_batches_together(feeds: Sequence[Feed]) -> None:
         feed._peers = feeds if joint else ()
 
 
-def _build_batches(feeds: Sequence[Feed], request: Request) -> Sequence[Batch]:
+def _make_joint_batches(feeds: Sequence[Feed], request: Request) -> Sequence[Batch]:
     """Return the batches of feeds of equal images, augmentations and normalisation."""
     first, several = feeds[0], len(feeds) > 1
     selections = [feed._select(*request) for feed in feeds]
@@ -216,7 +216,7 @@ def _build_batches(feeds: Sequence[Feed], request: Request) -> Sequence[Batch]:
         parts = [feed._read_stored(request) for feed in feeds]
         x_BCHW = torch.cat(parts) if several else parts[0]
     else:
-        x_BCHW = first._subsets["train"].at_rows(row_B)
+        x_BCHW = first._subsets["train"].images_in_rows(row_B)
     y_B, id_B = noise.to_device(host_y_B, first.device), noise.to_device(host_id_B, first.device)
     # Augmentations of pixels come first in any case, since erasing covers with the mean of normalised images.
     for normalized in (False, True):

@@ -26,7 +26,7 @@ from scipy import ndimage, special
 from torch import Tensor
 
 from vitlab import noise
-from vitlab.data.pixels import mirrored
+from vitlab.data.pixels import mirrored_pixels
 from vitlab.geometry import Pair
 
 CHUNK_VALUES = 1 << 19
@@ -164,10 +164,10 @@ def impulse_noise(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
 
 def defocus_blur(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
     """Average over a disk."""
-    taps = disk_taps(c[0], c[1])
+    taps = disk_kernel_taps(c[0], c[1])
     margin = max(max(abs(row), abs(column)) for row, column, _ in taps)
     height, width = x_BCHW.shape[-2:]
-    padded_BCHW = x_BCHW[:, :, mirrored(height, margin)][..., mirrored(width, margin)]
+    padded_BCHW = x_BCHW[:, :, mirrored_pixels(height, margin)][..., mirrored_pixels(width, margin)]
     result_BCHW = torch.zeros_like(x_BCHW)
     for row, column, weight in taps:
         top, left = margin + row, margin + column
@@ -212,7 +212,7 @@ def zoom_blur(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
     height, width = x_BCHW.shape[-2:]
     x64_BCHW = x_BCHW.double()
     pairs = list(zip(zoom_matrices(height, *c), zoom_matrices(width, *c), strict=True))
-    total_BCHW = sum((filter_axes(x64_BCHW, *pair) for pair in pairs), torch.zeros_like(x64_BCHW))
+    total_BCHW = sum((filter_rows_and_columns(x64_BCHW, *pair) for pair in pairs), torch.zeros_like(x64_BCHW))
     return (total_BCHW / len(pairs)).float()
 
 
@@ -222,7 +222,7 @@ def snow(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
     height, width = x_BCHW.shape[-2:]
     factor = max(factor, 1)  # below 112 pixels, ImageNet's factors would be smaller: flakes of less than a pixel
     flakes_B1HW = mean + deviation * draws.normal(0, height * width).view(-1, 1, height, width)
-    flakes_B1HW = filter_axes(flakes_B1HW, zoom_matrix(height, factor), zoom_matrix(width, factor))
+    flakes_B1HW = filter_rows_and_columns(flakes_B1HW, zoom_matrix(height, factor), zoom_matrix(width, factor))
     flakes_B1HW = (flakes_B1HW.masked_fill(flakes_B1HW < threshold, 0).clamp(0, 1) * 255).floor() / 255
     flakes_B1HW = blur_along(flakes_B1HW, radius, sigma, draws.uniform(1, 1, -135, -45)[:, 0])
     flakes_B1HW = (flakes_B1HW * 255).round() / 255
@@ -347,14 +347,14 @@ def _apply_with_pillow(x_BCHW: Tensor, change: Callable[[Image.Image], Image.Ima
 # -- filters and random fields -----------------------------------------------------------------------------------------
 
 
-def filter_axes(x_BCHW: Tensor, rows_HH: Tensor, columns_WW: Tensor) -> Tensor:
+def filter_rows_and_columns(x_BCHW: Tensor, rows_HH: Tensor, columns_WW: Tensor) -> Tensor:
     """Return images filtered along their rows and columns."""
     return (rows_HH @ x_BCHW.double() @ columns_WW.T).to(x_BCHW.dtype)
 
 
 def gaussian_blur(x_BCHW: Tensor, sigma: float, truncate: float = 4.0, mode: Border = "nearest") -> Tensor:
     """Return images filtered by a Gaussian, see :func:`gaussian_matrix`."""
-    return filter_axes(x_BCHW, *(gaussian_matrix(n, sigma, truncate, mode) for n in x_BCHW.shape[-2:]))
+    return filter_rows_and_columns(x_BCHW, *(gaussian_matrix(n, sigma, truncate, mode) for n in x_BCHW.shape[-2:]))
 
 
 @cache
@@ -384,7 +384,7 @@ def zoom_matrices(n: int, stop: float, step: float) -> Tensor:
 
 
 @cache
-def disk_taps(radius: float, sigma: float) -> tuple[tuple[int, int, float], ...]:
+def disk_kernel_taps(radius: float, sigma: float) -> tuple[tuple[int, int, float], ...]:
     """Return the taps (row, column, weight) of a disk with smoothed edges, the blur of a lens out of focus."""
     half, reach = (8, 1) if radius <= 8 else (math.ceil(radius), 2)
     line, edge = np.arange(-half, half + 1), np.exp(-(np.arange(-reach, reach + 1) ** 2) / (2 * sigma**2))

@@ -26,7 +26,7 @@ def hold_out(y_N: Tensor, id_N: Tensor, share: float, k: noise.Key) -> tuple[Ten
     Raises:
         DataError: if no class has two images.
     """
-    held_out_N = _first_of_class(y_N, id_N, k, lambda n: min(_rounded_share(share, n), n - 1))
+    held_out_N = _mask_first_of_class(y_N, id_N, k, lambda n: min(_rounded_share(share, n), n - 1))
     if not held_out_N.any():
         raise DataError(
             f"no class has two images, so none of the {len(y_N)} can be held out for validation; add images"
@@ -54,24 +54,24 @@ def hold_out_groups(group_N: Tensor, share: float, k: noise.Key) -> tuple[Tensor
     return split_by_mask(torch.isin(index_N, group_M))
 
 
-def stratified_share(y_N: Tensor, id_N: Tensor, share: float, k: noise.Key) -> Tensor:
+def select_stratified_share(y_N: Tensor, id_N: Tensor, share: float, k: noise.Key) -> Tensor:
     """Return the positions in ``id_N`` of a stratified share, ascending; a smaller share is a subset of a larger one.
 
     Of each class of n images ``share * n`` are selected, rounded, at least one.
     """
-    return _first_of_class(y_N, id_N, k, partial(_rounded_share, share)).nonzero()[:, 0]
+    return _mask_first_of_class(y_N, id_N, k, partial(_rounded_share, share)).nonzero()[:, 0]
 
 
-def at_most(y_N: Tensor, id_N: Tensor, count: int, k: noise.Key) -> Tensor:
+def limit_per_class(y_N: Tensor, id_N: Tensor, count: int, k: noise.Key) -> Tensor:
     """Return the positions in ``id_N`` of ``count`` images of each class, or of all if it has fewer, ascending.
 
-    A smaller count selects a subset of a larger one.  With the key of :func:`stratified_share`, both select from the
-    front of the same order.
+    A smaller count selects a subset of a larger one.  With the key of :func:`select_stratified_share`, both select from
+    the front of the same order.
     """
-    return _first_of_class(y_N, id_N, k, lambda n: count).nonzero()[:, 0]
+    return _mask_first_of_class(y_N, id_N, k, lambda n: count).nonzero()[:, 0]
 
 
-def _first_of_class(y_N: Tensor, id_N: Tensor, k: noise.Key, count: Callable[[int], int]) -> Tensor:
+def _mask_first_of_class(y_N: Tensor, id_N: Tensor, k: noise.Key, count: Callable[[int], int]) -> Tensor:
     """Return which images are among the first ``count(M)`` of their class, in an order drawn from ``k``, bool (N,)."""
     rank_N = noise.order(k, id_N)
     # Class by class, which takes no pass over all images for each of them.

@@ -26,7 +26,7 @@ from torch import Tensor
 from vitlab.data.augment import Boxes
 from vitlab.data.datasets import files
 from vitlab.data.datasets.pictures import Decoded, EncodedPictures, Interpolation, Pictures
-from vitlab.data.pixels import resize, with_channels
+from vitlab.data.pixels import convert_channels, resize
 from vitlab.errors import DataError
 from vitlab.geometry import Pair
 
@@ -87,7 +87,7 @@ class StoredImages:
             return
         channels, size = self.shape[1], self.shape[2:]
         for position, x_CHW in enumerate(self._read_images(request)):
-            out_BCHW[position] = resize(with_channels(x_CHW[None], channels), size)[0].numpy()
+            out_BCHW[position] = resize(convert_channels(x_CHW[None], channels), size)[0].numpy()
 
     def take(self, row_B: Tensor) -> Tensor:
         """Return some images, uint8 (B, C, H, W), on the CPU."""
@@ -99,11 +99,11 @@ class StoredImages:
             yield from map(pictures.image, rows)
             return
         assert isinstance(pictures, EncodedPictures)  # see vitlab.data.prepare
-        headers = [pictures.header(row) for row in rows]
-        sides_B2 = torch.tensor([pictures.decoding.sides(header) for header in headers])
+        headers = [pictures.open_header(row) for row in rows]
+        sides_B2 = torch.tensor([pictures.decoding.upright_sides(header) for header in headers])
         boxes = request.crop.boxes(request.id_B, sides_B2[:, :1], sides_B2[:, 1:])
         for row, header, box in zip(rows, headers, torch.stack(boxes[:4], 1).tolist(), strict=True):
-            yield pictures.crop(row, header, box, self.shape[2:], request.crop.interpolation)
+            yield pictures.decode_crop(row, header, box, self.shape[2:], request.crop.interpolation)
 
 
 class Prefetcher:
@@ -120,7 +120,7 @@ class Prefetcher:
         self._thread_pool = _thread_pool(max(1, torch.get_num_threads()))
         self._pending: dict[tuple[int, Hashable], tuple[Tensor, list[Future[None]]]] = {}
 
-    def take(self, step: int, part: Hashable, request: Callable[[int], ReadRequest | None]) -> Tensor:
+    def take_batch(self, step: int, part: Hashable, request: Callable[[int], ReadRequest | None]) -> Tensor:
         """Return a batch, uint8 (B, C, H, W), on the device, and start to read the next ones.
 
         Args:
@@ -177,17 +177,17 @@ def iter_images(
         return ReadRequest(parts[step], parts[step]) if step < len(parts) else None
 
     for step in range(len(parts)):
-        yield prefetcher.take(step, None, request)
+        yield prefetcher.take_batch(step, None, request)
 
 
-def find_faults(pictures: EncodedPictures) -> list[tuple[int, str]]:
+def find_undecodable(pictures: EncodedPictures) -> list[tuple[int, str]]:
     """Return the index of each picture that cannot be decoded, and the reason; all processors decode them."""
     with ThreadPool(os.cpu_count()) as pool:
-        reasons = pool.map(pictures.fault, range(len(pictures)), CHECKED_TOGETHER)
+        reasons = pool.map(pictures.find_fault, range(len(pictures)), CHECKED_TOGETHER)
     return [(index, reason) for index, reason in enumerate(reasons) if reason]
 
 
-def measure_decoding(pictures: Pictures) -> float:
+def measure_seconds_per_picture(pictures: Pictures) -> float:
     """Return how long one core decodes a picture: the mean of some of them."""
     sample, began = range(0, len(pictures), -(-len(pictures) // TIMED)), time.perf_counter()
     for index in sample:
@@ -231,7 +231,7 @@ def open_disk_cache(images: StoredImages, name: str, what: str, check: Callable[
         with FileLock(file.with_suffix(".lock")):  # the other workers wait, and then find the file
             x_MCHW = _open_map(file, images.shape)
             if x_MCHW is None:
-                _write(images, file, check)
+                _write_images(images, file, check)
                 x_MCHW = _open_map(file, images.shape)
         if x_MCHW is None:
             raise OSError("its content differs from what was written; check the disk")
@@ -253,7 +253,7 @@ def _open_map(file: Path, shape: tuple[int, ...]) -> np.ndarray | None:
     return x_MCHW if valid else None
 
 
-def _write(images: StoredImages, file: Path, check: Callable[[], object]) -> None:
+def _write_images(images: StoredImages, file: Path, check: Callable[[], object]) -> None:
     files.make_and_clean_folder(file.parent)
     required, free = FREE_SPACE_FACTOR * math.prod(images.shape), shutil.disk_usage(file.parent).free
     if required > free:

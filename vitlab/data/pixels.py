@@ -18,7 +18,7 @@ IGNORED = -100
 """The corresponding label in a batch, int64: the ``ignore_index`` of torch's losses."""
 
 
-def with_channels(x_NCHW: Tensor, channels: int) -> Tensor:
+def convert_channels(x_NCHW: Tensor, channels: int) -> Tensor:
     """Convert colour to grey by ITU-R 601 luma in Pillow's integer arithmetic, or grey to colour by repetition."""
     if x_NCHW.shape[1] == channels:
         return x_NCHW
@@ -44,11 +44,11 @@ def resize(x_NCHW: Tensor, size: Pair) -> Tensor:
 
 def resize_masks(y_NHW: Tensor, size: Pair) -> Tensor:
     """Resize label masks by nearest neighbour."""
-    row_O, column_O = (nearest(torch.tensor(old), new) for old, new in zip(y_NHW.shape[-2:], size, strict=True))
+    row_O, column_O = (nearest_pixels(torch.tensor(old), new) for old, new in zip(y_NHW.shape[-2:], size, strict=True))
     return y_NHW[:, row_O][..., column_O]
 
 
-def nearest(old: Tensor, new: int) -> Tensor:
+def nearest_pixels(old: Tensor, new: int) -> Tensor:
     """Return int64 (..., O) indices of the input pixels, of ``old`` (...), nearest to each of ``new`` output pixels.
 
     Equal to torch's ``nearest-exact``, and to Pillow's nearest neighbour except at ties.  Computed in integers.
@@ -56,14 +56,14 @@ def nearest(old: Tensor, new: int) -> Tensor:
     return (2 * torch.arange(new, device=old.device) + 1) * old // (2 * new)
 
 
-def mirrored(n: int, margin: int, device: torch.device | None = None) -> Tensor:
+def mirrored_pixels(n: int, margin: int, device: torch.device | None = None) -> Tensor:
     """Return the indices of ``n`` pixels with a margin on both sides, mirrored without repeating the last pixel."""
     period = max(2 * (n - 1), 1)
     index = torch.arange(-margin, n + margin, device=device) % period
     return torch.minimum(index, period - index)
 
 
-def statistics(batches: Iterable[Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def channel_statistics(batches: Iterable[Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation of each channel, of pixels in [0, 1], over batches of images.
 
     Histograms make them exact for any order of the images.  The deviation of a constant channel is one grey level, so

@@ -23,8 +23,8 @@ from vitlab.data.datasets import files
 from vitlab.data.datasets.base import MIN_CORRUPTED_SIDE, SPLITS, Dataset, Images, normalization_constants
 from vitlab.data.datasets.pictures import EncodedPictures, Pictures
 from vitlab.data.image_cache import StoredImages
-from vitlab.data.pixels import statistics
-from vitlab.data.splits import Prepared, Subset, TensorCache, TestSet, apply_options, select_images, test_sets
+from vitlab.data.pixels import channel_statistics
+from vitlab.data.splits import Prepared, Subset, TensorCache, TestSet, apply_options, make_test_sets, select_images
 from vitlab.errors import DataError, format_count
 from vitlab.geometry import DataInfo, Task
 from vitlab.identity import source
@@ -69,7 +69,7 @@ class DataSource:
             DataError: if the options do not fit this data set, or its files are not as expected.
         """
         with self.raising_data_errors():
-            return model_info(self.choice, self.dataset.info())
+            return apply_options_to_info(self.choice, self.dataset.info())
 
     def missing(self) -> str | None:
         """Return a sentence that says why the data cannot be read; None if no reason is known."""
@@ -96,10 +96,10 @@ class DataSource:
             if corrupted is not None and corrupted.corruptions is None and not self.options.get("corrupted_root"):
                 notes.append("test/mce leaves frost out: it is a set of photographs, which 'corrupted_root' can name.")
             if pictures:
-                notes += self._notes_on_storage(pictures, self._check_pictures(pictures))
+                notes += self._notes_on_storage(pictures, self._check_and_time_pictures(pictures))
             return notes
 
-    def training_images(self, seeds: Mapping[str, int]) -> int | None:
+    def count_training_images(self, seeds: Mapping[str, int]) -> int | None:
         """Return the number of training images without decoding pictures; None if the data is absent."""
         with self.raising_data_errors():
             if self.dataset.missing() is not None or self.dataset.info().identity is None:
@@ -108,14 +108,14 @@ class DataSource:
             if pictures is None:
                 return len(prepare(self.choice, seeds).train)
             images = select_images(StoredImages(pictures, 3, (1, 1)), self.options["classes"])
-            return len(split(self, images, seeds)[0])
+            return len(split_training_images(self, images, seeds)[0])
 
     def pictures(self) -> list[Pictures]:
         """Return the pictures of both official splits; an empty list for sets that are read at once."""
         return [pictures for split in SPLITS if (pictures := self.dataset.pictures(split)) is not None]
 
     @property
-    def crops_pictures(self) -> bool:
+    def crops_full_size_pictures(self) -> bool:
         """Whether training images are crops of full-size pictures."""
         return any(slot("augment").build(choice).of_picture for choice in self.options["augment"])
 
@@ -140,7 +140,7 @@ class DataSource:
                 files.require_memory(math.prod(images.shape), what)
             if where != "never":
                 images.decoded = image_cache.open_disk_cache(images, f"{name}.{split}", what, check)
-            if where == "memory" and not self.crops_pictures:
+            if where == "memory" and not self.crops_full_size_pictures:
                 subsets.append(apply_options(Images(torch.from_numpy(images.decoded), one.y_N), self.options))
             else:
                 subsets.append(select_images(images, self.options["classes"]))
@@ -167,13 +167,13 @@ class DataSource:
         texts = transitive_digests(begin, source.read_imported).items()
         return key_of({name: text for name, text in texts if name in begin or name.partition(".")[0] != BUILT_IN})[:32]
 
-    def _check_pictures(self, pictures: Sequence[Pictures]) -> float:
+    def _check_and_time_pictures(self, pictures: Sequence[Pictures]) -> float:
         """Decode every picture once, remember the result for this content, and return how long one takes to decode."""
         encoded = [one for one in pictures if isinstance(one, EncodedPictures)]
 
         def check() -> str:
-            found = [image_cache.find_faults(one) for one in encoded]
-            return json.dumps([found, 0.0 if any(found) else image_cache.measure_decoding(pictures[0])])
+            found = [image_cache.find_undecodable(one) for one in encoded]
+            return json.dumps([found, 0.0 if any(found) else image_cache.measure_seconds_per_picture(pictures[0])])
 
         note = files.cache_folder() / "checked" / self.digest(self.info(), self.options)
         found, seconds = json.loads(files.read_or_compute(note, check))
@@ -202,7 +202,7 @@ class DataSource:
             f"The {number:,} pictures of {self.choice.type} are {how}: {size_bytes / 2**30:,.1f} GiB, about {lasts} of "
             f"one core, on a machine with {files.total_memory() / 2**30:,.1f} GiB of memory."
         )
-        if where != "never" or self.crops_pictures:
+        if where != "never" or self.crops_full_size_pictures:
             return [note]  # a cache on disk does not help crops, which are taken from the files
         return [f"{note} 'decoded: disk' keeps them in {folder}, which is many times as fast."]
 
@@ -231,13 +231,13 @@ def prepare(
         DataError: if the data is not here or its files are not as expected.
     """
     data = DataSource(choice)
-    raw = _load_raw(data)
+    raw = _load_official_splits(data)
     if expected is not None and str(raw.info.content) != expected:
         raise DataError(
             f"{data.choice.type} is not the data this was planned with: planned {expected}, found {raw.info.content}; "
             "restore the data, or plan again on the machine that has it"
         )
-    train, val = split(data, raw.train, seeds)
+    train, val = split_training_images(data, raw.train, seeds)
     if data.options["normalize"] == "dataset":
         mean, std = raw.statistics
     else:
@@ -246,11 +246,11 @@ def prepare(
     beside: Mapping[str, TestSet] = {}
     if any(data.options.get(name) for name in TEST_SET_OPTIONS):
         with data.raising_data_errors():
-            beside = test_sets(data.dataset, data.options, raw.test, raw.info, raw.corrupted)
+            beside = make_test_sets(data.dataset, data.options, raw.test, raw.info, raw.corrupted)
     return Prepared(train=train, val=val, test=raw.test, info=raw.info, mean=mean, std=std, test_sets=beside)
 
 
-def split(data: DataSource, images: Subset, seeds: Mapping[str, int]) -> tuple[Subset, Subset]:
+def split_training_images(data: DataSource, images: Subset, seeds: Mapping[str, int]) -> tuple[Subset, Subset]:
     """Return the training and the validation images of an official training split, see :func:`prepare`."""
     options, y_N, id_N = data.options, images.y_N, images.id_N
     group_N, held_out_M = data.dataset.groups(), data.dataset.held_out()
@@ -270,9 +270,9 @@ def split(data: DataSource, images: Subset, seeds: Mapping[str, int]) -> tuple[S
         )
     key = noise.key(seeds["subset"], "subset")
     if options["fraction"] < 1:
-        rest_N = rest_N[draws.stratified_share(stratum_N[rest_N], id_N[rest_N], options["fraction"], key)]
+        rest_N = rest_N[draws.select_stratified_share(stratum_N[rest_N], id_N[rest_N], options["fraction"], key)]
     if options["per_class"] is not None:
-        rest_N = rest_N[draws.at_most(y_N[rest_N], id_N[rest_N], options["per_class"], key)]
+        rest_N = rest_N[draws.limit_per_class(y_N[rest_N], id_N[rest_N], options["per_class"], key)]
     return images.select(rest_N), images.select(val_N)
 
 
@@ -284,7 +284,7 @@ class _Raw:
     test: Subset
     info: DataInfo
     name: str  #: of the file of its cached statistics
-    check: Callable[[], object]  #: see :func:`_check_unchanged`
+    check: Callable[[], object]  #: see :func:`_require_unchanged_info`
     corrupted: TensorCache = field(default_factory=dict)
     """Corrupted images of the test split, shared by the trials of this process."""
 
@@ -293,10 +293,10 @@ class _Raw:
         """Mean and standard deviation of the training images by channel; cached on disk unless they are in memory."""
         images = self.train.pixels_MCHW
         if isinstance(images, torch.Tensor):
-            return statistics([images])
+            return channel_statistics([images])
 
         def compute() -> str:
-            result = statistics(image_cache.iter_images(images, self.train.row_N))
+            result = channel_statistics(image_cache.iter_images(images, self.train.row_N))
             self.check()
             return json.dumps(result)
 
@@ -309,30 +309,30 @@ class _Raw:
 _cache: dict[str, _Raw] = {}  #: the last one used at the end
 
 
-def _load_raw(data: DataSource) -> _Raw:
+def _load_official_splits(data: DataSource) -> _Raw:
     """Return the data set decoded, filtered, converted and resized; cached under its options, code and identity."""
     info = data.dataset.info()
     name = data.digest(info, NON_PIXEL_OPTIONS)
     options = {name: value for name, value in data.choice.plain().items() if name not in NON_PIXEL_OPTIONS}
-    key = json.dumps([name, str(info.content), options, data.crops_pictures], sort_keys=True)
+    key = json.dumps([name, str(info.content), options, data.crops_full_size_pictures], sort_keys=True)
     if key in _cache:
         _cache[key] = _cache.pop(key)
         return _cache[key]
     # Reading a set without pictures may download it, and its identity is then known only afterwards.
-    check = partial(_check_unchanged, data, info.content if data.pictures() else None)
-    train, test = data.read_splits(model_info(data.choice, info), check)
+    check = partial(_require_unchanged_info, data, info.content if data.pictures() else None)
+    train, test = data.read_splits(apply_options_to_info(data.choice, info), check)
     for which, subset in zip(SPLITS, (train, test), strict=True):
         if not len(subset):
             raise DataError(f"{data.choice.type} has no {which} images; add some, or select other 'classes'")
     # Pictures that are decoded for every batch have not been read yet; what changes later is noticed by nobody.
     is_read = train.stored is None or train.stored.decoded is not None
-    _cache[key] = raw = _Raw(train, test, model_info(data.choice, check() if is_read else info), name, check)
+    _cache[key] = raw = _Raw(train, test, apply_options_to_info(data.choice, check() if is_read else info), name, check)
     if len(_cache) > MAX_CACHED:
         del _cache[next(iter(_cache))]
     return raw
 
 
-def _check_unchanged(data: DataSource, identity: str | None) -> DataInfo:
+def _require_unchanged_info(data: DataSource, identity: str | None) -> DataInfo:
     """Return the current properties of the data as stored, whose identity must be ``identity``; None accepts any."""
     info = data.dataset.info()
     if identity not in (None, info.content):
@@ -352,7 +352,7 @@ def _choose_storage(pictures: Sequence[Pictures], info: DataInfo) -> tuple[image
 # -- options that do not fit the data ---------------------------------------------------------------------------------
 
 
-def model_info(resolved: ResolvedChoice, info: DataInfo) -> DataInfo:
+def apply_options_to_info(resolved: ResolvedChoice, info: DataInfo) -> DataInfo:
     """Return the properties of the data as the model sees it, after the options are applied.
 
     Raises:
@@ -361,7 +361,7 @@ def model_info(resolved: ResolvedChoice, info: DataInfo) -> DataInfo:
     options = resolved.options
     size, channels, classes = options["size"], options["channels"], options["classes"]
     if info.task != "classification":
-        _check_labels(resolved, info.task)
+        _check_options_for_task(resolved, info.task)
     _check_crops(resolved)
     outside = [label for label in classes or () if label >= info.classes]
     if outside:
@@ -375,7 +375,7 @@ def model_info(resolved: ResolvedChoice, info: DataInfo) -> DataInfo:
         test_images=None if classes else info.test_images,  # how many of the classes there are is known after reading
     )
     if options["corrupted"] is not None:
-        _check_corrupted(resolved, result)
+        _check_corruptions_are_defined(resolved, result)
     normalize = options["normalize"]
     numbers = len(normalization_constants(normalize)[0]) if normalize != "dataset" else 1
     if numbers not in (1, result.channels):
@@ -385,7 +385,7 @@ def model_info(resolved: ResolvedChoice, info: DataInfo) -> DataInfo:
     return result
 
 
-def _check_corrupted(resolved: ResolvedChoice, info: DataInfo) -> None:
+def _check_corruptions_are_defined(resolved: ResolvedChoice, info: DataInfo) -> None:
     """Reject corrupted test images of data for which they are not defined."""
     if "frost" in (resolved.options["corrupted"].corruptions or ()) and not resolved.options.get("corrupted_root"):
         raise DataError(
@@ -401,7 +401,7 @@ def _check_corrupted(resolved: ResolvedChoice, info: DataInfo) -> None:
         )
 
 
-def _check_labels(resolved: ResolvedChoice, task: Task) -> None:
+def _check_options_for_task(resolved: ResolvedChoice, task: Task) -> None:
     """Reject options that need one class an image, and augmentations of pixels that leave masks as they are."""
     has = "a class at every pixel" if task == "segmentation" else "any number of classes an image"
     for option in ("classes", "per_class", "corrupted"):

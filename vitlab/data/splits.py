@@ -21,7 +21,7 @@ from vitlab.data.datasets import files
 from vitlab.data.datasets.base import COMPUTED_CORRUPTIONS, CORRUPTIONS, Dataset, Images
 from vitlab.data.datasets.pictures import Pictures
 from vitlab.data.image_cache import StoredImages
-from vitlab.data.pixels import resize, resize_masks, with_channels
+from vitlab.data.pixels import convert_channels, resize, resize_masks
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo
 
@@ -53,9 +53,9 @@ class Subset:
 
     def at(self, position_B: Tensor | slice) -> Tensor:
         """Return the images at some positions, uint8 (B, C, H, W)."""
-        return self.at_rows(self.row_N[position_B])
+        return self.images_in_rows(self.row_N[position_B])
 
-    def at_rows(self, row_B: Tensor) -> Tensor:
+    def images_in_rows(self, row_B: Tensor) -> Tensor:
         """Return the images in some rows of ``pixels_MCHW``, uint8 (B, C, H, W)."""
         if isinstance(self.pixels_MCHW, Tensor):
             # It copies whole images; indexing copies pixel by pixel.
@@ -120,7 +120,7 @@ def apply_options(images: Images, options: Mapping[str, Any]) -> Subset:
     if options["classes"]:
         x_NCHW = x_NCHW[id_N]
     if options["channels"]:
-        x_NCHW = with_channels(x_NCHW, options["channels"])
+        x_NCHW = convert_channels(x_NCHW, options["channels"])
     if options["size"]:
         x_NCHW = resize(x_NCHW, options["size"])
         y_N = resize_masks(y_N, options["size"]) if y_N.ndim == 3 else y_N
@@ -143,7 +143,7 @@ def select_classes(y_N: Tensor, classes: Sequence[int] | None) -> tuple[Tensor, 
     return id_N, new_N[id_N]
 
 
-def test_sets(
+def make_test_sets(
     dataset: Dataset, options: Mapping[str, Any], test: Subset, info: DataInfo, cache: TensorCache
 ) -> dict[str, TestSet]:
     """Return the test sets of a trial by name, such as ``corrupted/fog/3``.
@@ -161,23 +161,23 @@ def test_sets(
         for severity in corrupted.severities:
             name = f"corrupted/{kind}/{severity}"
             pictures = dataset.corrupted(kind, severity)
-            subset = test if pictures is None else _build_stored(pictures, info, classes, name)
+            subset = test if pictures is None else _make_stored_subset(pictures, info, classes, name)
             if corrupted.images is not None:  # a smaller number selects a part of a larger one's
                 # Not stratified: the share of classes is the test split's on average.
                 one_class_N, key = torch.zeros_like(subset.id_N), noise.key(0, "corruption", "images")
-                subset = subset.select(draws.at_most(one_class_N, subset.id_N, corrupted.images, key))
-            at = _corrupted_images(subset, kind, severity, cache) if pictures is None else subset.at
+                subset = subset.select(draws.limit_per_class(one_class_N, subset.id_N, corrupted.images, key))
+            at = _make_corrupted_reader(subset, kind, severity, cache) if pictures is None else subset.at
             sets[name] = TestSet("mce", kind, subset.y_N, subset.id_N, at)
     for name, pictures in dataset.shifted_sets().items():
-        subset = _build_stored(pictures, info, classes, name)
+        subset = _make_stored_subset(pictures, info, classes, name)
         occurring = tuple(sorted(set(subset.y_N.tolist())))
         sets[f"shifted/{name}"] = TestSet("shifted_accuracy", name, subset.y_N, subset.id_N, subset.at, occurring)
     if (right := dataset.reassessed()) is not None:
-        sets["real_labels"] = _real_labels_set(test, right, info.classes, classes)
+        sets["real_labels"] = _make_real_labels_set(test, right, info.classes, classes)
     return sets
 
 
-def _corrupted_images(subset: Subset, kind: str, severity: int, cache: TensorCache) -> Callable[[slice], Tensor]:
+def _make_corrupted_reader(subset: Subset, kind: str, severity: int, cache: TensorCache) -> Callable[[slice], Tensor]:
     def at(part: slice) -> Tensor:
         from vitlab.data.corruption import corrupt  # imported for the few studies that ask for corrupted images
 
@@ -192,7 +192,7 @@ def _corrupted_images(subset: Subset, kind: str, severity: int, cache: TensorCac
     return at
 
 
-def _real_labels_set(
+def _make_real_labels_set(
     test: Subset, right: Sequence[frozenset[int]], count: int, classes: Sequence[int] | None
 ) -> TestSet:
     """Return the test images whose set of right classes, of the selected ones, is not empty."""
@@ -208,7 +208,7 @@ def _real_labels_set(
     return TestSet("real_accuracy", "real_labels", y_N, subset.id_N, subset.at, right_NK=right_NK[kept_N])
 
 
-def _build_stored(pictures: Pictures, info: DataInfo, classes: Sequence[int] | None, what: str) -> Subset:
+def _make_stored_subset(pictures: Pictures, info: DataInfo, classes: Sequence[int] | None, what: str) -> Subset:
     """Return pictures of the selected classes with the channels and the size of the model's images."""
     subset = select_images(StoredImages(pictures, info.channels, info.image), classes)
     if not len(subset):

@@ -157,7 +157,7 @@ class Picture(NamedTuple):
                 "command, N in Python"
             )
         with naming_picture(file), Image.open(path) as picture:
-            return cls(path.name, Decoding(size=(1, 1)).rgb(picture))
+            return cls(path.name, Decoding(size=(1, 1)).to_upright_rgb(picture))
 
 
 def explain_images(

@@ -123,7 +123,7 @@ def plan_study(
         # Notes on what depends on this machine: data, averages over its images, the device.
         about_data = _notes_on_data(plan, document)
         missing = [f"data not here: {reason}" for reason in _reasons_for_missing_data(plan, store)]
-        about_averages = notes_on_averages(plan, lambda data, seeds: DataSource(data).training_images(seeds))
+        about_averages = notes_on_averages(plan, lambda data, seeds: DataSource(data).count_training_images(seeds))
         notes = (*plan.notes, *about_averages, *about_data, *missing, *notes_on_device(study.run.device))
         plan = replace(plan, notes=notes, version=version_name(result_content(document.data)))
         # The plan's analysis has the goal of its metric, which a file may leave out.

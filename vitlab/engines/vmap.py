@@ -27,7 +27,7 @@ from torch.func import vmap
 
 from vitlab import noise
 from vitlab.components.base import Part, path_scales
-from vitlab.data.batches import make_batches_together, sample_ids
+from vitlab.data.batches import join_feeds, sample_ids
 from vitlab.engines.base import Engine, engine
 from vitlab.models.contract import State
 from vitlab.training.evaluation import NARROW, EvaluationResult, MetricAccumulator, Split, evaluation_batches
@@ -45,7 +45,7 @@ class Vmap(Engine):
 
     def __init__(self, trainings: Sequence[Training]) -> None:
         super().__init__(trainings)
-        make_batches_together([training.feed for training in trainings])
+        join_feeds([training.feed for training in trainings])
         with self._raise_engine_failed():
             self._stack_weights()
 

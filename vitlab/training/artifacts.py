@@ -25,7 +25,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from vitlab.data.pixels import resize, with_channels
+from vitlab.data.pixels import convert_channels, resize
 from vitlab.data.prepare import Normalize
 from vitlab.errors import VitlabError, WeightsError
 from vitlab.geometry import DataInfo
@@ -78,7 +78,7 @@ class Transform:
             pictures = images if isinstance(images, Sequence) else [images]
             batch = [_picture_to_tensor(picture) for picture in pictures]
         info = self.input_spec.info
-        x_BCHW = torch.cat([resize(with_channels(x_1CHW, info.channels), info.image) for x_1CHW in batch])
+        x_BCHW = torch.cat([resize(convert_channels(x_1CHW, info.channels), info.image) for x_1CHW in batch])
         return self._normalize(x_BCHW)
 
     def denormalize(self, x_BCHW: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from vitlab import noise
 from vitlab.data.augment import Augment, Boxes, Probability, Side, Stationary, augment, pixels
 from vitlab.data.datasets.base import Portion, require_ascending
-from vitlab.data.pixels import VOID, mirrored, nearest
+from vitlab.data.pixels import VOID, mirrored_pixels, nearest_pixels
 
 ATTEMPTS = 10
 """Rectangles drawn before the fallback, as in torchvision."""
@@ -73,7 +73,7 @@ class Crop(Augment):
         if self.mode == "zero":
             padded_BCHW = F.pad(x_BCHW, (self.padding,) * 4, value=outside)
         else:
-            row_H, column_W = (mirrored(n, self.padding, x_BCHW.device) for n in (height, width))
+            row_H, column_W = (mirrored_pixels(n, self.padding, x_BCHW.device) for n in (height, width))
             padded_BCHW = x_BCHW[:, :, row_H][..., column_W]
         # A strided view of all crops, indexed by each image's offset, is faster than a gather.
         view_BCYXHW = padded_BCHW.unfold(2, height, 1).unfold(3, width, 1)
@@ -113,8 +113,8 @@ class RandomResizedCrop(Augment):
     def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
         height, width = y_BHW.shape[-2:]
         box = self.boxes(key, id_B, height, width)
-        row_BH = box.top_B[:, None] + nearest(box.height_B[:, None], height)
-        column_BW = box.left_B[:, None] + nearest(box.width_B[:, None], width)
+        row_BH = box.top_B[:, None] + nearest_pixels(box.height_B[:, None], height)
+        column_BW = box.left_B[:, None] + nearest_pixels(box.width_B[:, None], width)
         one_B = torch.arange(len(y_BHW), device=y_BHW.device)
         return y_BHW[one_B[:, None, None], row_BH[:, :, None], column_BW[:, None]]
 

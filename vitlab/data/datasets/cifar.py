@@ -93,7 +93,7 @@ class Cifar(Checksummed):
         return Images(torch.from_numpy(x_NCHW), torch.from_numpy(y_N))
 
     def _read_batch(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
-        batch, classes, problem = read_arrays(path), range(len(self.labels)), ""
+        batch, classes, problem = read_pickled_arrays(path), range(len(self.labels)), ""
         x_ND: Any = batch.get("data")
         y_N: Any = batch.get(self.key)
         if not isinstance(x_ND, np.ndarray) or x_ND.shape[1:] != (3 * 32 * 32,):
@@ -163,7 +163,7 @@ class ArrayPictures(Pictures):
         return torch.from_numpy(np.array(self.x_NHWC[index])).permute(2, 0, 1)
 
 
-def read_arrays(path: Path) -> dict[str, Any]:
+def read_pickled_arrays(path: Path) -> dict[str, Any]:
     """Return the mapping in a Python 2 or 3 pickle of numbers, strings, lists and arrays of bytes alone."""
     try:
         with open(path, "rb") as file:

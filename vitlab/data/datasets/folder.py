@@ -121,7 +121,7 @@ class ImageFolder(PictureSet):
         faults = [
             fault
             for split, listing in listings.items()
-            for fault in self._faults(listing, folders[split], listings[TRAIN])
+            for fault in self._find_faults(listing, folders[split], listings[TRAIN])
         ]
         if faults:
             raise DataError(f"image_folder: {'; '.join(faults)}")
@@ -153,17 +153,17 @@ class ImageFolder(PictureSet):
         folder = next((folder for folder in folders if folder.is_dir()), None)
         if folder is None:
             raise DataError(f"image_folder: {root} has no folder {name}; add it, or leave it out of 'corrupted'")
-        return self._test_set(folder)
+        return self._find_test_pictures(folder)
 
     def shifted_sets(self) -> Mapping[str, PictureFiles]:
-        return {name: self._test_set(folder) for name, folder in self._shifted_roots().items()}
+        return {name: self._find_test_pictures(folder) for name, folder in self._shifted_roots().items()}
 
     def reassessed(self) -> Sequence[frozenset[int]] | None:
         if self.real_labels is None:
             return None
         return read_real_labels(files.expand_home(self.real_labels), self.pictures("test").names)
 
-    def _test_set(self, folder: Path) -> PictureFiles:
+    def _find_test_pictures(self, folder: Path) -> PictureFiles:
         """Return the pictures of a folder with a folder for each of some classes."""
         labels = self.get_listing().labels  # the identity of the test sets is known with it, so the folder is there
         listing = find_class_pictures(folder)
@@ -221,7 +221,7 @@ class ImageFolder(PictureSet):
             )
         return Layout(root, None, None)
 
-    def _faults(self, found: Found, folder: Path | None, train: Found) -> Iterator[str]:
+    def _find_faults(self, found: Found, folder: Path | None, train: Found) -> Iterator[str]:
         if found is train:
             if len(found.labels) < 2:
                 yield f"{folder} needs a folder per class, at least two; found {len(found.labels)}"
@@ -243,7 +243,7 @@ class ImageFolder(PictureSet):
         roots = {f"shifted/{name}": folder for name, folder in self._shifted_roots().items()}
         if self.corrupted_root is not None:
             roots["corrupted"] = files.expand_home(self.corrupted_root)
-        parts = [digest_of_names(name, folder) for name, folder in sorted(roots.items())]
+        parts = [digest_names_and_sizes(name, folder) for name, folder in sorted(roots.items())]
         if self.real_labels is not None:
             file = files.expand_home(self.real_labels)
             if not file.is_file():
@@ -352,7 +352,7 @@ def relative_name(path: str, root: Path) -> str:
 _digests_of_names: dict[tuple[str, Path], tuple[Mapping[str, int], str]] = {}
 
 
-def digest_of_names(name: str, folder: Path) -> str:
+def digest_names_and_sizes(name: str, folder: Path) -> str:
     """Return a digest over names and sizes of the pictures below a folder; cached until one of its folders changes."""
     if not folder.is_dir():
         raise DataError(f"image_folder: there is no folder {folder}; correct its path in the study")

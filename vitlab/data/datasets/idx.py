@@ -28,7 +28,7 @@ UNSIGNED_BYTE = 0x08
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """Return the array of unsigned bytes in an IDX file."""
-    shape = read_header(path, dimensions)
+    shape = read_shape(path, dimensions)
     with files.open_decompressed(path) as file:
         data = file.read()[4 + 4 * dimensions :]
     if len(data) != math.prod(shape):
@@ -37,7 +37,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 
-def read_header(path: Path, dimensions: int) -> tuple[int, ...]:
+def read_shape(path: Path, dimensions: int) -> tuple[int, ...]:
     """Return the shape declared by an IDX file of unsigned bytes."""
     with files.open_decompressed(path) as file:
         head = file.read(4 + 4 * dimensions)
@@ -62,7 +62,7 @@ class Idx(Checksummed):
 
     def info(self) -> DataInfo:
         paths = self._find()
-        _, height, width = (0, 28, 28) if paths is None else read_header(paths[NAMES["train"][0]], 3)
+        _, height, width = (0, 28, 28) if paths is None else read_shape(paths[NAMES["train"][0]], 3)
         return self._info((height, width), channels=1)
 
     def read(self, split: Split) -> Images:

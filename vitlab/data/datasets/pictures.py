@@ -95,9 +95,9 @@ class Decoding:
         Raises:
             ValueError: if the range of its values is unknown, as of floats.
         """
-        return to_tensor(self.shape(self.rgb(picture), self.interpolation))
+        return to_tensor(self.resize_and_crop(self.to_upright_rgb(picture), self.interpolation))
 
-    def rgb(self, picture: "Image") -> "Image":
+    def to_upright_rgb(self, picture: "Image") -> "Image":
         """Return a picture upright, in 8-bit RGB."""
         import numpy as np
         from PIL import Image, ImageOps
@@ -113,7 +113,7 @@ class Decoding:
             raise ValueError(f"its values are {what}, whose range is unknown; save it with 8 or 16 bits")
         return picture.convert("RGB")
 
-    def sides(self, picture: "Image") -> Pair:
+    def upright_sides(self, picture: "Image") -> Pair:
         """Return rows and columns of an upright picture, from its header."""
         # The header is enough: decoding all pictures of a batch to learn their sizes would double the work.
         is_turned = self.orient == "exif" and picture.format != "TIFF"  # Pillow itself turns a TIFF
@@ -121,7 +121,7 @@ class Decoding:
             return picture.width, picture.height
         return picture.height, picture.width
 
-    def shape(self, picture: "Image", interpolation: Interpolation | Literal["nearest"]) -> "Image":
+    def resize_and_crop(self, picture: "Image", interpolation: Interpolation | Literal["nearest"]) -> "Image":
         """Return a picture or a mask resized and cropped to ``size``."""
         from PIL import Image
 
@@ -183,7 +183,7 @@ class EncodedPictures(Pictures):
     def open(self, index: int) -> bytes:
         """Return an encoded picture, such as the content of a JPEG file.  Must be thread-safe."""
 
-    def checksum(self, index: int) -> tuple[int, str]:
+    def size_and_md5(self, index: int) -> tuple[int, str]:
         """Return the number of bytes of an encoded picture, and their MD5 in hex."""
         content = self.open(index)
         # Systems that forbid MD5 for security allow it for checksums, if told so.
@@ -192,28 +192,28 @@ class EncodedPictures(Pictures):
     def image(self, index: int) -> Tensor:
         """Return a picture decoded by :class:`Decoding`, uint8 (3, H, W)."""
         with naming_picture(self.names[index]):
-            return self.decoding(self.header(index))
+            return self.decoding(self.open_header(index))
 
-    def header(self, index: int) -> "Image":
+    def open_header(self, index: int) -> "Image":
         """Return a picture of which Pillow has read the header alone; its content is decoded on demand."""
         from PIL import Image
 
         with naming_picture(self.names[index]):
             return Image.open(io.BytesIO(self.open(index)))
 
-    def crop(self, index: int, header: "Image", box: Sequence[int], size: Pair, how: Interpolation) -> Tensor:
+    def decode_crop(self, index: int, header: "Image", box: Sequence[int], size: Pair, how: Interpolation) -> Tensor:
         """Return a rectangle of a picture, resized to ``size`` with antialiasing, uint8 (3, H, W).
 
-        ``header`` is the picture of :meth:`header`; the box is top, left, height and width in the upright picture.
+        ``header`` is the picture of :meth:`open_header`; the box is top, left, height and width in the upright picture.
         """
         from PIL import Image
 
         top, left, height, width = box
         with naming_picture(self.names[index]):
-            picture = self.decoding.rgb(header).crop((left, top, left + width, top + height))
+            picture = self.decoding.to_upright_rgb(header).crop((left, top, left + width, top + height))
         return to_tensor(picture.resize(size[::-1], Image.Resampling[how.upper()]))
 
-    def fault(self, index: int) -> str:
+    def find_fault(self, index: int) -> str:
         """Return why a picture cannot be decoded; empty if it can.
 
         A JPEG is decoded at an eighth of its size, which reads the whole file in a third of the time.
@@ -223,7 +223,7 @@ class EncodedPictures(Pictures):
         try:
             picture = Image.open(io.BytesIO(self.open(index)))
             picture.draft("RGB", (1, 1))  # decodes a JPEG at an eighth of its size
-            self.decoding.rgb(picture)
+            self.decoding.to_upright_rgb(picture)
         except Exception as error:  # decoders of some formats raise errors of their own
             return _reason(error)
         return ""
@@ -435,7 +435,7 @@ def digest_contents(kind: str, listing: Listing) -> list[str]:
     def compute() -> str:
         digest, checksums = hashlib.blake2b(digest_size=16), []
         for key, row in rows:
-            size, checksum = listing.pictures.checksum(row)
+            size, checksum = listing.pictures.size_and_md5(row)
             digest.update(f"{key}\0{size}\0{checksum}\n".encode())
             split, label, *_ = key.split("\0")
             checksums.append((split, label, checksum))

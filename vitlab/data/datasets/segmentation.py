@@ -205,9 +205,9 @@ def decode_with_mask(path: Path, mask: Path, decoding: Decoding) -> tuple[Tensor
     if levels.mode not in ("P", "L"):
         raise DataError(f"{mask} is not a label mask: Pillow reads it as mode {levels.mode}; save it as mode P or L")
     with naming_picture(path), Image.open(path) as picture:
-        rgb = decoding.rgb(picture)
+        rgb = decoding.to_upright_rgb(picture)
     if levels.size != rgb.size:
         sizes = " and ".join("{1} by {0}".format(*image.size) for image in (rgb, levels))
         raise DataError(f"{path} and its mask {mask} differ in size: {sizes} pixels; make them equal")
-    small = decoding.shape(levels, "nearest")
-    return to_tensor(decoding.shape(rgb, decoding.interpolation)), torch.from_numpy(np.array(small))
+    small = decoding.resize_and_crop(levels, "nearest")
+    return to_tensor(decoding.resize_and_crop(rgb, decoding.interpolation)), torch.from_numpy(np.array(small))
