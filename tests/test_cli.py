@@ -457,8 +457,8 @@ def test_plan_at_80_columns_breaks_no_word_and_shows_gpu_hours(
     ran: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    counted = mock.Mock(side_effect=DataSource.training_images)
-    monkeypatch.setattr(DataSource, "training_images", lambda *arguments: counted(*arguments))
+    counted = mock.Mock(side_effect=DataSource.count_training_images)
+    monkeypatch.setattr(DataSource, "count_training_images", lambda *arguments: counted(*arguments))
     quickstart = ROOT / "pipelines" / "quickstart.yaml"
     code, printed, err = call("plan", quickstart, "--cost", "--device-tflops", "312", "--out", ran[1])
     assert counted.call_count == 1, "the arms have the same data"
