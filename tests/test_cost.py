@@ -10,7 +10,7 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import UserError
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.models import model
-from vitlab.models.cost import Cost, cost_of, macs, parameters
+from vitlab.models.cost import Cost, cost_of, count_macs, count_parameters
 from vitlab.models.vit_parts import SIZES
 
 torchvision()  # timm imports torchvision, whose import may need a workaround
@@ -121,7 +121,7 @@ def test_counting_leaves_cpu_model_unchanged() -> None:
     built = model.build({"type": "vit", "size": "pico", "patch_size": 4}, data)
     built.train()
     before = {name: value.clone() for name, value in built.state_dict().items()}
-    count = macs(built, data)
+    count = count_macs(built, data)
     assert built.training
     assert all(
         value.device.type == "cpu" and torch.equal(value, before[name]) for name, value in built.state_dict().items()
@@ -146,7 +146,7 @@ def test_macs_equal_torchs_counter(device: str, options: dict[str, str]) -> None
     weights = {name: value.to("meta") for name, value in net.state_dict().items()}
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         torch.func.functional_call(net, weights, (x_1CHW,))
-    assert macs(net.to_empty(device=device), info) == counter.get_total_flops() // 2
+    assert count_macs(net.to_empty(device=device), info) == counter.get_total_flops() // 2
 
 
 @pytest.mark.parametrize("ratio", [1e17, 4e18, 1e20])
@@ -182,7 +182,7 @@ def test_parameters_equal_timm() -> None:
         {"type": "vit", "dim": 64, "depth": 6, "heads": 2, "mlp": {"type": "gelu", "ratio": 3}, "patch_size": 16}, data
     )
     assert isinstance(ours, Cost)
-    assert ours.params == parameters(theirs) == 371_240
+    assert ours.params == count_parameters(theirs) == 371_240
 
 
 def test_model_reading_its_own_parameters_costs_nothing() -> None:
@@ -190,4 +190,4 @@ def test_model_reading_its_own_parameters_costs_nothing() -> None:
     data = DataInfo(image=(16, 16), channels=1, classes=5, task="segmentation")
     cost = cost_of("prior", data)
     assert (cost.params, cost.macs) == (5, 0)
-    assert macs(model.build("prior", data), data) == 0
+    assert count_macs(model.build("prior", data), data) == 0

@@ -557,7 +557,7 @@ def test_published_torchvision_weights_teach(tmp_path: Path, monkeypatch: pytest
     from vitlab.weights import opening
     from vitlab.weights.opening import open_pretrained
 
-    monkeypatch.setattr(opening, "_published_weights", opening._published_weights.__wrapped__)
+    monkeypatch.setattr(opening, "_torchvision_weights", opening._torchvision_weights.__wrapped__)
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
     models = torchvision("torchvision.models")
     (tmp_path / "checkpoints").mkdir()
@@ -628,7 +628,7 @@ def test_plan_with_published_weights_is_refused_without_torchvision(
     def missing(name: str) -> None:
         raise ModuleNotFoundError("No module named 'torchvision'")
 
-    monkeypatch.setattr(opening, "_published_weights", missing)
+    monkeypatch.setattr(opening, "_torchvision_weights", missing)
     with pytest.raises(SpecError, match="No module named 'torchvision'"):
         planned(tmp_path, base=base(teacher={"pretrained": RESNET18}), design=None)
 

@@ -24,7 +24,7 @@ from vitlab.registry import slot
 from vitlab.spec.trial import InitFrom
 from vitlab.training.evaluation import forward_logits
 from vitlab.training.loop import Training
-from vitlab.weights.transfer import start_from
+from vitlab.weights.transfer import load_starting_weights
 
 INFO = DataInfo(image=(8, 8), channels=1, classes=6)
 
@@ -199,9 +199,13 @@ def test_start_from_another_scale_of_attention_names_it() -> None:
     how = InitFrom.model_validate({"checkpoint": "x"})
     standard = build(parametrization="standard")
     sentence = "parametrization is mup with base_width 64, and in the model that the weights were trained in it is "
-    assert start_from(build(), standard, how)[1:] == [f"{sentence}standard"]
-    assert start_from(build(), build(base_width=16), how)[1:] == [f"{sentence}mup with base_width 16"]
-    assert start_from(build(base_width=32), standard, how)[1:] == start_from(build(), build(), how)[1:] == []
+    assert load_starting_weights(build(), standard, how)[1:] == [f"{sentence}standard"]
+    assert load_starting_weights(build(), build(base_width=16), how)[1:] == [f"{sentence}mup with base_width 16"]
+    assert (
+        load_starting_weights(build(base_width=32), standard, how)[1:]
+        == load_starting_weights(build(), build(), how)[1:]
+        == []
+    )
 
 
 def study_file(folder: Path, **base: Any) -> Path:

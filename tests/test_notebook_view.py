@@ -83,5 +83,5 @@ def test_notebook_escapes_names(notebook: Display, tmp_path: Path) -> None:
     view = progress.NotebookView()
     view.on_plan(plan, plan.trials, store)
     view.on_start(plan.trials[1])
-    html = view._table()._repr_mimebundle_([], [])["text/html"]
+    html = view._rename_table()._repr_mimebundle_([], [])["text/html"]
     assert "&lt;b&gt; s0" in html and "<b>" not in html

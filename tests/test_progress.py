@@ -277,7 +277,7 @@ def screens(view: progress.LiveView, screen: io.StringIO) -> list[str]:
     """Return the lines of what the view shows now."""
     screen.truncate(0)
     screen.seek(0)
-    view._console.print(view._table())
+    view._console.print(view._rename_table())
     return [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in screen.getvalue().splitlines()]
 
 

@@ -17,7 +17,7 @@ from vitlab.data.prepare import Feed, prepare
 from vitlab.data.torchvision_import import torchvision
 from vitlab.lab import plan_study
 from vitlab.models import Model, model
-from vitlab.models.cost import parameters
+from vitlab.models.cost import count_parameters
 from vitlab.planning.values import Trial
 from vitlab.registry import slot
 
@@ -92,7 +92,7 @@ def test_equal_weights_give_equal_function(arm: str) -> None:
     torch.manual_seed(1)
     reference = plain(arm).double()
     network = ours(trial, reference)
-    assert parameters(network) == sum(p.numel() for p in reference.parameters()) == 5_689
+    assert count_parameters(network) == sum(p.numel() for p in reference.parameters()) == 5_689
     x_BCHW = fed(trial).batch(0, 128).x_BCHW
     with torch.no_grad():
         output, expected = network(x_BCHW), reference(x_BCHW)

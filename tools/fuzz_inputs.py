@@ -124,7 +124,7 @@ def tables(rng: Random, folder: Path) -> list[str]:
             row[name] = rng.choice((*CELLS, *TEXTS, *NUMBERS, None))
     suffixes = [".csv", ".tsv", ".json", ".jsonl", ".parquet", ".xlsx"] * 3 + ["", ".txt"]
     file = folder / f"table{rng.choice(suffixes)}"
-    file.write_bytes(_table(rng, rows, file.suffix))
+    file.write_bytes(_rename_table(rng, rows, file.suffix))
     if rng.random() < 0.2:
         file.write_bytes(mutate_bytes(rng, file.read_bytes()))
     words = ["judge", rng.choice(HOSTILE) if rng.random() < 0.03 else str(file)]
@@ -138,7 +138,7 @@ def tables(rng: Random, folder: Path) -> list[str]:
     return words
 
 
-def _table(rng: Random, rows: list[dict[str, Any]], suffix: str) -> bytes:
+def _rename_table(rng: Random, rows: list[dict[str, Any]], suffix: str) -> bytes:
     import pandas
 
     if suffix in (".json", ".jsonl"):

@@ -35,7 +35,7 @@ from measuring import Contender, in_turns, ratios
 from torch.nn import functional as F
 
 from vitlab.executors import Settings
-from vitlab.models.cost import macs
+from vitlab.models.cost import count_macs
 from vitlab.registry import slot
 from vitlab.runner.execution import torch_settings
 from vitlab.spec import STREAMS, TrialSpec
@@ -161,7 +161,7 @@ def singles(small: bool) -> Iterator[Line]:
     for name, shape in shapes.items():
         engine: Any = slot("engine").get("compiled")
         loop, compiled = training(shape, "bf16"), training(shape, "bf16")
-        operations = 3 * 2 * macs(loop.model, loop.feed.info)
+        operations = 3 * 2 * count_macs(loop.model, loop.feed.info)
         steps = {"vitlab, loop": loop.train_step, "timm": timm_step(shape, compiled=False)}
         if not small:  # compiling takes a minute on a CPU
             steps["vitlab, compiled"] = engine([compiled]).train_step

@@ -6,7 +6,7 @@ import torch
 from contenders import TINY, Shape, loop, together, training
 from measuring import Contender, Row, in_turns, ratios, row
 
-from vitlab.models.cost import macs
+from vitlab.models.cost import count_macs
 from vitlab.training.loop import Training
 
 SEEDS = 16
@@ -48,7 +48,7 @@ def _product(dtype: torch.dtype) -> Contender:
 
 def _operations(work: Contender, one: Training) -> Contender:
     """The same, in floating-point operations for images."""
-    of_an_image = 3 * 2 * macs(one.model, one.feed.info)
+    of_an_image = 3 * 2 * count_macs(one.model, one.feed.info)
 
     def step() -> float:
         return work() * of_an_image

@@ -113,9 +113,9 @@ def _print_components(slot: str | None) -> None:
 
 
 def _print_weights(pattern: str) -> None:
-    from vitlab.weights.hub import named_weights
+    from vitlab.weights.hub import find_named_weights
 
-    rows = named_weights(pattern)
+    rows = find_named_weights(pattern)
     if wants_json():
         print_json([row._asdict() for row in rows])
         return

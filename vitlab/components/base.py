@@ -80,20 +80,20 @@ class _Drop(nn.Module):
     def __init__(self, p: float) -> None:
         super().__init__()
         self.p = p
-        self.place: int | None = None  #: set by :func:`name_draws`
+        self.place: int | None = None  #: set by :func:`set_draw_places`
 
     def draws(self, stream: Literal["dropout", "drop_path"], count: int) -> Tensor | None:
         """Return ``count`` uniform draws of each sample, (B, count); None outside of :func:`vitlab.noise.drawing`.
 
         Raises:
-            RuntimeError: inside of it, if :func:`name_draws` was not called on the model.
+            RuntimeError: inside of it, if :func:`set_draw_places` was not called on the model.
         """
         draws = noise.current()
         if draws is None:
             return None
         if self.place is None:
             raise RuntimeError(
-                "dropout of this model has no keys; call vitlab.components.base.name_draws(model) once built"
+                "dropout of this model has no keys; call vitlab.components.base.set_draw_places(model) once built"
             )
         return noise.uniform(noise.fold(getattr(draws, stream), self.place), draws.sample_B, count)
 
@@ -102,8 +102,8 @@ class Dropout(_Drop):
     """Zero each value with probability ``p``, and scale the rest by 1 / (1 - p).
 
     Inside :func:`vitlab.noise.drawing`, the mask of a sample is a function of the step's key, the sample and the place
-    of this layer in the model (see :func:`name_draws`), so it is the same alone, stacked, or after a resume.  Outside,
-    it comes from torch's generator.
+    of this layer in the model (see :func:`set_draw_places`), so it is the same alone, stacked, or after a resume.
+    Outside, it comes from torch's generator.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -120,12 +120,12 @@ class Dropout(_Drop):
 class DropPath(_Drop):
     """Drop the whole residual branch of a sample with probability ``p``, and scale the others by 1 / (1 - p).
 
-    Draws are keyed as in :class:`Dropout`.  A training draws them for all layers together, by :func:`path_scales`.
+    Draws are keyed as in :class:`Dropout`.  A training draws them for all layers together, by :func:`draw_path_scales`.
 
     Reference: arXiv:1603.09382 (stochastic depth), per sample.
     """
 
-    row: int | None = None  #: of this layer in the factors of a step; set by :func:`path_layers`
+    row: int | None = None  #: of this layer in the factors of a step; set by :func:`number_drop_paths`
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
@@ -141,7 +141,7 @@ class DropPath(_Drop):
         return x * ((draw_B1 >= self.p).view(shape).to(x.dtype) / (1 - self.p))
 
 
-def path_layers(model: nn.Module) -> list[DropPath]:
+def number_drop_paths(model: nn.Module) -> list[DropPath]:
     """Return the layers of a model that drop paths, and set the row of each."""
     layers = [one for one in model.modules() if isinstance(one, DropPath) and one.p > 0 and one.place is not None]
     for row, layer in enumerate(layers):
@@ -149,7 +149,7 @@ def path_layers(model: nn.Module) -> list[DropPath]:
     return layers
 
 
-def path_scales(
+def draw_path_scales(
     layers: Sequence[DropPath], keys: Sequence[noise.Key], samples: Sequence[Tensor], like: Tensor
 ) -> Tensor:
     """Return the factors of the residual branches of layers in several trials, (K, L, B): 0, or 1 / (1 - p) if kept.
@@ -197,7 +197,7 @@ class PatchDrop(_Drop):
         return torch.cat([x_BTD[:, : self.prefix], patches_BND], 1)
 
 
-def name_draws(model: nn.Module) -> None:
+def set_draw_places(model: nn.Module) -> None:
     """Set the place of every :class:`Dropout`, :class:`DropPath` and :class:`PatchDrop`: a number for its path.
 
     Equal paths get equal masks, so two arms that differ elsewhere drop the same values.

@@ -209,7 +209,7 @@ class _Display(Watch):
         result, analysis = folder.result(), self._plan.analysis
         return None if result is None else result.outcome.value(analysis.metric, analysis.at, analysis.goal)
 
-    def _table(self) -> Table:
+    def _rename_table(self) -> Table:
         """Return a row for all trials together, and the rows of :meth:`_rows` that fit on the screen."""
         scale = Scale.of(self._plan.analysis.metric, self._plan.units)
         rows, names = self._rows(scale), [trial_name(item) for trials in self._arms.values() for item in trials]
@@ -338,7 +338,7 @@ class LiveView(_Display):
     def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
         """Print the size of the plan and show the bars."""
         super().on_plan(plan, todo, store)
-        self._live = Live(get_renderable=self._table, console=self._console, auto_refresh=False, transient=True)
+        self._live = Live(get_renderable=self._rename_table, console=self._console, auto_refresh=False, transient=True)
         if todo:
             self._show()
 
@@ -414,11 +414,11 @@ class NotebookView(LiveView):
         # MLflow imports tqdm, which warns that its bars need ipywidgets; nothing here draws them.
         warnings.filterwarnings("ignore", message="IProgress not found")
         self._update()
-        self._handle = sys.modules["IPython"].display.display(self._table(), display_id=True)
+        self._handle = sys.modules["IPython"].display.display(self._rename_table(), display_id=True)
 
     def _draw(self) -> None:
         if self._handle is not None:
-            self._handle.update(self._table())
+            self._handle.update(self._rename_table())
 
 
 def _start_timer(function: Callable[..., None], *arguments: str) -> Timer:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from vitlab import noise
-from vitlab.components.base import Part, path_scales
+from vitlab.components.base import Part, draw_path_scales
 from vitlab.data.batches import join_feeds, sample_ids
 from vitlab.engines.base import Engine, engine
 from vitlab.models.contract import State
@@ -109,7 +109,7 @@ class Vmap(Engine):
         )
         if first.path_layers:
             keys, samples = zip(*((draws.drop_path, sample_ids(batch)) for batch, draws in stacked), strict=True)
-            draws = draws._replace(scale_LB=path_scales(first.path_layers, keys, samples, x_KBCHW))
+            draws = draws._replace(scale_LB=draw_path_scales(first.path_layers, keys, samples, x_KBCHW))
         loss = self._compute_losses({**self.trainable, **self.frozen}, x_KBCHW, y_KB, draws)
         weight_K = torch.ones_like(loss.total)
         if not first.micro_batches.whole:

@@ -30,12 +30,12 @@ class Cost:
     macs: int  #: multiply-accumulates of one image, forward
 
 
-def parameters(of: nn.Module) -> int:
+def count_parameters(of: nn.Module) -> int:
     """Return the number of parameters; shared ones count once."""
     return sum(parameter.numel() for parameter in of.parameters())
 
 
-def macs(of: Model, data: DataInfo) -> int:
+def count_macs(of: Model, data: DataInfo) -> int:
     """Return the multiply-accumulates of one forward pass of one image, in matrix products and convolutions.
 
     The pass runs in evaluation mode, on the device of the model.
@@ -86,7 +86,7 @@ def cost_of(choice: Choice | str | Mapping[str, object], data: DataInfo) -> Cost
         if "overflow" not in str(error).lower():
             raise
         raise UserError("the model is too large for torch, whose sizes have 64 bits; make it smaller") from error
-    count = parameters(built)
+    count = count_parameters(built)
     # The classifier's size depends on the number of classes, the body's does not.
     head = getattr(built, "head", None)
-    return Cost(count, count - (parameters(head) if isinstance(head, nn.Module) else 0), macs(built, data))
+    return Cost(count, count - (count_parameters(head) if isinstance(head, nn.Module) else 0), count_macs(built, data))

@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vitlab.components.attention import Attention
-from vitlab.components.base import Dropout, Options, PatchDrop, Positive, Probability, name_draws
+from vitlab.components.base import Dropout, Options, PatchDrop, Positive, Probability, set_draw_places
 from vitlab.components.block import Block, Place
 from vitlab.components.head import Head
 from vitlab.components.init import Init, Kind, parameters_with_fan_in, seeded
@@ -36,7 +36,7 @@ from vitlab.models.vit_parts import (
     SizeName,
     Span,
     Token,
-    expand_size,
+    fill_in_size,
 )
 from vitlab.registry import Pick, ResolvedChoice, Unhashed, import_optional, slot
 from vitlab.spec import Choice
@@ -149,7 +149,7 @@ class ViT(Model):
         self.norm = self._build_part("norm", anatomy.final_norm if final_norm_at == "tokens" else none, g.dim)
         self.fc_norm = self._build_part("fc_norm", anatomy.final_norm if final_norm_at == "pooled" else none, g.dim)
         self.head = self._build_part("head", anatomy.head, g)
-        name_draws(self)
+        set_draw_places(self)
         self.base_width = base_width
         if parametrization == "mup":
             import_optional("mup").scale_attention(self)
@@ -198,7 +198,7 @@ class ViT(Model):
     @classmethod
     def complete(cls, options: Options) -> Options:
         """Return the options with the numbers of the size filled in; the slot asks for them."""
-        return expand_size(options)
+        return fill_in_size(options)
 
     @classmethod
     def incompatibility(cls, data: DataInfo, options: Options) -> str | None:

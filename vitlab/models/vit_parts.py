@@ -22,7 +22,7 @@ from vitlab.components.base import Options
 from vitlab.components.block.residual import PreNorm
 from vitlab.components.head import Head
 from vitlab.components.norm import NoNorm, NormChoice
-from vitlab.components.position import flatten_choice
+from vitlab.components.position import encodings_of_choice
 from vitlab.errors import GeometryError
 from vitlab.geometry import DataInfo, Geometry, Work
 from vitlab.registry import BUILT_IN, Pick, ResolvedChoice, import_optional, slot
@@ -161,7 +161,7 @@ class Anatomy:
         for index, (block, attention, *_) in enumerate(self.blocks):
             end = f"attention '{attention.type}' (block {index}) does not support that; change one of the two"
             can = attention.component
-            for position in flatten_choice(self.position):
+            for position in encodings_of_choice(self.position):
                 if position.component.overrides("bias") and not can.takes_bias:
                     yield f"position '{position.type}' adds a bias to the logits of attention, and {end}"
                 if position.component.overrides("rotation") and not can.takes_rotation:
@@ -190,7 +190,7 @@ class Anatomy:
                 )
         if merging is not None:
             causes.append((f"block '{merging}' merges some there", "another block"))
-        for position in flatten_choice(self.position):
+        for position in encodings_of_choice(self.position):
             if position.component.acts_in_blocks(position.options):
                 for cause, remedy in causes:
                     yield (
@@ -281,7 +281,7 @@ SIZES = {name: Size(*map(int, numbers)) for name, *numbers in map(str.split, _SI
 DEFAULT_SIZE = "Ti"
 
 
-def expand_size(options: Options) -> Options:
+def fill_in_size(options: Options) -> Options:
     """Return the options of a model with the numbers of its size filled in; explicit options are unchanged.
 
     The ratio applies to the plain MLP, ``gelu``; others keep their own.

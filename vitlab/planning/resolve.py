@@ -353,7 +353,7 @@ class Resolver:
     def _resolve_published(self, draft: _Draft, role: str, path: Path, name: str) -> None:
         place = (*path, "pretrained")
         try:
-            digest = import_optional("weights").published_digest(name)
+            digest = import_optional("weights").digest_prefix_of_published(name)
         except (WeightsError, ImportError) as error:  # torchvision may be missing, or of another torch
             draft.add_faults((place, str(error)))
             return

@@ -29,7 +29,7 @@ from vitlab.components.attention.softmax import Auto
 from vitlab.geometry import DataInfo
 from vitlab.identity.trial import Trial
 from vitlab.models.contract import Model
-from vitlab.models.cost import macs, parameters
+from vitlab.models.cost import count_macs, count_parameters
 from vitlab.spec import Choice, TrialSpec
 from vitlab.spec.tree import type_adapter
 from vitlab.store.result import TrialResult
@@ -46,11 +46,11 @@ def count_cost(model: Model, trial: Trial, info: DataInfo) -> tuple[int, int]:
     key = trial.code, trial.origins, str(trial.spec.model), info
     if key not in _sizes:
         try:
-            work = macs(model, info)
+            work = count_macs(model, info)
         except (NotImplementedError, RuntimeError) as error:
             print(f"the work of this model cannot be counted: {error}", file=sys.stderr)
             work = 0
-        _sizes[key] = parameters(model), work
+        _sizes[key] = count_parameters(model), work
     return _sizes[key]
 
 

@@ -117,7 +117,7 @@ def _load_starting_weights(model: Model, trial: Trial, folder: TrialFolder, info
     if how is None:
         return []
     # Imported for the trials that need it alone, with the readers of other libraries' weights.
-    from vitlab.weights.transfer import start_from
+    from vitlab.weights.transfer import load_starting_weights
 
     notes: list[str] = []
     if how.trial is None:
@@ -133,7 +133,7 @@ def _load_starting_weights(model: Model, trial: Trial, folder: TrialFolder, info
             )
     else:
         source, _ = load_model(TrialFolder(folder.path.parents[1] / trial.needs["init_from"]))
-    return [*start_from(model, source, how), *notes]
+    return [*load_starting_weights(model, source, how), *notes]
 
 
 def _open_weights(

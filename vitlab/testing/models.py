@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitlab import noise
-from vitlab.components.base import State, name_draws
+from vitlab.components.base import State, set_draw_places
 from vitlab.errors import GeometryError, OptionError
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.registry import ResolvedChoice, slot
@@ -139,7 +139,7 @@ class _Probe(nn.Module):
         super().__init__()
         self.case = case
         self.part = part
-        name_draws(self)
+        set_draw_places(self)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         part, case, kind = self.part, self.case, self.case.choice.slot

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vitlab import noise
-from vitlab.components.base import path_layers, path_scales
+from vitlab.components.base import draw_path_scales, number_drop_paths
 from vitlab.data.batches import sample_ids
 from vitlab.data.prepare import Batch, Feed
 from vitlab.models.contract import Model, evaluating
@@ -127,7 +127,7 @@ class Training:
         self.optimizer = optimizer.build(self._build_param_groups(optimizer))
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.peers.sum_during_backward(self.parameters, len(self.micro_batches.rows(self.batch_images)))
-        self.path_layers = path_layers(self.module)
+        self.path_layers = number_drop_paths(self.module)
         self.scaling = LossScaling(feed.device) if spec.precision == "fp16" else None
         self.average: WeightAverage | None = optimizer.average(self.optimizer)
         if spec.ema is not None:
@@ -218,7 +218,7 @@ class Training:
         key = noise.key(self.seeds["dropout"], "torch", self.step, *([rows.start] if rows.start else []))
         noise.seed_torch(key, self.feed.device)
         if self.path_layers:
-            scale_1LB = path_scales(self.path_layers, [draws.drop_path], [sample_ids(batch)], batch.x_BCHW)
+            scale_1LB = draw_path_scales(self.path_layers, [draws.drop_path], [sample_ids(batch)], batch.x_BCHW)
             draws = draws._replace(scale_LB=scale_1LB[0])
         return batch, draws
 

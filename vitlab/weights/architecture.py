@@ -19,7 +19,7 @@ import torch
 from pydantic import PositiveFloat, PositiveInt
 
 from vitlab.components.base import Gelu
-from vitlab.components.position import flatten_choice
+from vitlab.components.position import encodings_of_choice
 from vitlab.errors import WeightsError, list_some
 from vitlab.geometry import DataInfo, Geometry, Pair
 from vitlab.models.contract import State
@@ -116,7 +116,7 @@ class Architecture:
     @property
     def encoding_options(self) -> dict[str, Options]:
         """The options of every position encoding, by type."""
-        return {choice.type: choice.plain() for choice in flatten_choice(self.anatomy.position)}
+        return {choice.type: choice.plain() for choice in encodings_of_choice(self.anatomy.position)}
 
     @property
     def prefix_rows(self) -> Literal["own", "none"]:
@@ -148,7 +148,7 @@ class Architecture:
         with torch.random.fork_rng(devices=[]):
             return ViT(self.info, **self.options)
 
-    def skeleton(self) -> ViT:
+    def build_without_values(self) -> ViT:
         """Return the model without values."""
         with torch.device("meta"):
             return ViT(self.info, **self.options)
@@ -204,7 +204,7 @@ class Inference:
         grid, rows = self._infer_grid_and_prefix_rows(len(prefix) + registers, pixels)
         final = "fc_norm" if "fc_norm.weight" in state else "norm"
         head, outputs = self._infer_head(prefix, registers, final)
-        eps = self._known_or_assumed("eps", "norms of eps {:g}, the default of " + self.title)
+        eps = self._get_or_assume("eps", "norms of eps {:g}, the default of " + self.title)
         self._require_shape(f"{first}{norm1}.weight", 1)
         norm = self._infer_norm(first + norm1, eps, known.norm)
         if norm["type"] == "rmsnorm" and known.norm is None:
@@ -259,7 +259,7 @@ class Inference:
         names = f"{list_some(foreign)} {'is' if len(foreign) == 1 else 'are'} unknown"
         return f"these are not the weights of a supported Vision Transformer: {names}, and {fault}; use other weights"
 
-    def _known_or_assumed(self, name: str, sentence: str) -> Any:
+    def _get_or_assume(self, name: str, sentence: str) -> Any:
         """Return the fact ``name``; the usual one is recorded as an assumption, in the words of ``sentence``."""
         value = getattr(self.known, name)
         if value is None:
@@ -320,7 +320,7 @@ class Inference:
         two can hold are refused.
         """
         known = self.known
-        requested = requested_grid(known.image, known.grid, pixels)
+        requested = compute_requested_grid(known.image, known.grid, pixels)
         if "pos_embed" not in self.state:
             if requested is None and RELATIVE in self.state:
                 side = (math.isqrt(self._require_shape(RELATIVE, 3)[1] - (3 if prefix else 0)) + 1) // 2
@@ -401,10 +401,10 @@ class Inference:
         hidden, _ = self._require_shape(f"{name}.{'fc1_g' if gated else 'fc1'}.weight", 2)
         bias: Options = {} if f"{name}.fc2.bias" in self.state else {"bias": False}
         if gated:
-            self._known_or_assumed("gelu", "the gate of the MLP is a SiLU, the first half where one matrix holds both")
+            self._get_or_assume("gelu", "the gate of the MLP is a SiLU, the first half where one matrix holds both")
             return {"type": "swiglu", "ratio": exact_ratio(hidden, dim), **bias}
         sentence = GELUS.get(str(self.usual.gelu), "")
-        gelu = self._known_or_assumed("gelu", f"GELU {sentence}, as is the custom of {self.title}")
+        gelu = self._get_or_assume("gelu", f"GELU {sentence}, as is the custom of {self.title}")
         return {"type": "gelu", "ratio": exact_ratio(hidden, dim), "approximate": gelu, **bias}
 
     def _infer_head(self, prefix: tuple[str, ...], registers: int, final: str) -> tuple[Options, int]:
@@ -476,7 +476,7 @@ def format_sides(value: Any) -> str:
     return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def requested_grid(image: Pair | None, grid: Pair | None, step: Pair) -> Pair | None:
+def compute_requested_grid(image: Pair | None, grid: Pair | None, step: Pair) -> Pair | None:
     """Return the grid of patches of an image size, or the grid that is given; None if neither is given.
 
     ``step`` is the pixels of a patch.  Patches that do not divide the image, and two that contradict, are refused.

@@ -15,7 +15,7 @@ from vitlab.models.contract import NewState, State
 from vitlab.models.vit import ViT
 from vitlab.spec.trial import InitFrom
 from vitlab.store.files import read_json, write_json
-from vitlab.weights.architecture import GELUS, Architecture, ModelFacts, requested_grid
+from vitlab.weights.architecture import GELUS, Architecture, ModelFacts, compute_requested_grid
 from vitlab.weights.files import Json, WeightFile, container_of, read_file, write_file
 from vitlab.weights.formats import Format
 from vitlab.weights.hugging_face import HuggingFaceFormat, make_transformers_configs
@@ -24,18 +24,18 @@ from vitlab.weights.opening import (
     HEADER,
     Checkpoint,
     build_from_canonical,
-    interpret,
+    checkpoint_from_contents,
     name_file_in_errors,
     open_checkpoint,
-    require_match,
+    require_same_tensors,
 )
 from vitlab.weights.to_timm import timm_config, to_timm
 from vitlab.weights.transfer import (
     drop_head,
-    mismatches,
-    option_differences,
-    select_classes,
-    start_from,
+    find_mismatches,
+    find_option_differences,
+    load_starting_weights,
+    select_head_rows,
 )
 
 MAX_DIFFERENCES = 3  #: in a sentence
@@ -67,8 +67,8 @@ def inspect(file: Path, form: str | None = None, facts: ModelFacts = ModelFacts(
     checkpoint = open_checkpoint(file, form)
     with name_file_in_errors(file):
         architecture = checkpoint.architecture(facts)
-        own = _canonical_state(architecture.skeleton(), "head.weight" in checkpoint.state)
-    return Inspection(checkpoint, architecture, mismatches(own, checkpoint.state, checkpoint.unknown))
+        own = _canonical_state(architecture.build_without_values(), "head.weight" in checkpoint.state)
+    return Inspection(checkpoint, architecture, find_mismatches(own, checkpoint.state, checkpoint.unknown))
 
 
 def convert(
@@ -101,7 +101,7 @@ def convert(
         resample: the method, a name of :data:`vitlab.components.position.PRESETS`.
         head: whether to keep the head.
         pre_logits: the hidden layer before the head; it can be dropped only with the head that reads it.
-        classes: file of the outputs of the head to keep; see :func:`vitlab.weights.transfer.select_classes`.
+        classes: file of the outputs of the head to keep; see :func:`vitlab.weights.transfer.select_head_rows`.
 
     Raises:
         WeightsError: one sentence that names the file, and the first keys that are to blame.
@@ -114,26 +114,28 @@ def convert(
         raise WeightsError(f"{target} is the file to be converted; give the new one another name")
     contents = read_file(source)
     with name_file_in_errors(source):
-        checkpoint = interpret(contents, form)
+        checkpoint = checkpoint_from_contents(contents, form)
         state, removed = drop_head(checkpoint.state, "new" if head == "drop" else "keep", pre_logits)
         if classes is not None:
             if checkpoint.form.name == "vitlab":
                 raise WeightsError("the classes of a trial are those of its data; select them with data.classes")
-            state = select_classes(state, classes)
+            state = select_head_rows(state, classes)
         has_head = "head.weight" in state
         old, state = _with_norm_on_tokens(replace(checkpoint, state=state).architecture(facts), state)
         if to == "hf":
-            library = HuggingFaceFormat(_family(old))
+            library = HuggingFaceFormat(_family_name(old))
             if library.kind == "dinov3_vit" and target.name not in NAMES_ON_THE_HUB:
                 raise WeightsError(
                     f"only a config.json shows rotary positions; write to {NAMES_ON_THE_HUB[0]}, not {target}"
                 )
-        new = _match_prefix_rows(_change_grid(old, image, grid), state, library)
+        new = _adopt_prefix_rows(_change_grid(old, image, grid), state, library)
         # The two models differ in nothing but their positions.
         dtype = reduce(torch.promote_types, {value.dtype for value in state.values()})
         model = new.build().to(dtype)
-        how = {"checkpoint": str(source), "head": "keep", "resample": resample}
-        start_from(model, build_from_canonical(old, state, checkpoint.unknown, dtype), InitFrom.model_validate(how))
+        how = InitFrom.model_validate({"checkpoint": str(source), "head": "keep", "resample": resample})
+        load_starting_weights(
+            model, build_from_canonical(old, state, checkpoint.unknown, dtype), InitFrom.model_validate(how)
+        )
         state = _canonical_state(model, has_head)
         on_the_hub, has_config = target.name in NAMES_ON_THE_HUB, target.with_name("config.json").exists()
         beside: dict[Path, Json] = {}
@@ -144,12 +146,14 @@ def convert(
             if on_the_hub and not has_config:
                 beside = {target.with_name("config.json"): timm_config(timm_model, new)}
             else:
-                notes.append(f"{timm_model.call()} builds the model")
+                notes.append(f"{timm_model.format_call()} builds the model")
         else:
             tensors = library.from_canonical(state, new.geometry.heads)
             if on_the_hub and not has_config and isinstance(library, HuggingFaceFormat):
                 files = zip(
-                    map(target.with_name, DESCRIPTIONS), make_transformers_configs(new, _family(new)), strict=True
+                    map(target.with_name, DESCRIPTIONS),
+                    make_transformers_configs(new, _family_name(new)),
+                    strict=True,
                 )
                 beside = {file: content for file, content in files if not file.exists()}
             else:
@@ -162,7 +166,7 @@ def convert(
     return Conversion((target, *beside), tuple(notes))
 
 
-def _family(model: Architecture) -> str:
+def _family_name(model: Architecture) -> str:
     if "rope2d" in model.encoding_options:
         return "dinov3_vit"
     return "deit" if "distillation" in model.geometry.prefix else "vit"
@@ -191,11 +195,11 @@ def _change_grid(old: Architecture, image: Pair | None, grid: Pair | None) -> Ar
     """Return the architecture for images of another size, or of another grid of patches."""
     g = old.geometry
     step = (g.image[0] // g.grid[0], g.image[1] // g.grid[1])
-    rows, columns = requested_grid(image, grid, step) or g.grid
+    rows, columns = compute_requested_grid(image, grid, step) or g.grid
     return replace(old, info=replace(old.info, image=(rows * step[0], columns * step[1])))
 
 
-def _match_prefix_rows(model: Architecture, state: State, library: Format) -> Architecture:
+def _adopt_prefix_rows(model: Architecture, state: State, library: Format) -> Architecture:
     """Return the architecture with rows of positions for prefix tokens if the library requires them, or without."""
     rows = library.facts(library.from_canonical(state, model.geometry.heads))[0].prefix_rows
     if rows is None or "learned" not in model.encoding_options:
@@ -223,15 +227,15 @@ def _verify_round_trip(
     fixed, _ = library.facts(tensors)
     stated = ModelFacts(pool=fixed.pool).with_defaults(model.facts()).model_copy(update={"position": None})
     try:
-        checkpoint = interpret(contents, library.name)
-        again = checkpoint.architecture(stated).skeleton()
+        checkpoint = checkpoint_from_contents(contents, library.name)
+        again = checkpoint.architecture(stated).build_without_values()
         differences = [
             f"{option} is {own}, and the file holds {other}"
-            for option, own, other in option_differences(model.skeleton(), again, head=has_head)
+            for option, own, other in find_option_differences(model.build_without_values(), again, head=has_head)
             if own != "qv"  # the file holds a bias of keys, of zeros
         ]
         if not differences:
-            require_match(_canonical_state(again, has_head), checkpoint.state, checkpoint.unknown)
+            require_same_tensors(_canonical_state(again, has_head), checkpoint.state, checkpoint.unknown)
     except (WeightsError, OptionError, GeometryError) as error:
         raise WeightsError(
             f"{refusal}: read back, the file would not be the same model; choose another format, or a folder without "

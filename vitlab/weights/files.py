@@ -76,7 +76,7 @@ def read_file(file: Path, digests: Mapping[str, str] | None = None) -> WeightFil
     container = container_of(file)
     data, *beside = [_read_verified(each, digests) for each in weight_files(file)]
     assert data is not None
-    actual = _container_by_content(data)
+    actual = _container_of_bytes(data)
     if actual is not None and actual != container:
         suffix = next(suffix for suffix, kind in SUFFIXES.items() if kind == actual)
         raise WeightsError(f"{file} is {_ARTICLE[actual]}, but its suffix is {file.suffix}; rename it to {suffix}")
@@ -166,7 +166,7 @@ def _read_verified(file: Path, digests: Mapping[str, str] | None) -> bytes | Non
     return data
 
 
-def _container_by_content(data: bytes) -> Container | None:
+def _container_of_bytes(data: bytes) -> Container | None:
     """Return the container by the first bytes of a file, or None if they do not decide."""
     if data[:2] == b"PK":  # both are zip archives, and the name of the first member follows
         return "npz" if b".npy" in data[:PREFIX] else "torch"

@@ -26,7 +26,7 @@ which flax calls ``{kernel}`` or bias in layers, and ``{scale}`` or bias in norm
 """
 
 
-def parse_columns(text: str) -> Table:
+def parse_table(text: str) -> Table:
     """Return the names in the lines of a text."""
     return tuple((ours, theirs) for ours, theirs in map(str.split, text.strip().splitlines()))
 
@@ -149,7 +149,7 @@ def split_qkv(state: State, attention: str, parts: str) -> NewState:
 _GAMMA = re.compile(r"(blocks\.\d+)\.gamma_([12])")
 _GATED = re.compile(r"(blocks\..+\.mlp)\.fc1\.(weight|bias)")
 _QUERY_BIAS = re.compile(r"(blocks\.\d+\.attn)\.q_bias")
-_META = parse_columns("""
+_META = parse_table("""
 reg_token  register_tokens
 reg_token  storage_tokens
 mlp.fc1.   mlp.w12.
@@ -258,7 +258,7 @@ class TorchvisionFormat(Format):
     convention = ModelFacts(eps=1e-6).with_defaults(IMAGENET)
     needs = (*NEEDS, "blocks.0.attn.qkv.bias")
     square = True
-    table = parse_columns("""
+    table = parse_table("""
 cls_token                class_token
 pos_embed                encoder.pos_embedding
 patch_embed.proj.{p}     conv_proj.{p}
@@ -273,7 +273,7 @@ pre_logits.fc.{p}        heads.pre_logits.{p}
 head.{p}                 heads.head.{p}
 """)
     # Before version 0.12.
-    further = parse_columns("""
+    further = parse_table("""
 blocks.{i}.mlp.fc1.{p} encoder.layers.encoder_layer_{i}.mlp.linear_1.{p}
 blocks.{i}.mlp.fc2.{p} encoder.layers.encoder_layer_{i}.mlp.linear_2.{p}
 """)
@@ -283,7 +283,7 @@ blocks.{i}.mlp.fc2.{p} encoder.layers.encoder_layer_{i}.mlp.linear_2.{p}
 
 
 # flax numbers parts in order of creation, which differs between the code bases.
-_VIT_JAX = parse_columns("""
+_VIT_JAX = parse_table("""
 cls_token                                                      cls
 pos_embed                                                      Transformer/posembed_input/pos_embedding
 patch_embed.proj.{p}                                           embedding/{kernel}
@@ -317,7 +317,7 @@ attn_pool.norm.{p}                                             MAPHead_0/LayerNo
 attn_pool.mlp.fc1.{p}                                          MAPHead_0/MlpBlock_0/Dense_0/{kernel}
 attn_pool.mlp.fc2.{p}                                          MAPHead_0/MlpBlock_0/Dense_1/{kernel}
 """)
-_BIG_VISION = parse_columns("""
+_BIG_VISION = parse_table("""
 pos_embed                pos_embedding
 blocks.{i}.norm1.{p}     Transformer/encoderblock_{i}/LayerNorm_0/{scale}
 blocks.{i}.attn.q.{p}    Transformer/encoderblock_{i}/MultiHeadDotProductAttention_0/query/{kernel}

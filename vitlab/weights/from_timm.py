@@ -47,7 +47,7 @@ def import_timm() -> Any:
     return timm
 
 
-def names_timm(config: Json) -> bool:
+def names_timm_architecture(config: Json) -> bool:
     """Return whether a ``config.json`` names an architecture of timm."""
     return "pretrained_cfg" in config or "architecture" in config
 
@@ -57,7 +57,7 @@ def pretrained_config(config: Json) -> Json:
     return config.get("pretrained_cfg", config) or {}
 
 
-def build_timm(contents: WeightFile) -> Any:
+def build_timm_model(contents: WeightFile) -> Any:
     """Return the model that a ``config.json`` of timm describes, with the tensors as timm's own filter reads them.
 
     The size of images, the number of their channels and of classes are the file's, so that timm resamples and

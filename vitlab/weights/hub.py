@@ -13,8 +13,8 @@ from vitlab.identity.trial import DESCRIPTIONS, NAMES_ON_THE_HUB
 from vitlab.models.contract import State
 from vitlab.weights.architecture import ModelFacts
 from vitlab.weights.files import Json, WeightFile
-from vitlab.weights.from_timm import import_timm, names_timm, pretrained_config
-from vitlab.weights.hugging_face import as_pair, config_facts, note_on_unread, split_keys
+from vitlab.weights.from_timm import import_timm, names_timm_architecture, pretrained_config
+from vitlab.weights.hugging_face import as_pair, note_on_unread, read_config_facts, split_keys
 
 TIMEOUT_S = 10.0  #: after which the hub counts as out of reach
 MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva", "beit")
@@ -31,7 +31,7 @@ class Named(NamedTuple):
     license: str | None
 
 
-def named_weights(pattern: str = "") -> list[Named]:
+def find_named_weights(pattern: str = "") -> list[Named]:
     """Return the weights in timm's own tables whose names hold a pattern, in which ``*`` and ``?`` stand for others."""
     timm = import_timm()
     names = timm.list_models(f"*{pattern}*", module=MODULES, pretrained=True)
@@ -109,7 +109,7 @@ Config = tuple[ModelFacts, list[str]]
 """The facts that a file beside the weights states, and a sentence for each of its parts that was not read."""
 
 
-def read_config(contents: WeightFile, state: State) -> Config:
+def read_facts_of_configs(contents: WeightFile, state: State) -> Config:
     """Return the facts that the files beside weights state, as transformers or timm write them, and notes.
 
     The canonical tensors show a file that belongs to other weights, which is refused, as is an unsupported model.
@@ -117,10 +117,10 @@ def read_config(contents: WeightFile, state: State) -> Config:
     config, where = contents.config, str(contents.file.with_name("config.json"))
     try:
         pixels, unread = _preprocessor_facts(contents.preprocessor, where)
-        if names_timm(config):
+        if names_timm_architecture(config):
             facts, notes = _timm_data_config(config, where)
         elif "model_type" in config:
-            facts, notes = config_facts(config, state, where)
+            facts, notes = read_config_facts(config, state, where)
         else:
             sentence = f"{where} names neither a timm architecture nor a model_type, and was not read: its keys are"
             facts, notes = ModelFacts(), [f"{sentence} {list_some(config)}"] if config else []

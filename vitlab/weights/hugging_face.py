@@ -29,7 +29,7 @@ from vitlab.weights.formats import (
     dinov3_rotation,
     fold_class_row,
     join_qkv,
-    parse_columns,
+    parse_table,
     rename_from_canonical,
     rename_to_canonical,
     split_qkv,
@@ -37,7 +37,7 @@ from vitlab.weights.formats import (
 )
 from vitlab.weights.transfer import to_native_rotation
 
-_EMBEDDINGS = parse_columns("""
+_EMBEDDINGS = parse_table("""
 cls_token            embeddings.cls_token
 dist_token           embeddings.distillation_token
 pos_embed            embeddings.position_embeddings
@@ -47,7 +47,7 @@ pre_logits.fc.{p}    pooler.dense.{p}
 """)
 _VIT = (
     *_EMBEDDINGS,
-    *parse_columns("""
+    *parse_table("""
 blocks.{i}.norm1.{p}     encoder.layer.{i}.layernorm_before.{p}
 blocks.{i}.norm2.{p}     encoder.layer.{i}.layernorm_after.{p}
 blocks.{i}.attn.q.{p}    encoder.layer.{i}.attention.attention.query.{p}
@@ -58,7 +58,7 @@ blocks.{i}.mlp.fc1.{p}   encoder.layer.{i}.intermediate.dense.{p}
 blocks.{i}.mlp.fc2.{p}   encoder.layer.{i}.output.dense.{p}
 """),
 )
-_IN_MEMORY = parse_columns("""
+_IN_MEMORY = parse_table("""
 blocks.{i}.norm1.{p}     layers.{i}.layernorm_before.{p}
 blocks.{i}.norm2.{p}     layers.{i}.layernorm_after.{p}
 blocks.{i}.attn.q.{p}    layers.{i}.attention.q_proj.{p}
@@ -68,7 +68,7 @@ blocks.{i}.attn.proj.{p} layers.{i}.attention.o_proj.{p}
 blocks.{i}.mlp.fc1.{p}   layers.{i}.mlp.fc1.{p}
 blocks.{i}.mlp.fc2.{p}   layers.{i}.mlp.fc2.{p}
 """)
-_CLASSIFIERS = parse_columns("""
+_CLASSIFIERS = parse_table("""
 head.{p}      classifier.{p}
 head.{p}      cls_classifier.{p}
 head_dist.{p} distillation_classifier.{p}
@@ -77,7 +77,7 @@ head.{p}      visual_projection.{p}
 _RELATIVE = "relative_position_bias.relative_position_bias_table"
 _BEIT = (
     *_VIT,
-    *parse_columns("""
+    *parse_table("""
 blocks.{i}.ls1.gamma encoder.layer.{i}.lambda_1
 blocks.{i}.ls2.gamma encoder.layer.{i}.lambda_2
 fc_norm.{p}          pooler.layernorm.{p}
@@ -87,7 +87,7 @@ fc_norm.{p}          pooler.layernorm.{p}
 )
 _DINOV2 = (
     *_EMBEDDINGS,
-    *parse_columns("""
+    *parse_table("""
 reg_token                embeddings.register_tokens
 blocks.{i}.norm1.{p}     encoder.layer.{i}.norm1.{p}
 blocks.{i}.norm2.{p}     encoder.layer.{i}.norm2.{p}
@@ -103,7 +103,7 @@ blocks.{i}.mlp.fc1.{p}   encoder.layer.{i}.mlp.weights_in.{p}
 blocks.{i}.mlp.fc2.{p}   encoder.layer.{i}.mlp.weights_out.{p}
 """),
 )
-_DINOV3 = parse_columns("""
+_DINOV3 = parse_table("""
 cls_token                embeddings.cls_token
 reg_token                embeddings.register_tokens
 patch_embed.proj.{p}     embeddings.patch_embeddings.{p}
@@ -121,13 +121,13 @@ norm.{p}                 norm.{p}
 """)
 _DINOV3_GATED = (
     *(pair for pair in _DINOV3 if ".mlp." not in pair[0]),
-    *parse_columns("""
+    *parse_table("""
 blocks.{i}.mlp.fc1_g.{p} layer.{i}.mlp.gate_proj.{p}
 blocks.{i}.mlp.fc1_x.{p} layer.{i}.mlp.up_proj.{p}
 blocks.{i}.mlp.fc2.{p}   layer.{i}.mlp.down_proj.{p}
 """),
 )
-_CLIP = parse_columns("""
+_CLIP = parse_table("""
 cls_token                embeddings.class_embedding
 pos_embed                embeddings.position_embedding.weight
 patch_embed.proj.{p}     embeddings.patch_embedding.{p}
@@ -144,7 +144,7 @@ norm.{p}                 post_layernorm.{p}
 """)
 _SIGLIP = (
     *_CLIP,
-    *parse_columns("""
+    *parse_table("""
 attn_pool.latent      head.probe
 attn_pool.qkv.{p}     head.attention.in_proj_{p}
 attn_pool.proj.{p}    head.attention.out_proj.{p}
@@ -153,7 +153,7 @@ attn_pool.mlp.fc1.{p} head.mlp.fc1.{p}
 attn_pool.mlp.fc2.{p} head.mlp.fc2.{p}
 """),
 )
-_AIMV2 = parse_columns("""
+_AIMV2 = parse_table("""
 pos_embed                embeddings.position_embedding.weight
 patch_embed.proj.{p}     embeddings.patch_embed.{p}
 patch_embed.norm.{p}     embeddings.rms_norm.{p}
@@ -224,7 +224,7 @@ class HuggingFaceFormat(Format):
         self.convention = ModelFacts(eps=self.family.eps, gelu="none").with_defaults(self.family.pixels)
         self.needs = ("blocks.0.ls1.gamma", "norm.bias") if kind == "dinov3_vit" else NEEDS
 
-    def _table(self, gated: bool) -> Table:
+    def _rename_table(self, gated: bool) -> Table:
         if self.kind == "dinov3_vit" and gated:
             return _DINOV3_GATED
         return self.family.table
@@ -235,7 +235,7 @@ class HuggingFaceFormat(Format):
         family, has_classifier = self.family, any("classifier." in name for name in bare)
         unread = (*family.foreign, *(family.unread if has_classifier else ()))
         body = {n: v for n, v in bare.items() if not n.startswith(unread) and not _OTHER_PARTS.match(n)}
-        table = self._table(any(".gate_proj." in name for name in body))
+        table = self._rename_table(any(".gate_proj." in name for name in body))
         canonical, unknown = rename_to_canonical((*table, *_IN_MEMORY, *_CLASSIFIERS), body)
         # Some attentions have no bias of keys, and CLIP's projection has none.
         for name in [name for name in canonical if re.fullmatch(r"blocks\.\d+\.attn\.q\.bias", name)]:
@@ -263,7 +263,7 @@ class HuggingFaceFormat(Format):
                     f"{self.title}'s classifiers have no pre-logits; drop them and the head that reads them (--head "
                     "drop --pre-logits drop)"
                 )
-        table = self._table("blocks.0.mlp.fc1_g.weight" in state)
+        table = self._rename_table("blocks.0.mlp.fc1_g.weight" in state)
         if self.kind == "dinov3_vit":
             state = to_native_rotation(state, dinov3_rotation(100.0), heads, back=True)
         classifier = "cls_classifier" if "head_dist.weight" in state else "classifier"
@@ -345,7 +345,7 @@ def detect_family(config: Json, where: str) -> str:
     return kind
 
 
-def config_facts(config: Json, state: State, where: str) -> tuple[ModelFacts, list[str]]:
+def read_config_facts(config: Json, state: State, where: str) -> tuple[ModelFacts, list[str]]:
     """Return the facts in a ``config.json`` of transformers, and a sentence for keys that were not read.
 
     The canonical tensors show a file that belongs to other weights, which is refused, as is an unsupported model.

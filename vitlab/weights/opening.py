@@ -38,13 +38,13 @@ from vitlab.weights.formats import (
     GoogleFormat,
     TimmFormat,
     TorchvisionFormat,
-    parse_columns,
+    parse_table,
     rename_to_canonical,
 )
-from vitlab.weights.from_timm import build_timm, from_timm, names_timm
-from vitlab.weights.hub import fetch, read_config, repository_of
+from vitlab.weights.from_timm import build_timm_model, from_timm, names_timm_architecture
+from vitlab.weights.hub import fetch, read_facts_of_configs, repository_of
 from vitlab.weights.hugging_face import HuggingFaceFormat, detect_family
-from vitlab.weights.transfer import HEAD, describe_mismatches, drop_head, mismatches, to_native_rotation
+from vitlab.weights.transfer import HEAD, describe_mismatches, drop_head, find_mismatches, to_native_rotation
 
 HEADER = "vitlab.weights"
 """Key of the facts that tensors do not show, in the header of safetensors files that this package writes."""
@@ -119,7 +119,7 @@ def open_checkpoint(file: Path, form: str | None = None) -> Checkpoint:
     """
     contents = read_file(file)
     with name_file_in_errors(file):
-        return interpret(contents, form)
+        return checkpoint_from_contents(contents, form)
 
 
 @contextmanager
@@ -131,7 +131,7 @@ def name_file_in_errors(file: Path) -> Iterator[None]:
         raise WeightsError(f"{file}: {error}") from None
 
 
-def interpret(contents: WeightFile, form: str | None = None) -> Checkpoint:
+def checkpoint_from_contents(contents: WeightFile, form: str | None = None) -> Checkpoint:
     """Return the checkpoint in the contents of a file; errors do not name the file."""
     if TRIAL in contents.header and form is None:
         model, whole = _build_trial_model(contents)
@@ -140,11 +140,11 @@ def interpret(contents: WeightFile, form: str | None = None) -> Checkpoint:
                 f"only a ViT can be converted to other formats; this is a {type(model).__name__}. Keep its own file."
             )
         return Checkpoint(contents, Format(), model.to_canonical(model.state_dict()), whole.facts(), whole=whole)
-    if names_timm(contents.config) and form in (None, "timm"):
+    if names_timm_architecture(contents.config) and form in (None, "timm"):
         return _checkpoint_from_timm(contents)
     fmt = _choose_format(contents, form)
     canonical = fmt.to_canonical(contents.tensors)
-    config, unread = read_config(contents, canonical.state)
+    config, unread = read_facts_of_configs(contents, canonical.state)
     fixed, usual = fmt.facts(contents.tensors)
     known = _header_facts(contents).with_defaults(config).with_defaults(fixed)
     if fmt.name == "timm" and contents.wrappers[:1] == ("model",):  # DeiT's own checkpoints
@@ -157,9 +157,9 @@ def interpret(contents: WeightFile, form: str | None = None) -> Checkpoint:
 
 def _checkpoint_from_timm(contents: WeightFile) -> Checkpoint:
     """Return a checkpoint whose ``config.json`` names an architecture of timm."""
-    module = build_timm(contents)
+    module = build_timm_model(contents)
     options, state = from_timm(module)
-    facts, unread = read_config(contents, state)
+    facts, unread = read_facts_of_configs(contents, state)
     channels, form = module.in_chans, FORMATS["timm"]
     mean, std, assumed = choose_normalisation(facts, form.convention, form.title, channels)
     classes = len(state["head.weight"]) if "head.weight" in state else 1
@@ -231,8 +231,8 @@ def open_model(
             trial_model, trial = _build_trial_model(contents)
             return OpenedModel(trial_model, trial.info, trial.mean, trial.std, ())
         if head == "keep" and any(stem <= contents.tensors.keys() for stem in STEMS):
-            return _open_convnet(contents.tensors, read_config(contents, {})[0].merge(facts))
-        checkpoint = interpret(contents)
+            return _open_convnet(contents.tensors, read_facts_of_configs(contents, {})[0].merge(facts))
+        checkpoint = checkpoint_from_contents(contents)
         state, removed = drop_head(checkpoint.state, head, "keep")
         if head == "keep" and "head.weight" not in state:
             raise WeightsError(
@@ -256,14 +256,14 @@ def build_from_canonical(
     complete = dict(state)
     if "head.weight" not in state:
         complete |= {name: torch.zeros_like(value) for name, value in own.items() if name.startswith(HEAD)}
-    require_match(own, complete, unknown)
+    require_same_tensors(own, complete, unknown)
     model.load_state_dict(model.from_canonical(complete))
     return model
 
 
-def require_match(own: State, state: State, unknown: tuple[str, ...] = ()) -> None:
+def require_same_tensors(own: State, state: State, unknown: tuple[str, ...] = ()) -> None:
     """Refuse a state that does not have the names and shapes of ``own``."""
-    if faults := mismatches(own, state, unknown):
+    if faults := find_mismatches(own, state, unknown):
         raise WeightsError(
             f"these are not the weights of a supported Vision Transformer: {describe_mismatches(faults)}"
         )
@@ -308,7 +308,7 @@ STEMS = (
 )
 """Names that only ResNets, torchvision's RegNets and timm's RegNets have."""
 
-_TIMM_REGNET = parse_columns("""
+_TIMM_REGNET = parse_table("""
 stem.0.{p}                                                      stem.conv.{p}
 stem.1.{p}                                                      stem.bn.{p}
 stem.1.running_mean                                             stem.bn.running_mean
@@ -380,7 +380,7 @@ def _open_convnet(tensors: State, known: ModelFacts) -> OpenedModel:
     expected = model.state_dict()
     counters = {key: value for key, value in expected.items() if key.endswith("num_batches_tracked")}
     state = {**counters, **state}  # old files have no counters; nothing reads them
-    if faults := mismatches(expected, state, unknown):
+    if faults := find_mismatches(expected, state, unknown):
         raise WeightsError(
             f"these are not the weights of a {type(model).__name__}: "
             f"{list_some(chain.from_iterable(faults.values()))}; use weights of torchvision or timm"
@@ -416,13 +416,13 @@ def open_pretrained(name: str, planned: str | None = None) -> OpenedModel:
 
     Args:
         name: as ``torchvision.models.get_weight`` takes it: ``RegNet_Y_16GF_Weights.IMAGENET1K_V2``.
-        planned: the beginning of their SHA-256 in the plan, as :func:`published_digest` returned it there.
+        planned: the beginning of their SHA-256 in the plan, as :func:`digest_prefix_of_published` returned it there.
 
     Raises:
         WeightsError: if there are none of this name, they cannot be downloaded, differ from the published or
             planned ones, or belong to an unsupported network.
     """
-    weights, published = _published_weights(name), published_digest(name)
+    weights, published = _torchvision_weights(name), digest_prefix_of_published(name)
     if planned is not None and published != planned:
         raise WeightsError(
             f"{name}: the installed torchvision publishes other weights (SHA-256 {published}...) than the plan names "
@@ -442,15 +442,15 @@ def open_pretrained(name: str, planned: str | None = None) -> OpenedModel:
     return open_model(file, facts=facts, digests=None if published is None else {file.name: published})
 
 
-def published_digest(name: str) -> str | None:
+def digest_prefix_of_published(name: str) -> str | None:
     """Return the beginning of the SHA-256 of published weights from their address; None if it has none."""
     # torch.hub's convention for the names of files.
-    match = re.search(r"-([0-9a-f]{8,64})\.", Path(urlparse(_published_weights(name).url).path).name)
+    match = re.search(r"-([0-9a-f]{8,64})\.", Path(urlparse(_torchvision_weights(name).url).path).name)
     return match[1] if match else None
 
 
 @cache
-def _published_weights(name: str) -> Any:
+def _torchvision_weights(name: str) -> Any:
     models: Any = torchvision("torchvision.models")
     try:
         return models.get_weight(name)

@@ -18,7 +18,7 @@ from vitlab.models.contract import NewState, State
 from vitlab.weights.architecture import Architecture, Options
 from vitlab.weights.files import Json
 from vitlab.weights.from_timm import POOLS, from_timm, import_timm
-from vitlab.weights.transfer import describe_mismatches, mismatches, option_differences
+from vitlab.weights.transfer import describe_mismatches, find_mismatches, find_option_differences
 
 ENTRIES: Mapping[str, str] = {
     "VisionTransformer": """
@@ -43,7 +43,7 @@ class TimmTarget(NamedTuple):
     arguments: Options  #: of :func:`timm.create_model`, as JSON has them
     tensors: NewState
 
-    def call(self) -> str:
+    def format_call(self) -> str:
         """Return the call that builds the model."""
         arguments = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
         return f"timm.create_model({self.name!r}, {arguments})"
@@ -55,7 +55,7 @@ def to_timm(architecture: Architecture, state: State) -> TimmTarget:
     Raises:
         WeightsError: if no model of timm does, with the options in which the most similar one differs.
     """
-    timm, target, mine = import_timm(), _timm_arguments(architecture), architecture.skeleton()
+    timm, target, mine = import_timm(), _timm_arguments(architecture), architecture.build_without_values()
     if "head.weight" not in state:
         target["num_classes"] = 0
     reasons: list[list[str]] = []
@@ -69,15 +69,15 @@ def to_timm(architecture: Architecture, state: State) -> TimmTarget:
         try:
             with torch.device("meta"):
                 module = timm.create_model(name, **arguments)
-            theirs = replace(architecture, options=from_timm(module)[0]).skeleton()
+            theirs = replace(architecture, options=from_timm(module)[0]).build_without_values()
             unequal = [
                 f"{option} is {own}, and timm has {other}"
-                for option, own, other in option_differences(mine, theirs, head="head.weight" in state)
+                for option, own, other in find_option_differences(mine, theirs, head="head.weight" in state)
                 # Without rotations, a bias of keys adds one number to a query's logits, which the softmax cancels.
                 if not (relative and (option, own, other) == ("attention.qkv_bias", "yes", "qv"))
             ]
             if not unequal:
-                return TimmTarget(name, arguments, timm_tensors(module, state))
+                return TimmTarget(name, arguments, to_timm_tensors(module, state))
         except WeightsError as error:
             unequal = [str(error)]
         except (TypeError, AssertionError, ValueError, RuntimeError, AttributeError):
@@ -89,13 +89,13 @@ def to_timm(architecture: Architecture, state: State) -> TimmTarget:
     )
 
 
-def timm_tensors(target: nn.Module, state: State) -> NewState:
+def to_timm_tensors(target: nn.Module, state: State) -> NewState:
     """Return canonical tensors under the names and in the layouts of a model of timm."""
     dtype = reduce(torch.promote_types, (value.dtype for value in state.values()))
     zeros = {name: torch.zeros(value.shape, dtype=dtype) for name, value in target.state_dict().items()}
     # from_timm only moves values and adds zeros, so that the transposed linear map moves the values back.
     canonical, move_back = torch.func.vjp(lambda tensors: from_timm(target, tensors)[1], zeros)  # type: ignore[misc]
-    if faults := mismatches(canonical, state):
+    if faults := find_mismatches(canonical, state):
         raise WeightsError(f"timm's model has other tensors than this one: {describe_mismatches(faults)}")
     (tensors,) = move_back({name: state[name].to(dtype) for name in canonical})
     return dict(tensors)

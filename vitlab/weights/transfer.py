@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vitlab.components.attention.softmax import SOFTMAX
-from vitlab.components.position import PRESETS, Position, Together, encodings_by_prefix, flatten_choice
+from vitlab.components.position import PRESETS, Position, Together, encodings_by_prefix, encodings_of_choice
 from vitlab.components.position.additive import Learned
 from vitlab.errors import WeightsError, list_some
 from vitlab.geometry import Geometry
@@ -35,7 +35,7 @@ _QKV = re.compile(r"blocks\.\d+\.attn\.qkv\.(weight|bias)")
 _NORMED = re.compile(r"blocks\.\d+\.attn\.[qk]_norm\.(weight|bias)")
 
 
-def start_from(model: Model, source: Model, how: InitFrom) -> list[str]:
+def load_starting_weights(model: Model, source: Model, how: InitFrom) -> list[str]:
     """Load the weights of ``source`` into ``model``, and freeze the parameters that ``how`` excludes from training.
 
     Returns:
@@ -49,8 +49,8 @@ def start_from(model: Model, source: Model, how: InitFrom) -> list[str]:
     state, own, keeps = source.state_dict(), model.state_dict(), how.head == "keep"
     excluded, new_head = (set(), set()) if keeps else (head_names(source), head_names(model))
     body = {name: value for name, value in state.items() if name not in excluded}
-    incoming = model.from_canonical(source.to_canonical(_fit_to_model(model, source, body, own, how)))
-    if faults := mismatches({name: value for name, value in own.items() if name not in new_head}, incoming):
+    incoming = model.from_canonical(source.to_canonical(_convert_grid_and_tokens(model, source, body, own, how)))
+    if faults := find_mismatches({name: value for name, value in own.items() if name not in new_head}, incoming):
         hint = "; set init_from.head: new to leave out the stored head" if keeps else ""
         raise WeightsError(f"these weights do not fit this model: {describe_mismatches(faults)}{hint}")
     model.load_state_dict({**own, **incoming})
@@ -68,11 +68,11 @@ def start_from(model: Model, source: Model, how: InitFrom) -> list[str]:
         loaded.append(f"positions resampled {change} (resample: {how.resample})")
     return loaded + [
         f"{option} is {here}, and in the model that the weights were trained in it is {there}"
-        for option, here, there in option_differences(model, source, head=keeps)
+        for option, here, there in find_option_differences(model, source, head=keeps)
     ]
 
 
-def mismatches(own: State, other: State, unknown: Sequence[str] = ()) -> dict[str, list[str]]:
+def find_mismatches(own: State, other: State, unknown: Sequence[str] = ()) -> dict[str, list[str]]:
     """Return the names of tensors that ``other`` lacks, has too many, or has in another shape than ``own``, by kind.
 
     ``unknown`` are further names in the file of ``other``.
@@ -86,7 +86,7 @@ def mismatches(own: State, other: State, unknown: Sequence[str] = ()) -> dict[st
 
 
 def describe_mismatches(faults: Mapping[str, Sequence[str]]) -> str:
-    """Return the names of :func:`mismatches` in a sentence."""
+    """Return the names of :func:`find_mismatches` in a sentence."""
     parts = (f"{list_some(names)} {'is' if len(names) == 1 else 'are'} {kind}" for kind, names in faults.items())
     return ", ".join(parts)
 
@@ -109,7 +109,7 @@ def _require_comparable(model: Model, source: Model, how: InitFrom) -> None:
         )
 
 
-def option_differences(model: Model, source: Model, *, head: bool = True) -> list[tuple[str, str, str]]:
+def find_option_differences(model: Model, source: Model, *, head: bool = True) -> list[tuple[str, str, str]]:
     """Return the options, such as a norm's epsilon, in which two models compute differently, and the value in each.
 
     Differences that names and shapes of tensors show are left out.
@@ -155,7 +155,7 @@ def _parametrization(model: Model) -> tuple[int | None, str]:
     return None if model.geometry is None else model.geometry.dim, "standard"
 
 
-def _fit_to_model(model: Model, source: Model, state: State, own: State, how: InitFrom) -> NewState:
+def _convert_grid_and_tokens(model: Model, source: Model, state: State, own: State, how: InitFrom) -> NewState:
     """Convert a state of ``source`` to the grid and, if ``how`` asks for it, to the tokens of ``model``."""
     out = dict(state)
     theirs, mine = source.geometry, model.geometry
@@ -182,7 +182,7 @@ def _fit_to_model(model: Model, source: Model, state: State, own: State, how: In
             if old.prefix_rows == "own" and new.prefix_rows == "none":
                 _add_rows_to_tokens(out, table["pos_embed"], theirs.prefix)
             own_LTD = own[f"{to}pos_embed"]
-            resampled["pos_embed"] = _convert_rows(resampled["pos_embed"], own_LTD, old, new, shared, mine)
+            resampled["pos_embed"] = _convert_position_rows(resampled["pos_embed"], own_LTD, old, new, shared, mine)
         out |= {at + name: value for name, value in resampled.items()}
     return out
 
@@ -213,7 +213,7 @@ def _add_rows_to_tokens(out: NewState, table_LTD: Tensor, prefix: Sequence[str])
             out[name] = torch.cat([out[name][:, : added.shape[1]] + added, out[name][:, added.shape[1] :]], 1)
 
 
-def _convert_rows(
+def _convert_position_rows(
     fitted_LTD: Tensor, own_LTD: Tensor, old: Learned, new: Learned, shared: Sequence[str], mine: Geometry
 ) -> Tensor:
     """Return the model's table of positions.
@@ -266,7 +266,7 @@ def drop_head(
     return {name: value for name, value in state.items() if name not in dropped}, dropped
 
 
-def select_classes(state: State, file: Path) -> NewState:
+def select_head_rows(state: State, file: Path) -> NewState:
     """Return the state with the rows of its heads that a file names, such as the rows of ImageNet-1k in a head of 21k.
 
     The file has one index a line, in the order of the new classes, as timm's ``imagenet_a_indices.txt``.
@@ -303,7 +303,7 @@ def iter_options(choice: ResolvedChoice, path: str = "") -> Iterator[tuple[str, 
     """
     if issubclass(choice.component, Together):
         yield path, component_label(choice.plain())
-        for part in flatten_choice(choice):
+        for part in encodings_of_choice(choice):
             yield from iter_options(part, f"{path}.{part.type.rpartition(':')[2]}")
         return
     yield path, "softmax" if choice.component in SOFTMAX else choice.type.removeprefix(f"{BUILT_IN}:")

@@ -16,10 +16,10 @@ from vitlab_linear_attention import orthogonal, windows
 
 from vitlab import lab
 from vitlab.models import ViT
-from vitlab.models.cost import macs
+from vitlab.models.cost import count_macs
 from vitlab.plugin import DataInfo, Geometry, check_component, model, slot, torchvision
 from vitlab.spec.trial import InitFrom
-from vitlab.weights.transfer import start_from
+from vitlab.weights.transfer import load_starting_weights
 
 STUDY = Path(__file__).parents[1] / "study.yaml"
 NAMES = ("linear", "performer", "neighborhood", "windowed")
@@ -336,7 +336,7 @@ def test_cost_grows_linearly_with_tokens(name: str) -> None:
 
     def work(attention: str, columns: int) -> int:
         info = DataInfo(image=(16, columns * 4), channels=1, classes=3)
-        return macs(model.build(vit(attention, position="none"), info), info)
+        return count_macs(model.build(vit(attention, position="none"), info), info)
 
     def ratio(attention: str) -> float:
         return (work(attention, 256) - work(attention, 128)) / (work(attention, 128) - work(attention, 64))
@@ -350,7 +350,7 @@ def test_weights_of_other_attention_can_be_loaded(name: str) -> None:
     source, started = model.build(vit("split"), DATA), model.build(vit(name), DATA)
     source.initialise(0)
     started.initialise(1)
-    start_from(started, source, InitFrom(checkpoint="of-another.pt", head="keep"))
+    load_starting_weights(started, source, InitFrom(checkpoint="of-another.pt", head="keep"))
     expected = source.to_canonical(source.state_dict())
     state = started.to_canonical(started.state_dict())
     assert all(torch.equal(state[key], value) for key, value in expected.items())

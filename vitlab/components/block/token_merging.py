@@ -24,7 +24,7 @@ class Merged(NamedTuple):
     size_BS: Tensor
 
     @classmethod
-    def none(cls, x_BTD: Tensor) -> Merged:
+    def unmerged(cls, x_BTD: Tensor) -> Merged:
         """Return the state in which every token is its own."""
         images, tokens, _ = x_BTD.shape
         size_BT = x_BTD.new_ones(images, tokens, dtype=torch.promote_types(x_BTD.dtype, torch.float32))
@@ -97,7 +97,7 @@ class TokenMerging(Block):
         count = min(self.tokens, (x_BTD.shape[1] - self.prefix) // 2)
         if count:
             new_BT = match_tokens(keys[0].mean(1), count, self.prefix)
-            x_BTD, merged = merge_tokens(x_BTD, new_BT, count, Merged.none(x_BTD) if merged is None else merged)
+            x_BTD, merged = merge_tokens(x_BTD, new_BT, count, Merged.unmerged(x_BTD) if merged is None else merged)
         x_BTD = x_BTD + self.drop_path2(self.ls2(self.mlp(self.norm2(x_BTD))))
         return x_BTD, merged
 

@@ -105,7 +105,7 @@ class Position(Part):
 position = Slot("position", Position)
 
 
-def patch_places(g: Geometry) -> tuple[Tensor, Tensor]:
+def patch_coordinates(g: Geometry) -> tuple[Tensor, Tensor]:
     """Return the row and column of every patch, each int64 (N,)."""
     place_N = torch.arange(g.patches)
     return place_N // g.grid[1], place_N % g.grid[1]
@@ -116,7 +116,7 @@ def patch_places(g: Geometry) -> tuple[Tensor, Tensor]:
 
 def _flatten_parts(parts: tuple[ResolvedChoice, ...]) -> tuple[ResolvedChoice, ...]:
     """Return the encodings of a list, and of the lists in it, as one list."""
-    flat = tuple(inner for part in parts for inner in flatten_choice(part))
+    flat = tuple(inner for part in parts for inner in encodings_of_choice(part))
     names = [part.type for part in flat]
     for name in names:
         if names.count(name) > 1:
@@ -207,6 +207,6 @@ def encodings_by_prefix(whole: Position) -> dict[str, Position]:
     return {f"parts.{index}.": part for index, part in enumerate(whole.parts)}
 
 
-def flatten_choice(choice: ResolvedChoice) -> tuple[ResolvedChoice, ...]:
+def encodings_of_choice(choice: ResolvedChoice) -> tuple[ResolvedChoice, ...]:
     """Return the choices of a list of encodings, or the choice itself."""
     return choice.options["parts"] if issubclass(choice.component, Together) else (choice,)

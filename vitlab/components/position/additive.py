@@ -17,7 +17,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from vitlab.components.base import NewState, Options, Positive, State
-from vitlab.components.position import Position, Resampling, patch_places, position, resample_grid
+from vitlab.components.position import Position, Resampling, patch_coordinates, position, resample_grid
 from vitlab.errors import WeightsError
 from vitlab.geometry import Geometry
 
@@ -281,7 +281,7 @@ class Fourier(Additive):
         gamma: Positive = 1.0,
     ) -> None:
         super().__init__(g, where)
-        self._register_constant("place_N2", torch.stack(patch_places(g), 1))
+        self._register_constant("place_N2", torch.stack(patch_coordinates(g), 1))
         self.encoders = nn.ModuleList([_Fourier(g.dim, features, hidden, gamma) for _ in range(self.tables)])
 
     def no_weight_decay(self) -> frozenset[str]:
@@ -294,7 +294,7 @@ class Fourier(Additive):
 def sincos2d(g: Geometry, temperature: float, convention: str) -> Tensor:
     """Return the rows (N, D) in float64; see :class:`SinCos2D`."""
     quarter = g.dim // 4
-    row, column = patch_places(g)
+    row, column = patch_coordinates(g)
     if convention == "moco":
         # MoCo's mesh runs over columns first, but tokens run over rows first: token n gets column n // rows.
         place = torch.arange(g.patches)

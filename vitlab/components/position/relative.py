@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.components.base import NewState, State
-from vitlab.components.position import Position, Resampling, patch_places, position, resample_grid
+from vitlab.components.position import Position, Resampling, patch_coordinates, position, resample_grid
 from vitlab.errors import WeightsError
 from vitlab.geometry import Geometry
 
@@ -39,7 +39,7 @@ class RelativeBias(Position):
         count = offsets + (3 if g.prefix else 0)
         self.relative_position_bias_table = nn.Parameter(torch.empty(self.tables, count, g.heads))
         nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
-        row_N, column_N = patch_places(g)
+        row_N, column_N = patch_coordinates(g)
         # Offsets are shifted to begin at 0.
         down = row_N[:, None] - row_N + rows - 1
         right = column_N[:, None] - column_N + columns - 1
@@ -86,9 +86,9 @@ class ALiBi2D(Position):
 
     def __init__(self, g: Geometry) -> None:
         super().__init__()
-        row_N, column_N = (place_N.double() for place_N in patch_places(g))
+        row_N, column_N = (place_N.double() for place_N in patch_coordinates(g))
         distance_NN = torch.hypot(row_N[:, None] - row_N, column_N[:, None] - column_N)
-        slope_H = torch.tensor(slopes(g.heads), dtype=torch.float64)
+        slope_H = torch.tensor(alibi_slopes(g.heads), dtype=torch.float64)
         prefix = len(g.prefix)
         # Padding with zeros: no bias to and from prefix tokens.
         self._register_constant("penalty", F.pad(-slope_H[:, None, None] * distance_NN, (prefix, 0, prefix, 0)))
@@ -97,7 +97,7 @@ class ALiBi2D(Position):
         return self.penalty
 
 
-def slopes(heads: int) -> list[float]:
+def alibi_slopes(heads: int) -> list[float]:
     """Return 2^(-8/h), 2^(-16/h), ... for a power of two, else slopes of the powers below and above."""
     power = 2 ** int(math.log2(heads))
     below = [2 ** (-8 * (head + 1) / power) for head in range(power)]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitlab import noise
 from vitlab.components.base import Count, Options, Positive, Rotation
-from vitlab.components.position import Position, patch_places, position
+from vitlab.components.position import Position, patch_coordinates, position
 from vitlab.geometry import Geometry
 
 PLACE = 0x526F5045
@@ -36,7 +36,7 @@ class _Rotary(Position):
             )
         return None
 
-    def pair(self, angle: Tensor) -> Rotation:
+    def cos_and_sin(self, angle: Tensor) -> Rotation:
         """Return cosines and sines of all tokens for angles (..., N, K/2) of patches; prefix tokens have angle 0."""
         return F.pad(angle.cos(), (0, 0, self.prefix, 0), value=1.0), F.pad(angle.sin(), (0, 0, self.prefix, 0))
 
@@ -97,7 +97,7 @@ class RoPE2D(_Rotary):
         super().__init__(g)
         self.shift, self.jitter, self.rescale = shift, jitter, rescale
         self.augments = (shift, jitter, rescale) != (0, 1, 1)
-        place_2N = torch.stack(patch_places(g)).double() + offset
+        place_2N = torch.stack(patch_coordinates(g)).double() + offset
         unit = 1.0  # angle of the first pair at coordinate 1
         if coordinates == "centred":
             unit = 2 * math.pi
@@ -110,12 +110,12 @@ class RoPE2D(_Rotary):
             shortest, longest = periods
             share_Q = torch.linspace(0, 1, g.head_dim // 4, dtype=torch.float64)
             frequency_Q = 1 / (shortest * (longest / shortest) ** share_Q)
-        cos, sin = self.pair(_angles(unit * place_2N, frequency_Q))
+        cos, sin = self.cos_and_sin(_rotation_angles(unit * place_2N, frequency_Q))
         if registers:
             count = g.prefix.count("register")
             place_R, side = torch.arange(count), math.isqrt(count)
             place_2R = torch.stack([place_R // side, place_R % side]).double()
-            angle = _angles(place_2R, _frequencies(register_theta, g))
+            angle = _rotation_angles(place_2R, _frequencies(register_theta, g))
             before = len(g.prefix) - count
             cos[before : len(g.prefix)], sin[before : len(g.prefix)] = angle.cos(), angle.sin()
         buffers = {"cos": cos, "sin": sin}
@@ -146,7 +146,7 @@ class RoPE2D(_Rotary):
         if not (self.augments and self.training) or draws is None:
             return self.cos, self.sin
         place_2N = self._transform_places(draws.step)
-        angle = _angles(place_2N, self.frequency_Q.to(place_2N.dtype))
+        angle = _rotation_angles(place_2N, self.frequency_Q.to(place_2N.dtype))
         before = self.prefix
         cos, sin = (
             torch.cat([fixed[:before], value.to(fixed.dtype)])
@@ -170,7 +170,7 @@ def _frequencies(theta: float, g: Geometry) -> Tensor:
     return theta ** (-4 * torch.arange(g.head_dim // 4).double() / g.head_dim)
 
 
-def _angles(place_2N: Tensor, frequency_Q: Tensor) -> Tensor:
+def _rotation_angles(place_2N: Tensor, frequency_Q: Tensor) -> Tensor:
     """Return the angle of every place and pair, (N, K/2): first the pairs of the column, then of the row."""
     row_N, column_N = place_2N
     return torch.cat([column_N[:, None] * frequency_Q, row_N[:, None] * frequency_Q], 1)
@@ -200,7 +200,7 @@ class RoPE2DMixed(_Rotary):
         fx = (direction_LH2.cos()[..., None] * frequency_Q).flatten(2)
         fy = (direction_LH2.sin()[..., None] * frequency_Q).flatten(2)
         self.freqs = nn.Parameter(torch.stack([fx, fy]).to(torch.get_default_dtype()))  # (2, depth, H, K/2)
-        row_N, column_N = patch_places(g)
+        row_N, column_N = patch_coordinates(g)
         self._register_constant("column", column_N)
         self._register_constant("row", row_N)
 
@@ -211,4 +211,4 @@ class RoPE2DMixed(_Rotary):
         # Angles grow with the grid and are wrapped by the cosine: 16 bits would not separate neighbours.
         freqs = self.freqs if self.freqs.dtype.itemsize >= 4 else self.freqs.float()
         fx_HK, fy_HK = freqs[0, layer - 1], freqs[1, layer - 1]
-        return self.pair(self.column[:, None] * fx_HK[:, None] + self.row[:, None] * fy_HK[:, None])
+        return self.cos_and_sin(self.column[:, None] * fx_HK[:, None] + self.row[:, None] * fy_HK[:, None])

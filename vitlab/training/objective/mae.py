@@ -23,7 +23,7 @@ from vitlab.components.block.residual import PreNorm
 from vitlab.components.init import draw_matrices_by_name, fill_xavier
 from vitlab.components.mlp import GeluMLP
 from vitlab.components.patch import LinearPatches, cut_patches
-from vitlab.components.position import Position, flatten_choice
+from vitlab.components.position import Position, encodings_of_choice
 from vitlab.components.position.additive import Additive
 from vitlab.data.batches import Batch
 from vitlab.geometry import DataInfo, Geometry
@@ -279,7 +279,7 @@ def _partial_incompatibility(anatomy: Anatomy) -> str | None:
     who = "objective 'mae' shows the model some of the patches, and"
     if anatomy.patch.component is not LinearPatches:
         return f"{who} patch '{anatomy.patch.type}' reads the pixels of others; use patch 'linear'"
-    for part in flatten_choice(anatomy.position):
+    for part in encodings_of_choice(anatomy.position):
         component: Any = part.component
         if component.overrides("bias"):
             return f"{who} position '{part.type}' adds a bias for every pair of them; use another position"
