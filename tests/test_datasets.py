@@ -95,7 +95,7 @@ def test_training_images_are_counted_cheaply(tmp_path: Path) -> None:
     seeds = {"split": 0, "subset": 0}
     assert DataSource("digits").count_training_images(seeds) == len(prepare("digits", seeds).train)
     for absent in ({"type": "mnist"}, {"type": "image_folder", "num_classes": 2}):
-        assert DataSource({**absent, "root": str(tmp_path)}).training_images(seeds) is None
+        assert DataSource({**absent, "root": str(tmp_path)}).count_training_images(seeds) is None
 
 
 def test_non_text_names_are_refused(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_finished_study_is_reported_from_read_only_folder(tmp_path: Path, monkey
     code, _, err = call("run", file, "--out", out, "--json")
     assert code == 0 and TrialFolder(damaged.parent).done(), err
     (aside,) = damaged.parent.glob("result.json.damaged-*")
-    assert store.find_leftovers() == [aside]
+    assert store.find_leftover_files() == [aside]
     assert str(aside) in call("gc", "--out", out)[1].splitlines() and aside.exists()
     call("gc", "--out", out, "--yes")
     assert not aside.exists() and damaged.exists()

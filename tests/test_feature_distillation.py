@@ -33,7 +33,7 @@ from vitlab.training.artifacts import InputSpec, read_weights
 from vitlab.training.distillation import Distillation, InputAdapter, Projected
 from vitlab.training.distributed import SingleProcess
 from vitlab.training.loop import Training
-from vitlab.training.memory import MicroBatches, recompute_blocks
+from vitlab.training.memory import MicroBatches, checkpoint_activations
 from vitlab.training.optim import hidden_matrices
 
 pytestmark = pytest.mark.usefixtures("no_report")
@@ -296,7 +296,7 @@ def test_microbatches_and_recomputed_blocks_have_gradients_of_whole_batch() -> N
     parts = MicroBatches(5, SingleProcess())
     cut = gradients(training(how, built(WIDE, 5), student=student, train_spec=train_spec, micro_batches=parts))
     model = built(student)
-    recompute_blocks(model)
+    checkpoint_activations(model)
     again = gradients(training(how, built(WIDE, 5), student=model, train_spec=train_spec))
     for name, value in whole.items():
         torch.testing.assert_close(cut[name], value, rtol=1e-9, atol=1e-12)

@@ -393,7 +393,7 @@ def test_identity_is_cached_until_picture_changes(tmp_path: Path, cache: Path, m
     first = ImageFolder(root=str(tmp_path)).info().identity
     assert len(list((cache / "identities").iterdir())) == 1
     with monkeypatch.context() as patched:
-        patched.setattr(EncodedPictures, "checksum", lambda self, index: pytest.fail("read again"))
+        patched.setattr(EncodedPictures, "size_and_md5", lambda self, index: pytest.fail("read again"))
         assert ImageFolder(root=str(tmp_path)).info().identity == first
     path = tmp_path / "train" / "a" / "0.png"
     content = io.BytesIO()
@@ -405,7 +405,7 @@ def test_identity_is_cached_until_picture_changes(tmp_path: Path, cache: Path, m
 
 
 def test_identity_of_recent_pictures_is_not_cached(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    late, checksum = time.time(), EncodedPictures.checksum
+    late, checksum = time.time(), EncodedPictures.size_and_md5
     for path in root.rglob("*.jpg"):
         path.chmod(0o644)  # changes the time of change
         late = max(late, path.stat().st_ctime)
@@ -416,7 +416,7 @@ def test_identity_of_recent_pictures_is_not_cached(root: Path, cache: Path, monk
         return checksum(self, index)
 
     monkeypatch.setattr("vitlab.data.datasets.files.time", SimpleNamespace(time=lambda: late))
-    monkeypatch.setattr(EncodedPictures, "checksum", slow)
+    monkeypatch.setattr(EncodedPictures, "size_and_md5", slow)
     ImageFolder(root=str(root)).info()
     assert not (cache / "identities").exists()
     ImageFolder(root=str(root)).info()

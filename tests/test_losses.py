@@ -111,7 +111,9 @@ def tallied(views: dict[str, Tensor], target: Tensor, size: int) -> MetricAccumu
     tally = MetricAccumulator(build_metrics(DataInfo(image=(1, 1), channels=1, classes=views[""].shape[1])))
     for start in range(0, len(target), size):
         part = slice(start, start + size)
-        tally.add({name: view[part] for name, view in views.items()}, target[part], torch.arange(len(target))[part])
+        tally.add_batch(
+            {name: view[part] for name, view in views.items()}, target[part], torch.arange(len(target))[part]
+        )
     return tally
 
 
@@ -123,13 +125,13 @@ def test_classification_metrics_equal_scikit_learn_and_definition() -> None:
     scores = tallied({"": logits, "dist": other.flip(0)}, target, 40)
     p = logits.double().softmax(1).numpy()
     y = target.numpy()
-    metrics = scores.result("val").metrics
+    metrics = scores.compute_result("val").metrics
     assert set(metrics) == {"loss", "accuracy", "top5", "ece", "accuracy_dist"}
     assert metrics["loss"] == pytest.approx(log_loss(y, p, labels=range(9)), rel=1e-6)
     assert metrics["accuracy"] == accuracy_score(y, p.argmax(1))
     assert metrics["top5"] == pytest.approx(top_k_accuracy_score(y, p, k=5, labels=range(9)), rel=1e-15)
     assert metrics["accuracy_dist"] == accuracy_score(y, other.flip(0).argmax(1))
-    columns = scores.result("val").columns
+    columns = scores.compute_result("val").columns
     assert columns["id"].tolist() == list(range(90))
     np.testing.assert_array_equal(columns["prediction"], p.argmax(1))
     np.testing.assert_allclose(columns["probability"], p.max(1), rtol=1e-5)
@@ -138,7 +140,7 @@ def test_classification_metrics_equal_scikit_learn_and_definition() -> None:
 
 def test_top5_of_five_classes_is_refused() -> None:
     logits, target = batch(20, 5)
-    assert set(tallied({"": logits}, target, 20).result("val").metrics) == {"loss", "accuracy", "ece"}
+    assert set(tallied({"": logits}, target, 20).compute_result("val").metrics) == {"loss", "accuracy", "ece"}
 
 
 def test_calibration_error_equals_hand_calculation() -> None:
@@ -167,12 +169,12 @@ def test_segmentation_metrics_equal_scikit_learn() -> None:
     target = target.clamp(max=2)  # one class never occurs in the labels
     tally = MetricAccumulator(build_metrics(DataInfo(image=(8, 8), channels=1, classes=4, task="segmentation")))
     for part in (slice(0, 4), slice(4, 6)):
-        tally.add({"": logits[part]}, target[part], torch.arange(6)[part])
-    metrics = tally.result("val").metrics
+        tally.add_batch({"": logits[part]}, target[part], torch.arange(6)[part])
+    metrics = tally.compute_result("val").metrics
     y, prediction = target.flatten().numpy(), logits.argmax(1).flatten().numpy()
     assert metrics["pixel_accuracy"] == pytest.approx(accuracy_score(y, prediction), rel=1e-12)
     assert metrics["miou"] == pytest.approx(jaccard_score(y, prediction, average="macro"), rel=1e-12)
-    assert tally.result("val").columns["pixel_accuracy"].shape == (6,)
+    assert tally.compute_result("val").columns["pixel_accuracy"].shape == (6,)
 
 
 def test_absent_class_does_not_count() -> None:

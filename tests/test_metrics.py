@@ -145,8 +145,8 @@ def test_metrics_are_skipped_after_non_finite_loss() -> None:
 
     data = DataInfo(image=(4, 4), channels=1, classes=3)
     tally = MetricAccumulator({**build_metrics(data), "fails": Fails()})
-    tally.add({"": torch.full((2, 3), torch.nan)}, torch.tensor([0, 1]), torch.arange(2))
-    assert list(tally.result("val").metrics) == ["loss"]
+    tally.add_batch({"": torch.full((2, 3), torch.nan)}, torch.tensor([0, 1]), torch.arange(2))
+    assert list(tally.compute_result("val").metrics) == ["loss"]
 
 
 # -- in a study -------------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def test_unit_chance_and_quantum_of_plugin_metric_are_used(tmp_path: Path) -> No
     assert "val gap (%)" in (answer.folder / "report" / "report.md").read_text()
     found, plan = lab.plan_study(file, plugins=[plugin])
     images = vitlab.predictions(file, out=tmp_path / "out").query("split == 'val' and seed == 0 and arm == 'baseline'")
-    assert gate.final_values(plan, answer.store, found).quanta == {"val/gap": 1 / len(images)}
+    assert gate.read_final_values(plan, answer.store, found).quanta == {"val/gap": 1 / len(images)}
 
 
 COUNT = GUEST.replace(
@@ -254,7 +254,7 @@ def test_count_with_own_unit_is_planned_reported_and_gated(tmp_path: Path) -> No
     page = (answer.folder / "report" / "report.md").read_text()
     assert "val far (images)" in page and "images" in answer.answers[0] and "val/far: lower is better." in page
     found, plan = lab.plan_study(file, plugins=[plugin])
-    assert gate.final_values(plan, answer.store, found).quanta == {"val/far": 1.0}
+    assert gate.read_final_values(plan, answer.store, found).quanta == {"val/far": 1.0}
     predicted = vitlab.predictions(file, out=tmp_path / "out")
     for row in answer.results().to_dict("records"):
         own = predicted.query(f"split == 'val' and seed == {row['seed']} and arm == '{row['arm']}'")
@@ -358,7 +358,7 @@ def test_plugin_metric_is_planned_trained_reported_and_gated_like_builtin(tmp_pa
     assert {"final/val/gap", "final/test/gap"} <= {point.name for point in records.final_points(result, answer.plan.analysis)}  # fmt: skip
     parsed, plan = lab.plan_study(file, plugins=[plugin])
     assert gate.judged_goals(parsed) == {"val/gap": "min", "test/gap": "min"}
-    values = gate.final_values(plan, answer.store, parsed)
+    values = gate.read_final_values(plan, answer.store, parsed)
     assert set(values.metrics) == {"val/gap", "test/gap"} and len(values.metrics["val/gap"]["baseline"]) == SEEDS
 
 
@@ -525,8 +525,10 @@ def test_accuracy_of_each_class_equals_recall_of_scikit_learn(labels: tuple[str,
     metrics = build_metrics(data, [Choice(type="per_class_accuracy")])
     accumulator = MetricAccumulator(metrics)
     for part in (slice(0, 25), slice(25, 60)):
-        accumulator.add({"": logits_NK[part]}, target_N[part], torch.arange(60)[part])
-    values = {name: value for name, value in accumulator.result("val").metrics.items() if name.startswith("per_class")}
+        accumulator.add_batch({"": logits_NK[part]}, target_N[part], torch.arange(60)[part])
+    values = {
+        name: value for name, value in accumulator.compute_result("val").metrics.items() if name.startswith("per_class")
+    }
     expected = recall_score(target_N, logits_NK.argmax(1), average=None)
     names = ["T_shirt_top", "Trouser", "Dress"] if "Trouser" in labels else ["0", "1", "2"]
     assert values == pytest.approx(
@@ -576,8 +578,8 @@ def test_metrics_of_several_labels_equal_scikit_learn(levels: int) -> None:
     assert list(metrics) == ["loss", "map", "micro_f1", "macro_f1"]
     accumulator = MetricAccumulator(metrics)
     for part in (slice(0, 33), slice(33, 80)):
-        accumulator.add({"": logits_NK[part]}, target_NK[part], torch.arange(80)[part])
-    result, predicted_NK = accumulator.result("val"), logits_NK > 0
+        accumulator.add_batch({"": logits_NK[part]}, target_NK[part], torch.arange(80)[part])
+    result, predicted_NK = accumulator.compute_result("val"), logits_NK > 0
     decisions = torch.nn.functional.binary_cross_entropy_with_logits(logits_NK, target_NK, reduction="none")
     assert result.metrics == pytest.approx(
         {

@@ -24,11 +24,11 @@ from vitlab.driver.planning import plan_study
 from vitlab.engines import find_supported_engine
 from vitlab.engines.base import train as train_together
 from vitlab.errors import SpecError
-from vitlab.identity.code import modules_of_spec, resolve_choices, transitive_digests
+from vitlab.identity.code import iter_resolved_choices, modules_of_spec, transitive_digests
 from vitlab.models.contract import Model
 from vitlab.planning.resolve import Faults, Resolver
 from vitlab.registry import slot
-from vitlab.runner.circumstances import record_kernels_of_first_pass
+from vitlab.runner.circumstances import hook_chosen_kernels
 from vitlab.runner.job import Settings
 from vitlab.runner.models import load_model
 from vitlab.spec import STREAMS, TrainSpec
@@ -36,7 +36,7 @@ from vitlab.store.folders import Keep, TrialFolder
 from vitlab.store.result import Outcome, TrialResult
 from vitlab.training.features import evaluate_features
 from vitlab.training.loop import Training
-from vitlab.training.memory import recompute_blocks
+from vitlab.training.memory import checkpoint_activations
 from vitlab.training.objective import MeanLoss
 from vitlab.training.objective.mae import MAE, MaskedAutoencoder
 
@@ -99,7 +99,7 @@ def test_default_objective_is_outside_the_key() -> None:
     assert other.identity["train"]["objective"] == {"type": "mae", "mask_ratio": 0.5}
     assert masked.modules - without.modules == {"vitlab.training.objective.mae"}
     assert without.modules <= modules_of_spec(without.spec)
-    assert {one.slot for one in resolve_choices(without.spec)} >= {"objective"}
+    assert {one.slot for one in iter_resolved_choices(without.spec)} >= {"objective"}
 
 
 # -- MAE --------------------------------------------------------------------------------------------------------------
@@ -434,7 +434,7 @@ def test_teacher_of_recomputed_blocks_has_its_own_weights() -> None:
     for is_recomputed in (False, True):
         model = built(drop=0.1)
         if is_recomputed:
-            recompute_blocks(model)
+            checkpoint_activations(model)
         data = Feed(prepare({**DATA, "fraction": 0.2}, SEEDS), CROPS, SEEDS, dtype=torch.float64)
         (result,) = train_together([Training(model, data, spec(steps=2, objective=fast, evaluations=1), SEEDS)])
         assert result is not None
@@ -482,7 +482,7 @@ def test_circumstances_of_trials_without_labels(objective: dict[str, Any], tmp_p
 
 def test_kernels_of_parts_are_observed_once() -> None:
     model = built()
-    kernels = record_kernels_of_first_pass(model, together=False)
+    kernels = hook_chosen_kernels(model, together=False)
     model.forward_features(torch.zeros(2, 1, 8, 8).double())
     assert kernels == {"sdpa"}
     assert not any(module._forward_hooks for module in model.modules())

@@ -467,8 +467,8 @@ def test_training_images_are_counted_without_decoding(tmp_path: Path, monkeypatc
         {"classes": [1, 0]},
     ]
     expected = [len(prepare(folder(root, **each), SEEDS).train) for each in options]
-    monkeypatch.setattr(EncodedPictures, "header", lambda self, index: pytest.fail("decoded"))
-    assert [DataSource(folder(root, **each)).training_images(SEEDS) for each in options] == expected
+    monkeypatch.setattr(EncodedPictures, "open_header", lambda self, index: pytest.fail("decoded"))
+    assert [DataSource(folder(root, **each)).count_training_images(SEEDS) for each in options] == expected
 
 
 # -- duplicates -------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from vitlab.errors import SpecError
 from vitlab.geometry import DataInfo, Work, image_identity
 from vitlab.identity import source
 from vitlab.identity.code import clear_caches, modules_digest, transitive_digests, trial_module_digests
-from vitlab.identity.trial import key_of
+from vitlab.identity.trial import hash_of
 from vitlab.lab import plan_study
 from vitlab.planning.engine_choice import choose_engine, shape_digest
 from vitlab.planning.registration import added_comparisons, altered_arms, removed_comparisons, with_registration
@@ -387,10 +387,10 @@ def test_key_ignores_settings_without_effect_on_numbers(tmp_path: Path) -> None:
 
 
 def test_key_is_hash_of_canonical_json() -> None:
-    assert key_of({"b": 1, "a": [1.5, None]}) == key_of({"a": [1.5, None], "b": 1})
-    assert len(key_of({})) == 64
+    assert hash_of({"b": 1, "a": [1.5, None]}) == hash_of({"a": [1.5, None], "b": 1})
+    assert len(hash_of({})) == 64
     with pytest.raises(ValueError, match="JSON compliant"):
-        key_of({"a": float("nan")})
+        hash_of({"a": float("nan")})
 
 
 @pytest.fixture

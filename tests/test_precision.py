@@ -25,7 +25,7 @@ from vitlab.runner.circumstances import cuda_settings
 from vitlab.runner.execution import torch_settings
 from vitlab.runner.job import Settings
 from vitlab.spec import RunSpec
-from vitlab.training.memory import recompute_blocks
+from vitlab.training.memory import checkpoint_activations
 from vitlab.training.optim import group_by_decay
 
 FP16: dict[str, Any] = {"precision": "fp16", "steps": 6, "evaluations": 2, "clip_grad": 0.5}
@@ -101,7 +101,7 @@ def gradients_and_saved_bytes(checkpointing: bool, micro_batch: range = range(16
     """Return the gradients of a step, and the bytes of the activations that its forward pass stores."""
     one = training(0, model={"depth": 4, "attention": {"type": "explicit", "drop": 0.1}})
     if checkpointing:
-        recompute_blocks(one.model)
+        checkpoint_activations(one.model)
     own = {parameter.untyped_storage().data_ptr() for parameter in one.model.parameters()}
     saved: dict[int, int] = {}
 
@@ -155,7 +155,7 @@ def test_checkpointing_updates_buffers_once() -> None:
     plain = nn.Module()
     plain.blocks = nn.ModuleList([Stateful(), Stateful()])
     recomputed = copy.deepcopy(plain)
-    recompute_blocks(recomputed)  # type: ignore[arg-type]
+    checkpoint_activations(recomputed)  # type: ignore[arg-type]
     first_BD, second_BD = torch.randn(2, 20, 6).unbind(0)
     for model in (plain, recomputed):
         for x_BD in (first_BD, second_BD):
@@ -175,7 +175,7 @@ def test_checkpointing_updates_buffers_once() -> None:
 def test_checkpointing_is_refused_without_blocks_and_with_other_engines() -> None:
     model = slot("model").build({"type": "linear"}, DataInfo(image=(8, 8), channels=1, classes=3))
     with pytest.raises(UserError, match="has no list of blocks"):
-        recompute_blocks(model)
+        checkpoint_activations(model)
     with pytest.raises(ValidationError, match="engine vmap stores all activations"):
         RunSpec.model_validate({"activation_checkpointing": "blocks", "engine": "vmap"})
     assert RunSpec.model_validate({"activation_checkpointing": "blocks"}).effective_engine == "loop"

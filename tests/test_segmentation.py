@@ -468,7 +468,7 @@ def tallied(logits: Tensor, target: Tensor, *sizes: int) -> MetricAccumulator:
     tally, start = MetricAccumulator(build_metrics(data)), 0
     for size in sizes:
         part = slice(start, start + size)
-        tally.add({"": logits[part]}, target[part], torch.arange(len(target))[part])
+        tally.add_batch({"": logits[part]}, target[part], torch.arange(len(target))[part])
         start += size
     return tally
 
@@ -485,7 +485,7 @@ def test_metrics_equal_scikit_learn_over_whole_split() -> None:
     logits[:, 4] -= 99
     target[target == 4] = 0  # neither label nor prediction
     tally = tallied(logits, target, 4, 1, 2)
-    scores = tally.result("val").metrics
+    scores = tally.compute_result("val").metrics
     labelled = target != IGNORED
     y, prediction = target[labelled].numpy(), logits.argmax(1)[labelled].numpy()
     assert np.array_equal(confusion_matrix(logits, target), sklearn_confusion_matrix(y, prediction, labels=range(5)))
@@ -497,16 +497,17 @@ def test_metrics_equal_scikit_learn_over_whole_split() -> None:
     )
     p = logits.movedim(1, -1)[labelled].softmax(1).numpy()
     assert scores["loss"] == pytest.approx(log_loss(y, p, labels=range(5)), rel=1e-12)
-    columns = tally.result("val").columns
+    columns = tally.compute_result("val").columns
     assert columns["id"].tolist() == list(range(7))
     assert columns["pixel_accuracy"].isnan().tolist() == [False, True] + [False] * 5
     few = labelled[2]
     assert columns["pixel_accuracy"][2] == (logits[2].argmax(0) == target[2])[few].double().mean()
     apart = [
-        tallied(logits[part], target[part], len(target[part])).result("val").metrics for part in (slice(4), slice(4, 7))
+        tallied(logits[part], target[part], len(target[part])).compute_result("val").metrics
+        for part in (slice(4), slice(4, 7))
     ]
     assert scores["miou"] != pytest.approx(np.mean([one["miou"] for one in apart]), rel=1e-3), "not a mean over batches"
-    assert tallied(logits, target, 7).result("val").metrics == pytest.approx(scores, rel=1e-14)
+    assert tallied(logits, target, 7).compute_result("val").metrics == pytest.approx(scores, rel=1e-14)
 
 
 def test_iou_equals_hand_calculation() -> None:

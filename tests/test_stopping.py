@@ -133,10 +133,11 @@ def test_resumed_training_stops_and_keeps_weights_as_uninterrupted(tmp_path: Pat
         assert run_trial(what, stopped, settings, stop=stop_after(pieces)) is None
     assert outcome(run_trial(what, stopped, settings)) == expected
     assert {file.name: file.read_bytes() for file in stopped.path.glob("*.safetensors")} == files
-    assert stopped.result_with_kept_weights(settings.keep) is not None
+    assert stopped.result_unless_weights_lost(settings.keep) is not None
     (stopped.path / "weights-best-accuracy.safetensors").unlink()
     assert (
-        stopped.result_with_kept_weights(settings.keep) is None and stopped.result_with_kept_weights(Keep()) is not None
+        stopped.result_unless_weights_lost(settings.keep) is None
+        and stopped.result_unless_weights_lost(Keep()) is not None
     )
 
 
@@ -148,8 +149,8 @@ def test_kept_weights_are_those_of_their_moment(tmp_path: Path) -> None:
     assert 6 < best < 60
     by_other_metric = settings.keep._replace(best=("val/accuracy", "max"))
     assert (
-        where.result_with_kept_weights(settings.keep) is not None
-        and where.result_with_kept_weights(by_other_metric) is None
+        where.result_unless_weights_lost(settings.keep) is not None
+        and where.result_unless_weights_lost(by_other_metric) is None
     )
     for name, step in (("best-loss", best), ("step-6", 6)):
         until = TrialFolder(tmp_path / f"until{step}")
@@ -165,7 +166,7 @@ def test_checkpoint_without_weights_to_keep_starts_again(tmp_path: Path) -> None
     assert run_trial(trial(), where, Settings(), stop=stop_after(10)) is None
     outcome(run_trial(trial(), where, Settings(keep=keep)))
     start = [event.body for event in where.events()[0] if event.kind == "start"][-1]
-    assert start["step"] == 0 and "run.keep" in start["note"] and where.result_with_kept_weights(keep) is not None
+    assert start["step"] == 0 and "run.keep" in start["note"] and where.result_unless_weights_lost(keep) is not None
 
 
 def test_best_is_first_of_equal_values_and_finite() -> None:

@@ -359,7 +359,7 @@ def test_clear_deletes_only_leftovers_of_killed_drivers(tmp_path: Path) -> None:
         file.touch()
     for file in (*leftovers, *to_keep[:2]):
         os.utime(file, (0, 0))
-    assert store.find_leftovers() == sorted(leftovers)
-    for file in store.find_leftovers():
+    assert store.find_leftover_files() == sorted(leftovers)
+    for file in store.find_leftover_files():
         remove(file)
     assert [file.exists() for file in leftovers] == [False] * 3 and all(file.exists() for file in to_keep)

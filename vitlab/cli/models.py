@@ -15,7 +15,7 @@ from vitlab.cli import print_json, say, wants_json
 from vitlab.cli.completion import complete_arm, complete_study
 from vitlab.cli.options import FOLDER, PATH, loading_plugin_option, out_option, study_argument
 from vitlab.errors import UserError, VitlabError
-from vitlab.store.files import folder_name
+from vitlab.store.files import to_safe_name
 from vitlab.store.folders import TrialFolder
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def explain_command(
         with _collect(mistakes):
             title, question, models = _find_models(study, out, arms, seed, mistakes)
 
-    to /= folder_name(title)
+    to /= to_safe_name(title)
     explanations: dict[str, dict[str, Explanation]] = {image: {} for image in shown}  #: by image and model
     reasons: dict[str, str] = {}
     for name, subject, _, folder in models:
@@ -202,7 +202,7 @@ def _format_predictions(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _name_with_digest(name: str, source: str) -> str:
     """Return the name of a folder with a digest of its source, such as ``cat-1f0c2a9b`` of a file ``cat.jpg``."""
-    return f"{folder_name(name)}-{hashlib.blake2b(source.encode(), digest_size=4).hexdigest()}"
+    return f"{to_safe_name(name)}-{hashlib.blake2b(source.encode(), digest_size=4).hexdigest()}"
 
 
 def arm_folder(plan: Plan, arm: str, seed: int) -> str:
@@ -210,7 +210,7 @@ def arm_folder(plan: Plan, arm: str, seed: int) -> str:
     name = f"{arm}-s{seed}"
     # Disks that ignore case have one folder for names that differ in case alone.
     is_unique = sum(other.name.casefold() == arm.casefold() for other in plan.arms) == 1
-    return folder_name(name) if is_unique else _name_with_digest(name, name)
+    return to_safe_name(name) if is_unique else _name_with_digest(name, name)
 
 
 @click.command()
@@ -250,7 +250,7 @@ def export_command(study: Path, arm: str, seed: int | None, form: Any, target: P
 
     model, transform = load_model(store.folder(planned.trial))
     sees = transform.input_spec
-    folder = target / folder_name(plan.study) / arm_folder(plan, arm, planned.seed)
+    folder = target / to_safe_name(plan.study) / arm_folder(plan, arm, planned.seed)
     file = folder / f"model{SUFFIX[form]}"
     difference = export(model, sees.info, sees.mean, sees.std, file, form)
     name = f"study {plan.study}, arm {arm}, seed {planned.seed}"

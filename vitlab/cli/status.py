@@ -300,7 +300,7 @@ def gc_command(out: Path, yes: bool) -> list[str]:
         required |= set(trials)
     store = Store(out)
     freed, lines = 0, []
-    for path in store.find_leftovers():
+    for path in store.find_leftover_files():
         freed += _folder_size(path)
         lines.append(str(path))
         if yes:

@@ -172,21 +172,21 @@ def judge_studies(
         complete_verdict=verdict_SC,
         lost=np.zeros_like(contrasts.pairs),
         collapsed_arms=collapsed_SC2N[:, :, 0],
-        sound_difference=_sound_differences(values_SAN, comparisons, collapsed_SC2N),
+        sound_difference=_differences_without_collapsed(values_SAN, comparisons, collapsed_SC2N),
     )
     if lost_SAN is None or not lost_SAN.any():
         return judgements
-    return _judge_lost_seeds(judgements, values_SAN, lost_SAN, chance_A, comparisons)
+    return _judge_with_lost_at_chance(judgements, values_SAN, lost_SAN, chance_A, comparisons)
 
 
-def _sound_differences(values_SAN: Floats, comparisons: Comparisons, collapsed_SC2N: Mask) -> Floats:
+def _differences_without_collapsed(values_SAN: Floats, comparisons: Comparisons, collapsed_SC2N: Mask) -> Floats:
     """Return the mean differences without collapsed seeds; NaN where there are none (S, C)."""
     d_SCN = values_SAN[:, comparisons.arms] - values_SAN[:, comparisons.baselines]
     sound_SC = moments(np.where(collapsed_SC2N.any(axis=2), NAN, d_SCN)).mean
     return np.where(collapsed_SC2N.any(axis=(2, 3)), sound_SC, NAN)
 
 
-def _judge_lost_seeds(
+def _judge_with_lost_at_chance(
     judgements: Judgements, values_SAN: Floats, lost_SAN: Mask, chance_A: Floats | float, comparisons: Comparisons
 ) -> Judgements:
     """Return the judgement of studies with lost seeds, given the judgement of their complete pairs."""

@@ -29,7 +29,7 @@ from vitlab.errors import DataError, format_count
 from vitlab.geometry import DataInfo, Task
 from vitlab.identity import source
 from vitlab.identity.code import class_modules, transitive_digests
-from vitlab.identity.trial import key_of
+from vitlab.identity.trial import hash_of
 from vitlab.registry import BUILT_IN, ResolvedChoice, slot
 from vitlab.spec import Choice
 from vitlab.spec.trial import TEST_SET_OPTIONS
@@ -165,7 +165,7 @@ class DataSource:
         # Imports of the data set outside of vitlab count, since they decode what vitlab cannot.
         begin = class_modules(self.choice.component) | DECODING_MODULES
         texts = transitive_digests(begin, source.read_imported).items()
-        return key_of({name: text for name, text in texts if name in begin or name.partition(".")[0] != BUILT_IN})[:32]
+        return hash_of({name: text for name, text in texts if name in begin or name.partition(".")[0] != BUILT_IN})[:32]
 
     def _check_and_time_pictures(self, pictures: Sequence[Pictures]) -> float:
         """Decode every picture once, remember the result for this content, and return how long one takes to decode."""

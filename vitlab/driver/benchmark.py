@@ -269,7 +269,7 @@ def _measure_in_process(measure: Callable[..., Mapping[str, Any]], *arguments: A
         measured: Mapping[str, Any] | str = pipe.recv()
     except EOFError:
         process.join()
-        measured = f"its process {fork_server.exit_reason(process.exitcode)}"
+        measured = f"its process {fork_server.describe_exit(process.exitcode)}"
     finally:
         process.kill()
         process.join()

@@ -38,7 +38,7 @@ from vitlab.spec.changes import (
     read_changed_document,
     unknown_path_problem,
 )
-from vitlab.store.files import folder_name, read_json, require_mapping, write_bytes
+from vitlab.store.files import read_json, require_mapping, to_safe_name, write_bytes
 from vitlab.store.folders import OUT, Store
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def find_or_write_file(study: str | Path | Mapping[str, object], out: str | Path
         text = json.dumps(study, indent=1, ensure_ascii=False)  # which is YAML, too
     except (TypeError, ValueError) as error:
         raise UserError(f"a study has texts, numbers, lists and mappings alone: {error}") from None
-    file = Path(out) / "written" / f"{folder_name(str(study.get('study', 'study')))}.yaml"
+    file = Path(out) / "written" / f"{to_safe_name(str(study.get('study', 'study')))}.yaml"
     write_bytes(file, f"{text}\n".encode())
     return file
 

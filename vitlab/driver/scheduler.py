@@ -72,7 +72,7 @@ def _say_what_lacks_weights(stage: Plan, missing: Sequence[Planned], session: Se
     keep = _weights_to_keep(session.run, stage.analysis, is_needed=False)
     names = {planned.trial.name for planned in missing}
     folders = {session.store.folder(planned.trial) for planned in stage.trials if planned.trial.name not in names}
-    if lacking := sum(folder.done() and folder.result_with_kept_weights(keep) is None for folder in folders):
+    if lacking := sum(folder.done() and folder.result_unless_weights_lost(keep) is None for folder in folders):
         session.watch.say(
             f"{format_count(lacking, 'trial')} ended without weights that run.keep asks for now, and an ended trial is "
             "not trained again for these; delete its folder to have it trained again."

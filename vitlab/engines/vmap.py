@@ -136,9 +136,9 @@ class Vmap(Engine):
                     batch = first.objective.evaluation_batch(batch)
                     views = self._compute_views(rows, batch.x_BCHW, batch.y_B)
                     for row, accumulator in enumerate(accumulators):
-                        accumulator.add({name: view[row] for name, view in views.items()}, batch.y_B, batch.id_B)
+                        accumulator.add_batch({name: view[row] for name, view in views.items()}, batch.y_B, batch.id_B)
                 for training, evaluations, accumulator in zip(self.trainings, results, accumulators, strict=True):
-                    evaluations.append(training.add_feature_metrics(accumulator.result(split)))
+                    evaluations.append(training.add_feature_metrics(accumulator.compute_result(split)))
         self.module.train()
         for training in self.trainings:
             training.exclude_time_since(began)

@@ -113,7 +113,7 @@ class Local(PollingExecutor):
     @classmethod
     def prepare(cls) -> None:
         """Start the fork server, which takes seconds to import torch; it ends with this process if it is not used."""
-        fork_server.start()
+        fork_server.start_server()
 
     def submit(self, job: Job) -> None:
         """Start a job once a GPU has room.  The first job waits until the fork server has imported torch."""
@@ -222,7 +222,7 @@ class Local(PollingExecutor):
         elif running.watchdog.has_killed:
             ending, detail = Ending.TIMEOUT, base.KILLED.format(process="its process")
         else:
-            ending, detail = Ending.LOST, f"its process {fork_server.exit_reason(running.process.exitcode)}"
+            ending, detail = Ending.LOST, f"its process {fork_server.describe_exit(running.process.exitcode)}"
         self._ends.append(JobEnd(running.job, ending, detail))
         self._placement.remove(running.job.folder)
         # A worker that outlived the fork server looks dead from here; closing the pipe stops it.

@@ -50,7 +50,7 @@ from vitlab.executors.base import JobEnd, PollingExecutor, executor, format_erro
 from vitlab.executors.local import Local
 from vitlab.runner.job import NODE_VARIABLE, Job
 from vitlab.spec import Choice, RunSpec
-from vitlab.store.files import append_json, cut_torn_line, read_complete_lines, read_json, write_json
+from vitlab.store.files import append_json, read_complete_lines, read_json, truncate_torn_line, write_json
 from vitlab.store.result import Ending
 
 log = logging.getLogger(__name__)
@@ -370,7 +370,7 @@ class SlurmBatch:
         if self.nodes > 1:
             _set_rank_variables()
         (self.folder / "started").touch()
-        cut_torn_line(self.folder / "ends.jsonl")  # Slurm may have killed an earlier run in the middle of a line
+        truncate_torn_line(self.folder / "ends.jsonl")  # Slurm may have killed an earlier run in the middle of a line
         local = self._local = Local(self.run)
         finished = {json.loads(line)[0] for line in read_complete_lines(self.folder / "ends.jsonl")[0]}
         waiting = [job for job in self.jobs if str(job.folder) not in finished]

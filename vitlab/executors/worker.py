@@ -45,7 +45,7 @@ from vitlab.imports import import_object
 from vitlab.runner import fork_server
 from vitlab.runner.job import NODE_VARIABLE, Deferral, Job, TrialEnd
 from vitlab.spec.tree import parse_as, type_adapter
-from vitlab.store.files import load_json, open_in_place, read_json, require_mapping, write_json
+from vitlab.store.files import open_in_place, read_json, read_json_strictly, require_mapping, write_json
 from vitlab.store.folders import Keep, TrialFolder
 from vitlab.store.locks import DRIVER, is_alive, kill_orphan
 from vitlab.store.result import Ending
@@ -158,7 +158,7 @@ def run_job(
 
 def _stored_ends(folders: Sequence[Path], keep: Keep) -> dict[Path, TrialEnd]:
     """Return how the trials that have a result, with the weights to keep, have ended, by folder."""
-    results = {folder: TrialFolder(folder).result_with_kept_weights(keep) for folder in folders}
+    results = {folder: TrialFolder(folder).result_unless_weights_lost(keep) for folder in folders}
     return {folder: TrialEnd(Ending.DONE, result.failure) for folder, result in results.items() if result is not None}
 
 
@@ -280,7 +280,7 @@ class WorkerCommand:
 
 def _run_folder(folder: Path) -> NoReturn:
     """Run the job of a folder and exit."""
-    data = load_json(folder / "job.json", require_mapping)
+    data = read_json_strictly(folder / "job.json", require_mapping)
     if data is None:
         sys.exit(f"{folder} has no job.json: its driver has removed it, or this machine does not see the output folder")
     job = parse_as(Job, data)

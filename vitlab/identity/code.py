@@ -20,7 +20,7 @@ from operator import attrgetter
 from types import ModuleType
 
 from vitlab.identity import source
-from vitlab.identity.trial import key_of
+from vitlab.identity.trial import hash_of
 from vitlab.imports import file_stamp, last_imports, reloads
 from vitlab.registry import BUILT_IN, OPTIONAL_MODULES, ResolvedChoice, plugins, slot
 from vitlab.registry.slot_modules import built_ins
@@ -45,7 +45,7 @@ NOTHING = Surroundings()
 
 def modules_of_spec(spec: TrialSpec) -> frozenset[str]:
     """Return the root modules of a trial's code in this process, including every loaded component file."""
-    return component_modules(resolve_choices(spec)) | optional_modules(spec) | frozenset(plugins.files)
+    return component_modules(iter_resolved_choices(spec)) | optional_modules(spec) | frozenset(plugins.files)
 
 
 def imported_requirements(spec: TrialSpec) -> dict[str, str]:
@@ -84,7 +84,7 @@ def trial_code_digest(
     # The code of prerequisites counts by their names, which hold it, so a change there retrains what starts from them.
     own = modules_digest(modules, reader)
     beside = {**needs, **({"versions": dict(versions)} if versions else {})}
-    return key_of({"own": own, **beside})[:32] if beside else own
+    return hash_of({"own": own, **beside})[:32] if beside else own
 
 
 def component_modules(choices: Iterable[ResolvedChoice]) -> frozenset[str]:
@@ -101,7 +101,7 @@ def class_modules(component: type) -> frozenset[str]:
     return frozenset({component.__module__, *bases} - {""})
 
 
-def resolve_choices(spec: TrialSpec) -> Iterator[ResolvedChoice]:
+def iter_resolved_choices(spec: TrialSpec) -> Iterator[ResolvedChoice]:
     """Yield the resolved choices of a trial: one for each of its slots, and the metrics it names."""
     for path, name in SLOTS_OF_A_TRIAL.items():
         yield slot(name).resolve(attrgetter(".".join(path))(spec))
@@ -111,7 +111,7 @@ def resolve_choices(spec: TrialSpec) -> Iterator[ResolvedChoice]:
 
 def resolve_spec(spec: TrialSpec) -> TrialSpec:
     """Return a trial's spec with its choices resolved, so that nobody who builds them resolves them again."""
-    data, model, *rest = resolve_choices(spec)
+    data, model, *rest = iter_resolved_choices(spec)
     names = [path[-1] for path in SLOTS_OF_A_TRIAL][2:]
     train = {**dict(zip(names, rest, strict=False)), "metrics": tuple(rest[len(names) :])}
     return spec.model_copy(update={"data": data, "model": model, "train": spec.train.model_copy(update=train)})

@@ -105,7 +105,7 @@ def dependencies(module: str, reader: Reader) -> list[str]:
     except the standard library and vitlab's own requirements: modules, which are read as text, and requirements such
     as ``timm==1.0.20``.  The packages that contain a module are dependencies, too, unless they only re-export names.
     """
-    targets = [target for place in reader(module).imports for target in _import_targets(module, place, reader)]
+    targets = [target for place in reader(module).imports for target in _dependencies_of_import(module, place, reader)]
     if _top_level_name(module) != BUILT_IN:
         packages = (module[: dot.start()] for dot in re.finditer(r"\.", module))
         targets += [above for above in packages if file_of(above) and not reader(above).passed_on]
@@ -202,7 +202,7 @@ def _read_cached(module: str, file: Path, stamp: Stamp) -> ModuleSource:
     return source
 
 
-def _import_targets(module: str, place: tuple[str, str], reader: Reader) -> Iterator[str]:
+def _dependencies_of_import(module: str, place: tuple[str, str], reader: Reader) -> Iterator[str]:
     """Yield the dependency of a module on an import, which packages may re-export from one another."""
     base, name = place
     if _top_level_name(module) == BUILT_IN and _top_level_name(base) != BUILT_IN:
@@ -262,16 +262,16 @@ def _analyse_source(text: bytes, package: str, is_package: bool) -> ModuleSource
         return ModuleSource(_digest(text))  # the error is reported when the module is imported
     words: list[str] = []
     running: list[ast.AST] = []
-    _write_tree(tree, words.append, running.append)
+    _write_noting_imports(tree, words.append, running.append)
     # What only type checkers import does not run, unless the module hands it out by __getattr__.
-    lazy = [] if is_package else _lazy_exports(tree)
+    lazy = [] if is_package else _imports_for_type_checkers(tree)
     nodes = [*running, *(node for statement in lazy for node in ast.walk(statement))]
     imports = tuple(dict.fromkeys(place for node in nodes for place in _imported_names(node, package)))
     passed_on = _find_reexports(tree.body if is_package else lazy, package)
     return ModuleSource(_digest("\n".join(words).encode()), imports, passed_on)
 
 
-def _write_tree(node: ast.AST, write: Callable[[str], None], note: Callable[[ast.AST], None] | None) -> None:
+def _write_noting_imports(node: ast.AST, write: Callable[[str], None], note: Callable[[ast.AST], None] | None) -> None:
     """Write a syntax tree without docstrings word by word, and note the imports among the statements that can run.
 
     It takes half as long as ``ast.dump`` and a search for imports: planning and the fork server read a hundred modules.
@@ -291,14 +291,14 @@ def _write_tree(node: ast.AST, write: Callable[[str], None], note: Callable[[ast
             write("[")
             for item in value:
                 if isinstance(item, ast.AST):
-                    _write_tree(item, write, inner)
+                    _write_noting_imports(item, write, inner)
                 else:
                     write(repr(item))
             write("]")
         elif not isinstance(value, ast.AST):
             write(repr(value))
         elif name != "ctx":  # whether a name is read or set follows from its place
-            _write_tree(value, write, note)
+            _write_noting_imports(value, write, note)
 
 
 def _is_imported_module(module: str) -> bool:
@@ -306,7 +306,7 @@ def _is_imported_module(module: str) -> bool:
     return module in sys.modules and not hasattr(sys.modules[module], "__path__")
 
 
-def _lazy_exports(tree: ast.Module) -> list[ast.stmt]:
+def _imports_for_type_checkers(tree: ast.Module) -> list[ast.stmt]:
     """Return the imports for type checkers in a module that imports these names when they are first read."""
     if not any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree.body):
         return []

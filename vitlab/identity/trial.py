@@ -72,7 +72,7 @@ class Trial:
 # -- keys -------------------------------------------------------------------------------------------------------------
 
 
-def key_of(identity: Tree) -> str:
+def hash_of(identity: Tree) -> str:
     """Return the hash of the canonical JSON of ``identity``: sorted keys, no white space."""
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()

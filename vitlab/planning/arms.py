@@ -13,7 +13,7 @@ from typing import Any
 
 from vitlab.errors import Path, Problem, SpecError, is_about_key
 from vitlab.geometry import DataInfo
-from vitlab.identity.trial import Trial, key_of
+from vitlab.identity.trial import Trial, hash_of
 from vitlab.planning.resolve import Faults, ResolvedTrial, Resolver
 from vitlab.planning.rules import RuleFault, is_met, parse_rule
 from vitlab.registry import slot
@@ -178,7 +178,7 @@ def _merge_equal_arms(trials: Sequence[tuple[Changes, ResolvedTrial | Faults]]) 
     arms: dict[str, ResolvedArm] = {}
     for (changes, trial), name in zip(trials, names, strict=True):
         if isinstance(trial, ResolvedTrial):
-            key = key_of(trial.identity)
+            key = hash_of(trial.identity)
             arm = arms.setdefault(key, ResolvedArm(changes, name, trial, key, skip=trial.incompatibility))
             if name != arm.name:
                 arm.aliases.append(name)
@@ -218,7 +218,7 @@ def set_baselines(resolver: ArmResolver, arms: Sequence[ResolvedArm]) -> None:
             continue
         against = {**arm.changes.values, **compare.to} if isinstance(compare, Counterpart) else arm.changes.against
         try:
-            other = by_key.get(key_of(resolver.resolve_changed(against).identity))
+            other = by_key.get(hash_of(resolver.resolve_changed(against).identity))
         except Faults as error:
             raise SpecError([resolver.document.problem((*place, "to"), str(error))]) from None
         if other is None and isinstance(compare, Counterpart):
@@ -275,7 +275,7 @@ def _find_conflicts(arms: Collection[ResolvedArm]) -> Iterator[tuple[ResolvedArm
     by_training: dict[str, ResolvedArm] = {}
     by_name: dict[str, ResolvedArm] = {}
     for arm in arms:
-        other = arm if arm.twin else by_training.setdefault(key_of(_identity_without_unread(arm.trial)), arm)
+        other = arm if arm.twin else by_training.setdefault(hash_of(_identity_without_unread(arm.trial)), arm)
         if other is not arm:
             own, others = arm.changes.values, other.changes.values
             paths = [path for path in {**others, **own} if own.get(path) != others.get(path)]

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from vitlab.geometry import Work
-from vitlab.identity.trial import Trial, key_of
+from vitlab.identity.trial import Trial, hash_of
 from vitlab.planning.values import EngineBenchmark, Planned
 from vitlab.registry import slot
 from vitlab.spec import Choice
@@ -141,7 +141,7 @@ def shape_digest(trial: Trial) -> str:
     spec = _drop_keys(trial.spec, beside)
     if any(Choice.of(change).options.get("of") == "picture" for change in trial.spec.data.options.get("augment", ())):
         spec["data"]["of"] = "picture"
-    return key_of(spec)[:32]
+    return hash_of(spec)[:32]
 
 
 def trials_to_benchmark(trials: Iterable[Planned], probes: Mapping[str, EngineBenchmark]) -> dict[str, list[Planned]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from vitlab.errors import Path, Problem, SpecError, format_count
 from vitlab.identity.code import NOTHING, Surroundings, clear_caches
-from vitlab.identity.trial import Trial, key_of
+from vitlab.identity.trial import Trial, hash_of
 from vitlab.planning import match, metrics, tune
 from vitlab.planning.arms import ArmResolver, ResolvedArm, ResolvedDesign, parse_rules, resolve_arms, set_baselines
 from vitlab.planning.engine_choice import EngineChoice, choose_engine
@@ -293,7 +293,7 @@ def _arm_digests(study: Study, arms: Sequence[ResolvedArm]) -> dict[str, str]:
         "tune": study.tune and study.tune.model_dump(mode="json"),
     }
     return {
-        arm.name: key_of({"trial": arm.key, "data": arm.trial.info.content, **chosen_by})[:32]  # 128 bits are enough
+        arm.name: hash_of({"trial": arm.key, "data": arm.trial.info.content, **chosen_by})[:32]  # 128 bits are enough
         for arm in arms
         if not arm.skip
     }

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import Path, SpecError, VitlabError, nearest
 from vitlab.geometry import DataInfo
-from vitlab.identity.trial import key_of
+from vitlab.identity.trial import hash_of
 from vitlab.planning.arms import ArmResolver, ResolvedArm
 from vitlab.planning.resolve import Faults, ResolvedTrial
 from vitlab.spec import Choice, Match
@@ -149,7 +149,7 @@ def match_arms(resolver: ArmResolver, matcher: Matcher, arms: Sequence[ResolvedA
         if name not in by_name:
             sentence = f"no arm is called '{name}'.{nearest(name, list(by_name))} Arms: {'; '.join(by_name)}."
             raise SpecError([document.problem(("match", "except", index), sentence)])
-    base_key, compared = key_of(base.identity), {arm.baseline for arm in arms}
+    base_key, compared = hash_of(base.identity), {arm.baseline for arm in arms}
     unmatched: dict[str, str] = {}
     for arm in arms:
         reference = arm

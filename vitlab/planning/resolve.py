@@ -16,7 +16,7 @@ from typing import Any, Literal
 from vitlab.errors import DataError, GeometryError, OptionError, Path, WeightsError, nearest
 from vitlab.geometry import DataInfo
 from vitlab.identity.code import NOTHING, Surroundings, component_modules, optional_modules, trial_code_digest
-from vitlab.identity.trial import Trial, checkpoint_identity, key_of, weight_file_digests
+from vitlab.identity.trial import Trial, checkpoint_identity, hash_of, weight_file_digests
 from vitlab.planning.sources import (
     find_leak,
     label_difference,
@@ -102,7 +102,7 @@ class ResolvedTrial:
             self.info.content,
             needs,
             self.files,
-            key=key_of(identity),
+            key=hash_of(identity),
             code=trial_code_digest(self.modules, needs, self.versions),
             versions=self.versions,
         )

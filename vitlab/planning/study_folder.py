@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.errors import SpecError, UserError
-from vitlab.identity.trial import key_of
+from vitlab.identity.trial import hash_of
 from vitlab.imports import INSTALLED
 from vitlab.planning.registration import with_registration
 from vitlab.planning.values import UNDECIDED, Decisions, Plan
@@ -30,7 +30,7 @@ from vitlab.registry import slot
 from vitlab.spec import Choice, Document, RunSpec, Study, read_study
 from vitlab.spec.changes import without_secrets
 from vitlab.spec.tree import NewTree, Tree, Values, flatten, type_adapter
-from vitlab.store.files import Damaged, load_json, read_json, require_mapping, write_bytes, write_json
+from vitlab.store.files import Damaged, read_json, read_json_strictly, require_mapping, write_bytes, write_json
 from vitlab.store.folders import Store
 
 EARLIER = "versions"
@@ -50,7 +50,7 @@ def read_plan(file: Path) -> Plan | None:
         UserError: if the file is not a plan, or one in another format.
     """
     try:
-        return load_json(file, lambda data: _parse_plan(file, data))
+        return read_json_strictly(file, lambda data: _parse_plan(file, data))
     except Damaged as error:
         raise UserError(
             f"{file} is damaged or in another format ({error}); 'vitlab run' sets it aside, plans the study again, and "
@@ -163,7 +163,7 @@ def _read_sound_study(file: Path, changes: Values) -> tuple[Study, Document]:
 
 def version_name(content: Tree) -> str:
     """Return the name of the version that has this content."""
-    return key_of(json.loads(json.dumps(content, default=str)))[:16]
+    return hash_of(json.loads(json.dumps(content, default=str)))[:16]
 
 
 def read_versions(folder: Path) -> list[Version]:
@@ -372,7 +372,7 @@ def _read_version_folder(folder: Path) -> Version | None:
     last = _version_name_in(vars(run))
     name = folder.name if folder.parent.name == EARLIER else ""
     with suppress(Damaged):
-        name = name or _version_name_in(load_json(folder / "plan.json", require_mapping) or {})
+        name = name or _version_name_in(read_json_strictly(folder / "plan.json", require_mapping) or {})
     name = name or last or "damaged"
     if last not in ("", name):
         stored, changes, run = None, {}, RunRecord()

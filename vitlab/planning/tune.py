@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from vitlab.errors import Path, Problem, SpecError
-from vitlab.identity.trial import key_of
+from vitlab.identity.trial import hash_of
 from vitlab.planning.arms import ArmResolver, ResolvedArm
 from vitlab.planning.match import Matcher, Unmatched, is_number, paths_overlap, places_of_knob
 from vitlab.planning.metrics import Metrics, goal_of
@@ -57,7 +57,7 @@ def tuning_key(trial: ResolvedTrial, study: Study) -> str:
         analysis.goal,
         analysis.at,
     ]
-    return key_of({"spec": spec, "origins": trial.foreign_origins, "data": trial.info.content, "tune": question})
+    return hash_of({"spec": spec, "origins": trial.foreign_origins, "data": trial.info.content, "tune": question})
 
 
 def find_mistakes(

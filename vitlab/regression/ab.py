@@ -16,9 +16,9 @@ from glob import escape
 
 from vitlab.comparison import Verdict
 from vitlab.errors import SpecError, format_count
-from vitlab.identity.trial import key_of
+from vitlab.identity.trial import hash_of
 from vitlab.regression import gate
-from vitlab.regression.check import CheckRequest, own_study_changes, refuse_tuning
+from vitlab.regression.check import CheckRequest, changes_for_own_study, refuse_tuning
 from vitlab.regression.checkout import Revision, checkout, resolve_revisions, uncommitted_files
 from vitlab.regression.decide import Finding
 from vitlab.regression.decide import Verdict as CheckVerdict
@@ -65,8 +65,8 @@ def compare_revisions(
         versions = [_numeric_versions(revision) if install is not None else {} for revision in pair]
         differing = [gate.differing_versions(versions[side], versions[1 - side]) for side in (0, 1)]
         for revision, (_, commit), installed in zip(pair, commits, versions, strict=True):
-            changes = own_study_changes(commit[:7], request, study)
-            out = request.out / "versions" / key_of(installed)[:12] if any(differing) else request.out
+            changes = changes_for_own_study(commit[:7], request, study)
+            out = request.out / "versions" / hash_of(installed)[:12] if any(differing) else request.out
             words = [f"--set={path}={json.dumps(value, default=str)}" for path, value in changes.items()]
             words += [f"--out={out}", *(f"--plugin={plugin}" for plugin in revision.plugins)]
             sides.append((revision, str(changes["study"]), out, [str(request.file), *words]))

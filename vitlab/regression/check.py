@@ -200,7 +200,7 @@ def _installed_versions() -> dict[str, str]:
 
 def _pinned_versions(request: CheckRequest, study: Study, installed: Mapping[str, str]) -> Mapping[str, str]:
     """Return the versions that the gate's trials record; none if stored results have them, and can be reused."""
-    _, plan = request.plan(own_study_changes("check", request, study, gate.second_look_seeds(study)))
+    _, plan = request.plan(changes_for_own_study("check", request, study, gate.second_look_seeds(study)))
     store, trials = Store(request.out.resolve()), (*(planned.trial for planned in plan.trials), *plan.prerequisites)
     recorded = gate.recorded_versions(store.folder(trial).result() for trial in trials)
     return installed if gate.differing_versions(recorded, installed) else {}
@@ -218,7 +218,7 @@ def _train_missing(
         answer = lab.run(
             request.file,
             out=request.out,
-            changes=own_study_changes("check", request, study, seeds),
+            changes=changes_for_own_study("check", request, study, seeds),
             plugins=request.plugins,
             only=only,
             versions=versions,
@@ -229,10 +229,10 @@ def _train_missing(
             raise TrialFailed(
                 f"{format_count(answer.failed, 'trial')} failed, so the gate has no verdict; '{command}' shows why."
             )
-    return gate.final_values(answer.plan, answer.store, study)
+    return gate.read_final_values(answer.plan, answer.store, study)
 
 
-def own_study_changes(
+def changes_for_own_study(
     what: str, request: CheckRequest, study: Study, seeds: Sequence[int] | None = None
 ) -> dict[str, object]:
     """Return the changes to a study's file for a study of its own, named after ``what``."""

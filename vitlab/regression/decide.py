@@ -165,7 +165,7 @@ def _make_cell(pair: Pair, judgements: JudgedCells, place: int, alpha: float) ->
         family=int(judgements.family[0]),
         **same,
     )
-    more = _describe_broken(cell) if judgements.has_more[0, place] else ""
+    more = _describe_lost_and_collapsed(cell) if judgements.has_more[0, place] else ""
     return replace(cell, reason=_verdict_reason(cell, pair, more))
 
 
@@ -188,7 +188,7 @@ def _verdict_reason(cell: Cell, pair: Pair, more: str) -> str:
     return f"a drop of the margin cannot be ruled out{', but the drop is too small to count' * is_significant}"
 
 
-def _describe_broken(cell: Cell) -> str:
+def _describe_lost_and_collapsed(cell: Cell) -> str:
     kind = "were lost or collapsed" if any(cell.collapsed) else "diverged or have no finite value"
     kind = "collapsed" if cell.collapsed == cell.broken else kind
     (old, new), (seeds_old, seeds_new) = cell.broken, cell.seeds
@@ -291,7 +291,7 @@ def judge_arrays(values_SC2N: Floats, lost_SC2N: Mask, cells: Cells, alpha: floa
     p = np.maximum(p, _chance_of_a_whole_arm(n, broken_SC2, seeds_SC2, sums, sizes))
     family = n.shape[1] + (sums.sum(axis=1) > 0)
     p_adjusted = np.minimum(1.0, family[:, None] * p)
-    count_p = np.minimum(1.0, family * _count_p_values(sums, sizes))
+    count_p = np.minimum(1.0, family * _p_of_more_broken(sums, sizes))
 
     share_SC2 = broken_SC2 / np.maximum(seeds_SC2, 1)
     count_share = sums / np.maximum(sizes, 1)
@@ -336,7 +336,7 @@ def _count_broken(present: Mask, broken: Mask, cells: Cells) -> tuple[Ints, Ints
     return bad_ST2[:, cells.trainings], all_ST2[:, cells.trainings], sums, sizes
 
 
-def _count_p_values(sums: Ints, sizes: Ints) -> Floats:
+def _p_of_more_broken(sums: Ints, sizes: Ints) -> Floats:
     """Return the p of Boschloo's test that the candidate lost more (S); NaN if neither side lost any."""
     p = np.where(sums.sum(axis=1) > 0, 1.0, NAN)
     for study in np.flatnonzero(sums[:, 1] * sizes[:, 0] > sums[:, 0] * sizes[:, 1]):

@@ -59,7 +59,7 @@ class Outlook:
     needs_half: int | None  #: seeds that find half of it
 
 
-def final_values(plan: Plan, store: Store, study: Study) -> Values:
+def read_final_values(plan: Plan, store: Store, study: Study) -> Values:
     """Return the final values of a trained study by metric, arm and seed; a metric without any raises UserError."""
     outcomes = frame.gather_trials(plan, store)
     table = frame.trials_to_frame(plan, outcomes)

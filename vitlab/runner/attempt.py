@@ -24,11 +24,11 @@ from vitlab.models.contract import state_digest
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.registry.plugins import sentence_with_place
 from vitlab.runner.circumstances import (
-    attention_kernels,
     count_cost,
     cuda_settings,
+    describe_kernels,
+    hook_chosen_kernels,
     measured_matrix_rate,
-    record_kernels_of_first_pass,
     utilisation,
     versions,
 )
@@ -43,7 +43,7 @@ from vitlab.training.artifacts import InputSpec, write_predictions, write_weight
 from vitlab.training.distributed import ALONE, SingleProcess
 from vitlab.training.evaluation import EVALUATION_BATCH
 from vitlab.training.loop import Training, index_of_best
-from vitlab.training.memory import MicroBatches, is_out_of_memory, peak_memory, recompute_blocks
+from vitlab.training.memory import MicroBatches, checkpoint_activations, is_out_of_memory, peak_memory
 
 
 class Attempt:
@@ -53,7 +53,7 @@ class Attempt:
     training: Training
     engine: str  #: its name; joined to the names of earlier attempts after a resume
     engine_type: type[Engine]
-    kernels: set[str]  #: of attention, see :func:`record_kernels_of_first_pass`
+    kernels: set[str]  #: of attention, see :func:`hook_chosen_kernels`
     input_spec: InputSpec
     weights_notes: Sequence[str]  #: notes on the weights that the trial starts from
     params: int
@@ -116,7 +116,7 @@ class Attempt:
         resumed = self.resumed and f"resumed {self.resumed}"
         if self.writes:
             self.log_start("; ".join(filter(None, (damage, note, engine_note, read_note, resumed, *notes))))
-        self.kernels = record_kernels_of_first_pass(training.model, not self.engine_type.one_at_a_time)
+        self.kernels = hook_chosen_kernels(training.model, not self.engine_type.one_at_a_time)
         return training
 
     def _build_training(self) -> Training:
@@ -130,7 +130,7 @@ class Attempt:
         fit_head(model, trial, feed)
         self.params, self.macs = count_cost(model, trial, prepared.info)
         if self.settings.activation_checkpointing == "blocks":
-            recompute_blocks(model)
+            checkpoint_activations(model)
         training = Training(
             model,
             feed,
@@ -206,7 +206,7 @@ class Attempt:
             macs=self.macs,
             memory_bytes=peak_memory(self.device),
             versions={**versions(), **imported_requirements(self.trial.spec)},
-            numerics={**self._describe_numerics(), "attention": attention_kernels(self.kernels, self.trial.spec.model)},
+            numerics={**self._describe_numerics(), "attention": describe_kernels(self.kernels, self.trial.spec.model)},
             ended=time.time(),
             weights=tuple(self.weights_notes),
         )

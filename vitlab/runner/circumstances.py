@@ -54,7 +54,7 @@ def count_cost(model: Model, trial: Trial, info: DataInfo) -> tuple[int, int]:
     return _sizes[key]
 
 
-def record_kernels_of_first_pass(model: Model, together: bool) -> set[str]:
+def hook_chosen_kernels(model: Model, together: bool) -> set[str]:
     """Return a set that will hold the automatically chosen kernels after the first forward pass.
 
     The attentions are observed, since an objective may call parts of the model alone.
@@ -76,7 +76,7 @@ def record_kernels_of_first_pass(model: Model, together: bool) -> set[str]:
     return kernels
 
 
-def attention_kernels(kernels: set[str], model: Choice) -> str:
+def describe_kernels(kernels: set[str], model: Choice) -> str:
     """Return the kernels that attention chose automatically, or else its type."""
     attention = model.options.get("attention")
     return "+".join(sorted(kernels)) or ("" if attention is None else Choice.of(attention).type)

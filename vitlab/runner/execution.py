@@ -139,7 +139,7 @@ def _open_attempt(
         contexts.enter_context(folder.lease())
     except Busy as error:
         return TrialEnd(Deferral.BUSY, str(error))
-    if (result := folder.result_with_kept_weights(settings.keep)) is not None:
+    if (result := folder.result_unless_weights_lost(settings.keep)) is not None:
         return TrialEnd(Ending.DONE, result.failure)
     attempt = Attempt(trial, folder, settings, device)
     contexts.enter_context(attempt.writer)  # left, and a checkpoint written, before the lease
@@ -270,7 +270,7 @@ def _run_in_ranks(trial: Trial, folder: TrialFolder, settings: Settings, stop: C
     # A trial of one machine may be trained by a program that torchrun has started, which has a number of its own.
     node = int(os.environ.get(NODE_VARIABLE, 0)) if settings.nodes > 1 else 0
     own = settings.processes // settings.nodes
-    if (result := folder.result_with_kept_weights(settings.keep)) is not None:
+    if (result := folder.result_unless_weights_lost(settings.keep)) is not None:
         return TrialEnd(Ending.DONE, result.failure)
     end = launch_ranks(range(node * own, (node + 1) * own), _run_rank, (trial, folder, settings), stop)
     # Of a lost one nothing is recorded, as when a whole worker dies.
@@ -289,7 +289,7 @@ def _run_rank(
         with ExitStack() as contexts:
             if rank == 0:
                 contexts.enter_context(folder.lease())
-                if (result := folder.result_with_kept_weights(settings.keep)) is not None:
+                if (result := folder.result_unless_weights_lost(settings.keep)) is not None:
                     return TrialEnd(Ending.DONE, result.failure)
             device = torch_device(settings.device)
             peers = contexts.enter_context(

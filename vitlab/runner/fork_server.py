@@ -37,7 +37,7 @@ class ServerDied(Exception):
     """Death of the fork server before it could start a process; the message has the last line that it printed."""
 
 
-def start() -> None:
+def start_server() -> None:
     """Start the server if it is not running, without waiting for its imports; it ends with this process."""
     global _output
     if not _has_fork_server():
@@ -78,7 +78,7 @@ def start_process(
     Raises:
         ServerDied: if the server has died, such as for an import that fails.
     """
-    start()
+    start_server()
     ours, theirs = multiprocessing.Pipe()
     child: ForkServerProcess = _start_context().Process(target=target, args=(*args, theirs), name=name)
     try:
@@ -116,7 +116,7 @@ def set_up_process(
     return stop
 
 
-def exit_reason(code: int | None) -> str:
+def describe_exit(code: int | None) -> str:
     """Return how a process ended that reported nothing, such as ``was killed by signal 15``, by its exit code."""
     if code == -9:
         return "was killed by signal 9 (SIGKILL), as the kernel does when memory runs out; fewer run.workers need less"

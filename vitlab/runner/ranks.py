@@ -131,5 +131,5 @@ def _receive_result(one: _Process) -> None:
     except (EOFError, OSError):
         pass
     if dead:
-        how = fork_server.exit_reason(one.process.exitcode)
+        how = fork_server.describe_exit(one.process.exitcode)
         one.result = TrialEnd(Ending.LOST, f"process {one.number} of this trial {how}")

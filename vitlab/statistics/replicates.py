@@ -170,7 +170,7 @@ def _expected_normal_gaps(n: int) -> Floats:
     return np.asarray(np.sort(gaps.max(axis=1) / gaps.sum(axis=1)))
 
 
-def choice_variance(scores: Sequence[float], chosen: int, value: float, sd: float, seeds: int) -> tuple[float, float]:
+def rechoice_variance(scores: Sequence[float], chosen: int, value: float, sd: float, seeds: int) -> tuple[float, float]:
     """Return the mean squared change of an arm's value if its knobs were chosen again, and its degrees of freedom.
 
     The scores are drawn again around themselves, the chosen rival's around the arm's value, which no choice has

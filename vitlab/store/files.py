@@ -94,7 +94,7 @@ def fsync_all(files: Sequence[Path]) -> None:
             os.fsync(writer.fileno())
 
 
-def folder_name(name: str) -> str:
+def to_safe_name(name: str) -> str:
     """Return a name without separators of paths, for a folder or a file; two names never share one.
 
     On disks that ignore case, names that differ in case alone do.
@@ -140,9 +140,9 @@ def read_json(path: Path, parse: Callable[[Any], Any] = lambda data: data) -> An
     return read_stored(path, _json_parser(parse))
 
 
-def load_json(path: Path, parse: Callable[[Any], R]) -> R | None:
-    """Return the record in a JSON file, or None if the file does not exist; see :func:`load_stored`."""
-    return load_stored(path, _json_parser(parse))
+def read_json_strictly(path: Path, parse: Callable[[Any], R]) -> R | None:
+    """Return the record in a JSON file, or None if the file does not exist; see :func:`read_stored_strictly`."""
+    return read_stored_strictly(path, _json_parser(parse))
 
 
 def parse_json(data: bytes) -> Any:
@@ -245,7 +245,7 @@ def read_complete_lines(path: Path, offset: int = 0) -> tuple[list[bytes], int]:
     return complete.splitlines(), offset + len(complete)
 
 
-def cut_torn_line(path: Path) -> None:
+def truncate_torn_line(path: Path) -> None:
     """Truncate a torn last line of a killed writer, so that the next line is not appended to it."""
     try:
         data = path.read_bytes()
@@ -288,13 +288,13 @@ def read_stored(path: Path, parse: Callable[[Path], R]) -> R | None:
         OSError: If the file cannot be read, for example for lack of permission.
     """
     try:
-        return load_stored(path, parse)
+        return read_stored_strictly(path, parse)
     except Damaged as error:
         report_damage(path, str(error))
         return None
 
 
-def load_stored(path: Path, parse: Callable[[Path], R]) -> R | None:
+def read_stored_strictly(path: Path, parse: Callable[[Path], R]) -> R | None:
     """Return what a stored file holds, or None if it does not exist.
 
     Args:

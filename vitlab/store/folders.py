@@ -32,9 +32,7 @@ from vitlab.store.files import (
     DRIVER_LOCK,
     append_json,
     check_weights,
-    cut_torn_line,
     find_abandoned,
-    folder_name,
     fsync_all,
     parse_json,
     read_complete_lines,
@@ -44,6 +42,8 @@ from vitlab.store.files import (
     require_mapping,
     set_aside,
     set_aside_damaged,
+    to_safe_name,
+    truncate_torn_line,
     write_json,
 )
 from vitlab.store.locks import Busy, hold_lock, is_locked, require_lock
@@ -64,7 +64,7 @@ class Keep(NamedTuple):
     def best_name(self) -> str:
         """Name of the best weights, with the metric: studies that share a trial may choose by different ones."""
         assert self.best is not None
-        return f"best-{folder_name(self.best[0].removeprefix('val/'))}"
+        return f"best-{to_safe_name(self.best[0].removeprefix('val/'))}"
 
 
 LAST = Keep()
@@ -133,7 +133,7 @@ class TrialFolder:
         names += [f"step-{step}" for step in range(keep.every, steps + 1, keep.every)] if keep.every else []
         return [self.path / f"weights-{name}.safetensors" for name in names]
 
-    def result_with_kept_weights(self, keep: Keep) -> TrialResult | None:
+    def result_unless_weights_lost(self, keep: Keep) -> TrialResult | None:
         """Return the result; None if there is none, or if ``run.keep`` asks for weights and they are missing."""
         result = self.result()
         if result is None or not keep.last or result.status != Ending.DONE:
@@ -283,7 +283,7 @@ class TrialFolder:
             set_aside_damaged(self.path / "result.json")
         if self.checkpoint.exists() and not self.checkpoint.is_dir():
             set_aside(self.checkpoint)
-        cut_torn_line(self.journal)
+        truncate_torn_line(self.journal)
         names = (self.weights_file.name, self.predictions.name, self.spec.name, "result.json", "failure.json")
         unfinished = (".weights-", *(f".{name}." for name in names))
         for name in os.listdir(self.path) if self.path.is_dir() else ():
@@ -352,7 +352,7 @@ class Store:
         for key in _list_folders(self.root / "trials"):
             yield from self.folders_of_codes(key.name)
 
-    def find_leftovers(self) -> list[Path]:
+    def find_leftover_files(self) -> list[Path]:
         """Return the files that nothing reads: abandoned temporary files, and damaged files that were set aside."""
         folders = [self.root]
         for top in (self.root / "studies", self.root / "trials"):

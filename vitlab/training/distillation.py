@@ -63,7 +63,7 @@ class Distillation:
             self.teacher = FeatureReader(teacher, theirs.info, how.matchings, precision, "the teacher")
             self.adapter = InputAdapter(mine, theirs, like=next(teacher.parameters()))
 
-    def make_module(self, student: Model, seed: int) -> Model:
+    def make_trained_module(self, student: Model, seed: int) -> Model:
         """Return the module to train: the student, or a :class:`Projected` one if its features are matched.
 
         Raises:
@@ -81,7 +81,7 @@ class Distillation:
 
         Args:
             loss: Loss on labels.
-            module: The module of :meth:`make_module`.
+            module: The module of :meth:`make_trained_module`.
             target: Target of ``loss``.
             x_BCHW: The student's input images.
         """

@@ -81,7 +81,7 @@ class MetricAccumulator:
         self._rows: defaultdict[str, defaultdict[str, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
         self._columns: defaultdict[str, list[Tensor]] = defaultdict(list)
 
-    def add(self, views: Mapping[str, Tensor], target: Tensor, id_B: Tensor) -> None:
+    def add_batch(self, views: Mapping[str, Tensor], target: Tensor, id_B: Tensor) -> None:
         """Add a batch: the objective's views, such as logits by head, its targets and image identities."""
         self._columns["id"].append(id_B)
         if views[""].ndim == 2 and target.ndim == 1:
@@ -92,7 +92,7 @@ class MetricAccumulator:
             for view in views if one.every_view else ("",):
                 self._rows[name][view].append(one.rows(views[view], target))
 
-    def result(self, split: Split, peers: SingleProcess = ALONE) -> EvaluationResult:
+    def compute_result(self, split: Split, peers: SingleProcess = ALONE) -> EvaluationResult:
         """Return the evaluation of the split whose batches ``peers`` added: the loss alone if it is not finite."""
         values: dict[str, float] = {}
         columns = {name: torch.cat(parts).cpu() for name, parts in peers.gather(self._columns).items()}

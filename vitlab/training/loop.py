@@ -267,8 +267,8 @@ class Training:
         with self.averaged_weights():
             with further as values, evaluating(self.module):
                 for batch in map(objective.evaluation_batch, evaluation_batches(self.feed, split, peers)):
-                    accumulator.add(objective.views(batch.x_BCHW, batch.y_B), batch.y_B, batch.id_B)
-            result = accumulator.result(split, peers)
+                    accumulator.add_batch(objective.views(batch.x_BCHW, batch.y_B), batch.y_B, batch.id_B)
+            result = accumulator.compute_result(split, peers)
             means = {name: mean(torch.cat(parts).cpu()) for name, parts in peers.gather(values).items() if parts}
             return self.add_feature_metrics(result._replace(metrics={**result.metrics, **means}))
 

@@ -113,7 +113,7 @@ class MicroBatches:
 # -- activation checkpointing -----------------------------------------------------------------------------------------
 
 
-def recompute_blocks(model: Model) -> None:
+def checkpoint_activations(model: Model) -> None:
     """Let the backward pass compute the activations inside a model's blocks again; other passes do not change.
 
     Raises:
@@ -124,11 +124,11 @@ def recompute_blocks(model: Model) -> None:
         raise UserError(f"run.activation_checkpointing: a {type(model).__name__} has no list of blocks; set it to none")
     for block in blocks:
         kind: Any = type(block)
-        block.__class__ = _recomputing_class(kind)
+        block.__class__ = _checkpointing_class(kind)
 
 
 @cache
-def _recomputing_class(kind: type[nn.Module]) -> type[nn.Module]:
+def _checkpointing_class(kind: type[nn.Module]) -> type[nn.Module]:
     """Return a subclass of a block's class.
 
     A function stored in the block would be shared by its deep copies, which would then compute with its weights.

@@ -82,12 +82,12 @@ class Mixing:
         if not cuts:
             return Mixed(weight, None)
         # A box of the image's aspect ratio around a pixel; its borders are the image's where it would leave it.
-        rows, columns = (_span(centre, weight, side) for centre, side in ((row, height), (column, width)))
+        rows, columns = (_box_span(centre, weight, side) for centre, side in ((row, height), (column, width)))
         covered = (rows.stop - rows.start) * (columns.stop - columns.start)
         return Mixed(1 - covered / (height * width), (rows, columns))
 
 
-def _span(centre: float, weight: float, side: int) -> slice:
+def _box_span(centre: float, weight: float, side: int) -> slice:
     """Return the rows, or columns, of a box around a share of a side, which has the share ``weight`` outside."""
     place, length = int(centre * side), int(side * math.sqrt(1 - weight))
     return slice(max(0, place - length // 2), min(side, place + (length + 1) // 2))

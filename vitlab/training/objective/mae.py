@@ -75,7 +75,7 @@ class MAE(Objective):
         model = setup.model
         assert isinstance(model, ViT)
         self.patches = model.geometry.patches
-        visible = visible_patches(self.patches, mask_ratio)
+        visible = count_visible_patches(self.patches, mask_ratio)
         decoder = Decoder(model.geometry, dim, depth, heads)
         decoder.initialise(setup.seeds["init"])
         self.module = MaskedAutoencoder(model, decoder.to(next(model.parameters())), visible, norm_pixels)
@@ -88,7 +88,7 @@ class MAE(Objective):
         if getattr(model.component, "forward_features", None) is not ViT.forward_features:
             return f"objective 'mae' hides patches of a ViT, and model '{model.type}' is none; use model 'vit'"
         anatomy, options = model.component.anatomy(data, model.options), trial["train"]["objective"]
-        if visible_patches(anatomy.geometry.patches, options["mask_ratio"]) < 1:
+        if count_visible_patches(anatomy.geometry.patches, options["mask_ratio"]) < 1:
             return (
                 f"objective 'mae' leaves no patch visible: mask_ratio is {options['mask_ratio']:g}, and the model has "
                 f"{anatomy.geometry.patches} patches; use a smaller one"
@@ -126,7 +126,7 @@ class MAE(Objective):
         return batch._replace(y_B=draw_BN.argsort(dim=1, stable=True))
 
 
-def visible_patches(patches: int, mask_ratio: float) -> int:
+def count_visible_patches(patches: int, mask_ratio: float) -> int:
     """Return the number of visible patches of an image, rounded down as in the authors' code."""
     return int(patches * (1 - mask_ratio))
 

@@ -32,7 +32,7 @@ class Supervised(Objective):
         self.criterion: Loss = slot("loss").build(spec.loss)
         self.distillation = setup.distillation
         if self.distillation is not None:
-            self.module = self.distillation.make_module(setup.model, setup.seeds["init"])
+            self.module = self.distillation.make_trained_module(setup.model, setup.seeds["init"])
         self.mixing: Mixing | None = None
         if spec.mix is not None:
             self.mixing = import_optional("mixing").Mixing(spec.mix, setup.seeds["mixup"], feed.info.classes)

@@ -94,9 +94,9 @@ class BatchedNorMuon(BatchedMuon):
         squares = list(o_NMK.square().mean(-1, keepdim=True).view(len(params), -1, 1).unbind())
         torch._foreach_lerp_(averages, squares, 1 - group["beta2"])
         size_NM1 = torch.stack(averages).view(-1, rows, 1).sqrt() + self.eps
-        factor_N11 = 1 / (_norms(o_NMK / size_NM1) + self.eps)
+        factor_N11 = 1 / (_frobenius_norms(o_NMK / size_NM1) + self.eps)
         if group["adjust_lr_fn"] == "original":
-            factor_N11 = factor_N11 * _norms(o_NMK) * math.sqrt(max(1, rows / columns))
+            factor_N11 = factor_N11 * _frobenius_norms(o_NMK) * math.sqrt(max(1, rows / columns))
         else:
             factor_N11 = factor_N11 * 0.2 * math.sqrt(rows * columns)
         return factor_N11 / size_NM1
@@ -222,7 +222,7 @@ def orthogonalise(x_NMK: Tensor, coefficients: tuple[float, float, float], steps
     if x_NMK.shape[1] > x_NMK.shape[2]:
         return orthogonalise(x_NMK.mT, coefficients, steps, eps).mT
     a, b, c = coefficients
-    x_NMK = (x_NMK / _norms(x_NMK).clamp(min=eps)).contiguous()
+    x_NMK = (x_NMK / _frobenius_norms(x_NMK).clamp(min=eps)).contiguous()
     for _ in range(steps):
         gram_NMM = x_NMK @ x_NMK.mT
         gram_NMM = torch.baddbmm(gram_NMM, gram_NMM, gram_NMM, beta=b, alpha=c)
@@ -230,6 +230,6 @@ def orthogonalise(x_NMK: Tensor, coefficients: tuple[float, float, float], steps
     return x_NMK
 
 
-def _norms(x_NMK: Tensor) -> Tensor:
+def _frobenius_norms(x_NMK: Tensor) -> Tensor:
     """Return the Frobenius norm of each matrix, (N, 1, 1)."""
     return torch.stack(list(torch._foreach_norm(list(x_NMK.unbind())))).view(-1, 1, 1)
