@@ -116,7 +116,7 @@ for fault in (
 GeluMLP.forward = forward
 gpu_dry_run.DEPTH, gpu_dry_run.TOGETHER = 2, 4
 print(gpu_dry_run.at_depth(arm, "loop")[1], gpu_dry_run.together()[1])
-loop.path_layers = lambda model: []
+loop.number_drop_paths = lambda model: []
 vmap.join_feeds = lambda feeds: None
 print(gpu_dry_run.at_depth(arm, "loop")[1], gpu_dry_run.together()[1])
 """

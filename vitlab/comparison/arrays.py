@@ -176,7 +176,7 @@ def judge_studies(
     )
     if lost_SAN is None or not lost_SAN.any():
         return judgements
-    return _judge_with_lost_at_chance(judgements, values_SAN, lost_SAN, chance_A, comparisons)
+    return _judge_with_lost_seeds(judgements, values_SAN, lost_SAN, chance_A, comparisons)
 
 
 def _differences_without_collapsed(values_SAN: Floats, comparisons: Comparisons, collapsed_SC2N: Mask) -> Floats:
@@ -186,7 +186,7 @@ def _differences_without_collapsed(values_SAN: Floats, comparisons: Comparisons,
     return np.where(collapsed_SC2N.any(axis=(2, 3)), sound_SC, NAN)
 
 
-def _judge_with_lost_at_chance(
+def _judge_with_lost_seeds(
     judgements: Judgements, values_SAN: Floats, lost_SAN: Mask, chance_A: Floats | float, comparisons: Comparisons
 ) -> Judgements:
     """Return the judgement of studies with lost seeds, given the judgement of their complete pairs."""

@@ -104,8 +104,7 @@ def growth_of_weights(model: ViT) -> dict[str, Growth]:
             # A vector grows along one axis; a map counts if its inputs grow.
             if len(changed) > 1 or (name in maps and changed and changed != [0]):
                 sizes, base_sizes = ((each[0], math.prod(each[1:])) for each in (shape, base_shape))
-                growth = Growth(sizes[1] / base_sizes[1], sizes, base_sizes, is_output=0 not in changed)
-                result[f"{path}.{name}"] = growth
+                result[f"{path}.{name}"] = Growth(sizes[1] / base_sizes[1], sizes, base_sizes, 0 not in changed)
     return result
 
 

@@ -48,13 +48,8 @@ def search_folders(root: str | None) -> list[Path]:
     """Return the folders to search: the user's, or the default ones."""
     if root is not None:
         return [expand_home(root)]
-    configured = os.environ.get("VITLAB_DATA")
-    return [
-        *([expand_home(configured)] if configured else []),
-        Path("data"),
-        cache_folder(),
-        Path("/usr/share/datasets"),
-    ]
+    folder = os.environ.get("VITLAB_DATA")
+    return [*([expand_home(folder)] if folder else []), Path("data"), cache_folder(), Path("/usr/share/datasets")]
 
 
 def cache_folder() -> Path:
