@@ -193,7 +193,7 @@ def test_last_block_computes_what_the_head_reads(options: dict[str, Any], tokens
     models = [built(**options).double() for _ in range(2)]
     for seed, model in enumerate(models):
         model.initialise(seed)
-    assert batch_last.count_tokens_read(models[0]) == tokens
+    assert batch_last.count_tokens_head_reads(models[0]) == tokens
     rows, kept = stack_module_state(models)
     keys_K = torch.arange(2)
     draws = noise.Draws(keys_K, keys_K, torch.arange(3).expand(2, 3), step=keys_K)
@@ -210,15 +210,17 @@ def test_last_block_computes_what_the_head_reads(options: dict[str, Any], tokens
 
 
 def test_last_block_computes_all_tokens_if_others_may_be_read() -> None:
-    assert batch_last.count_tokens_read(built(head={"type": "linear", "pool": "gap"})) is None
-    assert batch_last.count_tokens_read(built(position="conditional", depth=1)) is None
-    assert batch_last.count_tokens_read(built(norm="rmsnorm")) is None, "it is not known to compute token by token"
+    assert batch_last.count_tokens_head_reads(built(head={"type": "linear", "pool": "gap"})) is None
+    assert batch_last.count_tokens_head_reads(built(position="conditional", depth=1)) is None
+    assert batch_last.count_tokens_head_reads(built(norm="rmsnorm")) is None, (
+        "it is not known to compute token by token"
+    )
     derived, mixing, together = built(), built(), built(position=["learned", "rope2d"])
     derived.head.__class__ = type("Mine", (type(derived.head),), {})
     mixing.position.__class__ = type("Mine", (Learned,), {"mix": lambda self, x_BTD, layer: x_BTD.flip(1)})
     together.position.__class__ = type("Mine", (Together,), {"mix": lambda self, x_BTD, layer: x_BTD.flip(1)})
     for model in (derived, mixing, together):
-        assert batch_last.count_tokens_read(model) is None
+        assert batch_last.count_tokens_head_reads(model) is None
 
 
 def test_a_derived_list_of_encodings_does_its_own_work() -> None:

@@ -75,7 +75,7 @@ def test_workers_are_spawned_where_there_is_no_fork(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
     executor = Local(RunSpec(device="cpu", workers=2))
     Local.prepare()
-    assert fork_server._start_context().get_start_method() == "spawn"
+    assert fork_server._multiprocessing_context().get_start_method() == "spawn"
     jobs = [job(tmp_path, "finish"), job(tmp_path, "finish", name="again")]
     for each in jobs:
         executor.submit(each)

@@ -72,7 +72,7 @@ def test_micro_batches_combine_to_full_batch(
     whole, cut = (
         training(parts, data=data, model=model, **train) for parts in (None, MicroBatches(size, SingleProcess()))
     )
-    count = whole.batch_images
+    count = whole.images_per_batch
     assert [len(rows) for rows in cut.micro_batches.rows(count)][:-1] == [size] * ((count - 1) // size)
     for step in range(6):
         whole.train_step()

@@ -194,11 +194,11 @@ class _StudyArrays:
         rows = {}
         for place, arm in enumerate(self.compared):
             of_look = {"look": look + 1, "looks": len(shares), "awaited": awaited.get(arm, 0)}
-            row = self._describe(judgements, place, arm, float(comparisons.levels[place]), reasons.get(arm))
+            row = self._comparison_columns(judgements, place, arm, float(comparisons.levels[place]), reasons.get(arm))
             rows[arm] = {**row, **of_look, "choice_sd": choice_sds[place]}
         return rows
 
-    def _describe(
+    def _comparison_columns(
         self, judgements: Judgements, place: int, arm: str, level: float, reason: str | None
     ) -> dict[str, Any]:
         """Return the columns of the comparison of an arm, which is refused if there is a reason."""

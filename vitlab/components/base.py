@@ -82,7 +82,7 @@ class _Drop(nn.Module):
         self.p = p
         self.place: int | None = None  #: set by :func:`set_draw_places`
 
-    def draws(self, stream: Literal["dropout", "drop_path"], count: int) -> Tensor | None:
+    def _draw_uniform(self, stream: Literal["dropout", "drop_path"], count: int) -> Tensor | None:
         """Return ``count`` uniform draws of each sample, (B, count); None outside of :func:`vitlab.noise.drawing`.
 
         Raises:
@@ -111,7 +111,7 @@ class Dropout(_Drop):
         if not self.training or self.p == 0:
             return x
         # A draw for every value of a sample, whatever else is in the batch.
-        draw_BN = self.draws("dropout", math.prod(x.shape[1:]))
+        draw_BN = self._draw_uniform("dropout", math.prod(x.shape[1:]))
         if draw_BN is None:
             return F.dropout(x, self.p)
         return x * (draw_BN >= self.p).view(x.shape).to(x.dtype) / (1 - self.p)
@@ -134,7 +134,7 @@ class DropPath(_Drop):
         draws = noise.current()
         if draws is not None and self.row is not None and len(draws.scale_LB):
             return x * cast(Tensor, draws.scale_LB)[self.row].to(x.dtype).view(shape)
-        draw_B1 = self.draws("drop_path", 1)
+        draw_B1 = self._draw_uniform("drop_path", 1)
         if draw_B1 is None:
             return x * F.dropout(x.new_ones(shape), self.p)
         # The mask is scaled, not the branch: one number per sample.
@@ -187,7 +187,7 @@ class PatchDrop(_Drop):
         if not self.training or self.p == 0:
             return x_BTD
         patches = x_BTD.shape[1] - self.prefix
-        draw_BN = self.draws("dropout", patches)
+        draw_BN = self._draw_uniform("dropout", patches)
         if draw_BN is None:
             draw_BN = torch.rand(x_BTD.shape[0], patches, device=x_BTD.device)
         remaining = max(1, int(patches * (1 - self.p)))

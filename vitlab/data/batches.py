@@ -103,7 +103,7 @@ class Feed:
         """Return the number of whole batches in an epoch, at least one even if it is smaller than ``batch_size``."""
         return max(1, self.count() // batch_size)
 
-    def batch_images(self, batch_size: int) -> int:
+    def images_per_batch(self, batch_size: int) -> int:
         """Return the number of images in a training batch: ``batch_size``, or all images if there are fewer."""
         return min(batch_size, self.count())
 
@@ -160,7 +160,7 @@ class Feed:
         epoch, place = divmod(step, self.steps_per_epoch(batch_size))
         order_N = self._epoch_order(epoch)
         begin = place * batch_size
-        stop = begin + self.batch_images(batch_size)
+        stop = begin + self.images_per_batch(batch_size)
         if repeats == 1:
             position_B = order_N[begin:stop]
             id_B = train.id_N[position_B]

@@ -177,7 +177,7 @@ def measure_cost(plan: Plan, planned: Planned, settings: Settings) -> dict[str, 
     ):
         training = attempt.training
         device, spec = training.feed.device, training.spec
-        speed = measure_speed(training.train_step, device) * training.batch_images
+        speed = measure_speed(training.train_step, device) * training.images_per_batch
         batch = next(iter(training.feed.evaluation("val", spec.batch_size)))
         training.model.eval()
         with torch.no_grad():
@@ -213,7 +213,7 @@ def _measure_engines(plan: Plan, planned: Planned, settings: Settings, together:
         device = alone.feed.device
         alone.train_step()  # selects kernels and allocates memory
         step_s = min(1 / measure_speed(alone.train_step, device, block_s=0.0, warm_up=0) for _ in range(2))
-        steps, images, reasons = {"loop": alone.train_step}, {"loop": alone.batch_images}, {}
+        steps, images, reasons = {"loop": alone.train_step}, {"loop": alone.images_per_batch}, {}
         for name, engine_type in engines_to_benchmark().items():
             try:
                 if step_s > LONG_S:
@@ -225,7 +225,7 @@ def _measure_engines(plan: Plan, planned: Planned, settings: Settings, together:
             except Exception as error:  # components that do not support an engine may raise anything
                 reasons[name] = " ".join(str(error).split())[:200]
                 continue
-            steps[name], images[name] = engine.train_step, alone.batch_images * together
+            steps[name], images[name] = engine.train_step, alone.images_per_batch * together
         speeds: dict[str, list[float]] = {name: [] for name in steps}
         began = time.perf_counter()
         for _ in range(PROBES):

@@ -21,7 +21,7 @@ from vitlab.components.mlp import MLP
 from vitlab.data.prepare import Feed, data_info, prepare
 from vitlab.driver.planning import plan_study
 from vitlab.errors import UserError, format_count
-from vitlab.models.contract import Model, evaluating
+from vitlab.models.contract import Model, evaluation_mode
 from vitlab.planning.resolve import Faults, ResolvedTrial, Resolver
 from vitlab.registry import slot
 from vitlab.runner.models import dtype_of
@@ -155,7 +155,7 @@ def _outputs(model: Model, x_BCHW: Tensor) -> dict[str, Tensor]:
         for path, layer in layers.items()
     ]
     try:
-        with evaluating(model):
+        with evaluation_mode(model):
             views = model.logits_by_head(model(x_BCHW))
     finally:
         for hook in hooks:

@@ -159,7 +159,7 @@ class _JointTraining:
         while behind := [training for training in self._active if training.step < step]:
             # Trainings at one step go on together until they reach the next ones ahead.
             present, *ahead = sorted({training.step for training in behind})
-            engine = self._engine_of([training for training in behind if training.step == present])
+            engine = self._reuse_or_build_engine([training for training in behind if training.step == present])
             for _ in range(present, ahead[0] if ahead else step):
                 if self._stop():
                     self._save_if_due(self._active)
@@ -193,7 +193,7 @@ class _JointTraining:
     def _measure(self, trainings: Sequence[Training], splits: Sequence[Split]) -> dict[Training, Measurement]:
         """Return the measurements of trainings; those that have diverged get an outcome instead."""
         measurements: dict[Training, Measurement] = {}
-        evaluations = self._engine_of(trainings).evaluate(splits)
+        evaluations = self._reuse_or_build_engine(trainings).evaluate(splits)
         for training, own in zip(trainings, evaluations, strict=True):
             try:
                 measurements[training] = training.measure(own)
@@ -201,7 +201,7 @@ class _JointTraining:
                 self.outcomes[training] = training.diverge(error)
         return measurements
 
-    def _engine_of(self, trainings: Sequence[Training]) -> Engine:
+    def _reuse_or_build_engine(self, trainings: Sequence[Training]) -> Engine:
         """Return the engine of these trainings, which is the latest one if that has the same."""
         if self._engine is None or self._engine.trainings != trainings:
             self._engine = self._engine_type(trainings)

@@ -78,13 +78,13 @@ class BatchLast(Vmap):
             with noise.drawing(draws):
                 return criterion(forward_logits(head, x_BTD, first.spec.precision, rows), y_B)
 
-        x_KBTD = BatchLastForward(head.model, rows, draws).features(x_KBCHW, count_tokens_read(head.model))
+        x_KBTD = BatchLastForward(head.model, rows, draws).features(x_KBCHW, count_tokens_head_reads(head.model))
         losses: Value = vmap(loss)(head.tensors_of_head(rows), x_KBTD, y_KB, draws)
         return losses
 
     def _compute_views(self, rows: State, x_BCHW: Tensor, y_B: Tensor) -> dict[str, Tensor]:
         first, head = self.trainings[0], HeadOnly(self.module)
-        x_KBTD = BatchLastForward(head.model, rows).features(x_BCHW[None], count_tokens_read(head.model))
+        x_KBTD = BatchLastForward(head.model, rows).features(x_BCHW[None], count_tokens_head_reads(head.model))
 
         def logits(rows: State, x_BTD: Tensor) -> dict[str, Tensor]:
             return forward_logits(head, x_BTD, first.spec.precision, rows)
@@ -177,11 +177,11 @@ class BatchLastForward:
 
     def _position_hints(self, layer: int, queries: int | None) -> Hints:
         """Return what the position encoding tells the attention of a block."""
-        rotation = [each[:, None] if each.ndim == 3 else each for each in self._call_hook("rotation", layer)]
-        bias = [each_KHTT[:, :, :queries] for each_KHTT in self._call_hook("bias", layer)]
+        rotation = [each[:, None] if each.ndim == 3 else each for each in self._call_position_hook("rotation", layer)]
+        bias = [each_KHTT[:, :, :queries] for each_KHTT in self._call_position_hook("bias", layer)]
         return Hints([each_KHTP.mT[..., None] for each_KHTP in rotation], *bias)
 
-    def _call_hook(self, hook: str, layer: int) -> Sequence[Tensor]:
+    def _call_position_hook(self, hook: str, layer: int) -> Sequence[Tensor]:
         """Return the tensors of ``rotation`` or ``bias`` of the position encoding, with the trials on axis 0."""
         if not any(part.overrides(hook) for part in list_positions(self.model)):
             return ()
@@ -348,7 +348,7 @@ def _attention_incompatibility(path: str, attend: Attention) -> str | None:
     return None
 
 
-def count_tokens_read(model: ViT) -> int | None:
+def count_tokens_head_reads(model: ViT) -> int | None:
     """Return how many leading tokens the head reads, if the last block can be computed for these alone.
 
     Otherwise return None.  The last block has keys and values of all tokens in either case.

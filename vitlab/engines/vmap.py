@@ -66,7 +66,7 @@ class Vmap(Engine):
         first = self.trainings[0]
         losses: list[tuple[Value, Tensor]] = []
         gradients: list[Tensor] = []
-        for rows in first.micro_batches.rows(first.batch_images):
+        for rows in first.micro_batches.rows(first.images_per_batch):
             part, part_gradients = self._forward_backward(rows)
             losses.append(part)
             gradients = (

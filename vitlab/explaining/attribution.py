@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlab.models.contract import evaluating
+from vitlab.models.contract import evaluation_mode
 from vitlab.models.vit import ViT
 
 NODES = 32  #: images on the line from the plain image to the image, at which gradients are taken
@@ -36,7 +36,7 @@ def integrated_gradients(model: ViT, x_BCHW: Tensor, label: int, nodes: int = NO
     # Places are between -1 and 1.
     places, weights = (torch.from_numpy(each).view(-1, 1, 1, 1) for each in np.polynomial.legendre.leggauss(nodes))
     gradient_CHW = torch.zeros_like(x_BCHW[0], dtype=torch.float64)
-    with evaluating(model), torch.enable_grad():
+    with evaluation_mode(model), torch.enable_grad():
         for place_B, weight_B in zip(torch.split(places, BATCH), torch.split(weights, BATCH), strict=True):
             at_BCHW = (x_BCHW * ((place_B + 1) / 2).to(x_BCHW.dtype)).requires_grad_()
             (slope_BCHW,) = torch.autograd.grad(logit(at_BCHW).sum(), at_BCHW)

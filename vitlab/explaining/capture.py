@@ -18,7 +18,7 @@ from vitlab.components.attention import Attention
 from vitlab.components.block import Block
 from vitlab.errors import UserError
 from vitlab.geometry import Geometry
-from vitlab.models.contract import evaluating
+from vitlab.models.contract import evaluation_mode
 from vitlab.models.vit import ViT
 
 
@@ -57,7 +57,7 @@ def capture(model: ViT, x_BCHW: Tensor) -> Captured:
         passes = cast(Block, module).passes
         x_BTD, passed = output if passes else (output, None)
         # Tokens that were merged are recorded as often as before.
-        tokens.append(passed.restore(x_BTD) if passes == "merged" and passed is not None else x_BTD)
+        tokens.append(passed.unmerge_rows(x_BTD) if passes == "merged" and passed is not None else x_BTD)
 
     hooks = []
     for block in cast("Iterable[Block]", model.blocks):
@@ -65,7 +65,7 @@ def capture(model: ViT, x_BCHW: Tensor) -> Captured:
         attentions = [module for module in block.modules() if isinstance(module, Attention)]
         hooks += [attention.register_forward_pre_hook(before_attention) for attention in attentions]
     try:
-        with evaluating(model), torch.no_grad():
+        with evaluation_mode(model), torch.no_grad():
             logits_by_head = model.logits_by_head(model(x_BCHW))
             try:
                 maps = [[module.maps(*arguments) for module, arguments in of_block] for of_block in calls]

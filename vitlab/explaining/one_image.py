@@ -25,7 +25,7 @@ from vitlab.explaining import measures, pictures
 from vitlab.explaining.attribution import integrated_gradients
 from vitlab.explaining.capture import capture
 from vitlab.explaining.pictures import Array, Kind, Map, Scale
-from vitlab.models.contract import evaluating
+from vitlab.models.contract import evaluation_mode
 from vitlab.models.vit import ViT
 
 RANDOM = 16  #: choices of random patches, beside which a map's largest patches are hidden
@@ -281,7 +281,7 @@ def _check(
     count = max(1, values_SN.shape[1] // 4)
     kept_SN = torch.ones_like(values_SN, dtype=x_BCHW.dtype).scatter(1, values_SN.topk(count).indices, 0.0)
     kept_SCHW = interpolate(kept_SN.view(-1, 1, *model.geometry.grid), x_BCHW.shape[2:])
-    with evaluating(model), torch.no_grad():
+    with evaluation_mode(model), torch.no_grad():
         chance_S = _probabilities(model.logits_by_head(model(x_BCHW * kept_SCHW))[""], head)[:, label]
     of_random = 100 * chance_S[-RANDOM:]
     spread = f"{of_random.mean():.1f} % ({of_random.min():.1f} to {of_random.max():.1f})"

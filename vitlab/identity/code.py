@@ -140,7 +140,7 @@ They hold for as long as the process lives, whatever happens to the files.
 """
 
 
-def preload_digests() -> None:
+def preload_sources() -> None:
     """Read every imported module of vitlab, for the processes that are forked from this one."""
     for module in [name for name in sys.modules if name.partition(".")[0] == BUILT_IN]:
         _inherited[module] = source.read_imported(module).digest, source.dependencies(module, source.read_imported)

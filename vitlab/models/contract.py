@@ -106,7 +106,7 @@ class Model(nn.Module):
             for name, count in part.stacked_maps().items()
         }
 
-    def freeze(self, trained: Collection[str]) -> None:
+    def freeze_except(self, trained: Collection[str]) -> None:
         """Freeze the model except for some entries of its state.
 
         Frozen parameters get no gradient.  Frozen modules stay in evaluation mode, whatever the argument of
@@ -138,7 +138,7 @@ class Model(nn.Module):
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Set a model to evaluation mode inside the block, and to its own mode again afterwards."""
     was_training = model.training
     model.eval()
@@ -148,7 +148,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-def head_names(model: Model) -> set[str]:
+def names_in_last_layer(model: Model) -> set[str]:
     """Return the names of the entries of a model's state in its last layer."""
     layers = {name: model.layer_of(name) for name in model.state_dict()}
     # The head is alone in the last layer.

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import flop_registry
 
 from vitlab.errors import UserError
 from vitlab.geometry import DataInfo
-from vitlab.models.contract import Model, evaluating, model
+from vitlab.models.contract import Model, evaluation_mode, model
 from vitlab.spec import Choice
 
 
@@ -44,7 +44,7 @@ def count_macs(of: Model, data: DataInfo) -> int:
     x_1CHW = torch.zeros((1, data.channels, *data.image), device=first.device, dtype=first.dtype)
     counter = _Counter()
     # Fused kernels have no formula on CPUs.
-    with evaluating(of), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
+    with evaluation_mode(of), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
         of(x_1CHW)
     return counter.flops // 2
 

@@ -178,7 +178,7 @@ class ViT(Model):
                 x_BTD = block(x_BTD, *hints)
             x_BTD = position.mix(x_BTD, layer)
         x_BTD, merged = self.norm(x_BTD), passed.get("merged")
-        return x_BTD if merged is None else merged.restore(x_BTD)
+        return x_BTD if merged is None else merged.unmerge_rows(x_BTD)
 
     def forward_head(self, x_BTD: Tensor) -> NamedTuple:
         """Return the predictions from the tokens of :meth:`forward_features`."""

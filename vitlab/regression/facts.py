@@ -137,7 +137,7 @@ def _compare_arm(arm: str, before: Facts, after: Facts) -> Iterator[Finding]:
             finding = _compare_traces(arm, by_precision[trace.precision], trace, before, after)
             if finding.verdict == "pass":
                 pairs = _loss_pairs(by_precision[trace.precision], trace)
-                largest, limit = max(itertools.starmap(_deviation, pairs)), TOLERANCE[trace.precision]
+                largest, limit = max(itertools.starmap(_relative_difference, pairs)), TOLERANCE[trace.precision]
                 how = f"losses differ by at most {largest:.2g}; up to {limit:g} is rounding" if largest else ""
                 finding = replace(finding, sentence=how or "all losses are equal" * bool(gone or added))
             yield finding
@@ -175,7 +175,7 @@ def _describe_first_difference(old: Trace, new: Trace, tolerance: float) -> str:
     if len(old.losses) != len(new.losses):
         return f"{format_count(len(old.losses), 'step')} -> {len(new.losses)}"
     for place, (before, after) in enumerate(_loss_pairs(old, new)):
-        if not _deviation(before, after) <= tolerance:
+        if not _relative_difference(before, after) <= tolerance:
             where = f"of step {place}" if place else "before the first step"
             where = "on validation images after the last step" if place > len(old.losses) else where
             return f"the loss {where}: {before:#.9g} -> {after:#.9g}"
@@ -188,7 +188,7 @@ def _loss_pairs(old: Trace, new: Trace) -> list[tuple[float, float]]:
     return list(zip(first, second, strict=True))
 
 
-def _deviation(before: float, after: float) -> float:
+def _relative_difference(before: float, after: float) -> float:
     """Return the difference of two losses, relative to the larger one if that is above 1; NaN if one is not finite."""
     is_equal = before == after or (math.isnan(before) and math.isnan(after))
     return 0.0 if is_equal else abs(after - before) / max(1.0, abs(before), abs(after))

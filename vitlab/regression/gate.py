@@ -128,7 +128,7 @@ def pair_cells(study: Study, values: Values, new: Values) -> tuple[list[Pair], l
         notes.append(f"the baseline was trained on {values.device}, and the candidate on {new.device}")
     for metric, goal in judged_goals(study).items():
         by_arm = values.metrics.get(metric, {})
-        margin, min_abs = _margins(study, values, metric)
+        margin, min_abs = _margin_and_min_abs(study, values, metric)
         for arm, candidate in new.metrics[metric].items():
             seeds, before, after = by_arm.get(arm), values.data.get(arm), new.data.get(arm)
             if seeds == {} and not candidate and arm not in new.diverged:
@@ -260,7 +260,7 @@ def outlook(study: Study, values: Values) -> list[Outlook]:
         collapsed = replicates.collapsed_seeds(by_arm, sign)
         sound = {arm: {seed: by_arm[arm][seed] for seed in by_arm[arm] if seed not in collapsed[arm]} for arm in by_arm}
         sd = float(pooled_sd(values_to_array(sound.values())[None])[0])
-        margin, min_abs = _margins(study, values, metric)
+        margin, min_abs = _margin_and_min_abs(study, values, metric)
         for arm, seeds in sound.items():
             if not seeds:
                 continue
@@ -279,7 +279,7 @@ def _look_alpha(study: Study) -> float:
     return study.check.alpha / (1 if second_look_seeds(study) is None else 2)
 
 
-def _margins(study: Study, values: Values, metric: str) -> tuple[float, float]:
+def _margin_and_min_abs(study: Study, values: Values, metric: str) -> tuple[float, float]:
     """Return the margin and ``min_abs`` of a metric; their defaults follow from the spread of the baseline."""
     sign = 1 if judged_goals(study)[metric] == "max" else -1
     sd = float(decide.robust_sd(values_to_array(values.metrics.get(metric, {}).values())[None], sign)[0])

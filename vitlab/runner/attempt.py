@@ -157,7 +157,7 @@ class Attempt:
             step=self.training.step,
             epoch=self.training.epoch,
             images=self.training.images,
-            effective_batch_size=self.training.batch_images,
+            effective_batch_size=self.training.images_per_batch,
             numerics=self._describe_numerics(),
             **({"driver": driver} if (driver := self.settings.driver) else {}),
             **({"note": note} if note else {}),

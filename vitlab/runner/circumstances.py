@@ -82,7 +82,7 @@ def describe_kernels(kernels: set[str], model: Choice) -> str:
     return "+".join(sorted(kernels)) or ("" if attention is None else Choice.of(attention).type)
 
 
-def fill_caches() -> None:
+def fill_caches_before_fork() -> None:
     """Fill the caches of a process before it is forked.
 
     The first use of a type that is validated is slow, since its schema is built then.

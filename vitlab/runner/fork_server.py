@@ -46,7 +46,7 @@ def start_server() -> None:
 
     if server_pid() is None:
         atexit.register(_end_server)
-    _start_context()
+    _multiprocessing_context()
     with _protect_new_processes():
         # Otherwise the fork server starts it, which unblocks Ctrl-C.
         resource_tracker.ensure_running()
@@ -80,7 +80,7 @@ def start_process(
     """
     start_server()
     ours, theirs = multiprocessing.Pipe()
-    child: ForkServerProcess = _start_context().Process(target=target, args=(*args, theirs), name=name)
+    child: ForkServerProcess = _multiprocessing_context().Process(target=target, args=(*args, theirs), name=name)
     try:
         with theirs, _protect_new_processes():
             child.start()
@@ -138,7 +138,7 @@ def _has_fork_server() -> bool:
     return "forkserver" in multiprocessing.get_all_start_methods()
 
 
-def _start_context() -> Any:
+def _multiprocessing_context() -> Any:
     if not _has_fork_server():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")

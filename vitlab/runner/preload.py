@@ -14,7 +14,7 @@ import signal
 from contextlib import suppress
 
 from vitlab.identity import source
-from vitlab.identity.code import preload_digests, trial_module_digests
+from vitlab.identity.code import preload_sources, trial_module_digests
 from vitlab.imports import import_object
 from vitlab.registry import SLOT_MODULES, slot
 from vitlab.registry.plugins import slot_points
@@ -60,12 +60,12 @@ for name in SLOTS:
 for module in trial_module_digests(frozenset(), source.read_imported):
     with suppress(Exception):  # as above
         import_object(module)
-preload_digests()  # every worker compares the installed code with its plan's
+preload_sources()  # every worker compares the installed code with its plan's
 
 with suppress(Exception):  # as above
-    from vitlab.runner.circumstances import fill_caches
+    from vitlab.runner.circumstances import fill_caches_before_fork
 
-    fill_caches()
+    fill_caches_before_fork()
     PIL.features.version("webp")  # loads the library, whose version is part of the identity of pictures
 
 # Each worker's collector would otherwise visit all of the above and so copy its memory pages.  Frozen objects do not

@@ -155,7 +155,7 @@ class _Probe(nn.Module):
             # Any values do: the block must only compute the same from the same ones.
             first_BHTK = x.view(*x.shape[:2], case.g.heads, -1).transpose(1, 2).sin()
             out, passed = part(x, *hints, first_BHTK if part.passes == "values" else None)
-            return {"tokens": passed.restore(out) if part.passes == "merged" and passed is not None else out}
+            return {"tokens": passed.unmerge_rows(out) if part.passes == "merged" and passed is not None else out}
         if kind == "head":
             output = part(x)
             check_type(output, tuple, "forward" if "forward" in vars(type(part)) else "classify", "Logits(tensor)")

@@ -61,7 +61,7 @@ class SingleProcess:
         """Return the range of this process's images in a batch of ``count``."""
         return range(count * self.rank // self.count, count * (self.rank + 1) // self.count)
 
-    def sum_during_backward(self, parameters: Sequence[nn.Parameter], passes: int) -> None:
+    def sum_gradients_during_backward(self, parameters: Sequence[nn.Parameter], passes: int) -> None:
         """Sum the gradients of these parameters in the last of so many backward passes of each step from now on."""
 
     def finish_sums(self, numbers: Tensor) -> None:
@@ -102,7 +102,7 @@ class ProcessGroup(SingleProcess):
         self.rank = rank
         self.count = count
 
-    def sum_during_backward(self, parameters: Sequence[nn.Parameter], passes: int) -> None:
+    def sum_gradients_during_backward(self, parameters: Sequence[nn.Parameter], passes: int) -> None:
         """Divide the parameters into buckets, from the last one, whose gradients are computed first."""
         self._passes = passes
         self._buckets: list[list[nn.Parameter]] = []

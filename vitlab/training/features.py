@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from vitlab.data.prepare import Feed
 from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo
-from vitlab.models.contract import Model, evaluating, head_names
+from vitlab.models.contract import Model, evaluation_mode, names_in_last_layer
 from vitlab.training.distributed import ALONE, SingleProcess
 from vitlab.training.evaluation import EVALUATION_BATCH, Split, autocast, forward_logits, to_float32_or_wider
 from vitlab.training.metrics.features import FeatureMetric, Features
@@ -43,7 +43,7 @@ def evaluate_features(
     Raises:
         WeightsError: If the model has no linear classifier.
     """
-    with evaluating(model):
+    with evaluation_mode(model):
         # One image shows which layers make the logits.
         layers = list(find_classifiers(model, next(feed.evaluation("train", 1)).x_BCHW, precision).values())[:1]
         if not layers:
@@ -54,7 +54,7 @@ def evaluate_features(
 
         @cache
         def features_of(split: Split) -> Features:
-            (x_ND,), y_N = collect_inputs(layers, model, feed, split, precision, peers)
+            (x_ND,), y_N = collect_layer_inputs(layers, model, feed, split, precision, peers)
             return Features(x_ND.cpu(), y_N.cpu())
 
         # The training images are read if a metric asks for them.
@@ -63,7 +63,7 @@ def evaluate_features(
         }
 
 
-def collect_inputs(
+def collect_layer_inputs(
     layers: Sequence[nn.Linear], model: Model, feed: Feed, split: Split, precision: str, peers: SingleProcess = ALONE
 ) -> tuple[list[Tensor], Tensor]:
     """Return the inputs of layers on a split, without augmentation, in float64, and its labels."""
@@ -132,7 +132,7 @@ class FeatureReader:
         if not names:
             return
         x_BCHW = torch.zeros(1, info.channels, *info.image).to(next(model.parameters()))
-        with evaluating(model), torch.no_grad():
+        with evaluation_mode(model), torch.no_grad():
             if "features" in names:
                 layers = list(find_classifiers(model, x_BCHW, precision).values())
                 if not layers:
@@ -204,14 +204,14 @@ def fit_head(model: Model, feed: Feed, l2: float, precision: str) -> None:
     Raises:
         WeightsError: If the head does not consist of linear classifiers of images.
     """
-    with evaluating(model):
+    with evaluation_mode(model):
         layers = find_classifiers(model, next(feed.evaluation("train", 1)).x_BCHW, precision)
         if reason := _fitting_incompatibility(model, layers, feed):
             raise WeightsError(
                 f"init_from.head: fitted needs a head of linear layers on the features of an image, and {reason}; "
                 "write init_from.head: new to train it"
             )
-        features, y_N = collect_inputs(list(layers.values()), model, feed, "train", precision)
+        features, y_N = collect_layer_inputs(list(layers.values()), model, feed, "train", precision)
     for layer, x_ND in zip(layers.values(), features, strict=True):
         weight_KD, bias_K = solve_ridge(x_ND, y_N, layer.out_features, l2)
         layer.weight.copy_(weight_KD)
@@ -239,7 +239,7 @@ def solve_ridge(x_ND: Tensor, y_N: Tensor, classes: int, l2: float) -> tuple[Ten
 def _fitting_incompatibility(model: Model, layers: Mapping[str, nn.Linear], feed: Feed) -> str | None:
     """Return why these layers cannot be fitted as the model's head, as the end of a sentence; None if they can."""
     fitted = {f"{name}.{parameter}" for name, layer in layers.items() for parameter in ("weight", "bias")}
-    if others := sorted(head_names(model) - fitted):
+    if others := sorted(names_in_last_layer(model) - fitted):
         return f"this one has {', '.join(others)}"
     if not layers or feed.info.task != "classification" or any(layer.bias is None for layer in layers.values()):
         return "this one is another head"

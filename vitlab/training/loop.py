@@ -21,7 +21,7 @@ from vitlab import noise
 from vitlab.components.base import draw_path_scales, number_drop_paths
 from vitlab.data.batches import sample_ids
 from vitlab.data.prepare import Batch, Feed
-from vitlab.models.contract import Model, evaluating
+from vitlab.models.contract import Model, evaluation_mode
 from vitlab.registry import import_optional, slot
 from vitlab.spec import TrainSpec
 from vitlab.store.result import Measurement, Outcome
@@ -61,7 +61,7 @@ def count_steps(spec: TrainSpec, feed: Feed) -> int:
     if spec.epochs is not None:
         return max(1, round(spec.epochs * feed.steps_per_epoch(spec.batch_size)))
     assert spec.images is not None
-    return max(1, round(spec.images / feed.batch_images(spec.batch_size)))
+    return max(1, round(spec.images / feed.images_per_batch(spec.batch_size)))
 
 
 def index_of_best(history: Sequence[Measurement], metric: str, goal: str) -> int:
@@ -119,14 +119,14 @@ class Training:
         self.objective: Objective = slot("objective").build(spec.objective, setup)
         self.module = self.objective.module
         self.module.train()
-        self.micro_batches.require_divisible(self.module, self.batch_images)
+        self.micro_batches.require_divisible(self.module, self.images_per_batch)
 
         self.schedule: Schedule = slot("schedule").build(spec.schedule)
         optimizer: Optimizer = slot("optimizer").build(spec.optimizer)
         self.base_rate = optimizer.lr
         self.optimizer = optimizer.build(self._build_param_groups(optimizer))
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self.peers.sum_during_backward(self.parameters, len(self.micro_batches.rows(self.batch_images)))
+        self.peers.sum_gradients_during_backward(self.parameters, len(self.micro_batches.rows(self.images_per_batch)))
         self.path_layers = number_drop_paths(self.module)
         self.scaling = LossScaling(feed.device) if spec.precision == "fp16" else None
         self.average: WeightAverage | None = optimizer.average(self.optimizer)
@@ -169,12 +169,12 @@ class Training:
     @property
     def images(self) -> int:
         """Return the number of images seen so far, including repeats."""
-        return self.step * self.batch_images
+        return self.step * self.images_per_batch
 
     @property
-    def batch_images(self) -> int:
+    def images_per_batch(self) -> int:
         """Return the effective batch size in images."""
-        return self.feed.batch_images(self.spec.batch_size)
+        return self.feed.images_per_batch(self.spec.batch_size)
 
     @property
     def last_measured_step(self) -> int:
@@ -190,7 +190,7 @@ class Training:
         self.optimizer.zero_grad()
         # A batch may be computed in micro-batches, and by several processes that each have some of its images; loss and
         # gradients are then combined to the ones of the whole batch.
-        losses = [self.forward_backward(rows) for rows in self.micro_batches.rows(self.batch_images)]
+        losses = [self.forward_backward(rows) for rows in self.micro_batches.rows(self.images_per_batch)]
         loss = self.micro_batches.combine_losses(losses, self.parameters)
         self.apply_learning_rate()
         if self.scaling is None:
@@ -265,7 +265,7 @@ class Training:
         further = nullcontext({}) if split in self.feed.test_sets else objective.evaluation_metrics()
         accumulator = MetricAccumulator(self.metrics_of_split(split))
         with self.averaged_weights():
-            with further as values, evaluating(self.module):
+            with further as values, evaluation_mode(self.module):
                 for batch in map(objective.evaluation_batch, evaluation_batches(self.feed, split, peers)):
                     accumulator.add_batch(objective.views(batch.x_BCHW, batch.y_B), batch.y_B, batch.id_B)
             result = accumulator.compute_result(split, peers)

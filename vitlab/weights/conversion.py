@@ -121,7 +121,7 @@ def convert(
                 raise WeightsError("the classes of a trial are those of its data; select them with data.classes")
             state = select_head_rows(state, classes)
         has_head = "head.weight" in state
-        old, state = _with_norm_on_tokens(replace(checkpoint, state=state).architecture(facts), state)
+        old, state = _rename_norm_for_export(replace(checkpoint, state=state).architecture(facts), state)
         if to == "hf":
             library = HuggingFaceFormat(_family_name(old))
             if library.kind == "dinov3_vit" and target.name not in NAMES_ON_THE_HUB:
@@ -178,7 +178,7 @@ def _canonical_state(model: ViT, has_head: bool) -> NewState:
     return state if has_head else drop_head(state, "new", "keep")[0]
 
 
-def _with_norm_on_tokens(old: Architecture, state: NewState) -> tuple[Architecture, NewState]:
+def _rename_norm_for_export(old: Architecture, state: NewState) -> tuple[Architecture, NewState]:
     """Rename ``fc_norm`` to ``norm`` for export, if the head reads the class or distillation token and no mean.
 
     A norm treats each token by itself, so the function stays the same.  Most libraries only have a norm on the tokens,

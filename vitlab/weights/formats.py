@@ -166,7 +166,7 @@ _UNREAD = re.compile(r"mask_token|rope_embed\..*|local_cls_norm\..*|.*\.(bias_ma
 META = ModelFacts(eps=1e-5).with_defaults(IMAGENET)
 
 
-def stack_tables(state: State) -> NewState:
+def stack_relative_tables(state: State) -> NewState:
     """Return a state whose tables of relative positions, one a block or one for all, are one tensor."""
     names = [name for name in state if name.endswith(".relative_position_bias_table") and name != RELATIVE]
     if not names:
@@ -176,7 +176,7 @@ def stack_tables(state: State) -> NewState:
     return {**rest, RELATIVE: torch.stack([state[name] for name in names])}
 
 
-def fold_class_row(state: State) -> NewState:
+def add_class_row_to_token(state: State) -> NewState:
     """Return the class token with its row of positions added, and the rows without it; the sums are the same."""
     rows_1TD = state["pos_embed"]
     return {"cls_token": state["cls_token"] + rows_1TD[:, :1], "pos_embed": rows_1TD[:, 1:]}
@@ -210,8 +210,8 @@ class TimmFormat(Format):
                 ours = _GAMMA.sub(r"\1.ls\2.gamma", reduce(lambda text, pair: text.replace(*pair[::-1]), _META, name))
                 out[ours] = value if mask is None else value * mask
         if "register_tokens" in state:
-            out |= fold_class_row(out)
-        out = stack_tables(out)
+            out |= add_class_row_to_token(out)
+        out = stack_relative_tables(out)
         state = out.copy()
         if "rope.freqs" in out:
             out["position.freqs"] = out.pop("rope.freqs")

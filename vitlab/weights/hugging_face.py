@@ -26,14 +26,14 @@ from vitlab.weights.formats import (
     Format,
     Table,
     TimmFormat,
+    add_class_row_to_token,
     dinov3_rotation,
-    fold_class_row,
     join_qkv,
     parse_table,
     rename_from_canonical,
     rename_to_canonical,
     split_qkv,
-    stack_tables,
+    stack_relative_tables,
 )
 from vitlab.weights.transfer import to_native_rotation
 
@@ -248,8 +248,8 @@ class HuggingFaceFormat(Format):
                 canonical[name] = canonical[name].reshape(1, -1, canonical[name].shape[-1])
         canonical = join_qkv(split_qkv(canonical, "attn_pool", "qkv"), *POOLING)
         if "reg_token" in canonical and "pos_embed" in canonical:
-            canonical |= fold_class_row(canonical)
-        halves = TimmFormat().to_canonical(stack_tables(canonical)).state
+            canonical |= add_class_row_to_token(canonical)
+        halves = TimmFormat().to_canonical(stack_relative_tables(canonical)).state
         return Canonical(halves, unknown, tuple(name for name in bare if name not in body))
 
     def _from_canonical(self, state: State, heads: int) -> NewState:

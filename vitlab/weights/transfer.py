@@ -22,7 +22,7 @@ from vitlab.components.position import PRESETS, Position, Together, encodings_by
 from vitlab.components.position.additive import Learned
 from vitlab.errors import WeightsError, list_some
 from vitlab.geometry import Geometry
-from vitlab.models.contract import Model, NewState, State, head_names
+from vitlab.models.contract import Model, NewState, State, names_in_last_layer
 from vitlab.models.vit import TOKENS
 from vitlab.registry import BUILT_IN, ResolvedChoice
 from vitlab.spec.choice import component_label
@@ -47,7 +47,7 @@ def load_starting_weights(model: Model, source: Model, how: InitFrom) -> list[st
     """
     _require_comparable(model, source, how)
     state, own, keeps = source.state_dict(), model.state_dict(), how.head == "keep"
-    excluded, new_head = (set(), set()) if keeps else (head_names(source), head_names(model))
+    excluded, new_head = (set(), set()) if keeps else (names_in_last_layer(source), names_in_last_layer(model))
     body = {name: value for name, value in state.items() if name not in excluded}
     incoming = model.from_canonical(source.to_canonical(_convert_grid_and_tokens(model, source, body, own, how)))
     if faults := find_mismatches({name: value for name, value in own.items() if name not in new_head}, incoming):
@@ -55,7 +55,7 @@ def load_starting_weights(model: Model, source: Model, how: InitFrom) -> list[st
         raise WeightsError(f"these weights do not fit this model: {describe_mismatches(faults)}{hint}")
     model.load_state_dict({**own, **incoming})
     if how.freeze == "body":
-        model.freeze(head_names(model))
+        model.freeze_except(names_in_last_layer(model))
     # Of a file, the reader lists what it leaves out, by the names in the file.
     listed = {"new": sorted(own.keys() - incoming.keys()), "left out": sorted(excluded) if how.trial else []}
     loaded = [
@@ -136,7 +136,7 @@ def find_option_differences(model: Model, source: Model, *, head: bool = True) -
                 continue  # of attention pooling
             values = mine.get(option, "none"), theirs.get(option, "none")
             blocks.setdefault((f"{name}{option}", *values), {})[block] = None
-    (width, one), (other_width, other) = _parametrization(model), _parametrization(source)
+    (width, one), (other_width, other) = _describe_parametrization(model), _describe_parametrization(source)
     if one != other and width != other_width:  # the scale of attention depends on it
         blocks["parametrization", one, other] = {-1: None}
     rows = []
@@ -147,7 +147,7 @@ def find_option_differences(model: Model, source: Model, *, head: bool = True) -
     return rows
 
 
-def _parametrization(model: Model) -> tuple[int | None, str]:
+def _describe_parametrization(model: Model) -> tuple[int | None, str]:
     """Return the width at which the model's attention has the usual scale, and the parametrization in words."""
     if getattr(model, "parametrization", "standard") == "mup":
         width = cast(int, cast(Any, model).base_width)

@@ -15,7 +15,7 @@ from vitlab_timm import Timm
 
 from vitlab import lab
 from vitlab.driver.smoke import run_smoke_test
-from vitlab.models.contract import head_names
+from vitlab.models.contract import names_in_last_layer
 from vitlab.models.cost import cost_of
 from vitlab.plugin import DataInfo, OptionError, WeightsError, check_component, model, torchvision
 from vitlab.runner.models import load_model
@@ -108,7 +108,9 @@ def test_classifier_is_last_layer_and_buffers_follow_parameters(name: str) -> No
         net = model.build({"type": "timm", "name": name}, DATA)
     assert isinstance(net, Timm) and net.head is not None
     mine = {key for key, value in net.named_parameters() if any(value is p for p in net.head.parameters())}
-    assert mine <= head_names(net) and len(head_names(net)) <= len(mine) + 2  # at most with a norm before it
+    assert (
+        mine <= names_in_last_layer(net) and len(names_in_last_layer(net)) <= len(mine) + 2
+    )  # at most with a norm before it
     for key, _ in net.named_buffers():
         beside = [name for name, _ in net.named_parameters() if name.rpartition(".")[0] == key.rpartition(".")[0]]
         assert {net.layer_of(name) for name in beside} in (set(), {net.layer_of(key)})

@@ -30,7 +30,7 @@ class Merged(NamedTuple):
         size_BT = x_BTD.new_ones(images, tokens, dtype=torch.promote_types(x_BTD.dtype, torch.float32))
         return cls(torch.arange(tokens, device=x_BTD.device).expand(images, -1), size_BT)
 
-    def restore(self, x_BSD: Tensor) -> Tensor:
+    def unmerge_rows(self, x_BSD: Tensor) -> Tensor:
         """Return a row for each of the T tokens, the row of the token it was merged into, BTD."""
         return x_BSD.gather(1, self.source_BT[..., None].expand(-1, -1, x_BSD.shape[2]))
 

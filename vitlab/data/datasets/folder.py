@@ -186,7 +186,7 @@ class ImageFolder(PictureSet):
             return f"image_folder: there is no folder {root}; set 'root' to the folder of your pictures"
         train, test = root / TRAIN, root / TEST
         if not train.is_dir():
-            return self._find_flat_layout(_folders_in(root))
+            return self._find_layout_without_train(_folders_in(root))
         beside = [name for name in VALIDATION if (root / name).is_dir()]
         unused = tuple(f"'{root / name}' is not used: '{beside[0]}' has validation pictures." for name in beside[1:])
         val = root / beside[0] if beside else None
@@ -208,7 +208,7 @@ class ImageFolder(PictureSet):
             "the training pictures"
         )
 
-    def _find_flat_layout(self, classes: Sequence[str]) -> Layout | str:
+    def _find_layout_without_train(self, classes: Sequence[str]) -> Layout | str:
         """Return the layout of a root without a folder ``train``, which has the folders of the classes."""
         root, no_train = self.where, f"image_folder: {self.where} has no folder '{TRAIN}'"
         if not set(classes).isdisjoint((TEST, *VALIDATION)) or len(classes) < 2:

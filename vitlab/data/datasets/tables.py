@@ -211,7 +211,7 @@ class ImageTable(PictureSet):
                         path, f"{self.image} {columns}", lambda: _read_tar_samples(path, self.image, columns)
                     )
                     places = [f"{path}:{key}" for key in table["#key"].to_pylist()]
-                    return Rows(table.select(columns), _picture_reader(path, table["#image"]), places)
+                    return Rows(table.select(columns), _make_picture_reader(path, table["#image"]), places)
                 case ".parquet":
                     file = parquet.ParquetFile(path, memory_map=True)
                     check(file.schema_arrow.names)
@@ -228,7 +228,7 @@ class ImageTable(PictureSet):
                 names = [path.parent / str(name) for name in pictures.to_pylist()]
                 _refuse_places(places, [not name.is_file() for name in names], "there is no such file", names)
                 return Rows(table.select(columns), lambda row: names[row].read_bytes(), places, names)
-            return Rows(table.select(columns), _picture_reader(path, pictures), places)
+            return Rows(table.select(columns), _make_picture_reader(path, pictures), places)
         except (pa.ArrowException, tarfile.TarError, OSError, ValueError, LookupError, TypeError) as error:
             reason = " ".join(str(error).split())
             raise DataError(f"image_table: {path} cannot be read: {reason}; correct the options or the file") from None
@@ -373,7 +373,7 @@ def _declared_classes(schema: Any, column: str) -> list[str] | None:
     return names
 
 
-def _picture_reader(path: Path, column: Any) -> Callable[[int], bytes]:
+def _make_picture_reader(path: Path, column: Any) -> Callable[[int], bytes]:
     """Return a function that returns the picture of a row of bytes, of ``{bytes, path}``, or of places in the file."""
     import pyarrow as pa
 

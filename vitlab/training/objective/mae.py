@@ -27,7 +27,7 @@ from vitlab.components.position import Position, encodings_of_choice
 from vitlab.components.position.additive import Additive
 from vitlab.data.batches import Batch
 from vitlab.geometry import DataInfo, Geometry
-from vitlab.models.contract import Model, head_names
+from vitlab.models.contract import Model, names_in_last_layer
 from vitlab.models.vit import ViT
 from vitlab.models.vit_parts import Anatomy
 from vitlab.registry import ResolvedChoice, slot
@@ -147,7 +147,7 @@ class MaskedAutoencoder(Model):
         self.decoder = decoder
         self.visible = visible
         self.norm_pixels = norm_pixels
-        for name in head_names(model) & dict(model.named_parameters()).keys():
+        for name in names_in_last_layer(model) & dict(model.named_parameters()).keys():
             model.get_parameter(name).requires_grad_(False)
 
     def forward(self, x_BCHW: Tensor, order_BN: Tensor) -> Tensor:  # type: ignore[override]

@@ -46,7 +46,7 @@ class Supervised(Objective):
         if self.mixing is None:
             return super().batch(step, rows)
         spec, feed = self.setup.spec, self.setup.feed
-        ranges = self.mixing.rows(rows, feed.batch_images(spec.batch_size))
+        ranges = self.mixing.rows(rows, feed.images_per_batch(spec.batch_size))
         x_BCHW, y_B, id_B, epoch, host_id_B = self.mixing(feed.batch(step, spec.batch_size, spec.repeats, ranges), step)
         # The partners were needed for mixing alone.
         own = slice(len(rows))

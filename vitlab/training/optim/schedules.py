@@ -42,9 +42,9 @@ class _Warm(Schedule):
         warm = round(self.warmup * steps)
         if step < warm:
             return (step + 1) / (warm + 1)
-        return self.after((step - warm) / max(1, steps - warm))
+        return self._factor_after_warmup((step - warm) / max(1, steps - warm))
 
-    def after(self, progress: float) -> float:
+    def _factor_after_warmup(self, progress: float) -> float:
         """Return the factor after the warm-up; ``progress`` grows from 0 and stays below 1."""
         return 1.0
 
@@ -55,7 +55,7 @@ class _Falling(_Warm):
 
     final: Share = 0.0
 
-    def after(self, progress: float) -> float:
+    def _factor_after_warmup(self, progress: float) -> float:
         return self.final + (1 - self.final) * self.course(progress)
 
     @abstractmethod
