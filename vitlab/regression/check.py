@@ -91,7 +91,7 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
         raise UserError(f"{request.file} limits no cost; write check: {{cost: {{time: 1.2, memory: 1.1}}}}")
     result = gate.summarize_checks(study, findings, cells, notes)
     if result.verdict in ("differs", "regressed"):
-        own_study = str(own_study_changes("check", request, study)["study"])
+        own_study = str(changes_for_own_study("check", request, study)["study"])
         report = shlex.join(["vitlab", "report", own_study, *Store(request.out.resolve()).out_option])
         notes += [
             f"see what has changed by 'git diff $(git log -1 --format=%h -- {shlex.quote(str(request.baseline))})'",
