@@ -1354,7 +1354,7 @@ def test_summaries_are_replaced_one_by_one_and_deleted_last(runs: Runs) -> None:
     assert deliver_summaries(client, study, "there", "val/accuracy", there) == 2
     assert len(client.search_runs([study])) == 4, "each folder has its own"
     views.append(json.loads(client.get_experiment(study).tags[f"{dashboard.TAG}.{dashboard.SUMMARY}"])["state"])
-    assert ["vitlab.root" in view for view in views] == [False, True]
+    assert [dashboard.ROOT in json.loads(view)["selectedColumns"] for view in views] == [False, True]
 
 
 def test_axes_are_what_differs_between_arms(tmp_path: Path) -> None:
