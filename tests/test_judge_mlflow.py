@@ -157,6 +157,12 @@ def address(folder: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
+@pytest.fixture(params=["database", pytest.param("server", marks=pytest.mark.slow)])
+def place(request: pytest.FixtureRequest, database: str) -> str:
+    """Return what addresses of experiments begin with."""
+    return database if request.param == "database" else request.getfixturevalue("address")
+
+
 @pytest.fixture(scope="module")
 def mlruns(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the URI of a folder that MLflow has written, which it refuses to do without its variable."""
@@ -167,9 +173,9 @@ def mlruns(tmp_path_factory: pytest.TempPathFactory) -> str:
     return folder.as_uri()
 
 
-def page(address: str, database: str, name: str) -> str:
+def page(place: str, database: str, name: str) -> str:
     """Return the address of an experiment's page in the browser."""
-    return f"{address}/#/experiments/{client_of(database).get_experiment_by_name(name).experiment_id}"
+    return f"{place}/#/experiments/{client_of(database).get_experiment_by_name(name).experiment_id}"
 
 
 def table_of(uri: str, **options: Any) -> Table:
@@ -204,13 +210,13 @@ def test_table_has_the_runs_that_count(database: str) -> None:
 
 
 def test_every_store_gives_the_same_runs(
-    database: str, mlruns: str, address: str, monkeypatch: pytest.MonkeyPatch
+    database: str, mlruns: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference = table_of(f"{database}#positions")
-    link = page(address, database, "positions")
-    pages = (link, f"{link}/runs?workflowType=machine_learning&viewStateShareKey=x", f"{address}#positions")
+    link = page(place, database, "positions")
+    pages = (link, f"{link}/runs?workflowType=machine_learning&viewStateShareKey=x", f"{place}#positions")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    for uri in (*pages, link.replace(address, database), f"{mlruns}#positions"):
+    for uri in (*pages, f"{mlruns}#positions"):
         table = table_of(uri)
         rows = table.rows.assign(**{METRIC: table.rows[METRIC].clip(upper=sys.float_info.max)})
         pd.testing.assert_frame_equal(rows, reference.rows)
@@ -235,19 +241,17 @@ def test_folder_that_mlflow_refuses_has_its_advice(mlruns: str, tmp_path: Path) 
     assert judged(f"sqlite:///{tmp_path}/new.db#positions")["study"] == "positions"
 
 
-def test_more_runs_than_fit_a_page_are_read_to_the_end(database: str, address: str) -> None:
-    for uri in (f"{database}#many", page(address, database, "many")):
-        rows = table_of(uri, metric="acc").rows
-        assert len(rows) == MANY and set(rows["model"]) == {"a", "b"}
-        assert rows["acc"].tolist() == [0.5 + number / 1e4 for number in range(MANY)]
+def test_more_runs_than_fit_a_page_are_read_to_the_end(database: str, place: str) -> None:
+    rows = table_of(page(place, database, "many"), metric="acc").rows
+    assert len(rows) == MANY and set(rows["model"]) == {"a", "b"}
+    assert rows["acc"].tolist() == [0.5 + number / 1e4 for number in range(MANY)]
 
 
-def test_filter_of_a_page_selects_its_runs_with_a_note(database: str, address: str) -> None:
-    link = f"{page(address, database, 'positions')}/runs?searchFilter=params.model+%21%3D+%22none%22&orderByKey="
-    for uri in (link, link.replace(address, database)):
-        table = table_of(uri)
-        assert set(table.rows["model"]) == {"vit", "rope"}
-        assert 'Only runs that the filter of the address selects are judged: params.model != "none".' in table.notes
+def test_filter_of_a_page_selects_its_runs_with_a_note(database: str, place: str) -> None:
+    link = f"{page(place, database, 'positions')}/runs?searchFilter=params.model+%21%3D+%22none%22&orderByKey="
+    table = table_of(link)
+    assert set(table.rows["model"]) == {"vit", "rope"}
+    assert 'Only runs that the filter of the address selects are judged: params.model != "none".' in table.notes
 
 
 def test_older_database_is_read_and_not_upgraded(tmp_path: Path) -> None:
@@ -351,13 +355,12 @@ def test_runs_with_arm_and_seed_need_no_option(database: str) -> None:
         judge(f"{database}#positions", metric=METRIC)
 
 
-def test_own_study_is_judged_to_the_last_digit(folder: Path, database: str, address: str) -> None:
+def test_own_study_is_judged_to_the_last_digit(folder: Path, database: str, place: str) -> None:
     own = json.loads((folder / "studies/tiny/report/report.json").read_text(encoding="utf-8"))
     needs_more = {"split_sd", "new_images_low", "new_images_high", "params", "macs", "wall_s", "images_per_s"}
     compared = [name for name in own["arms"][0] if name not in needs_more and not name.startswith("test/")]
-    for metric, uri in itertools.product(
-        (METRIC, f"final/{METRIC}"), (f"{database}#tiny", page(address, database, "tiny"))
-    ):
+    uri = page(place, database, "tiny")
+    for metric in (METRIC, f"final/{METRIC}"):
         table = table_of(uri, metric=metric, arm="arm")
         assert len(table.rows) == 9 and "1 run left out, no trial of an arm: study tiny." in table.notes
         document = judged(uri, metric=metric, arm="arm", images=VALIDATION)
@@ -495,6 +498,7 @@ def test_databricks_without_credentials_is_one_sentence(
     assert not caplog.records
 
 
+@pytest.mark.slow
 def test_server_names_its_experiments_by_their_pages(address: str, database: str) -> None:
     with pytest.raises(UserError) as error:
         table_of(address)
