@@ -105,12 +105,12 @@ def check_command(
 
     typed = shlex.join(["vitlab", "check", str(name), *repeat_options(context, without=CHOICES)])
     request = check.CheckRequest(file, baseline, out, parse_changes(changes), plugins, watch_on(), typed)
-    if plan_only:
-        click.echo(check.outlook(request, form).rstrip())
-        return
     if accept:
-        reach = check.accept(request, str(reason).strip(), tiers or TIERS)
-        print_lines([f"{baseline} is written; review it, and commit it.", *reach])
+        plan_only = check.accept(request, str(reason).strip(), tiers or TIERS).values is not None
+        click.echo(f"{baseline} is written; review it, and commit it.")
+    if plan_only:  # or what the seeds of the new baseline can tell
+        click.echo(check.outlook(request, form).rstrip())
+    if accept or plan_only:
         return
     checked = check.check(request, tiers or TIERS)
     _print_and_exit(checked, phrasing.render_check(checked, form), phrasing.render_check(checked, "md"), junit)

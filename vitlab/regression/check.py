@@ -18,7 +18,7 @@ from vitlab.regression.checkout import Revision, checkout, resolve_commit, uncom
 from vitlab.regression.decide import Cell, Finding, worst_verdict
 from vitlab.regression.facts import compare_facts, compute_facts
 from vitlab.regression.gate import CheckResult
-from vitlab.regression.phrasing import describe_reach, render_outlook
+from vitlab.regression.phrasing import render_outlook
 from vitlab.report.api import status_command
 from vitlab.spec import Study, read_document
 from vitlab.store.folders import OUT, Store
@@ -101,8 +101,8 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
     return replace(result, notes=tuple(notes), units=plan.units)
 
 
-def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) -> list[str]:
-    """Accept the results of the current code as the baseline, record the reason, and return what it can tell.
+def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) -> Baseline:
+    """Accept the results of the current code as the baseline, and record the reason.
 
     Without ``statistical`` among the tiers nothing is trained, and the previous values are kept.
     """
@@ -121,7 +121,7 @@ def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) ->
         values = _train_missing(request, study, gate.second_look_seeds(study), (), pinned)
     baseline = update_baseline(old, facts, values, reason, commit)
     write_baseline(request.baseline, baseline)
-    return [] if baseline.values is None else describe_reach(gate.outlook(study, baseline.values), plan.units)
+    return baseline
 
 
 def outlook(request: CheckRequest, form: str) -> str:

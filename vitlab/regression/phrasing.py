@@ -59,15 +59,16 @@ def render_outlook(cells: Sequence[Outlook], units: Mapping[str, str], form: str
         _number(column, "sd", "sd", units, rank=2),
         _number(column, "margin", "margin", units, rank=1),
         column("passes", lambda cell: f"{100 * cell.chance:.0f} %"),
-        column("seeds for 80 %", lambda cell: f"over {MAX_SEEDS}" if cell.needs is None else str(cell.needs)),
-        _number(column, "finds a drop of", "drop", units),
+        column("seeds for 80 %", lambda cell: _format_seeds(cell.needs)),
+        _number(column, "finds drop", "drop", units),
+        column("seeds for half", lambda cell: _format_seeds(cell.needs_half)),
     ]
     chance = math.prod(cell.chance for cell in cells)
     notes = [
         "A model that computes equal bits passes. "
         f"A model that differs by rounding alone passes with probability {100 * chance:.0f} %, "
         "or more if its cells are correlated.",
-        *describe_reach(cells, units),
+        f"A drop of this size is found with probability {percent(TARGET_CHANCE)}, by the spread of the baseline.",
     ]
     if chance < TARGET_CHANCE:
         notes.append(
@@ -75,22 +76,6 @@ def render_outlook(cells: Sequence[Outlook], units: Mapping[str, str], form: str
             "more seeds, or a wider margin (check.margin_sd), raise it."
         )
     return _render(form, "How likely an unchanged model passes, and which drop is found", [], table, notes)
-
-
-def describe_reach(cells: Sequence[Outlook], units: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each metric on the drop that its noisiest arm lets the gate find."""
-    sentences = []
-    for metric in dict.fromkeys(cell.metric for cell in cells if cell.drop > 0):
-        cell = max((cell for cell in cells if cell.metric == metric and cell.drop > 0), key=lambda cell: cell.drop)
-        scale = Scale.of(metric, units)
-        drop = f"{scale.factor * cell.drop:.2g} {scale.points}".rstrip()
-        more = format_count(cell.needs_half or MAX_SEEDS, "seed")
-        more = more if cell.needs_half else f"more than {more}, or a lower check.min_abs"
-        sentences.append(
-            f"By the spread of its {format_count(cell.n, 'seed')}, a drop of arm '{cell.arm}' by {drop} of {metric} is "
-            f"found four times in five; half of that takes {more}."
-        )
-    return sentences
 
 
 def _render(form: str, title: str, lines: Sequence[str], table: Sequence[Column], notes: Sequence[str]) -> str:
@@ -148,6 +133,10 @@ def _cell_sentence(cell: Cell, units: Mapping[str, str]) -> str:
     return (
         f"{scale.title}: {old} -> {new} over {format_count(cell.n, 'seed')}, a drop of {drop}{interval}; {cell.reason}"
     )
+
+
+def _format_seeds(seeds: int | None) -> str:
+    return f"over {MAX_SEEDS}" if seeds is None else str(seeds)
 
 
 def _format_number(value: float) -> str:
