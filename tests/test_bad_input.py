@@ -29,6 +29,7 @@ from hypothesis import strategies as st
 from vitlab.cli import errors, main
 from vitlab.errors import Problem, SpecError, WeightsError, closest
 from vitlab.lab import plan_study
+from vitlab.planning import expand
 from vitlab.store.files import Damaged
 from vitlab.training import artifacts
 from vitlab.weights.opening import open_model
@@ -216,7 +217,7 @@ def test_command_line_values_are_checked_like_the_file(here: Path) -> None:
         "study=../up": ["study", "'../up'"],
         "model.dim": ["--set model.dim: write PATH=VALUE"],
         "=3": ["write PATH=VALUE"],
-        "model.dim=[1": ["--set model.dim=[1", "not YAML"],
+        "model.dim=[1": ["--set model.dim=[1", "'[' opens here and is not closed"],
         "model.dim=!!python/name:os.system": ["!!python/name:os.system", "is not allowed"],
     }.items():
         line = one(refused(here, "run", "s.yaml", "--set", change))
@@ -351,13 +352,19 @@ def test_mistake_does_not_hide_others(here: Path, changes: dict[str, str], words
     [
         # a rule with a wrong value is not checked
         ("steps: 2", "steps: two", "base.train.steps must be a whole number"),
-        ("study: small", "study: small\nrun: {explain: [0], keep: nothing}", "run.keep.which: found 'nothing'"),
+        ("study: small", "study: small\nrun: {explain: [0], keep: nothing}", "run.keep: found 'nothing'"),
         ("heads: 2", "heads: two", "heads must be a whole number"),
         ("[none]", "[none, 1]", "a component is a name"),
         # the default of a wrong size is compared with no other size
         ("dim: 8, depth: 1, heads: 2", "dim: eight, depth: 1, heads: 5", "found 'eight'"),
         ("patch_size: 2", "patch_size: two", "found 'two'"),
         ("depth: 1, heads: 2", "depth: one, heads: 2, blocks: {'20': {mlp: swiglu}}", "found 'one'"),
+        # another name of the length of the training
+        ("steps: 2", "max_steps: 2", "unknown key 'max_steps'. Write train.steps: N."),
+        ("steps: 2", "duration: 2", "unknown key 'duration'. Did you mean 'epochs'?"),
+        # a component of a plugin that is missing
+        ("study: small", "study: small\nplugins: {require: [x.py]}\nrun: {executor: mine}", "this study needs x.py"),
+        ("[none]", "[none, mine]\nplugins: {require: [acme-vit]}", "this study needs acme-vit"),
     ],
 )
 def test_mistake_does_not_cause_others(here: Path, old: str, instead: str, words: str) -> None:
@@ -541,17 +548,40 @@ def test_mistake_caused_by_changes_in_python_names_changes(here: Path) -> None:
     ("changes", "place"),
     [
         (["model.dim=10"], "--set model.dim=10"),
-        (["seeds=3", "model.dim=10"], "--set seeds=3 --set model.dim=10"),
+        (["seeds=3", "model.dim=10"], "--set model.dim=10"),
         (["data.size=9"], "--set data.size=9"),
+        (["train.stop_early.patience=2", "model.depth=1"], "--set train.stop_early.patience=2"),
     ],
 )
 def test_mistake_that_a_change_makes_at_a_line_of_a_sound_file_is_at_the_change(
     here: Path, changes: list[str], place: str
 ) -> None:
     words = [word for change in changes for word in ("--set", change)]
-    line = one(refused(here, "plan", "quickstart", *words))
+    with mock.patch("vitlab.planning.expand.make_plan", wraps=expand.make_plan) as planned:
+        line = one(refused(here, "plan", "quickstart", *words))
     assert line.startswith(f"{place}: ") and "quickstart.yaml" not in line
-    assert "multiple of" in line
+    assert planned.call_count == 1
+
+
+def test_mistake_of_a_file_beside_one_by_a_change_is_at_its_line(here: Path) -> None:
+    (here / "s.yaml").write_text(STUDY.replace("steps: 2", "steps: 2, stop_early: {patience: 2}"))
+    lines = refused(here, "plan", "s.yaml", "--set", "model.dim=9")
+    assert [line.partition(": ")[0] for line in lines] == ["--set model.dim=9", "s.yaml:5:21"]
+    assert "schedule 'cosine' (the default) is a course" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("seeds: 0\n", "s.yaml:9:8: seeds must be greater than or equal to 1; found 0"),
+        ("seeds: [1, -1]\n", "s.yaml:9:12: seeds.1 must be greater than or equal to 0; found -1"),
+        ("seeds: [1, 1]\n", "s.yaml:9:1: seeds: a seed is listed twice; each seed is one replicate"),
+        ("seeds: {count: 1, escalate_to: 3}\n", "s.yaml:9:1: seeds: adding seeds needs at least 2 seeds at first"),
+        ("run: {retries: -1}\n", "s.yaml:9:16: run.retries must be greater than or equal to 0; found -1"),
+    ],
+)
+def test_mistake_names_what_is_written(here: Path, text: str, line: str) -> None:
+    assert one(mistakes(here, STUDY + text)).startswith(line)
 
 
 @pytest.mark.parametrize(
@@ -617,7 +647,22 @@ def test_missing_data_is_reported_before_run(here: Path, command: str) -> None:
         (b"- a\n", ":1:1: a study is a mapping that begins with 'study: NAME'; found a list"),
         (b"just words\n", ":1:1: a study is a mapping that begins with 'study: NAME'; found 'just words'"),
         (b"{[1]: 2}\n", "single name"),
-        (b"study: [small\nbase: 1\n", ":2:5: not YAML: "),
+        (
+            b"study: [small\nbase: 1\n",
+            ":1:8: '[' opens here and is not closed before line 2, column 5; close it, or write the comma that is missing there",
+        ),
+        (
+            b"base: {data: [a, b}\n",
+            ":1:14: '[' opens here and is not closed before line 1, column 19; close it",
+        ),
+        (
+            b"base: {data: a\n",
+            ":1:7: '{' opens here and is not closed before line 2, column 1; close it, or",
+        ),
+        (
+            b'study: "a\nbase: 1\n',
+            ":1:8: '\"' opens here and is not closed before line 3, column 1; close it",
+        ),
         (b"study: small\n\tbase: 1\n", ":2:1: line 2 is indented with a tab; YAML needs spaces"),
         (b"study: small\n---\nstudy: other\n", ":2:1: not YAML: "),
         (
@@ -629,7 +674,7 @@ def test_missing_data_is_reported_before_run(here: Path, command: str) -> None:
         (b"study: \xff\xfe\n", ":1:8: byte 0xff is not UTF-8 text; save the file as UTF-8"),
         (b"study: a\nquestion: caf\xe9\n", ":2:14: byte 0xe9 is not UTF-8 text; save the file as UTF-8"),
         ("study: small\n".encode("utf-16"), ":1:1: byte 0xff is not UTF-8 text; save the file as UTF-8"),
-        (b"study: " + b"[" * 5_000, ":1:58: nested too deeply"),
+        (b"study: " + b"[" * 5_000, "s.yaml: nested too deeply"),
         (b'study: small\nquestion: "C:\\Users\\x"\n', ":2:16: in double quotes a backslash begins an escape"),
         (b'study: small\nquestion: "C:\\temp\\x"\n', ":2:21: in double quotes a backslash begins an escape"),
         (b'study: small\nquestion: "C:\\temp"\n', ":2:11: in double quotes a backslash begins an escape"),

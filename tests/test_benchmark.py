@@ -169,7 +169,7 @@ def test_unstackable_arm_is_trained_by_loop(tmp_path: Path, monkeypatch: pytest.
     assert probe.engine == "loop" and set(probe.speeds) == {"loop"}
     assert (
         set(probe.reasons) == set(benchmark.engines_to_benchmark())
-        and "; not batch_last or vmap: a part of it is declared" in message
+        and "; not vmap: a part of it is declared" in message
     )
 
 

@@ -250,7 +250,7 @@ def test_reference_may_stay_unmatched(tmp_path: Path) -> None:
     plan = real(tmp_path, base=BASE, design=design, match={**match_options, "except": ["reference"]})
     assert models(plan)["reference"] == {"type": "linear"} and plan.arm("reference").baseline == "base"
     assert models(plan)["deep"]["dim"] < BASE["model"]["dim"]
-    assert any("reference is not" in note for note in plan.notes)
+    assert any("not matched: reference" in note for note in plan.notes)
     (message,) = problems(tmp_path, design=design, match={**match_options, "except": ["refrence"]})
     assert "'refrence'" in message and "'reference'" in message
 

@@ -195,6 +195,7 @@ SYNONYMS: Mapping[str, str] = {
     "lr": "learningrate baselr",
     "weight_decay": "wd",
     "batch_size": "bs minibatch",
+    "epochs": "duration length",
     "steps": "iterations",
     "clip_grad": "gradclip",
     "loss": "criterion",

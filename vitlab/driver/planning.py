@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,15 +31,8 @@ from vitlab.planning.tune import choose_winner
 from vitlab.planning.values import UNDECIDED, Plan, Planned
 from vitlab.registry.options import check_arguments
 from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
-from vitlab.spec.changes import (
-    format_changes,
-    full_path,
-    is_known_path,
-    public,
-    read_changed_document,
-    unknown_path_problem,
-)
-from vitlab.store.files import read_json, require_mapping, to_safe_name, write_bytes
+from vitlab.spec.changes import full_path, public
+from vitlab.store.files import to_safe_name, read_json, require_mapping, write_bytes
 from vitlab.store.folders import OUT, Store
 
 if TYPE_CHECKING:
@@ -51,7 +45,7 @@ if TYPE_CHECKING:
 def prepare_tracker_and_executor(file: str | Path, changes: Mapping[str, object], store: Store) -> None:
     """Have tracker and executor of a study start up while it is planned, unless its last run left nothing to train."""
     with suppress(VitlabError, OSError, LookupError, TypeError):
-        study, _, problems = read_study(file, {path: value for path, value in changes.items() if is_known_path(path)})
+        study, _, problems = read_study(file, changes)
         if study is None or problems:
             return
         folder = store.study(study.study)
@@ -101,68 +95,48 @@ def plan_study(
     Raises:
         SpecError: if the file or a change is wrong, with every mistake; a value set by a change has it as its place.
     """
-    with _place_at_changes(file, changes, plugins, out):
-        loaded = [registry.load_file(plugin) for plugin in plugins]
-        study, document, problems = _read_and_check(file, changes, loaded, out)
-        from vitlab.data.prepare import DataSource, data_info
-        from vitlab.identity.code import Surroundings
-        from vitlab.planning.expand import Machine, make_plan
-        from vitlab.planning.sources import notes_on_averages
+    loaded = [registry.load_file(plugin) for plugin in plugins]
+    study, document, problems = _read_and_check(file, changes, loaded, out)
+    from vitlab.data.prepare import DataSource, data_info
+    from vitlab.identity.code import Surroundings
+    from vitlab.planning.expand import Machine, make_plan
+    from vitlab.planning.sources import notes_on_averages
 
-        store = Store(Path(out).resolve())
-        decisions = read_decisions(store, study) if study is not None and not problems else UNDECIDED
-        surroundings = Surroundings(_component_file_modules(study, loaded), versions)
-        device = "cpu" if study is None else device_type(study.run)
-        machine = Machine(data_info, _count_cost, surroundings, device)
-        plan = make_plan(study, document, problems, machine, decisions)
-        assert study is not None  # otherwise make_plan has raised the problems
-        if study.run.tracker.options:
-            registry.slot("tracker").build(study.run.tracker, plan, store, study.run)  # raises if they cannot work
-        if mistake := _find_setting_that_cuts_batches(plan, study.run):
-            raise SpecError([document.problem(*mistake)])
-        # Notes on what depends on this machine: data, averages over its images, the device.
-        about_data = _notes_on_data(plan, document)
-        missing = [f"data not here: {reason}" for reason in _reasons_for_missing_data(plan, store)]
-        about_averages = notes_on_averages(plan, lambda data, seeds: DataSource(data).count_training_images(seeds))
-        notes = (*plan.notes, *about_averages, *about_data, *missing, *notes_on_device(study.run.device))
-        plan = replace(plan, notes=notes, version=version_name(result_content(document.data)))
-        # The plan's analysis has the goal of its metric, which a file may leave out.
-        return study.model_copy(update={"analysis": plan.analysis}), plan
-
-
-@contextmanager
-def _place_at_changes(
-    file: str | Path, changes: Mapping[str, object], plugins: Sequence[str | Path], out: str | Path
-) -> Iterator[None]:
-    """Name the changes as the place of mistakes at lines of a file that is sound without them."""
+    store = Store(Path(out).resolve())
+    decisions = read_decisions(store, study) if study is not None and not problems else UNDECIDED
+    surroundings = Surroundings(_component_file_modules(study, loaded), versions)
+    device = "cpu" if study is None else device_type(study.run)
+    machine = Machine(data_info, _count_cost, surroundings, device)
     try:
-        yield
+        plan = make_plan(study, document, problems, machine, decisions)
     except SpecError as error:
-        if not changes or not any(problem.line for problem in error.complete):
-            raise
-        try:
-            plan_study(file, plugins=plugins, out=out)
-        except VitlabError:
-            raise error from None
-        options = format_changes(changes)
-        raise SpecError(
-            replace(problem, file=options, line=0, column=0, source="") if problem.line else problem
-            for problem in error.complete
-        ) from None
+        if any(problem.path[:1] == ("plugins",) for problem in problems):  # a plugin is missing, which may have them
+            raise SpecError(each for each in error.complete if not re.match(r"no \w+ called '", each.message)) from None
+        raise
+    assert study is not None  # otherwise make_plan has raised the problems
+    if study.run.tracker.options:
+        registry.slot("tracker").build(study.run.tracker, plan, store, study.run)  # raises if they cannot work
+    if mistake := _find_setting_that_cuts_batches(plan, study.run):
+        raise SpecError([document.problem(*mistake)])
+    # Notes on what depends on this machine: data, averages over its images, the device.
+    about_data = _notes_on_data(plan, document)
+    missing = [f"data not here: {reason}" for reason in _reasons_for_missing_data(plan, store)]
+    about_averages = notes_on_averages(plan, lambda data, seeds: DataSource(data).count_training_images(seeds))
+    notes = (*plan.notes, *about_averages, *about_data, *missing, *notes_on_device(study.run.device))
+    plan = replace(plan, notes=notes, version=version_name(result_content(document.data)))
+    # The plan's analysis has the goal of its metric, which a file may leave out.
+    return study.model_copy(update={"analysis": plan.analysis}), plan
 
 
 def _read_and_check(
     file: str | Path, changes: Mapping[str, object], loaded: Sequence[registry.Origin], out: str | Path
 ) -> tuple[Study | None, Document, list[Problem]]:
     """Return a study with the changes, its source, and the mistakes so far; None if too little of it is sound."""
-    valid = {path: value for path, value in changes.items() if is_known_path(path)}
-    study, document, problems = read_study(file, valid)
-    problems += [unknown_path_problem(path, changes[path], document) for path in changes if path not in valid]
+    study, document, problems = read_study(file, changes)
     if study is not None:
         study = study.model_copy(update={"run": with_default_builtins(study.run)})
         problems += _check_required_plugins(study, document, loaded)
-        original = read_changed_document(file) if changes else document
-        problems += _check_run(study, document) or _find_untrusted_options(study, original, out, changes)
+        problems += _check_run(study, document) or _find_untrusted_options(study, document, out, changes)
     return study, document, problems
 
 
@@ -383,9 +357,8 @@ def _find_untrusted_options(
     """Return the problems of options that would let a study file run code, write elsewhere or send results away.
 
     A study file may come from other people, so whoever starts the study gives such options on the command line.
-    ``document`` is the file, without the changes of the command line.
     """
-    run = document.data.get("run")
+    run = document.written.get("run")
     run = run if isinstance(run, Mapping) else {}
     problems = []
     choice = run.get("executor")

@@ -181,8 +181,7 @@ def match_arms(resolver: ArmResolver, matcher: Matcher, arms: Sequence[ResolvedA
     if not solved:
         return []
     means = " (3 x MACs x images seen)" if options.quantity == "train_macs" else ""
-    verb = "is" if len(options.spare) == 1 else "are"
-    exempt = f"; {', '.join(options.spare)} {verb} not" if options.spare else ""
+    exempt = f"; not matched: {', '.join(options.spare)}" if options.spare else ""
     farthest = max(arm.cost_difference for arm in solved)
     return [
         f"Arms are matched with their baseline in {options.quantity}{means} by {options.knob}, within "

@@ -299,7 +299,8 @@ class Resolver:
             choice = draft.parts.get(path)
             if choice is not None and choice.component.needs_end:
                 remedy = "write schedule: constant" if path[1] == "schedule" else "remove stop_early"
-                name = f"{path[1]} '{choice.type.rpartition(':')[2]}'"
+                default = "" if value_at(draft.tree, path) else " (the default)"
+                name = f"{path[1]} '{choice.type.rpartition(':')[2]}'{default}"
                 sentence = f"{name} is a course over the planned length, whose end such a training does not reach"
                 draft.add_faults((place, f"stop_early: {sentence}; {remedy}"))
         if draft.info is None or draft.objective is None:

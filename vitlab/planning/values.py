@@ -136,10 +136,7 @@ class EngineBenchmark:
         rest = [f"{speed:,.0f} by {engine}" for engine, speed in self.speeds.items() if engine != self.engine]
         together = "one trial at a time" if self.engine == "loop" else f"{self.trials} trials together"
         first = f"{self.speeds[self.engine]:,.0f} images/s of a worker, {together}"
-        by_reason: dict[str, list[str]] = {}
-        for engine, reason in self.reasons.items():
-            by_reason.setdefault(reason, []).append(engine)
-        missing = [f"; not {' or '.join(engines)}: {reason}" for reason, engines in by_reason.items()]
+        missing = [f"; not {engine}: {reason}" for engine, reason in self.reasons.items()]
         return f"engine {self.engine}: {', '.join([first, *rest])}{''.join(missing)}."
 
 

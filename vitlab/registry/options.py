@@ -69,26 +69,27 @@ def options_model(component: type, base: type[BaseModel]) -> type[BaseModel]:
         BrokenComponent: if a parameter cannot be an option; the message names it and the reason.
     """
     constructor: Callable[..., None] = component.__init__  # type: ignore[misc]
+    code, where = getattr(constructor, "__code__", None), component.__qualname__
+    if code is not None:
+        where = f"{code.co_filename}:{code.co_firstlineno}: {where}"
     try:
         hints = typing.get_type_hints(constructor, include_extras=True)
     except Exception as error:  # a plugin's annotation may name anything, such as an import for type checkers only
-        raise BrokenComponent(f"{component.__qualname__}: its annotations cannot be read: {error!r}") from error
+        raise BrokenComponent(f"{where}: its annotations cannot be read: {error!r}") from error
     fields: dict[str, Any] = {}
     meanings = documented_arguments(
         component
     )  # become descriptions in the JSON Schema, for editors and ``vitlab show``
     for name, parameter in inspect.signature(constructor).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD and constructor is not object.__init__:
-            raise BrokenComponent(f"{component.__qualname__}: replace **{name} by options with names")
+            raise BrokenComponent(f"{where}: replace **{name} by options with names")
         if parameter.kind is not parameter.KEYWORD_ONLY:
             continue
         # A study file writes the name of the component as ``type``, beside its options.
         if name.startswith("_") or name == "type":
-            raise BrokenComponent(
-                f"{component.__qualname__}: rename option '{name}'; 'type' and names with a leading '_' are reserved"
-            )
+            raise BrokenComponent(f"{where}: rename option '{name}'; 'type' and names with a leading '_' are reserved")
         if name not in hints:
-            raise BrokenComponent(f"{component.__qualname__}: option '{name}' needs an annotation")
+            raise BrokenComponent(f"{where}: option '{name}' needs an annotation, such as {name}: float")
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[name] = (hints[name], Field(default, description=meanings.get(name)))
     # Defaults are validated like values, so that a choice among them is resolved, too.  The class has no source text,

@@ -25,17 +25,33 @@ BASE: Tree = {"data": "digits", "model": "vit", "train": {"steps": 1}}
 """The same for a base that lacks its data or its model."""
 
 
-def read_study(file: FilePath | str, changes: Values | None = None) -> tuple[Study | None, Document, list[Problem]]:
-    """Read a study file, see :func:`read_changed_document`.
+TOP_KEYS = (*Study.model_fields, *TrialSpec.model_fields)
+"""Keys with which the path of a change begins."""
+
+
+def read_study(file: FilePath | str, changes: Values = {}) -> tuple[Study | None, Document, list[Problem]]:
+    """Read a study file with ``changes`` (``--set path=value``) applied.
 
     Returns:
         The study, the document and the problems so far, to which the caller adds its own before raising all together.
         If there are problems, study and document contain the sound values, and defaults or stand-ins for the rest; the
         study is None if too few values are sound.
+
+    Raises:
+        SpecError: if the file is not a YAML mapping, or a change goes through a value that has no keys.
     """
-    document = read_changed_document(file, changes or {})
+    document = read_document(file)
+    data, options, unknown = deep_copy(document.data), dict[Path, str](), []
+    for path, value in changes.items():
+        if path.split(".")[0] in TOP_KEYS:
+            keys = tuple(full_path(path).split("."))
+            _apply_change(data, keys, deep_copy(value))
+            options[keys] = format_changes({path: value})
+        else:
+            unknown.append(_unknown_path_problem(path, value, document))
+    document = replace(document, data=data, written=document.data, changes=options)
     collected = collect_mistakes(Study, document.data, STAND_INS)
-    problems = [document.problem(mistake.path, mistake.message) for mistake in collected.mistakes]
+    problems = [*unknown, *(document.problem(mistake.path, mistake.message) for mistake in collected.mistakes)]
     study = collected.value
     if problems and study is None:
         # The base is too incomplete to be validated; validate the rest of the study with another base.
@@ -43,21 +59,6 @@ def read_study(file: FilePath | str, changes: Values | None = None) -> tuple[Stu
         if isinstance(base := document.data.get("base"), Mapping):
             collected.tree["base"] = collect_mistakes(TrialSpec, base, STAND_INS).tree
     return study, document.with_sound(collected.tree, collected.written) if problems else document, problems
-
-
-def read_changed_document(file: FilePath | str, changes: Values = {}) -> Document:
-    """Read the document of a study file with ``changes`` (``--set path=value``) applied.
-
-    Raises:
-        SpecError: if the file is not a YAML mapping, or a change goes through a value that has no keys.
-    """
-    document = read_document(file)
-    options: dict[Path, str] = {}
-    for path, value in changes.items():
-        keys = tuple(full_path(path).split("."))
-        _apply_change(document.data, keys, deep_copy(value))
-        options[keys] = format_changes({path: value})
-    return replace(document, changes=options)
 
 
 def format_changes(changes: Values) -> str:
@@ -93,20 +94,14 @@ def _apply_change(data: Any, path: tuple[str, ...], value: Any) -> None:
     data[path[-1]] = value
 
 
-def is_known_path(path: str) -> bool:
-    """Return whether a path starts with a key of a study or of its base."""
-    first = path.split(".")[0]
-    return first in Study.model_fields or first in TrialSpec.model_fields
-
-
-def unknown_path_problem(path: str, value: Any, document: Document) -> Problem:
+def _unknown_path_problem(path: str, value: Any, document: Document) -> Problem:
     """Return the problem of a change whose path does not start with a key of a study or of its base."""
     first = path.split(".")[0]
     names = _paths_by_name(document)
-    close = closest(first, [*Study.model_fields, *TrialSpec.model_fields]) or closest(first, names)
+    close = closest(first, TOP_KEYS) or closest(first, names)
     meant = f" Did you mean '{names[close]}'?" if close is not None else ""
     hint = meant if first in names else foreign_option_hint(first) or meant
-    keys = ", ".join([*Study.model_fields, *TrialSpec.model_fields])
+    keys = ", ".join(TOP_KEYS)
     return Problem(
         format_changes({path: value}), 0, 0, f"unknown key '{first}'.{hint} A path begins with one of: {keys}."
     )

@@ -8,7 +8,7 @@ the rest is validated again, until there are no new mistakes.  Rules on removed 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, get_args
 
@@ -102,7 +102,7 @@ def collect_mistakes(model: type[M], data: Tree, stand_ins: Tree = {}, who: str 
         try:
             collected.value = model.model_validate(collected.tree)
         except ValidationError as error:
-            found = mistakes_in(error, model, who)
+            found = mistakes_in(error, model, who, collected.tree)
         else:
             return collected
         # Under the right names, the other mistakes are found again, and keys that seemed to be missing are there.
@@ -170,13 +170,14 @@ def _remove_wrong(collected: Collected[Any], mistake: Mistake, stand_ins: Tree) 
 # -- sentences --------------------------------------------------------------------------------------------------------
 
 
-def mistakes_in(error: ValidationError, model: type[BaseModel], who: str = "") -> list[Mistake]:
+def mistakes_in(error: ValidationError, model: type[BaseModel], who: str = "", data: Tree = {}) -> list[Mistake]:
     """Return each of pydantic's errors as a mistake; the arguments are as in :func:`collect_mistakes`."""
     mistakes = []
     for detail in _relevant_errors(error):
         kind, location, context = detail["type"], detail["loc"], detail.get("ctx", {})
         end = len(location) - (kind == "extra_forbidden")  # an unknown key may have the name of a form, such as 'int'
-        path = tuple(part for at, part in enumerate(location) if at >= end or not FORM.fullmatch(str(part)))
+        keys = [part for at, part in enumerate(location) if at >= end or not FORM.fullmatch(str(part))]
+        path = _path_as_written(keys, data)
         about = f"{who}: " if who else ""
         if kind == NESTED:
             mistakes += [Mistake((*path, *inner), sentence) for inner, sentence in context[NESTED]]
@@ -188,6 +189,16 @@ def mistakes_in(error: ValidationError, model: type[BaseModel], who: str = "") -
                 path, fields = (*path, *fields), ()
             mistakes.append(Mistake(path, about + _describe_error(detail, path), fields))
     return mistakes
+
+
+def _path_as_written(keys: Sequence[str | int], value: Any) -> Path:
+    """Return the keys without those of a long form that a shorthand stands for, such as ``seeds: 5``."""
+    path: Path = ()
+    for key in keys:
+        # What is missing has all its keys.
+        if value is None or isinstance(value, Mapping) or (isinstance(value, list) and isinstance(key, int)):
+            path, value = (*path, key), value_at(value, (key,))
+    return path
 
 
 def _relevant_errors(error: ValidationError) -> list[ErrorDetails]:
@@ -217,6 +228,9 @@ def _unknown_key_mistake(path: Path, model: type[BaseModel], who: str) -> Mistak
     if how and not (close and who):  # a component's own options are nearer than what other trainers call so
         close = None
     hint = how if close is None else f" Did you mean '{close}'?"
+    answer = re.search(r"\.(\w+): N\b", how)
+    if answer and answer[1] in allowed:
+        close = answer[1]
     if who and len(path) == 1:
         options = f"Options: {', '.join(allowed)}." if allowed else "It has no options."
         return Mistake(path, f"{who} has no option '{key}'.{hint} {options}", rename=close)

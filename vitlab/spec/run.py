@@ -290,7 +290,8 @@ class Seeds(Frozen):
                 "at_most",
             )
         if len(self._look_sizes) > 1 and len(self.values) < 2:
-            raise conflict_error("adding seeds needs at least 2 seeds at first, which have a spread", "values")
+            sentence = "adding seeds needs at least 2 seeds at first, which have a spread"
+            raise conflict_error(sentence, "values", "count", "at_least")
         if self.escalate_to is not None and self.escalate_to <= len(self.values):
             raise conflict_error(
                 f"escalate_to is the total number of seeds: more than the {len(self.values)} of the first look; found "

@@ -13,13 +13,14 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import eq
 from pathlib import Path as FilePath
 from typing import Any
 
 import yaml
 
 from vitlab.errors import Path, Problem, SpecError, is_about_key, lookalike_note
-from vitlab.spec.tree import NewTree, value_at
+from vitlab.spec.tree import NewTree, Tree, value_at
 
 LARGEST_FILE = 1_000_000  #: largest size in bytes
 MOST_NODES = 100_000  #: largest number of values with aliases expanded, as a limit on nested aliases
@@ -35,17 +36,6 @@ Place = tuple[int, int]
 
 class _Loader(yaml.SafeLoader):
     """SafeLoader with the numbers described above, of which only nodes are used."""
-
-    _depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose a node, unless it is nested too deeply."""
-        if self._depth > DEEPEST:
-            raise _NotAllowed(problem=TOO_DEEP, problem_mark=self.peek_event().start_mark)  # type: ignore[no-untyped-call]
-        self._depth += 1
-        node: yaml.Node | None = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -71,14 +61,16 @@ class Document:
     places: Mapping[Path, tuple[Place, Place]] = field(repr=False)
     """Path to the places of its key, or of an item of a list, and of its value; equal for mappings and lists."""
     lines: tuple[str, ...] = field(default=(), repr=False)
+    written: Tree = field(default_factory=dict, repr=False)
+    """``data`` of the file, without the changes of the command line."""
     changes: Mapping[Path, str] = field(default_factory=dict)
     """Path of a value that the command line has set, to the option that set it."""
 
-    def problem(self, path: Path, message: str) -> Problem:
+    def problem(self, path: Path, message: str, by_change: bool = False) -> Problem:
         """Return a problem at ``path``, or at its closest parent in the document.
 
         The place is the value's, or the key's if the message quotes the key or the value is no single one.  The place
-        of a value that the command line has set is its option.
+        of a value that the command line has set is its option, and that of a problem ``by_change`` the closest one.
         """
         here: Path = ()
         for part in path:
@@ -88,10 +80,11 @@ class Document:
         found = value_at(self.data, here)
         if here != path and isinstance(found, Mapping | list):  # of a key that is missing
             found = None
-        for changed, option in self.changes.items():
-            is_new_key = path not in self.places and changed[: len(path)] == path
-            if path[: len(changed)] == changed or is_new_key:
-                return Problem(option, 0, 0, message, path=path, value=found)
+        is_new = path not in self.places
+        near = [each for each in self.changes if path[: len(each)] == each or (is_new and each[: len(path)] == path)]
+        if near or by_change:
+            change = max(near or self.changes, key=lambda each: sum(map(eq, each, path)))
+            return Problem(self.changes[change], 0, 0, message, path=path, value=found)
         key, value = self.places[here]
         # What is written in one line from the key on, where look-alike letters and ${...} are found.
         entry = re.split(r"[,}\]]|\s#", _line(self.lines, key[0])[key[1] - 1 :])[0] if here else ""
@@ -145,6 +138,8 @@ def parse_document(text: str, name: str) -> Document:
             raise refuse("the file is empty; a study begins with 'study: NAME'")
         data = reader.read(root)
     except yaml.MarkedYAMLError as error:
+        if unclosed := _find_unclosed(text, error):
+            raise refuse(*unclosed) from None
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
         raise refuse(_explain_error(lines, error, line), line, column) from None
@@ -154,6 +149,8 @@ def parse_document(text: str, name: str) -> Document:
         raise refuse(what, len(before), len(before[-1]) + 1) from None
     except (yaml.YAMLError, ValueError) as error:
         raise refuse(f"not YAML: {error}") from None
+    except RecursionError:
+        raise refuse(TOO_DEEP) from None
     if reader.repeated:
         raise SpecError(
             [
@@ -332,6 +329,18 @@ def _node_place(node: yaml.Node) -> Place:
 def _line(lines: tuple[str, ...], number: int) -> str:
     """Return a line of the text by its number, counted from 1; empty if there is none."""
     return lines[number - 1] if 0 < number <= len(lines) else ""
+
+
+def _find_unclosed(text: str, error: yaml.MarkedYAMLError) -> tuple[str, int, int] | None:
+    """Return the message on a bracket or a quote that is not closed, its line and its column; None if all are."""
+    start, stop = error.context_mark, error.problem_mark
+    is_open = re.search("flow (mapping|sequence)|a quoted", str(error.context))
+    if start is None or stop is None or not is_open or text[stop.index - 1 :].startswith("${"):
+        return None
+    comma = "" if "quoted" in is_open[0] else ", or write the comma that is missing there"
+    where = f"line {stop.line + 1}, column {stop.column + 1}"
+    sentence = f"{text[start.index]!r} opens here and is not closed before {where}; close it{comma}"
+    return sentence, start.line + 1, start.column + 1
 
 
 def _explain_error(lines: tuple[str, ...], error: yaml.MarkedYAMLError, number: int) -> str:
