@@ -70,7 +70,7 @@ def options_model(component: type, base: type[BaseModel]) -> type[BaseModel]:
     """
     constructor: Callable[..., None] = component.__init__  # type: ignore[misc]
     code, where = getattr(constructor, "__code__", None), component.__qualname__
-    if code is not None:
+    if code:
         where = f"{code.co_filename}:{code.co_firstlineno}: {where}"
     try:
         hints = typing.get_type_hints(constructor, include_extras=True)

@@ -38,8 +38,6 @@ KINDS = {
     "dict": "a mapping",
     "mapping": "a mapping",
     "model": "a mapping",
-    "model_attributes": "a mapping",
-    "dataclass": "a mapping",
     "sequence": "a list",
     "path": "a path",
     "callable": "a function",
