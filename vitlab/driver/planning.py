@@ -32,7 +32,7 @@ from vitlab.planning.values import UNDECIDED, Plan, Planned
 from vitlab.registry.options import check_arguments
 from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
 from vitlab.spec.changes import full_path, public
-from vitlab.store.files import to_safe_name, read_json, require_mapping, write_bytes
+from vitlab.store.files import read_json, require_mapping, to_safe_name, write_bytes
 from vitlab.store.folders import OUT, Store
 
 if TYPE_CHECKING:
