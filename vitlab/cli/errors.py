@@ -102,6 +102,9 @@ def _classify_error(error: BaseException) -> tuple[int, str, str]:
         return error.exit_code, error.kind, str(error)
     if interrupts.state.raised or isinstance(error, KeyboardInterrupt | click.Abort):
         return Interrupted.exit_code, Interrupted.kind, "interrupted"  # a library may have converted Ctrl-C
+    # pathlib hides the number of an error about links behind an exception of its own.
+    if isinstance(error, RuntimeError) and getattr(error.__context__, "errno", 0) == errno.ELOOP:
+        error = error.__context__ or error  # of Path.resolve, before Python 3.13
     if isinstance(error, OSError) and _is_system_error(error):
         place = error.filename or "standard output, or the disk"  # which have no names here
         reason = (error.strerror or str(error)).lower()

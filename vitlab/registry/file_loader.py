@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib.util
 import sys
 from contextlib import suppress
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType
 
 from vitlab import imports
 from vitlab.errors import BrokenComponent, ClashError, UserError
@@ -21,6 +23,17 @@ from vitlab.registry.slots import remove_origin
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)  #: nodes that may have a docstring
 _origins: dict[Path, Origin] = {}  # files that have run, with the digest of their code
+
+
+class _TextLoader(SourceFileLoader):
+    """Loader of text that has been read: the digested text runs, not a newer file or older code in __pycache__."""
+
+    def __init__(self, name: str, file: PluginFile) -> None:
+        super().__init__(name, str(file.path))
+        self._text = file.text
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self._text, self.path)
 
 
 def load_file(file: Path | str) -> Origin:
@@ -51,12 +64,14 @@ def load_file(file: Path | str) -> Origin:
     plugin = PluginFile(path, origin, text)
     name = plugins.file_module_name(origin)
     plugins.files[name] = plugin
-    module = sys.modules[name] = ModuleType(name)  # before it runs: dataclasses and pickle look their module up there
-    module.__file__ = str(path)
+    loader = _TextLoader(name, plugin)
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs: dataclasses and pickle look their module up there
     imports.record_import(name, path)
     try:
-        # The digested text runs, not a newer file or older code in __pycache__.
-        exec(compile(text, path, "exec", dont_inherit=True), vars(module))
+        loader.exec_module(module)
     except BaseException as error:
         message = sentence_with_place(error)
         del sys.modules[name]
