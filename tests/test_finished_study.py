@@ -180,7 +180,7 @@ class Noted(Replay):
     def write(self, news: TrialUpdate, mark: Cursor | None) -> Cursor:
         return 1
 
-    def finish(self, report: Sequence[Path]) -> str | None:
+    def write_study(self, report: Sequence[Path]) -> str | None:
         assert any(file.name == "report.html" for file in report)
         return f"noted://{self.where}" if self.has_address else None
 

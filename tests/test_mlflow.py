@@ -999,7 +999,7 @@ def test_confusion_has_names_of_classes(tmp_path: Path) -> None:
         if named:
             frame["label_name"], frame["prediction_name"] = names[frame["label"]], names[frame["prediction"]]
         frame.to_parquet(tmp_path / "predictions.parquet")
-        table = records.confusion(tmp_path / "predictions.parquet")["val"]
+        table = records.load_confusion_matrices(tmp_path / "predictions.parquet")["val"]
         assert list(table.columns) == list(table.index) == (["bark", "grass"] if named else [0, 2])
         assert table.to_numpy().tolist() == [[1, 0], [1, 1]]
 
@@ -1123,7 +1123,7 @@ def test_each_of_ten_arms_has_its_colour() -> None:
     arms = ["baseline", "position=none", *(f"depth={number}" for number in range(8))]
     colours = set[str]()
     for place, arm in enumerate(arms):
-        tags = records.page_tags([Arm(name, {}) for name in arms], arm)
+        tags = records.display_tags([Arm(name, {}) for name in arms], arm)
         label = tags["arm label"]
         letters = [ord(letter) for letter in f"tag.arm label.{label}"]
         low = sum(letters) % 255
@@ -1466,7 +1466,7 @@ def test_names_leaving_folder_are_refused(runs: Runs) -> None:
 def test_split_with_path_names_no_file(tmp_path: Path) -> None:
     frame = pd.DataFrame({"split": ["val", "../../out", "val"], "label": [0, 1, 1], "prediction": [0, 1, 0]})
     frame.to_parquet(tmp_path / "predictions.parquet")
-    assert set(records.confusion(tmp_path / "predictions.parquet")) == {"val"}
+    assert set(records.load_confusion_matrices(tmp_path / "predictions.parquet")) == {"val"}
 
 
 @pytest.mark.parametrize("name", ["a/../b", "./a", "a//b", "../..", "a[0]=1", "x" * 300, ".", "train/loss"])

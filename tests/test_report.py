@@ -413,7 +413,11 @@ def test_whole_numbers_without_interval_are_shown_without_decimals(unit, tmp_pat
     [cells] = [column.cells for column in trials if column.title == title]
     assert cells == ("0",) * 6
     loss = phrasing.Scale.of("val/loss", {})
-    assert (loss.decimals([], [0.25, 1.0]), loss.decimals([], []), loss.decimals([], [3.0, None])) == (4, 4, 0)
+    assert (
+        loss.decimals_for_intervals([], [0.25, 1.0]),
+        loss.decimals_for_intervals([], []),
+        loss.decimals_for_intervals([], [3.0, None]),
+    ) == (4, 4, 0)
 
 
 @pytest.mark.parametrize(
@@ -1572,7 +1576,7 @@ def test_numbers_have_readable_precision():
     rounding = {"low": 0.09999999999999998, "high": 0.10000000000000006}
     assert phrasing.half_widths([rounding, {"low": 0.1, "high": 0.2}], "low", "high") == [None, pytest.approx(0.05)]
     scale = phrasing.Scale.of("val/accuracy", units)
-    assert scale.decimals(phrasing.half_widths([rounding], "low", "high")) == 1
+    assert scale.decimals_for_intervals(phrasing.half_widths([rounding], "low", "high")) == 1
     assert scale.end(2.8e-17, 1) == "0.0"
 
 

@@ -49,10 +49,10 @@ class Lines(Replay):
         file.write_text(text)
         return [file.name, len(text)]
 
-    def finish(self, report: Sequence[Path]) -> str:
+    def write_study(self, report: Sequence[Path]) -> str:
         return "somewhere"
 
-    def points(self, mark: Cursor) -> Iterator[tuple[str, float, int]]:
+    def stored_points(self, mark: Cursor) -> Iterator[tuple[str, float, int]]:
         for line in (self.store.root / "lines" / mark[0]).read_text().splitlines():
             if " metrics " in line:
                 body = json.loads(line.split(maxsplit=2)[2])
@@ -97,7 +97,7 @@ class Hastes(Lines):
 class Raises(Lines):
     """A tracker that raises."""
 
-    def finish(self, report: Sequence[Path]) -> str:
+    def write_study(self, report: Sequence[Path]) -> str:
         raise OSError("no such board")
 
 
@@ -118,30 +118,33 @@ class Sessions(Replay):
         )
         return str(session)
 
-    def points(self, mark: Cursor) -> Iterator[tuple[str, float, int]]:
+    def stored_points(self, mark: Cursor) -> Iterator[tuple[str, float, int]]:
         for row in map(json.loads, Path(mark).read_text().splitlines()):
             yield from ((name, value, row["step"]) for name, value in row.items() if name not in ("_time", "step"))
 
-    def finish(self, report: Sequence[Path]) -> str:
+    def write_study(self, report: Sequence[Path]) -> str:
         return "board sync sessions"
 
 
 class ForgetsPoints(Sessions):
     """A tracker that stores less than it was given."""
 
-    def points(self, mark: Cursor) -> Iterator[tuple[str, float, int]]:
-        return iter(list(super().points(mark))[2:])
+    def stored_points(self, mark: Cursor) -> Iterator[tuple[str, float, int]]:
+        return iter(list(super().stored_points(mark))[2:])
 
 
 class HidesPoints(Sessions):
     """A tracker that does not say what it stores."""
 
-    points = Replay.points
+    stored_points = Replay.stored_points
 
 
 BAD = [
-    (ForgetsPoints, r"\('val/accuracy', 0.125, 1\) of a trial was delivered once, and points\(mark\) has it 0 times"),
-    (HidesPoints, r"it has no points\(mark\), which returns the stored metrics of a trial"),
+    (
+        ForgetsPoints,
+        r"\('val/accuracy', 0.125, 1\) of a trial was delivered once, and stored_points\(mark\) has it 0 times",
+    ),
+    (HidesPoints, r"it has no stored_points\(mark\), which returns the stored metrics of a trial"),
     (Appends, "between a delivery and its record"),
     (KeepsOldRows, "without marks to a destination"),
     (Meddles, "writes to the folders of trials, such as .*seen"),
@@ -167,11 +170,11 @@ def test_whole_trials_are_written_when_they_have_ended(tmp_path: Path) -> None:
     for _ in range(2):
         board.update()
     [failed] = board.marks().values()
-    assert len(list(board.points(failed))) == 2 * 2 and board.delivered["trials"] == 1
+    assert len(list(board.stored_points(failed))) == 2 * 2 and board.delivered["trials"] == 1
     results.write_trials(store, plan)
     board.update()
     assert len(board.marks()) == 4 and len(list(tmp_path.glob("sessions/*/*"))) == 4
-    assert all(len(list(board.points(mark))) == 2 * 4 for mark in board.marks().values())
+    assert all(len(list(board.stored_points(mark))) == 2 * 4 for mark in board.marks().values())
 
 
 @pytest.mark.parametrize(("cls", "sentence"), BAD)
@@ -291,7 +294,7 @@ def test_trials_do_not_wait_for_delivery(tmp_path: Path) -> None:
 
 def test_undroppable_trial_does_not_block_others(tmp_path: Path, caplog: Any) -> None:
     class Sticks(Lines):
-        def drop(self, mark: Cursor) -> None:
+        def remove_trial(self, mark: Cursor) -> None:
             raise OSError("it is not mine")
 
     store, board = rehearsed(tmp_path, Sticks)
@@ -342,7 +345,7 @@ def test_report_of_a_run_without_the_tracker_is_delivered_by_the_next(no_figures
     reports = list[str]()
 
     class Titles(Lines):
-        def finish(self, report: Sequence[Path]) -> str:
+        def write_study(self, report: Sequence[Path]) -> str:
             [file] = [file for file in report if file.name == "report.json"]
             reports.append(json.loads(file.read_text())["question"])
             return "somewhere"

@@ -78,7 +78,7 @@ class TensorBoard(Replay):
             os.fsync(file.fileno())
             return {"file": mark["file"], "bytes": file.tell()}
 
-    def points(self, mark: Cursor) -> Iterator[tuple[str, float, int]]:
+    def stored_points(self, mark: Cursor) -> Iterator[tuple[str, float, int]]:
         """Yield the scalars of the trial's event file."""
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
         from tensorboard.util.tensor_util import make_ndarray
@@ -93,7 +93,7 @@ class TensorBoard(Replay):
         path = self._path(mark)
         return path.exists() and path.stat().st_size >= mark["bytes"]
 
-    def drop(self, mark: Cursor) -> None:
+    def remove_trial(self, mark: Cursor) -> None:
         """Delete the trial's event file, and the folders that this leaves empty."""
         path = self._path(mark)
         path.unlink(missing_ok=True)
@@ -127,7 +127,7 @@ class TensorBoard(Replay):
             yield from map(_scalar, records.final_points(end.result, self.plan.analysis))
             yield Event(wall_time=end.t / 1000, summary=_session_end(end.how == "done"))
 
-    def finish(self, report: Sequence[Path]) -> str:
+    def write_study(self, report: Sequence[Path]) -> str:
         """Write the study's run, which has texts only, from the beginning."""
         from tensorboard.compat.proto.event_pb2 import Event
 
@@ -191,7 +191,11 @@ def _introduction(item: TrackedTrial, headline: str) -> list[Any]:
     from torch.utils.tensorboard.summary import hparams
 
     trial = item.planned.trial
-    own = {"arm": item.planned.arm or item.kind, "seed": str(item.planned.seed), **records.flat(trial.spec.plain())}
+    own = {
+        "arm": item.planned.arm or item.kind,
+        "seed": str(item.planned.seed),
+        **records.flatten_spec(trial.spec.plain()),
+    }
     experiment, start, _ = hparams({key: _value(text) for key, text in sorted(own.items())}, {headline: 0.0})
     spec = yaml.safe_dump(trial.to_json(), sort_keys=False, allow_unicode=True)
     return [_text("spec", _block(spec)), experiment, start]

@@ -2,7 +2,7 @@
 
 W&B cannot continue an offline run, so a trial is delivered whole.  A run's id follows from the trial and the beginning
 of its training: a delivery that is repeated replaces the run, and a retrained trial has a new one.  W&B's own process
-writes the file of an offline run, for the most part after ``finish`` has returned, so a delivery waits for its end.
+writes the file of an offline run, mostly after ``write_study`` has returned, so a delivery waits for its end.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class WandB(Replay):
         item, end = news.item, news.end
         name = hashlib.blake2b(f"{item.identity}/{news.began}".encode(), digest_size=8).hexdigest()
         for earlier in {name, mark or name}:
-            self.drop(earlier)
+            self.remove_trial(earlier)
         run = wandb.init(
             **{"project": self.project, "entity": self.entity, "id": name, "name": item.name, "dir": self.store.root},
             **{"group": item.planned.arm or item.kind, "job_type": item.kind, "config": dict(item.params)},
@@ -98,7 +98,7 @@ class WandB(Replay):
             self._await_end(name)
         return name
 
-    def finish(self, report: Sequence[Path]) -> str:
+    def write_study(self, report: Sequence[Path]) -> str:
         """Return the command that sends the runs, or W&B's address."""
         if self.mode == "online":
             return os.environ.get("WANDB_BASE_URL", "https://wandb.ai")
@@ -108,12 +108,12 @@ class WandB(Replay):
         """Return True if an offline run is there; what W&B's server has is not asked."""
         return self.mode == "online" or bool(self._folders(mark))
 
-    def drop(self, mark: Cursor) -> None:
+    def remove_trial(self, mark: Cursor) -> None:
         """Delete an offline run."""
         for folder in self._folders(mark):
             shutil.rmtree(folder)
 
-    def points(self, mark: Cursor) -> Iterator[tuple[str, float, int]]:
+    def stored_points(self, mark: Cursor) -> Iterator[tuple[str, float, int]]:
         """Yield the measurements of an offline run."""
         for record in self._records(mark):
             for item in record.history.item:

@@ -194,7 +194,7 @@ def _format_predictions(rows: Sequence[Mapping[str, Any]]) -> str:
     from vitlab.report.phrasing import Column, Columns
 
     column = Columns(rows)
-    columns = [column.text(title) for title in ("model", "image", "true", "predicted")]
+    columns = [column.text_column(title) for title in ("model", "image", "true", "predicted")]
     shares = (row["probability"] for row in rows)
     texts = tuple("" if share is None else percent(share) for share in shares)
     return to_text([*columns, Column("probability", texts)])

@@ -23,7 +23,7 @@ from vitlab.cli.completion import complete_file, complete_slot
 from vitlab.cli.options import FILE, FOLDER
 from vitlab.cli.show import Schema, shown_default, shown_type, study_schema
 from vitlab.errors import SpecError, UserError
-from vitlab.planning.packaged import find_study_file, packaged_name, study_name
+from vitlab.planning.packaged import find_study_file, packaged_name, resolve_study_name
 from vitlab.registry.slot_modules import SLOT_MODULES, built_ins, slot_module_name
 from vitlab.spec.yaml import parse_document, read_document, read_value
 from vitlab.store.files import temporary_path, write_bytes
@@ -79,7 +79,7 @@ def study(file: Path, source: str) -> list[str]:
 
 def _rename_study(file: Path, name: str) -> str:
     """Return the text of a study file with another name in the place of its own."""
-    study_name(str(file))  # a file that is no study gets a sentence
+    resolve_study_name(str(file))  # a file that is no study gets a sentence
     text = file.read_text(encoding="utf-8-sig")
     line = r"""(?m)(^|[{,]\s*)(["']?)study\2:\s+('[^']*'|"[^"]*"|[^\s,}]+)"""
     renamed = re.sub(line, rf"\1\2study\2: '{name}'", text, count=1)

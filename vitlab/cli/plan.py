@@ -85,7 +85,7 @@ def plan_command(
     sentences += [f"Engine {engine} on {device}: {reason}." for engine, reason in sorted(reasons)]
     if costs:
         sentences.append(_describe_costs(plan, costs))
-    sentences += [_describe_trials(plan, states), *_describe_time(plan, store, states)]
+    sentences += [_describe_trials(plan, states), *_describe_remaining_time(plan, store, states)]
     arms = plan.arms[:MAX_ROWS]
     more = [f"... {len(plan.arms) - MAX_ROWS:,} more ..."] if len(plan.arms) > MAX_ROWS else []
     skipped = [f"{arm.name}: skipped: {arm.skip}" for arm in arms if arm.skip]
@@ -212,7 +212,7 @@ def _describe_trials(plan: Plan, states: States) -> str:
     return f"{trials}, {count[Ending.DONE]} of them trained already{waiting}; metric {plan.analysis.metric}."
 
 
-def _describe_time(plan: Plan, store: Store, states: States) -> Iterator[str]:
+def _describe_remaining_time(plan: Plan, store: Store, states: States) -> Iterator[str]:
     """Yield how long the missing trials will train, by earlier trainings of their arms, also under other code."""
     earlier: dict[str, list[float]] = {}
     for item in plan.trials:

@@ -325,13 +325,13 @@ def installed_offers() -> Iterator[Offer]:
         for point in sorted(
             plugin_sources.slot_points(slot), key=lambda point: (plugin_sources.dist_name(point), point.name)
         ):
-            health, text = _load_status(slot, point)
+            health, text = _diagnose_component(slot, point)
             reason, _, detail = text.partition("\n")
             who, version = plugin_sources.dist_name(point), plugin_sources.dist_version(point)
             yield Offer(slot, point.name, who, version, _distribution_origin(point.dist), health, reason, detail)
 
 
-def _load_status(slot: str, point: EntryPoint) -> tuple[str, str]:
+def _diagnose_component(slot: str, point: EntryPoint) -> tuple[str, str]:
     name = plugin_sources.dist_name(point)
     if reason := plugin_sources.why_unusable(point.dist):
         return "refused", reason

@@ -97,7 +97,7 @@ def check_coordinates(
     trials = {kind: {width: _resolve(study, resolver, width, kind, steps) for width in widths} for kind in kinds}
 
     def coordinates(kind: Parametrization) -> Coordinates:
-        layers = measure(
+        layers = mean_changes_by_width(
             lambda width, seed: _training(trials[kind][width], seed),
             widths,
             range(seeds),
@@ -109,7 +109,7 @@ def check_coordinates(
     return [coordinates(kind) for kind in kinds]
 
 
-def measure(
+def mean_changes_by_width(
     make: Callable[[int, int], Training],
     widths: Sequence[int],
     seeds: Sequence[int],
@@ -129,13 +129,13 @@ def measure(
     for width in widths:
         say(f"training {format_count(len(seeds), 'seed')} at model.dim {width}")
         for seed in seeds:
-            for layer, change in changes_of_outputs(make(width, seed), steps).items():
+            for layer, change in train_and_measure_changes(make(width, seed), steps).items():
                 by_width = totals.setdefault(layer, dict.fromkeys(widths, 0.0))
                 by_width[width] += change / len(seeds)
     return totals
 
 
-def changes_of_outputs(training: Training, steps: int) -> dict[str, float]:
+def train_and_measure_changes(training: Training, steps: int) -> dict[str, float]:
     """Train for some steps, and return the mean absolute change of every attention, MLP and of the logits."""
     x_BCHW = training.feed.batch(0, IMAGES).x_BCHW
     before = _outputs(training.model, x_BCHW)

@@ -430,7 +430,7 @@ def _start_timer(function: Callable[..., None], *arguments: str) -> Timer:
 
 
 def _format_value(value: float, scale: Scale) -> str:
-    return scale.number(value, scale.decimals_of([value], 1, 4))
+    return scale.number(value, scale.decimals_for_values([value], 1, 4))
 
 
 def _names(trials: Sequence[Planned]) -> str:

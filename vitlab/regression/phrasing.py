@@ -28,9 +28,9 @@ def render_check(result: CheckResult, form: str) -> str:
             lines.append(f"{item.verdict}: {f'{item.arm}: ' if item.arm else ''}{item.check}: {item.sentence}")
     column = Columns(result.cells)
     table = [
-        column.text("arm"),
+        column.text_column("arm"),
         column("metric", lambda cell: Scale.of(cell.metric, result.units).title, right=False),
-        column.text("verdict"),
+        column.text_column("verdict"),
         _number(column, "baseline", "old", result.units, rank=2),
         _number(column, "candidate", "new", result.units, rank=2),
         _number(column, "drop", "drop", result.units),
@@ -38,7 +38,7 @@ def render_check(result: CheckResult, form: str) -> str:
         _number(column, "margin", "margin", result.units),
         column("p (adjusted)", lambda cell: _format_number(cell.p_adjusted), rank=1),
         column("seeds", lambda cell: str(cell.n), rank=3),
-        column.text("why", "reason"),
+        column.text_column("why", "reason"),
     ]
     return _render(
         form,
@@ -53,7 +53,7 @@ def render_outlook(cells: Sequence[Outlook], units: Mapping[str, str], form: str
     """Return a table of the probabilities that an unchanged model passes, and of the drops that are found."""
     column = Columns(cells)
     table = [
-        column.text("arm"),
+        column.text_column("arm"),
         column("metric", lambda cell: Scale.of(cell.metric, units).title, right=False),
         column("seeds", lambda cell: str(cell.n)),
         _number(column, "sd", "sd", units, rank=2),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from vitlab.errors import UserError, nearest
-from vitlab.planning.packaged import study_name
+from vitlab.planning.packaged import resolve_study_name
 from vitlab.planning.study_folder import (
     EARLIER,
     find_version,
@@ -145,7 +145,7 @@ def open_study(path: str | Path, *, out: str | Path = OUT, changes: Mapping[str,
     else:
         file = path if path.exists() or path.suffix in (".yaml", ".yml") else None
         name, _, version = (str(path), "", "") if file is not None else str(path).partition("@")
-        study = folder = Store(Path(out).resolve()).study(study_name(name))
+        study = folder = Store(Path(out).resolve()).study(resolve_study_name(name))
         if file is not None:
             folder = _find_version(file, changes, study)
         elif version:

@@ -23,7 +23,7 @@ from vitlab.report.phrasing import (
     Scale,
     compared_rows,
     format_seeds,
-    name_arms,
+    list_or_count,
     percent,
     truncate_list,
 )
@@ -195,8 +195,8 @@ def _note_mixed_numerics(plan: Plan, trials: Sequence[StoredTrial]) -> list[str]
             if mixed := [f"{name} {' and '.join(several)}" for name, several in distinct.items() if len(several) > 1]:
                 arms["; ".join(mixed)].append(arm.name)
     return [
-        f"Numerics differ from the baseline's ({mixed}) in {name_arms(affected)}: equal seeds do not give equal bits "
-        "across them, so differences include their effect."
+        f"Numerics differ from the baseline's ({mixed}) in {list_or_count(affected)}: equal seeds do not give equal "
+        "bits across them, so differences include their effect."
         for mixed, affected in arms.items()
     ]
 
@@ -219,11 +219,11 @@ def _note_exploratory(plan: Plan) -> Iterator[str]:
         ("Dropped after the first run, and still counted in the correction", removed_comparisons(plan)),
     ):
         if arms:
-            yield f"{what}: {name_arms(arms)}."
+            yield f"{what}: {list_or_count(arms)}."
     if plan.registered is not None and (known := plan.registered.known).comparisons:
         yield (
             f"Exploratory: {known.results:,} of {format_count(known.trials, 'trial')} had results before this plan was "
-            f"registered, including both arms of the comparison at some seed: {name_arms(known.comparisons)}."
+            f"registered, including both arms of the comparison at some seed: {list_or_count(known.comparisons)}."
         )
 
 
@@ -258,8 +258,8 @@ def _note_tuning(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
             arms[knob].append(item.arm or "all arms")
     for knob, affected in arms.items():
         yield (
-            f"Warning: the chosen {knob} lies at the edge of its grid for {name_arms(affected)}: a better value may "
-            "lie outside; extend the grid."
+            f"Warning: the chosen {knob} lies at the edge of its grid for {list_or_count(affected)}: a better value "
+            "may lie outside; extend the grid."
         )
 
 
@@ -289,7 +289,7 @@ def _note_looks(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
         if any(compared[arm]["awaited"] for arm in arms):
             until = "; until all of these have ended, the look before gives the verdicts"
         sentences.append(
-            f"Look {look} left {name_arms(arms)} inconclusive, so that it got seeds up to {sizes[look]}{until}."
+            f"Look {look} left {list_or_count(arms)} inconclusive, so that it got seeds up to {sizes[look]}{until}."
         )
     consequences = {
         "futile": f"got no more seeds, because {sizes[-1]} seeds would decide the comparison with a probability below "
@@ -297,7 +297,9 @@ def _note_looks(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
         "failed": "can get further seeds: first run 'vitlab run --retry-failed' to train the failed trials again.",
         "open": "can get further seeds: run 'vitlab run' again.",
     }
-    sentences += [f"{name_arms(undecided[cause])} {text}" for cause, text in consequences.items() if undecided[cause]]
+    sentences += [
+        f"{list_or_count(undecided[cause])} {text}" for cause, text in consequences.items() if undecided[cause]
+    ]
     if len(sentences) == 1 and not any(row["awaited"] for row in compared.values()):
         sentences.append("The first look decided every comparison that can be judged.")
     yield " ".join(sentences)
@@ -321,7 +323,7 @@ def _note_shared_variance(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     if shared < 2:
         return
     alone = [row["arm"] for row in rows if row["test"] == "paired t" and row["shared"] == 1]
-    others = f" With other seeds, and their own variance alone: {name_arms(alone)}." if alone else ""
+    others = f" With other seeds, and their own variance alone: {list_or_count(alone)}." if alone else ""
     corrected = " P values and intervals are corrected by Bonferroni's method." * (plan.analysis.correction != "none")
     yield (
         "Few seeds tell their spread badly, so the variance of a difference is averaged with the mean variance of the "
@@ -427,7 +429,7 @@ def _note_split_noise(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     )
     low, high = sd_interval(sd, df, plan.analysis.alpha)
     scale = Scale.of(plan.analysis.metric, plan.units)
-    decimals = scale.decimals([low, high - low])
+    decimals = scale.decimals_for_intervals([low, high - low])
     sentence = (
         f"Seeds of an arm scatter by {scale.amount(sd, decimals)} (pooled standard deviation, "
         f"{percent(1 - plan.analysis.alpha)} interval {scale.end(low, decimals)} to {scale.end(high, decimals)})."

@@ -66,14 +66,14 @@ def trial_columns(rows: Sequence[Row], units: Mapping[str, str]) -> list[Column]
     """Return the table of trials: a selection of the columns of results.csv."""
     column = Columns(rows)
     table = [
-        column.text("arm"),
+        column.text_column("arm"),
         column("seed", lambda row: str(row["seed"])),
-        column.text("status"),
-        column.text("failure", "failure_kind"),
+        column.text_column("status"),
+        column.text_column("failure", "failure_kind"),
     ]
     for metric in (name for name in (rows[0] if rows else ()) if name.startswith(("val/", "test/"))):
         scale = Scale.of(metric, units)
-        decimals = scale.decimals_of([row[metric] for row in rows], 2, 4)
+        decimals = scale.decimals_for_values([row[metric] for row in rows], 2, 4)
         table.append(Column(scale.title, tuple(scale.number(row[metric], decimals) for row in rows)))
     table += [
         column("time", lambda row: DASH if row["wall_s"] is None else format_duration(row["wall_s"])),

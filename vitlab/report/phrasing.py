@@ -47,7 +47,7 @@ class Columns(Generic[RowT]):
         """Return the column of the texts that ``cell`` makes of the rows."""
         return Column(title, tuple(map(cell, self.rows)), rank, right)
 
-    def text(self, title: str, name: str = "", rank: int = 0) -> Column:
+    def text_column(self, title: str, name: str = "", rank: int = 0) -> Column:
         """Return the column of a text of the rows, called as the title says or by ``name``; empty where missing."""
         name = name or title
         texts = [row[name] if isinstance(row, Mapping) else getattr(row, name) for row in self.rows]
@@ -56,7 +56,9 @@ class Columns(Generic[RowT]):
 
 def difference_decimals(rows: Sequence[Any], scale: Scale) -> int:
     """Return the number of decimals of the differences of some rows."""
-    return scale.decimals([half_width(row.low, row.high) for row in rows], [row.difference for row in rows])
+    return scale.decimals_for_intervals(
+        [half_width(row.low, row.high) for row in rows], [row.difference for row in rows]
+    )
 
 
 def difference_columns(rows: Sequence[Any], analysis: Analysis, scale: Scale, title: str) -> list[Column]:
@@ -120,16 +122,16 @@ class Scale:
         name = self.metric.replace("/", " ")
         return f"{name} ({self.unit})" if self.unit and not name.endswith(f"({self.unit})") else name
 
-    def decimals(self, widths: Sequence[float | None], values: Sequence[float | None] = ()) -> int:
+    def decimals_for_intervals(self, widths: Sequence[float | None], values: Sequence[float | None] = ()) -> int:
         """Return the decimals for intervals of these half-widths, about one uncertain digit, or else for values."""
         # The middle one, so that a single arm of wide spread takes no digit from the others.
         half_widths = sorted(self.factor * width for width in widths if width is not None and width > 0)
         least = 1 if self.is_share else 0
         if not half_widths:
-            return self.decimals_of(values, 1, 4)
+            return self.decimals_for_values(values, 1, 4)
         return min(6, max(least, math.ceil(-math.log10(half_widths[len(half_widths) // 2] / 3))))
 
-    def decimals_of(self, values: Sequence[float | None], share: int, number: int) -> int:
+    def decimals_for_values(self, values: Sequence[float | None], share: int, number: int) -> int:
         """Return ``share`` decimals for shares, none for whole numbers such as counts, and otherwise ``number``."""
         if self.is_share:
             return share
@@ -155,7 +157,7 @@ class Scale:
         """Format an interval as ``[1.2, 3.4]``; a dash if it is missing."""
         return DASH if low is None or high is None else f"[{self.end(low, decimals)}, {self.end(high, decimals)}]"
 
-    def spread(self, mean: float | None, sd: float | None, decimals: int) -> str:
+    def mean_with_sd(self, mean: float | None, sd: float | None, decimals: int) -> str:
         """Format ``94.1 ± 0.6``; the mean alone if there is no standard deviation."""
         text = self.number(mean, decimals)
         return text if sd is None else f"{text} {PLUS_MINUS} {self.number(sd, decimals)}"
@@ -182,7 +184,7 @@ def half_width(low: float | None, high: float | None) -> float | None:
     return (high - low) / 2
 
 
-def mean_interval(row: Row) -> tuple[float | None, float | None]:
+def interval_unless_collapsed(row: Row) -> tuple[float | None, float | None]:
     """Return the interval of an arm's mean; None where seeds collapsed, because none by t holds then."""
     return (None, None) if row["collapsed"] else (row["low"], row["high"])
 
@@ -196,8 +198,8 @@ def mean_and_difference_decimals(rows: Sequence[Row], scale: Scale) -> tuple[int
     """Return the number of decimals of means and of differences."""
     means, differences = ([row[name] for row in rows] for name in ("mean", "difference"))
     return (
-        scale.decimals(half_widths(rows, "low", "high"), means),
-        scale.decimals(half_widths(rows, "difference_low", "difference_high"), differences),
+        scale.decimals_for_intervals(half_widths(rows, "low", "high"), means),
+        scale.decimals_for_intervals(half_widths(rows, "difference_low", "difference_high"), differences),
     )
 
 
@@ -273,7 +275,7 @@ def _comparison_sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale,
         return f"{baseline}, with which {arm} is compared, has no trial that can be judged."
     if verdict == Verdict.SAME:
         return f"{arm} and {baseline} reached the same {scale.metric} at each of {format_count(row['pairs'], 'seed')}."
-    sentence = f"{arm} is {format_distance(row['difference'], scale, decimals)} {baseline}"
+    sentence = f"{arm} is {describe_difference(row['difference'], scale, decimals)} {baseline}"
     if analysis.goal == "min" and verdict in (Verdict.BETTER, Verdict.WORSE):
         sentence += f", which is {verdict}"
     if row["refused"]:
@@ -319,7 +321,7 @@ def _exact_clause(row: Row, scale: Scale, decimals: int, p: str) -> str:
         return f" at each of {format_count(row['pairs'], 'seed')} alike, which gives no interval (sign-flip {p})"
     clause = f" (sign-flip {p}; {format_count(row['collapsed_pairs'], 'seed')} collapsed, so t is not used"
     if row["sound_difference"] is not None:
-        clause += f"; without them {format_distance(row['sound_difference'], scale, decimals)}"
+        clause += f"; without them {describe_difference(row['sound_difference'], scale, decimals)}"
     return f"{clause})"
 
 
@@ -329,10 +331,9 @@ def _chance_clause(row: Row, analysis: Analysis, scale: Scale, decimals: int) ->
     seeds = f"{format_count(row['broken'], 'seed')} that diverged or failed"
     if row["chance_difference"] is None:
         return f"; {seeds} cannot be accounted for, because what chance reaches in {scale.metric} is not known"
-    level = f"{scale.number(row['chance'], scale.decimals_of([row['chance']], 1, 3))} {scale.unit}".rstrip()
-    clause = (
-        f"; with chance ({level}) in the place of {seeds}, {format_distance(row['chance_difference'], scale, decimals)}"
-    )
+    level = f"{scale.number(row['chance'], scale.decimals_for_values([row['chance']], 1, 3))} {scale.unit}".rstrip()
+    difference = describe_difference(row["chance_difference"], scale, decimals)
+    clause = f"; with chance ({level}) in the place of {seeds}, {difference}"
     if row["chance_p"] is None:
         return f"{clause}, which cannot be judged"
     p = f"p {format_p_equation(row['chance_p'], analysis.alpha)}"
@@ -382,7 +383,7 @@ def answer_sentences(rows: Sequence[Row], analysis: Analysis, units: Mapping[str
         for row in (compared_rows(started) if compared else started)
     ]
     others = [row["arm"] for row in rows if row["missing"] == row["planned"]]
-    return [*sentences, *([f"not run yet: {name_arms(others)}."] if others else [])]
+    return [*sentences, *([f"not run yet: {list_or_count(others)}."] if others else [])]
 
 
 def fold_unclear(
@@ -398,7 +399,7 @@ def fold_unclear(
     others = [answer for answer in answers if not answer.startswith(heads)]
     if len(answers) - len(others) < 2:
         return list(answers)
-    sentence = f"{Verdict.CANNOT_TELL}: {name_arms([row['arm'] for row in unclear])}"
+    sentence = f"{Verdict.CANNOT_TELL}: {list_or_count([row['arm'] for row in unclear])}"
     judged = [row for row in unclear if row["difference_low"] is not None]
     if not judged:
         return [*others, f"{sentence}, whose seeds are too few for an interval."]
@@ -410,7 +411,7 @@ def fold_unclear(
     return [*others, f"{sentence}. The {interval}s of their differences from the baseline lie within {within}."]
 
 
-def format_verdict_counts(rows: Sequence[Row], among: str = "Of") -> str:
+def count_verdicts(rows: Sequence[Row], among: str = "Of") -> str:
     """Return the number of comparisons per verdict, after the words ``among``; empty if there are few."""
     counts = Counter(row["verdict"] for row in compared_rows(rows))
     if counts.total() <= OVERVIEW_FROM:
@@ -419,7 +420,7 @@ def format_verdict_counts(rows: Sequence[Row], among: str = "Of") -> str:
     return f"{among} {format_count(counts.total(), 'comparison')}: {', '.join(verdicts)}."
 
 
-def name_arms(arms: Sequence[str]) -> str:
+def list_or_count(arms: Sequence[str]) -> str:
     """Return the names of few arms, or the number of many."""
     return "; ".join(arms) if len(arms) <= MAX_LISTED else f"{len(arms):,} arms"
 
@@ -429,7 +430,7 @@ def _no_values_sentence(row: Row) -> str:
     return f"no trial of {row['arm']} can be judged{yet} ({format_status_counts(row)})."
 
 
-def format_distance(difference: float, scale: Scale, decimals: int) -> str:
+def describe_difference(difference: float, scale: Scale, decimals: int) -> str:
     """Format a difference as ``3.1 points below``, before the name of what it is from."""
     if difference == 0:
         return "level with"

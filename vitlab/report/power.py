@@ -52,7 +52,7 @@ class Forecast:
         low, high = self.sd_low / self.sd, self.sd_high / self.sd
         planned = _largest_seed_count(plan)
         at = dict(self.detectable)[planned]
-        decimals = scale.decimals([at * (high - low) / 2])
+        decimals = scale.decimals_for_intervals([at * (high - low) / 2])
         interval = f"{phrasing.percent(1 - plan.analysis.alpha)} interval"
         others = [] if plan.looks else [pair for pair in self.detectable if pair[0] != planned]
         listed = ", ".join(f"{scale.number(value, decimals)} with {seeds}" for seeds, value in others)

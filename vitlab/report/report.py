@@ -76,7 +76,7 @@ class Report:
             plan.question,
             plan.analysis,
             plan.units,
-            phrasing.format_verdict_counts(counted, "In single blocks, of" if rows["blocks"] else "Of"),
+            phrasing.count_verdicts(counted, "In single blocks, of" if rows["blocks"] else "Of"),
             [
                 *grid_answers(rows, plan.analysis, plan.units),
                 *(

@@ -12,7 +12,7 @@ from vitlab.planning.values import Plan, Trial
 from vitlab.report.comparison import summary
 from vitlab.report.frame import StudyResults
 from vitlab.report.notes import note_unpaired_seeds
-from vitlab.report.phrasing import name_arms
+from vitlab.report.phrasing import list_or_count
 from vitlab.report.report import Report
 from vitlab.report.sections import Findings
 from vitlab.store.folders import Store
@@ -135,4 +135,4 @@ def _describe_differences(pairs: Mapping[tuple[str, str], tuple[Trial, Trial]]) 
     for difference, alike in arms.items():
         if difference:
             verb = "From its counterpart, {} differs" if len(alike) == 1 else "From their counterparts, {} differ"
-            yield f"{verb.format(name_arms(alike))} by {difference}."
+            yield f"{verb.format(list_or_count(alike))} by {difference}."

@@ -71,7 +71,7 @@ def check_tracker(choice: ResolvedChoice) -> None:
     """Check that a tracker of journals delivers every point once, also if a delivery is interrupted.
 
     Two output folders hold the same journals.  One is delivered at once, the other in parts, with a driver that dies
-    before it commits a delivery; afterwards both must hold the same points, which :meth:`Replay.points` returns.
+    before it commits a delivery; afterwards both must hold the same points, which :meth:`Replay.stored_points` returns.
     """
     if not issubclass(choice.component, Replay):
         return  # where another tracker stores its points is not known here
@@ -98,7 +98,7 @@ def _check_deliveries(choice: ResolvedChoice, folder: Path) -> None:
     for planned in plan.trials:
         for point in [("val/accuracy", each.metrics["val/accuracy"], each.step) for each in _history(planned)]:
             times = expected[planned.trial.key].count(point)
-            assert times == 1, f"{point} of a trial was delivered once, and points(mark) has it {times} times"
+            assert times == 1, f"{point} of a trial was delivered once, and stored_points(mark) has it {times} times"
 
     def deliver(what: str, *, final: bool = True) -> None:
         """Deliver by a new tracker, and compare its points once everything is delivered."""
@@ -136,17 +136,17 @@ def _check_deliveries(choice: ResolvedChoice, folder: Path) -> None:
 def _deliver(tracker: Replay, *, final: bool = True) -> None:
     link = tracker.deliver(final=final, report=())
     is_link = link is None or (isinstance(link, str) and bool(link))
-    assert is_link, f"finish returned {link!r}; return an address as text, or None"
+    assert is_link, f"write_study returned {link!r}; return an address as text, or None"
 
 
 def _points(tracker: Replay) -> dict[str, list[tuple[str, float, int]]]:
     """Return a tracker's points by the key of their trial."""
     marks = tracker.marks()
-    tracker.begin(marks)
+    tracker.begin_delivery(marks)
     try:
-        return {identity.partition("/")[0]: list(tracker.points(mark)) for identity, mark in marks.items()}
+        return {identity.partition("/")[0]: list(tracker.stored_points(mark)) for identity, mark in marks.items()}
     except NotImplementedError:
-        raise AssertionError("it has no points(mark), which returns the stored metrics of a trial") from None
+        raise AssertionError("it has no stored_points(mark), which returns the stored metrics of a trial") from None
 
 
 def _read_files(root: Path) -> dict[str, bytes]:

@@ -9,11 +9,11 @@ defines two methods; five more have defaults:
 
 ===========================  =========================================================================================
 ``write(news, mark)``        store the new events of one trial after the previous mark; return the new mark
-``finish(report)``           store the study's own files after the last event; return the address to open
-``begin(marks)``             prepare a delivery, such as by listing what is stored; default: nothing
+``write_study(report)``      store the study's own files after the last event; return the address to open
+``begin_delivery(marks)``    prepare a delivery, such as by listing what is stored; default: nothing
 ``holds(mark)``              return whether everything up to a mark is still stored; default: True
-``drop(mark)``               handle a trial that left the study; default: keep it
-``points(mark)``             return the stored points of a trial; only the contract test calls it
+``remove_trial(mark)``       handle a trial that left the study; default: keep it
+``stored_points(mark)``      return the stored points of a trial; only the contract test calls it
 ``whole_trials``             True to receive a trial only once it has ended, and all of it at once; default: False
 ===========================  =========================================================================================
 

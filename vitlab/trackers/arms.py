@@ -74,9 +74,9 @@ def summarize_arms(plan: Plan, rows: Iterable[Mapping[str, Any]], root: str) -> 
         tags = {
             **{"arm": arm.name, "verdict": verdict, dashboard.NOTE: _describe(row, verdict, is_share)},
             **{"vitlab.kind": "arm", "vitlab.study": plan.study, "vitlab.root": root},
-            **records.page_tags(plan.arms, arm.name),
+            **records.display_tags(plan.arms, arm.name),
         }
-        summaries[arm.name] = Summary(tags, {"arm": arm.name, **records.flat(arm.values)}, finite)
+        summaries[arm.name] = Summary(tags, {"arm": arm.name, **records.flatten_spec(arm.values)}, finite)
     return summaries
 
 

@@ -128,7 +128,7 @@ class MlflowTracker(Replay):
 
     # -- trials -------------------------------------------------------------------------------------------------------
 
-    def begin(self, marks: Mapping[str, Cursor]) -> None:
+    def begin_delivery(self, marks: Mapping[str, Cursor]) -> None:
         """Open the experiment and match its runs with the trials, unless nothing else has delivered since."""
         database = self.address.database
         if marks and database is not None and not service.has_tables(database):
@@ -152,9 +152,9 @@ class MlflowTracker(Replay):
         experiment = page.experiment_id
         source = _source_tags(self.folder / "study.yaml", Path.cwd())
         runs = TrialRuns(client, experiment, self.plan, self._root, source, self.delivered)
-        runs.match(service.iterate_runs(client, experiment), self.trials, parsed)
+        runs.reconcile_runs(service.iterate_runs(client, experiment), self.trials, parsed)
         if self._verifies:
-            runs.verify(parsed)
+            runs.verify_runs(parsed)
         self._runs = runs
 
     def holds(self, mark: Cursor) -> bool:
@@ -173,18 +173,18 @@ class MlflowTracker(Replay):
         self._marks[news.item.identity] = now
         return asdict(now)
 
-    def points(self, mark: Cursor) -> Iterator[tuple[str, float, int]]:
+    def stored_points(self, mark: Cursor) -> Iterator[tuple[str, float, int]]:
         """Yield the points of a trial's run."""
         client, run = self._session.client, mark["run"]
         for name in client.get_run(run).data.metrics:
             yield from ((name, point.value, point.step) for point in client.get_metric_history(run, name))
 
-    def finish(self, report: Sequence[Path]) -> str:
+    def write_study(self, report: Sequence[Path]) -> str:
         """Deliver the study's run, summaries, models and description."""
         runs = self._session
         if runs.created and self.address.artifacts is None:  # a response to a server's ``create_run`` may be lost
-            runs.match(service.iterate_runs(runs.client, runs.experiment), self.trials, self._marks)
-        self._deliver_study(report)
+            runs.reconcile_runs(service.iterate_runs(runs.client, runs.experiment), self.trials, self._marks)
+        self._deliver_report_arms_and_models(report)
         return f"{self.address.links}/{dashboard.comparison_link(runs.experiment, dashboard.ARMS)}"
 
     def start_command(self) -> str:
@@ -245,11 +245,11 @@ class MlflowTracker(Replay):
         names = [name for name in (params[0] if params else ()) if name not in ("arm", "seed")]
         return [name for name in names if len({values[name] for values in params} - {records.ABSENT}) > 1]
 
-    def _deliver_study(self, report: Sequence[Path]) -> None:
+    def _deliver_report_arms_and_models(self, report: Sequence[Path]) -> None:
         """Deliver the study's run, the experiment of summaries, the models, and the description that links to them."""
         client, experiment = self._session.client, self._session.experiment
-        status, progress = self._progress()
-        study_run = self._session.study_run(status)
+        status, progress = self._status_and_progress()
+        study_run = self._session.update_study_run(status)
         run = str(study_run.info.run_id)
         self._send_study_files(run, study_run.info.artifact_uri, report)
         link, curves = dashboard.markdown_link, dashboard.comparison_link(experiment, dashboard.ARMS)
@@ -313,7 +313,7 @@ class MlflowTracker(Replay):
             send_files(client, run, address, place)
             self.delivered["files"] += count_files(client, run, address) - before
 
-    def _progress(self) -> tuple[str, str]:
+    def _status_and_progress(self) -> tuple[str, str]:
         """Return MLflow's status of the study, and how many trials have finished, in words."""
         statuses = Counter(
             mark.status if mark is not None else ""

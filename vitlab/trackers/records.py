@@ -49,16 +49,16 @@ def key(name: str) -> str:
 # -- parameters and tags ----------------------------------------------------------------------------------------------
 
 
-def flat(spec: Mapping[str, object]) -> dict[str, str]:
+def flatten_spec(spec: Mapping[str, object]) -> dict[str, str]:
     """Flatten a resolved spec to dotted parameters; a component's type is the value of its slot's own path."""
     flattened: dict[str, str] = {}
     _flatten("", spec, flattened)
     return {key(path): truncate(value) for path, value in flattened.items()}
 
 
-def params(trials: Iterable[Trial]) -> dict[str, dict[str, str]]:
+def params_by_trial(trials: Iterable[Trial]) -> dict[str, dict[str, str]]:
     """Return the parameters of every trial by trial key, each with the same names."""
-    flattened = {trial.key: flat(trial.spec.plain()) for trial in trials}
+    flattened = {trial.key: flatten_spec(trial.spec.plain()) for trial in trials}
     names = sorted(set().union(*flattened.values()))
     return {trial_key: {name: own.get(name, ABSENT) for name in names} for trial_key, own in flattened.items()}
 
@@ -82,13 +82,13 @@ def tags(plan: Plan, planned: Planned, kind: str) -> dict[str, str]:
         "vitlab.data": trial.data or ABSENT,
         "vitlab.origins": ", ".join(trial.origins),
         "vitlab.seeds": json.dumps(dict(trial.seeds)),
-        **page_tags(plan.arms, planned.arm, planned.seed),
+        **display_tags(plan.arms, planned.arm, planned.seed),
     }
     values |= {f"vitlab.needs.{role}": dependency for role, dependency in trial.needs.items()}
     return {name: truncate(value) for name, value in values.items()}
 
 
-def page_tags(arms: Sequence[Arm], arm: str, seed: int = 0) -> dict[str, str]:
+def display_tags(arms: Sequence[Arm], arm: str, seed: int = 0) -> dict[str, str]:
     """Return the tags by which pages sort runs, by seed and then by arm, those of no arm last; colour and group them.
 
     Args:
@@ -110,7 +110,7 @@ def points(event: Event) -> list[Point]:
     """Return the points of a ``metrics`` event."""
     step = int(event.body["step"])
     values = {**event.body["metrics"], "progress/epoch": event.body["epoch"], "progress/images": event.body["images"]}
-    return [Point(key(name), storable(float(value)), event.t, step) for name, value in values.items()]
+    return [Point(key(name), replace_infinity(float(value)), event.t, step) for name, value in values.items()]
 
 
 def final_points(result: TrialResult, analysis: Analysis) -> list[Point]:
@@ -129,10 +129,10 @@ def final_points(result: TrialResult, analysis: Analysis) -> list[Point]:
     }
     if run.wall_s > 0:
         values["cost/images_per_s"] = outcome.images / run.wall_s
-    return [Point(key(name), storable(float(value)), t, 0) for name, value in values.items()]
+    return [Point(key(name), replace_infinity(float(value)), t, 0) for name, value in values.items()]
 
 
-def storable(value: float) -> float:
+def replace_infinity(value: float) -> float:
     """Replace an infinity by NaN: MLflow would store the largest float, which hides all else in a chart."""
     return math.nan if math.isinf(value) else value
 
@@ -159,7 +159,7 @@ def result_tags(result: TrialResult) -> dict[str, str]:
 # -- files and descriptions -------------------------------------------------------------------------------------------
 
 
-def confusion(predictions: Path) -> dict[str, pd.DataFrame]:
+def load_confusion_matrices(predictions: Path) -> dict[str, pd.DataFrame]:
     """Return a confusion matrix (labels by predictions) per split; empty if images have no single label.
 
     Splits whose name is not a plain word are omitted, because the name becomes part of a file name.

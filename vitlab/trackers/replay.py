@@ -28,7 +28,7 @@ TUNING = "tuning"
 COMMIT_S = 5.0  #: time between two records of the progress of a delivery, which are long in a large study
 LIVE_S = 30.0  #: of a trial's journal that are delivered together while it runs
 
-_Accounts = dict[str, dict[str, object]]
+_StudyStates = dict[str, dict[str, object]]
 """What has been delivered, by place and trial."""
 
 Cursor: TypeAlias = Any
@@ -88,7 +88,7 @@ class Replay(Tracker):
         """The trials of the plan."""
         return tracked_trials(self.plan)
 
-    def begin(self, marks: Mapping[str, Cursor]) -> None:
+    def begin_delivery(self, marks: Mapping[str, Cursor]) -> None:
         """Prepare a delivery; by default do nothing.  A tracker may compare its destination with ``marks``.
 
         Args:
@@ -109,7 +109,7 @@ class Replay(Tracker):
         """
 
     @abstractmethod
-    def finish(self, report: Sequence[Path]) -> str | None:
+    def write_study(self, report: Sequence[Path]) -> str | None:
         """Store the study's own files, such as the study file and the report.  Called repeatedly; must be idempotent.
 
         Returns:
@@ -120,52 +120,52 @@ class Replay(Tracker):
         """Return True if everything up to a mark is stored; otherwise the trial is delivered again without a mark."""
         return True
 
-    def drop(self, mark: Cursor) -> None:
+    def remove_trial(self, mark: Cursor) -> None:
         """Handle a trial that left the study, because of another design, other code or a new training."""
 
-    def points(self, mark: Cursor) -> Iterable[tuple[str, float, int]]:
+    def stored_points(self, mark: Cursor) -> Iterable[tuple[str, float, int]]:
         """Return the metrics stored of a trial, as name, value and step; only the contract test needs them."""
         raise NotImplementedError
 
     def marks(self) -> dict[str, Cursor]:
         """Return the mark of every delivered trial, by :attr:`TrackedTrial.identity`."""
-        return {identity: state.mark for identity, state in self._account().trials.items()}
+        return {identity: state.mark for identity, state in self._load_states().trials.items()}
 
     # -- delivery -----------------------------------------------------------------------------------------------------
 
     def deliver(self, *, final: bool, report: Sequence[Path]) -> str | None:
         """Write what the journals have beyond the stored marks."""
-        account = self._account()
-        self.begin({identity: state.mark for identity, state in account.trials.items()})
+        states = self._load_states()
+        self.begin_delivery({identity: state.mark for identity, state in states.trials.items()})
         first_error: Exception | None = None
         due = time.monotonic() + COMMIT_S
         try:
-            for identity in account.trials.keys() - {item.identity for item in self.trials}:
+            for identity in states.trials.keys() - {item.identity for item in self.trials}:
                 try:
-                    self.drop(account.trials[identity].mark)
-                    del account.trials[identity]
+                    self.remove_trial(states.trials[identity].mark)
+                    del states.trials[identity]
                 except Exception as error:  # an error of one trial delays no other
                     first_error = first_error or error
             for item in self.trials:
                 try:
-                    self._deliver_trial(item, account, final)
+                    self._deliver_trial(item, states, final)
                 except Unreachable:
                     raise
                 except Exception as error:
                     first_error = first_error or error
                 if time.monotonic() > due:
-                    account.commit()
+                    states.commit()
                     due = time.monotonic() + COMMIT_S
         finally:
-            account.commit()
-        link = self.finish(report) if final else None
+            states.commit()
+        link = self.write_study(report) if final else None
         if first_error is not None:
             raise first_error
         return link
 
     def undelivered(self) -> int:
         """Return the number of trials that have begun and whose end is not delivered, or not all of their journal."""
-        states, missing = self._account().trials, 0
+        states, missing = self._load_states().trials, 0
         for item in self.trials:
             state, folder = states.get(item.identity), self.trial_folder(item)
             if state is not None and state.end:
@@ -178,13 +178,13 @@ class Replay(Tracker):
         """Return the folder of a trial."""
         return self.store.folder(item.planned.trial)
 
-    def _account(self) -> _Account:
+    def _load_states(self) -> _StudyState:
         """Read what has been delivered."""
-        return _Account.load(self.folder / f"{self.title.lower()}-offsets.json", self.place())
+        return _StudyState.load(self.folder / f"{self.title.lower()}-offsets.json", self.place())
 
-    def _deliver_trial(self, item: TrackedTrial, account: _Account, final: bool) -> None:
+    def _deliver_trial(self, item: TrackedTrial, states: _StudyState, final: bool) -> None:
         """Write the new events of one trial, if there are any."""
-        folder, state = self.trial_folder(item), account.trials.get(item.identity)
+        folder, state = self.trial_folder(item), states.trials.get(item.identity)
         if state is None and not folder.path.exists():
             return  # it has not begun
         size = folder.journal_size()
@@ -199,8 +199,8 @@ class Replay(Tracker):
         if state is not None and state.began and not began:
             return  # the trial's files were deleted; it keeps what was delivered until it is retrained
         if state is not None and (state.began != began or state.offset > size > 0):  # the trial was retrained since
-            self.drop(state.mark)
-            del account.trials[item.identity]
+            self.remove_trial(state.mark)
+            del states.trials[item.identity]
             state = None
         state = state or _TrialState(began=began)
         events, offset = folder.events(state.offset)
@@ -217,17 +217,17 @@ class Replay(Tracker):
         if end is None and (self.whole_trials or (not final and last - max(state.last_t, began) < LIVE_S * 1000)):
             return  # a short trial is written once, when it has ended
         if end is not None and end.result is not None:
-            events = [*_lost_measurements(end, events, state.step), *events]
+            events = [*_recover_measurements(end, events, state.step), *events]
         mark = self.write(TrialUpdate(item, folder, began, tuple(events), end), state.mark)
         self.delivered["trials"] += 1
         steps = (event.body["step"] for event in events if event.kind == "metrics")
-        account.trials[item.identity] = _TrialState(mark, offset, began, name, last, max(steps, default=state.step))
+        states.trials[item.identity] = _TrialState(mark, offset, began, name, last, max(steps, default=state.step))
 
 
 def tracked_trials(plan: Plan) -> list[TrackedTrial]:
     """Return the trials of a plan, each once; a trial shared by several seeds is one training."""
     trials = [planned.trial for planned in (*plan.trials, *plan.rival_trials)] + list(plan.prerequisites)
-    params = records.params(trials)
+    params = records.params_by_trial(trials)
     items: dict[str, TrackedTrial] = {}
 
     def add(planned: Planned, kind: str, name: str) -> None:
@@ -263,7 +263,7 @@ def training_start(folder: TrialFolder) -> int:
     return 0
 
 
-def _lost_measurements(end: End, events: Iterable[Event], delivered: int) -> list[Event]:
+def _recover_measurements(end: End, events: Iterable[Event], delivered: int) -> list[Event]:
     """Return the measurements after step ``delivered`` that a journal has lost, from the result.
 
     Their times are not known, so they have the time of the trial's end.
@@ -308,7 +308,7 @@ class _TrialState:
 
 
 @dataclass
-class _Account:
+class _StudyState:
     """Delivery state of one study at one destination."""
 
     file: Path
@@ -317,22 +317,22 @@ class _Account:
     stored: dict[str, object] = field(default_factory=dict)  #: content of the file
 
     @classmethod
-    def load(cls, file: Path, place: str) -> _Account:
+    def load(cls, file: Path, place: str) -> _StudyState:
         """Read the state from a file; without a valid one, everything is delivered again."""
-        account = cls(file, place)
+        states = cls(file, place)
         with suppress(ValueError):
-            places = read_json(file, type_adapter(_Accounts).validate_python) or {}
-            account.trials = parse_as(dict[str, _TrialState], places.get(place, {}))
-        account.stored = account._now()
-        return account
+            places = read_json(file, type_adapter(_StudyStates).validate_python) or {}
+            states.trials = parse_as(dict[str, _TrialState], places.get(place, {}))
+        states.stored = states._to_json()
+        return states
 
     def commit(self) -> None:
         """Write the state, if it has changed, beside the states at other destinations."""
-        now = self._now()
+        now = self._to_json()
         if now != self.stored:
-            places = read_json(self.file, type_adapter(_Accounts).validate_python) or {}
+            places = read_json(self.file, type_adapter(_StudyStates).validate_python) or {}
             write_json(self.file, {**places, self.place: now})
             self.stored = now
 
-    def _now(self) -> dict[str, object]:
+    def _to_json(self) -> dict[str, object]:
         return {name: dict(vars(item)) for name, item in self.trials.items()}

@@ -87,7 +87,7 @@ class TrialRuns:
     _runs: dict[str, list[Run]] = field(default_factory=dict)  #: runs of each trial, by identity
     _places: dict[str, str] = field(default_factory=dict)  #: addresses of the files of runs
 
-    def match(self, runs: Iterable[Run], trials: Sequence[TrackedTrial], marks: Mapping[str, RunMark]) -> None:
+    def reconcile_runs(self, runs: Iterable[Run], trials: Sequence[TrackedTrial], marks: Mapping[str, RunMark]) -> None:
         """Match the experiment's runs with the trials, and bring their tags and parameters up to date.
 
         Of several runs of one training, left by a lost response to ``create_run``, all but one are deleted.  Runs of
@@ -108,25 +108,25 @@ class TrialRuns:
                 continue
             identity = trial_identity(tags["vitlab.trial"], tags.get("vitlab.code", ""), tags.get("vitlab.arm", ""))
             if identity not in items:
-                self._supersede(run)
+                self._mark_superseded(run)
                 continue
             self.metrics.update(run.data.metrics)  # also of runs whose marks are lost, for the views
             mark, own = marks.get(identity), self._runs[identity]
             if mark is None or mark.run != run_id:
-                own.append(_without_values(run))
+                own.append(_keep_tags_only(run))
                 continue
-            own.insert(0, _without_values(run))
+            own.insert(0, _keep_tags_only(run))
             item = items[identity]
             content = _Content(Path(), tags=records.tags(self.plan, item.planned, item.kind), params=dict(item.params))
-            self._send(run_id, content.without_stored(run))  # the plan may have changed since
+            self._send_content(run_id, content.without_stored_tags_and_params(run))  # the plan may have changed since
             if not _lacks_data(run, mark):
                 self.intact.add(mark.run)
         for own in self._runs.values():
             for index in reversed(range(len(own))):
-                if _training(own[index]) in map(_training, own[:index]):
+                if _training_identity(own[index]) in map(_training_identity, own[:index]):
                     self.client.delete_run(own.pop(index).info.run_id)
 
-    def verify(self, marks: Mapping[str, RunMark]) -> None:
+    def verify_runs(self, marks: Mapping[str, RunMark]) -> None:
         """Compare the study's metric and the number of files of every run with those delivered.
 
         A run that lacks some is not intact, nor a run without files whose trial has ended, and has files since an arm
@@ -142,17 +142,17 @@ class TrialRuns:
                 if len(points) < mark.points or files < mark.artifacts or lacks_all:
                     self.intact.remove(mark.run)
 
-    def study_run(self, status: str) -> Run:
+    def update_study_run(self, status: str) -> Run:
         """Find or create the run of this version of the study, and bring it up to date; supersede the others."""
         tags = {"vitlab.kind": "study", "vitlab.study": self.plan.study, "vitlab.root": self.root}
-        tags |= {"vitlab.version": self.plan.version, **records.page_tags((), "")}
+        tags |= {"vitlab.version": self.plan.version, **records.display_tags((), "")}
         current: Run | None = None
         for run in self._studies.copy():
             if run.data.tags.get("vitlab.version") != self.plan.version:
-                self._supersede(run)
+                self._mark_superseded(run)
             elif current is None:
                 current = run
-                self._send(run.info.run_id, _Content(Path(), tags=tags).without_stored(run))
+                self._send_content(run.info.run_id, _Content(Path(), tags=tags).without_stored_tags_and_params(run))
             else:  # left by a lost response
                 self.client.delete_run(run.info.run_id)
                 self._studies.remove(run)
@@ -171,17 +171,17 @@ class TrialRuns:
         A short trial needs three requests, for its run, values and status, and one for each of its files.
         """
         with tempfile.TemporaryDirectory() as place:
-            content = self._content(news, mark, Path(place))
+            content = self._collect_content(news, mark, Path(place))
             if mark is not None:
                 now = replace(mark)
-                self._send(now.run, content)
+                self._send_content(now.run, content)
             else:
-                run = self._find(news)
-                lacking = self._lacking(run, content) if run is not None else replace(content, tags={})
-                run = run or self._create(news, content.tags)
+                run = self._find_run(news)
+                lacking = self._without_stored(run, content) if run is not None else replace(content, tags={})
+                run = run or self._create_run(news, content.tags)
                 now = RunMark(run.info.run_id, run.info.status)
-                self._send(now.run, lacking)
-            self._advance(now, content)
+                self._send_content(now.run, lacking)
+            self._update_mark(now, content)
         if news.end is not None:
             now.status = STATUS.get(news.end.how, FAILED)
             self.client.set_terminated(now.run, now.status, end_time=news.end.t or None)
@@ -191,16 +191,16 @@ class TrialRuns:
         self.intact.add(now.run)
         return now
 
-    def _find(self, news: TrialUpdate) -> Run | None:
+    def _find_run(self, news: TrialUpdate) -> Run | None:
         """Return the run of a training with its present content; None if there is none."""
         training = (str(news.began), "") if news.began else ("", self.root)
-        runs = [run for run in self._runs[news.item.identity] if _training(run) == training]
+        runs = [run for run in self._runs[news.item.identity] if _training_identity(run) == training]
         return self.client.get_run(runs[0].info.run_id) if runs else None
 
-    def _create(self, news: TrialUpdate, tags: Mapping[str, str]) -> Run:
+    def _create_run(self, news: TrialUpdate, tags: Mapping[str, str]) -> Run:
         """Create the run of a training; runs of earlier trainings of the trial are superseded."""
         for earlier in self._runs[news.item.identity]:
-            self._supersede(earlier)
+            self._mark_superseded(earlier)
         run = self.client.create_run(
             self.experiment,
             start_time=news.began or None,
@@ -213,7 +213,7 @@ class TrialRuns:
         self._runs[news.item.identity].insert(0, run)
         return run
 
-    def _content(self, news: TrialUpdate, mark: RunMark | None, place: Path) -> _Content:
+    def _collect_content(self, news: TrialUpdate, mark: RunMark | None, place: Path) -> _Content:
         """Return what an update adds to a run; files are written to ``place``."""
         end, result = news.end, news.end.result if news.end is not None else None
         content = _Content(place)
@@ -240,11 +240,11 @@ class TrialRuns:
         has_ended = end.how != Ending.STOPPED if end is not None else mark is not None and mark.has_result
         if has_ended and news.item.identity in self._filed:
             # Also without a new end: a journal grows by explanations after the result.
-            self._write_files(news, content, place)
+            self._stage_files(news, content, place)
             content.files = sum(path.is_file() for path in place.rglob("*"))
         return content
 
-    def _write_files(self, news: TrialUpdate, content: _Content, place: Path) -> None:
+    def _stage_files(self, news: TrialUpdate, content: _Content, place: Path) -> None:
         """Write the files of an ended trial, and its pictures as MLflow's images."""
         folder, result = news.folder, news.folder.result()
         explanations = sorted(folder.path.glob("explain/test-*/[!.]*"))
@@ -262,23 +262,23 @@ class TrialRuns:
             return
         pictures = list(explanation_pictures(files))
         if folder.predictions in files:
-            for split, table in (read_stored(folder.predictions, records.confusion) or {}).items():
+            for split, table in (read_stored(folder.predictions, records.load_confusion_matrices) or {}).items():
                 (place / "confusion").mkdir(exist_ok=True)
                 (place / "confusion" / f"{split}.csv").write_text(table.to_csv(), encoding="utf-8")
                 pictures.append(draw_confusion(news.item.name, split, result.outcome.steps, table))
         if pictures:
-            content.images = write_images(pictures, int(result.circumstances.ended * 1000), place / IMAGES_FOLDER)
+            content.images = write_image_files(pictures, int(result.circumstances.ended * 1000), place / IMAGES_FOLDER)
             content.tags[IMAGE_TAG] = "True"
 
-    def _lacking(self, run: Run, content: _Content) -> _Content:
+    def _without_stored(self, run: Run, content: _Content) -> _Content:
         """Return what a run lacks of its training; at every step, a metric has one value."""
         histories = (self.client.get_metric_history(run.info.run_id, name) for name in run.data.metrics)
         stored = {(point.key, point.step) for history in histories for point in history}
         points = [point for point in content.points if (point.name, point.step) not in stored]
         files = count_files(self.client, run.info.run_id, run.info.artifact_uri) if content.files else 0
-        return replace(content.without_stored(run), points=points, stored_files=files)
+        return replace(content.without_stored_tags_and_params(run), points=points, stored_files=files)
 
-    def _send(self, run: str, content: _Content) -> None:
+    def _send_content(self, run: str, content: _Content) -> None:
         """Send values in one request, and files."""
         from mlflow.entities import Metric, Param, RunTag
 
@@ -295,7 +295,7 @@ class TrialRuns:
         self.delivered.update(points=len(content.points), tags=len(content.tags), parameters=len(content.params))
         self.delivered["files"] += max(0, content.files - content.stored_files)
 
-    def _advance(self, mark: RunMark, content: _Content) -> None:
+    def _update_mark(self, mark: RunMark, content: _Content) -> None:
         """Add an update to the mark of its run."""
         headline = records.key(self.plan.analysis.metric)
         mark.points += sum(point.name == headline for point in content.points)
@@ -304,12 +304,14 @@ class TrialRuns:
         mark.artifacts = max(mark.artifacts, content.files)
         mark.images |= content.images
 
-    def _supersede(self, run: Run) -> None:
+    def _mark_superseded(self, run: Run) -> None:
         """Mark a run of this output folder as superseded, also by its name and colour."""
         tags, run_id = run.data.tags, run.info.run_id
         if tags.get("vitlab.root") == self.root and tags.get("vitlab.kind") != SUPERSEDED:
             name = PREFIX + run.info.run_name
-            self._send(run_id, _Content(Path(), tags={"vitlab.kind": SUPERSEDED, RUN_NAME: name, records.COLOUR: GREY}))
+            self._send_content(
+                run_id, _Content(Path(), tags={"vitlab.kind": SUPERSEDED, RUN_NAME: name, records.COLOUR: GREY})
+            )
             if run.info.status in (RUNNING, SCHEDULED):
                 self.client.set_terminated(run_id, KILLED)
 
@@ -326,7 +328,7 @@ class _Content:
     images: dict[str, int] = field(default_factory=dict)  #: image keys and the first step of each
     stored_files: int = 0  #: number of files that the run has already
 
-    def without_stored(self, run: Run) -> _Content:
+    def without_stored_tags_and_params(self, run: Run) -> _Content:
         """Return the content without what a run has of it; one that was superseded has its name again."""
         tags = {name: value for name, value in self.tags.items() if run.data.tags.get(name) != value}
         if run.data.tags.get("vitlab.kind") == SUPERSEDED:
@@ -335,14 +337,14 @@ class _Content:
         return replace(self, tags=tags, params=params)
 
 
-def _without_values(run: Run) -> Run:
+def _keep_tags_only(run: Run) -> Run:
     """Return a run with its tags alone: metrics and parameters of ten thousand runs take half a gigabyte."""
     from mlflow.entities import Run, RunData, RunTag
 
     return Run(run.info, RunData(tags=[RunTag(name, value) for name, value in run.data.tags.items()]))
 
 
-def _training(run: Run) -> tuple[str, str]:
+def _training_identity(run: Run) -> tuple[str, str]:
     """Return what distinguishes the trainings of a trial: when a training began, or else the output folder."""
     began, root = (run.data.tags.get(f"vitlab.{name}", "") for name in ("began", "root"))
     return began, "" if began else root
@@ -354,11 +356,11 @@ def count_files(client: MlflowClient, run: str, place: str) -> int:
         # A name with a dot is of a file that a killed process has not completed.
         return sum(not name.startswith(".") for _, _, files in os.walk(place) for name in files)
 
-    def below(folder: str | None) -> int:
+    def count_below(folder: str | None) -> int:
         items = client.list_artifacts(run, folder)
-        return sum(below(item.path) if item.is_dir else 1 for item in items)
+        return sum(count_below(item.path) if item.is_dir else 1 for item in items)
 
-    return below(None)
+    return count_below(None)
 
 
 def send_files(client: MlflowClient, run: str, place: str, folder: Path) -> None:
@@ -411,7 +413,7 @@ class Picture(NamedTuple):
     image: Image
 
 
-def write_images(pictures: Iterable[Picture], t: int, into: Path) -> dict[str, int]:
+def write_image_files(pictures: Iterable[Picture], t: int, into: Path) -> dict[str, int]:
     """Write pictures, each in full size and as a thumbnail, under the file names that the page expects.
 
     Args:

@@ -114,7 +114,7 @@ def test_mark_of_foreign_results_deletes_nothing(tmp_path: Path) -> None:
     from vitlab.plugin import RunSpec, Store
 
     for mark in ("x", "../precious", "*", 5):
-        WandB(answer, Store(tmp_path), RunSpec()).drop(mark)
+        WandB(answer, Store(tmp_path), RunSpec()).remove_trial(mark)
     assert precious.exists()
 
 

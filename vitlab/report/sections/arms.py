@@ -31,7 +31,7 @@ from vitlab.report.phrasing import (
     Scale,
     compared_rows,
     format_p_value,
-    mean_interval,
+    interval_unless_collapsed,
 )
 from vitlab.report.sections import Findings, Section, Table, section
 from vitlab.spec import Analysis
@@ -72,7 +72,7 @@ class Arms(Section[Row]):
             of_means, *of_differences = figure.subplots(1, 2 if compared else 1, sharey=True, squeeze=False).ravel()
             for name, place in places.items():
                 draw_seeds(of_means, place, [scale.factor * value for value in values[name].values()])
-            means = [Mark(places[row["arm"]], row["mean"], *mean_interval(row), INK, INK) for row in rows]
+            means = [Mark(places[row["arm"]], row["mean"], *interval_unless_collapsed(row), INK, INK) for row in rows]
             draw_marks(of_means, means, scale, [value for name in places for value in values[name].values()])
             title = scale.title + ", best" * (plan.analysis.at == "best")
             of_means.set_xlabel(wrap_line(f"{title}; {plan.analysis.direction}", 38))
@@ -114,9 +114,9 @@ class Comparisons(Section[Row]):
         _, apart = phrasing.mean_and_difference_decimals(report.arms, scale)
         column = Columns(compared)
         table = [
-            column.text("arm"),
-            column.text("compared with", "baseline"),
-            column.text("test"),
+            column.text_column("arm"),
+            column.text_column("compared with", "baseline"),
+            column.text_column("test"),
             column("pairs", lambda row: str(row["pairs"])),
             column("p", lambda row: format_p_value(row["p"], alpha)),
             column(
@@ -157,7 +157,7 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str
             column(scale.title + " at best" * (analysis.at == "best"), lambda row: scale.number(row["mean"], own), 1),
             bold=_near_best(rows),
         ),
-        column(f"{level} interval", lambda row: scale.interval(*mean_interval(row), own), rank=6),
+        column(f"{level} interval", lambda row: scale.interval(*interval_unless_collapsed(row), own), rank=6),
         column("sd", lambda row: scale.number(row["sd"], of_sd), rank=9),
     ]
     if any(row["collapsed"] for row in rows):
@@ -169,7 +169,7 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str
         table.append(column("collapsed", collapsed))
     compared = compared_rows(rows)
     if len({row["baseline"] for row in compared}) > 1:
-        table.append(column.text("compared with", "baseline", rank=4))
+        table.append(column.text_column("compared with", "baseline", rank=4))
     if compared:
         families = sorted({row["family"] for row in compared})  # comparisons added later belong to a larger one
         is_adjusted = phrasing.is_corrected(families[-1], analysis)
@@ -192,8 +192,10 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str
     if test != analysis.metric and any(row.get(test) is not None for row in rows):
         title = f"{Scale.of(test, units).title}, mean {PLUS_MINUS} sd"
         tested = [row.get(name) for row in rows for name in (test, f"{test}_sd")]
-        of_test = scale.decimals(phrasing.half_widths(rows, "low", "high"), tested)
-        table.append(column(title, lambda row: scale.spread(row.get(test), row.get(f"{test}_sd"), of_test), rank=7))
+        of_test = scale.decimals_for_intervals(phrasing.half_widths(rows, "low", "high"), tested)
+        table.append(
+            column(title, lambda row: scale.mean_with_sd(row.get(test), row.get(f"{test}_sd"), of_test), rank=7)
+        )
     costs = [
         _parameters(rows),
         column("MACs", lambda row: phrasing.format_compact(row["macs"]), rank=10),
@@ -217,7 +219,7 @@ def paper_table(report: Report) -> Table:
     column, table = Columns(rows), [_arm_column(rows, labels)]
     if len(counts) > 1:
         table.append(column("n", lambda row: str(row["n"])))
-    means = column(scale.title, lambda row: scale.spread(row["mean"], row["sd"], own))
+    means = column(scale.title, lambda row: scale.mean_with_sd(row["mean"], row["sd"], own))
     table.append(replace(means, bold=_near_best(rows)))
     seeds = format_count(max(counts), "seed") if len(counts) == 1 else "n seeds"
     caption = f"Mean {PLUS_MINUS} standard deviation of {scale.title} over {seeds}; {analysis.direction}."
@@ -264,7 +266,7 @@ def _verdict_cell(row: Row) -> str:
 def _table_caption(plan: Plan, rows: Sequence[Row]) -> str:
     interval = f" with its {phrasing.percent(1 - plan.analysis.alpha)} interval"
     text = "each seed (small) and the mean" if any(row["n"] > 1 for row in rows) else "the value"
-    text += interval * any(mean_interval(row)[0] is not None for row in rows)
+    text += interval * any(interval_unless_collapsed(row)[0] is not None for row in rows)
     compared = [row for row in rows if row["difference"] is not None]
     if not compared:
         return f"Of every arm {text}."

@@ -21,10 +21,10 @@ from vitlab.report.phrasing import (
     Columns,
     Row,
     Scale,
+    describe_difference,
     describe_evidence,
     difference_columns,
     difference_decimals,
-    format_distance,
     interval_name,
     percent,
 )
@@ -102,7 +102,7 @@ class Blocks(Section[ArmOverBlocks]):
         decimals = difference_decimals(rows, scale)
         *differences, p = difference_columns(rows, analysis, scale, "difference")
         columns = [
-            column.text("arm"),
+            column.text_column("arm"),
             column("blocks", lambda row: str(row.pairs), rank=3),
             column("ahead / behind", lambda row: f"{row.ahead} / {row.behind}", rank=2),
             *differences,
@@ -112,7 +112,7 @@ class Blocks(Section[ArmOverBlocks]):
                 rank=2,
             ),
             p,
-            column.text("verdict"),
+            column.text_column("verdict"),
         ]
         what = "Mean difference from the baseline over blocks"
         if analysis.over_blocks == "relative":
@@ -160,7 +160,7 @@ def _block_sentence(row: ArmOverBlocks, analysis: Analysis, scale: Scale, decima
     prefix += f"{'over' if prefix else 'Over'} {format_count(row.pairs, 'block')}, {row.arm}"
     if row.difference is None:
         return f"{prefix} has no difference from {row.baseline}."
-    sentence = f"{prefix} is {format_distance(row.difference, scale, decimals)} {row.baseline}"
+    sentence = f"{prefix} is {describe_difference(row.difference, scale, decimals)} {row.baseline}"
     if analysis.goal == "min" and row.verdict in (Verdict.BETTER, Verdict.WORSE):
         sentence += f", which is {row.verdict}"
     if row.verdict == Verdict.EQUIVALENT and analysis.margin is not None:

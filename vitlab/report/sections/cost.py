@@ -80,7 +80,7 @@ class Cost(Section[MeasuredCost]):
     def table(self, rows: Sequence[MeasuredCost], report: Report) -> Table:
         column = Columns(rows)
         table = [
-            column.text("arm"),
+            column.text_column("arm"),
             column(SPEEDS["train_images_per_s"], lambda row: f"{row.train_images_per_s:,.0f}"),
             column("quartiles", lambda row: f"{row.train_images_per_s_q1:,.0f} to {row.train_images_per_s_q3:,.0f}", 1),
             column(SPEEDS["infer_images_per_s"], lambda row: f"{row.infer_images_per_s:,.0f}"),

@@ -57,8 +57,8 @@ class FurtherMetrics(Section[MetricsOfArm]):
         for place, name in enumerate(rows[0].means):
             means, scale = [row.means[name] for row in rows], Scale.of(name, report.units)
             if any(mean is not None for mean in means):
-                decimals = scale.decimals_of(means, 1, 3)
-                cells = tuple(scale.spread(row.means[name], row.sds[name], decimals) for row in rows)
+                decimals = scale.decimals_for_values(means, 1, 3)
+                cells = tuple(scale.mean_with_sd(row.means[name], row.sds[name], decimals) for row in rows)
                 columns.append(Column(scale.title.removeprefix("test mce_"), cells, rank=min(place, 3)))
         return Table(columns, f"{self.caption}; mean {PLUS_MINUS} standard deviation over seeds.")
 

@@ -20,8 +20,8 @@ from vitlab.report.phrasing import (
     Columns,
     difference_columns,
     interval_name,
+    interval_unless_collapsed,
     mean_and_difference_decimals,
-    mean_interval,
 )
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
 from vitlab.spec.design import format_value, short_names
@@ -108,7 +108,9 @@ class Crossed(Section[Cell]):
         scale, labels = report.scale, short_changes(change for row in rows for change in (row.first, row.second))
         decimals, _ = mean_and_difference_decimals(report.arms, scale)
         of_arms = {
-            row["arm"]: f"{scale.number(row['mean'], decimals)} {scale.interval(*mean_interval(row), decimals)}"
+            row[
+                "arm"
+            ]: f"{scale.number(row['mean'], decimals)} {scale.interval(*interval_unless_collapsed(row), decimals)}"
             for row in report.arms
         }
         cells = {(row.first, row.second): of_arms.get(row.arm, "").removesuffix(f" {DASH}") for row in rows}

@@ -14,10 +14,10 @@ from vitlab.report.drawing import WIDTH, Drawing, apply_style, new_figure, wrapp
 from vitlab.report.phrasing import (
     Columns,
     Scale,
+    describe_difference,
     describe_evidence,
     difference_columns,
     difference_decimals,
-    format_distance,
     interval_name,
     truncate_list,
 )
@@ -108,7 +108,7 @@ class MainEffects(Section[MainEffect]):
     def notes(self, rows: Sequence[MainEffect], findings: Findings) -> Iterator[str]:
         for row in rows:
             if row.collapsed and row.sound_difference is not None:
-                decimals = findings.scale.decimals([], [row.sound_difference])
+                decimals = findings.scale.decimals_for_intervals([], [row.sound_difference])
                 yield (
                     f"Warning: in {row.collapsed} of the {row.pairs} pairs of the main effect of {row.level}, seeds "
                     f"have collapsed; it is {findings.scale.number(row.sound_difference, decimals, sign=True)} without "
@@ -123,7 +123,7 @@ class MainEffects(Section[MainEffect]):
             column("settings", lambda row: str(row.settings), rank=3),
             column("n", lambda row: str(row.pairs), rank=1),
             *difference_columns(rows, report.analysis, report.scale, "main effect"),
-            column.text("verdict"),
+            column.text_column("verdict"),
         ]
         return Table(
             columns,
@@ -145,7 +145,7 @@ def grid_answers(sections: Mapping[str, Sequence[Any]], analysis: Analysis, unit
     sentences = []
     for name, rows in factors.items():
         levels = [
-            f"{labels[row.level]} is {format_distance(row.difference, scale, decimals)} {labels[row.against]} "
+            f"{labels[row.level]} is {describe_difference(row.difference, scale, decimals)} {labels[row.against]} "
             f"({describe_evidence(row, analysis, scale, decimals)}: {row.verdict})"
             for row in rows
             if row.difference is not None

@@ -96,7 +96,7 @@ class ScalingLaws(Section[Scaling]):
             elif row.offset is None and len(row.arms) >= scaling.MIN_SIZES_WITH_OFFSET:
                 yield f"{who} error is not shown to fall with {SIZES[size]}, so no exponent is fitted."
             elif row.offset_high is not None and not row.levels_off:
-                most = scale.end(row.offset_high, scale.decimals([row.offset_high / 2]))
+                most = scale.end(row.offset_high, scale.decimals_for_intervals([row.offset_high / 2]))
                 yield (
                     f"{who} sizes cannot tell whether the error keeps falling or levels off: every offset from 0 to "
                     f"{f'{most} {scale.unit}'.rstrip()} fits."
@@ -106,7 +106,7 @@ class ScalingLaws(Section[Scaling]):
         scale, column = report.scale, Columns(rows)
         interval = f"{percent(1 - report.analysis.alpha)} interval"
         table = [
-            column.text("arms with", "series"),
+            column.text_column("arms with", "series"),
             column("sizes", lambda row: str(len(row.arms)), rank=2),
             column("seeds", lambda row: str(row.seeds), rank=2),
             column("slope of the logarithms", lambda row: PLAIN.number(row.slope, 3)),
@@ -114,7 +114,7 @@ class ScalingLaws(Section[Scaling]):
         ]
         with_offset = any(row.offset is not None for row in rows)
         if with_offset:
-            decimals = scale.decimals([row.offset_high and row.offset_high / 2 for row in rows])
+            decimals = scale.decimals_for_intervals([row.offset_high and row.offset_high / 2 for row in rows])
             title = f"offset ({scale.unit})" if scale.unit else "offset"
             table += [
                 column(title, lambda row: scale.number(row.offset, decimals)),

@@ -47,14 +47,14 @@ class Tuning(Section[Candidate]):
 
     def table(self, rows: Sequence[Candidate], report: Report) -> Table:
         scale, column = Scale.of(rows[0].metric, report.units), Columns(rows)
-        decimals = scale.decimals_of([row.score for row in rows], 2, 4)
+        decimals = scale.decimals_for_values([row.score for row in rows], 2, 4)
         columns = [
-            column.text("tuned for", "arm"),
-            column.text("candidate", "rival"),
+            column.text_column("tuned for", "arm"),
+            column.text_column("candidate", "rival"),
             column(scale.title, lambda row: scale.number(row.score, decimals)),
             column("trainings", lambda row: str(row.trials), rank=2),
             column("time", lambda row: format_duration(row.wall_s) if row.wall_s else DASH, rank=1),
-            column.text("outcome"),
+            column.text_column("outcome"),
         ]
         what = "Candidates of each tuning, with the mean of their trainings, by which one is chosen and none is judged."
         return Table(columns, what)
