@@ -303,6 +303,9 @@ design:
         ({"patch_size: 2": "patch_size: 3", "dim: 8": "dim: eight"}, ["patch_size 3", "found 'eight'"]),
         ({"patch_size: 2": "patch_size: two", "heads: 2": "heads: 3"}, ["found 'two'", "dim 8 is not a multiple of heads 3"]),
         ({"patch_size: 2": "patch_size: 3", "heads: 2": "heads: 2, drp: 0.1"}, ["patch_size 3", "'drop'"]),
+        # sizes behind an option of the data that does not change the images, and behind data that is not known
+        ({"digits}": "digits, fractoin: 2}", "patch_size: 2": "patch_size: 3"}, ["'fraction'", "patch_size 3"]),
+        ({"digits}": "digts}", "patch_size: 2": "patch_size: 3", "heads: 2": "heads: 3"}, ["'digits'", "heads 3"]),
         (
             {"learned}": "rope}", "type: adamw": "type: adamW", "1.0e-3}": "1.0e-3}, schedule: cosin",
              "study: small": "study: small\nanalysis: {metric: val/acc}"},

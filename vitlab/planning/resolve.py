@@ -41,6 +41,12 @@ DEFAULT_CHOICES = {
 }
 """Path of a component in a trial to the one that a trial has by default."""
 
+_UNSEEN = frozenset({"normalize", "validation", "fraction", "per_class", "augment"})
+"""Options of data on which the model's view of it does not depend."""
+
+_STAND_IN = DataInfo(image=(224, 224), channels=3, classes=10)
+"""Data in the place of data that is not known, for the sizes of a model that do not depend on it."""
+
 
 class Faults(Exception):
     """All mistakes of one trial, as paths below ``base`` and sentences, and its sound part.
@@ -127,6 +133,7 @@ class _Draft:
     parts: dict[Path, ResolvedChoice] = field(default_factory=dict)  #: sound components of the slots of a trial
     wrong: dict[Path, Collection[str | int]] = field(default_factory=dict)  #: path of a component to its wrong options
     model: ResolvedChoice | None = None  #: with defaults in the place of wrong options
+    data: ResolvedChoice | None = None  #: the same
     objective: type[Any] | None = None
     info: DataInfo | None = None
     incompatibility: str = ""
@@ -189,8 +196,8 @@ class Resolver:
                 draft.wrong[path] = option_error.wrong
             if choice is None:
                 continue
-            if path == ("model",):
-                draft.model = choice
+            if path in (("model",), ("data",)):
+                setattr(draft, str(path[0]), choice)
             # A default component can stand in for a wrong one while the rest is checked; other defaults would mislead.
             if all(is_choice(choice.fields[str(option)]) for option in draft.wrong.get(path, ())):
                 draft.parts[path] = choice
@@ -210,16 +217,17 @@ class Resolver:
 
     def _describe_data(self, draft: _Draft) -> None:
         """Get the model's view of the data, and check what depends on it alone."""
-        if ("data",) not in draft.parts:
+        if draft.data is None or not _UNSEEN.issuperset(draft.wrong.get(("data",), ())):
             return
         try:
-            if (key := json.dumps(draft.plain["data"], sort_keys=True)) not in self._infos:
-                self._infos[key] = self._inform(draft.parts["data",])
+            if (key := json.dumps(draft.data.plain(), sort_keys=True)) not in self._infos:
+                self._infos[key] = self._inform(draft.data)
         except DataError as error:
             draft.add_faults((("data",), str(error)))
             return
         draft.info = self._infos[key]
-        draft.identity["data"] = _normalise_corrupted(draft.identity["data"], draft.info)
+        if ("data",) in draft.parts:
+            draft.identity["data"] = _normalise_corrupted(draft.identity["data"], draft.info)
         task = draft.info.task
         if task != "classification" and value_at(draft.plain, ("train", "mix")) is not None:
             sentence = f"train.mix needs classification, and the task of this data is {task}; remove it"
@@ -235,14 +243,12 @@ class Resolver:
         model, info, objective = draft.model, draft.info, draft.objective
         if model is None:
             return
-        reason = ""
-        if info is not None:
-            try:
-                reason = model.component.incompatibility(info, model.options) or ""
-            except GeometryError as error:
-                faulty = draft.wrong.get(("model",), ())
-                sizes = [(options, message) for options, message in error.faults if not {*options} & {*faulty}]
-                draft.add_faults(*((("model", options[0]), message) for options, message in sizes))
+        reason, unknown = "", {*draft.wrong.get(("model",), ()), *([] if info else ["patch_size"])}
+        try:
+            reason = model.component.incompatibility(info or _STAND_IN, model.options) or ""
+        except GeometryError as error:
+            sizes = [(options, message) for options, message in error.faults if unknown.isdisjoint(options)]
+            draft.add_faults(*((("model", options[0]), message) for options, message in sizes))
         if not reason and info is not None and objective is not None:
             reason = objective.incompatibility(info, model, draft.plain) or ""
         if not reason and objective is not None and not objective.labels and _is_mup(model):
