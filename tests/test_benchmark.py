@@ -48,7 +48,7 @@ WRITE = report.write
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(benchmark, "_measure_in_process", lambda measure, *arguments: measure(*arguments))
+    monkeypatch.setattr(benchmark, "_measure_in_own_process", lambda measure, *arguments: measure(*arguments))
     monkeypatch.setattr(benchmark, "BLOCK_S", 0.01)
     monkeypatch.setattr(benchmark, "ROUNDS", 2)
     monkeypatch.setattr(benchmark, "PROBES", 1)
@@ -81,9 +81,9 @@ def test_speed_is_steps_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(benchmark, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(benchmark, "BLOCK_S", 10.0)
-    assert benchmark.measure_speed(step, torch.device("cpu")) == pytest.approx(4.0, rel=1e-9)
+    assert benchmark.measure_step_rate(step, torch.device("cpu")) == pytest.approx(4.0, rel=1e-9)
     assert steps[0] == benchmark.WARM_UP + 40
-    assert benchmark.measure_speed(step, torch.device("cpu"), 0.0, warm_up=0) == pytest.approx(4.0, rel=1e-9)
+    assert benchmark.measure_step_rate(step, torch.device("cpu"), 0.0, warm_up=0) == pytest.approx(4.0, rel=1e-9)
     assert steps[0] == benchmark.WARM_UP + 41, "one step is measured at least"
 
 

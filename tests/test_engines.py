@@ -37,10 +37,10 @@ from vitlab.planning.engine_choice import (
     MAX_TOGETHER,
     MAX_VALUES,
     MIN_COMPILED_STEPS,
-    batch_key,
     choose_engine,
     group_trials,
-    shape_digest,
+    joint_training_key,
+    speed_digest,
 )
 from vitlab.planning.values import Planned, Trial
 from vitlab.registry import list_entries, slot
@@ -625,8 +625,10 @@ def test_batches_have_one_shape_and_are_filled() -> None:
         max(len(group) for _, group in group_trials([planned(seed) for seed in range(40)], 1, "vmap", lambda _: None))
         <= MAX_TOGETHER
     )
-    assert batch_key(trial(0)) != batch_key(trial(0, batch_size=8))
-    assert batch_key(trial(0)) != batch_key(trial(0, loss={"type": "cross_entropy", "label_smoothing": 0.1}))
+    assert joint_training_key(trial(0)) != joint_training_key(trial(0, batch_size=8))
+    assert joint_training_key(trial(0)) != joint_training_key(
+        trial(0, loss={"type": "cross_entropy", "label_smoothing": 0.1})
+    )
 
 
 @pytest.mark.parametrize(
@@ -659,7 +661,7 @@ def test_speed_key_depends_on_picture_crops_only() -> None:
     augments: list[list[Any]] = [[], ["flip"], ["random_resized_crop"], [cut], [{**cut, "scale": [0.5, 1.0]}, "flip"]]
     data = {"type": "image_folder", "root": "nowhere", "num_classes": 2}
     plain, flipped, cropped, pictures, others = (
-        shape_digest(replace(trial(0), spec=trial(0).spec.model_copy(update={"data": Choice.of(choice.plain())})))
+        speed_digest(replace(trial(0), spec=trial(0).spec.model_copy(update={"data": Choice.of(choice.plain())})))
         for choice in (slot("dataset").resolve({**data, "augment": augment}) for augment in augments)
     )
     assert plain == flipped == cropped != pictures == others

@@ -18,7 +18,7 @@ import vitlab
 from vitlab import lab
 from vitlab.comparison.study import refusals_by_arm
 from vitlab.errors import SpecError
-from vitlab.planning.registration import analysis_changes, make_registration, with_registration
+from vitlab.planning.registration import describe_analysis_changes, make_registration, with_first_registration
 from vitlab.planning.values import Arm, Looks, Plan
 from vitlab.report.comparison import inconclusive_arms
 from vitlab.spec import Analysis, Study
@@ -140,10 +140,10 @@ def test_escalation_added_later_is_exploratory(tmp_path):
     _, before = lab.plan_study(study(tmp_path, 2), out=tmp_path)
     _, after = lab.plan_study(study(tmp_path, {"count": 2, "escalate_to": 3}), out=tmp_path)
     earlier = replace(before, registered=make_registration(before))
-    assert analysis_changes(with_registration(after, earlier, lambda key, code: True)) == [
+    assert describe_analysis_changes(with_first_registration(after, earlier, lambda key, code: True)) == [
         "the results were to be judged once, and are judged at 2 and 3 seeds"
     ]
-    assert analysis_changes(with_registration(after, earlier, lambda key, code: False)) == []
+    assert describe_analysis_changes(with_first_registration(after, earlier, lambda key, code: False)) == []
 
 
 def test_invalid_seed_counts_are_refused_with_place(tmp_path):

@@ -579,7 +579,7 @@ def test_segmentation_is_drawn_beside_its_true_labels(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_report")
 def test_unfinished_trial_of_arm_is_named(tmp_path: Path) -> None:
-    from vitlab.driver.explanations import draw_arms
+    from vitlab.driver.explanations import explain_arms
     from vitlab.store.folders import Store
     from vitlab.store.result import Circumstances, Outcome, TrialResult
 
@@ -592,7 +592,7 @@ def test_unfinished_trial_of_arm_is_named(tmp_path: Path) -> None:
     trial = SimpleNamespace(key="k", code="c")
     plan: Any = SimpleNamespace(first_trials={"plain": SimpleNamespace(trial=trial)})
     with folder.lease():
-        [sentence] = draw_arms(plan, store, [0])
+        [sentence] = explain_arms(plan, store, [0])
     assert sentence.startswith("plain is not explained: another process is writing its trial")
 
 
@@ -612,14 +612,14 @@ def test_failed_explanation_leaves_no_files(tmp_path: Path, monkeypatch: pytest.
         raise OSError("No space")
 
     monkeypatch.setattr("vitlab.runner.models.load_model", lambda folder: loaded)
-    monkeypatch.setattr(explanations, "test_examples", lambda *_: examples)
+    monkeypatch.setattr(explanations, "load_test_images", lambda *_: examples)
     monkeypatch.setattr(one_image, "explain", lambda *arguments, **options: None)
     monkeypatch.setattr(explanations, "draw", fail)
     folder = Store(tmp_path).trial("k", "c")
     write_json(folder.spec, {"seeds": {"init": 0}, "spec": {"train": {"objective": "supervised"}}})
     folder.weights_file.touch()
     with pytest.raises(OSError, match="No space"):
-        explanations.draw_images(folder, [0])
+        explanations.write_explanations(folder, [0])
     assert {path.name for path in folder.path.iterdir()} == {folder.spec.name, folder.weights_file.name}
 
 

@@ -57,7 +57,7 @@ def test_coordinates_do_not_grow_with_width() -> None:
 def test_diverged_width_is_beyond_every_factor(change: float, width: int) -> None:
     one = Coordinates("mup", {"blocks.0.attn": {32: 0.1, 64: 0.1}, "logits": {32: 0.1, 64: 0.1, width: change}})
     assert one.worst == "logits" and one.ratio("logits") == math.inf
-    assert one.sentence(2).startswith("mup: beyond the factor 2")
+    assert one.describe_worst_layer(2).startswith("mup: beyond the factor 2")
 
 
 @pytest.mark.parametrize("attention", ["explicit", "split", "per_head", "sdpa"])

@@ -38,19 +38,19 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> Display:
 
 
 def test_only_a_kernel_is_a_notebook(notebook: Display, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(progress.watch_on(), progress.NotebookView)
+    assert isinstance(progress.make_watch(), progress.NotebookView)
     for shell in (None, object()):  # imported by a script; IPython in a terminal
         monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda shell=shell: shell)
-        assert isinstance(progress.watch_on(), progress.PlainLines)
+        assert isinstance(progress.make_watch(), progress.PlainLines)
     monkeypatch.delitem(sys.modules, "IPython")
-    assert isinstance(progress.watch_on(), progress.PlainLines)
+    assert isinstance(progress.make_watch(), progress.PlainLines)
 
 
 def test_notebook_has_one_updated_output(
     notebook: Display, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan, store = synthetic_studies.study(tmp_path, {"baseline": [None] * 2, "<b>": [None] * 2})
-    view = progress.watch_on()
+    view = progress.make_watch()
     view.on_plan(plan, plan.trials, store)
     for planned in plan.trials[:2]:
         view.on_start(planned)
@@ -83,5 +83,5 @@ def test_notebook_escapes_names(notebook: Display, tmp_path: Path) -> None:
     view = progress.NotebookView()
     view.on_plan(plan, plan.trials, store)
     view.on_start(plan.trials[1])
-    html = view._rename_table()._repr_mimebundle_([], [])["text/html"]
+    html = view._render_table()._repr_mimebundle_([], [])["text/html"]
     assert "&lt;b&gt; s0" in html and "<b>" not in html

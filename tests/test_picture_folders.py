@@ -27,7 +27,7 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import DataError, SpecError
 from vitlab.geometry import DataInfo
 from vitlab.lab import plan_study
-from vitlab.planning.sources import split_difference
+from vitlab.planning.sources import why_splits_differ
 from vitlab.registry import slot
 from vitlab.spec import STREAMS
 
@@ -453,8 +453,8 @@ def test_share_to_test_on_beside_folders(tmp_path: Path) -> None:
 
 def test_split_of_a_folder_differs_from_another_only_by_its_own_validation(tmp_path: Path) -> None:
     cut, own = write(tmp_path / "cut", "train", "test"), write(tmp_path / "own", "train", "val", "test")
-    assert split_difference(folder(cut), folder(cut, validation=0.1)) is None
-    assert "unset (the authors' own images)" in (split_difference(folder(own), folder(own, validation=0.1)) or "")
+    assert why_splits_differ(folder(cut), folder(cut, validation=0.1)) is None
+    assert "unset (the authors' own images)" in (why_splits_differ(folder(own), folder(own, validation=0.1)) or "")
 
 
 def test_training_images_are_counted_without_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,13 @@ from vitlab.identity import source
 from vitlab.identity.code import clear_caches, modules_digest, transitive_digests, trial_module_digests
 from vitlab.identity.trial import hash_of
 from vitlab.lab import plan_study
-from vitlab.planning.engine_choice import choose_engine, shape_digest
-from vitlab.planning.registration import added_comparisons, altered_arms, removed_comparisons, with_registration
+from vitlab.planning.engine_choice import choose_engine, speed_digest
+from vitlab.planning.registration import (
+    altered_arms,
+    newly_compared_arms,
+    no_longer_compared_arms,
+    with_first_registration,
+)
 from vitlab.planning.rules import RuleFault, is_met, parse_rule
 from vitlab.planning.sources import may_share_images
 from vitlab.planning.values import EngineBenchmark, Plan, Trial
@@ -240,11 +245,11 @@ def test_arms_that_a_further_level_renames_stay_registered(tmp_path: Path) -> No
     def grid(*positions: str) -> Plan:
         return plan(tmp_path, design={"grid": {"model.position": [*positions], "model.depth": [2, 1]}})
 
-    first = with_registration(grid("learned", "rope2d"), None, lambda key, code: False)
-    later = with_registration(grid("learned", "rope2d", "none"), first, lambda key, code: True)
+    first = with_first_registration(grid("learned", "rope2d"), None, lambda key, code: False)
+    later = with_first_registration(grid("learned", "rope2d", "none"), first, lambda key, code: True)
     assert names(first)[3] == "rope2d, depth=1" and names(later)[3] == "position=rope2d, depth=1"
-    assert added_comparisons(later) == {"position=none, depth=2", "position=none, depth=1"}
-    assert removed_comparisons(later) == altered_arms(later) == []
+    assert newly_compared_arms(later) == {"position=none, depth=2", "position=none, depth=1"}
+    assert no_longer_compared_arms(later) == altered_arms(later) == []
 
 
 def test_arm_names_have_the_differences() -> None:
@@ -698,16 +703,16 @@ def test_benchmark_overrides_engine_rule(tmp_path: Path) -> None:
     study_plan = plan(tmp_path, design={"one_at_a_time": {"train.optimizer.lr": [1e-4], "model.depth": [1]}}, seeds=2)
     base, faster, shallow = (study_plan.find(arm.name, 0).trial for arm in study_plan.arms)
     assert (
-        shape_digest(base)
-        == shape_digest(study_plan.find("baseline", 1).trial)
-        == shape_digest(faster)
-        != shape_digest(shallow)
+        speed_digest(base)
+        == speed_digest(study_plan.find("baseline", 1).trial)
+        == speed_digest(faster)
+        != speed_digest(shallow)
     )
     longer = plan(tmp_path, base={**BASE, "train": {"epochs": 3, "batch_size": 8, "schedule": "constant"}})
-    assert shape_digest(longer.find("baseline", 0).trial) == shape_digest(base), (
+    assert speed_digest(longer.find("baseline", 0).trial) == speed_digest(base), (
         "lengths and rates do not decide how fast a step is"
     )
-    probes = {shape_digest(base): EngineBenchmark("loop", 2, {"loop": 3.0, "vmap": 2.0}, {})}
+    probes = {speed_digest(base): EngineBenchmark("loop", 2, {"loop": 3.0, "vmap": 2.0}, {})}
 
     def little(_: Trial) -> Work:
         return Work(1)

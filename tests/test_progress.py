@@ -83,8 +83,8 @@ def test_remaining_time_is_right_within_a_third_from_the_second_minute_on(
     now = 0.0
     view = progress._Display(Console(file=io.StringIO(), get_time=lambda: now))
     view.on_plan(plan, plan.trials, store)
-    view._update()
-    assert view._rest() == "estimating the remaining time"
+    view._read_journals()
+    assert view._describe_remaining_time() == "estimating the remaining time"
     checked = 0
     for now in range(1, int(end), 5):
         while events and events[0][0] <= now:
@@ -97,9 +97,9 @@ def test_remaining_time_is_right_within_a_third_from_the_second_minute_on(
                 measure(store, planned, time_s, step)
             else:
                 view.on_end(planned, progress.Ending.DONE, "")
-        view._update()
+        view._read_journals()
         if now >= 120:
-            truth, (*minutes, seconds) = end - now, map(int, re.findall(r"\d+", view._rest()))
+            truth, (*minutes, seconds) = end - now, map(int, re.findall(r"\d+", view._describe_remaining_time()))
             remaining = 60 * sum(minutes) + seconds
             assert abs(remaining - truth) <= max(truth / 3, 10), (now, remaining, truth)
             checked += 1
@@ -135,19 +135,21 @@ def test_remaining_time_counts_only_what_was_trained_since_a_resume(tmp_path: Pa
         for part in (1, 2, 3):
             now = begin + 25 * part
             measure(store, planned, now, STEPS // 2 + part * STEPS // 8)
-            view._update()
+            view._read_journals()
         if not begin:
             view.on_end(planned, progress.Ending.DONE, "")
-            assert view._rest() == "3 min 45 s left", "nothing says yet that the other goes on from the middle, too"
-    assert view._rest() == "25 s left"
+            assert view._describe_remaining_time() == "3 min 45 s left", (
+                "nothing says yet that the other goes on from the middle, too"
+            )
+    assert view._describe_remaining_time() == "25 s left"
     now += 20
-    assert view._rest() == "5 s left"
+    assert view._describe_remaining_time() == "5 s left"
     now += 20
-    assert view._rest() == "longer than estimated"
+    assert view._describe_remaining_time() == "longer than estimated"
     measure(store, plan.trials[1], now, STEPS)
-    view._update()
+    view._read_journals()
     now += 20
-    assert view._rest() == "finishing"
+    assert view._describe_remaining_time() == "finishing"
 
 
 def rows_of(width: int, rows: Sequence[progress.Row]) -> list[str]:
@@ -187,9 +189,9 @@ def test_rows_leave_out_whole_what_does_not_fit() -> None:
 def test_shortened_names_differ() -> None:
     middle = ["x" * 30 + letter + "y" * 30 for letter in "abcdef"]
     for names in (middle, [*middle, "short"], [f"{'name' * 9} s{seed}" for seed in range(40)]):
-        shortened = progress.shorten(names, 12)
+        shortened = progress.shorten_names(names, 12)
         assert len(set(shortened)) == len(names) and max(map(len, shortened)) <= 12
-    assert progress.shorten(["as it is", "learning_rate=0.001 s0"], 14) == ["as it is", "learn…0.001 s0"]
+    assert progress.shorten_names(["as it is", "learning_rate=0.001 s0"], 14) == ["as it is", "learn…0.001 s0"]
 
 
 def ended(plan: Plan, *indices: int, store: Store | None = None, value: float = 0.9) -> list[Planned]:
@@ -237,11 +239,13 @@ def test_plain_lines_have_one_line_for_trials_that_end_together(
 def test_size_of_a_plan_counts_trained_and_resumed_trials(tmp_path: Path) -> None:
     plan, store = synthetic_studies.study(tmp_path, {"baseline": [0.9, 0.9], "none": [None] * 3})
     todo = plan.trials[2:]
-    assert progress.size_of(plan, todo, store) == "2 arms, 5 trials; 3 to train, 2 trained already"
+    assert progress.describe_size(plan, todo, store) == "2 arms, 5 trials; 3 to train, 2 trained already"
     for planned in todo[1:]:
         store.folder(planned.trial).checkpoint.mkdir(parents=True)
-    assert progress.size_of(plan, todo, store).endswith("; 3 to train, 2 of them from a checkpoint, 2 trained already")
-    assert progress.size_of(plan, (), store) == "2 arms, 5 trials; nothing to train, 2 trained already"
+    assert progress.describe_size(plan, todo, store).endswith(
+        "; 3 to train, 2 of them from a checkpoint, 2 trained already"
+    )
+    assert progress.describe_size(plan, (), store) == "2 arms, 5 trials; nothing to train, 2 trained already"
 
 
 def test_live_table_has_bars_and_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +281,7 @@ def screens(view: progress.LiveView, screen: io.StringIO) -> list[str]:
     """Return the lines of what the view shows now."""
     screen.truncate(0)
     screen.seek(0)
-    view._console.print(view._rename_table())
+    view._console.print(view._render_table())
     return [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in screen.getvalue().splitlines()]
 
 
@@ -297,7 +301,7 @@ def test_every_arm_has_a_row_from_the_first_moment_to_its_mean(tmp_path: Path) -
         store.folder(planned.trial).write_result(result)
         view.on_end(planned, progress.Ending.DONE, "")
     view.on_end(plan.trials[4], progress.Ending.FAILED, "no disk")
-    view._update()
+    view._read_journals()
     drawn.append(screens(view, screen))
     seen = [[re.sub(" *━+[╸╺━]* *", "|", line) for line in lines] for lines in drawn]
     assert seen == [

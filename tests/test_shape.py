@@ -30,7 +30,7 @@ FIRST_LINES = (
 NOUNS = {
     "plan_study",
     "_plan_trials",
-    "ResolvedTrial.with_seeds",
+    "ResolvedTrial.to_seeded_trial",
     "Job",
     "Training.train_step",
     "Attempt.end_with_outcome",

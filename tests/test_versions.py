@@ -28,7 +28,7 @@ from vitlab.planning.study_folder import (
     commit_of,
     format_differences,
     read_versions,
-    result_content,
+    select_result_content,
     version_name,
 )
 from vitlab.report.api import open_study
@@ -132,7 +132,7 @@ def test_run_of_other_file_of_same_study_names_first(ran: Path) -> None:
 def test_command_line_changes_are_a_version_and_reported(here: Path) -> None:
     answer = lab.run("first.yaml", out="out", changes={"seeds": 1, "train.steps": 2, "run.workers": 1})
     assert read_versions(answer.folder)[0].name == version_name(
-        result_content(yaml.safe_load(Path("other.yaml").read_text()))
+        select_result_content(yaml.safe_load(Path("other.yaml").read_text()))
     )
     code, output = invoke("report", "first.yaml", "--set", "seeds=1", "--set", "train.steps=2")
     assert code == 0 and "was run with --set seeds=1 --set train.steps=2." in " ".join(output.split())
@@ -194,7 +194,7 @@ def test_run_killed_at_start_keeps_stored_version(here: Path, monkeypatch: pytes
 
     write(here / "third.yaml", steps=3)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(study_folder, "write_record", killed)
+        patch.setattr(study_folder, "write_latest_run_record", killed)
         lab.run("third.yaml", out="out")
     for _ in range(2):
         for file, steps in (("first.yaml", {4}), ("other.yaml", {2})):
@@ -263,25 +263,27 @@ def test_run_settings_and_data_path_do_not_make_a_version() -> None:
     plain = {"base": {"data": "digits", "train": {"steps": 4}}, "seeds": 2}
     elsewhere = {**plain, "base": {**plain["base"], "data": {"type": "digits", "root": "/data"}}, "run": {"workers": 2}}  # type: ignore[dict-item]
     assert (
-        version_name(result_content(plain))
-        == version_name(result_content(elsewhere))
-        != version_name(result_content({**plain, "seeds": 3}))
+        version_name(select_result_content(plain))
+        == version_name(select_result_content(elsewhere))
+        != version_name(select_result_content({**plain, "seeds": 3}))
     )
-    assert version_name(result_content(plain)) == version_name(result_content(dict(reversed(plain.items()))))
+    assert version_name(select_result_content(plain)) == version_name(
+        select_result_content(dict(reversed(plain.items())))
+    )
     assert (
-        format_differences(result_content(plain), result_content({**plain, "question": "Why?"}))
+        format_differences(select_result_content(plain), select_result_content({**plain, "question": "Why?"}))
         == "question (absent) -> Why?"
     )
     cut = {**plain, "base": {"data": {"type": "digits", "fraction": 0.5}}}
     assert (
-        format_differences(result_content(plain), result_content(cut))
+        format_differences(select_result_content(plain), select_result_content(cut))
         == "train.steps 4 -> (absent); data.fraction (absent) -> 0.5"
     )
     for before, after in ((0.123456789, 0.1234567891), (None, "none"), ([1, None], [1, "none"])):
         first, second = format_differences({"a": before}, {"a": after}).removeprefix("a ").split(" -> ")
         assert first != second, "what differs is seen"
     assert (
-        format_differences(result_content(cut), result_content(plain))
+        format_differences(select_result_content(cut), select_result_content(plain))
         == "data.fraction 0.5 -> (absent); train.steps (absent) -> 4"
     )
 

@@ -23,7 +23,7 @@ from threading import Thread
 
 from vitlab import registry, report
 from vitlab.driver.planning import (
-    find_or_write_file,
+    find_or_write_study_file,
     make_due_decisions,
     prepare_tracker_and_executor,
     read_unidentified_data,
@@ -38,7 +38,7 @@ from vitlab.driver.session import (
     next_stage,
     require_matching_arm,
 )
-from vitlab.planning.study_folder import begin_run, write_plan
+from vitlab.planning.study_folder import write_plan, write_study_files
 from vitlab.planning.values import Plan, Planned
 from vitlab.registry.options import check_arguments
 from vitlab.report.api import Answer as Answer
@@ -93,11 +93,11 @@ def run(
         Interrupted: after Ctrl-C, once every running trial has written its checkpoint, or without what the tracker
             lacks if the report is written.
     """
-    from vitlab.driver.progress import watch_on
+    from vitlab.driver.progress import make_watch
 
-    watch = watch or watch_on()
+    watch = watch or make_watch()
     store = Store(Path(out).resolve())
-    file = find_or_write_file(file, out, watch)
+    file = find_or_write_study_file(file, out, watch)
     prepare_tracker_and_executor(file, changes, store)
     make_current_plan = partial(plan_study, file, changes=changes, plugins=plugins, out=out, versions=versions)
     with watch.status("loading PyTorch, and planning"):
@@ -113,7 +113,7 @@ def run(
         _, missing = next_stage(plan, only, endings)
         _require_tracker_and_executor(plan, store, study.run, trains=bool(missing))
         # The plan returns with the analysis that the first run of the study has registered.
-        plan = begin_run(plan, store, file, changes, plugins, watch.say, trains=bool(missing))
+        plan = write_study_files(plan, store, file, changes, plugins, watch.say, trains=bool(missing))
         tracker = registry.slot("tracker").build(study.run.tracker, plan, store, study.run)
         session = Session(store, study.run, plugins, watch, tracker)
         current = _Run(plan, session, only, endings, make_current_plan)
@@ -179,14 +179,14 @@ def _require_tracker_and_executor(plan: Plan, store: Store, settings: RunSpec, *
 def _explain_and_measure(plan: Plan, session: Session, *, measure: bool) -> None:
     """Explain the trained arms if ``run.explain`` says so, and measure their costs if that is asked for."""
     if session.run.explain:
-        from vitlab.driver.explanations import draw_arms
+        from vitlab.driver.explanations import explain_arms
 
-        for sentence in draw_arms(plan, session.store, session.run.explain, session.watch.say):
+        for sentence in explain_arms(plan, session.store, session.run.explain, session.watch.say):
             session.watch.say(sentence)
     if measure:
-        from vitlab.driver.benchmark import measure_arms
+        from vitlab.driver.benchmark import measure_and_write_arm_costs
 
-        measure_arms(plan, session)
+        measure_and_write_arm_costs(plan, session)
 
 
 def _answer(run: _Run, seeds: int, link: str | None) -> Answer:

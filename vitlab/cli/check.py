@@ -100,11 +100,11 @@ def check_command(
         click.echo(_render_workflow("check", [*words, "--baseline", str(baseline)], stored))
         return
     say(f"reading {file}")
-    from vitlab.driver.progress import watch_on
+    from vitlab.driver.progress import make_watch
     from vitlab.regression import check, phrasing
 
     typed = shlex.join(["vitlab", "check", str(name), *repeat_options(context, without=CHOICES)])
-    request = check.CheckRequest(file, baseline, out, parse_changes(changes), plugins, watch_on(), typed)
+    request = check.CheckRequest(file, baseline, out, parse_changes(changes), plugins, make_watch(), typed)
     if accept:
         plan_only = check.accept(request, str(reason).strip(), tiers or TIERS).values is not None
         click.echo(f"{baseline} is written; review it, and commit it.")
@@ -150,11 +150,11 @@ def ab_command(
         click.echo(_render_workflow("ab", [str(file), *words]))
         return
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's end is handled like Ctrl-C
-    from vitlab.driver.progress import watch_on
+    from vitlab.driver.progress import make_watch
     from vitlab.regression.ab import compare_revisions
     from vitlab.regression.check import CheckRequest
 
-    request = CheckRequest(find_study_file(file), Path(), out, parse_changes(changes), plugins, watch_on())
+    request = CheckRequest(find_study_file(file), Path(), out, parse_changes(changes), plugins, make_watch())
     try:
         report, result = compare_revisions(revisions, request, install)
     except KeyboardInterrupt:
@@ -286,7 +286,7 @@ def coordinates_command(
         for layer, by_width in one.changes.items():
             numbers = "".join(f"{by_width[width]:11.3g}" for width in widths)
             lines.append(f"{layer:20}{numbers}{one.ratio(layer):9.3g}")
-    lines += ["", *(one.sentence(factor) for one in results)]
+    lines += ["", *(one.describe_worst_layer(factor) for one in results)]
     if any(one.parametrization == "mup" and one.ratio(one.worst) > factor for one in results):
         print_lines(lines)
         context.exit(1)

@@ -79,7 +79,7 @@ def explain_command(
     has every picture as a file, and the numbers behind them.
     """
     say(f"reading {study}")  # importing PyTorch takes seconds
-    from vitlab.driver.explanations import Picture, explain_images, write_page
+    from vitlab.driver.explanations import Picture, explain_images, write_comparison_page
     from vitlab.explaining.one_image import Explanation, common_scales, compare, draw
 
     mistakes, models = list[str](), list[TrainedModel]()
@@ -135,7 +135,7 @@ def explain_command(
             files += each.files
         files += compare(by_model, title if is_trial else f"study {title}", of_image)
     page = to / "index.html"
-    write_page(page, title, question, explanations, reasons)
+    write_comparison_page(page, title, question, explanations, reasons)
     if wants_json():
         print_json({"page": str(page), "predictions": rows, "files": [str(file) for file in files]})
     else:

@@ -85,9 +85,9 @@ def run_command(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     file = find_study_file(file)
     from vitlab import lab
-    from vitlab.driver.progress import watch_on
+    from vitlab.driver.progress import make_watch
 
-    watch = watch_on()
+    watch = make_watch()
     if smoke:
         from vitlab.driver.smoke import run_smoke_test
 

@@ -95,7 +95,7 @@ def _find_latest(out: Path) -> Path:
 
 def _describe_progress(arm: str, state: str, trials: Sequence[Planned], store: Store) -> str:
     """Return how far the running, or the paused trials of an arm are."""
-    from vitlab.driver.progress import TrialProgress, checkpoint_step
+    from vitlab.driver.progress import TrialProgress, read_checkpoint_step
     from vitlab.report.phrasing import format_seeds
 
     steps, total = [], ""
@@ -105,7 +105,7 @@ def _describe_progress(arm: str, state: str, trials: Sequence[Planned], store: S
         progress.update()
         last = progress.latest.get("step", 0)
         # A damaged checkpoint is set aside, and the trial begins again.
-        steps.append((checkpoint_step(folder) or 0) if state == "paused" else last)
+        steps.append((read_checkpoint_step(folder) or 0) if state == "paused" else last)
         total = f" of {round(last / progress.share):,}" if progress.share else total
     span = " to ".join(f"{step:,}" for step in sorted({min(steps), max(steps)}))
     seeds = format_seeds(planned.seed for planned in trials)

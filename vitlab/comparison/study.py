@@ -16,7 +16,7 @@ import numpy as np
 
 from vitlab.comparison import Verdict
 from vitlab.comparison.arrays import VERDICTS, Choices, Comparisons, Contrast, Judgements, judge_studies
-from vitlab.planning.registration import added_comparisons, altered_arms, analysis_changes
+from vitlab.planning.registration import altered_arms, describe_analysis_changes, newly_compared_arms
 from vitlab.planning.values import MetricFacts, Plan
 from vitlab.statistics import power, replicates
 from vitlab.statistics.replicates import NAN, Floats
@@ -91,12 +91,12 @@ class Family:
         """Return the family of a plan's comparisons, given arm to baseline."""
         controls = {arm.name for arm in plan.arms if arm.is_control}
         in_family = compared.keys() - controls
-        later = added_comparisons(plan) & in_family
+        later = newly_compared_arms(plan) & in_family
         registered = len(in_family) - len(later)
         dropped = 0 if plan.registered is None else max(0, len(plan.registered.family) - registered)
         sizes = {arm: dropped + (len(in_family) if arm in later else registered) for arm in in_family}
         sizes |= dict.fromkeys(controls, 1)
-        of_all, altered = analysis_changes(plan), altered_arms(plan)
+        of_all, altered = describe_analysis_changes(plan), altered_arms(plan)
         known_before = plan.registered.known.comparisons if plan.registered else ()
         exploratory = {}
         for arm, baseline in compared.items():

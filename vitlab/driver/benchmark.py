@@ -59,7 +59,7 @@ def engines_to_benchmark() -> dict[str, type[Engine]]:
     return {name: cls for name, cls in classes.items() if cls.benchmarked and not cls.one_at_a_time}
 
 
-def measure_arms(plan: Plan, session: Session) -> Path:
+def measure_and_write_arm_costs(plan: Plan, session: Session) -> Path:
     """Measure every arm that has trials and write the results to the study's folder.
 
     Returns:
@@ -77,8 +77,8 @@ def measure_arms(plan: Plan, session: Session) -> Path:
                 continue  # its failure has been reported
             try:
                 results[planned.arm].append(
-                    _measure_in_process(
-                        measure_cost, plan, planned, measurement_settings(session.run, session.plugin_files)
+                    _measure_in_own_process(
+                        measure_speed_and_memory, plan, planned, measurement_settings(session.run, session.plugin_files)
                     )
                 )
             except UserError as error:
@@ -99,14 +99,14 @@ def benchmark_engines(
 
     Args:
         plan: the plan with these trials.
-        shapes: trials by :func:`vitlab.planning.engine_choice.shape_digest`.
+        shapes: trials by :func:`vitlab.planning.engine_choice.speed_digest`.
         session: the run; each result is shown in a sentence.
     """
     benchmarks = {}
     for shape, trials in shapes.items():
         together = max(2, min(MAX_TOGETHER, len(trials)))
         try:
-            measured = _measure_in_process(
+            measured = _measure_in_own_process(
                 _measure_engines, plan, trials[0], measurement_settings(session.run, session.plugin_files), together
             )
         except UserError as error:
@@ -152,14 +152,14 @@ def shorten_trial(
         spec = trial.spec.model_copy(update={"train": train.model_copy(update=changes)})
         return replace(trial, spec=spec, code="")  # any code may run it
 
-    def needed(trial: Trial) -> Iterator[Trial]:
+    def prerequisites_first(trial: Trial) -> Iterator[Trial]:
         for name in trial.needs.values():
-            yield from needed(trials[name])
+            yield from prerequisites_first(trials[name])
             yield trials[name]
 
     with tempfile.TemporaryDirectory(prefix="vitlab-brief-") as root:
         store = Store(Path(root))
-        for trial in needed(planned.trial):
+        for trial in prerequisites_first(planned.trial):
             with begin_attempt(shorten(trial), store.folder(trial), replace(settings, keep=LAST)) as attempt:
                 [outcome] = train([attempt.training])
                 assert outcome is not None  # nothing stops it
@@ -169,7 +169,7 @@ def shorten_trial(
         yield shorten(planned.trial), store.folder(planned.trial)
 
 
-def measure_cost(plan: Plan, planned: Planned, settings: Settings) -> dict[str, Any]:
+def measure_speed_and_memory(plan: Plan, planned: Planned, settings: Settings) -> dict[str, Any]:
     """Measure images per second of a trial in training and inference, and the peak memory, in this process."""
     with (
         shorten_trial(plan, planned, WARM_UP, settings) as (trial, folder),
@@ -177,11 +177,11 @@ def measure_cost(plan: Plan, planned: Planned, settings: Settings) -> dict[str, 
     ):
         training = attempt.training
         device, spec = training.feed.device, training.spec
-        speed = measure_speed(training.train_step, device) * training.images_per_batch
+        speed = measure_step_rate(training.train_step, device) * training.images_per_batch
         batch = next(iter(training.feed.evaluation("val", spec.batch_size)))
         training.model.eval()
         with torch.no_grad():
-            passes = measure_speed(lambda: forward_logits(training.model, batch.x_BCHW, spec.precision), device)
+            passes = measure_step_rate(lambda: forward_logits(training.model, batch.x_BCHW, spec.precision), device)
         return {
             "train_images_per_s": speed,
             "infer_images_per_s": passes * len(batch.id_B),
@@ -202,17 +202,17 @@ def _measure_engines(plan: Plan, planned: Planned, settings: Settings, together:
     with ExitStack() as stack:
         trial, folder = stack.enter_context(shorten_trial(plan, planned, WARM_UP, settings))
 
-        def begin(number: int, engine: str) -> Training:
+        def make_training(number: int, engine: str) -> Training:
             # A training holds the lock of its folder, so every engine has its own.
             own = TrialFolder(folder.path.with_name(f"{number}-{engine}"))
             # Other seeds on the same split.
             seeds = {name: seed + number * (name != "split") for name, seed in trial.seeds.items()}
             return stack.enter_context(begin_attempt(replace(trial, seeds=seeds), own, settings)).training
 
-        alone = begin(0, "loop")
+        alone = make_training(0, "loop")
         device = alone.feed.device
         alone.train_step()  # selects kernels and allocates memory
-        step_s = min(1 / measure_speed(alone.train_step, device, block_s=0.0, warm_up=0) for _ in range(2))
+        step_s = min(1 / measure_step_rate(alone.train_step, device, block_s=0.0, warm_up=0) for _ in range(2))
         steps, images, reasons = {"loop": alone.train_step}, {"loop": alone.images_per_batch}, {}
         for name, engine_type in engines_to_benchmark().items():
             try:
@@ -220,7 +220,7 @@ def _measure_engines(plan: Plan, planned: Planned, settings: Settings, together:
                     raise ValueError(f"a step takes {step_s:.1f} s, so other engines could save no noticeable time")
                 if reason := engine_type.incompatibility(alone):
                     raise ValueError(reason)
-                engine = engine_type([begin(number, name) for number in range(together)])
+                engine = engine_type([make_training(number, name) for number in range(together)])
                 engine.train_step()
             except Exception as error:  # components that do not support an engine may raise anything
                 reasons[name] = " ".join(str(error).split())[:200]
@@ -230,14 +230,14 @@ def _measure_engines(plan: Plan, planned: Planned, settings: Settings, together:
         began = time.perf_counter()
         for _ in range(PROBES):
             for name, step in steps.items():
-                steps_per_s = measure_speed(step, device, PROBE_S / PROBES / len(steps), warm_up=0)
+                steps_per_s = measure_step_rate(step, device, PROBE_S / PROBES / len(steps), warm_up=0)
                 speeds[name].append(steps_per_s * images[name])
             if len(steps) == 1 or time.perf_counter() - began > PROBE_S:
                 break
         return {"speeds": {name: statistics.median(of) for name, of in speeds.items()}, "reasons": reasons}
 
 
-def measure_speed(
+def measure_step_rate(
     step: Callable[[], object], device: torch.device, block_s: float | None = None, warm_up: int = WARM_UP
 ) -> float:
     """Return steps per second of wall time after the warm-up, over at least ``warm_up`` steps and at least one."""
@@ -258,7 +258,7 @@ def _synchronise(device: torch.device) -> None:
         getattr(torch, device.type).synchronize()
 
 
-def _measure_in_process(measure: Callable[..., Mapping[str, Any]], *arguments: Any) -> Mapping[str, Any]:
+def _measure_in_own_process(measure: Callable[..., Mapping[str, Any]], *arguments: Any) -> Mapping[str, Any]:
     """Return what a function measures in a process of its own.
 
     Raises:

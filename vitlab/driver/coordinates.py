@@ -51,7 +51,7 @@ class Coordinates:
         """The layer whose change depends most on the width."""
         return max(self.changes, key=self.ratio)
 
-    def sentence(self, factor: float) -> str:
+    def describe_worst_layer(self, factor: float) -> str:
         """Return in one sentence whether every layer stays within a factor."""
         ratio = self.ratio(self.worst)
         verdict = "within" if ratio <= factor else "beyond"
@@ -94,11 +94,11 @@ def check_coordinates(
     resolver = Resolver(data_info)
 
     kinds: tuple[Parametrization, ...] = get_args(Parametrization)
-    trials = {kind: {width: _resolve(study, resolver, width, kind, steps) for width in widths} for kind in kinds}
+    trials = {kind: {width: _resolve_base(study, resolver, width, kind, steps) for width in widths} for kind in kinds}
 
     def coordinates(kind: Parametrization) -> Coordinates:
         layers = mean_changes_by_width(
-            lambda width, seed: _training(trials[kind][width], seed),
+            lambda width, seed: _make_training(trials[kind][width], seed),
             widths,
             range(seeds),
             steps,
@@ -138,15 +138,15 @@ def mean_changes_by_width(
 def train_and_measure_changes(training: Training, steps: int) -> dict[str, float]:
     """Train for some steps, and return the mean absolute change of every attention, MLP and of the logits."""
     x_BCHW = training.feed.batch(0, IMAGES).x_BCHW
-    before = _outputs(training.model, x_BCHW)
+    before = _layer_outputs(training.model, x_BCHW)
     for _ in range(steps):
         training.train_step()
-    after = _outputs(training.model, x_BCHW)
+    after = _layer_outputs(training.model, x_BCHW)
     return {layer: float((after[layer] - output).abs().mean()) for layer, output in before.items()}
 
 
 @torch.no_grad()
-def _outputs(model: Model, x_BCHW: Tensor) -> dict[str, Tensor]:
+def _layer_outputs(model: Model, x_BCHW: Tensor) -> dict[str, Tensor]:
     """Return the outputs of a model's attentions, MLPs and head for some images, in evaluation mode."""
     outputs: dict[str, Tensor] = {}
     layers = {path: module for path, module in model.named_modules() if isinstance(module, Attention | MLP)}
@@ -163,7 +163,7 @@ def _outputs(model: Model, x_BCHW: Tensor) -> dict[str, Tensor]:
     return {**outputs, "logits": views[""]}
 
 
-def _resolve(
+def _resolve_base(
     study: Study, resolver: Resolver, width: int, parametrization: Parametrization, steps: int
 ) -> ResolvedTrial:
     """Return the base of a study at a width.
@@ -188,7 +188,7 @@ def _resolve(
     return trial
 
 
-def _training(trial: ResolvedTrial, seed: int) -> Training:
+def _make_training(trial: ResolvedTrial, seed: int) -> Training:
     seeds = {**dict.fromkeys(STREAMS, seed), "split": 0}
     data = slot("dataset").resolve(trial.spec.data)
     prepared = prepare(data, seeds)

@@ -48,7 +48,7 @@ UNTRAINED = (
 )
 
 
-def draw_arms(plan: Plan, store: Store, images: Sequence[int], say: Say = lambda sentence: None) -> list[str]:
+def explain_arms(plan: Plan, store: Store, images: Sequence[int], say: Say = lambda sentence: None) -> list[str]:
     """Explain images for the first seed of every arm whose trial has ended, unless already explained.
 
     Args:
@@ -63,13 +63,13 @@ def draw_arms(plan: Plan, store: Store, images: Sequence[int], say: Say = lambda
     sentences = []
     for arm, planned in plan.first_trials.items():
         folder = store.folder(planned.trial)
-        missing = [index for index in images if not _place(folder, index).exists()]
+        missing = [index for index in images if not _explanation_folder(folder, index).exists()]
         if not missing or not folder.done():
             continue
         try:
             with folder.lease():
                 say(f"drawing what {arm} attends to in {format_count(len(missing), 'test image')}")
-                draw_images(folder, missing)
+                write_explanations(folder, missing)
         except Busy:
             sentences.append(f"{arm} is not explained: another process is writing its trial; run again to explain it")
         except (VitlabError, NotImplementedError) as error:
@@ -77,7 +77,7 @@ def draw_arms(plan: Plan, store: Store, images: Sequence[int], say: Say = lambda
     return sentences
 
 
-def draw_images(folder: TrialFolder, images: Sequence[int]) -> None:
+def write_explanations(folder: TrialFolder, images: Sequence[int]) -> None:
     """Write explanations of test images to a trial's folder, each atomically.
 
     The caller holds the trial's lease.
@@ -89,7 +89,7 @@ def draw_images(folder: TrialFolder, images: Sequence[int]) -> None:
     # The caption names no arm or study, because the same trial may belong to several.
     name = f"trial {folder.path.parent.name[:12]}, seed {read_json(folder.spec)['seeds']['init']}"
     for index, explanation in zip(images, explain_images(folder, name, images), strict=True):
-        place = _place(folder, index)
+        place = _explanation_folder(folder, index)
         temporary = folder.path / f".explain.{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)
         try:
@@ -185,7 +185,7 @@ def explain_images(
         head = "untrained"
     try:
         tests = [image for image in images if isinstance(image, int)]
-        examples = dict(zip(tests, test_examples(trial, tests) if tests else (), strict=True))
+        examples = dict(zip(tests, load_test_images(trial, tests) if tests else (), strict=True))
     except UserError as error:
         mistakes.append(str(error))
     try:
@@ -218,7 +218,7 @@ def find_class(target: str, info: DataInfo) -> int:
     raise UserError(f"target {target}: no such class; allowed: {allowed}.{nearest(target, names)}")
 
 
-def write_page(
+def write_comparison_page(
     page: Path,
     title: str,
     question: str,
@@ -243,19 +243,19 @@ def write_page(
         "reasons": reasons,
         "pictures": pictures,
         "random": one_image.RANDOM,
-        "address": _address,
+        "address": _to_png_address,
         "link": lambda file: quote(file.relative_to(page.parent).as_posix()),
     }
     write_bytes(page, fill_template("explained.html.j2", values).encode())
 
 
-def _address(picture: Image.Image) -> str:
+def _to_png_address(picture: Image.Image) -> str:
     with io.BytesIO() as file:
         picture.save(file, format="png")
         return png_address(file.getvalue())
 
 
-def test_examples(trial: Mapping[str, Any], images: Sequence[int]) -> list[tuple[Tensor, Truth]]:
+def load_test_images(trial: Mapping[str, Any], images: Sequence[int]) -> list[tuple[Tensor, Truth]]:
     """Return images of a trial's own test split by index, each uint8 (C, H, W), with the truth.
 
     Args:
@@ -271,15 +271,15 @@ def test_examples(trial: Mapping[str, Any], images: Sequence[int]) -> list[tuple
         raise UserError(f"there is no test image {', '.join(beyond)}: the split has {len(subset)}, counted from 0")
     position_N = torch.tensor(list(images))
     y_N = subset.y_N[position_N]
-    return [(image_CHW, _truth(y, names)) for image_CHW, y in zip(subset.at(position_N), y_N, strict=True)]
+    return [(image_CHW, _make_truth(y, names)) for image_CHW, y in zip(subset.at(position_N), y_N, strict=True)]
 
 
-def _truth(y: Tensor, names: Sequence[str]) -> Truth:
+def _make_truth(y: Tensor, names: Sequence[str]) -> Truth:
     if y.ndim == 2:
         return None, y.long().where(y != VOID, IGNORED).numpy()
     classes = y.nonzero()[:, 0].tolist() if y.ndim else [int(y)]
     return ", ".join(names[index] if names else str(index) for index in classes) or "none", None
 
 
-def _place(folder: TrialFolder, index: int) -> Path:
+def _explanation_folder(folder: TrialFolder, index: int) -> Path:
     return folder.path / "explain" / f"test-{index}"

@@ -26,7 +26,7 @@ from vitlab.errors import (
 from vitlab.executors.machine import device_type, notes_on_device
 from vitlab.planning.engine_choice import RULES, trials_to_benchmark
 from vitlab.planning.packaged import find_study_file
-from vitlab.planning.study_folder import read_decisions, result_content, version_name, with_default_builtins
+from vitlab.planning.study_folder import qualify_default_builtins, read_decisions, select_result_content, version_name
 from vitlab.planning.tune import choose_winner
 from vitlab.planning.values import UNDECIDED, Plan, Planned
 from vitlab.registry.options import check_arguments
@@ -56,7 +56,7 @@ def prepare_tracker_and_executor(file: str | Path, changes: Mapping[str, object]
             registry.slot("executor").get(study.run.executor.type).prepare()
 
 
-def find_or_write_file(study: str | Path | Mapping[str, object], out: str | Path, watch: Watch) -> Path:
+def find_or_write_study_file(study: str | Path | Mapping[str, object], out: str | Path, watch: Watch) -> Path:
     """Return the file of a study, given as for :func:`vitlab.run`; a mapping is written to a file.
 
     Raises:
@@ -96,7 +96,7 @@ def plan_study(
         SpecError: if the file or a change is wrong, with every mistake; a value set by a change has it as its place.
     """
     loaded = [registry.load_file(plugin) for plugin in plugins]
-    study, document, problems = _read_and_check(file, changes, loaded, out)
+    study, document, problems = _read_and_check_study(file, changes, loaded, out)
     from vitlab.data.prepare import DataSource, data_info
     from vitlab.identity.code import Surroundings
     from vitlab.planning.expand import Machine, make_plan
@@ -123,20 +123,20 @@ def plan_study(
     missing = [f"data not here: {reason}" for reason in _reasons_for_missing_data(plan, store)]
     about_averages = notes_on_averages(plan, lambda data, seeds: DataSource(data).count_training_images(seeds))
     notes = (*plan.notes, *about_averages, *about_data, *missing, *notes_on_device(study.run.device))
-    plan = replace(plan, notes=notes, version=version_name(result_content(document.data)))
+    plan = replace(plan, notes=notes, version=version_name(select_result_content(document.data)))
     # The plan's analysis has the goal of its metric, which a file may leave out.
     return study.model_copy(update={"analysis": plan.analysis}), plan
 
 
-def _read_and_check(
+def _read_and_check_study(
     file: str | Path, changes: Mapping[str, object], loaded: Sequence[registry.Origin], out: str | Path
 ) -> tuple[Study | None, Document, list[Problem]]:
     """Return a study with the changes, its source, and the mistakes so far; None if too little of it is sound."""
     study, document, problems = read_study(file, changes)
     if study is not None:
-        study = study.model_copy(update={"run": with_default_builtins(study.run)})
+        study = study.model_copy(update={"run": qualify_default_builtins(study.run)})
         problems += _check_required_plugins(study, document, loaded)
-        problems += _check_run(study, document) or _find_untrusted_options(study, document, out, changes)
+        problems += _check_run_section(study, document) or _find_untrusted_options(study, document, out, changes)
     return study, document, problems
 
 
@@ -213,7 +213,7 @@ def plan(
     """
     import pandas as pd
 
-    path = find_or_write_file(file, out, Watch())
+    path = find_or_write_study_file(file, out, Watch())
     _, planned = plan_study(path, changes=changes, plugins=plugins, out=out)
     store, by_arm = Store(Path(out).resolve()), count_costs(planned)
     return pd.DataFrame(
@@ -328,7 +328,7 @@ def _check_required_plugins(study: Study, document: Document, loaded: Iterable[r
     return problems
 
 
-def _check_run(study: Study, document: Document) -> list[Problem]:
+def _check_run_section(study: Study, document: Document) -> list[Problem]:
     """Return the problems of the engine, the executor and the tracker, which are part of no trial's identity."""
     problems = []
     for name, choice in (("executor", study.run.executor), ("tracker", study.run.tracker)):

@@ -43,7 +43,7 @@ COUNTED = {"epochs": "epoch", "steps": "step", "images": "images"}
 """Unit of a training's length to the field of a measurement that counts it."""
 
 
-def watch_on() -> Watch:
+def make_watch() -> Watch:
     """Return the progress display for this process: for a notebook, a terminal, or plain stderr."""
     ipython = sys.modules.get("IPython")
     if ipython is not None and hasattr(ipython.get_ipython(), "kernel"):
@@ -103,13 +103,13 @@ def make_table(rows: Sequence[Row], width: int, widest: Row) -> Table:
     bar = min(MAX_BAR, room(name, state, detail) - GAP)
     table = Table.grid(padding=(0, GAP, 0, 0))
     table.add_column(min_width=max(0, min(name, room(state, detail))))
-    for row, text in zip(rows, shorten([row.name for row in rows], room(state, detail)), strict=True):
+    for row, text in zip(rows, shorten_names([row.name for row in rows], room(state, detail)), strict=True):
         bars = [ProgressBar(1.0, row.share, width=bar)] if bar >= MIN_BAR else []
         table.add_row(Text(text), *bars, row.state.rjust(state), *([row.detail] if detail else []))
     return table
 
 
-def shorten(names: Sequence[str], room: int) -> list[str]:
+def shorten_names(names: Sequence[str], room: int) -> list[str]:
     """Return names of at most ``room`` letters, shortened in the middle; no two of them are equal."""
     shortened: list[str] = []
     heads = sorted(range(room), key=lambda head: abs(3 * head - room))  # ends, with seeds, say more than beginnings
@@ -147,7 +147,7 @@ class _Display(Watch):
         self._moves: list[tuple[float, float]] = []  #: times of the first and the last progress, and trainings by then
         skipped = sum(1 for arm in plan.arms if arm.skip)
         self.say(
-            f"{plan.study}: {size_of(plan, todo, store)}"
+            f"{plan.study}: {describe_size(plan, todo, store)}"
             + (f", {format_count(skipped, 'arm')} skipped" if skipped else "")
         )
 
@@ -171,7 +171,7 @@ class _Display(Watch):
             self._open.discard(planned.trial.name)
             self._before += progress.share_at_start if progress is not None else 0.0
 
-    def _update(self) -> None:
+    def _read_journals(self) -> None:
         """Read what has been appended to the journals of running trials."""
         running = list(self._running.values())  # a timer calls this, too; a cluster may run thousands
         sample = running[:SAMPLE]
@@ -184,7 +184,7 @@ class _Display(Watch):
         if trained > (self._moves[-1][1] if self._moves else 0.0):
             self._moves = [*self._moves[:1], (self._console.get_time(), trained)]
 
-    def _rest(self) -> str:
+    def _describe_remaining_time(self) -> str:
         """Return the remaining time in words; empty once all trials have ended."""
         if self._done >= self._total:
             return ""
@@ -209,17 +209,17 @@ class _Display(Watch):
         result, analysis = folder.result(), self._plan.analysis
         return None if result is None else result.outcome.value(analysis.metric, analysis.at, analysis.goal)
 
-    def _rename_table(self) -> Table:
-        """Return a row for all trials together, and the rows of :meth:`_rows` that fit on the screen."""
+    def _render_table(self) -> Table:
+        """Return a row for all trials together, and the rows of :meth:`_ranked_rows` that fit on the screen."""
         scale = Scale.of(self._plan.analysis.metric, self._plan.units)
-        rows, names = self._rows(scale), [trial_name(item) for trials in self._arms.values() for item in trials]
+        rows, names = self._ranked_rows(scale), [trial_name(item) for trials in self._arms.values() for item in trials]
         # If space is short, running trials come first, then the arms that ended last, and the arms that are next.
         order = sorted(range(len(rows)), key=lambda at: (rows[at][0], -at if rows[at][0] == ENDED else at))
         room = max(1, self._console.height - 4)
         share = self._completed / self._size
         total = Row(self._plan.study, share, f"{100 * share:3.0f} %", "")
         widest = Row(max(names, key=len, default=""), 0.0, "starting", "99.9 (mean of 3)")
-        title = f"{self._done} of {self._total} trials, {self._rest() or 'finished'}; {scale.title}"
+        title = f"{self._done} of {self._total} trials, {self._describe_remaining_time() or 'finished'}; {scale.title}"
         width = self._console.width - GAP  # a terminal prints ^C behind the last row
         table = Table.grid()
         table.add_row(Text(title, no_wrap=True))
@@ -228,7 +228,7 @@ class _Display(Watch):
             table.add_row(f"... and {len(rows) - room:,} more arms and trials")
         return table
 
-    def _rows(self, scale: Scale) -> list[tuple[int, Row]]:
+    def _ranked_rows(self, scale: Scale) -> list[tuple[int, Row]]:
         """Return the rows of running trials, and of arms with other trials, in the plan's order, each with its rank."""
         running = {}
         for name, progress in list(self._running.items()):
@@ -250,7 +250,7 @@ class _Display(Watch):
             rows += own
         return [*running.values(), *rows]  # trials of no arm come first, such as prerequisites
 
-    def _ending_of(self, planned: Planned, ending: Ending, detail: str) -> str:
+    def _describe_ending(self, planned: Planned, ending: Ending, detail: str) -> str:
         """Return a line for an ending; it is empty for a failure that an earlier trial had, see :meth:`close`."""
         name, sentence = trial_name(planned), detail.partition("\n")[0]
         first = self._first_with.setdefault(sentence, name)
@@ -287,7 +287,7 @@ class PlainLines(_Display):
             return
         self._flush()
         super().on_end(planned, ending, detail)
-        if line := self._ending_of(planned, ending, detail):
+        if line := self._describe_ending(planned, ending, detail):
             self._print(line)
 
     def tick(self) -> None:
@@ -298,7 +298,7 @@ class PlainLines(_Display):
 
     def _say_state(self) -> None:
         if self._done < self._total:
-            self._update()  # a trial may have started during the silence
+            self._read_journals()  # a trial may have started during the silence
             has_started = self._done or any(progress.latest for progress in self._running.values())
             self._print("running" if has_started else "starting processes and reading data")
 
@@ -316,13 +316,13 @@ class PlainLines(_Display):
     def _flush(self) -> None:
         trials, self._ended = self._ended, ()
         if trials:
-            self._print(f"{_names(trials)} {Ending.DONE}")
+            self._print(f"{_names_with_seeds(trials)} {Ending.DONE}")
 
     def _print(self, text: str) -> None:
         self._timer.cancel()
-        self._update()
+        self._read_journals()
         self._printed = time.monotonic()
-        rest = self._rest()
+        rest = self._describe_remaining_time()
         click.echo(f"[{self._done}/{self._total}] {text}" + (f"  ({rest})" if rest else ""), err=True)
 
 
@@ -338,20 +338,20 @@ class LiveView(_Display):
     def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
         """Print the size of the plan and show the bars."""
         super().on_plan(plan, todo, store)
-        self._live = Live(get_renderable=self._rename_table, console=self._console, auto_refresh=False, transient=True)
+        self._live = Live(get_renderable=self._render_table, console=self._console, auto_refresh=False, transient=True)
         if todo:
             self._show()
 
     def on_end(self, planned: Planned, ending: Ending, detail: str) -> None:
         """Print a line for a trial that did not end well."""
         super().on_end(planned, ending, detail)
-        if ending != Ending.DONE and (line := self._ending_of(planned, ending, detail)):
+        if ending != Ending.DONE and (line := self._describe_ending(planned, ending, detail)):
             self.say(line)
 
     def tick(self) -> None:
         """Redraw the bars when they are due."""
         if time.monotonic() - self._refreshed > self.refresh_s:
-            self._update()
+            self._read_journals()
             self._draw()
             self._refreshed = time.monotonic()
 
@@ -405,7 +405,7 @@ class NotebookView(LiveView):
     def close(self) -> None:
         """Draw the bars a last time."""
         self._running.clear()
-        self._update()
+        self._read_journals()
         self._draw()
         self._handle = None
         _Display.close(self)  # these bars are not live
@@ -413,12 +413,12 @@ class NotebookView(LiveView):
     def _show(self) -> None:
         # MLflow imports tqdm, which warns that its bars need ipywidgets; nothing here draws them.
         warnings.filterwarnings("ignore", message="IProgress not found")
-        self._update()
-        self._handle = sys.modules["IPython"].display.display(self._rename_table(), display_id=True)
+        self._read_journals()
+        self._handle = sys.modules["IPython"].display.display(self._render_table(), display_id=True)
 
     def _draw(self) -> None:
         if self._handle is not None:
-            self._handle.update(self._rename_table())
+            self._handle.update(self._render_table())
 
 
 def _start_timer(function: Callable[..., None], *arguments: str) -> Timer:
@@ -433,7 +433,7 @@ def _format_value(value: float, scale: Scale) -> str:
     return scale.number(value, scale.decimals_for_values([value], 1, 4))
 
 
-def _names(trials: Sequence[Planned]) -> str:
+def _names_with_seeds(trials: Sequence[Planned]) -> str:
     """Return the names of trials: each arm once, with its seeds."""
     seeds: dict[str, list[int]] = {}
     for planned in trials:
@@ -442,7 +442,7 @@ def _names(trials: Sequence[Planned]) -> str:
     return ", ".join([*arms, *([f"... and {len(seeds) - MAX_ARMS} more arms"] if len(seeds) > MAX_ARMS else [])])
 
 
-def size_of(plan: Plan, todo: Sequence[Planned], store: Store) -> str:
+def describe_size(plan: Plan, todo: Sequence[Planned], store: Store) -> str:
     """Return the size of a plan in words; ``todo`` may contain prerequisites, which belong to no arm."""
     identities = {trial_name(planned) for planned in todo}
     others = [store.folder(item.trial) for item in plan.trials if trial_name(item) not in identities]
@@ -456,7 +456,7 @@ def size_of(plan: Plan, todo: Sequence[Planned], store: Store) -> str:
     return f"{format_count(len(plan.arms), 'arm')}, {format_count(len(plan.trials), 'trial')}; {', '.join(parts)}"
 
 
-def checkpoint_step(folder: TrialFolder) -> int | None:
+def read_checkpoint_step(folder: TrialFolder) -> int | None:
     """Return the step of a trial's checkpoint, whose header alone is read; None if it is damaged."""
     from safetensors import SafetensorError, safe_open
 

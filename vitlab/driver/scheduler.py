@@ -126,7 +126,7 @@ class Schedule:
 
         make_job = partial(_make_job, session, plan.analysis, dependencies)
         by_folder = {session.store.folder(item.trial).path: item for item in todo}
-        engine_arguments = run.effective_engine, _work_of_model, plan.probes, machine.device_type(run)
+        engine_arguments = run.effective_engine, _count_model_work, plan.probes, machine.device_type(run)
         # One by one: how an earlier driver has batched them is not known here.  The executor returns its own jobs.
         running = executor.reattach(
             [make_job(choose_engine(item.trial, *engine_arguments).engine, [item]) for item in todo]
@@ -250,7 +250,7 @@ def _is_ready(job: Job) -> bool:
     return all(TrialFolder(trials / name).has_weights() for item in job.trials for name in item.trial.needs.values())
 
 
-def _work_of_model(trial: Trial) -> Work | None:
+def _count_model_work(trial: Trial) -> Work | None:
     """Return the model's work per image; see :data:`vitlab.planning.engine_choice.Works`."""
     from vitlab.data.prepare import data_info
 

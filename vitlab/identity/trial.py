@@ -30,7 +30,7 @@ class Trial:
     """One training, fully specified: every option is written out, so that changed defaults leave it as it is.
 
     ``key`` is the hash that the head of this module describes, made by
-    :meth:`vitlab.planning.resolve.ResolvedTrial.with_seeds`; ``code`` is the digest of the code that it runs.  Two
+    :meth:`vitlab.planning.resolve.ResolvedTrial.to_seeded_trial`; ``code`` is the digest of the code that it runs.  Two
     trials with equal key and code have equal outcomes on one kind of machine.
     """
 

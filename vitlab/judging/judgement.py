@@ -25,7 +25,7 @@ from vitlab.judging.files import (
     shortlist,
 )
 from vitlab.judging.trainings import Trainings, add_column_mistakes, read_trainings
-from vitlab.planning.values import Arm, Looks, MetricFacts, Plan, scale_conflict
+from vitlab.planning.values import Arm, Looks, MetricFacts, Plan, why_no_block_average
 from vitlab.registry.options import check_arguments
 from vitlab.report.comparison import summary
 from vitlab.report.frame import StudyResults
@@ -209,8 +209,8 @@ def _read_results(results: pd.DataFrame | str | Path, columns: Columns, remarks:
 def _block_conflict(analysis: Analysis, scale: ColumnUnit, trainings: Trainings) -> str:
     """Return why the differences of blocks cannot be averaged; empty if they can."""
     if scale.whole is not None:
-        return scale_conflict(analysis, "share", scale.bounds)
-    return scale_conflict(analysis, scale.unit, (None if trainings.frame["value"].min() < 0 else 0.0, None))
+        return why_no_block_average(analysis, "share", scale.bounds)
+    return why_no_block_average(analysis, scale.unit, (None if trainings.frame["value"].min() < 0 else 0.0, None))
 
 
 def _make_plan(

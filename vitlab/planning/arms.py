@@ -109,7 +109,7 @@ class ArmResolver:
                 arm.skip = rule.because
         return problems
 
-    def make_trial(self, resolved: ResolvedTrial, seed: int, splits: Mapping[str, int] = {}) -> Trial:
+    def make_trial_and_needs(self, resolved: ResolvedTrial, seed: int, splits: Mapping[str, int] = {}) -> Trial:
         """Return a trial with its seeds and its key, and add the trials that it needs to ``prerequisites``.
 
         Args:
@@ -125,10 +125,10 @@ class ArmResolver:
         for role, prerequisite in resolved.needs.items():
             own = seed if prerequisite.seed == "same" else prerequisite.seed
             taught = {prerequisite.trial.spec.data.type: streams["split"]} if role == "teacher" else {}
-            other = self.make_trial(prerequisite.trial, own, {**taught, **splits})
+            other = self.make_trial_and_needs(prerequisite.trial, own, {**taught, **splits})
             self.prerequisites[other.key] = other
             needs[role] = other.name
-        return resolved.with_seeds(streams, needs)
+        return resolved.to_seeded_trial(streams, needs)
 
 
 def parse_rules(study: Study | None, document: Document, problems: list[Problem]) -> dict[int, ast.expr]:

@@ -88,7 +88,7 @@ def choose_engine(
         return EngineChoice(chosen, "")
     if not is_stackable(trial):
         return EngineChoice("loop", "such trials cannot be trained together")
-    if chosen == "measured" and (probe := probes.get(shape_digest(trial))) is not None:
+    if chosen == "measured" and (probe := probes.get(speed_digest(trial))) is not None:
         return EngineChoice(probe.engine, "")
     work = works(trial)
     if work is None:
@@ -131,14 +131,14 @@ def _objective_class(trial: Trial) -> Any:
     return slot("objective").find(choice.type)[0]
 
 
-def shape_digest(trial: Trial) -> str:
+def speed_digest(trial: Trial) -> str:
     """Return a digest of the parts of a spec that decide training speed.
 
     These are all but seeds, lengths, rates and augmentations.  Whether images are crops of files, which are then
     decoded for every batch, is part of the digest.
     """
     beside = (*FREE, *LENGTHS, "evaluations")
-    spec = _drop_keys(trial.spec, beside)
+    spec = _spec_without_keys(trial.spec, beside)
     if any(Choice.of(change).options.get("of") == "picture" for change in trial.spec.data.options.get("augment", ())):
         spec["data"]["of"] = "picture"
     return hash_of(spec)[:32]
@@ -148,18 +148,18 @@ def trials_to_benchmark(trials: Iterable[Planned], probes: Mapping[str, EngineBe
     """Return the stackable trials whose shape has no benchmark, by shape."""
     by_shape: dict[str, list[Planned]] = {}
     for planned in trials:
-        if is_stackable(planned.trial) and (trial_shape := shape_digest(planned.trial)) not in probes:
+        if is_stackable(planned.trial) and (trial_shape := speed_digest(planned.trial)) not in probes:
             by_shape.setdefault(trial_shape, []).append(planned)
     return by_shape
 
 
-def batch_key(trial: Trial) -> str:
+def joint_training_key(trial: Trial) -> str:
     """Return a key that is equal for trials that can be trained together.
 
     Such trials differ in seeds and in :data:`FREE` and :data:`AUGMENT` alone.  They share their validation and test
     images, because they are evaluated together.
     """
-    spec = _drop_keys(trial.spec, FREE)
+    spec = _spec_without_keys(trial.spec, FREE)
     return json.dumps([spec, trial.seeds["split"], trial.data, trial.code], sort_keys=True)
 
 
@@ -188,7 +188,7 @@ def group_trials(
         if trains_alone(engine):
             groups.append((engine, [planned]))
             continue
-        key = batch_key(planned.trial)
+        key = joint_training_key(planned.trial)
         if key not in stacks:
             stacks[key] = []
             groups.append((engine, stacks[key]))
@@ -213,7 +213,7 @@ def _estimate_duration(sizes: Iterable[int], places: int) -> int:
     return max(free_at)
 
 
-def _drop_keys(spec: TrialSpec, keys: Sequence[str]) -> NewTree:
+def _spec_without_keys(spec: TrialSpec, keys: Sequence[str]) -> NewTree:
     """Return a spec in plain values without these keys of ``train``, and those of :data:`AUGMENT`."""
     tree = spec.plain()
     for part, names in (("train", keys), ("data", AUGMENT)):

@@ -64,7 +64,7 @@ def make_plan(
     clear_caches()
     problems = list(problems)
     resolver = _make_arm_resolver(study, document, problems, machine)
-    arms = _resolve_and_check(resolver, problems)
+    arms = _resolve_and_check_arms(resolver, problems)
     set_baselines(resolver, arms)
     study, matcher, notes = resolver.study, None, []
     if study.match is not None:
@@ -119,7 +119,7 @@ def _make_arm_resolver(
         problems += [
             document.problem(("base", *path), sentence, (path, sentence) not in known) for path, sentence in new
         ]
-    study = metrics.with_goal(study, metrics.reported_metrics(resolved.plain, resolved.info))
+    study = metrics.fill_in_goal(study, metrics.reported_metrics(resolved.plain, resolved.info))
     # The values that stand in for wrong ones in the file would break rules that the file does not break.
     return ArmResolver(study, document, resolver, base, resolved, rules if is_sound else {})
 
@@ -136,14 +136,14 @@ def _faults_without_changes(resolver: Resolver, document: Document) -> list[tupl
     return []
 
 
-def _resolve_and_check(resolver: ArmResolver, problems: list[Problem]) -> list[ResolvedArm]:
+def _resolve_and_check_arms(resolver: ArmResolver, problems: list[Problem]) -> list[ResolvedArm]:
     """Return the resolved arms of a study without mistakes.
 
     Raises:
         SpecError: with every mistake of the study, ``problems`` included.
     """
     study, document = resolver.study, resolver.document
-    changes = _list_changes(resolver, problems)
+    changes = _expand_design_and_blocks(resolver, problems)
     design = resolve_arms(resolver, changes, problems)
     if len(design.arms) * len(study.seeds.all) > MAX_TRIALS:
         size = f"{format_count(len(design.arms), 'arm')} of {format_count(len(study.seeds.all), 'seed')} each"
@@ -185,7 +185,7 @@ def _require_runnable_baselines(arms: Sequence[ResolvedArm], document: Document)
             raise SpecError([document.problem(("base", "model"), sentence)])
 
 
-def _list_changes(resolver: ArmResolver, problems: Sequence[Problem]) -> list[Changes]:
+def _expand_design_and_blocks(resolver: ArmResolver, problems: Sequence[Problem]) -> list[Changes]:
     study = resolver.study
     try:
         changes = expand_design(study.design)
@@ -236,7 +236,7 @@ def _plan_trials(
                 trial = Trial(arm.trial.spec, seeds.stream_seeds(seed), arm.trial.origins, arm.trial.info.content)
                 pending.append(Planned(arm.name, seed, trial))
             else:
-                planned.append(Planned(arm.name, seed, resolver.make_trial(arm.trial, arm.first_seed + seed)))
+                planned.append(Planned(arm.name, seed, resolver.make_trial_and_needs(arm.trial, arm.first_seed + seed)))
     return planned, pending
 
 
@@ -295,7 +295,7 @@ def _collect_notes(study: Study, arms: Sequence[ResolvedArm], facts: Mapping[str
     ]
     notes += sorted(set().union(*(arm.trial.notes for arm in runnable)))
     notes += notes_on_leaks(runnable, study.seeds)
-    notes += metrics.goal_notes(study.analysis, facts)
+    notes += metrics.note_unusual_goal(study.analysis, facts)
     if any(arm.trial.info.identity is None for arm in arms):
         notes.append("The data is not on this machine: keys are pending until it is.")
     return notes

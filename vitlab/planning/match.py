@@ -86,7 +86,7 @@ class Matcher:
         unit = _knob_spacing(trial, knob, now)
 
         @cache
-        def candidate(k: int) -> tuple[ResolvedTrial, float] | None:
+        def candidate_at(k: int) -> tuple[ResolvedTrial, float] | None:
             """Return the trial at the k-th value and its relative difference; None if the arm cannot take it."""
             with suppress(Faults):
                 other = at(k * unit if isinstance(unit, int) else round(k * unit, 9))
@@ -95,11 +95,11 @@ class Matcher:
             return None
 
         def off(k: int) -> float | None:
-            found = candidate(k)
+            found = candidate_at(k)
             return found and found[1]
 
         places = _bracket_target(off, max(1, round(now / unit)))
-        near = [(k, found) for k in places if (found := candidate(k)) is not None]
+        near = [(k, found) for k in places if (found := candidate_at(k)) is not None]
         if not near:
             raise Unmatched(
                 f"no value of {knob} that was tried gives an arm that can be trained; choose another match.knob, or "
@@ -137,7 +137,7 @@ class Matcher:
         counts = self._costs[cache_key]
         if self.match.quantity != "train_macs":
             return getattr(counts, self.match.quantity), ""
-        length, unit = _training_length(trial)
+        length, unit = _images_or_epochs(trial)
         return BACKWARD * counts.macs * length, unit
 
 
@@ -280,7 +280,7 @@ def _knob_spacing(trial: ResolvedTrial, knob: str, now: int | float) -> int | fl
     return 10.0 ** (floor(log10(now)) - 3) if now > 0 else 0.001
 
 
-def _training_length(trial: ResolvedTrial) -> tuple[float, str]:
+def _images_or_epochs(trial: ResolvedTrial) -> tuple[float, str]:
     """Return the number of images that a training sees, and the unit.
 
     The unit is epochs of the data set if the number of its images is not known yet.

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from vitlab.errors import OptionError, Path, closest, nearest
 from vitlab.geometry import DataInfo, Task
 from vitlab.planning.resolve import ResolvedTrial
-from vitlab.planning.values import MetricFacts, declared_metric, scale_conflict
+from vitlab.planning.values import MetricFacts, declared_metric, why_no_block_average
 from vitlab.registry import import_slot, slot
 from vitlab.spec import Analysis, Document, Study
 from vitlab.spec.choice import Goal, Unit
@@ -89,7 +89,7 @@ def _is_reported(metric: str, reported: Metrics) -> bool:
     return group == "train" or (own is not None and group in reported[own].splits)
 
 
-def with_goal(study: Study, reported: Metrics) -> Study:
+def fill_in_goal(study: Study, reported: Metrics) -> Study:
     """Return the study with the goal of its analysis filled in, if the file names none.
 
     Args:
@@ -106,7 +106,7 @@ def with_goal(study: Study, reported: Metrics) -> Study:
     return study.model_copy(update={"analysis": study.analysis.model_copy(update={"goal": goal})})
 
 
-def goal_notes(analysis: Analysis, reported: Metrics) -> list[str]:
+def note_unusual_goal(analysis: Analysis, reported: Metrics) -> list[str]:
     """Return a note if the goal of an analysis is not the one that its metric declares."""
     declared = goal_of(analysis.metric, reported)
     if declared in (None, analysis.goal):
@@ -145,14 +145,14 @@ def find_mistakes(
         ):
             sentence = f"best is by a metric of validation, and no trial reports {validation} there; write keep: last"
             yield ("run", "keep"), sentence
-    yield from _find_large_amounts(study, document, reported)
+    yield from _find_excess_amounts(study, document, reported)
     own = declared_metric(study.analysis.metric.partition("/")[2], reported)
     if study.blocks is None:
         fault = "there are no blocks to judge over; remove it" * (study.analysis.over_blocks is not None)
     elif own is None:  # of a split without metrics but the loss, or reported as unknown
-        fault = scale_conflict(study.analysis, "number", (0.0, math.inf))
+        fault = why_no_block_average(study.analysis, "number", (0.0, math.inf))
     else:
-        fault = scale_conflict(study.analysis, unit_of(reported[own]), reported[own].bounds)
+        fault = why_no_block_average(study.analysis, unit_of(reported[own]), reported[own].bounds)
     if fault:
         yield ("analysis", "over_blocks"), fault
 
@@ -196,7 +196,7 @@ def _find_unreported(
             yield place, f"no trial reports {metric}.{hint}{choices}{hint_to_name}"
 
 
-def _find_large_amounts(study: Study, document: Document, metrics_by_name: Metrics) -> Iterator[tuple[Path, str]]:
+def _find_excess_amounts(study: Study, document: Document, metrics_by_name: Metrics) -> Iterator[tuple[Path, str]]:
     """Yield a mistake for each amount that is as large as the whole range of its metric."""
     amounts: list[tuple[Path, str, float]] = []
     if study.analysis.margin is not None:

@@ -36,7 +36,7 @@ def comparison_family(plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
-def with_registration(plan: Plan, earlier: Plan | None, ended: Callable[[str, str], bool]) -> Plan:
+def with_first_registration(plan: Plan, earlier: Plan | None, ended: Callable[[str, str], bool]) -> Plan:
     """Return the plan with the registration of its first run.
 
     Args:
@@ -70,7 +70,7 @@ def _format_exactly(value: Any) -> str:
     return repr(value) if isinstance(value, float) else format_value(value)
 
 
-def analysis_changes(plan: Plan) -> list[str]:
+def describe_analysis_changes(plan: Plan) -> list[str]:
     """Return each change of the analysis since the first run as a clause; any makes all comparisons exploratory."""
     first, now = plan.registered, make_registration(plan)
     if first is None:
@@ -95,7 +95,7 @@ def analysis_changes(plan: Plan) -> list[str]:
     return clauses
 
 
-def added_comparisons(plan: Plan) -> set[str]:
+def newly_compared_arms(plan: Plan) -> set[str]:
     """Return the arms whose comparison was not registered at the first run."""
     if plan.registered is None:
         return set()
@@ -108,7 +108,7 @@ def altered_arms(plan: Plan) -> list[str]:
     return [arm for arm, identity in plan.identities.items() if identities.get(arm, identity) != identity]
 
 
-def removed_comparisons(plan: Plan) -> list[str]:
+def no_longer_compared_arms(plan: Plan) -> list[str]:
     """Return the arms whose comparison was registered and is no longer in the plan; it still counts in the family."""
     if plan.registered is None:
         return []
@@ -116,7 +116,7 @@ def removed_comparisons(plan: Plan) -> list[str]:
     return [pair[0] for pair in plan.registered.family if pair not in pairs]
 
 
-def arms_over_blocks(plan: Plan) -> tuple[set[str], set[str]]:
+def names_compared_over_blocks(plan: Plan) -> tuple[set[str], set[str]]:
     """Return what is compared over blocks, by names in a block.
 
     Returns:

@@ -18,8 +18,8 @@ from vitlab.geometry import DataInfo
 from vitlab.identity.code import NOTHING, Surroundings, component_modules, optional_modules, trial_code_digest
 from vitlab.identity.trial import Trial, checkpoint_identity, hash_of, weight_file_digests
 from vitlab.planning.sources import (
+    describe_label_difference,
     find_leak,
-    label_difference,
     parts_needing_labels,
     teacher_faults,
 )
@@ -86,7 +86,7 @@ class ResolvedTrial:
         """The origins in a trial's key, without built-ins: a slot added later changes no key."""
         return [origin for origin in self.origins if not origin.endswith(f" {BUILTIN_ORIGIN}")]
 
-    def with_seeds(self, streams: Mapping[str, int], needs: Mapping[str, str]) -> Trial:
+    def to_seeded_trial(self, streams: Mapping[str, int], needs: Mapping[str, str]) -> Trial:
         """Return the trial with its seeds, its key and the digest of its code.
 
         Args:
@@ -173,7 +173,7 @@ class Resolver:
         draft = _Draft(tree, plain, identity, [(mistake.path, mistake.message) for mistake in collected.mistakes])
         # Every step goes on with what the steps before it found sound, so that all mistakes are reported together.
         self._resolve_components(draft)
-        self._describe_data(draft)
+        self._load_and_check_data_info(draft)
         self._check_model(draft)
         self._check_optimizer(draft)
         self._resolve_metrics(draft)
@@ -215,7 +215,7 @@ class Resolver:
             objectives = slot("objective")
             draft.objective = objectives.get(objectives.qualify_builtin(DEFAULT_CHOICES[OBJECTIVE]["type"]))
 
-    def _describe_data(self, draft: _Draft) -> None:
+    def _load_and_check_data_info(self, draft: _Draft) -> None:
         """Get the model's view of the data, and check what depends on it alone."""
         if draft.data is None or not _UNSEEN.issuperset(draft.wrong.get(("data",), ())):
             return
@@ -227,7 +227,7 @@ class Resolver:
             return
         draft.info = self._infos[key]
         if ("data",) in draft.parts:
-            draft.identity["data"] = _normalise_corrupted(draft.identity["data"], draft.info)
+            draft.identity["data"] = _cap_corrupted_images(draft.identity["data"], draft.info)
         task = draft.info.task
         if task != "classification" and value_at(draft.plain, ("train", "mix")) is not None:
             sentence = f"train.mix needs classification, and the task of this data is {task}; remove it"
@@ -329,9 +329,9 @@ class Resolver:
                 case {"checkpoint": str(name)}:
                     self._resolve_checkpoint(draft, role, path, name)
                 case {"pretrained": str(name)}:
-                    self._resolve_published(draft, role, path, name)
+                    self._resolve_published_weights(draft, role, path, name)
                 case {"timm": str(name)} | {"hub": str(name)} as source:
-                    self._resolve_fetched(draft, role, path, source, name)
+                    self._fetch_and_resolve_file(draft, role, path, source, name)
                 case {"trial": Mapping()} as source:
                     self._resolve_prerequisite(draft, role, path, source)
 
@@ -345,7 +345,7 @@ class Resolver:
         set_value(draft.identity, place, checkpoint_identity(draft.files[role]))
         set_value(draft.plain, place, str(file))
 
-    def _resolve_fetched(self, draft: _Draft, role: str, path: Path, source: Tree, name: str) -> None:
+    def _fetch_and_resolve_file(self, draft: _Draft, role: str, path: Path, source: Tree, name: str) -> None:
         kind = "timm" if "timm" in source else "hub"
         try:
             file = str(import_optional("weights").fetch_by_name(kind, name))
@@ -357,7 +357,7 @@ class Resolver:
             set_value(tree, (*path, "checkpoint"), file)
         self._resolve_checkpoint(draft, role, path, file)
 
-    def _resolve_published(self, draft: _Draft, role: str, path: Path, name: str) -> None:
+    def _resolve_published_weights(self, draft: _Draft, role: str, path: Path, name: str) -> None:
         place = (*path, "pretrained")
         try:
             digest = import_optional("weights").digest_prefix_of_published(name)
@@ -400,7 +400,7 @@ class Resolver:
                 draft.add_faults(((*SOURCES[role], "trial"), reason))
             source = draft.needs.get("init_from")
             if source is not None and plain["init_from"].get("head") == "keep":
-                reason = label_difference(plain["data"], info, source.trial.plain["data"], source.trial.info)
+                reason = describe_label_difference(plain["data"], info, source.trial.plain["data"], source.trial.info)
                 sentence = (
                     f"head: keep keeps the outputs of other classes ({reason}); write head: new" if reason else None
                 )
@@ -444,7 +444,7 @@ def _is_mup(model: ResolvedChoice) -> bool:
     return model.options.get("parametrization") == "mup"
 
 
-def _normalise_corrupted(data: Tree, info: DataInfo) -> Tree:
+def _cap_corrupted_images(data: Tree, info: DataInfo) -> Tree:
     """Return the data of a key, where corrupting as many test images as there are, or more, is corrupting all."""
     count = (data.get("corrupted") or {}).get("images")
     if count is None or info.test_images is None or count < info.test_images:

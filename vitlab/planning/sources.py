@@ -76,11 +76,11 @@ def teacher_faults(
             "learn from its features or tokens alone, with kind: none"
         )
         yield place, sentence
-    elif reason := label_difference(plain["data"], info, teacher.plain["data"], teacher.info):
+    elif reason := describe_label_difference(plain["data"], info, teacher.plain["data"], teacher.info):
         yield place, f"the teacher learned other classes: {reason}"
 
 
-def label_difference(data: Tree, info: DataInfo, their_data: Tree, theirs: DataInfo) -> str:
+def describe_label_difference(data: Tree, info: DataInfo, their_data: Tree, theirs: DataInfo) -> str:
     """Return in a clause how the classes of another trial differ from a trial's; empty if they do not, or are unknown.
 
     Args:
@@ -108,7 +108,7 @@ def find_leak(data: Choice, identity: str | None, role: str, source: ResolvedTri
     while queue:
         name, trial = queue.pop(0)
         theirs = trial.spec.data
-        if may_share_images(data, identity, theirs, trial.info.content) and (reason := split_difference(data, theirs)):
+        if may_share_images(data, identity, theirs, trial.info.content) and (reason := why_splits_differ(data, theirs)):
             return f"{name} {reason}: one would be trained on validation images of the other; give both the same"
         queue += [(f"{name} {whose[other]}", prerequisite.trial) for other, prerequisite in trial.needs.items()]
     return None
@@ -149,7 +149,7 @@ def may_share_images(mine: Choice, my_identity: str | None, theirs: Choice, thei
     )
 
 
-def split_difference(mine: Choice, theirs: Choice) -> str | None:
+def why_splits_differ(mine: Choice, theirs: Choice) -> str | None:
     """Return why two trials on the same images hold out different ones under one seed, or None.
 
     The form is ``NAME is THEIRS, and here it is MINE``.  Fractions, images per class, colours and sizes do not change
@@ -251,7 +251,7 @@ def _find_leak_of_file(
         theirs, identity, split = source.spec.data, source.data, source.seeds["split"]
         mine = trial.spec.data
         if may_share_images(mine, trial.info.content, theirs, identity):
-            reason = split_difference(mine, theirs)
+            reason = why_splits_differ(mine, theirs)
             if reason is not None or {seeds.stream_seeds(seed)["split"] for seed in seeds.all} != {split}:
                 why = f" ({reason})" if reason else ""
                 return f"{file.parent.name[:8]}/{file.name} was trained on another split of {mine.type}{why}"

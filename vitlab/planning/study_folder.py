@@ -24,7 +24,7 @@ from typing import Any
 from vitlab.errors import SpecError, UserError
 from vitlab.identity.trial import hash_of
 from vitlab.imports import INSTALLED
-from vitlab.planning.registration import with_registration
+from vitlab.planning.registration import with_first_registration
 from vitlab.planning.values import UNDECIDED, Decisions, Plan
 from vitlab.registry import slot
 from vitlab.spec import Choice, Document, RunSpec, Study, read_study
@@ -72,7 +72,7 @@ def read_decisions(store: Store, study: Study) -> Decisions:
 def apply_registration(plan: Plan, store: Store) -> Plan:
     """Return the plan with the analysis registered at the first run."""
     file = store.study(plan.study) / "plan.json"
-    return with_registration(plan, _read_intact_plan(file), lambda *trial: store.trial(*trial).done())
+    return with_first_registration(plan, _read_intact_plan(file), lambda *trial: store.trial(*trial).done())
 
 
 def write_plan(plan: Plan, store: Store) -> Plan:
@@ -116,7 +116,7 @@ class Version:
 
     folder: Path
     name: str  #: its digest
-    content: Tree | None  #: see :func:`result_content`; None if the file is missing or cannot be read
+    content: Tree | None  #: see :func:`select_result_content`; None if the file is missing or cannot be read
     changes: Values  #: ``--set``
     run: RunRecord
 
@@ -140,18 +140,18 @@ class Version:
         )
 
 
-def result_content(data: Tree) -> NewTree:
+def select_result_content(data: Tree) -> NewTree:
     """Return the content of a study file on which its results and its report depend."""
-    return {name: _comparable(value) for name, value in data.items() if name not in NOT_CONTENT}
+    return {name: _normalise(value) for name, value in data.items() if name not in NOT_CONTENT}
 
 
-def read_content(file: Path, changes: Values) -> NewTree:
+def read_study_content(file: Path, changes: Values) -> NewTree:
     """Return the content of a study file, with changes.
 
     Raises:
         SpecError: if the file cannot be read as a study.
     """
-    return result_content(_read_sound_study(file, changes)[1].data)
+    return select_result_content(_read_sound_study(file, changes)[1].data)
 
 
 def _read_sound_study(file: Path, changes: Values) -> tuple[Study, Document]:
@@ -201,7 +201,7 @@ def archive_latest(study: Path, new: str) -> Version | None:
     return latest
 
 
-def begin_run(
+def write_study_files(
     plan: Plan,
     store: Store,
     file: str | Path,
@@ -225,11 +225,11 @@ def begin_run(
     plan = write_plan(plan, store)
     write_bytes(folder / "study.yaml", Path(file).read_bytes())
     write_json(folder / "changes.json", without_secrets(changes))
-    write_record(folder, record)
+    write_latest_run_record(folder, record)
     if latest is not None and latest.name != plan.version:
         previous = latest.run.file
         place = f" from {previous}," if previous and previous != record.file else ""
-        now = read_content(folder / "study.yaml", changes)
+        now = read_study_content(folder / "study.yaml", changes)
         differ = "" if latest.content is None else f": {format_differences(latest.content, now)}"
         say(
             f"study '{plan.study}' was last run{place} in another version ({latest.when}){differ}. Both are kept: "
@@ -239,7 +239,7 @@ def begin_run(
 
 
 def _is_recorded(plan: Plan, store: Store, file: str | Path, changes: Values, plugins: Sequence[str | Path]) -> bool:
-    """Return True if the files of a study are those that :func:`begin_run` would write, but for the time of the run."""
+    """Return True if the files of a study are those that :func:`write_study_files` would write, but for the time."""
     folder = store.study(plan.study)
     try:
         same_file = (folder / "study.yaml").read_bytes() == Path(file).read_bytes()
@@ -267,7 +267,7 @@ def _read_record(folder: Path) -> RunRecord:
     return read_json(folder / "run.json", type_adapter(RunRecord).validate_python) or RunRecord()
 
 
-def write_record(study: Path, record: RunRecord) -> None:
+def write_latest_run_record(study: Path, record: RunRecord) -> None:
     """Write run.json of a version that is now the latest, and delete the plan that it had as an earlier one."""
     write_json(study / "run.json", vars(record))
     # Only the plan: study.yaml there may be the file being run.
@@ -281,10 +281,10 @@ def read_run_spec(folder: Path) -> RunSpec:
         SpecError: if the file cannot be read as a study.
     """
     changes = read_json(folder / "changes.json", require_mapping) or {}
-    return with_default_builtins(_read_sound_study(folder / "study.yaml", changes)[0].run)
+    return qualify_default_builtins(_read_sound_study(folder / "study.yaml", changes)[0].run)
 
 
-def with_default_builtins(run_spec: RunSpec) -> RunSpec:
+def qualify_default_builtins(run_spec: RunSpec) -> RunSpec:
     """Return ``run_spec`` with unset executor and tracker qualified as built-ins."""
     unset = [name for name in ("executor", "tracker") if name not in run_spec.model_fields_set]
     defaults = {name: Choice(slot(name).qualify_builtin(getattr(run_spec, name).type)) for name in unset}
@@ -368,7 +368,7 @@ def _read_version_folder(folder: Path) -> Version | None:
     changes = read_json(folder / "changes.json", require_mapping) or {}
     stored = None
     with suppress(SpecError):
-        stored = read_content(folder / "study.yaml", changes)
+        stored = read_study_content(folder / "study.yaml", changes)
     last = _version_name_in(vars(run))
     name = folder.name if folder.parent.name == EARLIER else ""
     with suppress(Damaged):
@@ -385,14 +385,12 @@ def _version_name_in(data: Tree) -> str:
     return name if isinstance(name, str) and re.fullmatch("[0-9a-f]+", name) else ""
 
 
-def _comparable(value: Any, name: str = "") -> Any:
+def _normalise(value: Any, name: str = "") -> Any:
     """Return a value without ``data.root``, and with a component that has no options as its name alone."""
     if isinstance(value, Mapping):
-        rest = {key: _comparable(item, str(key)) for key, item in value.items() if (name, key) != ("data", "root")}
+        rest = {key: _normalise(item, str(key)) for key, item in value.items() if (name, key) != ("data", "root")}
         return rest["type"] if set(rest) == {"type"} else rest
-    return (
-        [_comparable(item) for item in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
-    )
+    return [_normalise(item) for item in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def _lengthen_components(leaves: Values, others: Values) -> NewTree:

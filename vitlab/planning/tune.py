@@ -235,7 +235,10 @@ def _make_rivals(
         rival = ResolvedArm(arm.changes, f"{arm.name} ({format_knobs(values)})", trial, "", skip=trial.incompatibility)
         problems += resolver.apply_rules(rival)
         if not rival.skip:
-            trials = [Planned(rival.name, seed, resolver.make_trial(trial, seed)) for seed in tuning_seeds(study.tune)]
+            trials = [
+                Planned(rival.name, seed, resolver.make_trial_and_needs(trial, seed))
+                for seed in tuning_seeds(study.tune)
+            ]
             rivals.append(Rival(values, tuple(trials)))
     return rivals
 

@@ -37,7 +37,7 @@ def declared_metric(name: str, names: Iterable[str]) -> str | None:
     return max((one for one in names if name == one or name.startswith(f"{one}_")), key=len, default=None)
 
 
-def scale_conflict(analysis: Analysis, unit: Unit, bounds: tuple[float | None, float | None]) -> str:
+def why_no_block_average(analysis: Analysis, unit: Unit, bounds: tuple[float | None, float | None]) -> str:
     """Return why differences of a metric cannot be averaged over blocks; empty if they can."""
     metric, error_of_0 = analysis.metric, bounds[0] if analysis.goal == "min" else bounds[1]
     if analysis.over_blocks is None and unit != "share":
@@ -208,7 +208,7 @@ class Plan:
     """Trials of arms whose tuning is open: without a key, and with the knob values of the base."""
     probes: Mapping[str, EngineBenchmark] = field(
         default_factory=dict
-    )  #: by :func:`vitlab.planning.engine_choice.shape_digest`
+    )  #: by :func:`vitlab.planning.engine_choice.speed_digest`
     registered: Registration | None = None  #: analysis of the first run
     looks: Looks | None = None
     """Set if the study adds seeds to inconclusive comparisons."""

@@ -76,7 +76,9 @@ def measure_and_print(arm: str, text: str) -> None:
     request = json.loads(text)
     study, plan = lab.plan_study(**request)
     planned = next(planned for planned in plan.trials if planned.arm == arm)
-    cost = benchmark.measure_cost(plan, planned, benchmark.measurement_settings(study.run, request["plugins"]))
+    cost = benchmark.measure_speed_and_memory(
+        plan, planned, benchmark.measurement_settings(study.run, request["plugins"])
+    )
     # Where peaks are unknown, there is no ratio of them.
     print(json.dumps({"time": 1 / cost["train_images_per_s"], "memory": cost["peak_bytes"] or math.nan}))
 

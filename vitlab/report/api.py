@@ -16,8 +16,8 @@ from vitlab.planning.study_folder import (
     EARLIER,
     find_version,
     format_differences,
-    read_content,
     read_plan,
+    read_study_content,
     read_versions,
     version_name,
 )
@@ -302,7 +302,7 @@ def _find_version(file: Path, changes: Mapping[str, Any], study: Path) -> Path:
     stored = read_versions(study)
     if all(version.content is None for version in stored):  # the version of the results is not recorded
         return study
-    requested = read_content(file, changes)
+    requested = read_study_content(file, changes)
     folders = [version.folder for version in stored if version.name == version_name(requested)]
     if folders:
         return folders[0]

@@ -11,7 +11,7 @@ import numpy as np
 
 from vitlab.comparison import Verdict
 from vitlab.comparison.study import Sample, is_futile, judge_study
-from vitlab.planning.registration import added_comparisons
+from vitlab.planning.registration import newly_compared_arms
 from vitlab.planning.values import Looks, Plan
 from vitlab.report.frame import GROUPS, STATUSES, StudyResults, parse_descriptions
 from vitlab.report.phrasing import Row
@@ -324,7 +324,7 @@ def inconclusive_arms(plan: Plan, store: Store, before: Sequence[str] = ()) -> t
     rows = [row for row in rows if plan.looks.latest_look(row["arm"]) == len(plan.looks.open)]
     pending = {row["arm"] for row in rows if row["awaited"]}
     open_arms = set(before)
-    if not pending - added_comparisons(plan):
+    if not pending - newly_compared_arms(plan):
         open_arms |= {
             row["arm"]
             for row in rows

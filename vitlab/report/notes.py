@@ -13,7 +13,12 @@ from vitlab.comparison import Verdict
 from vitlab.comparison.study import is_futile
 from vitlab.errors import format_count
 from vitlab.planning.match import paths_overlap
-from vitlab.planning.registration import added_comparisons, altered_arms, analysis_changes, removed_comparisons
+from vitlab.planning.registration import (
+    altered_arms,
+    describe_analysis_changes,
+    newly_compared_arms,
+    no_longer_compared_arms,
+)
 from vitlab.planning.tune import knobs_at_edge
 from vitlab.planning.values import Plan
 from vitlab.report import phrasing
@@ -211,12 +216,15 @@ def _note_best_evaluation(plan: Plan) -> Iterator[str]:
 
 
 def _note_exploratory(plan: Plan) -> Iterator[str]:
-    for edit in analysis_changes(plan):
+    for edit in describe_analysis_changes(plan):
         yield f"Exploratory: since the study was first run, {edit}; every verdict was reached after results were known."
     for what, arms in (
         ("Exploratory: changed after results were seen", altered_arms(plan)),
-        ("Exploratory: added after the first run, and corrected for all comparisons", sorted(added_comparisons(plan))),
-        ("Dropped after the first run, and still counted in the correction", removed_comparisons(plan)),
+        (
+            "Exploratory: added after the first run, and corrected for all comparisons",
+            sorted(newly_compared_arms(plan)),
+        ),
+        ("Dropped after the first run, and still counted in the correction", no_longer_compared_arms(plan)),
     ):
         if arms:
             yield f"{what}: {list_or_count(arms)}."

@@ -90,7 +90,7 @@ def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialEnd
     out, the halves are trained separately.
 
     Args:
-        job: The trials, of equal :func:`vitlab.planning.engine_choice.batch_key` if there are several.
+        job: The trials, of equal :func:`vitlab.planning.engine_choice.joint_training_key` if there are several.
         stop: Called before every step; training stops once it returns True.
 
     Returns:

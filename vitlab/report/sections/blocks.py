@@ -14,7 +14,7 @@ from vitlab.comparison.arrays import VERDICTS, Comparisons
 from vitlab.comparison.blocks import judge_blocks
 from vitlab.errors import format_count
 from vitlab.explaining.colours import PAPER, RULE
-from vitlab.planning.registration import arms_over_blocks
+from vitlab.planning.registration import names_compared_over_blocks
 from vitlab.planning.values import Arm, Plan
 from vitlab.report.drawing import WIDTH, Drawing, apply_style, describe_shared, new_figure, wrap_line, wrapped_labels
 from vitlab.report.phrasing import (
@@ -82,7 +82,7 @@ class Blocks(Section[ArmOverBlocks]):
                     f"Warning: {row.arm} has no difference from {row.baseline} in {', '.join(missing)}, and is judged "
                     f"over the {format_count(row.pairs, 'other block')}."
                 )
-        if fewer := arms_over_blocks(findings.plan)[1]:
+        if fewer := names_compared_over_blocks(findings.plan)[1]:
             yield (
                 "Exploratory: a block was dropped after the first run, and still had to be judged with the others for "
                 f"{', '.join(sorted(fewer))}."
@@ -207,7 +207,7 @@ def average_over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
             numbers = np.array([row[name] for name in names], dtype=float)
             numbers_CBK[place, block] = numbers / _divisor(plan, by_name[row["baseline"]]["mean"])
     both_SCB, is_control = np.moveaxis(numbers_CBK[:, :, :2], 2, 0), np.array([arm.is_control for arm in arms.values()])
-    family, fewer_blocks = arms_over_blocks(plan)
+    family, fewer_blocks = names_compared_over_blocks(plan)
     design = replace(
         Comparisons.with_one_baseline(len(cells), analysis),
         family=np.where(is_control, 1, len(family)),
