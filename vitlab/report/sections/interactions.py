@@ -6,7 +6,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -82,6 +82,7 @@ class Grid:
 class Cell:
     """An arm of a grid of two factors."""
 
+    changes: ClassVar = ("first", "second")
     first: str  #: its level of the first factor, as ``path=value``
     second: str
     arm: str
@@ -105,7 +106,7 @@ class Crossed(Section[Cell]):
                 yield Cell(first, second, arm)
 
     def table(self, rows: Sequence[Cell], report: Report) -> Table:
-        scale, labels = report.scale, short_changes(change for row in rows for change in (row.first, row.second))
+        scale, labels = report.scale, short_changes(rows)
         decimals, _ = mean_and_difference_decimals(report.arms, scale)
         of_arms = {
             row[
@@ -114,13 +115,13 @@ class Crossed(Section[Cell]):
             for row in report.arms
         }
         cells = {(row.first, row.second): of_arms.get(row.arm, "").removesuffix(f" {DASH}") for row in rows}
-        lines = dict.fromkeys(row.first for row in rows)
-        levels = [labels[first].partition("=") for first in lines]
-        columns = [Column(levels[0][0], tuple(level for *_, level in levels), right=False)]
-        for second in dict.fromkeys(row.second for row in rows):
-            columns.append(
-                Column(labels[second], tuple(cells.get((first, second), "") for first in lines), right=False)
-            )
+        firsts, seconds = map(dict.fromkeys, zip(*cells, strict=True))
+        title = labels[rows[0].first].partition("=")[0]
+        columns = [Column(title, tuple(first.partition("=")[2] for first in firsts), right=False)]
+        columns += [
+            Column(labels[second], tuple(cells.get((first, second), "") for first in firsts), right=False)
+            for second in seconds
+        ]
         interval = interval_name(1, report.analysis)
         caption = f"Mean {scale.title} of every arm with its {interval}, by {join_paths(labels)}."
         return Table(columns, caption, caption)
@@ -130,6 +131,7 @@ class Crossed(Section[Cell]):
 class Interaction:
     """An interaction of two changes, in the unit of the metric; numbers are None where too few seeds have them."""
 
+    changes: ClassVar = ("first", "second")
     first: str  #: a change, as ``path=value``
     second: str
     against: str  #: the values that both are changed from
@@ -156,11 +158,8 @@ class Interactions(Section[Interaction]):
         The reference is the first arm without a baseline.  Effects are means, at each seed, over all settings of the
         other paths at which the four arms exist; they form a family of their own.
         """
-        plan = findings.plan
-        grid = Grid.from_plan(plan)
-        if grid is None:
-            return
-        squares = grid.squares(plan)
+        grid = Grid.from_plan(findings.plan)
+        squares = {} if grid is None else grid.squares(findings.plan)
         # For two factors of two levels, t is that of a repeated-measures analysis of variance over seeds.
         for changes, row in zip(squares, judge_averages(findings.results, [*squares.values()]), strict=True):
             # Of two effects, one is (both - one) and one (other - neither): their difference is twice an average.
@@ -170,7 +169,7 @@ class Interactions(Section[Interaction]):
             )
 
     def table(self, rows: Sequence[Interaction], report: Report) -> Table:
-        column, labels = Columns(rows), short_changes(change for row in rows for change in (row.first, row.second))
+        column, labels = Columns(rows), short_changes(rows)
         columns = [
             column("change", lambda row: labels[row.first], right=False),
             column("with", lambda row: labels[row.second], right=False),
@@ -186,10 +185,10 @@ class Interactions(Section[Interaction]):
         )
 
 
-def short_changes(changes: Iterable[str]) -> dict[str, str]:
-    """Return changes ``path=value`` with the short names of their paths."""
-    parts = {change: change.partition("=") for change in changes}
-    short = short_names(list(dict.fromkeys(path for path, *_ in parts.values())))
+def short_changes(rows: Iterable[Any]) -> dict[str, str]:
+    """Return the ``changes`` of some rows, each ``path=value``, with the short names of their paths."""
+    parts = {change: change.partition("=") for row in rows for change in map(vars(row).get, row.changes)}
+    short = short_names([path for path, *_ in parts.values()])
     return {change: f"{short[path]}={value}" for change, (path, _, value) in parts.items()}
 
 
@@ -220,6 +219,4 @@ def judge_averages(results: StudyResults, effects: Sequence[Sequence[Arm]]) -> l
         averages |= {level: average(own, seeds), baseline: average(others, seeds)}
     plan = with_equal_looks(results.plan)
     rows = judge_study(plan, compared, averages, quantum=results.quantum).values()
-    ends = {"low": "difference_low", "high": "difference_high"}
-    names = {name: ends.get(name, name) for name in ("difference", *ends, "p", "p_corrected", "sound_difference")}
-    return [{**row, **finite_or_none({name: row[column] for name, column in names.items()})} for row in rows]
+    return [finite_or_none({**row, "low": row["difference_low"], "high": row["difference_high"]}) for row in rows]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitlab.comparison.study import refusals_by_arm
 from vitlab.planning.values import Arm
@@ -36,6 +35,7 @@ CAVEAT = "P values and intervals are corrected for the main effects alone, a fam
 class MainEffect:
     """The effect of a level, in the unit of the metric; numbers are None where too few seeds have them."""
 
+    changes: ClassVar = ("level", "against")
     level: str  #: as ``path=value``
     against: str  #: the baseline's level
     settings: int  #: settings of the other factors, over which the difference is averaged
@@ -88,7 +88,8 @@ class MainEffects(Section[MainEffect]):
     def figure(self, rows: Sequence[MainEffect], findings: Findings) -> Drawing | None:
         if not rows:
             return None
-        scale, labels = findings.scale, wrapped_labels([*short_changes(row.level for row in rows).values()], 30)
+        scale, short = findings.scale, short_changes(rows)
+        labels = wrapped_labels([short[row.level] for row in rows], 30)
         marks = [
             difference_mark(place, row.difference, row.low, row.high, row.verdict)
             for place, row in enumerate(rows)
@@ -116,7 +117,7 @@ class MainEffects(Section[MainEffect]):
                 )
 
     def table(self, rows: Sequence[MainEffect], report: Report) -> Table:
-        column, labels = Columns(rows), short_changes(change for row in rows for change in (row.level, row.against))
+        column, labels = Columns(rows), short_changes(rows)
         columns = [
             column("level", lambda row: labels[row.level], right=False),
             column("compared with", lambda row: labels[row.against], 2, right=False),
@@ -138,8 +139,7 @@ def grid_answers(sections: Mapping[str, Sequence[Any]], analysis: Analysis, unit
     """Return a sentence about each factor of a grid, and about each of its interactions that is not due to chance."""
     effects, interactions = sections["main_effects"], sections["interactions"]
     scale, factors = Scale.of(analysis.metric, units), defaultdict[str, list[MainEffect]](list)
-    changes = [(row.level, row.against) for row in effects] + [(row.first, row.second) for row in interactions]
-    labels, decimals = short_changes(itertools.chain(*changes)), difference_decimals(effects, scale)
+    labels, decimals = short_changes([*effects, *interactions]), difference_decimals(effects, scale)
     for row in effects:
         factors[labels[row.level].partition("=")[0]].append(row)
     sentences = []
