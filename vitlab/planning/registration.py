@@ -123,9 +123,9 @@ def names_compared_over_blocks(plan: Plan) -> tuple[set[str], set[str]]:
         All compared arms, with those that were registered and are no longer compared, and those of them that were to be
         compared in a further block.
     """
-    names = {arm.name_in_block for arm in plan.arms if arm.baseline is not None and not arm.skip and not arm.is_control}
-    blocks = {arm.block for arm in plan.arms if not arm.skip}
     compared, fewer = {arm for arm, _ in comparison_family(plan)}, set[str]()
+    names = {plan.arm(arm).name_in_block for arm in compared}
+    blocks = {arm.block for arm in plan.arms if not arm.skip}
     for arm, _ in () if plan.registered is None else plan.registered.family:
         if arm not in compared:
             inside = [arm.removeprefix(f"{block}: ") for block in blocks if arm.startswith(f"{block}: ")]

@@ -202,9 +202,9 @@ def chance_to_decide(n: int, sd: float, drop: float, alpha: float, min_abs: floa
     ``min_abs``, that of a model with such a drop to be found.  Old and new values at one seed are taken as independent:
     any change of rounding has the effect of another seed (arXiv:2103.04514).  ``sd`` is from seed to seed.
     """
-    se = sd * math.sqrt(2 / n)
-    if n < MIN_SEEDS:
+    if n < MIN_SEEDS or not drop > 0:  # NaN if no drop is found
         return 0.0
+    se = sd * math.sqrt(2 / n)
     return power.t_test_power(drop, se, n - 1, 2 * alpha, min_abs) if se > 0 else 1.0
 
 

@@ -266,10 +266,10 @@ def outlook(study: Study, values: Values) -> list[Outlook]:
                 continue
             arm_sd = float(pooled_sd(values_to_array([seeds])[None])[0]) or sd
             n = len(seeds.keys() & {*(second_look_seeds(study) or study.seeds.values)})
-            chance = decide.chance_to_decide(n, arm_sd, margin, alpha) if margin > 0 else 0.0
-            needs = decide.seeds_to_decide(arm_sd, margin, alpha) if margin > 0 else None
+            chance = decide.chance_to_decide(n, arm_sd, margin, alpha)
+            needs = decide.seeds_to_decide(arm_sd, margin, alpha)
             drop = decide.detectable_drop(n, arm_sd, alpha / family, min_abs)
-            needs_half = decide.seeds_to_decide(arm_sd, drop / 2, alpha / family, min_abs) if drop > 0 else None
+            needs_half = decide.seeds_to_decide(arm_sd, drop / 2, alpha / family, min_abs)
             cells.append(Outlook(arm, metric, n, arm_sd, margin, chance, needs, drop, needs_half))
     return cells
 

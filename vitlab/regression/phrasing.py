@@ -3,8 +3,8 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, replace
+from typing import Any, TypeVar
 from xml.etree import ElementTree
 
 from vitlab.errors import format_count
@@ -12,6 +12,8 @@ from vitlab.regression.decide import MAX_SEEDS, TARGET_CHANCE, Cell
 from vitlab.regression.gate import CheckResult, Outlook
 from vitlab.report import Report, formats
 from vitlab.report.phrasing import Column, Columns, Scale, percent
+
+RowT = TypeVar("RowT", Cell, Outlook)
 
 
 def render_check(result: CheckResult, form: str) -> str:
@@ -26,17 +28,15 @@ def render_check(result: CheckResult, form: str) -> str:
     for item in result.findings:
         if item.verdict != "pass" or item.sentence:
             lines.append(f"{item.verdict}: {f'{item.arm}: ' if item.arm else ''}{item.check}: {item.sentence}")
-    column = Columns(result.cells)
+    column = Columns([_in_unit(cell, Scale.of(cell.metric, result.units)) for cell in result.cells])
     table = [
-        column.text_column("arm"),
-        column("metric", lambda cell: Scale.of(cell.metric, result.units).title, right=False),
-        column.text_column("verdict"),
-        _number(column, "baseline", "old", result.units, rank=2),
-        _number(column, "candidate", "new", result.units, rank=2),
-        _number(column, "drop", "drop", result.units),
-        _number(column, "at most", "worst", result.units),
-        _number(column, "margin", "margin", result.units),
-        column("p (adjusted)", lambda cell: _format_number(cell.p_adjusted), rank=1),
+        *map(column.text_column, ("arm", "metric", "verdict")),
+        _number(column, "baseline", "old", rank=2),
+        _number(column, "candidate", "new", rank=2),
+        _number(column, "drop", "drop"),
+        _number(column, "at most", "worst"),
+        _number(column, "margin", "margin"),
+        _number(column, "p (adjusted)", "p_adjusted", rank=1),
         column("seeds", lambda cell: str(cell.n), rank=3),
         column.text_column("why", "reason"),
     ]
@@ -51,16 +51,15 @@ def render_check(result: CheckResult, form: str) -> str:
 
 def render_outlook(cells: Sequence[Outlook], units: Mapping[str, str], form: str) -> str:
     """Return a table of the probabilities that an unchanged model passes, and of the drops that are found."""
-    column = Columns(cells)
+    column = Columns([_in_unit(cell, Scale.of(cell.metric, units)) for cell in cells])
     table = [
-        column.text_column("arm"),
-        column("metric", lambda cell: Scale.of(cell.metric, units).title, right=False),
+        *map(column.text_column, ("arm", "metric")),
         column("seeds", lambda cell: str(cell.n)),
-        _number(column, "sd", "sd", units, rank=2),
-        _number(column, "margin", "margin", units, rank=1),
+        _number(column, "sd", "sd", rank=2),
+        _number(column, "margin", "margin", rank=1),
         column("passes", lambda cell: f"{100 * cell.chance:.0f} %"),
         column("seeds for 80 %", lambda cell: _format_seeds(cell.needs)),
-        _number(column, "finds drop", "drop", units),
+        _number(column, "finds drop", "drop"),
         column("seeds for half", lambda cell: _format_seeds(cell.needs_half)),
     ]
     chance = math.prod(cell.chance for cell in cells)
@@ -114,9 +113,14 @@ def render_junit(result: CheckResult) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _number(column: Columns[Any], title: str, name: str, units: Mapping[str, str], rank: int = 0) -> Column:
-    """Return the column of a number in units of the metric of each row."""
-    return column(title, lambda row: _format_number(Scale.of(row.metric, units).factor * getattr(row, name)), rank)
+def _in_unit(row: RowT, scale: Scale) -> RowT:
+    """Return a row with the label of its metric, and its numbers in the unit of the metric."""
+    numbers = vars(row).keys() & {"old", "new", "drop", "worst", "margin", "sd"}
+    return replace(row, metric=scale.title, **{name: scale.factor * getattr(row, name) for name in numbers})
+
+
+def _number(column: Columns[Any], title: str, name: str, rank: int = 0) -> Column:
+    return column(title, lambda row: _format_number(getattr(row, name)), rank)
 
 
 def _cell_sentence(cell: Cell, units: Mapping[str, str]) -> str:
@@ -124,14 +128,14 @@ def _cell_sentence(cell: Cell, units: Mapping[str, str]) -> str:
     if not math.isfinite(cell.drop):
         return cell.reason
     scale = Scale.of(cell.metric, units)
-    old, new, drop, low, high = (
-        _format_number(scale.factor * value)
-        for value in (cell.old, cell.new, cell.drop, 2 * cell.drop - cell.worst, cell.worst)
+    cell = _in_unit(cell, scale)
+    old, new, drop, low, high = map(
+        _format_number, (cell.old, cell.new, cell.drop, 2 * cell.drop - cell.worst, cell.worst)
     )
     interval = f" ({percent(1 - 2 * cell.alpha)} interval {low} to {high})" if cell.test == "paired t" else ""
     drop = f"{drop} {scale.points}".rstrip()
     return (
-        f"{scale.title}: {old} -> {new} over {format_count(cell.n, 'seed')}, a drop of {drop}{interval}; {cell.reason}"
+        f"{cell.metric}: {old} -> {new} over {format_count(cell.n, 'seed')}, a drop of {drop}{interval}; {cell.reason}"
     )
 
 

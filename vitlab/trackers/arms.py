@@ -46,9 +46,7 @@ class Summary(NamedTuple):
 
     tags: Mapping[str, str]  #: with the verdict, and the run's description, which a table shows beside its name
     params: Mapping[str, str]
-    points: Mapping[
-        str, float
-    ]  #: to 4 digits, because the page cuts numbers without rounding them; report.json has all
+    points: Mapping[str, float]  #: to 4 digits, because the page cuts numbers and does not round them
 
 
 def summarize_arms(plan: Plan, rows: Iterable[Mapping[str, Any]], root: str) -> dict[str, Summary]:
@@ -62,21 +60,27 @@ def summarize_arms(plan: Plan, rows: Iterable[Mapping[str, Any]], root: str) -> 
     summaries = dict[str, Summary]()
     by_arm = {row["arm"]: row for row in rows}
     baselines = {row.get("baseline") for row in by_arm.values()}
-    own = declared_metric(plan.analysis.metric.rpartition("/")[2], plan.units)
-    is_share = own is not None and plan.units[own] == "share"
+    is_share = plan.units.get(declared_metric(plan.analysis.metric.rpartition("/")[2], plan.units) or "") == "share"
     for arm in (arm for arm in plan.arms if arm.name in by_arm):
         row = by_arm[arm.name]
         role = BASELINE if arm.name in baselines else records.ABSENT
         verdict = row.get("verdict") or role if _has_begun(row) else NOT_RUN
-        values = {records.key(f"{column}/{plan.analysis.metric}"): row.get(column) for column in (*OWN, *COMPARED)}
-        numbers = {name: float(value) for name, value in values.items() if value is not None}
-        finite = {name: float(f"{value:.4g}") for name, value in numbers.items() if math.isfinite(value)}
+        numbers = {name: float(row[name]) for name in (*OWN, *COMPARED) if row.get(name) is not None}
+        points = {
+            records.key(f"{name}/{plan.analysis.metric}"): float(f"{value:.4g}")
+            for name, value in numbers.items()
+            if math.isfinite(value)
+        }
         tags = {
-            **{"arm": arm.name, "verdict": verdict, dashboard.NOTE: _describe(row, verdict, is_share)},
-            **{"vitlab.kind": "arm", "vitlab.study": plan.study, "vitlab.root": root},
+            "arm": arm.name,
+            "verdict": verdict,
+            dashboard.NOTE: _describe(row, verdict, is_share),
+            "vitlab.kind": "arm",
+            "vitlab.study": plan.study,
+            "vitlab.root": root,
             **records.display_tags(plan.arms, arm.name),
         }
-        summaries[arm.name] = Summary(tags, {"arm": arm.name, **records.flatten_spec(arm.values)}, finite)
+        summaries[arm.name] = Summary(tags, {"arm": arm.name, **records.flatten_spec(arm.values)}, points)
     return summaries
 
 
@@ -154,10 +158,8 @@ def deliver_summaries(
     )
     dashboard.save_views(client, experiment, {dashboard.SUMMARY: view})
     for name, arm in reversed(list(missing.items())):  # the newest run is the first one of a page without a view
-        run_id, now = (
-            client.create_run(experiment, tags=dict(arm.tags), run_name=name).info.run_id,
-            time.time_ns() // 10**6,
-        )
+        run_id = client.create_run(experiment, tags=dict(arm.tags), run_name=name).info.run_id
+        now = time.time_ns() // 10**6
         points = [Metric(name, value, now, 0) for name, value in arm.points.items()]
         client.log_batch(run_id, points, [Param(key, text) for key, text in arm.params.items()])
         client.set_terminated(run_id, FINISHED)
