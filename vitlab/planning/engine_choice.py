@@ -99,11 +99,9 @@ def choose_engine(
         return EngineChoice(
             "loop", f"too large to gain from training trials together: {size}, and the limit is {most:,}"
         )
-    if device == "cuda":
-        steps = train.steps or (train.images or 0) // train.batch_size
-        if steps >= MIN_COMPILED_STEPS and train.precision != "fp64":
-            return EngineChoice("compiled_vmap", f"small trials, together and compiled: {size}, and {steps:,} steps")
-        return EngineChoice("vmap", f"small trials, together: {size}")
+    steps = train.steps or (train.images or 0) // train.batch_size
+    if device == "cuda" and steps >= MIN_COMPILED_STEPS and train.precision != "fp64":
+        return EngineChoice("compiled_vmap", f"small trials, together and compiled: {size}, and {steps:,} steps")
     is_supervised = _objective_class(trial) is slot("objective").get("vitlab:supervised")
     precise = device == "cpu" and train.precision in ("fp32", "tf32", "fp64") and is_supervised
     if precise and work.products is not None and work.products <= MAX_PRODUCTS:

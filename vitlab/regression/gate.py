@@ -20,6 +20,7 @@ from vitlab.regression.decide import Cell, Finding, Pair, Verdict, pooled_sd, wo
 from vitlab.regression.facts import LEARNING_STEPS, run_trainings, train_trace
 from vitlab.report import frame
 from vitlab.report.phrasing import percent
+from vitlab.report.provenance import join_distinct
 from vitlab.spec import Study
 from vitlab.spec.choice import Goal
 from vitlab.statistics import replicates
@@ -97,11 +98,7 @@ def read_final_values(plan: Plan, store: Store, study: Study) -> Values:
 
 def recorded_versions(results: Iterable[TrialResult | None]) -> dict[str, str]:
     """Return the versions under which trials were trained; of several, all of them."""
-    versions: defaultdict[str, set[str]] = defaultdict(set)
-    for result in results:
-        for name, version in {} if result is None else result.circumstances.installed_versions.items():
-            versions[name].add(version)
-    return {name: ", ".join(sorted(versions[name])) for name in sorted(versions)}
+    return join_distinct((result.circumstances.installed_versions for result in results if result is not None), ", ")
 
 
 def differing_versions(recorded: Mapping[str, str], installed: Mapping[str, str]) -> str:

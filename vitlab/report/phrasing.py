@@ -393,8 +393,12 @@ def fold_unclear(
 
     Sentences stay that say more than that: of seeds that diverged, failed or collapsed.
     """
-    unclear = [row for row in rows if row["verdict"] == Verdict.CANNOT_TELL and row["difference"] is not None]
-    unclear = [row for row in unclear if not (row["broken"] or row["collapsed_pairs"])]
+    unclear = [
+        row
+        for row in rows
+        if row["verdict"] == Verdict.CANNOT_TELL and row["difference"] is not None
+        if not (row["broken"] or row["collapsed_pairs"])
+    ]
     heads = tuple(f"{Verdict.CANNOT_TELL}: {row['arm']} is " for row in unclear)
     others = [answer for answer in answers if not answer.startswith(heads)]
     if len(answers) - len(others) < 2:

@@ -76,8 +76,8 @@ def collect_provenance(plan: Plan, store: Store, trials: Sequence[StoredTrial]) 
         command,
         place,
         commit,
-        versions=_join_distinct(result.circumstances.versions for result in results),
-        numerics=_join_distinct(result.circumstances.numerics for result in results),
+        versions=join_distinct(result.circumstances.versions for result in results),
+        numerics=join_distinct(result.circumstances.numerics for result in results),
         components=sorted({origin for trial in specs for origin in trial.origins}),
         data=[{"set": name, "identity": identity} for name, identity in sorted(data, key=str)],
         wall_s=sum(result.circumstances.wall_s for result in results),
@@ -88,14 +88,14 @@ def collect_provenance(plan: Plan, store: Store, trials: Sequence[StoredTrial]) 
     )
 
 
-def _join_distinct(mappings: Iterable[Mapping[str, object]]) -> dict[str, str]:
+def join_distinct(mappings: Iterable[Mapping[str, object]], separator: str = " and ") -> dict[str, str]:
     """Return each name with the distinct values that the mappings have for it."""
     values = defaultdict(set)
     for mapping in mappings:
         for name, value in mapping.items():
             if str(value):  # a model without attention has no kernel
                 values[name].add(str(value))
-    return {name: " and ".join(sorted(distinct)) for name, distinct in sorted(values.items())}
+    return {name: separator.join(sorted(distinct)) for name, distinct in sorted(values.items())}
 
 
 def describe_version(plan: Plan, store: Store) -> Iterator[str]:

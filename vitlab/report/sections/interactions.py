@@ -37,7 +37,7 @@ CAVEAT = "Exploratory: p values are corrected for these interactions alone, and 
 class Grid:
     """The arms of a design by their levels: the values of the paths that arms vary, as text."""
 
-    arms: Mapping[tuple[str, ...], str]
+    arms: Mapping[tuple[str, ...], Arm]
     reference: tuple[str, ...]  #: levels of the first arm without a baseline
     factors: Mapping[str, int]  #: path to its place among the levels, without those that a block sets
 
@@ -45,23 +45,23 @@ class Grid:
     def from_plan(cls, plan: Plan) -> Grid | None:
         """Return the arms that run, controls apart; None if all of them have a baseline."""
         running = [arm for arm in plan.arms if not arm.skip and not arm.is_control]
-        levels = {arm.name: tuple(format_value(arm.values.get(path)) for path in plan.paths) for arm in running}
-        reference = next((levels[arm.name] for arm in running if arm.baseline is None), None)
+        arms = {tuple(format_value(arm.values.get(path)) for path in plan.paths): arm for arm in running}
+        reference = next((levels for levels, arm in arms.items() if arm.baseline is None), None)
         if reference is None:
             return None
         blocks = {arm.block for arm in running}
         factors = {
             path: place
             for place, path in enumerate(plan.paths)
-            if len({(arm.block, levels[arm.name][place]) for arm in running}) > len(blocks)
+            if len({(arm.block, levels[place]) for levels, arm in arms.items()}) > len(blocks)
         }
-        return cls({own: arm for arm, own in levels.items()}, reference, factors)
+        return cls(arms, reference, factors)
 
-    def arm(self, levels: Sequence[str], *places: int) -> str | None:
+    def arm(self, levels: Sequence[str], *places: int) -> Arm | None:
         """Return the arm with these levels, but for some places the reference's; None if there is none."""
         return self.arms.get(tuple(self.reference[at] if at in places else level for at, level in enumerate(levels)))
 
-    def squares(self, plan: Plan) -> dict[tuple[str, str, str], list[Arm]]:
+    def squares(self) -> dict[tuple[str, str, str], list[Arm]]:
         """Return, for two changes beside the reference, the arms with both and with neither; each beside one with one.
 
         The one beside it is its baseline.  Changes without all four arms are left out.
@@ -69,11 +69,11 @@ class Grid:
         squares: defaultdict[tuple[str, str, str], list[Arm]] = defaultdict(list)
         for (first, i), (second, j) in itertools.combinations(self.factors.items(), 2):
             against = f"{first}={self.reference[i]}, {second}={self.reference[j]}"
-            for levels in self.arms:
-                both, one, other, neither = (self.arm(levels, *places) for places in ((), (j,), (i,), (i, j)))
+            for levels, both in self.arms.items():
+                one, other, neither = (self.arm(levels, *places) for places in ((j,), (i,), (i, j)))
                 is_changed = levels[i] != self.reference[i] and levels[j] != self.reference[j]
-                if is_changed and both and one and other and neither:
-                    corners = (replace(plan.arm(arm), baseline=alone) for arm, alone in ((both, one), (neither, other)))
+                if is_changed and one and other and neither:
+                    corners = replace(both, baseline=one.name), replace(neither, baseline=other.name)
                     squares[f"{first}={levels[i]}", f"{second}={levels[j]}", against] += corners
         return squares
 
@@ -98,12 +98,12 @@ class Crossed(Section[Cell]):
 
     def rows(self, findings: Findings) -> Iterator[Cell]:
         plan, grid = findings.plan, Grid.from_plan(findings.plan)
-        if grid is None or len(plan.paths) != 2 or not grid.squares(plan):
+        if grid is None or len(plan.paths) != 2 or not grid.squares():
             return
         if max(len({*levels}) for levels in zip(*grid.arms, strict=True)) <= MAX_LEVELS:
             for levels, arm in grid.arms.items():
                 first, second = (f"{path}={level}" for path, level in zip(plan.paths, levels, strict=True))
-                yield Cell(first, second, arm)
+                yield Cell(first, second, arm.name)
 
     def table(self, rows: Sequence[Cell], report: Report) -> Table:
         scale, labels = report.scale, short_changes(rows)
@@ -159,7 +159,7 @@ class Interactions(Section[Interaction]):
         other paths at which the four arms exist; they form a family of their own.
         """
         grid = Grid.from_plan(findings.plan)
-        squares = {} if grid is None else grid.squares(findings.plan)
+        squares = {} if grid is None else grid.squares()
         # For two factors of two levels, t is that of a repeated-measures analysis of variance over seeds.
         for changes, row in zip(squares, judge_averages(findings.results, [*squares.values()]), strict=True):
             # Of two effects, one is (both - one) and one (other - neither): their difference is twice an average.

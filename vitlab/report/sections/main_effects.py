@@ -67,7 +67,7 @@ class MainEffects(Section[MainEffect]):
         plan = findings.plan
         grid = Grid.from_plan(plan)
         unlike = any(arm.block for arm in plan.arms) or any(tuning.arm for tuning in plan.tuning)
-        if grid is None or unlike or refusals_by_arm(plan) or not grid.squares(plan):
+        if grid is None or unlike or refusals_by_arm(plan) or not grid.squares():
             return
         settings: defaultdict[tuple[str, str], list[Arm]] = defaultdict(list)
         for path, place in grid.factors.items():
@@ -75,7 +75,7 @@ class MainEffects(Section[MainEffect]):
             for levels, arm in grid.arms.items():
                 if levels[place] != reference and (other := grid.arm(levels, place)):
                     key = f"{path}={levels[place]}", f"{path}={reference}"
-                    settings[key].append(replace(plan.arm(arm), baseline=other))
+                    settings[key].append(replace(arm, baseline=other.name))
         effects = {key: arms for key, arms in settings.items() if len(arms) > 1}
         averages = judge_averages(findings.results, [*effects.values()])
         for ((level, against), arms), row in zip(effects.items(), averages, strict=True):
