@@ -263,6 +263,10 @@ def test_change_without_set_is_hinted_at(words: list[str], hint: str, ran: tuple
     assert code == 2 and hint in err
 
 
+def test_option_that_no_value_of_a_study_resembles_brings_no_hint(ran: tuple[Path, Path]) -> None:
+    assert call("run", ran[0], "--verbose")[2].endswith("No such option '--verbose'.\n")
+
+
 # -- exit codes of what goes wrong ------------------------------------------------------------------------------------
 
 
@@ -272,7 +276,9 @@ def test_change_without_set_is_hinted_at(words: list[str], hint: str, ran: tuple
         (["rnu"], ["No such command 'rnu'", "Did you mean 'run'?"]),
         (["run"], ["Missing argument 'FILE'"]),
         (["run", "{file}", "--wrokers", "2"], ["No such option", "--wrokers", "'--workers'"]),
-        (["run", "{file}", "--sedes", "5"], ["No such option", "'--sedes'", "is changed by --set PATH=VALUE"]),
+        (["run", "{file}", "--sedes", "5"], ["No such option", "'--sedes'", "is changed by --set seeds=VALUE."]),
+        (["run", "{file}", "--batch-size", "5"], ["No such option", "is changed by --set train.batch_size=VALUE."]),
+        (["run", "{file}", "--model.depth", "5"], ["No such option", "is changed by --set model.depth=VALUE."]),
         (["run", "{file}", "--otu", "x"], ["No such option", "Did you mean", "'--out'"]),
         (["run", "{file}", "--workers", "0"], ["0 is not in the range"]),
         (["run", "{file}", "--executor", "loacl"], ["no executor called 'loacl'", "'local'"]),

@@ -129,6 +129,19 @@ def test_each_mistake_of_a_command_line_is_an_item() -> None:
     assert {"", "seeds"} < {mistake["path"] for mistake in found["mistakes"]}
 
 
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["run", "bad.yaml", "--otu", "x"], "--out"),
+        (["valdate", "bad.yaml"], "validate"),
+        (["plan", "worse.yaml", "--set", "run.enigne=loop"], "engine"),
+    ],
+)
+def test_nearest_name_is_the_suggestion(words: list[str], meant: str) -> None:
+    assert meant in [mistake["suggestion"] for mistake in document(*words)["mistakes"]]
+
+
 @pytest.mark.parametrize(
     ("error", "code", "kind"),
     [

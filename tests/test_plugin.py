@@ -281,8 +281,8 @@ def test_invalid_plugin_files_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "sentence"),
     [
-        ("from vitlab.executors.base import Ended", "import from vitlab.plugin, whose names stay, or pin the vitlab"),
-        ("import vitlab.former", "import from vitlab.plugin, whose names stay, or pin the vitlab"),
+        ("from vitlab.executors.base import Ended", "Import from vitlab.plugin, whose names stay, or pin the vitlab"),
+        ("import vitlab.former", "Import from vitlab.plugin, whose names stay, or pin the vitlab"),
         (
             "raise RuntimeError('operator torchvision::nms does not exist')",
             "call torchvision.. of vitlab.plugin before",
@@ -357,6 +357,13 @@ def test_unreadable_options_are_reported_and_left_out_of_schema(tmp_path: Path) 
             norm.resolve(name)
     names = study_schema()["$defs"]["slot.norm"]["anyOf"][0]["enum"]
     assert "layernorm" in names and not {"typed", "bare", "hidden", "called"} & set(names)
+
+
+@pytest.mark.parametrize("text", ["from vitlab.plugin import Positon", "import vitlab.plugin as p\nx = p.Positon"])
+def test_misspelt_name_of_the_door_brings_the_nearest(text: str, tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(text)
+    with pytest.raises(BrokenComponent, match=r"odd.py failed: .* Did you mean 'Position'\?"):
+        registry.load_file(tmp_path / "odd.py")
 
 
 def test_two_plugin_files_with_equal_name_and_component(tmp_path: Path) -> None:

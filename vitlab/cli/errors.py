@@ -19,7 +19,7 @@ from typing import Any, TextIO
 import click
 
 from vitlab import interrupts
-from vitlab.errors import Interrupted, Problem, SpecError, UserError, VitlabError
+from vitlab.errors import Interrupted, Problem, SpecError, UserError, VitlabError, closest
 
 MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EFBIG)
 """Error numbers of disks, as opposed to faults of a program."""
@@ -39,8 +39,10 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
     """
     from vitlab.spec.changes import public
 
-    if isinstance(error, click.UsageError) and (hint := _hint_at_set(error)):
-        error = click.UsageError(error.format_message() + hint, error.ctx)
+    if isinstance(error, click.UsageError):
+        near = getattr(error, "possibilities", None)
+        message = f"{error.message} Did you mean '{near[0]}'?" if near else error.format_message()
+        error = click.UsageError(message + _hint_at_set(error), error.ctx)
     code, kind, text = _classify_error(error)
     if output is not None:
         sentences = error.args if isinstance(error, UserError) else [text]
@@ -75,9 +77,13 @@ def _hint_at_set(error: click.UsageError) -> str:
     options = [option for parameter in (error.ctx.command.params if error.ctx else []) for option in parameter.opts]
     if "--set" not in options:
         return ""
-    if isinstance(error, click.NoSuchOption):
-        return " A value of the study file is changed by --set PATH=VALUE, such as --set seeds=5."
     changes = re.findall(r"[\w.]+=[^\s)]*", error.message) if "extra argument" in error.message else []
+    if isinstance(error, click.NoSuchOption):
+        from vitlab.spec.changes import TOP_KEYS, paths_by_name
+
+        option = error.option_name.strip("-").replace("-", "_")
+        path = option if "." in option else paths_by_name({}).get(option) or closest(option, TOP_KEYS)
+        changes = [f"{path}=VALUE"] if path else []
     return f" A value of the study file is changed by --set {' --set '.join(changes)}." if changes else ""
 
 

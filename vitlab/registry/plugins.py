@@ -8,6 +8,7 @@ A failure is attributed to a plugin by the code of plugins in its traceback.
 from __future__ import annotations
 
 import re
+import sys
 import traceback
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +18,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from vitlab._version import __version__
-from vitlab.errors import VitlabError
+from vitlab.errors import VitlabError, nearest
 from vitlab.registry.slot_modules import BUILT_IN, Origin
 
 UNKNOWN = "unknown"
@@ -164,10 +165,11 @@ def sentence_with_place(error: BaseException) -> str:
 
 def _with_advice(text: str) -> tuple[str, str]:
     """Return the message of an exception, and what to do about it if that is known."""
-    if re.match(r"(cannot import name '.*' from|No module named) '?vitlab\b", text):
+    if match := re.match(r"(?:cannot import name '(.*)' from|No module named) '?vitlab\b", text):
+        hint = nearest(match[1] or "", getattr(sys.modules.get("vitlab.plugin"), "__all__", ()))
         return text, (
-            f"; this is vitlab {__version__}, which has no such name: import from vitlab.plugin, whose names stay, or "
-            "pin the vitlab that has it in the plugin's dependencies"
+            f"; this is vitlab {__version__}, which has no such name.{hint} Import from vitlab.plugin, whose names "
+            "stay, or pin the vitlab that has it in the plugin's dependencies"
         )
     if "operator torchvision::nms does not exist" in text:
         return text, "; call torchvision() of vitlab.plugin before this import, which works with every build of torch"
