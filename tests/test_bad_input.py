@@ -213,7 +213,7 @@ def test_command_line_values_are_checked_like_the_file(here: Path) -> None:
         "train.optimizer.lr=0": ["lr", "greater than 0"],
         "model.heads=3": ["dim 8", "heads 3"],
         "seeds=none": ["seeds", "'none'"],
-        "model.depth.x=1": ["model.depth.x", "is not a mapping"],
+        "model.depth.x=1": ["--set model.depth.x=1: ", "depth must be a whole number; found a mapping"],
         "study=../up": ["study", "'../up'"],
         "model.dim": ["--set model.dim: write PATH=VALUE"],
         "=3": ["write PATH=VALUE"],
@@ -540,7 +540,10 @@ def test_mistake_caused_by_changes_in_python_names_changes(here: Path) -> None:
     for changes, words in (
         ({"seed": 5}, "changes={'seed': 5}: unknown key 'seed'. Did you mean 'seeds'?"),
         ({"seeds": 3, "model.heads": 3}, "changes={'model.heads': 3}: dim 8 is not a multiple of heads 3"),
-        ({"model.depth.x": 1}, "changes={'base.model.depth.x': 1}: 'depth' is not a mapping"),
+        (
+            {"model.depth.x": 1},
+            "changes={'model.depth.x': 1}: model 'vit': depth must be a whole number; found a mapping",
+        ),
     ):
         with pytest.raises(SpecError) as raised:
             plan_study(here / "s.yaml", changes=changes)
@@ -666,6 +669,14 @@ def test_missing_data_is_reported_before_run(here: Path, command: str) -> None:
             b'study: "a\nbase: 1\n',
             ":1:8: '\"' opens here and is not closed before line 3, column 1; close it",
         ),
+        (
+            b"study: 'small\nbase:\n  data: 'digits'\n",
+            ":3:10: the quote before this ends a text that may begin in an earlier",
+        ),
+        (b"study: small\nbase: {data: digits}}\n", ":2:21: '}' closes nothing; remove it"),
+        (b"study: small\nwhere: [1]]\n", ":2:11: ']' closes nothing; remove it"),
+        (b"study: small\nbase: {\n", ":3:1: the file ends inside '{' or '['; close it"),
+        (b"study: small\nwhere: [", ":2:9: the file ends inside '{' or '['; close it"),
         (b"study: small\n\tbase: 1\n", ":2:1: line 2 is indented with a tab; YAML needs spaces"),
         (b"study: small\n---\nstudy: other\n", ":2:1: not YAML: "),
         (

@@ -243,7 +243,7 @@ def _find_trial(plan: Plan, store: Store, arm: str | None, seed: int | None) -> 
     trials = [item for item in plan.trials if arm in (None, item.arm) and seed in (None, item.seed)]
     begun = [item for item in trials if store.folder(item.trial).path.is_dir()]
     if not trials:
-        plan.find(plan.arms[0].name if arm is None else arm, seed)  # raises, with what there is
+        plan.find(arm, seed)  # raises, with what there is
     if not begun:
         which = "" if arm is None else f" of {arm}"
         which += "" if seed is None else f" with seed {seed}"

@@ -125,8 +125,7 @@ def is_stackable(trial: Trial) -> bool:
 
 def _objective_class(trial: Trial) -> Any:
     """Return the class of a trial's objective."""
-    choice = trial.spec.train.objective
-    return slot("objective").find(choice.type)[0]
+    return slot("objective").get(trial.spec.train.objective.type)
 
 
 def speed_digest(trial: Trial) -> str:

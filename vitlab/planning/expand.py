@@ -143,7 +143,12 @@ def _resolve_and_check_arms(resolver: ArmResolver, problems: list[Problem]) -> l
         SpecError: with every mistake of the study, ``problems`` included.
     """
     study, document = resolver.study, resolver.document
-    changes = _expand_design_and_blocks(resolver, problems)
+    try:
+        changes = expand_design(study.design)
+        if study.blocks is not None:
+            changes = repeat_in_blocks(changes, study.blocks)
+    except DesignFault as error:
+        raise SpecError([*problems, document.problem(error.place, str(error))]) from None
     design = resolve_arms(resolver, changes, problems)
     if len(design.arms) * len(study.seeds.all) > MAX_TRIALS:
         size = f"{format_count(len(design.arms), 'arm')} of {format_count(len(study.seeds.all), 'seed')} each"
@@ -183,15 +188,6 @@ def _require_runnable_baselines(arms: Sequence[ResolvedArm], document: Document)
         if arm.skip and arm.name in baselines:
             sentence = f"the baseline '{arm.name}' cannot be run: {arm.skip}"
             raise SpecError([document.problem(("base", "model"), sentence)])
-
-
-def _expand_design_and_blocks(resolver: ArmResolver, problems: Sequence[Problem]) -> list[Changes]:
-    study = resolver.study
-    try:
-        changes = expand_design(study.design)
-        return changes if study.blocks is None else repeat_in_blocks(changes, study.blocks)
-    except DesignFault as error:
-        raise SpecError([*problems, resolver.document.problem(error.place, str(error))]) from None
 
 
 def _plan_looks(resolver: ArmResolver, arms: Sequence[ResolvedArm], decisions: Decisions) -> Looks | None:

@@ -75,7 +75,8 @@ def load_file(file: Path | str) -> Origin:
     except BaseException as error:
         message = sentence_with_place(error)
         del sys.modules[name]
-        unregister_file(plugin)
+        remove_origin(origin)
+        del plugins.files[name]
         for slot, component_name, component in replaced:
             slot.add(component_name, component, _origins[path])
         if isinstance(error, KeyboardInterrupt | BrokenComponent | ClashError):
@@ -83,14 +84,6 @@ def load_file(file: Path | str) -> Origin:
         raise BrokenComponent(f"plugin file {file} failed: {message}") from error
     _origins[path] = origin
     return origin
-
-
-def unregister_file(file: PluginFile) -> None:
-    """Remove the components of a file, and forget that it was run."""
-    remove_origin(file.origin)
-    plugins.files.pop(plugins.file_module_name(file.origin), None)
-    if _origins.get(file.path) == file.origin:
-        del _origins[file.path]
 
 
 def _digest(text: bytes) -> str:

@@ -11,11 +11,12 @@ from typing import Any
 
 import click
 
-from vitlab.errors import Path, Problem, SpecError, closest
+from vitlab.errors import Path, Problem, closest
+from vitlab.spec.design import apply_change
 from vitlab.spec.mistakes import collect_mistakes, foreign_option_hint, models_in
 from vitlab.spec.study import Study
 from vitlab.spec.tree import NewTree, Tree, Values, deep_copy
-from vitlab.spec.trial import LENGTHS, TrialSpec
+from vitlab.spec.trial import TrialSpec
 from vitlab.spec.yaml import Document, read_document
 
 STAND_INS: Tree = {"study": "study", "train": {"steps": 1}, "steps": 1}
@@ -38,14 +39,14 @@ def read_study(file: FilePath | str, changes: Values = {}) -> tuple[Study | None
         study is None if too few values are sound.
 
     Raises:
-        SpecError: if the file is not a YAML mapping, or a change goes through a value that has no keys.
+        SpecError: if the file is not a YAML mapping.
     """
     document = read_document(file)
     data, options, unknown = deep_copy(document.data), dict[Path, str](), []
     for path, value in changes.items():
         if path.split(".")[0] in TOP_KEYS:
             keys = tuple(full_path(path).split("."))
-            _apply_change(data, keys, deep_copy(value))
+            apply_change(data, keys, value)
             options[keys] = format_changes({path: value})
         else:
             unknown.append(_unknown_path_problem(path, value, document))
@@ -77,27 +78,10 @@ def full_path(path: str) -> str:
     return path if path.split(".")[0] in Study.model_fields else f"base.{path}"
 
 
-def _apply_change(data: Any, path: tuple[str, ...], value: Any) -> None:
-    """Set one value of the document in place.
-
-    Shorthand names along the path become mappings; a length of the training replaces any other.
-    """
-    for part in path[:-1]:
-        if isinstance(data.get(part), str):
-            data[part] = {"type": data[part]}
-        data = data.setdefault(part, {})
-        if not isinstance(data, dict):
-            raise SpecError([Problem(format_changes({".".join(path): value}), 0, 0, f"'{part}' is not a mapping")])
-    if len(path) > 1 and path[-2] == "train" and path[-1] in LENGTHS:
-        for other in LENGTHS:
-            data.pop(other, None)
-    data[path[-1]] = value
-
-
 def _unknown_path_problem(path: str, value: Any, document: Document) -> Problem:
     """Return the problem of a change whose path does not start with a key of a study or of its base."""
     first = path.split(".")[0]
-    names = _paths_by_name(document)
+    names = paths_by_name(document.data.get("base"))
     close = closest(first, TOP_KEYS) or closest(first, names)
     meant = f" Did you mean '{names[close]}'?" if close is not None else ""
     hint = meant if first in names else foreign_option_hint(first) or meant
@@ -136,8 +120,8 @@ _NO_PORT = re.compile(r"(://[^\s'\"/:@\[]*:)(?!\d*(?:[/?#:;,.)\s'\"]|$))[^\s'\"]
 _SECRET = re.compile(r"([?&;](?:\w*(?:password|passwd|pwd|token|secret|key))=)[^&;#\s'\"]+", re.IGNORECASE)
 
 
-def _paths_by_name(document: Document) -> dict[str, str]:
-    """Return every name that can end a path, with the shortest path to it."""
+def paths_by_name(base: Any) -> dict[str, str]:
+    """Return every name that can end a path, with the shortest path to it; of components, the names in ``base``."""
     fields = {**Study.model_fields, **TrialSpec.model_fields}
     names = {name: name for name in fields}
 
@@ -149,5 +133,5 @@ def _paths_by_name(document: Document) -> dict[str, str]:
     for section, field in fields.items():
         for model in models_in(field.annotation) if section != "base" else ():
             walk(dict(model.model_fields), f"{section}.")
-    walk(document.data.get("base"), "")
+    walk(base, "")
     return names

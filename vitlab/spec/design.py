@@ -290,14 +290,10 @@ def short_names(paths: Tree | Sequence[str]) -> dict[str, str]:
         parts = path.removesuffix(".type").split(".")
         for take in range(1, len(parts) + 1):
             name = ".".join(parts[-take:])
-            if not any(_ends_with(other, name) for other in paths if other != path):
+            if not any(f".{other.removesuffix('.type')}".endswith(f".{name}") for other in paths if other != path):
                 break
         names[path] = name
     return names
-
-
-def _ends_with(path: str, name: str) -> bool:
-    return f".{path.removesuffix('.type')}".endswith(f".{name}")
 
 
 # -- arms: names, blocks, and changes of the base ---------------------------------------------------------------------
@@ -417,21 +413,22 @@ def apply_changes(base: Values, changes: Values, resolved: Values) -> NewTree:
     """
     tree: NewTree = deep_copy(base)
     for path in sorted(changes, key=lambda path: (path.count("."), path)):
-        value = deep_copy(changes[path])
-        parts = keys_of(path)
-        node: Any = tree
-        there: Any = resolved
-        for part, below in itertools.pairwise(parts):
-            there = there.get(part, {}) if isinstance(there, Mapping) else {}
-            key: Any = int(part) if isinstance(node, list) else part
-            child = node[key] if isinstance(node, list) else node.get(part)
-            if isinstance(child, str):
-                node[key] = {"type": child}
-            elif not isinstance(child, dict) and not (isinstance(child, list) and index_in(child, below) is not None):
-                node[key] = {"type": there["type"]} if isinstance(there, Mapping) and "type" in there else {}
-            node = node[key]
-        if parts[-2:-1] == ("train",) and parts[-1] in LENGTHS:
-            for length in LENGTHS:
-                node.pop(length, None)
-        node[int(parts[-1]) if isinstance(node, list) else parts[-1]] = value
+        apply_change(tree, keys_of(path), changes[path], resolved)
     return tree
+
+
+def apply_change(node: Any, path: Sequence[str], value: Any, there: Any = None) -> None:
+    """Set a value in place; names of components along its path become mappings, and a length replaces any other."""
+    for part, below in itertools.pairwise(path):
+        there = there.get(part, {}) if isinstance(there, Mapping) else {}
+        key: Any = int(part) if isinstance(node, list) else part
+        child = node[key] if isinstance(node, list) else node.get(part)
+        if isinstance(child, str):
+            node[key] = {"type": child}
+        elif not isinstance(child, dict) and not (isinstance(child, list) and index_in(child, below) is not None):
+            node[key] = {"type": there["type"]} if isinstance(there, Mapping) and "type" in there else {}
+        node = node[key]
+    if path[-2:-1] == ("train",) and path[-1] in LENGTHS:
+        for length in LENGTHS:
+            node.pop(length, None)
+    node[int(path[-1]) if isinstance(node, list) else path[-1]] = deep_copy(value)

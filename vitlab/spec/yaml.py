@@ -363,6 +363,12 @@ def _explain_error(lines: tuple[str, ...], error: yaml.MarkedYAMLError, number: 
         if hint := _interpolation_hint(line) or lookalike_note(line):
             return f"not YAML.{hint}"
     column = mark.column if mark else 0
+    if match := re.search(r"found '([]}])'", problem):
+        return f"'{match[1]}' closes nothing; remove it"
+    if "<stream end>" in problem:
+        return "the file ends inside '{' or '['; close it"
+    if "<scalar>" in problem and here[:column].endswith(("'", '"')):
+        return "the quote before this ends a text that may begin in an earlier line; close each quote in its line"
     if "expected <block end>" in problem and start is not None and column <= _indent_width(here):
         kind = "keys" if "mapping" in str(error.context) else "items"
         return (
