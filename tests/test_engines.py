@@ -661,7 +661,7 @@ def test_speed_key_depends_on_picture_crops_only() -> None:
     augments: list[list[Any]] = [[], ["flip"], ["random_resized_crop"], [cut], [{**cut, "scale": [0.5, 1.0]}, "flip"]]
     data = {"type": "image_folder", "root": "nowhere", "num_classes": 2}
     plain, flipped, cropped, pictures, others = (
-        speed_digest(replace(trial(0), spec=trial(0).spec.model_copy(update={"data": Choice.of(choice.plain())})))
+        speed_digest(replace(trial(0), spec=trial(0).spec.model_copy(update={"data": Choice.parse(choice.plain())})))
         for choice in (slot("dataset").resolve({**data, "augment": augment}) for augment in augments)
     )
     assert plain == flipped == cropped != pictures == others

@@ -241,10 +241,10 @@ def test_overlay_is_map_interpolated_between_centres_of_patches_over_image() -> 
 
 def test_map_alone_has_a_square_of_one_colour_for_each_patch() -> None:
     heat = np.array([[0.0, 0.02], [0.01, 0.04]])
-    drawn = np.asarray(pictures.to_map(rollout_map(heat), (6, 4)))
+    drawn = np.asarray(pictures.render_map(rollout_map(heat), (6, 4)))
     expected = (matplotlib.colormaps["inferno"](heat / 0.04)[..., :3] * 255).round()
     np.testing.assert_allclose(drawn, expected.repeat(2, 0).repeat(3, 1), atol=1)
-    assert (np.asarray(pictures.to_map(rollout_map(np.zeros((2, 2))), (2, 2))) == [0, 0, 3]).all(), (
+    assert (np.asarray(pictures.render_map(rollout_map(np.zeros((2, 2))), (2, 2))) == [0, 0, 3]).all(), (
         "no attention is no division by 0"
     )
 
@@ -252,16 +252,16 @@ def test_map_alone_has_a_square_of_one_colour_for_each_patch() -> None:
 def test_scale_of_shares_has_a_mark_at_the_mean_of_each_map() -> None:
     maps = [rollout_map(np.array([[0.1, share]]))._replace(scale=Scale(0, 0.9)) for share in (0.3, 0.9)]
     panels = {str(index): pictures.Panel(np.zeros((8, 8, 3)), each, "", False) for index, each in enumerate(maps)}
-    bar = pictures.side_by_side(panels, truth=None).axes[-1]
+    bar = pictures.draw_side_by_side(panels, truth=None).axes[-1]
     assert [mark.get_position()[1] for mark in bar.texts] == pytest.approx([0.2, 0.5])
     signed = Map.of("attribution", "t", np.array([[-1.0, 1.0]]), {})
     panels = {"m": pictures.Panel(np.zeros((8, 8, 3)), signed, "", False)}
-    assert not pictures.side_by_side(panels, truth=None).axes[-1].texts
+    assert not pictures.draw_side_by_side(panels, truth=None).axes[-1].texts
 
 
 def test_tiles_are_the_pictures_with_a_gap_after_each_and_ticks_in_their_middle() -> None:
     maps = np.random.default_rng(0).random((2, 3, 4, 5))
-    axis = pictures.head_maps(maps, Scale(0, 1), query="class token").axes[0]
+    axis = pictures.draw_head_maps(maps, Scale(0, 1), query="class token").axes[0]
     shown, (left, right, bottom, top) = axis.images[0].get_array(), axis.images[0].get_extent()
     for block, head in np.ndindex(2, 3):
         tile = shown[5 * block : 5 * block + 4, 6 * head : 6 * head + 5]
@@ -269,7 +269,7 @@ def test_tiles_are_the_pictures_with_a_gap_after_each_and_ticks_in_their_middle(
         middle = left + (right - left) * (6 * head + 2.5) / 18, top + (bottom - top) * (5 * block + 2) / 10
         assert middle == pytest.approx((head + 1, block + 1))
     assert shown.mask.sum() == 10 * 18 - maps.size
-    own = pictures.head_maps(maps, None, query="class token").axes[0].images[0].get_array()
+    own = pictures.draw_head_maps(maps, None, query="class token").axes[0].images[0].get_array()
     np.testing.assert_allclose(own[:4, :5], maps[0, 0] / maps[0, 0].max())
 
 
@@ -281,7 +281,7 @@ def test_large_grey_image_becomes_small_picture_in_colour() -> None:
 def test_parts_of_a_logit_are_drawn_from_blue_over_white_to_red() -> None:
     parts = Map.of("attribution", "for and against", np.array([[-2.0, 0.0], [1.0, 2.0]]), {})
     assert parts.scale == Scale(-2, 2)
-    drawn = np.asarray(pictures.to_map(parts, (2, 2))).astype(int)
+    drawn = np.asarray(pictures.render_map(parts, (2, 2))).astype(int)
     (blue, white), (_, red) = drawn
     assert blue[2] > 2 * blue[0] and white.min() > 240 and red[0] > 2 * red[2]
 
@@ -369,7 +369,9 @@ def test_a_quarter_of_the_patches_is_left_out_the_largest_ones_and_random_ones()
     model, x = tiny(image=(16, 16)), torch.ones(1, 3, 16, 16)
     seen: list[torch.Tensor] = []
     model.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0][:, 0, ::4, ::4] == 0))
-    facts = one_image._check({"m": rollout_map(np.eye(4))}, model, x, 2, {"whole": "25.0 %"}, "trained")["m"].facts
+    facts = one_image._add_occlusion_checks({"m": rollout_map(np.eye(4))}, model, x, 2, {"whole": "25.0 %"}, "trained")[
+        "m"
+    ].facts
     [hidden] = seen
     assert hidden[0].equal(torch.eye(4) == 1)
     assert hidden.sum((1, 2)).tolist() == [4] * (1 + one_image.RANDOM) and len(hidden[1:].unique(dim=0)) > 10
@@ -518,7 +520,7 @@ def test_large_grid_draws_every_second_position(tmp_path: Path) -> None:
 
 
 def test_axis_labels_stay_inside_picture() -> None:
-    figure = pictures.norms(np.ones(3))
+    figure = pictures.draw_norms(np.ones(3))
     figure.draw_without_rendering()
     for label in (figure.axes[0].yaxis.label, figure.axes[0].xaxis.label):
         box = label.get_window_extent()
@@ -565,10 +567,12 @@ def test_segmentation_is_drawn_beside_its_true_labels(tmp_path: Path) -> None:
         assert str(subject) == f"{name}; image i"
     files = {file.name for file in compare(explanations, "s", tmp_path)}
     assert files == {"attribution.png", "rollout_mean.png", "labels.png"}
-    figure = pictures.label_maps(image.numpy(), {"two": expected_HW}, labels=("a", "b", "c", "d"), truth_HW=label_HW)
+    figure = pictures.draw_label_maps(
+        image.numpy(), {"two": expected_HW}, labels=("a", "b", "c", "d"), truth_HW=label_HW
+    )
     assert [axis.get_title() for axis in figure.axes] == ["image", "true labels", "two"]
     assert [axis.get_xlabel() for axis in figure.axes] == ["", "", "50.0 % of the pixels right"]
-    void = pictures.label_maps(image.numpy(), {"two": expected_HW}, labels=(), truth_HW=np.full((8, 12), IGNORED))
+    void = pictures.draw_label_maps(image.numpy(), {"two": expected_HW}, labels=(), truth_HW=np.full((8, 12), IGNORED))
     assert void.axes[2].get_xlabel() == "", "no pixel has a label"
     white = figure.axes[1].images[0].get_array()[: 4 * 30]  # 360 pixels for 12
     assert (white == 255).all()

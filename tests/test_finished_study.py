@@ -130,7 +130,7 @@ def test_report_is_made_anew_after_a_change(change: Callable[[Path], object], fi
 def test_report_is_made_anew_by_other_code(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer, _ = run()
     assert report.is_current(answer.plan, answer.store)
-    monkeypatch.setattr(making, "_code_digest", lambda: "other")
+    monkeypatch.setattr(making, "_report_code_digest", lambda: "other")
     assert not report.is_current(answer.plan, answer.store)
     for name in ("report", "comparison", "statistics"):
         assert name in making.PACKAGES

@@ -10,7 +10,7 @@ import pytest
 
 from vitlab.errors import VitlabError
 from vitlab.executors import Job, JobTrial, Settings
-from vitlab.executors.task import FileChange, FileSender, apply_change, list_input_files, relocate_job
+from vitlab.executors.task import FileChange, FileSender, apply_file_change, list_input_files, relocate_job
 from vitlab.planning.values import Trial
 from vitlab.spec import Choice, TrainSpec, TrialSpec
 from vitlab.store.files import write_bytes
@@ -44,16 +44,16 @@ def test_folder_and_mirror_stay_equal(tmp_path: Path) -> None:
                     there.write_failure("no") if step % 2 else (there.path / "failure.json").unlink(missing_ok=True)
             if dice.random() < 0.5:
                 for change in sender.read_changes():
-                    apply_change(change, [here.path])
+                    apply_file_change(change, [here.path])
         (there.path / "log.txt").write_text("said, and not ended by a line")
         write_bytes(there.path / "result.json", b"{}")
         for change in sender.read_changes():
             assert change.place != (0, "result.json")
-            apply_change(change, [here.path])
+            apply_file_change(change, [here.path])
         last = list(sender.read_changes(ended=True))
         assert last[-1].place == (0, "result.json")
         for change in last:
-            apply_change(change, [here.path])
+            apply_file_change(change, [here.path])
         assert content(here.path) == content(there.path) and list(sender.read_changes(ended=True)) == []
         assert here.checkpoint.exists() == (here.checkpoint / "last.safetensors").exists()
 
@@ -83,7 +83,7 @@ SPEC = TrialSpec(data=Choice("digits"), model=Choice("vit"), train=TrainSpec(ste
 @pytest.mark.parametrize("path", ["../../elsewhere", "/etc/passwd", "checkpoint/../../x"])
 def test_worker_cannot_write_outside_its_folder(path: str, tmp_path: Path) -> None:
     with pytest.raises(VitlabError, match="not in its trial's folder"):
-        apply_change(FileChange((0, path), b"x"), [tmp_path / "a" / "b"])
+        apply_file_change(FileChange((0, path), b"x"), [tmp_path / "a" / "b"])
 
 
 def test_input_files_are_copied_to_expected_paths(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ from vitlab.runner.job import Settings
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.trackers import dashboard, delivery, records, replay, service, trials
-from vitlab.trackers.arms import Summary, deliver_summaries, state_answer, summarize_arms
+from vitlab.trackers.arms import Summary, deliver_summaries, describe_answer, summarize_arms
 from vitlab.trackers.delivery import Delivery, sync
 from vitlab.trackers.server import study_links
 from vitlab.trackers.service import Address, parse_uri
@@ -1155,7 +1155,7 @@ def test_arms_are_described_in_points_as_in_the_report_and_told_apart_first(deli
     rows = [first, other, {**other, "arm": "c, d", "verdict": "better"}, {**other, "arm": "e", "verdict": "better"}]
     notes = [each.tags["mlflow.note.content"] for each in summarize_arms(delivered.plan, rows, "here").values()]
     assert notes == ["baseline, mean 51.23 %", "cannot tell, +5.43 points from -1 to +12"]
-    answer = state_answer({"arms": rows, "answers": ["one", "two"]})
+    answer = describe_answer({"arms": rows, "answers": ["one", "two"]})
     assert answer == "better: c, d; e · cannot tell: position=none"
 
 
@@ -1264,13 +1264,13 @@ def test_answer_of_a_partial_study_counts_the_arms_that_have_run(delivered: Runs
     ]
     rows[1]["baseline"] = "baseline"
     report = {"arms": rows, "answers": ["not run yet: position=none."]}
-    assert state_answer(report) == "1 of 2 arms run so far: not run yet: position=none."
+    assert describe_answer(report) == "1 of 2 arms run so far: not run yet: position=none."
     tags = [summary.tags for summary in summarize_arms(delivered.plan, rows, "here").values()]
     assert [each["verdict"] for each in tags] == ["baseline", "not run yet"]
     assert [each["mlflow.note.content"] for each in tags] == ["baseline, mean 50 %", "not run yet"]
     more = {"arm": "c", "verdict": "worse", "mean": 0.1, "missing": 1, "planned": 2}
     report = {"arms": [*rows, more], "answers": ["worse: c is 40 points below", "not run yet: position=none."]}
-    assert state_answer(report) == "2 of 3 arms run so far: worse: c"
+    assert describe_answer(report) == "2 of 3 arms run so far: worse: c"
 
 
 def test_long_description_is_cut_at_line_and_names_are_escaped() -> None:
@@ -1473,7 +1473,7 @@ def test_split_with_path_names_no_file(tmp_path: Path) -> None:
 def test_any_name_becomes_valid_mlflow_name(name: str) -> None:
     from mlflow.utils.validation import _validate_metric_name
 
-    _validate_metric_name(records.key(name))
+    _validate_metric_name(records.mlflow_name(name))
 
 
 def test_unreadable_journal_does_not_block_others(done: Runs) -> None:

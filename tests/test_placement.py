@@ -22,7 +22,7 @@ def test_two_hundred_requests_never_exceed_a_gpu() -> None:
         while waiting or any(there.values()):
             if waiting and rng.random() < 0.6:
                 name, request = waiting[0]
-                gpu = placement.place(name, request)
+                gpu = placement.assign_gpus(name, request)
                 fits = [
                     candidate
                     for candidate in GPUS
@@ -56,10 +56,10 @@ def test_two_hundred_requests_never_exceed_a_gpu() -> None:
 def test_ten_tenths_fit_and_eleven_do_not() -> None:
     placement = Placement(["0"])
     for name in range(10):
-        assert placement.place(name, GpuRequest(0.1)) == "0"
+        assert placement.assign_gpus(name, GpuRequest(0.1)) == "0"
         placement.mark_started(name)
     assert placement.used_share("0") == 1
-    assert placement.place(10, GpuRequest(0.1)) is None
+    assert placement.assign_gpus(10, GpuRequest(0.1)) is None
     assert Placement(["0", "1"]).capacity(GpuRequest(0.4)) == 4  # two on each: no trial is spread over two GPUs
     assert Placement(["0"]).capacity(GpuRequest(1 / 3)) == Placement(["0"]).capacity(GpuRequest(0.33333334)) == 3
     assert Placement(["0"]).capacity(GpuRequest(0.3)) == 3
@@ -68,9 +68,9 @@ def test_ten_tenths_fit_and_eleven_do_not() -> None:
 def test_next_trial_waits_for_first_step_of_previous() -> None:
     placement = Placement(["0", "1"])
     quarter = GpuRequest(0.25)
-    assert [placement.place(name, quarter) for name in "abc"] == ["0", "1", None]
+    assert [placement.assign_gpus(name, quarter) for name in "abc"] == ["0", "1", None]
     placement.mark_started("b")
-    assert placement.place("c", quarter) == "1"
-    assert placement.place("d", quarter) is None
+    assert placement.assign_gpus("c", quarter) == "1"
+    assert placement.assign_gpus("d", quarter) is None
     placement.remove("a")  # it died before its first step
-    assert placement.place("d", quarter) == "0"
+    assert placement.assign_gpus("d", quarter) == "0"

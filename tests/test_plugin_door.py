@@ -119,7 +119,7 @@ CALLED = {
             "trial_folder",
             "trials",
             "unconfirmed",
-            "undelivered",
+            "count_undelivered",
             "update",
             "warn",
         ),

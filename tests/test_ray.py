@@ -33,7 +33,7 @@ from vitlab.executors.base import read_trial_endings
 from vitlab.executors.inline import Inline
 from vitlab.executors.local import Local
 from vitlab.executors.ray import Ray, _SubmittedJob
-from vitlab.executors.task import FileSender, Finished, Started, apply_change, run_as_task
+from vitlab.executors.task import FileSender, Finished, Started, apply_file_change, run_ray_task
 from vitlab.identity.code import modules_of_spec, trial_code_digest
 from vitlab.planning.values import Trial
 from vitlab.registry import load_file
@@ -348,7 +348,7 @@ def test_node_without_shared_folder_reports_it(tmp_path: Path, monkeypatch: pyte
     work = job(tmp_path, "finish")
     work.folder.mkdir(parents=True)
     (work.folder / "log.txt").write_text("handed to Ray as something else\n")
-    starts, end = run_as_task(work, "token", None, False, _Bell(), str(tmp_path))
+    starts, end = run_ray_task(work, "token", None, False, _Bell(), str(tmp_path))
     assert isinstance(starts, Started) and isinstance(end, Finished)
     assert end.ending == "refused" and "set run.executor.files: copy" in end.detail
 
@@ -426,12 +426,12 @@ def test_of_a_growing_file_the_new_end_is_sent(tmp_path: Path) -> None:
         changes = list(sender.read_changes())
         sizes += [len(change.data or b"") for change in changes]
         for change in changes:
-            apply_change(change, [ours.path])
+            apply_file_change(change, [ours.path])
         assert (ours.path / "events.jsonl").read_bytes() == (theirs.path / "events.jsonl").read_bytes()
     assert len(sizes) == 3 and max(sizes) < 120
     (theirs.path / "events.jsonl").write_bytes(b"")  # a file that shrinks is sent whole
     for change in sender.read_changes():
-        apply_change(change, [ours.path])
+        apply_file_change(change, [ours.path])
     assert (ours.path / "events.jsonl").read_bytes() == b""
 
 

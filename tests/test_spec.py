@@ -133,11 +133,11 @@ def test_numbers_are_parsed_as_written() -> None:
 
 
 def test_choice_is_name_or_mapping() -> None:
-    assert Choice.of("rope2d") == Choice.of({"type": "rope2d"}) == Choice("rope2d")
-    assert Choice.of({"type": "rope2d", "theta": 50}).plain() == {"type": "rope2d", "theta": 50}
+    assert Choice.parse("rope2d") == Choice.parse({"type": "rope2d"}) == Choice("rope2d")
+    assert Choice.parse({"type": "rope2d", "theta": 50}).plain() == {"type": "rope2d", "theta": 50}
     for wrong in (False, 3, None, {"theta": 50}, {"type": None}):
         with pytest.raises(ValueError, match="component"):
-            Choice.of(wrong)
+            Choice.parse(wrong)
 
 
 def test_seeds_set_configured_streams(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def raylets(folder: Path) -> list[int]:
 def kill_a_node(folder: Path) -> bool:
     """Kill the daemon and the trial of a node that runs one; return False if none does."""
     nodes = raylets(folder)
-    for pid in processes("ray::run_as_task"):
+    for pid in processes("ray::run_ray_task"):
         parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         if parent in nodes:
             for each in (parent, pid):

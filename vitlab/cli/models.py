@@ -85,7 +85,7 @@ def explain_command(
     mistakes, models = list[str](), list[TrainedModel]()
     shown: dict[str, int | Picture] = {}
     for image in images:
-        with _collect(mistakes):
+        with _collect_mistakes(mistakes):
             test = re.fullmatch(rf"{TEST}(\d+)", image)
             shown[image] = int(test[1]) if test else Picture.read(image)
     title, question, is_trial = study.name, "", any((study / name).is_file() for name in ("spec.json", "result.json"))
@@ -95,7 +95,7 @@ def explain_command(
         if arms or seed is not None:
             mistakes.append(f"--arm and --seed choose trials of a study, and {study} is one trial; leave them out")
     else:
-        with _collect(mistakes):
+        with _collect_mistakes(mistakes):
             title, question, models = _find_models(study, out, arms, seed, mistakes)
 
     to /= to_safe_name(title)
@@ -152,7 +152,7 @@ class TrainedModel(NamedTuple):
 
 
 @contextmanager
-def _collect(mistakes: list[str]) -> Iterator[None]:
+def _collect_mistakes(mistakes: list[str]) -> Iterator[None]:
     """Append a mistake to others, so that all are reported at once."""
     try:
         yield
@@ -176,10 +176,10 @@ def _find_models(
     selection = [arm for arm in plan.arms if (arm.name in arms if arms else not arm.skip)]
     selection.sort(key=lambda arm: (names.index(arm.baseline or arm.name), arm.baseline is not None))
     for name in arms:
-        with _collect(mistakes):
+        with _collect_mistakes(mistakes):
             plan.find(name)
     models = list[TrainedModel]()
-    with _collect(mistakes):  # a seed that the study lacks is one mistake, however many arms there are
+    with _collect_mistakes(mistakes):  # a seed that the study lacks is one mistake, however many arms there are
         for arm in selection:
             planned = plan.find(arm.name, seed)
             subject = f"{arm.name}, seed {planned.seed}"

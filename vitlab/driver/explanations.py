@@ -179,7 +179,7 @@ def explain_images(
         raise WeightsError("it kept no weights (run.keep)" if folder.done() else UNTRAINED)
     model, transform = load_vit(folder)
     trial, info, mistakes = read_json(folder.spec), transform.input_spec.info, list[str]()
-    objective: Any = slot("objective").find(Choice.of(trial["spec"]["train"]["objective"]).type)[0]
+    objective: Any = slot("objective").find(Choice.parse(trial["spec"]["train"]["objective"]).type)[0]
     head: Head = "multilabel" if info.task == "multilabel" else "trained"
     if not objective.labels:
         head = "untrained"

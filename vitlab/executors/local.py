@@ -161,7 +161,7 @@ class Local(PollingExecutor):
             job, gpu = self._waiting[0], ""
             if self._gpus and job.settings.device != "cpu":
                 share = job.gpu or self._request.share
-                assigned = self._placement.place(job.folder, replace(self._request, share=share))
+                assigned = self._placement.assign_gpus(job.folder, replace(self._request, share=share))
                 if assigned is None:
                     return
                 job, gpu = replace(job, gpu=share), assigned  # with the share that a retry after ``oom`` doubles
@@ -183,7 +183,7 @@ class Local(PollingExecutor):
         watchdog.start(base.START_S)
         self._running[process.sentinel] = _Worker(job, place, process, pipe, watchdog)
 
-    def _wait(self, timeout_s: float) -> None:
+    def _wait_for_news(self, timeout_s: float) -> None:
         """Wait for workers to exit or to send messages, and record the endings of their jobs."""
         if not self._running:
             time.sleep(timeout_s)

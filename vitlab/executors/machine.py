@@ -141,7 +141,7 @@ class Placement:
         self.gpus = tuple(gpus)
         self._tenants: dict[Hashable, _Tenant] = {}
 
-    def place(self, name: Hashable, request: GpuRequest) -> str | None:
+    def assign_gpus(self, name: Hashable, request: GpuRequest) -> str | None:
         """Assign a trial to the least used GPU that has room and awaits no trial's first step.
 
         Returns:

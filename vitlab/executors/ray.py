@@ -50,9 +50,9 @@ from vitlab.executors.task import (
     Finished,
     Started,
     StopSignal,
-    apply_change,
+    apply_file_change,
     list_input_files,
-    run_as_task,
+    run_ray_task,
 )
 from vitlab.runner.job import Job
 from vitlab.spec import RunSpec
@@ -157,7 +157,7 @@ class Ray(PollingExecutor):
         try:
             if self._running:
                 self._bell.set.remote()
-                self._wait(0.0)
+                self._wait_for_news(0.0)
             for running in [running for running in self._running.values() if not running.started.host]:
                 self._ray.cancel(running.stream)  # still in the queue
             self._wait_for_all(grace_s)
@@ -201,7 +201,7 @@ class Ray(PollingExecutor):
                 ).remote()
             # Without max_calls Ray would reuse the process; task.options() does not support it.
             group = self._make_placement_group(job)
-            items = self._start_stream(job, token, files, group)
+            items = self._start_task(job, token, files, group)
             watchdog = Watchdog(job.timeout_s)
             self._running[items] = _SubmittedJob(job, items, leases.pop_all(), (token, files), watchdog, group)
         return True
@@ -221,7 +221,7 @@ class Ray(PollingExecutor):
             bundles, "STRICT_SPREAD", bundle_label_selector=[labels] * len(bundles) if labels else None
         )
 
-    def _start_stream(self, job: Job, token: str, files: Any, group: Any, node: int = 0, address: str = "") -> Any:
+    def _start_task(self, job: Job, token: str, files: Any, group: Any, node: int = 0, address: str = "") -> Any:
         """Start a job's task, or the task of one of its further machines, and return its stream."""
         share, nodes = self._gpus_per_node(job), self.run.resources.nodes
         options = dict(self._options)
@@ -231,7 +231,7 @@ class Ray(PollingExecutor):
             options["scheduling_strategy"] = strategies.PlacementGroupSchedulingStrategy(group, node)
         task = self._ray.remote(
             num_cpus=self._each.cpus, num_gpus=share, max_calls=1, max_retries=0, num_returns="streaming", **options
-        )(run_as_task)
+        )(run_ray_task)
         place = (node, address) if nodes > 1 else None
         return task.remote(job, token, files, share > 0, self._bell, os.getcwd(), place)
 
@@ -249,7 +249,7 @@ class Ray(PollingExecutor):
             self._shared[file] = self._ray.put(file.read_bytes())
         return self._shared[file]
 
-    def _wait(self, timeout_s: float) -> None:
+    def _wait_for_news(self, timeout_s: float) -> None:
         """Wait for an item of any stream, and take one item of each stream that has some."""
         if time.monotonic() - self._looked > COUNT_S:
             self._looked = time.monotonic()
@@ -274,13 +274,13 @@ class Ray(PollingExecutor):
         try:
             item = self._ray.get(next(running.stream))
         except (StopIteration, self._ray.exceptions.RayError) as error:
-            self._record_end(running, *self._ending_of_error(error, running))
+            self._record_end(running, *self._classify_stream_error(error, running))
             return
         match item:
             case Started():
                 running.started = item
                 running.peers = [
-                    self._start_stream(running.job, *running.sent, running.group, node, item.address)
+                    self._start_task(running.job, *running.sent, running.group, node, item.address)
                     for node in range(1, self.run.resources.nodes)
                 ]
                 running.watchdog.start(base.START_S)
@@ -288,7 +288,7 @@ class Ray(PollingExecutor):
                 running.watchdog.record_stage(item)
             case FileChange():
                 try:
-                    apply_change(item, running.job.folders)
+                    apply_file_change(item, running.job.folders)
                 except Busy:
                     self._ray.cancel(running.stream, force=True)
                     self._record_end(running, Ending.LOST, "another driver has taken its trial over")
@@ -298,7 +298,7 @@ class Ray(PollingExecutor):
             case Finished():
                 self._record_end(running, *item)
 
-    def _ending_of_error(self, error: Exception, running: _SubmittedJob) -> tuple[Ending, str]:
+    def _classify_stream_error(self, error: Exception, running: _SubmittedJob) -> tuple[Ending, str]:
         """Return how a job ended whose stream has ended with an error."""
         errors, where = self._ray.exceptions, running.started.host or "a machine of the cluster"
         match error:
@@ -456,7 +456,7 @@ def connect(address: str) -> Any:
     is_main = threading.current_thread() is threading.main_thread()
     old_handler = signal.getsignal(signal.SIGTERM)
     try:
-        with contextlib.chdir("/"):  # Ray has workers import from the current folder first; see task.run_as_task
+        with contextlib.chdir("/"):  # Ray has workers import from the current folder first; see task.run_ray_task
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         # Of a machine that dies, Ray prints some 40 lines on stdout, which is for the answer; the trial's line says it.
         ray._private.worker.print_to_stdstream = lambda data, ignore_prefix: None

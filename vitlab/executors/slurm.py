@@ -199,7 +199,7 @@ class Slurm(PollingExecutor):
             deadline = time.monotonic() + grace_s
             while self._running_packs() and time.monotonic() < deadline:
                 time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
-                self._collect_ended()
+                self._collect_ended_jobs()
         except KeyboardInterrupt:
             pass  # second Ctrl-C: stop waiting
         for pack in self._running_packs():
@@ -293,7 +293,7 @@ class Slurm(PollingExecutor):
         )
         return False
 
-    def _wait(self, timeout_s: float) -> None:
+    def _wait_for_news(self, timeout_s: float) -> None:
         """Send waiting jobs and collect ended ones."""
         free = self._jobs - len(self._sent)
         if self._waiting and free > 0 and time.monotonic() >= self._again_at:
@@ -307,20 +307,20 @@ class Slurm(PollingExecutor):
                     raise
                 log.warning("Slurm's controller does not answer; trials are submitted when it does.")
                 self._again_at = time.monotonic() + AGAIN_S
-        self._collect_ended()
+        self._collect_ended_jobs()
         if not self._ends:
             time.sleep(min(POLL_S, timeout_s))
 
     def _running_packs(self) -> list[_Submitted]:
         return [pack for pack in self._sent if pack.jobs]
 
-    def _collect_ended(self) -> None:
+    def _collect_ended_jobs(self) -> None:
         """Collect the trials that have ended, and remove the packs whose Slurm job has ended."""
         due = time.monotonic() - self._asked_at >= STATE_S
         remaining = []
         for pack in self._sent:
             over = pack.slurm.paths.result_pickle.exists() or (due and pack.slurm.done(force_check=True))
-            self._collect_endings(pack)
+            self._read_endings(pack)
             if not pack.jobs:
                 (pack.folder / "ended").touch()
             elif over:
@@ -333,7 +333,7 @@ class Slurm(PollingExecutor):
             self._asked_at = time.monotonic()
         self._sent = remaining
 
-    def _collect_endings(self, pack: _Submitted) -> None:
+    def _read_endings(self, pack: _Submitted) -> None:
         lines, pack.offset = read_complete_lines(pack.folder / "ends.jsonl", pack.offset)
         for name, value, detail in map(json.loads, lines):
             job = pack.jobs.pop(name, None)

@@ -2,7 +2,7 @@
 
 Where the machines do not share the driver's file system, the trial writes to the worker's copy of its folder; a
 :class:`FileSender` there detects changes, and the driver applies each of them to the original folder by
-:func:`apply_change`.  Of journals and logs, which only grow, the new end is sent; other files are sent whole and
+:func:`apply_file_change`.  Of journals and logs, which only grow, the new end is sent; other files are sent whole and
 replaced atomically.  If the worker dies, the driver's folder holds a consistent state of the trial:
 
 - a checkpoint arrives after the journal's lines that were written before it, because a trial resumed from it would not
@@ -76,7 +76,7 @@ class StopSignal:
         await self._event.wait()
 
 
-def run_as_task(
+def run_ray_task(
     job: Job,
     token: str,
     sent: Sequence[tuple[str, Any]] | None,
@@ -202,14 +202,14 @@ class FileSender:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
-        self._sent = self._signatures()
+        self._sent = self._file_signatures()
 
     def read_changes(self, *, ended: bool = False) -> Iterator[FileChange]:
         """Yield the changes of the job's files since the last call, so that the copy is consistent wherever they stop.
 
         A ``result.json`` comes last, and only if the job has ``ended``.
         """
-        present = self._signatures()
+        present = self._file_signatures()
         changed = [place for place, signature in present.items() if self._sent.get(place) != signature]
         removed = [place for place in self._sent if place not in present]
         contents: dict[Place, tuple[bytes, int]] = {}
@@ -231,7 +231,7 @@ class FileSender:
             yield FileChange(place, None)
             del self._sent[place]
 
-    def _signatures(self) -> dict[Place, Signature]:
+    def _file_signatures(self) -> dict[Place, Signature]:
         signatures: dict[Place, Signature] = {}
         for index, folder in enumerate(self._folders):
             for path in _list_trial_files(folder):
@@ -241,7 +241,7 @@ class FileSender:
         return signatures
 
 
-def apply_change(change: FileChange, folders: Sequence[Path]) -> None:
+def apply_file_change(change: FileChange, folders: Sequence[Path]) -> None:
     """Apply a change at the worker to the driver's folders of a job, whose leases the caller holds.
 
     Raises:

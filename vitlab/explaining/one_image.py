@@ -94,7 +94,7 @@ class Explanation:
         It is a class, any number of classes, or of a segmentation the share of right pixels.
         """
         if self.predicted_HW is not None:
-            share = pictures.share_right(self.predicted_HW, self.subject.label_HW)
+            share = pictures.pixel_accuracy(self.predicted_HW, self.subject.label_HW)
             return "a class for each pixel" if share is None else f"{pictures.percent(share)} of the pixels right", None
         if self.predictions is None:
             return "", None
@@ -166,7 +166,7 @@ def explain(
         facts = {"sum of all patches": f"{float(part_YX.sum()):+.3g}", "difference of the logits": f"{difference:+.3g}"}
         maps["attribution"] = Map.of("attribution", f"for (red) and against (blue) {name}", part_YX.numpy(), facts)
         whole = {f"probability of {name}": pictures.percent(float(probability_C[label]))}
-        maps = _check(maps, model, x_BCHW, label, whole, head)
+        maps = _add_occlusion_checks(maps, model, x_BCHW, label, whole, head)
     return Explanation(
         subject,
         image_HWC.double().numpy(),
@@ -201,24 +201,26 @@ def draw(explanation: Explanation, out: Path, scales: Mapping[Kind, Scale] = {})
     figures: dict[str, Figure] = {}
     tables: dict[str, Table] = {name: _grid_table(each.values_YX) for name, each in maps.items()}
     for token, maps_LHYX in explanation.heads.items():
-        figures[f"heads_{token}"] = pictures.head_maps(maps_LHYX, scales.get("heads"), query=token_title(token))
+        figures[f"heads_{token}"] = pictures.draw_head_maps(maps_LHYX, scales.get("heads"), query=token_title(token))
     distance_LH = explanation.distance_LH
-    figures["distance"] = pictures.distances(distance_LH, uniform=explanation.uniform_distance)
+    figures["distance"] = pictures.draw_distances(distance_LH, uniform=explanation.uniform_distance)
     blocks, heads = np.indices(distance_LH.shape).reshape(2, -1) + 1
     tables["distance"] = {"block": blocks, "head": heads, "distance_px": distance_LH.flatten()}
     by_name = dict(zip(measures.Norms._fields, zip(*explanation.norms, strict=True), strict=True))
     tables["norms"] = {"depth": range(len(explanation.norms)), **by_name}
-    figures["norms"] = pictures.norms(np.array(by_name["ratio"]))
+    figures["norms"] = pictures.draw_norms(np.array(by_name["ratio"]))
     if (similarity := explanation.similarity_YXYX) is not None:
-        figures["positions"] = pictures.position_grids(similarity)
+        figures["positions"] = pictures.draw_position_grids(similarity)
         tables["positions"] = _grid_table(similarity.reshape(-1, similarity.shape[2] * similarity.shape[3]))
     if explanation.predictions is not None:
         tables["predictions"] = explanation.predictions
     if (predicted_HW := explanation.predicted_HW) is not None:
         predicted, truth_HW = {"prediction": predicted_HW}, explanation.subject.label_HW
-        figures["labels"] = pictures.label_maps(explanation.image_HWC, predicted, explanation.labels, truth_HW)
+        figures["labels"] = pictures.draw_label_maps(explanation.image_HWC, predicted, explanation.labels, truth_HW)
         tables["labels"] = _grid_table(predicted_HW)
-    return replace(explanation, maps=maps, files=tuple(_write_files(out, figures, tables, str(explanation.subject))))
+    return replace(
+        explanation, maps=maps, files=tuple(_write_figures_and_tables(out, figures, tables, str(explanation.subject)))
+    )
 
 
 def compare(explanations: Mapping[str, Explanation], caption: str, out: Path) -> list[Path]:
@@ -240,12 +242,12 @@ def compare(explanations: Mapping[str, Explanation], caption: str, out: Path) ->
             for name, each in explanations.items()
             if key in each.maps
         }
-        figures[key] = pictures.side_by_side(models, truth=first.subject.class_name)
+        figures[key] = pictures.draw_side_by_side(models, truth=first.subject.class_name)
     predicted = {name: each.predicted_HW for name, each in explanations.items() if each.predicted_HW is not None}
     if len(predicted) > 1:
         truth_HW = first.subject.label_HW
-        figures["labels"] = pictures.label_maps(first.image_HWC, predicted, first.labels, truth_HW)
-    return _write_files(out, figures, {}, str(replace(first.subject, model=caption)))
+        figures["labels"] = pictures.draw_label_maps(first.image_HWC, predicted, first.labels, truth_HW)
+    return _write_figures_and_tables(out, figures, {}, str(replace(first.subject, model=caption)))
 
 
 def token_title(name: str) -> str:
@@ -265,7 +267,7 @@ def _position_similarity(model: ViT) -> Array | None:
     return similarity
 
 
-def _check(
+def _add_occlusion_checks(
     maps: Mapping[str, Map], model: ViT, x_BCHW: Tensor, label: int, whole: Mapping[str, str], head: Head
 ) -> dict[str, Map]:
     """Add to the facts of maps the probability of a class without their largest patches, and without random ones.
@@ -325,7 +327,9 @@ def _grid_table(values_YX: NDArray[Any]) -> Table:
     return {f"column {index}": column.astype(float) for index, column in enumerate(values_YX.T)}
 
 
-def _write_files(out: Path, figures: Mapping[str, Figure], tables: Mapping[str, Table], caption: str) -> list[Path]:
+def _write_figures_and_tables(
+    out: Path, figures: Mapping[str, Figure], tables: Mapping[str, Table], caption: str
+) -> list[Path]:
     import pandas as pd
 
     out.mkdir(parents=True, exist_ok=True)

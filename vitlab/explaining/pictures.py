@@ -100,7 +100,7 @@ def to_picture(image_HWC: Array) -> Image.Image:
     return picture
 
 
-def to_map(one: Map, size: tuple[int, int], how: Image.Resampling = Image.Resampling.NEAREST) -> Image.Image:
+def render_map(one: Map, size: tuple[int, int], how: Image.Resampling = Image.Resampling.NEAREST) -> Image.Image:
     """Return a map as an RGB picture of a width and a height."""
     low, high = one.scale
     share_YX = ((one.values_YX - low) / (high - low)).astype(np.float32)
@@ -109,15 +109,15 @@ def to_map(one: Map, size: tuple[int, int], how: Image.Resampling = Image.Resamp
 
 
 def overlay(image_HWC: Array, one: Map) -> Image.Image:
-    """Return :func:`to_picture` below :func:`to_map`, which is interpolated bilinearly and has ``OPACITY``.
+    """Return :func:`to_picture` below :func:`render_map`, which is interpolated bilinearly and has ``OPACITY``.
 
     Every value stands in the centre of its patch.
     """
     picture = to_picture(image_HWC)
-    return Image.blend(picture, to_map(one, picture.size, Image.Resampling.BILINEAR), OPACITY)
+    return Image.blend(picture, render_map(one, picture.size, Image.Resampling.BILINEAR), OPACITY)
 
 
-def share_right(predicted_HW: Labels, truth_HW: Labels | None) -> float | None:
+def pixel_accuracy(predicted_HW: Labels, truth_HW: Labels | None) -> float | None:
     """Return the share of pixels with the right class, of those with a label; None if there are none to compare."""
     if truth_HW is None or predicted_HW.shape != truth_HW.shape or (truth_HW == IGNORED).all():
         return None
@@ -133,14 +133,14 @@ class Panel(NamedTuple):
     is_wrong: bool  #: whether the prediction is known to be wrong, which is drawn in red
 
 
-def side_by_side(models: Mapping[str, Panel], *, truth: str | None) -> Figure:
+def draw_side_by_side(models: Mapping[str, Panel], *, truth: str | None) -> Figure:
     """Draw the image, and beside it the map of each model over it, with the model's name and its prediction.
 
     Args:
         models: name to panel, all of one kind; the facts of each map are written below it.
         truth: the true label; None where it is not known.
     """
-    figure, (first, *others) = _panels(len(models) + 1)
+    figure, (first, *others) = _make_panels(len(models) + 1)
     picture = to_picture(next(iter(models.values())).image_HWC)
     _show_picture(first, picture, "image" if truth is None else f"image: {truth}")
     for axis, (name, panel) in zip(others, models.items(), strict=True):
@@ -154,7 +154,7 @@ def side_by_side(models: Mapping[str, Panel], *, truth: str | None) -> Figure:
     return figure
 
 
-def label_maps(
+def draw_label_maps(
     image_HWC: Array, predicted: Mapping[str, Labels], labels: Sequence[str], truth_HW: Labels | None
 ) -> Figure:
     """Draw the image, its true labels, and the predicted labels of each model, with the share of right pixels.
@@ -171,13 +171,13 @@ def label_maps(
     # Of 20 colours every second is dark: these come first, so that few classes are easy to tell apart.
     colours = np.reshape(colormaps["tab20"](range(20))[:, :3], (10, 2, 3)).swapaxes(0, 1).reshape(20, 3)
     colour_of = {label: colours[index % len(colours)] for index, label in enumerate(classes)}
-    figure, (first, *others) = _panels(len(maps) + 1)
+    figure, (first, *others) = _make_panels(len(maps) + 1)
     _show_picture(first, to_picture(image_HWC), "image")
     for axis, (name, map_HW) in zip(others, maps.items(), strict=True):
         picture_HWC = np.ones((*map_HW.shape, 3))  # pixels without a label stay white
         for label, colour in colour_of.items():
             picture_HWC[map_HW == label] = colour
-        share = share_right(map_HW, truth_HW) if name in predicted else None
+        share = pixel_accuracy(map_HW, truth_HW) if name in predicted else None
         below = "" if share is None else f"{percent(share)} of the pixels right"
         _show_picture(axis, to_picture(picture_HWC), name, below)
     patches = [Patch(color=colour_of[label], label=labels[label] if labels else str(label)) for label in classes]
@@ -195,10 +195,10 @@ def add_caption(figure: Figure, text: str) -> None:
     figure.supxlabel(text, fontsize=7, color=GREY, wrap=True)
 
 
-def head_maps(maps_LHYX: Array, scale: Scale | None, *, query: str) -> Figure:
+def draw_head_maps(maps_LHYX: Array, scale: Scale | None, *, query: str) -> Figure:
     """Draw the attention of a query, a row for each block and a column for each head; without a scale, each its own."""
     shown_LHYX = maps_LHYX if scale else maps_LHYX / maps_LHYX.max((2, 3), keepdims=True)
-    figure, axis = _tiles(shown_LHYX, 1.2, scale or Scale(0.0, 1.0), "inferno")
+    figure, axis = _draw_tiles(shown_LHYX, 1.2, scale or Scale(0.0, 1.0), "inferno")
     axis.set(xlabel="head", ylabel="block")
     if scale:
         _add_scale(figure, axis, scale, [maps_LHYX])
@@ -207,7 +207,7 @@ def head_maps(maps_LHYX: Array, scale: Scale | None, *, query: str) -> Figure:
     return figure
 
 
-def distances(distance_LH: Array, *, uniform: float) -> Figure:
+def draw_distances(distance_LH: Array, *, uniform: float) -> Figure:
     """Draw the mean attention distance of every head against depth, and the distance of uniform attention."""
     figure, axis = _new_plot("block", "mean attention distance, pixels")
     depth = np.arange(1, len(distance_LH) + 1)
@@ -219,16 +219,16 @@ def distances(distance_LH: Array, *, uniform: float) -> Figure:
     return figure
 
 
-def position_grids(similarity_YXYX: Array) -> Figure:
+def draw_position_grids(similarity_YXYX: Array) -> Figure:
     """Draw, for each patch, the cosine similarity of its position with all others."""
-    figure, axis = _tiles(similarity_YXYX, 0.75, Scale(-1.0, 1.0), HEADS)
+    figure, axis = _draw_tiles(similarity_YXYX, 0.75, Scale(-1.0, 1.0), HEADS)
     axis.set(xlabel="column of the patch", ylabel="row of the patch")
     figure.colorbar(axis.images[0], ax=axis, label="cosine similarity", shrink=0.8)
     figure.suptitle("similarity of positions", fontsize=10)
     return figure
 
 
-def norms(ratio_L: Array) -> Figure:
+def draw_norms(ratio_L: Array) -> Figure:
     """Draw the largest norm of patch tokens over the median by depth; depth 0 is before the first block."""
     figure, axis = _new_plot("depth, blocks", "norm of patch tokens,\nlargest over median")
     axis.plot(ratio_L, "o-", ms=4)
@@ -249,7 +249,7 @@ def _new_plot(xlabel: str, ylabel: str) -> tuple[Figure, Any]:
     return figure, axis
 
 
-def _tiles(tiles_RCYX: Array, width: float, scale: Scale, colours: str) -> tuple[Figure, Any]:
+def _draw_tiles(tiles_RCYX: Array, width: float, scale: Scale, colours: str) -> tuple[Figure, Any]:
     """Return a figure of rows and columns of pictures of a width in inches, and its one axis: many would take long."""
     rows, columns, height, length = tiles_RCYX.shape
     apart_RCYX = np.pad(tiles_RCYX, [(0, 0), (0, 0), (0, 1), (0, 1)], constant_values=np.nan)
@@ -264,7 +264,7 @@ def _tiles(tiles_RCYX: Array, width: float, scale: Scale, colours: str) -> tuple
     return figure, axis
 
 
-def _panels(count: int) -> tuple[Figure, list[Any]]:
+def _make_panels(count: int) -> tuple[Figure, list[Any]]:
     """Return a figure of some pictures in the fewest rows, as even as possible, and their axes."""
     rows = -(-count // COLUMNS)
     columns = -(-count // rows)

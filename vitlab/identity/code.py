@@ -89,7 +89,7 @@ def trial_code_digest(
 
 def component_modules(choices: Iterable[ResolvedChoice]) -> frozenset[str]:
     """Return the modules of the components of these choices and of their base classes, nested ones included."""
-    return frozenset().union(*(class_modules(part.component) for choice in choices for part in choice.parts()))
+    return frozenset().union(*(class_modules(part.component) for choice in choices for part in choice.walk()))
 
 
 def class_modules(component: type) -> frozenset[str]:

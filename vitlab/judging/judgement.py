@@ -103,7 +103,7 @@ def judge(
 
     remarks = Remarks(str(results) if isinstance(results, str | Path) else "results")
     columns = Columns(metric, arm, seed, block, baselines)
-    remarks.of_options += _wrong_options(columns, baseline, goal, alpha, images, classes, looks, over_blocks)
+    remarks.of_options += _find_wrong_options(columns, baseline, goal, alpha, images, classes, looks, over_blocks)
     table = _read_results(results, columns, remarks)
     if arm is None and metric in table.rows and column_names(table.rows).count("arm") == 1:
         columns = replace(columns, arm="arm")
@@ -131,7 +131,7 @@ def judge(
     if remarks.of_options:  # an analysis cannot hold a wrong option
         raise remarks.error()
     analysis = Analysis(metric=column, goal=goal or "max", alpha=alpha, over_blocks=over_blocks)
-    if block is not None and (fault := _block_conflict(analysis, scale, trainings)):
+    if block is not None and (fault := _why_no_block_average(analysis, scale, trainings)):
         remarks.of_options.append(f"--over-blocks: {fault}")
     if remarks.of_options or remarks.of_table:
         raise remarks.error()
@@ -151,7 +151,7 @@ def judge(
     return Comparison.of(replace(report, notes=notes))
 
 
-def _wrong_options(
+def _find_wrong_options(
     columns: Columns,
     baseline: str | None,
     goal: str | None,
@@ -206,7 +206,7 @@ def _read_results(results: pd.DataFrame | str | Path, columns: Columns, remarks:
     return table
 
 
-def _block_conflict(analysis: Analysis, scale: ColumnUnit, trainings: Trainings) -> str:
+def _why_no_block_average(analysis: Analysis, scale: ColumnUnit, trainings: Trainings) -> str:
     """Return why the differences of blocks cannot be averaged; empty if they can."""
     if scale.whole is not None:
         return why_no_block_average(analysis, "share", scale.bounds)

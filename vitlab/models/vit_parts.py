@@ -294,7 +294,7 @@ def fill_in_size(options: Options) -> Options:
     full = {**options, **{number: value for number, value in sizes.items() if options.get(number) is None}}
     try:
         # Explicit options of the MLP win over the size's ratio.
-        mlp = Choice.of(full["mlp"] if "mlp" in full else slot("mlp").qualify_builtin("gelu"))
+        mlp = Choice.parse(full["mlp"] if "mlp" in full else slot("mlp").qualify_builtin("gelu"))
     except ValueError:
         return full  # validation reports it
     if mlp.type in ("gelu", f"{BUILT_IN}:gelu"):

@@ -23,7 +23,7 @@ from vitlab.planning.sources import notes_on_leaks
 from vitlab.planning.values import UNDECIDED, Arm, Decisions, Looks, MetricFacts, Plan, Planned
 from vitlab.spec import Document, Study
 from vitlab.spec.choice import component_label
-from vitlab.spec.design import MAX_TRIALS, Changes, DesignFault, as_component, expand_design, repeat_in_blocks
+from vitlab.spec.design import MAX_TRIALS, Changes, DesignFault, expand_design, list_to_component, repeat_in_blocks
 from vitlab.spec.tree import keys_of, value_at
 from vitlab.spec.trial import METRICS, OBJECTIVE
 
@@ -279,7 +279,7 @@ def _shown_value(resolver: ArmResolver, arm: ResolvedArm, path: str) -> Any:
     full = value_at(arm.trial.plain, keys_of(path))
     for value in (arm.solved.get(path), arm.changes.values.get(path), value_at(own, keys_of(path))):
         if value is not None:
-            return as_component(value, full)
+            return list_to_component(value, full)
     return component_label(full)
 
 

@@ -396,7 +396,7 @@ class Resolver:
             draft.add_faults(*teacher_faults(plain, info, draft.model, teacher))
         if info is not None and draft.section("data") is not None:
             for role, prerequisite in draft.needs.items():
-                reason = find_leak(Choice.of(plain["data"]), info.content, role, prerequisite.trial)
+                reason = find_leak(Choice.parse(plain["data"]), info.content, role, prerequisite.trial)
                 draft.add_faults(((*SOURCES[role], "trial"), reason))
             source = draft.needs.get("init_from")
             if source is not None and plain["init_from"].get("head") == "keep":
@@ -413,7 +413,7 @@ class Resolver:
         assert draft.info is not None
         spec = TrialSpec.model_validate(draft.plain)
         choices = [*draft.parts.values(), *draft.metrics]
-        parts = [part for choice in choices for part in choice.parts()]
+        parts = [part for choice in choices for part in choice.walk()]
         notes = {note for part in parts if (note := getattr(part.component, "plan_note", ""))}
         return ResolvedTrial(
             spec,

@@ -78,7 +78,7 @@ def load_file(file: Path | str) -> Origin:
         remove_origin(origin)
         del plugins.files[name]
         for slot, component_name, component in replaced:
-            slot.add(component_name, component, _origins[path])
+            slot.add_component(component_name, component, _origins[path])
         if isinstance(error, KeyboardInterrupt | BrokenComponent | ClashError):
             raise
         raise BrokenComponent(f"plugin file {file} failed: {message}") from error

@@ -161,11 +161,11 @@ class ResolvedChoice(Choice):
         # Another process has its own classes of options, which are made from signatures.
         return _unpickle_choice, (self.slot, self.plain())
 
-    def parts(self) -> Iterator[ResolvedChoice]:
+    def walk(self) -> Iterator[ResolvedChoice]:
         """Yield this choice and every choice nested in its options."""
         yield self
         for part in _choices_in(self.options):
-            yield from part.parts()
+            yield from part.walk()
 
     def hashed(self) -> NewTree:
         """Return what a trial's key contains: the name, and each option that has another value than its default.

@@ -49,16 +49,16 @@ def slot_points(slot: str) -> tuple[EntryPoint, ...]:
 
 def dist_name(point: EntryPoint) -> str:
     """Return the name of the distribution of an entry point."""
-    return _metadata(point.dist, "Name")
+    return _read_metadata(point.dist, "Name")
 
 
 def dist_version(point: EntryPoint) -> str:
     """Return the version of the distribution of an entry point."""
-    return _metadata(point.dist, "Version")
+    return _read_metadata(point.dist, "Version")
 
 
 @cache
-def _metadata(dist: Distribution | None, key: str) -> str:
+def _read_metadata(dist: Distribution | None, key: str) -> str:
     try:
         return (dist and dist.metadata[key]) or UNKNOWN
     except Exception:  # an interrupted installation leaves missing or unreadable metadata
@@ -157,13 +157,13 @@ def sentence_with_place(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, VitlabError):
         return text
-    text, advice = _with_advice(text)
+    text, advice = _message_and_advice(text)
     text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     source = find_plugin_frame(error)
     return (text if source is None else f"{text}, at {format_frame(source)}") + advice
 
 
-def _with_advice(text: str) -> tuple[str, str]:
+def _message_and_advice(text: str) -> tuple[str, str]:
     """Return the message of an exception, and what to do about it if that is known."""
     if match := re.match(r"(?:cannot import name '(.*)' from|No module named) '?vitlab\b", text):
         hint = nearest(match[1] or "", getattr(sys.modules.get("vitlab.plugin"), "__all__", ()))

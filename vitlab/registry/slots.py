@@ -77,12 +77,12 @@ class Slot(Generic[T]):
         """Register a class under a name in this slot, for built-ins and files; packages use entry points."""
 
         def register(component: type[T]) -> type[T]:
-            self.add(name, component, _origin_of(component))
+            self.add_component(name, component, _origin_of(component))
             return component
 
         return register
 
-    def add(self, name: str, component: type[T], origin: Origin) -> None:
+    def add_component(self, name: str, component: type[T], origin: Origin) -> None:
         """Add a component.
 
         Raises:
@@ -140,14 +140,14 @@ class Slot(Generic[T]):
             if where == BUILT_IN:
                 # Taken from the module rather than from what its import registers, which happens once per process.
                 place = built_ins(self.name)[bare]
-                self.add(bare, import_object(place.module, place.cls), BUILTIN_ORIGIN)
+                self.add_component(bare, import_object(place.module, place.cls), BUILTIN_ORIGIN)
             else:
                 self._load_entry_point(points[where])
         component, origin = self.components[where, bare]
         # A notebook may have reloaded the module since.
         current = getattr(sys.modules.get(component.__module__), component.__qualname__, component)
         if current is not component and _may_replace(current, component):
-            self.add(bare, current, origin)
+            self.add_component(bare, current, origin)
         return self.components[where, bare]
 
     def get(self, name: str) -> type[T]:
@@ -179,7 +179,7 @@ class Slot(Generic[T]):
         except BaseException as error:  # a plugin can raise anything
             what = f"{self.name} '{point.name}' from {origin} failed to import"
             raise BrokenComponent(f"{what}: {sentence_with_place(error)}") from error
-        self.add(point.name, component, origin)
+        self.add_component(point.name, component, origin)
 
     # -- choices ------------------------------------------------------------------------------------------------------
 
@@ -202,7 +202,7 @@ class Slot(Generic[T]):
         if isinstance(choice, ResolvedChoice) and choice.slot == self.name:
             return choice  # of a spec that has been resolved before
         try:
-            parsed = Choice.of(choice)
+            parsed = Choice.parse(choice)
         except ValueError as error:
             raise OptionError([((), str(error))]) from None
         try:

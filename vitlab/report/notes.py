@@ -395,7 +395,7 @@ def _note_seeds(results: StudyResults) -> Iterator[str]:
     more = f", and up to {len(seeds)} of inconclusive arms," if len(seeds) > len(first) else ""
     line = f"{format_count(len(first), 'seed')} ({format_seeds(first)}){more} vary {', '.join(varying) or 'nothing'}."
     if "split" in varying:
-        line += _varied_splits(set(results.overlap.values()))
+        line += _describe_varied_splits(set(results.overlap.values()))
     elif "split" in streams:
         line += (
             " The validation split is the same in all: intervals cover training again on this split, not another split."
@@ -403,7 +403,7 @@ def _note_seeds(results: StudyResults) -> Iterator[str]:
     yield line
 
 
-def _varied_splits(ratios: set[float]) -> str:
+def _describe_varied_splits(ratios: set[float]) -> str:
     """Return what intervals are about if seeds hold out different validation images, by the overlaps of the arms."""
     if not ratios:
         return (

@@ -386,7 +386,7 @@ def answer_sentences(rows: Sequence[Row], analysis: Analysis, units: Mapping[str
     return [*sentences, *([f"not run yet: {list_or_count(others)}."] if others else [])]
 
 
-def fold_unclear(
+def fold_unclear_answers(
     answers: Sequence[str], rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]
 ) -> list[str]:
     """Return answers with one sentence in place of several that cannot tell: their arms, and the span of intervals.

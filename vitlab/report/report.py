@@ -98,7 +98,7 @@ class Report:
     @property
     def main_answers(self) -> list[str]:
         """The answers, with one sentence in place of several that cannot tell."""
-        return phrasing.fold_unclear(self.answers, self.arms, self.analysis, self.units)
+        return phrasing.fold_unclear_answers(self.answers, self.arms, self.analysis, self.units)
 
     @property
     def provenance_lines(self) -> list[tuple[str, str]]:
@@ -240,12 +240,12 @@ def state_digest(plan: Plan, store: Store) -> str:
     latest, own = (study_folder.read_version(study, version) for version in ("", plan.version))
     earlier = sorted(file.parent.name for file in (study / study_folder.EARLIER).glob("*/plan.json"))
     runs = latest and latest.name, own and own.time, earlier
-    content = [__version__, _code_digest(), plan.to_json(), endings, inputs, runs]
+    content = [__version__, _report_code_digest(), plan.to_json(), endings, inputs, runs]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 @cache
-def _code_digest() -> str:
+def _report_code_digest() -> str:
     # Whole files, comments included, and without what they import: a report is made anew in seconds.
     digest, root = hashlib.sha256(), Path(__file__).parents[1]
     files = (file for package in PACKAGES for file in (root / package).rglob("*"))

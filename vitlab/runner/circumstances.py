@@ -79,7 +79,7 @@ def hook_chosen_kernels(model: Model, together: bool) -> set[str]:
 def describe_kernels(kernels: set[str], model: Choice) -> str:
     """Return the kernels that attention chose automatically, or else its type."""
     attention = model.options.get("attention")
-    return "+".join(sorted(kernels)) or ("" if attention is None else Choice.of(attention).type)
+    return "+".join(sorted(kernels)) or ("" if attention is None else Choice.parse(attention).type)
 
 
 def fill_caches_before_fork() -> None:

@@ -92,7 +92,7 @@ class Choice:
     options: Tree = field(default_factory=dict)
 
     @classmethod
-    def of(cls, value: Any) -> Choice:
+    def parse(cls, value: Any) -> Choice:
         """Parse a shorthand or the long form.
 
         Raises:
@@ -101,7 +101,7 @@ class Choice:
         if isinstance(value, Choice):
             return value
         if isinstance(value, list | tuple):
-            return cls.of(value[0]) if len(value) == 1 else cls(TOGETHER, {PARTS: value})
+            return cls.parse(value[0]) if len(value) == 1 else cls(TOGETHER, {PARTS: value})
         if isinstance(value, str):
             return cls(value)
         if isinstance(value, bool):
@@ -125,7 +125,7 @@ class Choice:
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         def validate(value: Any) -> Choice:
             try:
-                return cls.of(value)
+                return cls.parse(value)
             except ValueError as error:
                 raise conflict_error(str(error)) from None
 

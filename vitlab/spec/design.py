@@ -309,7 +309,7 @@ def arm_names(design: Sequence[Changes], resolved: Sequence[Values]) -> list[str
         resolved: the trial of each arm, which shows where a list stands for one component.
     """
     values = [
-        {path: as_component(value, value_at(trial, keys_of(path))) for path, value in changes.values.items()}
+        {path: list_to_component(value, value_at(trial, keys_of(path))) for path, value in changes.values.items()}
         for changes, trial in zip(design, resolved, strict=True)
     ]
     shown = [
@@ -375,7 +375,7 @@ def repeat_in_blocks(design: Sequence[Changes], blocks: Zip) -> list[Changes]:
     return [changes for arms in crossed.values() for changes in arms]
 
 
-def as_component(value: Any, resolved: Any) -> Any:
+def list_to_component(value: Any, resolved: Any) -> Any:
     """Return a value of the document, and a list that stands for one component in its long form.
 
     Args:

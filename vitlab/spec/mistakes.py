@@ -114,7 +114,7 @@ def collect_mistakes(model: type[M], data: Tree, stand_ins: Tree = {}, who: str 
         if misspelt:
             continue
         for mistake in found:
-            _remove_wrong(collected, mistake, stand_ins)
+            _remove_wrong_values(collected, mistake, stand_ins)
         if collected.tree == before:
             return collected
 
@@ -139,7 +139,7 @@ def _is_consequence(mistake: Mistake, removed: set[Path]) -> bool:
     return any(path[: len(gone)] == gone for path in (mistake.path, *concerned) for gone in removed)
 
 
-def _remove_wrong(collected: Collected[Any], mistake: Mistake, stand_ins: Tree) -> None:
+def _remove_wrong_values(collected: Collected[Any], mistake: Mistake, stand_ins: Tree) -> None:
     """Remove the values that a mistake is about; put a stand-in where there is one for their key."""
     path, names = (mistake.path, mistake.fields) if mistake.fields else (mistake.path[:-1], mistake.path[-1:])
     holder = value_at(collected.tree, path)

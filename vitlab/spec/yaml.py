@@ -94,7 +94,7 @@ class Document:
             message += "."
         return Problem(self.file, line, column, message + hint, _line(self.lines, line), path, found)
 
-    def with_sound(self, data: NewTree, written: Mapping[Path, Path]) -> Document:
+    def with_sound_data(self, data: NewTree, written: Mapping[Path, Path]) -> Document:
         """Return the document with the sound part of its data.
 
         Args:
@@ -226,9 +226,9 @@ class _Reader:
             raise _tag_not_allowed(node)
         if isinstance(node, yaml.SequenceNode):
             return [self.read(item, (*path, index)) for index, item in enumerate(node.value)]
-        return {name: self.read(value, (*path, name), at) for name, (at, value) in self.entries(node).items()}
+        return {name: self.read(value, (*path, name), at) for name, (at, value) in self.mapping_entries(node).items()}
 
-    def entries(self, node: yaml.Node) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+    def mapping_entries(self, node: yaml.Node) -> dict[str, tuple[yaml.Node, yaml.Node]]:
         """Return the entries of a mapping by name; those of ``<<: *alias`` come before its own, which replace them."""
         if node in self._entries:
             return self._entries[node]
@@ -247,7 +247,7 @@ class _Reader:
                 own[name] = key, value
                 continue
             for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
-                merged = {**self.entries(source), **merged}  # of several, the first one counts
+                merged = {**self.mapping_entries(source), **merged}  # of several, the first one counts
         self._entries[node] = {**merged, **own}
         return self._entries[node]
 

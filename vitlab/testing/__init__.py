@@ -167,7 +167,7 @@ def check_component(slot: str, choice: str | Mapping[str, Any]) -> None:
     """
     if not __debug__:  # a test without assertions would pass whatever the component does
         raise SkipTest("python -O removes the assertions that this test consists of")
-    component_slot, name = registry.slot(slot), Choice.of(choice).type
+    component_slot, name = registry.slot(slot), Choice.parse(choice).type
     with about(f"{slot} '{name}'"):
         cls, _ = component_slot.find(name)
     with about(f"{slot} '{name}'{place_of(cls)}"):

@@ -43,7 +43,7 @@ seeds: 4
 def check_executor(choice: ResolvedChoice) -> None:
     """Check that an executor runs, reports and stops jobs as :class:`vitlab.executors.Executor` requires."""
     with tempfile.TemporaryDirectory(prefix="vitlab-", ignore_cleanup_errors=True) as folder:
-        trials = _trials(Path(folder))
+        trials = _make_trials(Path(folder))
         work = {
             name: Job(
                 (JobTrial(name, Store(Path(folder)).folder(trial).path, trial),),
@@ -62,7 +62,7 @@ def check_executor(choice: ResolvedChoice) -> None:
             driver.clean_up(work.values())
 
 
-def _trials(folder: Path) -> tuple[Trial, ...]:
+def _make_trials(folder: Path) -> tuple[Trial, ...]:
     from vitlab.lab import plan_study
 
     file = folder / "contract-test.yaml"
@@ -121,7 +121,7 @@ class _Driver:
         while not condition() and time.monotonic() < deadline:
             yield from self.poll(0.2)
 
-    def end_of(self, job: Job, ending: Ending, rule: str, patience_s: float = START_S) -> JobEnd:
+    def await_end(self, job: Job, ending: Ending, rule: str, patience_s: float = START_S) -> JobEnd:
         """Poll until a job ends, and check that it ends in this way; no other job may end meanwhile."""
         ends: list[JobEnd] = []
         for end in self.ends_until(lambda: bool(ends), patience_s):
@@ -136,7 +136,7 @@ class _Driver:
         for _ in range(2):
             self.poll(0.1)
 
-    def process_of(self, job: Job) -> str:
+    def await_process_name(self, job: Job) -> str:
         """Poll until a job waits to be stopped, as its log says, and return the name of its process."""
         for end in self.ends_until(lambda: jobs.WAITS in _read_log(job), START_S):
             raise AssertionError(
@@ -163,24 +163,24 @@ def _check_workers(driver: _Driver, work: Mapping[str, Job], again: Callable[[],
     driver.submit(killed)
     if driver.slots > 1:
         driver.submit(stopped)
-    victim = driver.process_of(killed)
+    victim = driver.await_process_name(killed)
     _check_timeout(driver)
     if victim.partition("/")[0] == socket.gethostname():
         kill_process(victim)
-        driver.end_of(killed, Ending.LOST, "a worker that died is lost, so that the trial is tried again", END_S)
+        driver.await_end(killed, Ending.LOST, "a worker that died is lost, so that the trial is tried again", END_S)
     else:  # on another machine, where it cannot be killed from here
         _check_cancel(driver)
         driver = again()
     if stopped.folder not in driver.running:
         driver.submit(stopped)
-    driver.process_of(stopped)
+    driver.await_process_name(stopped)
     _check_cancel(driver)
     assert TrialFolder(stopped.folder).checkpoint.is_dir(), (
         "there is no checkpoint of a job that cancel stopped; request the stop, and wait up to grace_s"
     )
     driver = again()
     driver.submit(work["raise"])
-    end = driver.end_of(work["raise"], Ending.ERROR, "a job whose trial raises an exception ends as error")
+    end = driver.await_end(work["raise"], Ending.ERROR, "a job whose trial raises an exception ends as error")
     assert jobs.FAILURE in end.detail, (
         f"the detail of a job that ended as error is '{end.detail}'; return the detail of run_job"
     )
@@ -233,7 +233,7 @@ def _check_cancel(driver: _Driver) -> None:
 def _check_done(driver: _Driver, job: Job) -> None:
     """Check that a job ends once as done, with its result in the store."""
     driver.submit(job)
-    driver.end_of(job, Ending.DONE, "a job whose trial has a result ends as done")
+    driver.await_end(job, Ending.DONE, "a job whose trial has a result ends as done")
     assert TrialFolder(job.folder).done(), (
         f"job '{job.name}' ended as done, and its trial has no result in the store; report what run_job returned"
     )
@@ -245,9 +245,9 @@ def _check_in_driver(driver: _Driver, work: Mapping[str, Job]) -> None:
     driver.submit(work["stop"])
     with _naming_method("cancel"):
         driver.executor.cancel(GRACE_S)
-    driver.end_of(work["stop"], Ending.STOPPED, "cancel drops a job that has not begun, as stopped", END_S)
+    driver.await_end(work["stop"], Ending.STOPPED, "cancel drops a job that has not begun, as stopped", END_S)
     driver.submit(work["raise"])
-    driver.end_of(work["raise"], Ending.ERROR, "a job whose trial raises an exception ends as error")
+    driver.await_end(work["raise"], Ending.ERROR, "a job whose trial raises an exception ends as error")
     _check_done(driver, work["train"])
 
 

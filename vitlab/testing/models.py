@@ -121,7 +121,7 @@ class _Case:
         shape = (B, g.channels, *g.image) if self.choice.slot == "patch" else (B, g.tokens, g.dim)
         return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
-    def hints(self, attention: Any, x: Tensor) -> tuple[tuple[Tensor, Tensor] | None, Tensor | None]:
+    def position_hints(self, attention: Any, x: Tensor) -> tuple[tuple[Tensor, Tensor] | None, Tensor | None]:
         """Return a rotation and a bias as positions give them, or None where the attention does not take them."""
         rotation = bias_HTT = None
         if attention.takes_rotation:
@@ -146,10 +146,10 @@ class _Probe(nn.Module):
         if kind == "position":
             return self._call_position(x)
         if kind == "attention":
-            return {"tokens": part(x, *case.hints(part, x))}
+            return {"tokens": part(x, *case.position_hints(part, x))}
         if kind == "block":
             attention = next(part.get_submodule(at) for at, role in part.parts.items() if role == "attention")
-            hints = case.hints(attention, x)
+            hints = case.position_hints(attention, x)
             if part.passes is None:
                 return {"tokens": part(x, *hints)}
             # Any values do: the block must only compute the same from the same ones.
@@ -348,7 +348,7 @@ def _check_position(case: _Case) -> None:
 
 def _check_attention(case: _Case) -> None:
     attention, x, g = case.probe().part, case.input(), case.g
-    rotation, bias = case.hints(attention, x)
+    rotation, bias = case.position_hints(attention, x)
     with torch.no_grad():
         plain = attention(x, None, None)  # a model without a position calls it like this
         for flag, hints in (("takes_rotation", (rotation, None)), ("takes_bias", (None, bias))):

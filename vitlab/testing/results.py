@@ -96,7 +96,7 @@ def _check_deliveries(choice: ResolvedChoice, folder: Path) -> None:
     assert not changed, f"the tracker writes to the folders of trials, such as {changed[:1]}; write elsewhere"
     expected = _points(tracker)
     for planned in plan.trials:
-        for point in [("val/accuracy", each.metrics["val/accuracy"], each.step) for each in _history(planned)]:
+        for point in [("val/accuracy", each.metrics["val/accuracy"], each.step) for each in _make_history(planned)]:
             times = expected[planned.trial.key].count(point)
             assert times == 1, f"{point} of a trial was delivered once, and stored_points(mark) has it {times} times"
 
@@ -177,7 +177,7 @@ def write_trials(store: Store, plan: Plan, *, events: int | None = None, began: 
     """
     for number, planned in enumerate(plan.trials):
         folder = store.folder(planned.trial)
-        history = _history(planned, scale)
+        history = _make_history(planned, scale)
         lines: list[Mapping[str, object]] = [
             {"kind": "start", "attempt": 1, "host": "here", "numerics": {}},
             *({"kind": "metrics", **vars(moment)} for moment in history),
@@ -193,7 +193,7 @@ def write_trials(store: Store, plan: Plan, *, events: int | None = None, began: 
             folder.write_result(TrialResult(planned.trial.key, planned.trial.code, Ending.DONE, outcome, around))
 
 
-def _history(planned: Planned, scale: float = 1.0) -> list[Measurement]:
+def _make_history(planned: Planned, scale: float = 1.0) -> list[Measurement]:
     """Return the measurements of a trial; seeds differ, so that a report has an interval, by what float32 can hold."""
     return [
         Measurement(

@@ -335,7 +335,7 @@ def check_metric(choice: ResolvedChoice) -> None:
 
 def _check_predictions(choice: ResolvedChoice, task: str) -> None:
     cls: Any = choice.component
-    target = _targets(task)
+    target = _make_targets(task)
     if task == "multilabel":
         one_hot = 2 * target - 1
     else:
@@ -398,7 +398,7 @@ def _check_bounds(cls: Any, value: float, where: str) -> None:
     assert low - 1e-6 <= value <= high + 1e-6, f"is {value:g} where {where}, and its bounds are {low:g} and {high:g}"
 
 
-def _targets(task: str) -> Tensor:
+def _make_targets(task: str) -> Tensor:
     """Return targets of every class at unequal rates; of pixels, some are unlabelled, as is one whole image."""
     generator = torch.Generator().manual_seed(0)
     if task == "classification":

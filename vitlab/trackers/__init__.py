@@ -71,7 +71,7 @@ class Tracker(ABC):
         self.run = run
         self.folder = store.study(plan.study)
         self.delivered = Counter[str]()  #: what this object has delivered: number by kind, such as points
-        _check_names(plan)
+        _check_folder_names(plan)
         self._retry_at = 0.0
         self._warned = False
 
@@ -117,7 +117,7 @@ class Tracker(ABC):
         """Return the command that serves the address that :meth:`close` returns; empty if it is served already."""
         return ""
 
-    def undelivered(self) -> int | None:
+    def count_undelivered(self) -> int | None:
         """Return the number of trials that have begun and are not completely delivered; None if it is not recorded."""
         return None
 
@@ -127,7 +127,7 @@ class Tracker(ABC):
         Does not raise if the destination is unreachable: what could not be delivered is retried by a later update.
         """
         if time.monotonic() >= self._retry_at:
-            self._attempt(final=False, report=())
+            self._try_to_deliver(final=False, report=())
 
     def close(self, report: Sequence[Path] = ()) -> str | None:
         """Deliver everything, including the report's files.
@@ -135,7 +135,7 @@ class Tracker(ABC):
         Returns:
             The address to open, empty if the tracker has none; None if the destination was unreachable.
         """
-        return self._attempt(final=True, report=report)
+        return self._try_to_deliver(final=True, report=report)
 
     def sync(self, report: Sequence[Path] = ()) -> str | None:
         """Check that what was delivered is still stored, and deliver everything that is missing.
@@ -157,7 +157,7 @@ class Tracker(ABC):
             )
         self._warned = True
 
-    def _attempt(self, *, final: bool, report: Sequence[Path]) -> str | None:
+    def _try_to_deliver(self, *, final: bool, report: Sequence[Path]) -> str | None:
         try:
             with lock(self.folder / f".{self.title.lower()}.lock", wait_s=WAIT_S if final else 0.0):
                 link = self.deliver(final=final, report=files_within(self.store.root, report))
@@ -212,7 +212,7 @@ def lock(file: Path, *, wait_s: float) -> Iterator[None]:
         yield
 
 
-def _check_names(plan: Plan) -> None:
+def _check_folder_names(plan: Plan) -> None:
     """Reject a plan whose names lead out of the output folder, such as one copied with other results."""
     trials = [*(planned.trial for planned in (*plan.trials, *plan.rival_trials)), *plan.prerequisites]
     for name in (plan.study, *(part for trial in trials for part in (trial.key, trial.code))):

@@ -67,14 +67,14 @@ def summarize_arms(plan: Plan, rows: Iterable[Mapping[str, Any]], root: str) -> 
         verdict = row.get("verdict") or role if _has_begun(row) else NOT_RUN
         numbers = {name: float(row[name]) for name in (*OWN, *COMPARED) if row.get(name) is not None}
         points = {
-            records.key(f"{name}/{plan.analysis.metric}"): float(f"{value:.4g}")
+            records.mlflow_name(f"{name}/{plan.analysis.metric}"): float(f"{value:.4g}")
             for name, value in numbers.items()
             if math.isfinite(value)
         }
         tags = {
             "arm": arm.name,
             "verdict": verdict,
-            dashboard.NOTE: _describe(row, verdict, is_share),
+            dashboard.NOTE: _describe_row(row, verdict, is_share),
             "vitlab.kind": "arm",
             "vitlab.study": plan.study,
             "vitlab.root": root,
@@ -89,7 +89,7 @@ def _has_begun(row: Mapping[str, Any]) -> bool:
     return bool(row["missing"] != row["planned"])
 
 
-def _describe(row: Mapping[str, Any], verdict: str, is_share: bool) -> str:
+def _describe_row(row: Mapping[str, Any], verdict: str, is_share: bool) -> str:
     """Return an arm's verdict with its difference, or its mean; MLflow's table shows 50 characters as they are.
 
     Shares are in percent and points, as in the report.
@@ -105,7 +105,7 @@ def _describe(row: Mapping[str, Any], verdict: str, is_share: bool) -> str:
     return text.removeprefix(", ") or records.ABSENT
 
 
-def state_answer(report: Mapping[str, Any]) -> str:
+def describe_answer(report: Mapping[str, Any]) -> str:
     """Return in a line what ``report.json`` says: the arms of each verdict, or the sentence of the only comparison.
 
     Arms of which no trial has begun are counted, and have no verdict.
@@ -153,7 +153,7 @@ def deliver_summaries(
     view = dashboard.View(
         "Arms with their intervals",
         "arm",
-        dashboard.sort_into_sections(names, headline, [f"{name}/{headline}" for name in OWN]),
+        dashboard.sort_metrics_into_sections(names, headline, [f"{name}/{headline}" for name in OWN]),
         columns=["attributes.`Description`", *(f"metrics.`{column}/{headline}`" for column in COLUMNS), *others],
     )
     dashboard.save_views(client, experiment, {dashboard.SUMMARY: view})

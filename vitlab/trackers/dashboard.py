@@ -96,7 +96,7 @@ def save_views(client: MlflowClient, experiment_id: str, views: Mapping[str, Vie
     )
 
 
-def sort_into_sections(metrics: Iterable[str], headline: str, first: Sequence[str]) -> list[Section]:
+def sort_metrics_into_sections(metrics: Iterable[str], headline: str, first: Sequence[str]) -> list[Section]:
     """Sort metric names into sections: the first one is about the study's metric, the last one is closed.
 
     Args:
@@ -130,10 +130,10 @@ def group_label(arm: str, place: int) -> str:
     paths = re.findall(path, arm)
     label = re.sub(path, "", arm) + (f" ({', '.join(paths)})" if paths else "")
     labels = (label + " " * spaces for spaces in range(1000))
-    return next((label for label in labels if _group_colour(f"tag.{GROUP}.{label}") == colour), label)
+    return next((label for label in labels if _group_colour_index(f"tag.{GROUP}.{label}") == colour), label)
 
 
-def _group_colour(group: str) -> int:
+def _group_colour_index(group: str) -> int:
     """Return the place of a group's colour in the page's palette, as the page computes it."""
     low = high = 0
     for letter in group:

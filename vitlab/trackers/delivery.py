@@ -143,7 +143,7 @@ class BackgroundDelivery:
             return None
         record = read_json(tracker.folder / DELIVERED, require_mapping) or {}
         link = record.get("link")
-        is_complete = record.get("place") == tracker.place() and not tracker.undelivered()
+        is_complete = record.get("place") == tracker.place() and not tracker.count_undelivered()
         return link if is_complete and isinstance(link, str) else None
 
     def update(self) -> None:
@@ -151,7 +151,7 @@ class BackgroundDelivery:
         tracker, now = self._tracker, time.monotonic()
         if tracker.title and now >= self._next_at and (self._thread is None or not self._thread.is_alive()):
             self._next_at = now + TRIAL_S * len(tracker.plan.trials)
-            self._thread = threading.Thread(target=self._call, args=["update"], daemon=True)
+            self._thread = threading.Thread(target=self._call_tracker, args=["update"], daemon=True)
             self._thread.start()
 
     def close(self, report: Sequence[Path], say: Callable[[str], None] = lambda sentence: None) -> str | None:
@@ -173,11 +173,11 @@ class BackgroundDelivery:
         missing: int | None = None
         try:
             with suppress(Exception):  # the delivery reports its own errors
-                missing = tracker.undelivered()
+                missing = tracker.count_undelivered()
             say(f"delivering to {tracker.title}" + (f"; {format_count(missing, 'trial')} to go" if missing else ""))
             if self._thread is not None:
                 self._thread.join()
-            link = self._call("close", report)
+            link = self._call_tracker("close", report)
             if link is not None and report:
                 write_json(tracker.folder / DELIVERED, {"place": tracker.place(), "link": link})
             return link
@@ -187,7 +187,7 @@ class BackgroundDelivery:
                 f"{tracker.title} lacks"
             ) from None
 
-    def _call(self, method: str, *arguments: Sequence[Path]) -> str | None:
+    def _call_tracker(self, method: str, *arguments: Sequence[Path]) -> str | None:
         """Call a method of the tracker."""
         if self._process is not None:
             try:
@@ -215,7 +215,12 @@ class TrackerProcess:
         self._lock = threading.Lock()
         self._tracker: Tracker | None = None  #: the tracker that the process has
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", f"from {__name__} import serve; serve({theirs.fileno()})"],
+            [
+                sys.executable,
+                "-P",
+                "-c",
+                f"from {__name__} import serve_tracker_calls; serve_tracker_calls({theirs.fileno()})",
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,  # a program that reads the answer waits for all writers to end
             pass_fds=[theirs.fileno()],
@@ -256,7 +261,7 @@ def start_process() -> None:
         started = TrackerProcess()
 
 
-def serve(descriptor: int) -> NoReturn:
+def serve_tracker_calls(descriptor: int) -> NoReturn:
     """Answer the driver's calls through a pipe until it dies."""
     driver: Connection = Connection(descriptor)
     for name in IGNORED:

@@ -165,7 +165,7 @@ class MlflowTracker(Replay):
     def write(self, news: TrialUpdate, mark: Cursor | None) -> Cursor:
         """Deliver the new events of a trial to its run."""
         try:
-            now = self._session.write(news, RunMark.parse(mark))
+            now = self._session.write_trial(news, RunMark.parse(mark))
         except Exception as error:
             if not self.address.is_reachable():
                 raise Unreachable(str(error)) from error
@@ -221,7 +221,7 @@ class MlflowTracker(Replay):
         groups = [dashboard.group_label(arm.name, place) for place, arm in enumerate(self.plan.arms)]
         headline = self.plan.analysis.metric
         first = [f"final/{headline}", f"best/{headline}", headline, "train/loss"]
-        charts = dashboard.sort_into_sections(metrics, headline, first)
+        charts = dashboard.sort_metrics_into_sections(metrics, headline, first)
         finals = [name for section in charts for name in section.metrics if name.startswith("final/")]
         columns = [*(f"metrics.`{name}`" for name in finals[:5]), "tags.`arm`", "tags.`seed`"]
         outcomes = [
@@ -260,7 +260,7 @@ class MlflowTracker(Replay):
         files = {path.name: path for path in report}
         stored = read_json(files["report.json"], require_mapping) if "report.json" in files else None
         content = stored or {"arms": (), "answers": ()}
-        answer = arms.state_answer(content) or self.plan.study
+        answer = arms.describe_answer(content) or self.plan.study
         headline = link(answer, curves)
         if summaries := arms.summarize_arms(self.plan, content["arms"], self._root):
             name, tags = f"{self.plan.study}/arms", {"vitlab.study": self.plan.study}

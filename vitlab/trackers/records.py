@@ -39,7 +39,7 @@ class Point(NamedTuple):
     step: int
 
 
-def key(name: str) -> str:
+def mlflow_name(name: str) -> str:
     """Convert a name to one that MLflow accepts for a metric, parameter or tag."""
     name = re.sub(r"[^\w\-. :/]", "_", name).strip("/. ")
     parts = [part for part in name.split("/") if part.strip(".")]  # MLflow rejects names that are no normalised path
@@ -52,8 +52,8 @@ def key(name: str) -> str:
 def flatten_spec(spec: Mapping[str, object]) -> dict[str, str]:
     """Flatten a resolved spec to dotted parameters; a component's type is the value of its slot's own path."""
     flattened: dict[str, str] = {}
-    _flatten("", spec, flattened)
-    return {key(path): truncate(value) for path, value in flattened.items()}
+    _flatten_into("", spec, flattened)
+    return {mlflow_name(path): truncate(value) for path, value in flattened.items()}
 
 
 def params_by_trial(trials: Iterable[Trial]) -> dict[str, dict[str, str]]:
@@ -63,7 +63,7 @@ def params_by_trial(trials: Iterable[Trial]) -> dict[str, dict[str, str]]:
     return {trial_key: {name: own.get(name, ABSENT) for name in names} for trial_key, own in flattened.items()}
 
 
-def tags(plan: Plan, planned: Planned, kind: str) -> dict[str, str]:
+def trial_tags(plan: Plan, planned: Planned, kind: str) -> dict[str, str]:
     """Return the tags of a trial's run: identity, origin and those of pages; a trial of no arm has no arm tags.
 
     Args:
@@ -110,7 +110,7 @@ def points(event: Event) -> list[Point]:
     """Return the points of a ``metrics`` event."""
     step = int(event.body["step"])
     values = {**event.body["metrics"], "progress/epoch": event.body["epoch"], "progress/images": event.body["images"]}
-    return [Point(key(name), replace_infinity(float(value)), event.t, step) for name, value in values.items()]
+    return [Point(mlflow_name(name), replace_infinity(float(value)), event.t, step) for name, value in values.items()]
 
 
 def final_points(result: TrialResult, analysis: Analysis) -> list[Point]:
@@ -129,7 +129,7 @@ def final_points(result: TrialResult, analysis: Analysis) -> list[Point]:
     }
     if run.wall_s > 0:
         values["cost/images_per_s"] = outcome.images / run.wall_s
-    return [Point(key(name), replace_infinity(float(value)), t, 0) for name, value in values.items()]
+    return [Point(mlflow_name(name), replace_infinity(float(value)), t, 0) for name, value in values.items()]
 
 
 def replace_infinity(value: float) -> float:
@@ -151,8 +151,10 @@ def result_tags(result: TrialResult) -> dict[str, str]:
         "vitlab.attempts": str(circumstances.attempts),
         "vitlab.weights": result.outcome.weights,
     }
-    values |= {f"vitlab.version.{key(name)}": version for name, version in circumstances.versions.items()}
-    values |= {f"vitlab.numerics.{key(name)}": format_value(value) for name, value in circumstances.numerics.items()}
+    values |= {f"vitlab.version.{mlflow_name(name)}": version for name, version in circumstances.versions.items()}
+    values |= {
+        f"vitlab.numerics.{mlflow_name(name)}": format_value(value) for name, value in circumstances.numerics.items()
+    }
     return {name: truncate(value) for name, value in values.items()}
 
 
@@ -183,7 +185,7 @@ def load_confusion_matrices(predictions: Path) -> dict[str, pd.DataFrame]:
     return tables
 
 
-def _flatten(path: str, value: Any, into: dict[str, str]) -> None:
+def _flatten_into(path: str, value: Any, into: dict[str, str]) -> None:
     if not isinstance(value, Mapping) or not value:
         into[path] = format_value(value) if not isinstance(value, float) else repr(value)
         return
@@ -195,7 +197,7 @@ def _flatten(path: str, value: Any, into: dict[str, str]) -> None:
         into[path] = value["type"]
     for name, item in value.items():
         if name != "type" or not isinstance(item, str):
-            _flatten(f"{path}.{name}" if path else str(name), item, into)
+            _flatten_into(f"{path}.{name}" if path else str(name), item, into)
 
 
 def truncate(value: str) -> str:

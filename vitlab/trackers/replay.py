@@ -163,7 +163,7 @@ class Replay(Tracker):
             raise first_error
         return link
 
-    def undelivered(self) -> int:
+    def count_undelivered(self) -> int:
         """Return the number of trials that have begun and whose end is not delivered, or not all of their journal."""
         states, missing = self._load_states().trials, 0
         for item in self.trials:

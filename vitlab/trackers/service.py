@@ -308,7 +308,7 @@ def create_tables(database: Path) -> None:
 
 def has_tables(database: Path) -> bool:
     """Return True if a SQLite file has MLflow's tables."""
-    return not describe_foreign_file(database) and bool(_tables(database))
+    return not describe_foreign_file(database) and bool(_table_names(database))
 
 
 def describe_foreign_file(database: Path) -> str:
@@ -316,7 +316,7 @@ def describe_foreign_file(database: Path) -> str:
     if database.is_dir():
         return "it is a folder, not a file"
     try:
-        tables = _tables(database)
+        tables = _table_names(database)
     except sqlite3.DatabaseError as error:
         return str(error)
     return "" if not tables or "experiments" in tables else "it holds another program's tables"
@@ -327,7 +327,7 @@ def open_to_read(database: Path) -> closing[sqlite3.Connection]:
     return closing(sqlite3.connect(f"file:{quote(str(database))}?mode=ro", uri=True))
 
 
-def _tables(database: Path) -> set[str]:
+def _table_names(database: Path) -> set[str]:
     """Return the names of the tables of a SQLite file.
 
     Raises:

@@ -117,7 +117,9 @@ class TrialRuns:
                 continue
             own.insert(0, _keep_tags_only(run))
             item = items[identity]
-            content = _Content(Path(), tags=records.tags(self.plan, item.planned, item.kind), params=dict(item.params))
+            content = _Content(
+                Path(), tags=records.trial_tags(self.plan, item.planned, item.kind), params=dict(item.params)
+            )
             self._send_content(run_id, content.without_stored_tags_and_params(run))  # the plan may have changed since
             if not _lacks_data(run, mark):
                 self.intact.add(mark.run)
@@ -132,7 +134,7 @@ class TrialRuns:
         A run that lacks some is not intact, nor a run without files whose trial has ended, and has files since an arm
         was removed.  Sends a request per run, and more for files; :meth:`match` sends none.
         """
-        name = records.key(self.plan.analysis.metric)
+        name = records.mlflow_name(self.plan.analysis.metric)
         for identity, mark in marks.items():
             if mark.run in self.intact:
                 has_ended = mark.has_result or mark.status == FAILED
@@ -165,7 +167,7 @@ class TrialRuns:
         set_status(current.info.run_id, status)
         return current
 
-    def write(self, news: TrialUpdate, mark: RunMark | None) -> RunMark:
+    def write_trial(self, news: TrialUpdate, mark: RunMark | None) -> RunMark:
         """Update one run by the new events of its trial; without a mark, find or create the run and send what it lacks.
 
         A short trial needs three requests, for its run, values and status, and one for each of its files.
@@ -219,7 +221,7 @@ class TrialRuns:
         content = _Content(place)
         if mark is None:
             content.tags, content.params = (
-                records.tags(self.plan, news.item.planned, news.item.kind),
+                records.trial_tags(self.plan, news.item.planned, news.item.kind),
                 dict(news.item.params),
             )
         for event in news.events:
@@ -297,7 +299,7 @@ class TrialRuns:
 
     def _update_mark(self, mark: RunMark, content: _Content) -> None:
         """Add an update to the mark of its run."""
-        headline = records.key(self.plan.analysis.metric)
+        headline = records.mlflow_name(self.plan.analysis.metric)
         mark.points += sum(point.name == headline for point in content.points)
         mark.step = max([mark.step, *(point.step for point in content.points)])
         mark.has_result |= any(point.name.startswith("cost/") for point in content.points)

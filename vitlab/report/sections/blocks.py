@@ -205,7 +205,7 @@ def average_over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
         if row := [*cells.values()][place].get(blocks[block]):
             names = "difference", "chance_difference" if row["broken"] else "difference", "difference_se"
             numbers = np.array([row[name] for name in names], dtype=float)
-            numbers_CBK[place, block] = numbers / _divisor(plan, by_name[row["baseline"]]["mean"])
+            numbers_CBK[place, block] = numbers / _score_divisor(plan, by_name[row["baseline"]]["mean"])
     both_SCB, is_control = np.moveaxis(numbers_CBK[:, :, :2], 2, 0), np.array([arm.is_control for arm in arms.values()])
     family, fewer_blocks = names_compared_over_blocks(plan)
     design = replace(
@@ -255,13 +255,13 @@ def _contradictions(plan: Plan, by_name: Mapping[str, Row], of_block: Mapping[st
     perfect = [
         block
         for block, row in of_block.items()
-        if row["difference"] is not None and math.isnan(_divisor(plan, by_name[row["baseline"]]["mean"]))
+        if row["difference"] is not None and math.isnan(_score_divisor(plan, by_name[row["baseline"]]["mean"]))
     ]
     if perfect:  # leaving these blocks out would favour the arm
         yield f"its baseline has no error in {', '.join(perfect)} that a difference could be divided by"
 
 
-def _divisor(plan: Plan, mean: float | None) -> float:
+def _score_divisor(plan: Plan, mean: float | None) -> float:
     """Return what a difference is divided by, given the baseline's mean; NaN if it has no error to divide by."""
     analysis, facts = plan.analysis, plan.facts(plan.analysis.metric)
     if analysis.over_blocks != "relative":

@@ -128,7 +128,7 @@ class Fronts(Section[Front]):
 
 def costs_by_arm(findings: Findings) -> dict[str, dict[str, float]]:
     """Return the known costs of each arm by name."""
-    rows = {row.arm: row for row in cost.measured_costs(findings)}
+    rows = {row.arm: row for row in cost.current_costs(findings)}
     costs: dict[str, dict[str, float]] = {}
     for row in findings.arms:
         costs[row["arm"]] = {name: float(row[name]) for name in ("params", "macs") if row[name] is not None}

@@ -106,7 +106,7 @@ class Crossed(Section[Cell]):
                 yield Cell(first, second, arm.name)
 
     def table(self, rows: Sequence[Cell], report: Report) -> Table:
-        scale, labels = report.scale, short_changes(rows)
+        scale, labels = report.scale, shorten_change_paths(rows)
         decimals, _ = mean_and_difference_decimals(report.arms, scale)
         of_arms = {
             row[
@@ -169,7 +169,7 @@ class Interactions(Section[Interaction]):
             )
 
     def table(self, rows: Sequence[Interaction], report: Report) -> Table:
-        column, labels = Columns(rows), short_changes(rows)
+        column, labels = Columns(rows), shorten_change_paths(rows)
         columns = [
             column("change", lambda row: labels[row.first], right=False),
             column("with", lambda row: labels[row.second], right=False),
@@ -185,7 +185,7 @@ class Interactions(Section[Interaction]):
         )
 
 
-def short_changes(rows: Iterable[Any]) -> dict[str, str]:
+def shorten_change_paths(rows: Iterable[Any]) -> dict[str, str]:
     """Return the ``changes`` of some rows, each ``path=value``, with the short names of their paths."""
     parts = {change: change.partition("=") for row in rows for change in map(vars(row).get, row.changes)}
     short = short_names([path for path, *_ in parts.values()])

@@ -22,7 +22,7 @@ from vitlab.report.phrasing import (
 )
 from vitlab.report.sections import Findings, Section, Table, section
 from vitlab.report.sections.arms import difference_mark, draw_differences
-from vitlab.report.sections.interactions import Grid, join_paths, judge_averages, short_changes
+from vitlab.report.sections.interactions import Grid, join_paths, judge_averages, shorten_change_paths
 from vitlab.spec import Analysis
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class MainEffects(Section[MainEffect]):
     def figure(self, rows: Sequence[MainEffect], findings: Findings) -> Drawing | None:
         if not rows:
             return None
-        scale, short = findings.scale, short_changes(rows)
+        scale, short = findings.scale, shorten_change_paths(rows)
         labels = wrapped_labels([short[row.level] for row in rows], 30)
         marks = [
             difference_mark(place, row.difference, row.low, row.high, row.verdict)
@@ -117,7 +117,7 @@ class MainEffects(Section[MainEffect]):
                 )
 
     def table(self, rows: Sequence[MainEffect], report: Report) -> Table:
-        column, labels = Columns(rows), short_changes(rows)
+        column, labels = Columns(rows), shorten_change_paths(rows)
         columns = [
             column("level", lambda row: labels[row.level], right=False),
             column("compared with", lambda row: labels[row.against], 2, right=False),
@@ -139,7 +139,7 @@ def grid_answers(sections: Mapping[str, Sequence[Any]], analysis: Analysis, unit
     """Return a sentence about each factor of a grid, and about each of its interactions that is not due to chance."""
     effects, interactions = sections["main_effects"], sections["interactions"]
     scale, factors = Scale.of(analysis.metric, units), defaultdict[str, list[MainEffect]](list)
-    labels, decimals = short_changes([*effects, *interactions]), difference_decimals(effects, scale)
+    labels, decimals = shorten_change_paths([*effects, *interactions]), difference_decimals(effects, scale)
     for row in effects:
         factors[labels[row.level].partition("=")[0]].append(row)
     sentences = []
