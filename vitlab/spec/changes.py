@@ -59,7 +59,7 @@ def read_study(file: FilePath | str, changes: Values = {}) -> tuple[Study | None
         study = collect_mistakes(Study, {**collected.tree, "base": BASE}, STAND_INS).value
         if isinstance(base := document.data.get("base"), Mapping):
             collected.tree["base"] = collect_mistakes(TrialSpec, base, STAND_INS).tree
-    return study, document.with_sound(collected.tree, collected.written) if problems else document, problems
+    return study, document.with_sound_data(collected.tree, collected.written) if problems else document, problems
 
 
 def format_changes(changes: Values) -> str:
