@@ -576,6 +576,23 @@ def test_mistake_of_a_file_beside_one_by_a_change_is_at_its_line(here: Path) -> 
     assert "schedule 'cosine' (the default) is a course" in lines[1]
 
 
+def test_malformed_list_of_plugins_hides_no_other_mistake(here: Path) -> None:
+    (here / "s.yaml").write_text(STUDY.replace("adamw", "adamq") + "plugins: {requires: []}\n")
+    lines = refused(here, "plan", "s.yaml")
+    assert len(lines) == 2 and any("no optimizer called 'adamq'. Did you mean 'adam'?" in line for line in lines), lines
+
+
+def test_early_stop_without_a_metric_or_a_model_is_answered(here: Path) -> None:
+    (here / "s.yaml").write_text("study: s\nbase: {data: digits, train: {steps: 2, stop_early: {patience: 1}}}\n")
+    assert "'base.model' is missing" in refused(here, "plan", "s.yaml")[0]
+
+
+def test_mistake_that_a_change_makes_in_a_line_names_the_change(here: Path) -> None:
+    (here / "s.yaml").write_text(STUDY.replace("model.position: [none]", "model.heads: [4]"))
+    lines = refused(here, "plan", "s.yaml", "--set", "model.dim=9")
+    assert any("s.yaml:" in line and "(with --set model.dim=9)" in line for line in lines), lines
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [

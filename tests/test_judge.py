@@ -127,6 +127,8 @@ def test_baselines_may_be_numbers_beside_empty_cells(tmp_path: Path, suffix: str
         frame.to_csv(file, index=False) if suffix == "csv" else frame.to_parquet(file)
     arms = judge(file, metric="acc", arm="depth", seed="seed", baselines="of").report.to_json()["arms"]
     assert [row["baseline"] for row in arms] == [None, "6"]
+    by_name = judge(frame.rename(columns={"depth": "arm"}), metric="acc", seed="seed", baselines="of")
+    assert [row["baseline"] for row in by_name.report.to_json()["arms"]] == [None, "6"]
 
 
 def test_bad_baselines_are_refused_with_sentence(tmp_path: Path) -> None:

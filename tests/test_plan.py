@@ -252,6 +252,20 @@ def test_arms_that_a_further_level_renames_stay_registered(tmp_path: Path) -> No
     assert no_longer_compared_arms(later) == altered_arms(later) == []
 
 
+def test_renamed_arm_keeps_what_was_known_and_takes_no_registered_name(tmp_path: Path) -> None:
+    def arms(**values: str) -> Plan:
+        base = {"baseline": {}, **{name: {"model.position": value} for name, value in values.items()}}
+        return plan(tmp_path, design={"arms": base}, seeds=1)
+
+    first = with_first_registration(arms(a="rope2d", b="none"), None, lambda key, code: True)
+    assert first.registered is not None and first.registered.known.comparisons == ("a", "b")
+    renamed = with_first_registration(arms(new="rope2d", b="none"), first, lambda key, code: True)
+    assert renamed.registered is not None and renamed.registered.known.comparisons == ("new", "b")
+    swapped = with_first_registration(arms(a="none"), first, lambda key, code: True)
+    assert swapped.registered is not None and swapped.registered.family == (("a", "baseline"), ("b", "baseline"))
+    assert altered_arms(swapped) == ["a"]
+
+
 def test_arm_names_have_the_differences() -> None:
     assert format_value({"type": "rope2d", "theta": 50}) == "rope2d(theta=50)"
     assert format_value(1e-3) == "0.001" and format_value("none") == "none" and format_value([1, "a"]) == "[1, a]"

@@ -31,7 +31,7 @@ from vitlab.planning.tune import choose_winner
 from vitlab.planning.values import UNDECIDED, Plan, Planned
 from vitlab.registry.options import check_arguments
 from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
-from vitlab.spec.changes import full_path, public
+from vitlab.spec.changes import format_changes, full_path, public
 from vitlab.store.files import read_json, require_mapping, to_safe_name, write_bytes
 from vitlab.store.folders import OUT, Store
 
@@ -110,9 +110,14 @@ def plan_study(
     try:
         plan = make_plan(study, document, problems, machine, decisions)
     except SpecError as error:
-        if any(problem.path[:1] == ("plugins",) for problem in problems):  # a plugin is missing, which may have them
-            raise SpecError(each for each in error.complete if not re.match(r"no \w+ called '", each.message)) from None
-        raise
+        found = error.complete
+        if any(problem.path[:2] == ("plugins", "require") for problem in problems):
+            # The plugin that is missing may have the component.
+            found = [each for each in found if not re.match(r"no \w+ called '", each.message)]
+        if changes:
+            given = f" (with {format_changes(changes)})"
+            found = [replace(each, message=each.message + given) if each.line else each for each in found]
+        raise SpecError(found) from None
     assert study is not None  # otherwise make_plan has raised the problems
     if study.run.tracker.options:
         registry.slot("tracker").build(study.run.tracker, plan, store, study.run)  # raises if they cannot work

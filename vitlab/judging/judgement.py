@@ -103,11 +103,14 @@ def judge(
 
     remarks = Remarks(str(results) if isinstance(results, str | Path) else "results")
     columns = Columns(metric, arm, seed, block, baselines)
-    remarks.of_options += _find_wrong_options(columns, baseline, goal, alpha, images, classes, looks, over_blocks)
+    remarks.of_options += _find_wrong_options(columns, goal, alpha, images, classes, looks, over_blocks)
     table = _read_results(results, columns, remarks)
     if arm is None and metric in table.rows and column_names(table.rows).count("arm") == 1:
         columns = replace(columns, arm="arm")
         remarks.notes.append("Arms are those of column 'arm'.")
+    if baselines is not None and (baseline is not None or columns.arm is None):
+        other = "a column per arm" if columns.arm is None else "--baseline"
+        remarks.of_options.append(f"--baselines names a column, and cannot be combined with {other}; remove one")
     add_column_mistakes(table, columns, remarks)
     goal = goal or criterion.infer_goal(metric)
     if goal is None and (arm is None or metric in table.rows):
@@ -153,7 +156,6 @@ def judge(
 
 def _find_wrong_options(
     columns: Columns,
-    baseline: str | None,
     goal: str | None,
     alpha: float,
     images: int | None,
@@ -162,7 +164,6 @@ def _find_wrong_options(
     over_blocks: str | None,
 ) -> list[str]:
     """Return a sentence for each option of :func:`judge` that is wrong whatever the table holds."""
-    other = "a column per arm" if columns.arm is None else "--baseline"
     checks = {
         f"--goal {goal}: allowed are max and min": goal in (None, "max", "min"),
         f"--alpha {alpha}: a number between 0 and 0.5 is allowed": 0 < alpha < 0.5,
@@ -176,9 +177,6 @@ def _find_wrong_options(
         "--over-blocks needs --block": over_blocks is None or columns.block is not None,
         "--looks: with --block, every arm needs its seeds in every block; remove it": (
             looks is None or columns.block is None
-        ),
-        f"--baselines names a column, and cannot be combined with {other}; remove one": (
-            columns.baselines is None or (baseline is None and columns.arm is not None)
         ),
     }
     return [sentence for sentence, is_valid in checks.items() if not is_valid]

@@ -115,7 +115,7 @@ def _make_arm_resolver(
         resolved = error
         # Missing keys were reported while reading the file.
         new = [fault for fault in error.faults if is_sound or len(fault[0]) > 1 or fault[0][0] in base]
-        known = _faults_without_changes(resolver, document)
+        known = _faults_without_changes(resolver, document) if document.changes else []
         problems += [
             document.problem(("base", *path), sentence, (path, sentence) not in known) for path, sentence in new
         ]

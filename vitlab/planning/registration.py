@@ -57,12 +57,14 @@ def with_first_registration(plan: Plan, earlier: Plan | None, ended: Callable[[s
         plan = replace(plan, looks=replace(plan.looks, shares=tuple(share for _, share in first.looks)))
     # A further level may give the arms of a grid longer names.
     by_identity = {identity: arm for arm, identity in plan.identities.items()}
-    names = {arm: arm if arm in plan.identities else by_identity.get(own, arm) for arm, own in first.arms.items()}
+    longer = {arm: by_identity.get(own, arm) for arm, own in first.arms.items() if arm not in plan.identities}
+    names = {arm: name for arm, name in longer.items() if name not in first.arms}
     family = tuple((names.get(arm, arm), names.get(baseline, baseline)) for arm, baseline in first.family)
-    arms = {**plan.identities, **{names[arm]: identity for arm, identity in first.arms.items()}}
+    known = replace(first.known, comparisons=tuple(names.get(arm, arm) for arm in first.known.comparisons))
+    arms = {**plan.identities, **{names.get(arm, arm): identity for arm, identity in first.arms.items()}}
     # The next run cannot tell from a plan without results that there were some.
     seen = first.seen or not any_ended(plan)
-    return replace(plan, registered=replace(first, family=family, arms=arms, seen=seen))
+    return replace(plan, registered=replace(first, family=family, arms=arms, known=known, seen=seen))
 
 
 def _format_exactly(value: Any) -> str:

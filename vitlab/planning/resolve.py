@@ -314,8 +314,9 @@ class Resolver:
         standard = draft.objective.standard_metrics(draft.info)
         reported = import_slot("metric").build_metrics(draft.info, draft.metrics, standard)
         names = [name for name, metric in reported.items() if "val" in metric.splits]
-        if rule["metric"] not in names:
-            found = f"no metric of validation is called '{rule['metric']}'.{nearest(rule['metric'], names)}"
+        metric = rule.get("metric")  # None where the study file is not sound
+        if metric is not None and metric not in names:
+            found = f"no metric of validation is called '{metric}'.{nearest(metric, names)}"
             draft.add_faults(((*place, "metric"), f"{found} Reported: {', '.join(names)}"))
 
     def _resolve_sources(self, draft: _Draft) -> None:

@@ -80,9 +80,9 @@ class Document:
         found = value_at(self.data, here)
         if here != path and isinstance(found, Mapping | list):  # of a key that is missing
             found = None
-        is_new = path not in self.places
+        is_new = value_at(self.data, path) != value_at(self.written, path)
         near = [each for each in self.changes if path[: len(each)] == each or (is_new and each[: len(path)] == path)]
-        if near or by_change:
+        if near or (by_change and self.changes):
             change = max(near or self.changes, key=lambda each: sum(map(eq, each, path)))
             return Problem(self.changes[change], 0, 0, message, path=path, value=found)
         key, value = self.places[here]
@@ -161,7 +161,7 @@ def parse_document(text: str, name: str) -> Document:
     if not isinstance(data, dict):
         found = "a list" if isinstance(data, list) else f"{data!r:.60}"
         raise refuse(f"a study is a mapping that begins with 'study: NAME'; found {found}", 1, 1)
-    return Document(name, data, reader.places, lines)
+    return Document(name, data, reader.places, lines, written=data)
 
 
 def read_value(text: str) -> Any:
