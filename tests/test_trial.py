@@ -480,7 +480,7 @@ def test_benchmark_matrices_are_not_counted_as_trial_memory(folder: Any, monkeyp
 def test_model_cost_is_counted_once_per_code(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     monkeypatch.setattr(circumstances, "_sizes", {})
-    monkeypatch.setattr(circumstances, "macs", lambda model, info: calls.append(1) or 640 + len(calls))
+    monkeypatch.setattr(circumstances, "count_macs", lambda model, info: calls.append(1) or 640 + len(calls))
     info = prepare(slot("dataset").resolve(DATA), trial().seeds).info
     model = slot("model").build(MODEL, info)
 
