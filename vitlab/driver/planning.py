@@ -97,10 +97,9 @@ def plan_study(
     """
     loaded = [registry.load_file(plugin) for plugin in plugins]
     study, document, problems = _read_and_check_study(file, changes, loaded, out)
-    from vitlab.data.prepare import DataSource, data_info
+    from vitlab.data.prepare import data_info
     from vitlab.identity.code import Surroundings
     from vitlab.planning.expand import Machine, make_plan
-    from vitlab.planning.sources import notes_on_averages
 
     store = Store(Path(out).resolve())
     decisions = read_decisions(store, study) if study is not None and not problems else UNDECIDED
@@ -110,27 +109,37 @@ def plan_study(
     try:
         plan = make_plan(study, document, problems, machine, decisions)
     except SpecError as error:
-        found = error.complete
-        if any(problem.path[:2] == ("plugins", "require") for problem in problems):
-            # The plugin that is missing may have the component.
-            found = [each for each in found if not re.match(r"no \w+ called '", each.message)]
-        if changes:
-            given = f" (with {format_changes(changes)})"
-            found = [replace(each, message=each.message + given) if each.line else each for each in found]
-        raise SpecError(found) from None
+        raise SpecError(_without_consequences(error.complete, problems, changes)) from None
     assert study is not None  # otherwise make_plan has raised the problems
     if study.run.tracker.options:
         registry.slot("tracker").build(study.run.tracker, plan, store, study.run)  # raises if they cannot work
     if mistake := _find_setting_that_cuts_batches(plan, study.run):
         raise SpecError([document.problem(*mistake)])
-    # Notes on what depends on this machine: data, averages over its images, the device.
-    about_data = _notes_on_data(plan, document)
-    missing = [f"data not here: {reason}" for reason in _reasons_for_missing_data(plan, store)]
-    about_averages = notes_on_averages(plan, lambda data, seeds: DataSource(data).count_training_images(seeds))
-    notes = (*plan.notes, *about_averages, *about_data, *missing, *notes_on_device(study.run.device))
+    notes = (*plan.notes, *_notes_on_machine(plan, document, store, study.run.device))
     plan = replace(plan, notes=notes, version=version_name(select_result_content(document.data)))
     # The plan's analysis has the goal of its metric, which a file may leave out.
     return study.model_copy(update={"analysis": plan.analysis}), plan
+
+
+def _without_consequences(
+    found: Sequence[Problem], causes: Sequence[Problem], changes: Mapping[str, object]
+) -> list[Problem]:
+    """Return the problems that no missing plugin explains; those at lines of the file name the changes."""
+    if any(cause.path[:2] == ("plugins", "require") for cause in causes):  # the plugin may have the component
+        found = [each for each in found if not re.match(r"no \w+ called '", each.message)]
+    given = f" (with {format_changes(changes)})" if changes else ""
+    return [replace(each, message=each.message + given) if each.line else each for each in found]
+
+
+def _notes_on_machine(plan: Plan, document: Document, store: Store, device: str) -> list[str]:
+    """Return notes on what depends on this machine: its data, averages of weights by number of images, the device."""
+    from vitlab.data.prepare import DataSource
+    from vitlab.planning.sources import notes_on_averages
+
+    about_data = _notes_on_data(plan, document)
+    missing = [f"data not here: {reason}" for reason in _reasons_for_missing_data(plan, store)]
+    about_averages = notes_on_averages(plan, lambda data, seeds: DataSource(data).count_training_images(seeds))
+    return [*about_averages, *about_data, *missing, *notes_on_device(device)]
 
 
 def _read_and_check_study(
