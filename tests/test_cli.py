@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -45,6 +46,7 @@ from vitlab.report.api import Answer, open_study
 from vitlab.store.files import write_json
 from vitlab.store.folders import Store
 from vitlab.store.locks import hold_lock
+from vitlab.store.result import Ending
 from vitlab.training.artifacts import write_checkpoint
 from vitlab.weights.opening import FORMATS
 
@@ -590,6 +592,25 @@ def test_status_counts_damaged_result_as_missing(
     code, printed, _ = call("status", "tiny", "--out", tmp_path / "out", "--json")
     counts = sum(map(Counter, parsed(printed)["arms"].values()), Counter())
     assert (code, counts) == (0, {"done": 3, "missing": 1}) and f"{file} is damaged" in caplog.text
+
+
+def test_diverged_trials_are_counted_and_explained(ran: tuple[Path, Path], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(ran[1], out)
+    plan, store = open_study("tiny", out=out)
+    for planned in plan.trials[:3]:
+        folder = store.folder(planned.trial)
+        stored = folder.result()
+        assert stored is not None
+        folder.write_result(replace(stored, status=Ending.DIVERGED, failure="the loss is not finite at step 2"))
+    counts = parsed(call("status", "tiny", "--out", out, "--json")[1])["arms"]
+    assert counts == {"baseline": {"diverged": 2}, "position=none": {"done": 1, "diverged": 1}}
+    _, printed, _ = call("status", "tiny", "--out", out)
+    assert printed.count("the loss is not finite") == 1
+    assert "\nbaseline s0, s1, position=none s0 diverged: the loss is not finite at step 2\n" in printed
+    assert "1 done, 3 diverged;" in call("studies", "--out", out)[1]
+    assert "0 trained, 4 taken from earlier runs (3 diverged)." in call("run", ran[0], "--out", out)[1]
+    assert "4 of them trained already" in call("plan", ran[0], "--out", out)[1]
 
 
 def test_report_in_every_format(ran: tuple[Path, Path]) -> None:

@@ -57,6 +57,17 @@ def local() -> Iterator[Callable[..., Local]]:
 # -- endings of jobs --------------------------------------------------------------------------------------------------
 
 
+def test_each_diverged_trial_of_a_job_has_its_reason(tmp_path: Path) -> None:
+    jobs = [job(tmp_path, do) for do in ("finish", "diverge")]
+    executor = Inline(RunSpec(device="cpu", workers=1))
+    executor.submit(replace(jobs[0], trials=tuple(trial for each in jobs for trial in each.trials)))
+    [end] = ends(executor, 1).values()
+    assert base.read_trial_endings(end) == [
+        (jobs[0].folder, "done", ""),
+        (jobs[1].folder, "done", "loss is not finite at step 3"),
+    ]
+
+
 @pytest.mark.parametrize("kind", [Inline, Local])
 def test_endings_reported_by_trial(kind: type[Executor], tmp_path: Path) -> None:
     executor = kind(RunSpec(device="cpu", workers=1))

@@ -375,6 +375,20 @@ def test_one_line_for_a_failure_that_many_trials_share(tmp_path: Path, capsys: p
     assert len(lines) == 4 and not any("Traceback" in line for line in lines)
 
 
+@pytest.mark.parametrize("display", [progress.PlainLines, progress.LiveView])
+def test_every_diverged_trial_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], display: type) -> None:
+    plan, store = synthetic_studies.study(tmp_path, {"baseline": [None] * 3})
+    view = display()
+    view.on_plan(plan, plan.trials, store)
+    for planned, detail in zip(plan.trials, ("", "loss is nan", "loss is nan"), strict=True):
+        view.on_end(planned, progress.Ending.DONE, detail)
+    view.close()
+    printed = capsys.readouterr().err
+    assert "baseline s1 diverged: loss is nan" in printed
+    assert "baseline s2 diverged, for the same reason as baseline s1" in printed
+    assert printed.count("diverged") == 2
+
+
 def test_a_cold_start_is_told_within_seconds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -471,6 +471,20 @@ def test_diverged_seeds_are_counted_excluded_and_reported(tmp_path):
     assert "| 4/5 |" in text_of(plan, store, "md")
 
 
+def test_trials_that_diverged_for_one_reason_share_a_note(tmp_path):
+    plan, store = study(tmp_path, {"baseline": [None] * 3, "b": [None] * 3})
+    for number, planned in enumerate(plan.trials):
+        trial, failure = planned.trial, "loss is inf" if number == 1 else "loss is nan"
+        diverged = result_of(trial, {"val/accuracy": 0.1}, status="diverged", failure=failure)
+        store.trial(trial.key, trial.code).write_result(diverged)
+    doc = document(plan, store)
+    assert [note for note in doc["notes"] if "diverged" in note] == [
+        "baseline, seeds 0, 2; b, seeds 0 to 2, diverged: loss is nan; their values are left out.",
+        "baseline, seed 1, diverged: loss is inf; its values are left out.",
+    ]
+    assert "cannot tell: no trial of b or baseline can be judged (3 diverged)." in doc["answers"]
+
+
 def test_caption_of_one_comparison_speaks_of_no_others(tmp_path):
     for arms, several in (({"baseline": BASE, "b": NONE}, False), ({"baseline": BASE, "b": NONE, "c": SINE}, True)):
         doc = document(*study(tmp_path / str(several), arms))

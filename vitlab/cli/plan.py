@@ -58,7 +58,8 @@ def plan_command(
     study, plan = plan_study(find_study_file(file), changes=parse_changes(changes), plugins=plugins, out=out)
     store = Store(out.resolve())
     trials = (*plan.trials, *plan.rival_trials)
-    states = {(planned.arm, planned.seed): store.folder(planned.trial).state() for planned in trials}
+    folders = {(planned.arm, planned.seed): store.folder(planned.trial) for planned in trials}
+    states = {name: Ending.DONE if folder.done() else folder.state() for name, folder in folders.items()}
     device = device_type(study.run)
     costs = _costs_by_arm(plan, device, device_tflops) if cost else {}
     forecast = None

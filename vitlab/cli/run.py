@@ -19,6 +19,7 @@ from vitlab.cli import print_json, say, wants_json
 from vitlab.cli.completion import complete_arm, complete_components
 from vitlab.cli.options import display_path, find_study_file, parse_changes, repeat_options, study_options
 from vitlab.errors import TrialFailed, UserError, format_count
+from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
     from vitlab.report.api import Answer
@@ -176,8 +177,11 @@ def _closing_lines(answer: Answer) -> str:
     width = max(len("Report"), len(answer.tracker)) + 3
     elsewhere = f", {answer.elsewhere} trained by other runs meanwhile" if answer.elsewhere else ""
     failed = f", {answer.failed} failed" if answer.failed else ""
+    stored = {planned.trial.name: answer.store.folder(planned.trial).result() for planned in answer.plan.trials}
+    count = sum(result is not None and result.status == Ending.DIVERGED for result in stored.values())
+    diverged = f" ({count} diverged)" if count else ""
     lines = [
-        f"{answer.trained} trained, {answer.cached} taken from earlier runs{elsewhere}{failed}.",
+        f"{answer.trained} trained, {answer.cached} taken from earlier runs{elsewhere}{failed}{diverged}.",
         f"{'Report':{width}}{display_path(answer.report)}",
     ]
     if answer.link:

@@ -24,7 +24,7 @@ from vitlab.store.folders import Event, Store, TrialFolder
 from vitlab.store.locks import Busy
 from vitlab.store.result import Ending
 
-STATES = (Ending.DONE, "running", "paused", Ending.FAILED, "missing")
+STATES = (Ending.DONE, Ending.DIVERGED, "running", "paused", Ending.FAILED, "missing")
 
 
 @click.command()
@@ -32,10 +32,11 @@ STATES = (Ending.DONE, "running", "paused", Ending.FAILED, "missing")
 @out_option
 @set_option
 def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> None:
-    """Show how many trials of STUDY (its file, folder or name) are done, running, paused, failed or missing, and why.
+    """Show how many trials of STUDY (its file, folder or name) are done, diverged, running, paused or failed, and why.
 
     By default STUDY is the one that was run last. A paused trial has a checkpoint, from which the next run goes on.
     """
+    from vitlab.driver.progress import names_with_seeds
     from vitlab.driver.session import describe_driver
     from vitlab.report.api import open_study
     from vitlab.report.formats import to_text
@@ -44,12 +45,14 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
     plan, store = open_study(_find_latest(out) if study is None else study, out=out, changes=parse_changes(changes))
     counts: dict[str, Counter[str]] = {arm.name: Counter() for arm in plan.arms}
     tuning: Counter[str] = Counter()
-    failures, unfinished = [], dict[tuple[str, str], list[Planned]]()
+    failures, diverged, unfinished = [], dict[str, list[Planned]](), dict[tuple[str, str], list[Planned]]()
     # Trials of tunings belong to no arm until a choice is made.
     rivals = [planned for item in plan.tuning if item.open for planned in item.trials]
     for planned in (*plan.trials, *rivals):
         folder = store.folder(planned.trial)
         state = folder.state()
+        if state == Ending.DIVERGED and (result := folder.result()) is not None:
+            diverged.setdefault(result.failure, []).append(planned)
         if state in ("running", "paused"):
             unfinished.setdefault((planned.arm, state), []).append(planned)
         if state == Ending.FAILED and (failure := folder.failure()) is not None:
@@ -76,6 +79,7 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
     if driver:
         log = store.study(plan.study) / "driver.log"
         progress.insert(0, f"run by {driver}" + (f"; its log is {display_path(log)}" if log.exists() else ""))
+    progress += [f"{names_with_seeds(trials)} diverged: {why}" for why, trials in diverged.items()]
     if failures:
         failures.append("'vitlab run FILE --retry-failed' trains failed trials again.")
     click.echo(to_text(columns, *progress, *failures), nl=False)

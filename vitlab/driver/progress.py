@@ -254,6 +254,8 @@ class _Display(Watch):
         """Return a line for an ending; it is empty for a failure that an earlier trial had, see :meth:`close`."""
         name, sentence = trial_name(planned), detail.partition("\n")[0]
         first = self._first_with.setdefault(sentence, name)
+        if ending == Ending.DONE and sentence:
+            ending = Ending.DIVERGED
         if not sentence:
             return f"{name} {ending}"
         if first != name and ending == Ending.FAILED:  # one line for a failure that many trials share
@@ -316,7 +318,7 @@ class PlainLines(_Display):
     def _flush(self) -> None:
         trials, self._ended = self._ended, ()
         if trials:
-            self._print(f"{_names_with_seeds(trials)} {Ending.DONE}")
+            self._print(f"{names_with_seeds(trials)} {Ending.DONE}")
 
     def _print(self, text: str) -> None:
         self._timer.cancel()
@@ -345,7 +347,7 @@ class LiveView(_Display):
     def on_end(self, planned: Planned, ending: Ending, detail: str) -> None:
         """Print a line for a trial that did not end well."""
         super().on_end(planned, ending, detail)
-        if ending != Ending.DONE and (line := self._describe_ending(planned, ending, detail)):
+        if (ending != Ending.DONE or detail) and (line := self._describe_ending(planned, ending, detail)):
             self.say(line)
 
     def tick(self) -> None:
@@ -433,7 +435,7 @@ def _format_value(value: float, scale: Scale) -> str:
     return scale.number(value, scale.decimals_for_values([value], 1, 4))
 
 
-def _names_with_seeds(trials: Sequence[Planned]) -> str:
+def names_with_seeds(trials: Sequence[Planned]) -> str:
     """Return the names of trials: each arm once, with its seeds."""
     seeds: dict[str, list[int]] = {}
     for planned in trials:

@@ -226,8 +226,8 @@ def read_trial_endings(job_end: JobEnd) -> list[tuple[Path, Ending, str]]:
     otherwise = Ending.LOST if job_end.ending == Ending.DONE else job_end.ending
     for folder in map(TrialFolder, job.folders):
         failure = folder.failure()
-        if folder.result_unless_weights_lost(job.settings.keep) is not None:
-            endings.append((folder.path, Ending.DONE, ""))
+        if (result := folder.result_unless_weights_lost(job.settings.keep)) is not None:
+            endings.append((folder.path, Ending.DONE, result.failure))
         elif failure is not None and job_end.ending != Ending.REFUSED:  # otherwise it belongs to an earlier attempt
             endings.append((folder.path, failure.kind, failure.failure))
         else:

@@ -149,10 +149,9 @@ def run_job(
         with suppress(OSError):  # such as a full disk; the driver is informed all the same
             TrialFolder(job.folder).write_failure(sentence, traceback.format_exc(), ending)
         return ending, sentence
-    # The first trial that failed speaks for the job, else the first that diverged.
+    # The first trial that failed speaks for the job.
     failed = [end for end in all_ends.values() if end.ending != Ending.DONE]
-    diverged = [end for end in all_ends.values() if end.detail]
-    end = [*failed, *diverged, *all_ends.values()][0]
+    end = [*failed, *all_ends.values()][0]
     return Ending(end.ending), shorten(end.detail)
 
 

@@ -130,7 +130,7 @@ class Slot(Generic[T]):
             sources &= {source}
         if not sources:
             names = self.names()
-            hint = foreign_model_hint(name) or nearest(bare, names)
+            hint = foreign_model_hint(name) or nearest(bare, names) or " If a file defines it, add --plugin FILE."
             raise UnknownComponent(f"no {self.name} called '{name}'.{hint} Installed: {', '.join(names) or 'none'}.")
         if len(sources) > 1:
             qualified = " or ".join(f"'{where}:{bare}'" for where in sorted(sources))

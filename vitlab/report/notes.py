@@ -64,7 +64,7 @@ def notes(results: StudyResults, prerequisite_trials: Sequence[StoredTrial], row
             for arm in plan.arms
             if arm.skip
         ),
-        *truncate_list([_describe_failure(item) for item in trials if item.status in (Ending.DIVERGED, Ending.FAILED)]),
+        *truncate_list(list(_note_failures(trials))),
         *_note_repeated_trials(results.frame),
         *_note_prerequisites(plan),
         *_note_early_stops(results.trials),
@@ -134,11 +134,19 @@ def _note_early_stops(trials: Sequence[StoredTrial]) -> Iterator[str]:
         yield f"train.stop_early: trainings ended after different numbers of steps, and so differ in cost: {arms}."
 
 
-def _describe_failure(item: StoredTrial) -> str:
-    reason = " ".join(item.failure.split()).rstrip(".") or "no reason was recorded"
-    consequence = "; its values are left out" if item.status == Ending.DIVERGED else ""
-    kind = f" ({item.kind})" if item.kind not in (None, item.status, Ending.ERROR) else ""
-    return f"{item.planned.arm}, seed {item.planned.seed}, {item.status}{kind}: {reason}{consequence}."
+def _note_failures(trials: Sequence[StoredTrial]) -> Iterator[str]:
+    """Yield a note for each reason for which trials diverged or failed."""
+    alike: defaultdict[tuple[str, str], defaultdict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for item in trials:
+        if item.status in (Ending.DIVERGED, Ending.FAILED):
+            kind = f" ({item.kind})" if item.kind not in (None, item.status, Ending.ERROR) else ""
+            reason = " ".join(item.failure.split()).rstrip(".") or "no reason was recorded"
+            alike[item.status, f"{item.status}{kind}: {reason}"][item.planned.arm].append(item.planned.seed)
+    for (status, reason), arms in alike.items():
+        names = [f"{arm}, seed{'s' * (len(seeds) > 1)} {format_seeds(seeds)}" for arm, seeds in arms.items()]
+        whose = "its" if sum(map(len, arms.values())) == 1 else "their"
+        consequence = f"; {whose} values are left out" if status == Ending.DIVERGED else ""
+        yield f"{phrasing.list_or_count(names)}, {reason}{consequence}."
 
 
 def _note_missing_metric(plan: Plan, frame: pd.DataFrame) -> list[str]:

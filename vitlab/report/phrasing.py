@@ -270,7 +270,7 @@ def describe_comparison(row: Row, seeds: int, analysis: Analysis, scale: Scale, 
 def _comparison_sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale, decimals: int) -> str:
     arm, baseline, verdict = row["arm"], row["baseline"], row["verdict"]
     if row["n"] == 0:
-        return _no_values_sentence(row)
+        return _no_values_sentence(row, "" if seeds else f" or {baseline}")
     if row["difference"] is None:
         return f"{baseline}, with which {arm} is compared, has no trial that can be judged."
     if verdict == Verdict.SAME:
@@ -429,9 +429,9 @@ def list_or_count(arms: Sequence[str]) -> str:
     return "; ".join(arms) if len(arms) <= MAX_LISTED else f"{len(arms):,} arms"
 
 
-def _no_values_sentence(row: Row) -> str:
+def _no_values_sentence(row: Row, baseline: str = "") -> str:
     yet = " yet" if row["running"] or row["missing"] else ""
-    return f"no trial of {row['arm']} can be judged{yet} ({format_status_counts(row)})."
+    return f"no trial of {row['arm']}{baseline} can be judged{yet} ({format_status_counts(row)})."
 
 
 def describe_difference(difference: float, scale: Scale, decimals: int) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from vitlab.errors import nearest
 from vitlab.spec.choice import Choice, Frozen, choice_from_slot
 from vitlab.spec.mistakes import conflict_error
 from vitlab.spec.trial import STREAMS, Stream
@@ -106,6 +107,15 @@ class Weights(Frozen):
     """Steps between further ones; by default there are none."""
 
 
+def _read_keep(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if value not in get_args(Which):
+        names = get_args(Which)
+        raise ValueError(f"found '{value}'; allowed: {', '.join(names)}; or {{every: N}}.{nearest(value, names)}")
+    return {"which": value}
+
+
 class RunSpec(Frozen):
     """Execution of trials.  On one kind of machine, no option here changes a result by more than rounding."""
 
@@ -151,9 +161,7 @@ class RunSpec(Frozen):
     """Share of failed trials at which the study is aborted."""
     keep: Annotated[
         Weights,
-        BeforeValidator(
-            lambda value: {"which": value} if isinstance(value, str) else value, json_schema_input_type=Which | Weights
-        ),
+        BeforeValidator(_read_keep, json_schema_input_type=Which | Weights),
     ] = Weights()
     """Trained weights that stay after a trial: none, last, best, or {every: N}, the last ones and those after every N
     steps."""

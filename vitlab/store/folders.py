@@ -118,9 +118,9 @@ class TrialFolder:
         return self.result() is not None
 
     def state(self) -> str:
-        """Return ``done``, ``running``, ``failed``, ``paused`` (it has a checkpoint) or ``missing``."""
-        if self.done():
-            return Ending.DONE
+        """Return ``done``, ``diverged``, ``running``, ``failed``, ``paused`` (it has a checkpoint) or ``missing``."""
+        if (result := self.result()) is not None:
+            return result.status
         if self.is_locked():
             return "running"
         if self.failure() is not None:
