@@ -70,7 +70,11 @@ def _restore_plugin_files() -> Iterator[None]:
     yield
     for module, file in _loaded_files().items():
         if module not in before:
-            sys.modules["vitlab.registry.file_loader"].unregister_file(file)
+            loader = sys.modules["vitlab.registry.file_loader"]
+            loader.remove_origin(file.origin)
+            del loader.plugins.files[module]
+            if loader._origins.get(file.path) == file.origin:
+                del loader._origins[file.path]
 
 
 def _loaded_files() -> dict[str, Any]:
