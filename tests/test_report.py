@@ -702,7 +702,7 @@ def test_unknown_metric_is_reported_with_existing_ones(tmp_path):
         note == "No trial reports val/accurcy; they report val/accuracy, test/accuracy, train/loss."
         for note in doc["notes"]
     )
-    assert doc["answers"][0].startswith("cannot tell: no trial of position=none can be judged (5 done)")
+    assert doc["answers"][0].startswith("cannot tell: no trial of position=none or baseline can be judged (5 done)")
     assert "arms" not in figures_of(plan, store)
 
 
