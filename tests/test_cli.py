@@ -479,6 +479,18 @@ def test_plan_at_80_columns_breaks_no_word_and_shows_gpu_hours(
     assert f"{hours:.2g}" in printed and "?" not in printed.partition("GPU-hours")[0].partition("params")[2]
 
 
+@pytest.mark.parametrize("engines", [("loop", "vmap"), ("vmap", "vmap")])
+def test_narrow_plan_keeps_the_engines_of_arms_that_differ(
+    engines: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    made, _ = synthetic_studies.study(tmp_path, {"baseline": [None], "position=none": [None]})
+    arms = [replace(arm, engine=engine) for arm, engine in zip(made.arms, engines, strict=True)]
+    states = {(planned.arm, planned.seed): "missing" for planned in made.trials}
+    table = to_text(plan_command._arm_columns(made, arms, states, {}))
+    assert ("loop" in table and "vmap" in table) if "loop" in engines else "vmap" not in table
+
+
 def test_plan_of_many_arms_shows_first(ran: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     rates = [round(0.001 * i, 4) for i in range(1, 101)]

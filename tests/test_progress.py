@@ -339,6 +339,32 @@ def test_every_arm_has_a_row_from_the_first_moment_to_its_mean(tmp_path: Path) -
     ], "running trials first, then the arms that ended last"
 
 
+def test_a_mean_is_shown_when_all_seeds_of_an_arm_have_ended_and_bars_keep_their_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arms = {"baseline": [None] * 12, "none": [None] * 12}
+    loss = synthetic_studies.Analysis(metric="val/loss", goal="min")
+    plan, store = synthetic_studies.study(tmp_path, arms, analysis=loss, metric="val/loss")
+    screen = io.StringIO()
+    view = progress.LiveView(Console(file=screen, force_terminal=True, width=80, color_system="standard"))
+    view.on_plan(plan, plan.trials, store)
+    view.close()
+    drawn = [screens(view, screen)]
+    for planned in plan.trials[:12]:
+        result = synthetic_studies.result_of(planned.trial, {"val/loss": 2.25})
+        store.folder(planned.trial).write_result(result)
+        view.on_end(planned, progress.Ending.DONE, "")
+        drawn.append(screens(view, screen))
+    assert [sum("mean" in line for line in lines) for lines in drawn] == [0] * 12 + [1]
+    assert drawn[-2][2].rstrip().endswith("11 of 12") and drawn[-1][2].endswith("2.2500 (mean of 12)")
+    columns = {(line.index("━"), line.rindex("━")) for lines in drawn for line in lines[1:]}
+    assert len(columns) == 1
+    read: list[Planned] = []
+    monkeypatch.setattr(progress, "trial_name", lambda planned: (read.append(planned), f"s{planned.seed}")[1])
+    screens(view, screen)
+    assert {planned.arm for planned in read} == {"none"}, "a row that cannot change is kept"
+
+
 def test_stopping_counts_the_trials_that_have_stopped(tmp_path: Path) -> None:
     plan, store = synthetic_studies.study(tmp_path, {"baseline": [None] * 3})
     screen = io.StringIO()
@@ -347,14 +373,16 @@ def test_stopping_counts_the_trials_that_have_stopped(tmp_path: Path) -> None:
     folders = [store.folder(planned.trial) for planned in plan.trials]
     for planned in plan.trials:
         view.on_start(planned)
+    folders[2].checkpoint.mkdir(parents=True)  # earlier, before it is done
     with view.stopping():
         with folders[0].lease(), folders[1].lease():
             deadline = progress.time.monotonic() + 10
-            while "1 of 3 trials stopped" not in screen.getvalue():
+            while "waiting for 2 of 3 trials" not in screen.getvalue():
                 assert progress.time.monotonic() < deadline
         folders[0].checkpoint.mkdir(parents=True)
-    assert "3 of 3 trials stopped" in screen.getvalue()
-    assert screen.getvalue().splitlines()[-1].endswith("3 trials stopped, 1 with a checkpoint.")
+        ended(plan, 2, store=store)
+    assert "waiting for 0 of 3 trials" in screen.getvalue()
+    assert screen.getvalue().splitlines()[-1].endswith("1 done, 2 trials stopped, 1 with a checkpoint.")
     view.close()
 
 

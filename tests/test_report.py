@@ -1110,7 +1110,7 @@ def test_comparisons_that_cannot_tell_are_one_sentence_outside_of_json(tmp_path,
     ends = min(row["difference_low"] for row in rows), max(row["difference_high"] for row in rows)
     low, high = (f"{100 * end:.1f}".replace("-", "\N{MINUS SIGN}") for end in ends)
     sentence = (
-        "cannot tell: near; wide. The simultaneous 95 % intervals of their differences from the baseline lie within "
+        "cannot tell: near; wide. The simultaneous 95 % intervals of their differences from baseline lie within "
         f"{low} to {high} points."
     )
     for format in ("terminal", "md"):
@@ -1119,12 +1119,50 @@ def test_comparisons_that_cannot_tell_are_one_sentence_outside_of_json(tmp_path,
         assert unclear[2] in text, "a lost seed has a sentence"
     page = unescape(text_of(plan, store, "html"))
     assert page.index(sentence) < page.index("<summary>All 4 answers</summary>") < page.index(unclear[0])
-    arms = {"baseline": BASE[:1], "a": NONE[:1], "b": NEAR[:1]}
-    assert "cannot tell: a; b, whose seeds are too few for an interval." in text_of(
-        *study(tmp_path / "one", arms), "md"
+
+
+def folded_and_others(plan, store):
+    report_ = report.collect(plan, store)
+    main = report_.main_answers
+    return [answer for answer in main if "lie within" in answer], [
+        answer for answer in report_.answers if answer in main
+    ]
+
+
+def test_folded_sentence_has_only_arms_with_an_interval_from_one_baseline(tmp_path, undrawn):
+    """An arm outside of the span, equal differences, single seeds and another baseline keep their sentences."""
+    wide = [0.99, 0.95, 0.97, 0.98, 0.96]
+    arms = {"baseline": BASE, "a": NEAR, "b": wide, "c": [0.9]}
+    (folded,), (own,) = folded_and_others(*study(tmp_path / "seeds", arms))
+    assert folded.startswith("cannot tell: a; b. ") and own.startswith("cannot tell: c is 7.2 points below baseline")
+    alike = {"up": [value + 0.1 for value in (0.5, 0.6, 0.7)], "down": [value - 0.1 for value in (0.5, 0.6, 0.7)]}
+    folded, own = folded_and_others(*study(tmp_path / "alike", {"baseline": [0.5, 0.6, 0.7], **alike}))
+    assert not folded and len(own) == 2 and all("which gives no interval" in answer for answer in own)
+    folded, own = folded_and_others(*study(tmp_path / "one", {"baseline": BASE[:1], "a": NONE[:1], "b": NEAR[:1]}))
+    assert not folded and all("one seed has no spread" in answer for answer in own)
+    two = [("one", None), ("two", None), ("a", "one"), ("b", "one"), ("c", "two"), ("d", "two"), ("e", "two")]
+    planned = tuple(Arm(arm, {}, baseline) for arm, baseline in two)
+    values = dict(
+        zip((arm for arm, _ in two), (BASE, NONE, NEAR, wide, NONE[::-1], NONE[1:] + NONE[:1], NEAR), strict=True)
     )
-    arms.pop("b")
-    assert "one seed has no spread" in text_of(*study(tmp_path / "two", arms), "md"), "one arm keeps its sentence"
+    folded, own = folded_and_others(*study(tmp_path / "two", values, planned_arms=planned))
+    assert [sentence.partition(".")[0] for sentence in folded] == ["cannot tell: a; b", "cannot tell: c; d"]
+    assert "differences from one lie" in folded[0] and "differences from two lie" in folded[1]
+    assert len(own) == 1 and own[0].startswith("e is ")
+
+
+def test_page_shows_the_folded_sentence_and_classes_by_verdict(tmp_path, undrawn):
+    worse = {f"w{n}": NONE for n in range(14)}
+    plan, store = study(tmp_path, {"baseline": BASE, "near": NEAR, **worse, "far": NEAR[::-1], "late": [None] * 5})
+    html = text_of(plan, store, "html")
+    top, rest = html[html.index('<section id="answer"') :].split("<details>", 1)
+    assert top.count("<li") == 13 and top.count('<li class="worse">') == 12
+    assert '<li class="cannot-tell">cannot tell: near; far. ' in top
+    assert rest.count('<li class="worse">') == 14 and rest.count('<li class="cannot-tell">') == 2
+    assert "<li>not run yet: late.</li>" in rest
+    document_ = report.collect(plan, store)
+    with pytest.raises(ValueError, match="zip"):
+        dataclasses.replace(document_, answers=document_.answers[:3]).all_answers  # noqa: B018
 
 
 def test_attention_pictures_are_in_page(tmp_path, undrawn):

@@ -320,7 +320,7 @@ def test_crossed_table_has_mean_and_interval_of_every_arm(tmp_path: Path) -> Non
     "levels",
     [
         {"model.a": [0, 1]},
-        {"model.a": [0, 1], "model.b": [*range(7)]},
+        {"model.a": [0, 1], "model.b": [*range(5)]},
         {"model.a": [0, 1], "model.b": [0, 1], "model.c": [0, 1]},
     ],
 )

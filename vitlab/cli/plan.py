@@ -81,7 +81,7 @@ def plan_command(
         return
     sentences = [*plan.notes, *(f"{arm.name}: {arm.note}" for arm in plan.arms[:MAX_ROWS] if arm.note)]
     sentences += _describe_tuning(plan.tuning, states)
-    # Figures are in the JSON; in the table each arm has its engine.
+    # Figures are in the JSON; of several engines, the table has each arm's.
     reasons = {(arm.engine, arm.engine_reason.partition(":")[0]) for arm in plan.arms if arm.engine_reason}
     sentences += [f"Engine {engine} on {device}: {reason}." for engine, reason in sorted(reasons)]
     if costs:
@@ -151,7 +151,7 @@ def _arm_columns(plan: Plan, arms: Sequence[Arm], states: States, costs: Costs) 
     trials = Counter(planned.arm for planned in plan.trials)
     by_state = Counter((planned.arm, states[planned.arm, planned.seed]) for planned in plan.trials)
     pending = Counter(planned.arm for planned in plan.pending)
-    column, columns = Columns(arms), []
+    column, columns, engines = Columns(arms), [], {arm.engine for arm in arms if arm.engine}
     for path in plan.paths:
         # Of a component whose options have columns of their own, only the name.
         has_options = any(other.startswith(f"{path}.") for other in plan.paths)
@@ -166,7 +166,7 @@ def _arm_columns(plan: Plan, arms: Sequence[Arm], states: States, costs: Costs) 
         column("trials", lambda arm: str(pending[arm.name] or trials[arm.name])),
         column("cached", lambda arm: PENDING if pending[arm.name] else str(by_state[arm.name, Ending.DONE])),
         *([column("paused", lambda arm: str(by_state[arm.name, PAUSED] or ""))] if PAUSED in states.values() else []),
-        column("engine", lambda arm: arm.engine, rank=5, right=False),
+        column("engine", lambda arm: arm.engine, rank=0 if len(engines) > 1 else 5, right=False),
     ]
     if costs:
         column_of_costs = Columns([costs.get(arm.name) for arm in arms])

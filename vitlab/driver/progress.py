@@ -141,6 +141,10 @@ class _Display(Watch):
             if planned.trial.name in self._open or (store.folder(planned.trial).path / "result.json").exists():
                 self._arms.setdefault(planned.arm, []).append(planned)
         self._final_value = cache(self._read_final_value)  # asked for twice a second
+        self._ended_rows: dict[str, Row] = {}  #: of arms without an open trial
+        self._longest = max(
+            (trial_name(item) for trials in self._arms.values() for item in trials), key=len, default=""
+        )
         self._size = max(1, len(todo) + len(plan.pending))
         self._completed = 0.0  #: trainings, with the shares of running ones
         self._before = 0.0  #: shares that trials which have ended here had when they were resumed
@@ -199,11 +203,15 @@ class _Display(Watch):
 
     @contextmanager
     def stopping(self) -> Iterator[object]:
-        """Say that trials stop, and then how many of them have a checkpoint."""
+        """Say that trials stop, and then how many did and have a checkpoint."""
         self.say("stopping: running trials write a checkpoint; Ctrl-C again ends them at once.")
         yield None
-        kept = sum(progress.folder.checkpoint.exists() for progress in self._running.values())
-        self.say(f"{format_count(len(self._running), 'trial')} stopped, {kept} with a checkpoint.")
+        folders = [progress.folder for progress in self._running.values()]
+        stopped = [folder for folder in folders if not folder.done()]  # others came to their end meanwhile
+        kept, done = sum(folder.checkpoint.exists() for folder in stopped), len(folders) - len(stopped)
+        self.say(
+            f"{f'{done} done, ' * bool(done)}{format_count(len(stopped), 'trial')} stopped, {kept} with a checkpoint."
+        )
 
     def _read_final_value(self, folder: TrialFolder) -> float | None:
         result, analysis = folder.result(), self._plan.analysis
@@ -212,13 +220,14 @@ class _Display(Watch):
     def _render_table(self) -> Table:
         """Return a row for all trials together, and the rows of :meth:`_ranked_rows` that fit on the screen."""
         scale = Scale.of(self._plan.analysis.metric, self._plan.units)
-        rows, names = self._ranked_rows(scale), [trial_name(item) for trials in self._arms.values() for item in trials]
+        rows, seeds = self._ranked_rows(scale), max(map(len, self._arms.values()), default=0)
         # If space is short, running trials come first, then the arms that ended last, and the arms that are next.
         order = sorted(range(len(rows)), key=lambda at: (rows[at][0], -at if rows[at][0] == ENDED else at))
         room = max(1, self._console.height - 4)
         share = self._completed / self._size
         total = Row(self._plan.study, share, f"{100 * share:3.0f} %", "")
-        widest = Row(max(names, key=len, default=""), 0.0, "starting", "99.9 (mean of 3)")
+        state, value = f"{seeds} of {seeds}", _format_value(1.0 if scale.is_share else 10.5, scale)
+        widest = Row(self._longest, 0.0, max("starting", state, key=len), f"{value} (mean of {seeds})")
         title = f"{self._done} of {self._total} trials, {self._describe_remaining_time() or 'finished'}; {scale.title}"
         width = self._console.width - GAP  # a terminal prints ^C behind the last row
         table = Table.grid()
@@ -238,13 +247,20 @@ class _Display(Watch):
             running[name] = RUNNING, Row(name, progress.share, state, detail)
         rows = []
         for arm, trials in self._arms.items():
+            if arm in self._ended_rows:
+                rows.append((ENDED, self._ended_rows[arm]))
+                continue
             own = [running.pop(name) for name in map(trial_name, trials) if name in running]
             ended = [self._store.folder(item.trial) for item in trials if item.trial.name not in self._open]
             values = [value for folder in ended if (value := self._final_value(folder)) is not None]
             if ended:
                 state = f"{len(values)} of {len(trials)}" if len(values) < len(trials) else Ending.DONE
-                mean = f"{_format_value(fmean(values), scale)} (mean of {len(values)})" if values else ""
-                rows.append((ENDED, Row(arm, len(ended) / len(trials), state, mean)))
+                is_over = len(ended) == len(trials)
+                mean = f"{_format_value(fmean(values), scale)} (mean of {len(values)})" if values and is_over else ""
+                row = Row(arm, len(ended) / len(trials), state, mean)
+                rows.append((ENDED, row))
+                if is_over:
+                    self._ended_rows[arm] = row
             elif not own:
                 rows.append((PLANNED, Row(arm, 0.0, "planned", "")))
             rows += own
@@ -331,7 +347,8 @@ class PlainLines(_Display):
 class LiveView(_Display):
     """Bars that are redrawn in place in a terminal.
 
-    They show no differences of arms: a look at every seed would be one that the verdict does not count.
+    They show the mean of an arm once all its trials have ended, and no differences of arms: a look at every seed would
+    be one that the verdict does not count.
     """
 
     refresh_s = REFRESH_S
@@ -365,12 +382,12 @@ class LiveView(_Display):
 
     @contextmanager
     def stopping(self) -> Iterator[object]:
-        """Show how many trials have stopped, while the others write their checkpoint."""
+        """Show how many trials still train or write their checkpoint."""
         folders = [progress.folder for progress in self._running.values()]
 
         def count() -> str:
             return (
-                f"{sum(not folder.is_locked() for folder in folders)} of {format_count(len(folders), 'trial')} stopped"
+                f"waiting for {sum(folder.is_locked() for folder in folders)} of {format_count(len(folders), 'trial')}"
             )
 
         self._live.stop()

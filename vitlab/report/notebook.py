@@ -77,10 +77,13 @@ class Comparison(pd.DataFrame):
             return None
         rows = [arms[name] for name in names]
         is_same = self.reset_index(drop=True).equals(comparison.summary_frame(rows, report.analysis))
-        answers = report.answers if len(rows) == len(arms) else []
         beside = {row["baseline"] for row in rows} - {None, *names}
         rows = [*(row for row in report.arms if row["arm"] in beside), *rows]
-        return replace(report, question="", arms=rows, answers=answers) if is_same else None
+        return replace(report, question="", arms=rows) if is_same else None
+
+    @property
+    def _main_answers(self) -> list[str]:
+        return self.report.main_answers if len(self) == len(self.report.arms) else []
 
     def __repr__(self) -> str:
         """Return the answers and a table of few columns, fitted to the terminal; of some arms, the table alone."""
@@ -91,7 +94,7 @@ class Comparison(pd.DataFrame):
             return super().__repr__()
         table = paper_table(selected)
         more = f"{format_count(len(self.notes), 'note')} in .notes, the whole report in .render()."
-        return to_text(*selected.main_answers, table.columns, table.caption, more).rstrip()
+        return to_text(*self._main_answers, table.columns, table.caption, more).rstrip()
 
     def _repr_html_(self) -> str | None:
         """Return answers, the table of arms and notes as HTML; every text is escaped."""
@@ -103,7 +106,7 @@ class Comparison(pd.DataFrame):
         rows = list(zip(*(column.cells for column in table), strict=True))
         with pd.option_context("display.max_colwidth", None):
             cells = pd.DataFrame(rows, columns=[column.title for column in table]).to_html(index=False, border=0)
-        answers = "".join(f"<li>{escape(answer)}</li>" for answer in selected.main_answers)
+        answers = "".join(f"<li>{escape(answer)}</li>" for answer in self._main_answers)
         direction = f"{self.report.analysis.metric}: {self.report.analysis.direction}."
         notes = "".join(f"<p>{escape(note)}</p>" for note in (direction, *self.notes))
         return f"<div><ul>{answers}</ul>{cells}{notes}</div>"

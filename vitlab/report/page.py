@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import itertools
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,9 +13,8 @@ from vitlab.comparison import Verdict
 from vitlab.explaining.colours import SERIES
 from vitlab.report import phrasing
 from vitlab.report.drawing import stack_panels, svg_to_element
-from vitlab.report.phrasing import DASH, Column, Columns, Row, Scale, format_duration
+from vitlab.report.phrasing import DASH, Answer, Column, Columns, Row, Scale, format_duration
 from vitlab.report.sections import Section, all_sections
-from vitlab.report.sections.main_effects import grid_answers
 
 if TYPE_CHECKING:
     from vitlab.report.report import Report
@@ -28,17 +26,12 @@ _NOT_IN_HTML = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\
 def render_page(report: Report) -> str:
     """Return the page; figures are inline."""
     analysis = report.analysis
-    # A row without a verdict is no comparison; without any, there is an answer for each arm.
-    verdicts = [row.verdict for row in report.sections["blocks"]]
-    verdicts = verdicts or [row["verdict"] for row in phrasing.started_rows(report.arms) if row["verdict"]]
-    kinds = [""] * len(grid_answers(report.sections, analysis, report.units)) + [*map(_row_class, verdicts)]
-    all_answers = dict(itertools.zip_longest(report.answers, kinds, fillvalue=""))
-    main_answers = [(answer, all_answers.get(answer, "cannot-tell")) for answer in report.main_answers]
+    others, folded = phrasing.fold_unclear(report.all_answers, report.arms, analysis, report.units)
     parts = [_section_context(report, name, part) for name, part in all_sections().items()]
     values = {
         "report": report,
-        "answers": main_answers[: phrasing.OVERVIEW_FROM],
-        "all_answers": list(all_answers.items()),
+        "answers": _with_classes([*others[: phrasing.OVERVIEW_FROM], *folded]),
+        "all_answers": _with_classes(report.all_answers),
         "parts": [part for part in parts if part["table"] or part["figure"] or part["images"]],
         "trials": _table_context(trial_columns(report.trials, report.units)),
         "judged": f"{analysis.metric} ({analysis.direction}, {analysis.at} evaluation)",
@@ -113,6 +106,10 @@ def _table_context(columns: Sequence[Column]) -> Mapping[str, object]:
     rows = list(zip(*(column.cells for column in columns), strict=True))
     decisive = next((column.cells for column in columns if column.title in ("verdict", "status")), None)
     return {"columns": columns, "rows": list(zip(rows, map(_row_class, decisive or [""] * len(rows)), strict=True))}
+
+
+def _with_classes(answers: Sequence[Answer]) -> list[tuple[str, str]]:
+    return [(answer.sentence, _row_class(answer.verdict)) for answer in answers]
 
 
 def _row_class(cell: str) -> str:

@@ -7,10 +7,10 @@ so that a stored report is rendered without pandas.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from vitlab.comparison import Verdict
 from vitlab.errors import format_count
@@ -24,6 +24,14 @@ MINUS, PLUS_MINUS, DASH = "\N{MINUS SIGN}", "\N{PLUS-MINUS SIGN}", "\N{EN DASH}"
 ROUNDING = 1e-9  #: relative to a value: smaller widths are floating-point rounding
 MAX_LISTED = 12  #: notes of one kind, and arms of one sentence, that are listed one by one
 OVERVIEW_FROM = 12  #: above this number of comparisons, an overview comes first
+
+
+class Answer(NamedTuple):
+    """A sentence of the answer."""
+
+    sentence: str
+    verdict: str = ""  #: of the comparison that it is about
+    row: Row | None = None  #: of the arm that it compares, within one study or block
 
 
 @dataclass(frozen=True)
@@ -387,32 +395,31 @@ def answer_sentences(rows: Sequence[Row], analysis: Analysis, units: Mapping[str
 
 
 def fold_unclear_answers(
-    answers: Sequence[str], rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]
-) -> list[str]:
-    """Return answers with one sentence in place of several that cannot tell: their arms, and the span of intervals.
+    answers: Sequence[Answer], rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]
+) -> tuple[list[Answer], list[Answer]]:
+    """Return the answers that stay, and those that each stand for several that cannot tell from one baseline.
 
-    Sentences stay that say more than that: of seeds that diverged, failed or collapsed.
+    Such an answer has the arms and the span of their intervals.  Sentences stay that say more than that: of an arm
+    without an interval, and of seeds that diverged, failed or collapsed.
     """
-    unclear = [
-        row
-        for row in rows
-        if row["verdict"] == Verdict.CANNOT_TELL and row["difference"] is not None
-        if not (row["broken"] or row["collapsed_pairs"])
-    ]
-    heads = tuple(f"{Verdict.CANNOT_TELL}: {row['arm']} is " for row in unclear)
-    others = [answer for answer in answers if not answer.startswith(heads)]
-    if len(answers) - len(others) < 2:
-        return list(answers)
-    sentence = f"{Verdict.CANNOT_TELL}: {list_or_count([row['arm'] for row in unclear])}"
-    judged = [row for row in unclear if row["difference_low"] is not None]
-    if not judged:
-        return [*others, f"{sentence}, whose seeds are too few for an interval."]
-    scale, interval = Scale.of(analysis.metric, units), interval_name(judged[0]["family"], analysis)
+    groups = defaultdict[tuple[str, int], list[Row]](list)
+    for row in (answer.row for answer in answers if answer.row and answer.verdict == Verdict.CANNOT_TELL):
+        if row["difference_low"] is not None and not (row["broken"] or row["collapsed_pairs"]):
+            groups[row["baseline"], row["family"]].append(row)
+    scale, hidden, folded = Scale.of(analysis.metric, units), list[str](), list[Answer]()
     _, decimals = mean_and_difference_decimals(rows, scale)
-    low = scale.end(min(row["difference_low"] for row in judged), decimals)
-    high = scale.end(max(row["difference_high"] for row in judged), decimals)
-    within = f"{low} to {high} {scale.points}".rstrip()
-    return [*others, f"{sentence}. The {interval}s of their differences from the baseline lie within {within}."]
+    for (baseline, family), unclear in groups.items():
+        if len(unclear) > 1:
+            arms = [row["arm"] for row in unclear]
+            low = scale.end(min(row["difference_low"] for row in unclear), decimals)
+            high = scale.end(max(row["difference_high"] for row in unclear), decimals)
+            sentence = (
+                f"{Verdict.CANNOT_TELL}: {list_or_count(arms)}. The {interval_name(family, analysis)}s of their "
+                f"differences from {baseline} lie within {f'{low} to {high} {scale.points}'.rstrip()}."
+            )
+            folded.append(Answer(sentence, Verdict.CANNOT_TELL))
+            hidden += arms
+    return [answer for answer in answers if not (answer.row and answer.row["arm"] in hidden)], folded
 
 
 def count_verdicts(rows: Sequence[Row], among: str = "Of") -> str:

@@ -24,7 +24,7 @@ from vitlab.report.drawing import Drawing, render_pdf, render_png
 from vitlab.report.formats import FORMATS, Format, frame_to_csv, render_markdown
 from vitlab.report.frame import StudyResults, frame_to_json, gather_prerequisites, gather_trials
 from vitlab.report.notes import notes as notes_of
-from vitlab.report.phrasing import Row, Scale
+from vitlab.report.phrasing import Answer, Row, Scale
 from vitlab.report.provenance import Provenance, collect_provenance, describe_version
 from vitlab.report.sections import Findings, Table, all_sections, section
 from vitlab.report.sections.blocks import block_answers
@@ -96,9 +96,23 @@ class Report:
         return self.question or self.study
 
     @property
+    def all_answers(self) -> list[Answer]:
+        """The answers with their verdicts: of a grid, then of blocks or arms, and at last what is no comparison."""
+        judged: list[tuple[str, Row | None]] = [("", None)] * len(
+            grid_answers(self.sections, self.analysis, self.units)
+        )
+        if blocks := self.sections.get("blocks"):
+            judged += [(row.verdict, None) for row in blocks]
+        else:
+            judged += [(row["verdict"], row) for row in phrasing.compared_rows(phrasing.started_rows(self.arms))]
+        judged += [("", None)] * (len(self.answers) - len(judged))
+        return [Answer(sentence, *of) for sentence, of in zip(self.answers, judged, strict=True)]
+
+    @property
     def main_answers(self) -> list[str]:
         """The answers, with one sentence in place of several that cannot tell."""
-        return phrasing.fold_unclear_answers(self.answers, self.arms, self.analysis, self.units)
+        others, folded = phrasing.fold_unclear_answers(self.all_answers, self.arms, self.analysis, self.units)
+        return [answer.sentence for answer in (*others, *folded)]
 
     @property
     def provenance_lines(self) -> list[tuple[str, str]]:

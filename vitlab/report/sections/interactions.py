@@ -29,7 +29,7 @@ from vitlab.spec.design import format_value, short_names
 if TYPE_CHECKING:
     from vitlab.report.report import Report
 
-MAX_LEVELS = 6  #: of both factors of a crossed table; the table of arms is clearer than a larger one
+MAX_LEVELS = 4  #: of both factors of a crossed table; a larger one wraps in a terminal of 80 columns
 CAVEAT = "Exploratory: p values are corrected for these interactions alone, and none is registered."
 
 

@@ -137,7 +137,7 @@ class MainEffects(Section[MainEffect]):
 
 def grid_answers(sections: Mapping[str, Sequence[Any]], analysis: Analysis, units: Mapping[str, str]) -> list[str]:
     """Return a sentence about each factor of a grid, and about each of its interactions that is not due to chance."""
-    effects, interactions = sections["main_effects"], sections["interactions"]
+    effects, interactions = sections.get("main_effects", ()), sections.get("interactions", ())
     scale, factors = Scale.of(analysis.metric, units), defaultdict[str, list[MainEffect]](list)
     labels, decimals = shorten_change_paths([*effects, *interactions]), difference_decimals(effects, scale)
     for row in effects:
