@@ -25,12 +25,14 @@ import click
 import html5lib
 import pandas as pd
 import pytest
+import synthetic_studies
 import yaml
 
 import vitlab
 from vitlab import interrupts, lab, registry, report, spec
 from vitlab.__main__ import main as run_command
 from vitlab.cli import COMMANDS, MODULES, cli, main, options, weights
+from vitlab.cli import plan as plan_module
 from vitlab.cli import run as cli_run
 from vitlab.cli.models import arm_folder
 from vitlab.cli.show import study_schema
@@ -43,6 +45,7 @@ from vitlab.geometry import DataInfo
 from vitlab.planning.packaged import packaged_studies
 from vitlab.planning.values import Arm, Plan
 from vitlab.report.api import Answer, open_study
+from vitlab.report.formats import to_text
 from vitlab.store.files import write_json
 from vitlab.store.folders import Store
 from vitlab.store.locks import hold_lock
@@ -487,7 +490,7 @@ def test_narrow_plan_keeps_the_engines_of_arms_that_differ(
     made, _ = synthetic_studies.study(tmp_path, {"baseline": [None], "position=none": [None]})
     arms = [replace(arm, engine=engine) for arm, engine in zip(made.arms, engines, strict=True)]
     states = {(planned.arm, planned.seed): "missing" for planned in made.trials}
-    table = to_text(plan_command._arm_columns(made, arms, states, {}))
+    table = to_text(plan_module._arm_columns(made, arms, states, {}))
     assert ("loop" in table and "vmap" in table) if "loop" in engines else "vmap" not in table
 
 

@@ -13,7 +13,7 @@ from vitlab.comparison import Verdict
 from vitlab.explaining.colours import SERIES
 from vitlab.report import phrasing
 from vitlab.report.drawing import stack_panels, svg_to_element
-from vitlab.report.phrasing import DASH, Answer, Column, Columns, Row, Scale, format_duration
+from vitlab.report.phrasing import DASH, Column, Columns, Row, Scale, format_duration
 from vitlab.report.sections import Section, all_sections
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ def render_page(report: Report) -> str:
     parts = [_section_context(report, name, part) for name, part in all_sections().items()]
     values = {
         "report": report,
-        "answers": _with_classes([*others[: phrasing.OVERVIEW_FROM], *folded]),
-        "all_answers": _with_classes(report.all_answers),
+        "answers": [*others[: phrasing.OVERVIEW_FROM], *folded],
         "parts": [part for part in parts if part["table"] or part["figure"] or part["images"]],
         "trials": _table_context(trial_columns(report.trials, report.units)),
         "judged": f"{analysis.metric} ({analysis.direction}, {analysis.at} evaluation)",
@@ -106,10 +105,6 @@ def _table_context(columns: Sequence[Column]) -> Mapping[str, object]:
     rows = list(zip(*(column.cells for column in columns), strict=True))
     decisive = next((column.cells for column in columns if column.title in ("verdict", "status")), None)
     return {"columns": columns, "rows": list(zip(rows, map(_row_class, decisive or [""] * len(rows)), strict=True))}
-
-
-def _with_classes(answers: Sequence[Answer]) -> list[tuple[str, str]]:
-    return [(answer.sentence, _row_class(answer.verdict)) for answer in answers]
 
 
 def _row_class(cell: str) -> str:
