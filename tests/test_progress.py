@@ -357,8 +357,7 @@ def test_a_mean_is_shown_when_all_seeds_of_an_arm_have_ended_and_bars_keep_their
         drawn.append(screens(view, screen))
     assert [sum("mean" in line for line in lines) for lines in drawn] == [0] * 12 + [1]
     assert drawn[-2][2].rstrip().endswith("11 of 12") and drawn[-1][2].endswith("2.2500 (mean of 12)")
-    columns = {(line.index("━"), line.rindex("━")) for lines in drawn for line in lines[1:]}
-    assert len(columns) == 1
+    assert len({re.search("[━╸╺]+", line).span() for lines in drawn for line in lines[1:]}) == 1  # type: ignore[union-attr]
     read: list[Planned] = []
     monkeypatch.setattr(progress, "trial_name", lambda planned: (read.append(planned), f"s{planned.seed}")[1])
     screens(view, screen)
