@@ -105,7 +105,7 @@ def make_table(rows: Sequence[Row], width: int, widest: Row) -> Table:
     table.add_column(min_width=max(0, min(name, room(state, detail))))
     for row, text in zip(rows, shorten_names([row.name for row in rows], room(state, detail)), strict=True):
         bars = [ProgressBar(1.0, row.share, width=bar)] if bar >= MIN_BAR else []
-        table.add_row(Text(text), *bars, row.state.rjust(state), *([row.detail] if detail else []))
+        table.add_row(Text(text), *bars, row.state.rjust(state), *([row.detail.ljust(detail)] if detail else []))
     return table
 
 
