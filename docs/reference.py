@@ -26,6 +26,7 @@ from vitlab.lab import Answer
 from vitlab.registry.options import parse_arguments
 from vitlab.report import api, comparison, frame
 from vitlab.report.notebook import Comparison
+from vitlab.report.sections import all_sections
 from vitlab.training.artifacts import Transform
 
 ROOT = Path(__file__).parents[1]
@@ -217,11 +218,12 @@ def _python() -> Iterator[str]:
         yield f"| `{word}` | {meaning} |"
     yield ""
     yield "| of a `Comparison`, beside what every frame has | meaning |\n| --- | --- |"
-    for name in ("answers", "notes", "figures", "render"):
+    for name in ("answers", "notes", "figures", "tables", "render"):
         member = inspect.getattr_static(Comparison, name)
         call = "" if isinstance(member, property) else "()"
         yield f"| `{name}{call}` | {_inline(_split_sections(inspect.getdoc(member) or '')[0])} |"
     yield ""
+    yield from _tables()
     yield from _function("judge")
     yield from _function("list_components")
     yield from _function("history")
@@ -244,6 +246,54 @@ def _python() -> Iterator[str]:
     for error in (vitlab.VitlabError, vitlab.UserError, vitlab.SpecError):
         yield f"| `vitlab.{error.__name__}` | {_inline((inspect.getdoc(error) or '').partition(chr(10))[0])} |"
     yield ""
+
+
+def _tables() -> Iterator[str]:
+    """Yield the keys of ``.tables``, and what the columns of a grid's sections mean."""
+    yield (
+        "`.tables` has the sections of the report that store rows, and only those for which the study has data, as "
+        'frames: `comparison.tables["main_effects"]`. A section of a plugin is there under its name.\n'
+    )
+    yield "| table | of what | columns |\n| --- | --- | --- |"
+    built_in = {entry.name for entry in registry.list_entries("section") if entry.origin.source == registry.BUILT_IN}
+    sections = {name: part for name, part in all_sections().items() if part.row and name in built_in}
+    names = {name: [field.name for field in dataclasses.fields(part.row)] for name, part in sections.items()}
+    for name, part in sections.items():
+        columns = ", ".join(f"`{column}`" for column in names[name])
+        yield f"| `{name}` | {_inline((inspect.getdoc(type(part)) or '').partition(chr(10))[0])} | {columns} |"
+    yield ""
+    yield "The columns of the tables of a grid; numbers are in units of the metric, shares between 0 and 1:\n"
+    yield "| table | column | meaning |\n| --- | --- | --- |"
+    for table in ("main_effects", "interactions", "crossed"):
+        for column in names[table]:
+            yield f"| `{table}` | `{column}` | {TABLE_COLUMNS.get((table, column)) or TABLE_COLUMNS[column]} |"
+    yield ""
+
+
+TABLE_COLUMNS: dict[str | tuple[str, str], str] = {
+    "level": "a level of a factor, as `path=value`",
+    ("main_effects", "against"): "the baseline's level of this factor",
+    "settings": "settings of the other factors, over which the difference is averaged",
+    "pairs": "seeds that all arms of the row have",
+    "family": "effects that are corrected together",
+    "verdict": "as in the table of arms",
+    ("main_effects", "difference"): "mean difference of the level from the baseline's level",
+    "low": "its interval, which holds for the whole family at once; missing where there are too few seeds",
+    "high": "its upper end",
+    "p": "two-sided p of this row alone",
+    "p_corrected": "the same, corrected for the family",
+    ("main_effects", "p_corrected"): "two-sided p, corrected for the family",
+    "collapsed": "pairs among them in which an average has collapsed",
+    "sound_difference": "the difference without these; missing where there are none",
+    "first": "a change, as `path=value`",
+    "second": "another change, of another factor",
+    ("crossed", "first"): "the arm's level of the first factor, as `path=value`",
+    ("crossed", "second"): "its level of the second factor",
+    ("interactions", "against"): "the values that both are changed from",
+    ("interactions", "difference"): "effect of both changes together minus the sum of their single effects",
+    "arm": "the arm, whose mean and interval are in the table of arms",
+}
+"""Meanings of the columns of a grid's tables, by name, or by table and name where a name has several."""
 
 
 ANSWER = {
