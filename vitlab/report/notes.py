@@ -343,8 +343,8 @@ def _note_shared_variance(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     corrected = " P values and intervals are corrected by Bonferroni's method." * (plan.analysis.correction != "none")
     yield (
         "A few seeds give a poor estimate of the spread, so the variance of a difference is averaged with the mean "
-        f"variance of the {shared} comparisons that share baseline and seeds, and never taken for less than its own (a rule of "
-        f"vitlab's own, checked by simulation).{others}{corrected}"
+        f"variance of the {shared} comparisons that share baseline and seeds, and never taken for less than its own "
+        f"(a rule of vitlab's own, checked by simulation).{others}{corrected}"
     )
 
 
