@@ -151,7 +151,7 @@ def test_broken_plugin_fails_only_studies_that_name_it(site: Path) -> None:
     file = site / "broken_vit.py"
     place = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     assert message == f"{first}{place}:2"
-    refused = " from wrong-vit 2 is not a Norm: norm components derive from vitlab.components.norm.Norm"
+    refused = " from wrong-vit 2 is not a Norm: norm components derive from vitlab.plugin.Norm"
     assert failure_of(norm, "wrong") == "norm 'wrong'" + refused
     assert failure_of(norm, "function") == "norm 'function'" + refused
     gone = failure_of(norm, "gone")

@@ -101,7 +101,8 @@ class Slot(Generic[T]):
         """Return what is wrong with what a class declares, as the end of a sentence; None if nothing is."""
         if not (inspect.isclass(component) and issubclass(component, self.contract)):
             contract = self.contract.__name__
-            return f" is not a {contract}: {self.name} components derive from {self.contract.__module__}.{contract}"
+            base = "Replay" if contract == "Tracker" else contract
+            return f" is not a {contract}: {self.name} components derive from vitlab.plugin.{base}"
         common = set(self.shared.model_fields if self.shared else ()) & set(option_names(component))
         for option in sorted(common):
             return f": option '{option}' is one of every {self.name}; rename it"

@@ -129,7 +129,7 @@ def _note_early_stops(trials: Sequence[StoredTrial]) -> Iterator[str]:
     for item in trials:
         if item.planned.trial.spec.train.stop_early is not None and item.result is not None:
             steps[item.planned.arm].append(item.result.outcome.steps)
-    if steps:
+    if len({number for some in steps.values() for number in some}) > 1:
         arms = ", ".join(f"{arm} {min(some):,} to {max(some):,}" for arm, some in steps.items())
         yield f"train.stop_early: trainings ended after different numbers of steps, and so differ in cost: {arms}."
 

@@ -106,7 +106,7 @@ def _describe_row(row: Mapping[str, Any], verdict: str, is_share: bool) -> str:
 
 
 def describe_answer(report: Mapping[str, Any]) -> str:
-    """Return in a line what ``report.json`` says: the arms of each verdict, or the sentence of the only comparison.
+    """Return in a line what ``report.json`` says: the arms of each verdict, or sentences if there is none.
 
     Arms of which no trial has begun are counted, and have no verdict.
     """
@@ -118,7 +118,7 @@ def describe_answer(report: Mapping[str, Any]) -> str:
             arms.setdefault(row["verdict"], []).append(row["arm"])
     told = sorted(arms, key="cannot tell".__eq__)  # last, because the page cuts the line
     verdicts = " \N{MIDDLE DOT} ".join(f"{verdict}: {'; '.join(arms[verdict])}" for verdict in told)
-    answer = str(report.get("overview") or (verdicts if len(answers) > 1 else "") or " ".join(answers))
+    answer = str(report.get("overview") or verdicts or " ".join(answers))
     return answer if len(begun) == len(rows) else f"{len(begun)} of {len(rows)} arms run so far: {answer}"
 
 
