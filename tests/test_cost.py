@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import pytest
+import slot_fixtures
 import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitlab.components.head import Logits
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import UserError
 from vitlab.geometry import DataInfo, Geometry
-from vitlab.models import model
+from vitlab.models import Model, model
 from vitlab.models.cost import Cost, cost_of, count_macs, count_parameters
 from vitlab.models.vit_parts import SIZES
 
@@ -183,6 +188,36 @@ def test_parameters_equal_timm() -> None:
     )
     assert isinstance(ours, Cost)
     assert ours.params == count_parameters(theirs) == 371_240
+
+
+class Flash(Model):
+    """One attention over the rows of an image, whose fused kernel is chosen in the forward pass."""
+
+    def __init__(self, data: DataInfo) -> None:
+        super().__init__()
+        self.head = nn.Linear(data.image[1], data.classes)
+
+    def forward(self, x_BCHW: torch.Tensor) -> Logits:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return Logits(self.head(scaled_dot_product_attention(x_BCHW, x_BCHW, x_BCHW)).mean((1, 2)))
+
+
+class Drawing(Flash):
+    def forward(self, x_BCHW: torch.Tensor) -> Logits:
+        return super().forward(x_BCHW + torch.randn((), device=x_BCHW.device))
+
+
+def test_draws_are_refused_on_meta_alone_and_fused_attention_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    slot_fixtures.keep(monkeypatch, model)
+    model.register("flash")(Flash)
+    model.register("drawing")(Drawing)
+    data = DataInfo(image=(8, 16), channels=1, classes=5)
+    built = Flash(data)
+    linear = 8 * 16 * 5  # torch has no formula for fused attention on CPUs
+    assert cost_of("flash", data).macs >= linear and count_macs(built, data) >= linear
+    assert count_macs(Drawing(data), data) == count_macs(built, data)
+    with pytest.raises(RuntimeError, match="randn draws in evaluation"):
+        cost_of("drawing", data)
 
 
 def test_model_reading_its_own_parameters_costs_nothing() -> None:

@@ -443,6 +443,7 @@ def test_prediction_below_twice_the_odds_of_chance_is_noted(logit: float, classe
     [
         ([2.0, 1.0, -3.0], "a, b", "predicts a, b", True),
         ([2.0, -1.0, -3.0], "a, b", "predicts a (88.1 %)", False),
+        ([0.2, -3.0, -3.0], "a", "predicts a (55.0 %)", True),
         ([-0.1, -1.0, -3.0], "none", "predicts none", True),
         ([-0.1, -1.0, -3.0], None, "predicts none", None),
     ],

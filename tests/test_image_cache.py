@@ -424,7 +424,7 @@ def test_identity_of_recent_pictures_is_not_cached(root: Path, cache: Path, monk
 
 
 def test_identity_that_an_earlier_version_remembered_in_another_form_is_not_read(root: Path, cache: Path) -> None:
-    identity, remember = ImageFolder(root=str(root)).info().identity, files.compute_once_per_content
+    identity, remember = ImageFolder(root=str(root)).info().identity, files.compute_once_per_file_state
 
     def earlier(entries: list[tuple[str, Path]], compute: object) -> str:
         same_files = [(name.replace(" notes ", " "), path) for name, path in entries]
@@ -432,7 +432,7 @@ def test_identity_that_an_earlier_version_remembered_in_another_form_is_not_read
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(files, "time", SimpleNamespace(time=lambda: time.time() + 60))  # when the files have settled
-        patched.setattr(files, "compute_once_per_content", earlier)
+        patched.setattr(files, "compute_once_per_file_state", earlier)
         ImageFolder(root=str(root)).info()
     assert list((cache / "identities").iterdir())
     assert ImageFolder(root=str(root)).info().identity == identity

@@ -494,7 +494,5 @@ def test_plan_says_how_large_a_decoded_set_is_and_how_long_it_takes(
 ) -> None:
     root = written(tmp_path, write_parquet)
     monkeypatch.setattr(image_cache, "measure_seconds_per_picture", lambda pictures: 0.5)
-    pattern = (
-        f"The 38 pictures of image_table are cached decoded in {image_cache.cache_folder()} for all workers: 0.0 GiB, "
-    )
+    pattern = f"The 38 pictures of image_table are cached decoded in {image_cache.decoded_folder()} for all workers: 0.0 GiB, "
     assert DataSource(data(root)).notes()[-1].startswith(f"{pattern}about 19 s of one core, ")

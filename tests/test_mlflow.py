@@ -1141,6 +1141,7 @@ def test_each_of_ten_arms_has_its_colour() -> None:
         ("patch_size=4, position=none", "4, none (patch_size, position)"),
         ("patch_size=4, learned", "4, learned (patch_size)"),
         ("position=rope2d(theta=50, mix=true)", "rope2d(theta=50, mix=true) (position)"),
+        ("f=f(x=1, y=g(2), z=3), w=h(4)", "f(x=1, y=g(2), z=3), h(4) (f, w)"),
         ("my arm", "my arm"),
     ],
 )

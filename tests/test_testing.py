@@ -16,6 +16,7 @@ from vitlab import testing
 from vitlab.components.attention import Attention, attention
 from vitlab.components.base import Rotation
 from vitlab.components.head import Head, Logits, head
+from vitlab.components.init import Init, init
 from vitlab.components.mlp import MLP, mlp
 from vitlab.components.position import Position, position
 from vitlab.geometry import Geometry
@@ -24,7 +25,7 @@ from vitlab.registry import SLOT_MODULES
 
 @pytest.fixture(autouse=True)
 def _rooms_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    slot_fixtures.keep(monkeypatch, attention, head, mlp, position)
+    slot_fixtures.keep(monkeypatch, attention, head, init, mlp, position)
 
 
 class Good(MLP):
@@ -244,6 +245,28 @@ def test_bad_mlp_is_caught(cls: type[MLP], sentence: str) -> None:
 def test_good_mlp_passes() -> None:
     mlp.register("good")(Good)
     testing.check_component("mlp", "good")
+
+
+class Zero(Init):
+    """Zeros."""
+
+    def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: torch.Generator) -> None:
+        x.zero_()
+
+
+class FormerZero(Init):
+    """Zeros, by a method that nothing calls."""
+
+    def draw(self, x: Tensor, name: str, kind: str, fan_in: int, seed: int) -> None:
+        x.zero_()
+
+
+def test_scheme_without_any_hook_of_the_contract_is_caught() -> None:
+    init.register("zero")(Zero)
+    testing.check_component("init", "zero")
+    init.register("former")(FormerZero)
+    with pytest.raises(AssertionError, match="overrides none of .*'fill'"):
+        testing.check_component("init", "former")
 
 
 class Turns(Position):

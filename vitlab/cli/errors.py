@@ -43,9 +43,11 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
         near = getattr(error, "possibilities", None)
         message = f"{error.message} Did you mean '{near[0]}'?" if near else error.format_message()
         error = click.UsageError(message + _hint_at_set(error), error.ctx)
-    code, kind, text = _classify_error(error)
+    classified = [*map(_classify_error, error.exceptions if isinstance(error, ExceptionGroup) else [error])]
+    code, kind, _ = classified[0]
+    text = "\n".join(texts := [text for *_, text in classified])
     if output is not None:
-        sentences = error.args if isinstance(error, UserError) else [text]
+        sentences = error.args if isinstance(error, UserError) else texts
         problems = error.complete if isinstance(error, SpecError) else [Problem("", 0, 0, each) for each in sentences]
         document: dict[str, Any] = {"exit_code": code, "kind": kind, "mistakes": [*map(_problem_to_json, problems)]}
         if (result := getattr(error, "result", None)) is not None:

@@ -206,7 +206,7 @@ def choose_place(decoded: Decoded, required: int) -> Place:
     return "memory" if required <= MAX_MEMORY_SHARE * files.total_memory() else "never"
 
 
-def cache_folder() -> Path:
+def decoded_folder() -> Path:
     """Return the folder of decoded pictures, in the user's cache."""
     return files.cache_folder() / "decoded"
 
@@ -225,7 +225,7 @@ def open_disk_cache(images: StoredImages, name: str, what: str, check: Callable[
     Raises:
         DataError: if a picture cannot be read, or the file cannot be written.
     """
-    file = cache_folder() / f"{name}.npy"
+    file = decoded_folder() / f"{name}.npy"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(file.with_suffix(".lock")):  # the other workers wait, and then find the file

@@ -192,7 +192,7 @@ class DataSource:
         There is none on a small set in memory.
         """
         where, size_bytes = _choose_storage(pictures, self.info())
-        number, folder = sum(map(len, pictures)), image_cache.cache_folder()
+        number, folder = sum(map(len, pictures)), image_cache.decoded_folder()
         seconds = number * seconds_each
         if where == "memory" and seconds < 1:
             return []
@@ -301,7 +301,7 @@ class _Raw:
             return json.dumps(result)
 
         mean, std = json.loads(
-            files.read_or_compute(image_cache.cache_folder() / f"{self.name}.statistics.json", compute)
+            files.read_or_compute(image_cache.decoded_folder() / f"{self.name}.statistics.json", compute)
         )
         return tuple(mean), tuple(std)
 

@@ -242,21 +242,31 @@ def plan(
 
 
 def count_costs(plan: Plan) -> dict[str, dict[str, int]]:
-    """Return parameters and multiply-accumulates (one image, forward) of each arm's model, built on the meta device."""
+    """Return parameters and multiply-accumulates (one image, forward) of each arm's model, built on the meta device.
+
+    Arms with the same model share its cost, or its one mistake.
+
+    Raises:
+        ExceptionGroup: if several models are wrong; if one is, its own exception.
+    """
     from vitlab.data.prepare import data_info
 
-    by_model: dict[tuple[str, DataInfo], Cost] = {}
+    alike = defaultdict[tuple[str, DataInfo], list[Planned]](list)
+    for planned in ({item.arm: item for item in reversed(plan.pending)} | plan.first_trials).values():
+        info = data_info(registry.slot("dataset").resolve(planned.trial.spec.data))
+        alike[str(planned.trial.spec.model), info].append(planned)
     by_arm: dict[str, dict[str, int]] = {}
-    for arm, planned in ({item.arm: item for item in reversed(plan.pending)} | plan.first_trials).items():
-        spec = planned.trial.spec
-        info = data_info(registry.slot("dataset").resolve(spec.data))
-        model = str(spec.model), info
+    faults: list[Exception] = []
+    for (_, info), arms in alike.items():
         try:
-            cost = by_model[model] = by_model.get(model) or _count_cost(spec.model, info)
+            cost = _count_cost(arms[0].trial.spec.model, info)
         except Exception as error:
-            error.add_note(f"in the model of arm '{arm}'")
-            raise
-        by_arm[arm] = {"params": cost.params, "macs": cost.macs}
+            error.add_note(f"in the model of arm '{arms[0].arm}'")
+            faults.append(error)
+        else:
+            by_arm |= {item.arm: {"params": cost.params, "macs": cost.macs} for item in arms}
+    if faults:
+        raise faults[0] if len(faults) == 1 else ExceptionGroup("wrong models", faults)
     return {arm.name: by_arm[arm.name] for arm in plan.arms if arm.name in by_arm}
 
 

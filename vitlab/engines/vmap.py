@@ -128,7 +128,7 @@ class Vmap(Engine):
         self.module.eval()
         with ExitStack() as averages:
             for training in self.trainings:  # each copies its averaged weights into its row of the stack
-                averages.enter_context(training.averaged_weights())
+                averages.enter_context(training.evaluated_weights())
             for split in splits:
                 # All trials share the images, so that a batch is prepared once.
                 accumulators = [MetricAccumulator(training.metrics_of_split(split)) for training in self.trainings]

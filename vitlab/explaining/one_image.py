@@ -63,6 +63,7 @@ class Explanation:
     uniform_distance: float  #: of attention to all tokens alike
     norms: Sequence[measures.Norms]  #: by depth
     similarity_YXYX: Array | None  #: of positions; None if none are added to tokens
+    head: Head  #: how the model's head was trained
     predictions: Table | None  #: every class, best first; None for an untrained head
     labels: tuple[str, ...]  #: names of the classes; empty if they are numbers
     predicted_HW: NDArray[np.int64] | None  #: class of every pixel; None unless the model segments
@@ -105,7 +106,7 @@ class Explanation:
     def chance(self) -> float | None:
         """The probability of a class by chance, if the odds of the predicted one are less than twice its odds."""
         shares, share = [share for _, share in self.ranking], self.answer[1]
-        if share is None or len(shares) < 2 or sum(shares) > 1.001:  # of several labels, each is by itself
+        if share is None or len(shares) < 2 or self.head == "multilabel":
             return None
         return 1 / len(shares) if share * (len(shares) - 1) < 2 * (1 - share) else None
 
@@ -176,6 +177,7 @@ def explain(
         float(measures.patch_distances(geometry).mean()) * geometry.patches / geometry.tokens,
         [measures.token_norms(tokens_BTD, geometry) for tokens_BTD in captured.tokens_LBTD],
         _position_similarity(model),
+        head,
         table,
         labels,
         logits_BC[0].argmax(0).numpy() if head == "trained" and logits_BC.ndim == 4 else None,

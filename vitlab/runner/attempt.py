@@ -282,7 +282,7 @@ class Attempt:
         """Write the weights that are evaluated at this moment, beside the last ones."""
         began = time.perf_counter()
         self.folder.require_lock()
-        with self.training.averaged_weights():
+        with self.training.evaluated_weights():
             file = self.folder.path / f"weights-{name}.safetensors"
             write_weights(file, self.training.model.state_dict(), self.input_spec)
         self.training.exclude_time_since(began)

@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitlab import noise
 from vitlab.components.base import State, set_draw_places
+from vitlab.components.init import Init
 from vitlab.errors import GeometryError, OptionError
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.registry import ResolvedChoice, slot
@@ -405,6 +406,11 @@ def _check_tokens_read(case: _Case) -> None:
 
 def check_scheme(choice: ResolvedChoice) -> None:
     """Check that draws depend only on the seed and the parameter's name, and set every value."""
+    component, hooks = choice.component, ("fill", "initialise_parameter", "base_variance_ratio")
+    # Hooks under other names, such as an earlier version's, would silently leave the values of the default.
+    assert {*dir(component)} <= {*dir(Init)} or any(
+        getattr(component, hook) is not getattr(Init, hook) for hook in hooks
+    ), f"overrides none of {hooks}, so it draws as the scheme timm does"
     scheme: Any = slot(choice.slot).build(choice)
     for kind, name, shape in (
         ("linear", "blocks.0.attn.qkv.weight", (48, 16)),

@@ -126,7 +126,7 @@ def group_label(arm: str, place: int) -> str:
         place: place of the arm in the design.
     """
     colour = list(COLOURS)[place % len(COLOURS)]
-    path = r"(?:^|(?<=, ))([\w.]+)=(?![^(]*\))"  # not of an option in brackets
+    path = r"(?:^|(?<=, ))([\w.]+)=(?=(?:[^()]|\((?:[^()]|\([^()]*\))*\))*$)"  # not of an option in brackets
     paths = re.findall(path, arm)
     label = re.sub(path, "", arm) + (f" ({', '.join(paths)})" if paths else "")
     labels = (label + " " * spaces for spaces in range(1000))

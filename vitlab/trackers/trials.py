@@ -81,7 +81,7 @@ class TrialRuns:
     delivered: Counter[str]  #: counts what is delivered
     metrics: set[str] = field(default_factory=set)  #: names of all metrics in the runs
     intact: set[str] = field(default_factory=set)  #: runs that hold what was delivered
-    created: bool = False  #: True if a run was created since the last :meth:`match`
+    created: bool = False  #: True if a run was created since the last :meth:`reconcile_runs`
     _studies: list[Run] = field(default_factory=list)  #: runs of the study itself, by version
     _filed: set[str] = field(default_factory=set)  #: identities of the trials that have files
     _runs: dict[str, list[Run]] = field(default_factory=dict)  #: runs of each trial, by identity
@@ -132,7 +132,7 @@ class TrialRuns:
         """Compare the study's metric and the number of files of every run with those delivered.
 
         A run that lacks some is not intact, nor a run without files whose trial has ended, and has files since an arm
-        was removed.  Sends a request per run, and more for files; :meth:`match` sends none.
+        was removed.  Sends a request per run, and more for files; :meth:`reconcile_runs` sends none.
         """
         name = records.mlflow_name(self.plan.analysis.metric)
         for identity, mark in marks.items():

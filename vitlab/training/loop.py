@@ -264,7 +264,7 @@ class Training:
         objective, peers = self.objective, self.peers
         further = nullcontext({}) if split in self.feed.test_sets else objective.evaluation_metrics()
         accumulator = MetricAccumulator(self.metrics_of_split(split))
-        with self.averaged_weights():
+        with self.evaluated_weights():
             with further as values, evaluation_mode(self.module):
                 for batch in map(objective.evaluation_batch, evaluation_batches(self.feed, split, peers)):
                     accumulator.add_batch(objective.views(batch.x_BCHW, batch.y_B), batch.y_B, batch.id_B)
@@ -361,7 +361,7 @@ class Training:
             self.predictions[split] = columns
         return metrics | {f"test/{name}": value for name, value in average_test_sets(by_kind).items()}
 
-    def averaged_weights(self) -> AbstractContextManager[None]:
+    def evaluated_weights(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the weights that are evaluated."""
         return self.average.averaged_weights() if self.average is not None else nullcontext()
 

@@ -107,8 +107,8 @@ def read_or_compute(file: Path, compute: Callable[[], str]) -> str:
     return text
 
 
-def compute_once_per_content(entries: Sequence[tuple[str, Path]], compute: Callable[[], str]) -> str:
-    """Return a text that follows from the content of files; other processes compute it again once one is written to.
+def compute_once_per_file_state(entries: Sequence[tuple[str, Path]], compute: Callable[[], str]) -> str:
+    """Return a text that follows from the content of files; computed again once a size, inode or time differs.
 
     Args:
         entries: name and path of each file; the names are part of what is remembered.

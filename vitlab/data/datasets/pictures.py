@@ -441,7 +441,7 @@ def digest_contents(kind: str, listing: Listing) -> list[str]:
             checksums.append((split, label, checksum))
         return json.dumps([f"{kind}:{digest.hexdigest()}", *notes_on_copies(checksums)])
 
-    return json.loads(files.compute_once_per_content(entries, compute))
+    return json.loads(files.compute_once_per_file_state(entries, compute))
 
 
 def notes_on_copies(pictures: Iterable[tuple[str, str, str]]) -> Iterator[str]:
