@@ -265,7 +265,7 @@ def test_scheme_without_any_hook_of_the_contract_is_caught() -> None:
     init.register("zero")(Zero)
     testing.check_component("init", "zero")
     init.register("former")(FormerZero)
-    with pytest.raises(AssertionError, match="overrides none of .*'fill'"):
+    with pytest.raises(AssertionError, match=r"overrides none of .*'fill'"):
         testing.check_component("init", "former")
 
 

@@ -251,7 +251,7 @@ def count_costs(plan: Plan) -> dict[str, dict[str, int]]:
     """
     from vitlab.data.prepare import data_info
 
-    alike = defaultdict[tuple[str, DataInfo], list[Planned]](list)
+    alike: dict[tuple[str, DataInfo], list[Planned]] = defaultdict(list)
     for planned in ({item.arm: item for item in reversed(plan.pending)} | plan.first_trials).values():
         info = data_info(registry.slot("dataset").resolve(planned.trial.spec.data))
         alike[str(planned.trial.spec.model), info].append(planned)
