@@ -205,7 +205,7 @@ class Study(Frozen):
     match: Match | None = None
     """Matching of arms in size or work."""
     tune: Tune | None = None
-    """Choice.parse knob values before the reported trials."""
+    """Choice of knob values before the reported trials."""
     seeds: SeedsOrNumber = Seeds()
     """Replicates: their number, a list, or a mapping."""
     analysis: Analysis = Analysis()
