@@ -39,6 +39,7 @@ from vitlab.errors import DataError, Refused, SpecError, TrialFailed, UserError
 from vitlab.planning.study_folder import write_plan
 from vitlab.regression import check
 from vitlab.regression.baseline import read_baseline, write_baseline
+from vitlab.regression.decide import Finding
 from vitlab.regression.facts import train_trace
 from vitlab.regression.gate import check_learning
 from vitlab.report import api
@@ -254,11 +255,20 @@ def test_changed_option_is_named_although_trials_fail(accepted: Path, monkeypatc
     assert done.exit_code == 1 and "train.optimizer.weight_decay: 0.05 -> 0.3" in done.stdout
     shown = " ".join(done.stdout.split())
     looked, accepted_by = (
-        shown.index("See what has changed by 'git diff"),
+        shown.index("see what has changed by 'git diff COMMIT', with the commit that"),
         shown.index("If the change is meant, accept"),
     )
     assert shown.index("0.05 -> 0.3") < looked < accepted_by, "acceptance is the last thing to try"
     assert "3 seeds -> 1" in done.stdout
+
+
+def test_acceptance_is_advised_only_where_baseline_is_compared(accepted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = Finding("a", "learning", "regressed", "no loss falls")
+    monkeypatch.setattr(check.gate, "check_learning", lambda *_: [failing])
+    tiers = ("--tier", "exact", "--tier", "learning", "--set")
+    same, other = (vitlab(accepted, *tiers, f"train.optimizer.weight_decay={decay}") for decay in (0.05, 0.3))
+    assert same.exit_code == other.exit_code == 1 and "see what has changed" in " ".join(same.stdout.split())
+    assert "accept it" in " ".join(other.stdout.split()) and "accept it" not in " ".join(same.stdout.split())
 
 
 def test_untrained_arm_is_detected(accepted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,6 +328,16 @@ def test_pass_probability_is_reported_before_training(accepted: Path, tmp_path: 
     done = vitlab(accepted, "--plan", "--out", str(tmp_path / "nothing"))
     assert done.exit_code == 0 and "passes with probability" in done.stdout and "Warning" in done.stdout
     assert not (tmp_path / "nothing" / "trials").exists()
+
+
+def test_outlook_follows_acceptance_of_values_alone(accepted: Path, tmp_path: Path) -> None:
+    """The values that an exact acceptance keeps may be of a metric that is no longer judged."""
+    for suffix in (".yaml", ".baseline.yaml"):
+        shutil.copy(accepted / f"gate{suffix}", tmp_path)
+    done = vitlab(tmp_path, "--accept", "--reason", "facts", "--tier", "exact", "--set", "analysis.metric=val/loss")
+    assert done.exit_code == 0 and "is written" in done.stdout and "passes" not in done.stdout
+    done = vitlab(tmp_path, "--plan", "--set", "analysis.metric=val/loss")
+    assert "gate.baseline.yaml has no values to judge." in done.stdout and "passes" not in done.stdout
 
 
 def test_inconclusive_fails_if_configured(accepted: Path, tmp_path: Path) -> None:

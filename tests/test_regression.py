@@ -31,12 +31,12 @@ from vitlab.regression.decide import (
     Cells,
     Finding,
     Pair,
-    chance_to_decide,
+    chance_to_pass,
     detectable_drop,
     judge_arrays,
     pooled_sd,
     robust_sd,
-    seeds_to_decide,
+    seeds_to_pass,
     worst_verdict,
 )
 from vitlab.regression.decide import judge_family as judge_all
@@ -204,29 +204,30 @@ def test_pass_probability_equals_simulation() -> None:
     values_SC2N = np.random.default_rng(3).normal(0, 1, (4000, 1, 2, n))
     cells = cells_of(1, np.array([margin]), np.array([9.0]))
     passed = judge_arrays(values_SC2N, np.zeros(values_SC2N.shape, bool), cells).verdict == 0
-    chance = chance_to_decide(n, 1.0, margin, 0.05)
+    chance = chance_to_pass(n, 1.0, margin, 0.05)
     assert passed.mean() == pytest.approx(chance, abs=4 * math.sqrt(chance * (1 - chance) / 4000))
-    seed_count = seeds_to_decide(1.0, margin, 0.05)
+    seed_count = seeds_to_pass(1.0, margin, 0.05)
     assert seed_count is not None
-    assert chance_to_decide(seed_count, 1.0, margin, 0.05) >= 0.8 > chance_to_decide(seed_count - 1, 1.0, margin, 0.05)
-    assert chance_to_decide(2, 1.0, margin, 0.05) == 0 and seeds_to_decide(1e6, margin, 0.05) is None
+    assert chance_to_pass(seed_count, 1.0, margin, 0.05) >= 0.8 > chance_to_pass(seed_count - 1, 1.0, margin, 0.05)
+    assert chance_to_pass(2, 1.0, margin, 0.05) == 0 and seeds_to_pass(1e6, margin, 0.05) is None
 
 
-@pytest.mark.parametrize(("n", "family", "min_abs"), [(3, 1, 0.0), (5, 4, 1.0), (40, 2, 1.0)])
-def test_detectable_drop_is_found_four_times_in_five(n: int, family: int, min_abs: float) -> None:
-    """The last one is decided by ``min_abs``, which larger drops alone reach often enough."""
-    drop = detectable_drop(n, 1.0, 0.05 / family, min_abs)
+@pytest.mark.parametrize(
+    ("n", "family", "margin", "min_abs"),
+    [(3, 1, 2.0, 0.0), (5, 4, 2.0, 1.0), (8, 3, 2.0, 1.0), (40, 2, 2.0, 1.0), (40, 2, 0.01, 1.0)],
+)
+def test_detectable_drop_is_found_four_times_in_five(n: int, family: int, margin: float, min_abs: float) -> None:
+    """The test decides with few seeds, the margin with many, and ``min_abs`` where the margin is smaller."""
+    drop = detectable_drop(n, 1.0, margin, min_abs, 0.05, family)
     values_SC2N = np.random.default_rng(4).normal(0, 1, (2000, family, 2, n))
     values_SC2N[:, 0, 1] -= drop
-    cells = cells_of(family, np.full(family, 0.01), np.full(family, min_abs))
+    cells = cells_of(family, np.full(family, margin), np.full(family, min_abs))
     found = judge_arrays(values_SC2N, np.zeros(values_SC2N.shape, bool), cells).verdict[:, 0] == REGRESSED
-    assert found.mean() == pytest.approx(0.8, abs=0.04)
-    half = seeds_to_decide(1.0, drop / 2, 0.05 / family, min_abs)
-    assert (half is None) == (drop / 2 < min_abs) and (half is None or half > n)
+    assert found.mean() == pytest.approx(0.8, abs=0.03)
 
 
 def test_nothing_is_detectable_by_two_seeds_or_without_spread() -> None:
-    assert math.isnan(detectable_drop(2, 1.0, 0.05, 0.0)) and math.isnan(detectable_drop(5, 0.0, 0.05, 0.0))
+    assert all(math.isnan(detectable_drop(n, sd, 2.0, 1.0, 0.05, 1)) for n, sd in ((2, 1.0), (5, 0.0)))
 
 
 def test_spread_is_pooled_within_arms() -> None:
@@ -339,14 +340,14 @@ def test_outlook_is_for_seeds_of_file() -> None:
     cells = outlook(study(), values(seeds=6))
     assert [cell.n for cell in cells] == [3, 3]
     sd = np.std([0.90, 0.92, 0.94, 0.91, 0.93, 0.92], ddof=1)
-    assert cells[0].chance == pytest.approx(chance_to_decide(3, float(sd), 2 * float(sd), 0.05), rel=1e-9)
+    assert cells[0].chance == pytest.approx(chance_to_pass(3, float(sd), 2 * float(sd), 0.05), rel=1e-9)
     units = {"accuracy": "share"}
     table = render_outlook(cells, units, "md")
-    drop = detectable_drop(3, float(sd), 0.05 / 2, float(sd))
-    row = f"| a | val accuracy (%) | 3 | 1.414 | 2.828 | 49 % | 5 | {100 * drop:.4g} | {cells[0].needs_half} |"
+    drop = detectable_drop(3, float(sd), 2 * float(sd), float(sd), 0.05, 2)
+    row = f"| a | val accuracy (%) | 3 | 1.414 | 2.828 | 49 % | 5 | {100 * drop:.4g} |"
     assert "Warning" in table and "less than 80 %" in table and row in table
     assert "Warning" not in render_outlook([replace(cell, chance=0.99) for cell in cells], units, "md")
-    assert "| over 200 |" in render_outlook([replace(cell, needs_half=None) for cell in cells], units, "md")
+    assert "| over 200 |" in render_outlook([replace(cell, needs=None) for cell in cells], units, "md")
 
 
 # -- exact tier -------------------------------------------------------------------------------------------------------
@@ -554,11 +555,13 @@ def test_shares_are_in_points_and_json_keeps_fractions() -> None:
     result = replace(CHECKED, findings=(), cells=(cell, loss), units={"accuracy": "share", "loss": "number"})
     shown = render_check(result, "md")
     assert (
-        "regressed: a: val accuracy (%): 90 -> 80 over 4 seeds, a drop of 10 points (90 % interval 5 to 15); adjusted p "
+        "regressed: a: val accuracy (%): 90 -> 80 over 4 seeds, worse by 10 points (90 % interval 5 to 15); adjusted p "
         "0.01" in shown
     )
     assert "| a | val accuracy (%) | regressed | 90 | 80 | 10 | 15 |" in shown
     assert "| a | val loss | regressed | 1 | 1.1 | 0.1 | 0.15 |" in shown
+    assert "val loss: 1 -> 1.1 over 4 seeds, worse by 0.1 (" in shown
+    assert "over 4 seeds, worse by 0.1 (" in render_junit(result)
     assert json.loads(render_json(result))["cells"][0]["drop"] == 0.1
 
 

@@ -105,14 +105,17 @@ def check_command(
 
     typed = shlex.join(["vitlab", "check", str(name), *repeat_options(context, without=CHOICES)])
     request = check.CheckRequest(file, baseline, out, parse_changes(changes), plugins, make_watch(), typed)
+    tiers = tiers or TIERS
     if accept:
-        plan_only = check.accept(request, str(reason).strip(), tiers or TIERS).values is not None
+        check.accept(request, str(reason).strip(), tiers)
         click.echo(f"{baseline} is written; review it, and commit it.")
-    if plan_only:  # or what the seeds of the new baseline can tell
-        click.echo(check.outlook(request, form).rstrip())
+    if plan_only or (accept and "statistical" in tiers):
+        cells, units = check.read_outlook(request)
+        shown = phrasing.render_outlook(cells, units, form) if cells else f"{baseline} has no values to judge."
+        click.echo(shown.rstrip())
     if accept or plan_only:
         return
-    checked = check.check(request, tiers or TIERS)
+    checked = check.check(request, tiers)
     _print_and_exit(checked, phrasing.render_check(checked, form), phrasing.render_check(checked, "md"), junit)
 
 

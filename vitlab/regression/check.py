@@ -17,8 +17,7 @@ from vitlab.regression.baseline import Baseline, Values, read_baseline, update_b
 from vitlab.regression.checkout import Revision, checkout, resolve_commit, uncommitted_files
 from vitlab.regression.decide import Cell, Finding, worst_verdict
 from vitlab.regression.facts import compare_facts, compute_facts
-from vitlab.regression.gate import CheckResult
-from vitlab.regression.phrasing import render_outlook
+from vitlab.regression.gate import CheckResult, Outlook
 from vitlab.report.api import status_command
 from vitlab.spec import Study, read_document
 from vitlab.store.folders import OUT, Store
@@ -94,10 +93,13 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
         own_study = str(changes_for_own_study("check", request, study)["study"])
         report = shlex.join(["vitlab", "report", own_study, *Store(request.out.resolve()).out_option])
         notes += [
-            f"see what has changed by 'git diff $(git log -1 --format=%h -- {shlex.quote(str(request.baseline))})'",
-            *[f"see the trainings of the check, and changed options, by '{report}'"] * bool(cells),
-            f"if the change is meant, accept it: {request.accept_command}",
+            "if the baseline is committed, see what has changed by 'git diff COMMIT', with the commit that "
+            f"'git log -1 --format=%h -- {shlex.quote(str(request.baseline))}' prints",
+            *[f"see the trainings of the check by '{report}'"] * bool(cells),
         ]
+        by_baseline = {cell.verdict for cell in cells} | {item.verdict for item in findings if item.check != "learning"}
+        if by_baseline & {"differs", "regressed"}:
+            notes.append(f"if the change is meant, accept it: {request.accept_command}")
     return replace(result, notes=tuple(notes), units=plan.units)
 
 
@@ -124,11 +126,11 @@ def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) ->
     return baseline
 
 
-def outlook(request: CheckRequest, form: str) -> str:
-    """Return a table of what the seeds of the baseline can tell, without training."""
+def read_outlook(request: CheckRequest) -> tuple[list[Outlook], Mapping[str, str]]:
+    """Return what the seeds of the baseline can tell, without training, and the units of metrics."""
     study, plan, baseline = _read_study_and_baseline(request, ("statistical",))
     assert baseline.values is not None
-    return render_outlook(gate.outlook(study, baseline.values), plan.units, form)
+    return gate.outlook(study, baseline.values), plan.units
 
 
 def _read_study_and_baseline(request: CheckRequest, tiers: Sequence[Tier]) -> tuple[Study, Plan, Baseline]:

@@ -32,7 +32,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import stdtr, stdtrit
+from scipy.special import chdtr, ndtri, stdtr, stdtrit
 
 from vitlab.comparison.arrays import MIN_SEEDS
 from vitlab.spec.choice import Goal
@@ -195,32 +195,47 @@ def _describe_lost_and_collapsed(cell: Cell) -> str:
     return f"{new} of {seeds_new} trainings {kind}, {old} of {seeds_old} in the baseline"
 
 
-def chance_to_decide(n: int, sd: float, drop: float, alpha: float, min_abs: float = -math.inf) -> float:
-    """Return the probability that ``n`` seeds of an arm tell a drop from none.
+def chance_to_pass(n: int, sd: float, margin: float, alpha: float) -> float:
+    """Return the probability that ``n`` seeds of an arm show that an unchanged model has no drop of the margin.
 
-    With the margin as the drop, it is that of an unchanged model to pass; with the alpha of a cell of a family, and
-    ``min_abs``, that of a model with such a drop to be found.  Old and new values at one seed are taken as independent:
-    any change of rounding has the effect of another seed (arXiv:2103.04514).  ``sd`` is from seed to seed.
+    Old and new values at one seed are taken as independent: any change of rounding has the effect of another seed
+    (arXiv:2103.04514).  ``sd`` is from seed to seed.
     """
-    if n < MIN_SEEDS or not drop > 0:  # NaN if no drop is found
+    if n < MIN_SEEDS or margin <= 0:
         return 0.0
     se = sd * math.sqrt(2 / n)
-    return power.t_test_power(drop, se, n - 1, 2 * alpha, min_abs) if se > 0 else 1.0
+    return power.t_test_power(margin, se, n - 1, 2 * alpha) if se > 0 else 1.0
 
 
-def seeds_to_decide(sd: float, drop: float, alpha: float, min_abs: float = -math.inf) -> int | None:
-    """Return the fewest seeds that tell a drop from none at ``TARGET_CHANCE``; None above ``MAX_SEEDS``."""
+def seeds_to_pass(sd: float, margin: float, alpha: float) -> int | None:
+    """Return the fewest seeds by which an unchanged model passes at ``TARGET_CHANCE``; None above ``MAX_SEEDS``."""
     sizes = range(MIN_SEEDS, MAX_SEEDS + 1)
-    place = bisect_left(sizes, TARGET_CHANCE, key=lambda n: chance_to_decide(n, sd, drop, alpha, min_abs))
+    place = bisect_left(sizes, TARGET_CHANCE, key=lambda n: chance_to_pass(n, sd, margin, alpha))
     return sizes[place] if place < len(sizes) else None
 
 
-def detectable_drop(n: int, sd: float, alpha: float, min_abs: float) -> float:
-    """Return the drop that ``n`` seeds find at ``TARGET_CHANCE``; NaN if they are too few, or have no spread."""
+def detectable_drop(n: int, sd: float, margin: float, min_abs: float, alpha: float, family: int) -> float:
+    """Return the drop that is found at ``TARGET_CHANCE``; NaN if the seeds are too few, or have no spread.
+
+    A drop is found in one of ``family`` cells with ``n`` seeds if the cell regresses, see :func:`judge_arrays`.
+    """
     if n < MIN_SEEDS or sd <= 0:
         return NAN
-    most = 10 * max(min_abs, sd) / alpha  # at two degrees of freedom, t grows with the root of 1 / alpha
-    return float(brentq(lambda drop: chance_to_decide(n, sd, drop, alpha, min_abs) - TARGET_CHANCE, 0.0, most))
+    df, se = n - 1, sd * math.sqrt(2 / n)
+    errors = se * ndtri((np.arange(4000) + 0.5) / 4000)  # of the mean, equally probable
+    to_find, to_pass = se * stdtrit(df, [1 - alpha / family, 1 - alpha])
+
+    def chance(drop: float) -> float:
+        # For each measured drop, the measured standard error has to be small enough for significance, and too large
+        # to pass; its square has a chi-squared distribution.
+        measured = drop + errors
+        most, least = np.maximum(measured, 0) / to_find, np.maximum(margin - measured, 0) / to_pass
+        found = np.maximum(chdtr(df, df * most**2) - chdtr(df, df * least**2), 0)
+        return float(np.mean(found * (measured >= min_abs)))
+
+    # At two degrees of freedom, t grows with the root of 1 / alpha.
+    far = 10 * max(margin, min_abs, sd) * family / alpha
+    return float(brentq(lambda drop: chance(drop) - TARGET_CHANCE, 0.0, far))
 
 
 # -- many studies at once, from arrays (studies, cells, sides, seeds) --------------------------------------------------

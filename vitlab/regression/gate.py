@@ -57,7 +57,6 @@ class Outlook:
     chance: float  #: that an unchanged model passes
     needs: int | None  #: seeds for a chance of 80 % of this cell
     drop: float  #: that is found four times in five; NaN if none is
-    needs_half: int | None  #: seeds that find half of it
 
 
 def read_final_values(plan: Plan, store: Store, study: Study) -> Values:
@@ -263,11 +262,10 @@ def outlook(study: Study, values: Values) -> list[Outlook]:
                 continue
             arm_sd = float(pooled_sd(values_to_array([seeds])[None])[0]) or sd
             n = len(seeds.keys() & {*(second_look_seeds(study) or study.seeds.values)})
-            chance = decide.chance_to_decide(n, arm_sd, margin, alpha)
-            needs = decide.seeds_to_decide(arm_sd, margin, alpha)
-            drop = decide.detectable_drop(n, arm_sd, alpha / family, min_abs)
-            needs_half = decide.seeds_to_decide(arm_sd, drop / 2, alpha / family, min_abs)
-            cells.append(Outlook(arm, metric, n, arm_sd, margin, chance, needs, drop, needs_half))
+            chance = decide.chance_to_pass(n, arm_sd, margin, alpha)
+            needs = decide.seeds_to_pass(arm_sd, margin, alpha)
+            drop = decide.detectable_drop(n, arm_sd, margin, min_abs, alpha, family)
+            cells.append(Outlook(arm, metric, n, arm_sd, margin, chance, needs, drop))
     return cells
 
 

@@ -58,16 +58,16 @@ def render_outlook(cells: Sequence[Outlook], units: Mapping[str, str], form: str
         _number(column, "sd", "sd", rank=2),
         _number(column, "margin", "margin", rank=1),
         column("passes", lambda cell: f"{100 * cell.chance:.0f} %"),
-        column("seeds for 80 %", lambda cell: _format_seeds(cell.needs)),
+        column("seeds for 80 %", lambda cell: str(cell.needs or f"over {MAX_SEEDS}")),
         _number(column, "finds drop", "drop"),
-        column("seeds for half", lambda cell: _format_seeds(cell.needs_half)),
     ]
     chance = math.prod(cell.chance for cell in cells)
     notes = [
         "A model that computes equal bits passes. "
         f"A model that differs by rounding alone passes with probability {100 * chance:.0f} %, "
         "or more if its cells are correlated.",
-        f"A drop of this size is found with probability {percent(TARGET_CHANCE)}, by the spread of the baseline.",
+        f"A drop of this size is found with probability {percent(TARGET_CHANCE)}, by the spread of the baseline. "
+        "More seeds do not find drops below the margin, which pass.",
     ]
     if chance < TARGET_CHANCE:
         notes.append(
@@ -135,12 +135,8 @@ def _cell_sentence(cell: Cell, units: Mapping[str, str]) -> str:
     interval = f" ({percent(1 - 2 * cell.alpha)} interval {low} to {high})" if cell.test == "paired t" else ""
     drop = f"{drop} {scale.points}".rstrip()
     return (
-        f"{cell.metric}: {old} -> {new} over {format_count(cell.n, 'seed')}, a drop of {drop}{interval}; {cell.reason}"
+        f"{cell.metric}: {old} -> {new} over {format_count(cell.n, 'seed')}, worse by {drop}{interval}; {cell.reason}"
     )
-
-
-def _format_seeds(seeds: int | None) -> str:
-    return f"over {MAX_SEEDS}" if seeds is None else str(seeds)
 
 
 def _format_number(value: float) -> str:

@@ -105,10 +105,8 @@ def _exceedance(u_I: Floats, bounds_J: Floats, v: float, before: int, added: int
     return np.asarray(below[0] - below[1])
 
 
-def t_test_power(effect: float, se: float, df: float, alpha: float = 0.05, least: float = -math.inf) -> float:
+def t_test_power(effect: float, se: float, df: float, alpha: float = 0.05) -> float:
     """Return the power of a two-sided t-test with this standard error to detect a true difference of ``effect``.
-
-    Measured differences below ``least``, in the direction of ``effect``, do not count as detected.
 
     The noncentral t distribution is integrated over the numerator, because scipy 1.17's ``nct`` returns NaN at places.
     """
@@ -117,7 +115,6 @@ def t_test_power(effect: float, se: float, df: float, alpha: float = 0.05, least
     critical, shift = t_quantile(1 - alpha / 2, df), abs(effect) / se
     z = np.linspace(-9.0, 9.0, 4001)
     normal = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
-    normal[(z + shift) * se < least] = 0.0
     return float(np.trapezoid(normal * chdtr(df, df * ((z + shift) / critical) ** 2), z))
 
 
