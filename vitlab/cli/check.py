@@ -111,8 +111,8 @@ def check_command(
         click.echo(f"{baseline} is written; review it, and commit it.")
     if plan_only or (accept and "statistical" in tiers):
         cells, units = check.read_outlook(request)
-        shown = phrasing.render_outlook(cells, units, form) if cells else f"{baseline} has no values to judge."
-        click.echo(shown.rstrip())
+        outlook = phrasing.render_outlook(cells, units, form) if cells else f"{baseline} has no values to judge."
+        click.echo(outlook.rstrip())
     if accept or plan_only:
         return
     checked = check.check(request, tiers)

@@ -122,13 +122,13 @@ def plan_study(
 
 
 def _without_consequences(
-    found: Sequence[Problem], causes: Sequence[Problem], changes: Mapping[str, object]
+    problems: Sequence[Problem], causes: Sequence[Problem], changes: Mapping[str, object]
 ) -> list[Problem]:
     """Return the problems that no missing plugin explains; those at lines of the file name the changes."""
     if any(cause.path[:2] == ("plugins", "require") for cause in causes):  # the plugin may have the component
-        found = [each for each in found if not re.match(r"no \w+ called '", each.message)]
-    given = f" (with {format_changes(changes)})" if changes else ""
-    return [replace(each, message=each.message + given) if each.line else each for each in found]
+        problems = [each for each in problems if not re.match(r"no \w+ called '", each.message)]
+    suffix = f" (with {format_changes(changes)})" if changes else ""
+    return [replace(each, message=each.message + suffix) if each.line else each for each in problems]
 
 
 def _notes_on_machine(plan: Plan, document: Document, store: Store, device: str) -> list[str]:

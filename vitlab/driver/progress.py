@@ -208,9 +208,9 @@ class _Display(Watch):
         yield None
         folders = [progress.folder for progress in self._running.values()]
         stopped = [folder for folder in folders if not folder.done()]  # others came to their end meanwhile
-        kept, done = sum(folder.checkpoint.exists() for folder in stopped), len(folders) - len(stopped)
+        saved, done = sum(folder.checkpoint.exists() for folder in stopped), len(folders) - len(stopped)
         self.say(
-            f"{f'{done} done, ' * bool(done)}{format_count(len(stopped), 'trial')} stopped, {kept} with a checkpoint."
+            f"{f'{done} done, ' * bool(done)}{format_count(len(stopped), 'trial')} stopped, {saved} with a checkpoint."
         )
 
     def _read_final_value(self, folder: TrialFolder) -> float | None:
@@ -251,13 +251,13 @@ class _Display(Watch):
                 rows.append((ENDED, self._ended_rows[arm]))
                 continue
             own = [running.pop(name) for name in map(trial_name, trials) if name in running]
-            ended = [self._store.folder(item.trial) for item in trials if item.trial.name not in self._open]
-            values = [value for folder in ended if (value := self._final_value(folder)) is not None]
-            if ended:
+            folders = [self._store.folder(item.trial) for item in trials if item.trial.name not in self._open]
+            values = [value for folder in folders if (value := self._final_value(folder)) is not None]
+            if folders:
                 state = f"{len(values)} of {len(trials)}" if len(values) < len(trials) else Ending.DONE
-                is_over = len(ended) == len(trials)
+                is_over = len(folders) == len(trials)
                 mean = f"{_format_value(fmean(values), scale)} (mean of {len(values)})" if values and is_over else ""
-                row = Row(arm, len(ended) / len(trials), state, mean)
+                row = Row(arm, len(folders) / len(trials), state, mean)
                 rows.append((ENDED, row))
                 if is_over:
                     self._ended_rows[arm] = row

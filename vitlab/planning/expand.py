@@ -115,9 +115,9 @@ def _make_arm_resolver(
         resolved = error
         # Missing keys were reported while reading the file.
         new = [fault for fault in error.faults if is_sound or len(fault[0]) > 1 or fault[0][0] in base]
-        known = _faults_without_changes(resolver, document) if document.changes else []
+        in_file = _faults_without_changes(resolver, document) if document.changes else []
         problems += [
-            document.problem(("base", *path), sentence, (path, sentence) not in known) for path, sentence in new
+            document.problem(("base", *path), sentence, (path, sentence) not in in_file) for path, sentence in new
         ]
     study = metrics.fill_in_goal(study, metrics.reported_metrics(resolved.plain, resolved.info))
     # The values that stand in for wrong ones in the file would break rules that the file does not break.

@@ -60,11 +60,11 @@ def with_first_registration(plan: Plan, earlier: Plan | None, ended: Callable[[s
     longer = {arm: by_identity.get(own, arm) for arm, own in first.arms.items() if arm not in plan.identities}
     names = {arm: name for arm, name in longer.items() if name not in first.arms}
     family = tuple((names.get(arm, arm), names.get(baseline, baseline)) for arm, baseline in first.family)
-    known = replace(first.known, comparisons=tuple(names.get(arm, arm) for arm in first.known.comparisons))
+    earlier_results = replace(first.known, comparisons=tuple(names.get(arm, arm) for arm in first.known.comparisons))
     arms = {**plan.identities, **{names.get(arm, arm): identity for arm, identity in first.arms.items()}}
     # The next run cannot tell from a plan without results that there were some.
     seen = first.seen or not any_ended(plan)
-    return replace(plan, registered=replace(first, family=family, arms=arms, known=known, seen=seen))
+    return replace(plan, registered=replace(first, family=family, arms=arms, known=earlier_results, seen=seen))
 
 
 def _format_exactly(value: Any) -> str:

@@ -228,10 +228,10 @@ def detectable_drop(n: int, sd: float, margin: float, min_abs: float, alpha: flo
     def chance(drop: float) -> float:
         # For each measured drop, the measured standard error has to be small enough for significance, and too large
         # to pass; its square has a chi-squared distribution.
-        measured = drop + errors
-        most, least = np.maximum(measured, 0) / to_find, np.maximum(margin - measured, 0) / to_pass
-        found = np.maximum(chdtr(df, df * most**2) - chdtr(df, df * least**2), 0)
-        return float(np.mean(found * (measured >= min_abs)))
+        observed = drop + errors
+        most, least = np.maximum(observed, 0) / to_find, np.maximum(margin - observed, 0) / to_pass
+        power = np.maximum(chdtr(df, df * most**2) - chdtr(df, df * least**2), 0)
+        return float(np.mean(power * (observed >= min_abs)))
 
     # At two degrees of freedom, t grows with the root of 1 / alpha.
     far = 10 * max(margin, min_abs, sd) * family / alpha

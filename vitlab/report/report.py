@@ -98,15 +98,15 @@ class Report:
     @property
     def all_answers(self) -> list[Answer]:
         """The answers with their verdicts: of a grid, then of blocks or arms, and at last what is no comparison."""
-        judged: list[tuple[str, Row | None]] = [("", None)] * len(
+        verdicts: list[tuple[str, Row | None]] = [("", None)] * len(
             grid_answers(self.sections, self.analysis, self.units)
         )
         if blocks := self.sections.get("blocks"):
-            judged += [(row.verdict, None) for row in blocks]
+            verdicts += [(row.verdict, None) for row in blocks]
         else:
-            judged += [(row["verdict"], row) for row in phrasing.compared_rows(phrasing.started_rows(self.arms))]
-        judged += [("", None)] * (len(self.answers) - len(judged))
-        return [Answer(sentence, *of) for sentence, of in zip(self.answers, judged, strict=True)]
+            verdicts += [(row["verdict"], row) for row in phrasing.compared_rows(phrasing.started_rows(self.arms))]
+        verdicts += [("", None)] * (len(self.answers) - len(verdicts))
+        return [Answer(sentence, *of) for sentence, of in zip(self.answers, verdicts, strict=True)]
 
     @property
     def main_answers(self) -> list[str]:
@@ -183,8 +183,8 @@ def collect(plan: Plan, store: Store) -> Report:
     notes = [*describe_version(plan, store), *notes_of(results, prerequisites, findings.arms)]
     trials = [*prerequisites, *gather_trials(plan, store, plan.rival_trials), *results.trials]
     report = Report.from_findings(findings, notes)
-    made = collect_provenance(plan, store, trials)
-    return replace(report, made=made, trials=frame_to_json(results.frame), state=state)
+    provenance = collect_provenance(plan, store, trials)
+    return replace(report, made=provenance, trials=frame_to_json(results.frame), state=state)
 
 
 def read_report(plan: Plan, store: Store, format: str) -> str | bytes | None:

@@ -339,15 +339,15 @@ def _paths_in_names(arms: Sequence[Values]) -> set[str]:
 
     They have a value other than a component or a text, or ``none``, or a value that another path has, too.
     """
-    first, named = dict[str, str](), set[str]()
+    first, ambiguous = dict[str, str](), set[str]()
     for values in arms:
         for path, value in values.items():
             text = format_value(value)
             tells_path = isinstance(value, str) or (isinstance(value, Mapping) and "type" in value)
             other = first.setdefault(text, path)
             if not tells_path or text == "none" or other != path:
-                named |= {path, other}
-    return named
+                ambiguous |= {path, other}
+    return ambiguous
 
 
 def repeat_in_blocks(design: Sequence[Changes], blocks: Zip) -> list[Changes]:

@@ -116,8 +116,8 @@ def describe_answer(report: Mapping[str, Any]) -> str:
     for row in begun:
         if row.get("verdict"):
             arms.setdefault(row["verdict"], []).append(row["arm"])
-    told = sorted(arms, key="cannot tell".__eq__)  # last, because the page cuts the line
-    verdicts = " \N{MIDDLE DOT} ".join(f"{verdict}: {'; '.join(arms[verdict])}" for verdict in told)
+    order = sorted(arms, key="cannot tell".__eq__)  # last, because the page cuts the line
+    verdicts = " \N{MIDDLE DOT} ".join(f"{verdict}: {'; '.join(arms[verdict])}" for verdict in order)
     answer = str(report.get("overview") or verdicts or " ".join(answers))
     return answer if len(begun) == len(rows) else f"{len(begun)} of {len(rows)} arms run so far: {answer}"
 
