@@ -326,7 +326,7 @@ def test_reloaded_code_is_retrained(tmp_path: Path) -> None:
 def test_reloaded_entry_point_gives_new_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "from vitlab.components.mlp import GeluMLP\nclass Part(GeluMLP):\n    '''An MLP.'''\n    by = {}\n"
     module = write(tmp_path / "pointed.py", text.format(1))
-    mlp.add("pointed", importlib.import_module("pointed").Part, registry.Origin("pointed", "1"))
+    mlp.add_component("pointed", importlib.import_module("pointed").Part, registry.Origin("pointed", "1"))
     assert mlp.resolve("pointed").component.by == 1  # type: ignore[attr-defined]
     write(module, text.format(222))
     importlib.reload(sys.modules["pointed"])
@@ -349,7 +349,7 @@ def test_reloaded_data_set_reads_images_again(tmp_path: Path, monkeypatch: pytes
     """Cached images of a data set belong to the code that read it."""
     slot_fixtures.keep(monkeypatch, dataset)
     module = write(tmp_path / "shades.py", DATA.format(by=1))
-    dataset.add("shades", importlib.import_module("shades").Shades, registry.Origin("shades", "1"))
+    dataset.add_component("shades", importlib.import_module("shades").Shades, registry.Origin("shades", "1"))
     seeds = dict.fromkeys(STREAMS, 0)
 
     def brightest() -> int:

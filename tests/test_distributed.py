@@ -293,12 +293,12 @@ def test_stop_request_stops_all_ranks_at_one_step(
 
 def test_trial_has_several_gpus_exclusively(monkeypatch: pytest.MonkeyPatch) -> None:
     placement, pair = Placement(["0", "1", "2", "3", "4"]), GpuRequest(count=2)
-    assert placement.place("quarter", GpuRequest(0.25)) == "0"
-    assert [placement.place(name, pair) for name in "abc"] == ["1,2", "3,4", None]
+    assert placement.assign_gpus("quarter", GpuRequest(0.25)) == "0"
+    assert [placement.assign_gpus(name, pair) for name in "abc"] == ["1,2", "3,4", None]
     placement.remove("a")
-    assert placement.place("half", GpuRequest(0.5)) == "1" and placement.place("c", pair) is None
+    assert placement.assign_gpus("half", GpuRequest(0.5)) == "1" and placement.assign_gpus("c", pair) is None
     placement.remove("half")
-    assert placement.place("c", pair) == "1,2"
+    assert placement.assign_gpus("c", pair) == "1,2"
     assert placement.capacity(pair) == 2 and not placement.capacity(GpuRequest(count=6))
 
     monkeypatch.setattr(machine, "usable_gpus", lambda: ["0", "1", "2", "3"])

@@ -187,7 +187,7 @@ def test_attempt_records_its_facts(tmp_path: Path) -> None:
     ("ends", "how"),
     [
         ([("done", ""), ("error", "the second"), ("oom", "the third")], ("error", "the second")),
-        ([("done", ""), ("done", "the loss is not finite")], ("done", "the loss is not finite")),
+        ([("done", ""), ("done", "the loss is not finite")], ("done", "")),
         ([("done", ""), ("stopped", ""), ("error", "the third")], ("stopped", "")),
     ],
 )
