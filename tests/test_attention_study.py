@@ -43,6 +43,7 @@ def test_step_0_logits_are_equal_across_arms(dtype: torch.dtype, tolerance: floa
         assert logits["baseline"].std() > 1e-3, "a model that says nothing equals any other"
 
 
+@pytest.mark.slow
 def test_float64_losses_of_15_steps_agree() -> None:
     _, plan = plan_study(STUDY)
     losses: dict[str, torch.Tensor] = {}

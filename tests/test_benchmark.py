@@ -87,6 +87,7 @@ def test_speed_is_steps_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert steps[0] == benchmark.WARM_UP + 41, "one step is measured at least"
 
 
+@pytest.mark.slow
 def test_arms_are_measured_into_separate_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, out = write(tmp_path), tmp_path / "out"
     before = vitlab.run(file, out=out)
@@ -202,6 +203,7 @@ class EndedWell(threading.Thread):
     exitcode = 0
 
 
+@pytest.mark.slow
 def test_benchmark_of_gpu_runs_to_its_end_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "tools" / "benchmarks"))
     import gpu

@@ -396,6 +396,7 @@ def test_second_study_reuses_teacher(taught: Answer, tmp_path: Path) -> None:
     assert (answer.trained, answer.cached) == (0, 2)
 
 
+@pytest.mark.slow
 def test_distillation_code_is_only_in_digest_of_students(taught: Answer, tmp_path: Path) -> None:
     shutil.copytree(Path(vitlab.__file__).parent, tmp_path / "vitlab")
     assert OPTIONAL_MODULES["distillation"] == "vitlab.training.distillation"

@@ -196,6 +196,7 @@ class NotHere(Local):
         raise UserError("there is no cluster")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cls", "sentence"),
     [
@@ -260,6 +261,7 @@ def template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Executor:
     return executor
 
 
+@pytest.mark.slow
 def test_template_follows_contract(template: Executor, tmp_path: Path) -> None:
     """Its rules, and logs and preemption, by processes that import no torch."""
     assert template.slots == 2 and template.poll(0.0) == []

@@ -418,6 +418,7 @@ def test_fork_server_has_one_thread_and_no_plugin_and_trial_imports_neither_comp
 # -- stopping ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_cancel_kills_unresponsive_worker(local: Callable[..., Local], tmp_path: Path) -> None:
     executor = local()
     work = [job(tmp_path, "train"), job(tmp_path, "ignore")]

@@ -551,6 +551,7 @@ def test_side_by_side_draws_each_model_for_shared_tokens(tmp_path: Path, monkeyp
     assert captions == ["study s; image i"] * 3
 
 
+@pytest.mark.slow
 def test_segmentation_is_drawn_beside_its_true_labels(tmp_path: Path) -> None:
     """Every second pixel of the picture is right, and those without a label do not count."""
     explanations = {}

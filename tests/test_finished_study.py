@@ -227,6 +227,7 @@ def test_trainings_of_other_processes_are_counted_apart(finished: Path) -> None:
     assert scheduler._classify_ending(folder) == "failed"
 
 
+@pytest.mark.slow
 def test_finished_study_imports_neither_pandas_nor_a_tracker(finished: Path) -> None:
     heavy = ("mlflow", "pandas", "matplotlib", "scipy.stats")
     code = (

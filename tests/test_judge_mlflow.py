@@ -223,6 +223,7 @@ def test_every_store_gives_the_same_runs(
         assert (table.name, table.runs, table.notes) == ("positions", reference.runs, reference.notes)
 
 
+@pytest.mark.slow
 def test_folder_that_mlflow_refuses_has_its_advice(mlruns: str, tmp_path: Path) -> None:
     folder = tmp_path / "ml runs"  # MLflow's client caches the stores that it has opened
     shutil.copytree(url2pathname(urlsplit(mlruns).path), folder)

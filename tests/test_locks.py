@@ -230,6 +230,7 @@ def _hold_and_write(path: Path, parent: Connection) -> None:
         parent.send("left")
 
 
+@pytest.mark.slow
 def test_silent_owner_is_declared_dead_and_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_locks(monkeypatch)
     ours, theirs = multiprocessing.Pipe()

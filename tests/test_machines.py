@@ -30,6 +30,7 @@ def without_posix(*commands: list[str], folder: Path) -> subprocess.CompletedPro
     return warm.python(f"{code}; import without_posix; without_posix.main()", folder, os.environ)
 
 
+@pytest.mark.slow
 def test_commands_that_train_nothing_run_without_posix(tmp_path: Path) -> None:
     plan, store = synthetic_studies.study(
         tmp_path / "out", {"baseline": [0.9, 0.8, 0.85], "position=none": [0.7, 0.6, 0.65]}

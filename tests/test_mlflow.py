@@ -420,7 +420,7 @@ own_tracker = own_plugin:OwnTracker
 @pytest.mark.parametrize(
     ("tracker", "is_installed", "in_driver"),
     [
-        ("mlflow", False, False),
+        pytest.param("mlflow", False, False, marks=pytest.mark.slow),
         pytest.param("own_tracker", True, False, marks=pytest.mark.slow),
         ("own_tracker", False, True),
     ],
@@ -930,6 +930,7 @@ def test_journal_with_damaged_first_line_has_run(runs: Runs) -> None:
     assert not journalled(journal) - runs.stored(runs.runs()[0])
 
 
+@pytest.mark.slow
 def test_damaged_offsets_are_rebuilt(done: Runs) -> None:
     file = done.out / "studies/tiny/mlflow-offsets.json"
     for damage in ("folder", b"\xff\xfe", b"[1, 2]", b'{"embedded": {"experiment": 3, "runs": {"a": 1}}}'):
@@ -1287,6 +1288,7 @@ def test_long_description_is_cut_at_line_and_names_are_escaped() -> None:
         assert html.unescape(escaped) == name and not re.search(r"[\\`*\[\]<>|$@]|~~|__|://|#(?!\d+;)", escaped)
 
 
+@pytest.mark.slow
 def test_model_of_every_arm_is_stored_and_loaded(runs: Runs, monkeypatch: Patch) -> None:
     """Loaded by MLflow's own download with bitwise equal predictions, and stored once for any number of syncs."""
 
@@ -1377,7 +1379,10 @@ def test_unstored_models_are_refused(runs: Runs) -> None:
 # -- isolation --------------------------------------------------------------------------------------------------------
 
 
-def test_password_in_address_reaches_only_the_server(runs: Runs, caplog: Any) -> None:
+def test_password_in_address_reaches_only_the_server(runs: Runs, caplog: Any, monkeypatch: Patch) -> None:
+    for setting in ("FACTOR", "JITTER"):
+        monkeypatch.setenv(f"MLFLOW_HTTP_REQUEST_BACKOFF_{setting}", "0")
+
     class Health(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200 if self.path == "/health" else 500)
@@ -1520,6 +1525,7 @@ def test_refused_user_gets_one_sentence(runs: Runs, caplog: Any, monkeypatch: Pa
 # -- many -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_concurrent_workers_store_every_point_once(database: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     """A short form of ``benchmarks/tracking.py``, with enough runs for several pages."""
     monkeypatch.setattr(tracking, "UPDATE_S", 0.2)
@@ -1560,6 +1566,7 @@ def test_unsupported_address_is_refused(uri: str, runs: Runs, monkeypatch: Patch
     assert runs.client.get_experiment_by_name("tiny") is None
 
 
+@pytest.mark.slow
 def test_following_imports_no_mlflow(delivered: Runs) -> None:
     looks = [["--help"], ["list"]]
     looks += [[name, str(delivered.file), "--out", str(delivered.out)] for name in ("status", "report", "plan")]

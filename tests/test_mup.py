@@ -35,6 +35,7 @@ def of_width(width: int, parametrization: str, seed: int = 0, **options: Any) ->
     return training(seed, model={**model, **options.pop("model", {})}, **{**train, **options})
 
 
+@pytest.mark.slow
 def test_coordinates_do_not_grow_with_width() -> None:
     """Coordinate check, appendix D.1: mean absolute changes of attentions and MLPs after four steps, at two widths."""
     spreads = {}

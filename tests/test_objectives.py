@@ -313,6 +313,7 @@ def ran(folder: TrialFolder, key: str, spec: dict[str, Any], needs: dict[str, st
     return run_spec(folder, key, spec, SEEDS, replace(Settings(deterministic=False), keep=Keep()), needs)
 
 
+@pytest.mark.slow
 def test_probe_of_pretrained_body_beats_that_of_a_random_one(tmp_path: Path) -> None:
     model = {**VIT, "dim": 32, "position": "sincos2d", "prefix": [], "head": {"type": "linear", "pool": "gap"}}
     accuracies = {}

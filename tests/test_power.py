@@ -60,6 +60,7 @@ def test_spread_is_pooled_over_comparisons(tmp_path: Path) -> None:
     assert list(at) == sorted(at) and list(at.values()) == sorted(at.values(), reverse=True)
 
 
+@pytest.mark.slow
 def test_predicted_power_is_realised_in_most_studies(tmp_path: Path) -> None:
     """The ratio of realised and predicted power is from 0.75 to 1.33 in at least 80 % of studies."""
     sd, seeds, within = 0.01, 5, 0

@@ -1511,6 +1511,7 @@ def test_comparison_with_drawn_figures_is_pickled(tmp_path):
     assert again.figures["arms"]._repr_png_().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_vector_figures_have_text_and_are_reproducible(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE, "b $x$": NONE})
     [first, second] = [figures_of(plan, store)["arms"] for _ in range(2)]

@@ -325,6 +325,7 @@ def test_check_without_limits_or_commit_says_what_to_do(repository: Path) -> Non
 # -- ab ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ab_trains_and_compares_by_both_commits(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(old: Revision, new: Revision, arms: Sequence[str], *_: object) -> Iterator[cost.CostRatio]:
         assert [Path(plugin).read_text() for plugin in (*old.plugins, *new.plugins)] == [

@@ -213,6 +213,7 @@ def test_ready_packs_are_one_array(cluster: Path, tmp_path: Path) -> None:
     assert Slurm(RunSpec(device="cpu")).reattach(work) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("light")
 def test_trial_on_two_nodes_has_a_task_on_each_and_one_report(cluster: Path, tmp_path: Path) -> None:
     executor = Slurm(RunSpec(device="cpu", resources=Resources(processes=4, nodes=2)), pack=4)
@@ -239,6 +240,7 @@ def test_trials_wait_while_controller_restarts(
     assert {end.ending for end in ends(executor, 2).values()} == {"done"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("light")
 def test_time_limit_that_is_reached_twice(cluster: Path, tmp_path: Path) -> None:
     work = job(tmp_path, "train")
@@ -321,6 +323,7 @@ def test_few_waiting_trials_are_sent_at_once(cluster: Path, tmp_path: Path) -> N
     assert not (cluster / "script.4712").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("light")
 def test_preempted_pack_is_requeued_and_ends(cluster: Path, tmp_path: Path) -> None:
     work = [job(tmp_path, do) for do in ("resume", "finish", "raise")]

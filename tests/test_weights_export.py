@@ -179,7 +179,13 @@ def test_changed_header_of_trial_file_is_refused(tmp_path: Path) -> None:
     assert str(file) in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("to", [pytest.param("timm", marks=pytest.mark.slow), "torchvision", "hf", "google"])
+@pytest.mark.parametrize(
+    "to",
+    [
+        pytest.param(to, marks=[pytest.mark.slow] * (to != "torchvision"))
+        for to in ("timm", "torchvision", "hf", "google")
+    ],
+)
 def test_model_is_equal_after_reading_or_refused(to: str, tmp_path: Path) -> None:
     """Every option alone, and random combinations of them; for timm, which tests below try by option, every fourth."""
     alone = [option for options in OPTIONS.values() for option in options if option][:: 4 if to == "timm" else 1]

@@ -56,6 +56,7 @@ def sample() -> list[weights_zoo.Case]:
     return [case for index, case in enumerate(light) if index % 10 == 0 or case.name in DIFFERENT]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", sample(), ids=lambda case: f"{case.section}: {case.name}")
 def test_foreign_model_is_equal_or_refused_as_documented(case: weights_zoo.Case) -> None:
     assert weights_zoo.row(case) in weights_zoo.PAGE.read_text().splitlines()

@@ -50,7 +50,7 @@ def test_wandb_passes_contract_test() -> None:
     check_component("tracker", "wandb")
 
 
-@pytest.mark.parametrize("is_late", [True, False])
+@pytest.mark.parametrize("is_late", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_trial_is_delivered_once_its_file_has_its_end(is_late: bool, tmp_path: Path, monkeypatch: Any) -> None:
     """W&B's process writes the file after the run has finished; one that never does loses no trial."""
     late = iter([b""] * 3 if is_late else [])
