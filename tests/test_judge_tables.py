@@ -255,6 +255,10 @@ def test_columns_called_arm_and_seed_need_no_option(tmp_path: Path) -> None:
     assert judgement.notes[:2] == ("Arms are those of column 'arm'.", "Seeds are those of column 'seed'.")
     columns = judged(tmp_path, WIDE.replace("rope", "arm"), arm=None)  # no column has the metric's name
     assert means(columns).keys() == {"vit", "arm"}
+    # A column 'arm' of names holds no values, so that the metric is a column, too, and this one is unknown.
+    with pytest.raises(UserError) as raised:
+        judged(tmp_path, LONG, arm=None, metric="accc")
+    assert str(raised.value).endswith("no column 'accc'. Did you mean 'acc'? Columns of numbers: acc.")
 
 
 @pytest.mark.parametrize(

@@ -388,6 +388,13 @@ def parse_values(cells: pd.Series[Any], place: Callable[[int], str], remarks: Re
     return replace(_add_endings(np.asarray(numbers, np.float64), endings), is_percent=bool(has_sign.any()))
 
 
+def has_values(cells: pd.Series[Any]) -> bool:
+    """Return whether all cells of a column are values of a metric, or marks of lost trainings."""
+    remarks = Remarks("")
+    parse_values(cells, str, remarks)
+    return not remarks.of_table
+
+
 def _add_endings(numbers: Floats, lost: np.ndarray[Any, Any] | Ending = Ending.FAILED) -> Values:
     """Return numbers with the endings of their trainings; ``lost`` holds the endings of trainings without a number."""
     has_diverged = np.abs(numbers) > LARGEST  # False of NaN

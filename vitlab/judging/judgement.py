@@ -21,6 +21,7 @@ from vitlab.judging.files import (
     adapt_option_names,
     column_names,
     frame_to_table,
+    has_values,
     read_table,
     shortlist,
 )
@@ -105,7 +106,8 @@ def judge(
     columns = Columns(metric, arm, seed, block, baselines)
     remarks.of_options += _find_wrong_options(columns, goal, alpha, images, classes, looks, over_blocks)
     table = _read_results(results, columns, remarks)
-    if arm is None and metric in table.rows and column_names(table.rows).count("arm") == 1:
+    names = column_names(table.rows)
+    if arm is None and names.count("arm") == 1 and (metric in names or not has_values(table.rows["arm"])):
         columns = replace(columns, arm="arm")
         remarks.notes.append("Arms are those of column 'arm'.")
     if baselines is not None and (baseline is not None or columns.arm is None):
@@ -113,7 +115,7 @@ def judge(
         remarks.of_options.append(f"--baselines names a column, and cannot be combined with {other}; remove one")
     add_column_mistakes(table, columns, remarks)
     goal = goal or criterion.infer_goal(metric)
-    if goal is None and (arm is None or metric in table.rows):
+    if goal is None and (columns.arm is None or metric in names):
         remarks.of_options.append(
             f"'{metric}' does not tell whether higher or lower is better; add --goal max or --goal min"
         )

@@ -11,7 +11,16 @@ import numpy as np
 
 from vitlab.errors import nearest
 from vitlab.judging import files
-from vitlab.judging.files import Columns, Remarks, Table, cells_to_text, column_names, infer_column_role, shortlist
+from vitlab.judging.files import (
+    Columns,
+    Remarks,
+    Table,
+    cells_to_text,
+    column_names,
+    has_values,
+    infer_column_role,
+    shortlist,
+)
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
@@ -41,11 +50,12 @@ class Trainings:
 def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> None:
     """Add a mistake for each named column that a table does not have once."""
     names = column_names(table.rows)
-    to_find = [columns.seed, columns.block]
+    to_find = dict.fromkeys(filter(None, (columns.arm, columns.seed, columns.block, columns.baselines)), names)
     if columns.arm is not None:
-        to_find = [columns.arm, *to_find, columns.baselines, columns.metric]
+        numbers = [name for name, role in _infer_roles(table).items() if not role and has_values(table.rows[name])]
+        to_find[columns.metric] = numbers or names
     remarks.add_mistakes(
-        *(_column_fault(name, names) for name in to_find if name is not None and names.count(name) != 1)
+        *(_column_fault(name, names, allowed) for name, allowed in to_find.items() if names.count(name) != 1)
     )
     if columns.arm is None and columns.metric in names:
         others = [name for name in names if name != columns.metric and infer_column_role(name) is None]
@@ -87,10 +97,11 @@ def _infer_roles(table: Table) -> dict[str, str | None]:
     return roles
 
 
-def _column_fault(name: str, columns: Sequence[str]) -> str:
+def _column_fault(name: str, columns: Sequence[str], allowed: Sequence[str]) -> str:
     if name in columns:
         return f"several columns are called '{name}'; rename all but one"
-    return f"no column '{name}'.{nearest(name, columns)} Columns: {shortlist(columns)}."
+    kind = "Columns" if allowed == columns else "Columns of numbers"
+    return f"no column '{name}'.{nearest(name, allowed)} {kind}: {shortlist(allowed)}."
 
 
 def _wide_to_long(
@@ -98,7 +109,7 @@ def _wide_to_long(
 ) -> tuple[Table, str]:
     """Return a table with a column per arm as one with a row per training, and its column of seeds."""
     rows, columns = table.rows, column_names(table.rows)
-    remarks.add_mistakes(*(_column_fault(name, columns) for name in {*columns} if columns.count(name) > 1))
+    remarks.add_mistakes(*(_column_fault(name, columns, columns) for name in {*columns} if columns.count(name) > 1))
     remarks.raise_mistakes()
     roles = {name: role for name, role in _infer_roles(table).items() if name not in (seed, block)}
     if steps := [name for name, role in roles.items() if role == "step"]:
