@@ -7,10 +7,12 @@ test_engines.py.
 from __future__ import annotations
 
 import ast
+import io
 import itertools
 import json
 import os
 import re
+import tokenize
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,29 @@ def test_few_frames_lead_to_a_training_step_and_a_study_loads_few_modules(tmp_pa
     print(f"modules loaded by a study of digits: {len(modules)}")
     assert len(frames) <= 10 and frames.count("run") == frames.count("train") == 1, frames
     assert len(modules) <= 170, sorted(modules)
+
+
+def test_package_does_not_grow() -> None:
+    """Count Python's own tokens: a docstring is one; comments, new lines and indents are none, so dense lines hide nothing.
+
+    Whoever adds a feature looks first what can go. A higher bound needs a reason in docs/pages/log.md, *Size*.
+    """
+    none = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    files = sorted((ROOT / "vitlab").rglob("*.py"))
+    texts = [file.read_text() for file in files]
+    lines = sum(text.count("\n") for text in texts)
+    comments = tokens = 0
+    for text in texts:
+        kinds = [token.type for token in tokenize.generate_tokens(io.StringIO(text).readline)]
+        comments += kinds.count(tokenize.COMMENT)
+        tokens += sum(kind not in none for kind in kinds)
+    names = len(re.findall(r"\bimport_module\(", "".join(texts)))
+    untyped = len(re.findall(r"(?:Mapping|dict)\[str, Any\]", "".join(texts)))
+    print(
+        f"\ntokens: {tokens:,}; lines: {lines:,}, of them comments {100 * comments / lines:.1f} %; modules: {len(files)}"
+    )
+    print(f"imports by a name in a string: {names}; [str, Any] mappings: {untyped}")
+    assert tokens <= 377_000 and len(files) <= 265 and names <= 5 and untyped <= 150
 
 
 def test_few_modules_stand_beside_the_packages() -> None:
