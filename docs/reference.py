@@ -300,7 +300,7 @@ ANSWER = {
     "plan": "every trial of the study, in order",
     "store": "the output folder",
     "trained": "trainings of this run",
-    "cached": "trainings taken from earlier runs",
+    "cached": "trainings of earlier runs, which are not repeated",
     "failed": "trainings without a result after this run",
     "tracker": "name of the tracker; empty without one",
     "link": "address of the study in the tracker; None if it could not be reached",
@@ -316,7 +316,7 @@ import vitlab
 
 answer = vitlab.run("first.yaml")
 print("\\n".join(answer.answers))  # a sentence for each comparison
-print(f"{answer.trained} trained, {answer.cached} taken from earlier runs; {answer.report}")
+print(f"{answer.trained} trained, {answer.cached} cached; {answer.report}")
 """,
     "plan": """
 import vitlab

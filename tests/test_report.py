@@ -1202,11 +1202,17 @@ def test_study_without_results_is_reported(tmp_path):
 
 def test_terminal_drops_columns_before_breaking_lines(tmp_path, monkeypatch):
     plan, store = study(tmp_path)
-    for width, expected, unwanted in ((200, "MACs", "---"), (90, "verdict", "MACs")):
+    for width, expected, hidden in (
+        (200, "MACs", ""),
+        (90, "verdict", "parameters, MACs."),
+        (60, "simultaneous", "n,"),
+    ):
         monkeypatch.setenv("COLUMNS", str(width))
         output = text_of(plan, store, "terminal")
         assert max(map(len, output.splitlines())) <= width
-        assert expected in output and unwanted not in output
+        table, _, below = output.partition("Not shown: ")
+        assert expected in table and ("MACs" in table) == (not hidden) == (not below)
+        assert hidden in " ".join(below.partition("See a wider terminal or")[0].split())
         row = next(line for line in output.splitlines() if line.startswith(" position=none"))
         assert "\N{MINUS SIGN}3.1" in row and "worse" in row
 
@@ -1289,7 +1295,7 @@ def test_provenance_separates_trained_from_cached(tmp_path):
     assert (provenance["trained"], provenance["cached"]) == (1, 19)
     assert provenance["data"] == [{"set": "digits", "identity": "sha256:c0ffee"}]
     assert provenance["wall_s"] == pytest.approx(20 * 7.5)
-    assert "1 trained in the last run, 19 taken from earlier runs" in text_of(plan, store, "md")
+    assert "1 trained in the last run, 19 cached" in text_of(plan, store, "md")
 
 
 def test_end_is_time_of_result(tmp_path):

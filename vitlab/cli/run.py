@@ -181,7 +181,7 @@ def _closing_lines(answer: Answer) -> str:
     count = sum(result is not None and result.status == Ending.DIVERGED for result in stored.values())
     diverged = f" ({count} diverged)" if count else ""
     lines = [
-        f"{answer.trained} trained, {answer.cached} taken from earlier runs{elsewhere}{failed}{diverged}.",
+        f"{answer.trained} trained, {answer.cached} cached{elsewhere}{failed}{diverged}.",
         f"{'Report':{width}}{display_path(answer.report)}",
     ]
     if answer.link:

@@ -63,7 +63,7 @@ class Answer:
     plan: Plan
     store: Store
     trained: int  #: by this run
-    cached: int  #: taken from earlier runs
+    cached: int  #: trained by earlier runs
     failed: int  #: without a result after this run
     tracker: str  #: display name of the tracker; empty if the study has none
     link: str | None  #: address of the study in the tracker, empty if it has none; None if it could not be reached

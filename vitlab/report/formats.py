@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vitlab.report.page import render_page
-from vitlab.report.phrasing import DASH, MINUS, PLUS_MINUS, Column
+from vitlab.report.phrasing import DASH, MINUS, PLUS_MINUS, Column, truncate_list
 from vitlab.report.sections import Table, all_sections
 from vitlab.report.sections.arms import paper_table
 
@@ -107,7 +107,7 @@ def render_terminal(report: Report) -> str:
         if table is not None:
             if name != "arms":
                 console.print(Text(part.heading, style="bold"))
-            console.print(_fit_table(table.columns, console))
+            _print_table(table.columns, console, " or report.html")
             if table.caveat:
                 console.print(Text(f"{table.caveat}\n", style="dim"))
     for note in report.notes:
@@ -124,7 +124,10 @@ def to_text(*parts: str | Sequence[Column]) -> str:
 
     console = _new_console()
     for part in parts:
-        console.print(Text(replace_controls(part)) if isinstance(part, str) else _fit_table(part, console))
+        if isinstance(part, str):
+            console.print(Text(replace_controls(part)))
+        else:
+            _print_table(part, console)
     return _text_of(console)
 
 
@@ -143,25 +146,30 @@ def _text_of(console: Console) -> str:
     return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
 
 
-def _fit_table(columns: Sequence[Column], console: Console) -> RichTable:
-    """Return a table that fits into a console: the columns of the highest rank are left out until it does.
+def _print_table(columns: Sequence[Column], console: Console, page: str = "") -> None:
+    """Print a table that fits into a console, and the titles of the columns that are left out.
 
-    From ``MAIN`` down, titles and texts wrap instead, unless texts would be narrower than ``WRAPPED``.  Columns of rank
-    0 stay, and wrap within a word only where no column can be narrower.
+    Columns of the highest rank are left out until it fits.  From ``MAIN`` down, titles and texts wrap instead, unless
+    texts would be narrower than ``WRAPPED``, or for rank 1 than ``NARROW``.  Columns of rank 0 stay, and wrap within a
+    word only where no column can be narrower.
     """
     # Measured without bounds, since a measure within them never exceeds the width.
     ranks, unbounded = sorted({column.rank for column in columns}), console.options.update(max_width=10_000)
+    fitting = columns
 
     def needed(width: int) -> int:
-        return console.measure(_make_rich_table(columns, width), options=unbounded).maximum
+        return console.measure(_make_rich_table(fitting, width), options=unbounded).maximum
 
-    while needed(WRAPPED if ranks[-1] <= MAIN else 0) > console.width and ranks[1:]:
+    while needed(0 if ranks[-1] > MAIN else WRAPPED if ranks[-1] > 1 else NARROW) > console.width and ranks[1:]:
         highest = ranks.pop()
-        columns = [column for column in columns if column.rank < highest]
-    if needed(0) <= console.width:
-        return _make_rich_table(columns)
+        fitting = [column for column in fitting if column.rank < highest]
     widths = range(NARROW, console.width)
-    return _make_rich_table(columns, widths[max(bisect_right(widths, console.width, key=needed) - 1, 0)])
+    width = widths[max(bisect_right(widths, console.width, key=needed) - 1, 0)] * (needed(0) > console.width)
+    console.print(_make_rich_table(fitting, width))
+    if hidden := [column.title for column in columns if column not in fitting and any(column.cells)]:
+        console.print(
+            f"Not shown: {', '.join(truncate_list(hidden))}. See a wider terminal{page}.\n", style="dim", markup=False
+        )
 
 
 def _make_rich_table(columns: Sequence[Column], width: int = 0) -> RichTable:

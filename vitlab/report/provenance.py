@@ -32,14 +32,14 @@ class Provenance:
     wall_s: float  #: of all trainings together
     ended: str | None
     trained: int  #: in the last run
-    cached: int  #: taken from earlier runs
+    cached: int  #: trained by earlier runs
     failed: int
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the provenance as pairs of heading and text."""
         counts = {
             "trained in the last run": self.trained,
-            "taken from earlier runs": self.cached,
+            "cached": self.cached,
             "failed": self.failed,
         }
         parts = [f"{number} {text}" for text, number in counts.items() if number]

@@ -152,9 +152,9 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str
 
     table = [
         _arm_column(rows),
-        column("n", lambda row: f"{row['n']}" if row["n"] == row["planned"] else f"{row['n']}/{row['planned']}", 2),
+        column("n", lambda row: f"{row['n']}" if row["n"] == row["planned"] else f"{row['n']}/{row['planned']}", 3),
         replace(
-            column(scale.title + " at best" * (analysis.at == "best"), lambda row: scale.number(row["mean"], own), 1),
+            column(scale.title + " at best" * (analysis.at == "best"), lambda row: scale.number(row["mean"], own), 2),
             bold=_near_best(rows),
         ),
         column(f"{level} interval", lambda row: scale.interval(*interval_unless_collapsed(row), own), rank=6),
@@ -183,7 +183,7 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str
             difference(
                 phrasing.interval_name(families[-1], analysis),
                 lambda row: scale.interval(row["difference_low"], row["difference_high"], apart),
-                rank=3,
+                rank=1,
             ),
             difference("p (adjusted)" if is_adjusted else "p", p, rank=5),
             column("verdict", _verdict_cell, right=False),

@@ -173,7 +173,7 @@ class Interactions(Section[Interaction]):
         columns = [
             column("change", lambda row: labels[row.first], right=False),
             column("with", lambda row: labels[row.second], right=False),
-            column("n", lambda row: str(row.pairs), rank=1),
+            column("n", lambda row: str(row.pairs), rank=2),
             *difference_columns(rows, report.analysis, report.scale, "interaction"),
         ]
         return Table(

@@ -120,9 +120,9 @@ class MainEffects(Section[MainEffect]):
         column, labels = Columns(rows), shorten_change_paths(rows)
         columns = [
             column("level", lambda row: labels[row.level], right=False),
-            column("compared with", lambda row: labels[row.against], 2, right=False),
-            column("settings", lambda row: str(row.settings), rank=3),
-            column("n", lambda row: str(row.pairs), rank=1),
+            column("compared with", lambda row: labels[row.against], 3, right=False),
+            column("settings", lambda row: str(row.settings), rank=4),
+            column("n", lambda row: str(row.pairs), rank=2),
             *difference_columns(rows, report.analysis, report.scale, "main effect"),
             column.text_column("verdict"),
         ]
