@@ -259,6 +259,26 @@ def test_scale_of_shares_has_a_mark_at_the_mean_of_each_map() -> None:
     assert not pictures.draw_side_by_side(panels, truth=None).axes[-1].texts
 
 
+def test_panels_name_their_class_keep_percents_whole_and_leave_the_caption_free() -> None:
+    facts = {f"number {index}": "1.5 %" for index in range(6)}
+    panels = {
+        f"model {label}, seed 0": pictures.Panel(
+            np.zeros((8, 8, 3)),
+            Map.of("attribution", f"patches for class {label}", np.array([[-1.0, 1.0]]), facts),
+            f"predicts {label} (53.9 %), not 2 (13.3 %)",
+            True,
+        )
+        for label in (0, 1)
+    }
+    figure = pictures.draw_side_by_side(panels, truth="2")
+    pictures.add_caption(figure, "study s")
+    figure.draw_without_rendering()
+    titles = [axis.get_title().replace("\N{NO-BREAK SPACE}", " ") for axis in figure.axes[1:3]]
+    assert all(f"patches for class {label}" in title and "(13.3 %)" in title for label, title in enumerate(titles))
+    lowest = min(axis.xaxis.label.get_window_extent().y0 for axis in figure.axes[1:3])
+    assert figure._supxlabel.get_window_extent().y1 < lowest  # type: ignore[attr-defined]
+
+
 def test_tiles_are_the_pictures_with_a_gap_after_each_and_ticks_in_their_middle() -> None:
     maps = np.random.default_rng(0).random((2, 3, 4, 5))
     axis = pictures.draw_head_maps(maps, Scale(0, 1), query="class token").axes[0]
@@ -393,7 +413,7 @@ def test_logit_of_most_probable_class_is_attributed_unless_another_is_named(head
 
     with torch.no_grad():
         best = int(model.eval()(x).logits.argmax())
-    assert attributed(None).title == f"for (red) and against (blue) class {'abcd'[best]}"
+    assert attributed(None).title == f"patches for (red) and against (blue) class {'abcd'[best]}"
     for target in (best, 3 - best):
         values = integrated_gradients(model, x, target)[0]
         np.testing.assert_array_equal(attributed(target).values_YX, values)

@@ -155,7 +155,7 @@ def explain(
     for token, map_BYX in measures.to_patches(measures.rollout(captured.maps_LBHTT), geometry, reads).items():
         values_YX = map_BYX[0].numpy()
         largest, mean = float(values_YX.max()), float(values_YX.mean())
-        facts = {"largest share": f"{pictures.percent(largest)}, {largest / mean:.1f} times the mean"}
+        facts = {"largest share": f"{pictures.percent(largest)}, {largest / mean:.1f} x the mean"}
         maps[f"rollout_{token}"] = Map.of("rollout", f"attention rollout, {token_title(token)}", values_YX, facts)
     table = None
     if head != "untrained":
@@ -165,7 +165,9 @@ def explain(
         part_YX, difference = integrated_gradients(model, x_BCHW, label)
         name = f"class {labels[label] if labels else label}"
         facts = {"sum of all patches": f"{float(part_YX.sum()):+.3g}", "difference of the logits": f"{difference:+.3g}"}
-        maps["attribution"] = Map.of("attribution", f"for (red) and against (blue) {name}", part_YX.numpy(), facts)
+        maps["attribution"] = Map.of(
+            "attribution", f"patches for (red) and against (blue) {name}", part_YX.numpy(), facts
+        )
         whole = {f"probability of {name}": pictures.percent(float(probability_C[label]))}
         maps = _add_occlusion_checks(maps, model, x_BCHW, label, whole, head)
     return Explanation(

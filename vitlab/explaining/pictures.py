@@ -142,15 +142,17 @@ def draw_side_by_side(models: Mapping[str, Panel], *, truth: str | None) -> Figu
     """
     figure, (first, *others) = _make_panels(len(models) + 1)
     picture = to_picture(next(iter(models.values())).image_HWC)
+    titles = {panel.map.title for panel in models.values()}
     _show_picture(first, picture, "image" if truth is None else f"image: {truth}")
     for axis, (name, panel) in zip(others, models.items(), strict=True):
         facts = "\n".join(f"{fact}: {number}" for fact, number in panel.map.facts.items())
         shown = overlay(panel.image_HWC, panel.map)
-        _show_picture(axis, shown, f"{name}\n{panel.answer}", facts, ALARM if panel.is_wrong else INK)
+        own = f"\n{panel.map.title}" * (len(titles) > 1)  # each model may have a class of its own
+        _show_picture(axis, shown, f"{name}\n{panel.answer}{own}", facts, ALARM if panel.is_wrong else INK)
     if len(scales := {panel.map.scale for panel in models.values()}) == 1:
         _add_scale(figure, [first, *others], scales.pop(), [panel.map.values_YX for panel in models.values()])
-    titles = dict.fromkeys(panel.map.title for panel in models.values())  # each model may have a class of its own
-    figure.suptitle("; ".join(titles), fontsize=10, wrap=True)
+    if len(titles) == 1:
+        figure.suptitle(titles.pop(), fontsize=10, wrap=True)
     return figure
 
 
@@ -268,7 +270,7 @@ def _make_panels(count: int) -> tuple[Figure, list[Any]]:
     """Return a figure of some pictures in the fewest rows, as even as possible, and their axes."""
     rows = -(-count // COLUMNS)
     columns = -(-count // rows)
-    figure = _new_figure(2.7 * columns + 1, 4 * rows + 0.5)
+    figure = _new_figure(2.7 * columns + 1, 4.5 * rows + 0.5)
     axes = figure.subplots(rows, columns, squeeze=False).flat
     for axis in axes[count:]:
         axis.set_visible(False)
@@ -283,7 +285,7 @@ def _show_picture(axis: Any, picture: Image.Image, title: str, below: str = "", 
 
 
 def _wrap_lines(text: str, width: int) -> str:
-    return "\n".join(textwrap.fill(line, width) for line in text.splitlines())
+    return "\n".join(textwrap.fill(line.replace(" %", "\N{NO-BREAK SPACE}%"), width) for line in text.splitlines())
 
 
 def _add_scale(figure: Figure, axes: Any, scale: Scale, shown: Iterable[Array]) -> None:
