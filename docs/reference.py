@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 import vitlab
-from vitlab import registry
+from vitlab import errors, registry
 from vitlab.cli import COMMANDS, cli
 from vitlab.cli.show import shown_default, shown_type, study_schema
 from vitlab.comparison import MEANINGS
@@ -179,10 +179,16 @@ def _split_sections(text: str) -> tuple[str, dict[str, str]]:
 def _python() -> Iterator[str]:
     yield "# Python API\n"
     yield (
-        "`import vitlab` loads nothing: a name is imported when it is first used. A study is named by its file or "
-        "by its folder in the output folder. Frames are pandas frames; every study has the columns named here, in "
-        "this order and of these types. The examples use the study of the [tutorial](../tutorial.md).\n"
+        "`import vitlab` loads nothing: a name is imported when it is first used. A study is given by its file, its "
+        "folder or its name, and `NAME@VERSION` is an earlier version of it. Frames are pandas frames; every study has "
+        "the columns named here, in this order and of these types. Where a frame has many columns, its text shows a "
+        "few of them and names all; `frame[[...]]` shows what is selected. The examples use the study of the "
+        "[tutorial](../tutorial.md).\n"
     )
+    yield "| command | in Python |\n| --- | --- |"
+    for command, call in IN_PYTHON.items():
+        yield f"| `vitlab {command}` | {call} |"
+    yield ""
     yield from _function("run")
     yield "`repr(answer)` is one line; in a notebook an answer shows its sentences and a link to the report.\n"
     yield "| of an `Answer` | meaning |\n| --- | --- |"
@@ -241,10 +247,18 @@ def _python() -> Iterator[str]:
     yield '\n`model.logits_by_head(output)[""]` are the logits of the prediction, whatever the head.\n'
     yield from _function("explain")
     yield "## Errors\n"
-    yield "Every error that vitlab raises on purpose is a `vitlab.VitlabError`.\n"
-    yield "| error | meaning |\n| --- | --- |"
-    for error in (vitlab.VitlabError, vitlab.UserError, vitlab.SpecError):
-        yield f"| `vitlab.{error.__name__}` | {_inline((inspect.getdoc(error) or '').partition(chr(10))[0])} |"
+    yield (
+        "Every error that vitlab raises on purpose is a `vitlab.VitlabError`, and a mistake of the caller is a "
+        "`vitlab.UserError`. The others say more, and are in `vitlab.errors`. `problems` of a `SpecError` has every "
+        "mistake of a study:\n"
+    )
+    yield f"```python{EXAMPLES['errors']}```\n"
+    yield "| error | is a | meaning |\n| --- | --- | --- |"
+    for name, error in vars(errors).items():
+        if inspect.isclass(error) and issubclass(error, vitlab.VitlabError):
+            place, base = "vitlab" if name in vitlab.__all__ else "vitlab.errors", error.__base__
+            meaning = _inline((inspect.getdoc(error) or "").partition("\n")[0])
+            yield f"| `{place}.{name}` | `{base.__name__ if base else ''}` | {meaning} |"
     yield ""
 
 
@@ -310,6 +324,20 @@ ANSWER = {
 """Fields of an answer."""
 
 
+IN_PYTHON = {
+    "run FILE": "`vitlab.run(FILE)`",
+    "validate --build FILE": "`vitlab.plan(FILE)` raises a `SpecError`, [whose `problems` are all mistakes](#errors)",
+    "plan --cost FILE": "`vitlab.plan(FILE)`",
+    "status STUDY": '`vitlab.results(STUDY).groupby("arm")["status"].value_counts().unstack()`, and column `failure`',
+    "report STUDY": "`vitlab.compare(STUDY)`; `.render(FORMAT)` has the other formats",
+    "compare FIRST SECOND": "`vitlab.compare(FIRST, SECOND)`",
+    "judge TABLE": "`vitlab.judge(TABLE, ...)`",
+    "list SLOT": "`vitlab.list_components(SLOT)`",
+    "explain STUDY": "`vitlab.explain(STUDY, IMAGE)`",
+}
+"""Commands and the public functions that answer the same question."""
+
+
 EXAMPLES = {
     "run": """
 import vitlab
@@ -323,6 +351,22 @@ import vitlab
 
 plan = vitlab.plan("first.yaml", changes={"seeds": 8})
 print(plan.groupby("arm")["trained"].agg(["sum", "count"]))  # trials that are stored, and all trials
+""",
+    "results": """
+import vitlab
+
+results = vitlab.results("first.yaml")
+print(results.query("status != 'done'")[["arm", "seed", "status", "failure"]])  # trials without a result, and why
+print(results.groupby("arm")["test/accuracy"].agg(["mean", "std"]))
+""",
+    "compare": """
+import vitlab
+
+comparison = vitlab.compare("first.yaml")
+print(comparison)  # the answers, and a row for each arm
+print(comparison[["arm", "difference", "p_corrected", "verdict"]])
+comparison.figures["arms"].savefig("arms.pdf")
+print(comparison.render("latex"))  # the table for a paper
 """,
     "predictions": """
 import vitlab
@@ -348,6 +392,15 @@ import vitlab
 explanation = vitlab.explain("first.yaml", 3, arm="baseline")
 print(explanation.maps["attribution"].values_YX.round(2))  # a row of numbers for each row of patches
 explanation.overlay("attribution").save("three.png")
+""",
+    "errors": """
+import vitlab
+
+try:
+    vitlab.plan("first.yaml", changes={"model.positon": "none"})
+except vitlab.SpecError as error:
+    for problem in error.problems:
+        print(problem)  # its place and its message, also as .line, .column and .message
 """,
 }
 """Examples of public functions, which a test runs on the study of the tutorial."""

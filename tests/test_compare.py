@@ -130,11 +130,15 @@ def test_text_begins_with_answers_and_has_few_columns(out: Path, monkeypatch: py
     table["mine"] = 1
     assert repr(table) == repr(plain.assign(mine=1)) and table._repr_html_() == plain.assign(mine=1)._repr_html_()
     results = vitlab.results("old", out=out)
-    assert re.match(r" +arm +seed +status +val/accuracy +wall_s\n", str(results)), "and no test metric"
+    assert re.match(r" +arm +seed +status +wall_s +val/accuracy\n", str(results)), "and no test metric"
     assert str(results).splitlines()[-1] == f"columns: {', '.join(results)}"
-    head = str(results.head())
+    head = str(results.head()).partition("\n")[0]
     assert all(name in head for name in ("arm", "seed", "status", "val/accuracy")) and "origins" not in head
-    assert type(results.head()) is pd.DataFrame and repr(pickle.loads(pickle.dumps(results))) == repr(results)
+    assert repr(pickle.loads(pickle.dumps(results))) == repr(results)
+    chosen = results[["arm", "seed", "status", "origins"]]
+    assert repr(chosen) == repr(pd.DataFrame(chosen)) and "mine" in str(results.assign(mine=1)).splitlines()[0]
+    for shown in (str(results.query("seed > 2")), results.query("seed > 2")._repr_html_()):
+        assert "columns: arm, seed, status, study" in shown and shown.count("origins") == 1
 
 
 def test_notebook_shows_notes_of_report(out: Path) -> None:

@@ -101,7 +101,7 @@ def test_examples_of_the_python_page_run(tmp_path: Path) -> None:
     content["base"]["train"] |= {"epochs": 1, "evaluations": 1}
     examples = re.findall(r"(?s)```python\n(?!vitlab\.).*?```", (REFERENCE / "python.md").read_text())
     assert {name for text in examples for name in re.findall(r"vitlab\.(\w+)\(", text)} == {
-        "run", "plan", "predictions", "load", "explain",
+        "run", "plan", "results", "compare", "predictions", "load", "explain",
     }  # fmt: skip
     page = tmp_path / "examples.md"
     page.write_text("\n\n".join([f'```yaml title="first.yaml"\n{yaml.safe_dump(content)}```', *examples]))
@@ -188,7 +188,8 @@ def test_reference_has_every_public_function_and_argument(reference: dict[str, s
         for argument in inspect.signature(function).parameters:
             assert re.search(rf"(?m)^    {argument}\b", sections[name]), (name, argument)
     errors = {name for name, member in public.items() if inspect.isclass(member)}
-    assert {f"vitlab.{name}" for name in errors} <= set(re.findall(r"(?m)^\| `([\w.]+)` \|", text))
+    listed = set(re.findall(r"(?m)^\| `([\w.]+)` \|", text))
+    assert {f"vitlab.{name}" for name in errors} | {"vitlab.errors.UnknownComponent"} <= listed
     for name, columns in (("results", BEFORE | AFTER), ("compare", COLUMNS), ("history", HISTORY)):
         rows = set(re.findall(r"(?m)^\| `([\w./]+)` \|", sections[name]))
         assert columns.keys() <= rows, name

@@ -132,6 +132,8 @@ def test_predictions_have_documented_columns(answered: tuple[Path, Path, Answer]
     assert {name: str(kind) for name, kind in table.dtypes.items()} == {
         name: kind for name, (kind, _) in PREDICTIONS.items() if name != "pixel_accuracy"
     }
+    shown = str(table.query("label != prediction")).splitlines()[0]
+    assert shown.split() == ["arm", "seed", "split", "id", "label", "prediction", "loss"]
     assert table["label_name"].tolist() == table["label"].astype(str).tolist()
     assert table["prediction_name"].tolist() == table["prediction"].astype(str).tolist()
 

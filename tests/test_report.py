@@ -1506,7 +1506,11 @@ def test_selected_arms_stand_beside_their_baseline_and_sections_are_frames(tmp_p
     )
     rows = document(plan, store)
     for name in ("main_effects", "interactions"):
-        assert arms.tables[name].to_dict("records") == rows[name] != []
+        table = arms.tables[name]
+        assert table.to_dict("records") == rows[name] != []
+        head = str(table).splitlines()[0]
+        assert "low" in head and "difference" in head and "..." not in head
+        assert f"{name}: {len(table)} x {len(table.columns)}" in repr(arms.tables).splitlines()
 
 
 def test_comparison_with_drawn_figures_is_pickled(tmp_path):

@@ -42,7 +42,7 @@ from vitlab.planning.study_folder import write_plan, write_study_files
 from vitlab.planning.values import Plan, Planned
 from vitlab.registry.options import check_arguments
 from vitlab.report.api import Answer as Answer
-from vitlab.spec import RunSpec, Study
+from vitlab.spec import Study
 from vitlab.store.folders import OUT, Store
 from vitlab.trackers.delivery import mark_undelivered
 
@@ -111,7 +111,10 @@ def run(
             study, plan = make_current_plan()
         endings = find_cached_trials(plan, only, store)
         _, missing = next_stage(plan, only, endings)
-        _require_tracker_and_executor(plan, store, study.run, trains=bool(missing))
+        # Built to see that they can work here, which raises before anything is written.
+        registry.slot("tracker").build(study.run.tracker, plan, store, study.run)
+        if missing:
+            registry.slot("executor").build(study.run.executor, study.run)
         # The plan returns with the analysis that the first run of the study has registered.
         plan = write_study_files(plan, store, file, changes, plugins, watch.say, trains=bool(missing))
         tracker = registry.slot("tracker").build(study.run.tracker, plan, store, study.run)
@@ -167,13 +170,6 @@ class _Run:
             self.plan = write_plan(plan, store)
             tracker = registry.slot("tracker").build(study.run.tracker, self.plan, store, study.run)
             self.session = replace(self.session, tracker=tracker)
-
-
-def _require_tracker_and_executor(plan: Plan, store: Store, settings: RunSpec, *, trains: bool) -> None:
-    """Build tracker and executor to see that they can work here, which raises before anything is written."""
-    registry.slot("tracker").build(settings.tracker, plan, store, settings)
-    if trains:
-        registry.slot("executor").build(settings.executor, settings)
 
 
 def _explain_and_measure(plan: Plan, session: Session, *, measure: bool) -> None:

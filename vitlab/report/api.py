@@ -36,19 +36,18 @@ if TYPE_CHECKING:
     from vitlab.report.notebook import Comparison
     from vitlab.training.artifacts import Transform
 
-# In a narrow terminal, pandas leaves out columns in the middle.
 PREDICTIONS = frame.parse_descriptions("""
 arm | string | the arm
 seed | int64 | the replicate
-id | int64 | index of the image in the official split
 split | string | val or test
-label_name | string | name of its class, where the data has names
-prediction_name | string | name of the most probable class, where the data has names
-probability | float32 | probability of that class; not of dense labels
+id | int64 | index of the image in the official split
 label | int64 | its class; not of dense labels
 prediction | int64 | the most probable class; not of dense labels
+probability | float32 | probability of that class; not of dense labels
 pixel_accuracy | float32 | share of correct pixels; of dense labels only
 loss | float32 | the loss of this image
+label_name | string | name of its class, where the data has names
+prediction_name | string | name of the most probable class, where the data has names
 """)
 """Columns of :func:`predictions`, with their types and meanings."""
 
@@ -170,8 +169,8 @@ def results(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
 
     Columns: ``arm, seed, status, study, baseline, trial, code, failure_kind, failure``, one per varied path, ``origins,
     engine, threads, device, ended, params, macs, steps, images, wall_s``, and ``train/...``, ``test/...`` and
-    ``val/...``, the metric of the analysis last.  Printed, the frame shows a few of them and names all.  The page of
-    the Python API has the type and meaning of each column of every frame.
+    ``val/...``, the metric of the analysis last.  Printed or in a notebook, the frame and rows selected of it show a
+    few of them and name all.  The page of the Python API has the type and meaning of each column of every frame.
 
     Raises:
         UserError: if the study has not been run in ``out``.
@@ -221,25 +220,26 @@ def history(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
 def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     """Return the predictions of every finished trial of a study, one row per trial, split and image.
 
-    Classes have their names beside their numbers, where the data has names.
+    Classes have their names beside their numbers, where the data has names.  Printed or in a notebook, the frame shows
+    a few of its columns and names all.
 
     Raises:
         UserError: if the study has not been run in ``out``.
     """
     import pandas as pd
 
+    from vitlab.report.notebook import Results
+
     plan, store = open_study(path, out=out)
-    tables = []
-    for planned in plan.trials:
-        table = read_stored(store.folder(planned.trial).predictions, pd.read_parquet)
-        if table is not None:
-            tables.append(table.assign(arm=planned.arm, seed=planned.seed))
-    if not tables:
+    stored = {
+        (planned.arm, planned.seed): read_stored(store.folder(planned.trial).predictions, pd.read_parquet)
+        for planned in plan.trials
+    }
+    if all(table is None for table in stored.values()):
         return pd.DataFrame()
-    table = pd.concat(tables, ignore_index=True)
-    kinds = {name: kind for name, (kind, _) in PREDICTIONS.items() if name in table}
-    table = table[[*kinds, *table.columns.drop([*kinds])]]  # a value per image of a plugin's metric is last
-    return table.astype({name: kind for name, kind in kinds.items() if kind == "string"})
+    table = pd.concat(stored, names=["arm", "seed", ""]).reset_index(["arm", "seed"]).reset_index(drop=True)
+    table = table.astype(dict.fromkeys(table.select_dtypes("str"), "string"))
+    return Results.showing(table, ["arm", "seed", "split", "id", "label", "prediction", "pixel_accuracy", "loss"])
 
 
 @check_arguments()

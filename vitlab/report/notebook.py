@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING, ClassVar
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 
 MAX_TEXT = 38  #: characters of a text, so that a terminal of 80 columns shows whole rows
+SHOWN = ("arm", "level", "first", "second", "difference", "low", "high", "verdict")
+"""Columns of sections that their text shows."""
 
 
 class Comparison(pd.DataFrame):
@@ -56,9 +59,10 @@ class Comparison(pd.DataFrame):
         return {name: drawing.figure for name, drawing in self.report.figures.items()}
 
     @property
-    def tables(self) -> dict[str, pd.DataFrame]:
+    def tables(self) -> Tables:
         """The numbers of the report's sections by name, such as ``main_effects`` and ``interactions``."""
-        return {name: pd.DataFrame(rows) for name, rows in self.report.sections.items() if rows}
+        sections = self.report.sections.items()
+        return Tables({name: Results.showing(pd.DataFrame(rows), SHOWN) for name, rows in sections if rows})
 
     def render(self, format: str = "terminal") -> str | bytes:
         """Return the report in a format, such as ``md``, ``html`` or ``latex``; bytes for parquet, otherwise text.
@@ -71,15 +75,14 @@ class Comparison(pd.DataFrame):
     def _selected(self) -> Report | None:
         """Return the report of the arms in the frame and their baselines; None if anything but the rows was changed."""
         report: Report | None = getattr(self, "report", None)  # frames that pandas joins have none
-        arms = {row["arm"]: row for row in report.arms} if report is not None else {}
-        names = list(self["arm"]) if "arm" in self else []
-        if report is None or not names or not set(names) <= set(arms):
+        if report is None or "arm" not in self:
             return None
-        rows = [arms[name] for name in names]
-        is_same = self.reset_index(drop=True).equals(comparison.summary_frame(rows, report.analysis))
-        beside = {row["baseline"] for row in rows} - {None, *names}
-        rows = [*(row for row in report.arms if row["arm"] in beside), *rows]
-        return replace(report, question="", arms=rows) if is_same else None
+        arms = {row["arm"]: row for row in report.arms}
+        rows = [arms[name] for name in self["arm"] if name in arms]
+        if not rows or not self.reset_index(drop=True).equals(comparison.summary_frame(rows, report.analysis)):
+            return None
+        beside = {row["baseline"] for row in rows} - {*self["arm"]}
+        return replace(report, question="", arms=[*(arms[name] for name in arms if name in beside), *rows])
 
     @property
     def _main_answers(self) -> list[str]:
@@ -115,15 +118,15 @@ class Comparison(pd.DataFrame):
 class Results(pd.DataFrame):
     """A frame whose text has the columns that most people look for, such as of :func:`vitlab.report.frame.results`.
 
-    Its slices and copies are ordinary frames.
+    So has the text of its rows, also with further columns; of selected columns, the text has all.
     """
 
-    _metadata: ClassVar[list[str]] = ["main"]
-    main: list[str]  #: these columns
+    _metadata: ClassVar[list[str]] = ["others"]
+    others: Sequence[Hashable] = ()  #: the other columns
 
     @property
     def _constructor(self) -> type[pd.DataFrame]:
-        return pd.DataFrame
+        return Results
 
     @classmethod
     def of(cls, plan: Plan, store: Store) -> Results:
@@ -133,15 +136,30 @@ class Results(pd.DataFrame):
         return cls.showing(frame.results(plan, store), main)
 
     @classmethod
-    def showing(cls, table: pd.DataFrame, main: list[str]) -> Results:
+    def showing(cls, table: pd.DataFrame, main: Sequence[str]) -> Results:
         """Return a frame with the columns that its text shows."""
         shown = cls(table)
-        shown.main = main
+        shown.others = [name for name in table if name not in main]
         return shown
 
+    def _selected(self) -> tuple[pd.DataFrame, str]:
+        """Return the columns that are shown, and a line that names all if these are fewer."""
+        if self.others and set(self.others) < set(self):
+            return pd.DataFrame(self.drop(columns=self.others)), f"columns: {', '.join(map(str, self))}"
+        return pd.DataFrame(self), ""
+
     def __repr__(self) -> str:
-        if not set(self.main) & set(self):  # renamed in place
-            return super().__repr__()
+        table, line = self._selected()
         with pd.option_context("display.max_colwidth", MAX_TEXT):
-            table = repr(self.filter(self.main))
-        return f"{table}\ncolumns: {', '.join(map(str, self))}"
+            return f"{table}\n{line}".rstrip()
+
+    def _repr_html_(self) -> str:
+        table, line = self._selected()
+        return f"{table._repr_html_()}<p>{escape(line)}</p>"  # type: ignore[operator]
+
+
+class Tables(dict[str, Results]):
+    """Frames by name, whose text has their names and sizes."""
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name}: {len(table)} x {len(table.columns)}" for name, table in self.items()) or "no tables"
