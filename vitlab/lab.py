@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 from threading import Thread
 
@@ -110,13 +109,13 @@ def run(
         if followed:  # the other driver may have tuned, or opened arms for more seeds
             study, plan = make_current_plan()
         endings = find_cached_trials(plan, only, store)
-        _, missing = next_stage(plan, only, endings)
+        trains = bool(next_stage(plan, only, endings)[1])
         # Built to see that they can work here, which raises before anything is written.
         registry.slot("tracker").build(study.run.tracker, plan, store, study.run)
-        if missing:
+        if trains:
             registry.slot("executor").build(study.run.executor, study.run)
         # The plan returns with the analysis that the first run of the study has registered.
-        plan = write_study_files(plan, store, file, changes, plugins, watch.say, trains=bool(missing))
+        plan = write_study_files(plan, store, file, changes, plugins, watch.say, trains=trains)
         tracker = registry.slot("tracker").build(study.run.tracker, plan, store, study.run)
         session = Session(store, study.run, plugins, watch, tracker)
         current = _Run(plan, session, only, endings, make_current_plan)
@@ -124,8 +123,8 @@ def run(
         try:
             # Trials of tunings are a stage before the trials of arms; those of arms may be several, as seeds are added.
             # Each stage depends on the endings of the one before, which are added here.
-            for stage, todo in current.stages():
-                current.endings |= train_missing(stage, todo, current.session, retry_failed=retry_failed)
+            for stage, missing in current.stages():
+                current.endings |= train_missing(stage, missing, current.session, retry_failed=retry_failed)
             _explain_and_measure(current.plan, current.session, measure=measure)
             has_ended = True
         finally:  # also after Ctrl-C: what has been trained is reported and delivered
@@ -146,15 +145,17 @@ class _Run:
 
     def stages(self) -> Iterator[tuple[Plan, list[Planned]]]:
         """Yield each stage with its missing trials, the next one once these are trained, until none is missing."""
-        for number in count():
+        is_first = True
+        while True:
             self.decide()
             stage, missing = next_stage(self.plan, self.only, self.endings)
             # The first stage runs even if nothing is missing: it shows the plan and names earlier failures.
-            if number and not missing:
+            if not missing and not is_first:
                 return
-            if missing and not number:  # while workers start and train
+            if missing and is_first:  # while workers start and train
                 Thread(target=report.import_libraries, name="imports of the report", daemon=True).start()
             yield stage, missing
+            is_first = False
 
     def decide(self) -> None:
         """Make the decisions that are due, and plan again with them, until none is."""

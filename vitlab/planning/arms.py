@@ -68,7 +68,7 @@ class ArmResolver:
     resolved: ResolvedTrial | Faults  #: the base; with mistakes, as far as it is sound
     rules: Mapping[int, ast.expr]  #: the conditions of ``where`` by their indices
     prerequisites: dict[str, Trial] = field(default_factory=dict)
-    """Trials that others start from, by key; :meth:`make_trial` adds them."""
+    """Trials that others start from, by key; :meth:`make_trial_and_needs` adds them."""
 
     @property
     def base_trial(self) -> ResolvedTrial:

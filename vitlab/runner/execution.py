@@ -109,7 +109,7 @@ def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialEnd
         return [_run_in_ranks(item.trial, TrialFolder(item.folder), settings, stop) for item in job.trials]
     device = torch_device(settings.device)
     too_large = False
-    with ExitStack() as contexts:
+    with ExitStack() as contexts:  # which holds the locks of the trials
         opened = [
             _open_attempt(trial, TrialFolder(folder), settings, device, contexts)
             for trial, folder in zip(trials, job.folders, strict=True)
@@ -120,14 +120,15 @@ def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialEnd
             _run_attempts(attempts, settings.engine, stop)
         except Exception as error:
             too_large = is_out_of_memory(error) and len(attempts) > 1
-            for attempt in () if too_large else attempts:
-                if attempt.end is None:
+            for attempt in attempts:
+                if attempt.end is None and not too_large:
                     attempt.end_with_error(error)
     if too_large:
         # Only here, where the error is gone with its tensors, and the locks are free again.
         del opened, attempts
         return [end for half in job.halve(job.folders) for end in execute(half, stop)]
     ends = [each.end if isinstance(each, Attempt) else each for each in opened]
+    # An attempt without an end was stopped, and has written a checkpoint.
     return [end or TrialEnd(Ending.STOPPED) for end in ends]
 
 
