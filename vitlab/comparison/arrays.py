@@ -374,7 +374,7 @@ def find_collapsed_sides(values_SAN: Floats, comparisons: Comparisons) -> Mask:
 
 def decide_verdicts(contrasts: ContrastArrays, comparisons: Comparisons) -> Ints:
     """Return the verdict of each comparison as its place in ``VERDICTS`` (S, C)."""
-    # If no seed collapsed, signs are flipped only where differences do not scatter: with a mean of 0, all are 0.
+    # Signs are flipped where a seed collapsed, or where differences do not scatter: with a mean of 0, all are 0.
     same = (contrasts.test == SIGN_FLIP) & (contrasts.difference == 0) & (contrasts.collapsed == 0)
     # An exact test's p can be equal to alpha, and then claims a difference.
     claimed = contrasts.p_corrected <= comparisons.alpha
@@ -387,7 +387,8 @@ def decide_verdicts(contrasts: ContrastArrays, comparisons: Comparisons) -> Ints
         Verdict.WORSE: claimed & ~better,
         Verdict.EQUIVALENT: contrasts.p_equal_corrected < comparisons.alpha,
     }
-    return np.select([*conditions.values()], [VERDICTS.index(verdict) for verdict in conditions], 0)
+    cannot_tell = VERDICTS.index(Verdict.CANNOT_TELL)
+    return np.select([*conditions.values()], [VERDICTS.index(verdict) for verdict in conditions], cannot_tell)
 
 
 def _bounded_interval(difference: Floats, se: Floats, df: Floats, tail: Floats, reach: float) -> tuple[Floats, Floats]:

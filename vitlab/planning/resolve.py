@@ -94,8 +94,8 @@ class ResolvedTrial:
             needs: role to ``key/code`` of the trials that it starts from.
         """
         # ``files`` is missing, because the digests of the files stand in ``self.identity``.
-        identity = {
-            "spec": self.identity,
+        hashed = {
+            "spec": self.identity,  # the options that are no defaults
             "origins": self.foreign_origins,
             "data": self.info.content,
             "seeds": streams,
@@ -108,7 +108,7 @@ class ResolvedTrial:
             self.info.content,
             needs,
             self.files,
-            key=hash_of(identity),
+            key=hash_of(hashed),
             code=trial_code_digest(self.modules, needs, self.versions),
             versions=self.versions,
         )

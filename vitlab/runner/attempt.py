@@ -193,7 +193,7 @@ class Attempt:
         self.folder.emit("end", status=status, **({"failure": failure} if failure else {}))
         circumstances = self._describe_circumstances(wall_s)
         self.folder.write_result(TrialResult(self.trial.key, self.trial.code, status, outcome, circumstances, failure))
-        self.end = TrialEnd(Ending.DONE, failure)
+        self.end = TrialEnd(Ending.DONE, failure)  # there is a result, which may say that the trial diverged
         shutil.rmtree(self.folder.checkpoint, ignore_errors=True)
 
     def _describe_circumstances(self, wall_s: float) -> Circumstances:

@@ -110,7 +110,7 @@ def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialEnd
     device = torch_device(settings.device)
     too_large = False
     with ExitStack() as contexts:  # which holds the locks of the trials
-        opened = [
+        opened: list[Attempt | TrialEnd] = [
             _open_attempt(trial, TrialFolder(folder), settings, device, contexts)
             for trial, folder in zip(trials, job.folders, strict=True)
         ]
