@@ -296,8 +296,8 @@ def test_option_that_no_value_of_a_study_resembles_brings_no_hint(ran: tuple[Pat
         (["report", "tiny", "--format", "pdf"], ["'pdf' is not one of"]),
         (["logs", "zzzz"], ["study 'zzzz' has not been run"]),
         (["logs", "fade"], ["no trial whose key begins with 'fade'", "'vitlab studies' lists studies"]),
-        (["logs", ""], ["is a folder here"]),
-        (["logs", "../.."], ["is a folder here"]),
+        (["logs", ""], ["study '.' has not been run"]),
+        (["logs", "../.."], ["study '../..' has not been run"]),
         (["list", "postion"], ["no slot called 'postion'", "'position'", "Slots:"]),
         (["show", "study", sys.executable], [f"{sys.executable}:"]),
         (["export", "tiny", "--arm", "a", "--to", "hub:me/tiny"], ["--to hub:me/tiny: vitlab uploads nothing", "hf"]),
@@ -896,8 +896,8 @@ def test_list_and_show_agree(tmp_path: Path) -> None:
     assert (code, err) == (0, "") and {row["slot"] for row in rows} == set(registry.SLOT_MODULES)
     assert vitlab.list_components().to_dict("records") == rows
     shown = str(vitlab.list_components("position")).split("\n")
-    assert max(map(len, shown)) <= 80 and "..." not in shown[0] and shown[0].split() == ["name", "slot", "summary"]
-    assert shown[-1] == "columns: name, slot, origin, target, summary"
+    assert max(map(len, shown)) <= 80 and "..." not in shown[0] and shown[0].split() == ["slot", "name", "summary"]
+    assert shown[-1] == "columns: slot, name, origin, target, summary"
     assert vitlab.list_components("norm")["slot"].tolist() == ["norm"] * len(registry.slot("norm").names())
     assert repr(registry.slot("norm")).startswith("<Slot norm: ") and "layernorm" in repr(registry.slot("norm"))
     code, printed, err = call("list")

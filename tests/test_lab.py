@@ -126,6 +126,15 @@ def test_history_equals_trials(answered: tuple[Path, Path, Answer]) -> None:
         )
 
 
+def test_folder_with_the_name_of_a_study_hides_it_not(
+    answered: tuple[Path, Path, Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, out, answer = answered
+    monkeypatch.chdir(tmp_path)
+    Path(answer.plan.study).mkdir()
+    assert len(vitlab.results(answer.plan.study, out=out)) == len(answer.plan.trials)
+
+
 def test_predictions_have_documented_columns(answered: tuple[Path, Path, Answer]) -> None:
     file, out, _ = answered
     table = vitlab.predictions(file, out=out)

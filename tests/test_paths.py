@@ -53,8 +53,8 @@ def test_impossible_output_folder_is_one_sentence(
     [
         (["run", "conf"], "conf is a folder here, not a study file"),
         (["run", "quickstart"], "quickstart is a folder here, not a study file"),
-        (["status", "conf"], "conf is a folder here, and no study's"),
-        (["report", "conf"], "conf is a folder here, and no study's"),
+        (["status", "conf"], "study 'conf' has not been run in out"),
+        (["report", "conf"], "study 'conf' has not been run in out"),
     ],
 )
 def test_name_of_a_folder_is_said_to_be_one(

@@ -70,4 +70,4 @@ if not TYPE_CHECKING:  # for type checkers, a name that is not imported above is
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

@@ -153,7 +153,7 @@ class _Run:
             if not missing and not is_first:
                 return
             if missing and is_first:  # while workers start and train
-                Thread(target=report.import_libraries, name="imports of the report", daemon=True).start()
+                Thread(target=report.import_libraries, daemon=True).start()
             yield stage, missing
             is_first = False
 

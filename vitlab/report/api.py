@@ -138,11 +138,11 @@ def open_study(path: str | Path, *, out: str | Path = OUT, changes: Mapping[str,
         UserError: if it has not been run in ``out``, or its plan cannot be read.
     """
     path = Path(path)
-    if path.is_dir():
+    if (path / "plan.json").is_file():  # another folder may have the name of a study
         folder = path.resolve()
         study = folder.parent.parent if folder.parent.name == EARLIER else folder
     else:
-        file = path if path.exists() or path.suffix in (".yaml", ".yml") else None
+        file = path if path.is_file() or path.suffix in (".yaml", ".yml") else None
         name, _, version = (str(path), "", "") if file is not None else str(path).partition("@")
         study = folder = Store(Path(out).resolve()).study(resolve_study_name(name))
         if file is not None:
@@ -153,11 +153,7 @@ def open_study(path: str | Path, *, out: str | Path = OUT, changes: Mapping[str,
     if plan is None:
         names = sorted(item.parent.name for item in Path(out).glob("studies/*/plan.json"))
         studies = f" Studies there: {', '.join(names)}.{nearest(study.name, names)}" if names else ""
-        if path.is_dir():
-            place = Path(out) / "studies" / path.name
-            instead = f" The study '{path.name}' is {place}." if (place / "plan.json").is_file() else studies
-            raise UserError(f"{path} is a folder here, and no study's: it has no plan.json.{instead}")
-        raise UserError(f"study '{study.name}' has not been run in {out}; 'vitlab run' runs it.{studies}")
+        raise UserError(f"study '{path}' has not been run in {out}; 'vitlab run' runs it.{studies}")
     if folder != study:
         plan = replace(plan, version=folder.name)
     return plan, Store(study.parent.parent)
@@ -270,7 +266,7 @@ def load(
 def list_components(slot: str | None = None) -> pd.DataFrame:
     """Return the components of a slot such as ``position``, or of all slots, as a frame with one row per component.
 
-    Columns: ``name``, ``slot``, ``origin`` (source and version), ``target`` (``module:Class``) and ``summary``, the
+    Columns: ``slot``, ``name``, ``origin`` (source and version), ``target`` (``module:Class``) and ``summary``, the
     first line of the documentation, which installed plugins lack, because nothing is imported.  The frame also has what
     plugin files and notebooks have registered in this process.
 
@@ -281,9 +277,8 @@ def list_components(slot: str | None = None) -> pd.DataFrame:
 
     from vitlab.report.notebook import Results
 
-    columns = ["name", "slot", "origin", "target", "summary"]
-    table = pd.DataFrame(map(vars, list_entries(slot)), columns=columns).astype("string")
-    return Results.showing(table, ["name", "slot", "summary"])
+    table = pd.DataFrame(map(vars, list_entries(slot))).astype("string")
+    return Results.showing(table, ["slot", "name", "summary"])
 
 
 def status_command(plan: Plan, store: Store) -> str:
@@ -303,9 +298,9 @@ def _find_version_folder(file: Path, changes: Mapping[str, Any], study: Path) ->
     if all(version.content is None for version in stored):  # the version of the results is not recorded
         return study
     requested = read_study_content(file, changes)
-    folders = [version.folder for version in stored if version.name == version_name(requested)]
-    if folders:
-        return folders[0]
+    for version in stored:
+        if version.name == version_name(requested):
+            return version.folder
     name, options = study.name, f" with {stored[0].set_options}" if stored[0].set_options else ""
     latest = stored[0].content
     difference = "" if latest is None else f": {format_differences(requested, latest)}"

@@ -103,10 +103,9 @@ class Comparison(pd.DataFrame):
         """Return answers, the table of arms and notes as HTML; every text is escaped."""
         selected = self._selected()
         if selected is None:
-            html: str | None = super()._repr_html_()  # type: ignore[misc]
-            return html
+            return super()._repr_html_()  # type: ignore[misc, no-any-return]
         table = arm_columns(selected.arms, selected.analysis, selected.units)
-        rows = list(zip(*(column.cells for column in table), strict=True))
+        rows = zip(*(column.cells for column in table), strict=True)
         with pd.option_context("display.max_colwidth", None):
             cells = pd.DataFrame(rows, columns=[column.title for column in table]).to_html(index=False, border=0)
         answers = "".join(f"<li>{escape(answer)}</li>" for answer in self._main_answers)
