@@ -129,7 +129,7 @@ def run(
             has_ended = True
         finally:  # also after Ctrl-C: what has been trained is reported and delivered
             link = _report_and_deliver(current.plan, current.session, on_report if has_ended else None)
-        return _answer(current, len(study.seeds.values), link)
+        return _make_answer(current, len(study.seeds.values), link)
 
 
 @dataclass
@@ -186,7 +186,7 @@ def _explain_and_measure(plan: Plan, session: Session, *, measure: bool) -> None
         measure_and_write_arm_costs(plan, session)
 
 
-def _answer(run: _Run, seeds: int, link: str | None) -> Answer:
+def _make_answer(run: _Run, seeds: int, link: str | None) -> Answer:
     """Return the answer of a run of arms with so many seeds each, and the study's address in the tracker."""
     counts, tracker = Counter(run.endings.values()), run.session.tracker
     reasons = {tuning.failure for tuning in run.plan.tuning if tuning.failure}
