@@ -122,7 +122,10 @@ def arms_table(results: StudyResults) -> pd.DataFrame:
 
 
 def answers_of(results: StudyResults) -> list[str]:
-    return phrasing.answer_sentences(comparison.summary(results), results.plan.analysis, results.plan.units)
+    return [
+        answer.sentence
+        for answer in phrasing.answer_arms(comparison.summary(results), results.plan.analysis, results.plan.units)
+    ]
 
 
 def judged_rows(

@@ -420,7 +420,7 @@ def rows_of(arms: Mapping[str, Sequence[float]], quantum: float = 0.0, **analysi
 
 
 def sentences(rows: list[dict[str, object]]) -> list[str]:
-    return phrasing.answer_sentences(rows, Analysis(), {"accuracy": "share"})
+    return [answer.sentence for answer in phrasing.answer_arms(rows, Analysis(), {"accuracy": "share"})]
 
 
 def test_intervals_stay_within_the_bounds_of_an_accuracy() -> None:

@@ -60,7 +60,7 @@ def test_table_of_arms_follows_from_parquet(study: str, pages: dict[str, str]) -
                 expected = pytest.approx(expected, rel=1e-9, abs=1e-12)
             assert reported[name] == expected, (row["arm"], name)
     if not doc.get("blocks"):  # with blocks, the answers are those over all blocks
-        sentences = phrasing.answer_sentences(rows, plan.analysis, plan.units)
+        sentences = [answer.sentence for answer in phrasing.answer_arms(rows, plan.analysis, plan.units)]
         assert doc["answers"] == [*grid_answers(Report.from_json(doc).sections, plan.analysis, plan.units), *sentences]
     page = pages[f"gallery/{study}.md"]
     for text in (plan.question, *doc["answers"], *doc["notes"]):

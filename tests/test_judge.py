@@ -23,7 +23,7 @@ from vitlab.planning.study_folder import read_plan
 from vitlab.planning.values import Looks
 from vitlab.report.comparison import summary
 from vitlab.report.frame import StudyResults
-from vitlab.report.phrasing import answer_sentences
+from vitlab.report.phrasing import answer_arms
 from vitlab.spec import Analysis
 
 GALLERY = Path(__file__).parents[1] / "docs" / "pages" / "gallery"
@@ -94,7 +94,7 @@ def test_shipped_study_is_judged_to_last_digit(tmp_path: Path, name: str) -> Non
     frame.to_csv(file, index=False)
     judged = judge(file, **options, baselines="baseline")
     arms = judged.report.to_json()["arms"]
-    assert judged.answers == answer_sentences(own, plan.analysis, plan.units) and equal_but_for(
+    assert judged.answers == [each.sentence for each in answer_arms(own, plan.analysis, plan.units)] and equal_but_for(
         own, arms, {"exploratory"}
     )
     baselines = [row["arm"] for row in own if row["baseline"] is None]

@@ -48,7 +48,6 @@ class Format:
 
     render: Callable[[Report], str | bytes]
     file: str = ""  #: name in the folder of the report; empty if it is not written there
-    is_binary: bool = False  #: whether ``render`` returns bytes
     of_results: bool = False  #: whether it needs the results, where others are rendered from ``report.json``
 
 
@@ -288,19 +287,15 @@ def _tables_by_section(report: Report) -> dict[str, Table]:
     }
 
 
-def _render_json(report: Report) -> str:
-    return json.dumps(report.to_json(), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-
-
 FORMATS = {
     "terminal": Format(render_terminal),
     "md": Format(render_markdown, "report.md"),
     "html": Format(render_page, "report.html", of_results=True),
     "csv": Format(lambda report: frame_to_csv(report.frame), "results.csv", of_results=True),
-    "parquet": Format(
-        lambda report: report.frame.to_parquet(index=False), "results.parquet", is_binary=True, of_results=True
-    ),
+    "parquet": Format(lambda report: report.frame.to_parquet(index=False), "results.parquet", of_results=True),
     "latex": Format(lambda report: render_latex(report, {"arms": paper_table(report)}), "report.tex"),
     "latex-all": Format(lambda report: render_latex(report, _tables_by_section(report))),
-    "json": Format(_render_json, "report.json"),
+    "json": Format(
+        lambda report: json.dumps(report.to_json(), indent=1, allow_nan=False, ensure_ascii=False) + "\n", "report.json"
+    ),
 }

@@ -302,7 +302,7 @@ def _read_trial(planned: Planned, store: Store, specs: Mapping[str, Trial]) -> S
         if name in specs:
             needed = _read_trial(replace(planned, trial=specs[name]), store, specs)
             if needed.status in (Ending.DIVERGED, Ending.FAILED):
-                reason = f"its {role} ({name[:8]}) {needed.status}: {needed.failure}"
+                reason = f"its {role} {needed.status}: {needed.failure}"
                 return StoredTrial(planned, folder, Ending.FAILED, reason, None, "prerequisite")
     return StoredTrial(planned, folder, "missing", "", None)
 

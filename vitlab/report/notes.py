@@ -85,6 +85,7 @@ def table_notes(results: StudyResults, rows: Sequence[Row]) -> list[str]:
     """Return the notes that follow from a table of values alone, see :mod:`vitlab.judging`."""
     return [
         *_note_missing_metric(results.plan, results.frame),
+        *_note_chance(results.plan, rows),
         *note_unpaired_seeds(results, rows),
         *_note_shared_variance(results.plan, rows),
         *_note_grouped_seeds(results, rows),
@@ -162,6 +163,21 @@ def _note_missing_metric(plan: Plan, frame: pd.DataFrame) -> list[str]:
             for arm, seed in zip(without_value["arm"], without_value["seed"], strict=True)
         ]
     )
+
+
+def _note_chance(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a note if no interval of a mean lies beyond what guessing reaches."""
+    facts, end = plan.facts(plan.analysis.metric), "low" if plan.analysis.goal == "max" else "high"
+    chance = {} if facts is None else facts.chance
+    for row in rows:
+        at, level = row[end], chance.get(row["arm"])
+        if row["n"] and (at is None or level is None or (float(at) > level if end == "low" else float(at) < level)):
+            return
+    if any(row["n"] for row in rows):
+        yield (
+            "Warning: no arm is shown to be better than chance: no interval of a mean lies beyond what guesses reach. "
+            "Differences of arms that have learned nothing say nothing about trained ones."
+        )
 
 
 def _note_repeated_trials(frame: pd.DataFrame) -> Iterator[str]:

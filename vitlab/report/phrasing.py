@@ -376,22 +376,26 @@ def format_status_counts(row: Row) -> str:
     return ", ".join(f"{row[status]} {status}" for status in STATUSES if row[status]) or "none planned"
 
 
-def answer_sentences(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> list[str]:
-    """Return one sentence per comparison, or one per arm if there are no comparisons, of the arms that have begun.
+def answer_arms(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> list[Answer]:
+    """Return one answer per comparison, or one per arm if there are no comparisons, of the arms that have begun.
 
-    The last sentence names the others.
+    The last answer names the others.
     """
     scale, compared = Scale.of(analysis.metric, units), compared_rows(rows)
     own, apart = mean_and_difference_decimals(rows, scale)
     n, started = {row["arm"]: row["n"] for row in rows}, started_rows(rows)
-    sentences = [
-        describe_comparison(row, max(row["n"], n.get(row["baseline"], 0)), analysis, scale, apart)
+    answers = [
+        Answer(
+            describe_comparison(row, max(row["n"], n.get(row["baseline"], 0)), analysis, scale, apart),
+            row["verdict"],
+            row,
+        )
         if compared
-        else describe_arm(row, analysis, scale, own)
+        else Answer(describe_arm(row, analysis, scale, own))
         for row in (compared_rows(started) if compared else started)
     ]
     others = [row["arm"] for row in rows if row["missing"] == row["planned"]]
-    return [*sentences, *([f"not run yet: {list_or_count(others)}."] if others else [])]
+    return [*answers, *([Answer(f"not run yet: {list_or_count(others)}.")] if others else [])]
 
 
 def fold_unclear_answers(

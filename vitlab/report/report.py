@@ -71,24 +71,19 @@ class Report:
         more = [part.notes(rows.get(name, ()), findings) for name, part in possible.items()]
         # A control that is told apart is a false alarm, which a note says, and no finding.
         counted = [row for row in phrasing.started_rows(arms) if not plan.arm(row["arm"]).is_control]
-        return cls(
+        report = cls(
             plan.study,
             plan.question,
             plan.analysis,
             plan.units,
             phrasing.count_verdicts(counted, "In single blocks, of" if rows["blocks"] else "Of"),
-            [
-                *grid_answers(rows, plan.analysis, plan.units),
-                *(
-                    block_answers(rows["blocks"], plan.analysis, plan.units)
-                    or phrasing.answer_sentences(arms, plan.analysis, plan.units)
-                ),
-            ],
+            [],
             arms,
             rows,
             [*notes, *itertools.chain(*more)],
             findings=findings,
         )
+        return replace(report, answers=[answer.sentence for answer in report.all_answers])
 
     @property
     def title(self) -> str:
@@ -97,16 +92,10 @@ class Report:
 
     @property
     def all_answers(self) -> list[Answer]:
-        """The answers with their verdicts: of a grid, then of blocks or arms, and at last what is no comparison."""
-        verdicts: list[tuple[str, Row | None]] = [("", None)] * len(
-            grid_answers(self.sections, self.analysis, self.units)
-        )
-        if blocks := self.sections.get("blocks"):
-            verdicts += [(row.verdict, None) for row in blocks]
-        else:
-            verdicts += [(row["verdict"], row) for row in phrasing.compared_rows(phrasing.started_rows(self.arms))]
-        verdicts += [("", None)] * (len(self.answers) - len(verdicts))
-        return [Answer(sentence, *of) for sentence, of in zip(self.answers, verdicts, strict=True)]
+        """The answers with their verdicts: on the factors of a grid, then over blocks or of arms."""
+        grid = map(Answer, grid_answers(self.sections, self.analysis, self.units))
+        blocks = block_answers(self.sections.get("blocks", ()), self.analysis, self.units)
+        return [*grid, *(blocks or phrasing.answer_arms(self.arms, self.analysis, self.units))]
 
     @property
     def main_answers(self) -> list[str]:
@@ -152,7 +141,11 @@ class Report:
         """The figure of each section that has one."""
         assert self.findings is not None, STORED
         parts, rows = all_sections(), self.sections
-        drawings = {name: part.figure(rows.get(name, ()), self.findings) for name, part in parts.items()}
+        drawings = {
+            name: part.figure(rows.get(name, ()), self.findings)
+            for name, part in parts.items()
+            if rows.get(name) or not part.row
+        }
         return {name: drawing for name, drawing in drawings.items() if drawing is not None}
 
     @property
@@ -197,7 +190,7 @@ def read_report(plan: Plan, store: Store, format: str) -> str | bytes | None:
         if not form.of_results:  # report.md refers to pictures that lie beside that file only
             return form.render(Report.from_json(doc))
         data = (folder / form.file).read_bytes()
-        return data if form.is_binary else data.decode()
+        return data if format == "parquet" else data.decode()
     except (OSError, ValueError, LookupError, TypeError, AttributeError):  # a damaged file is rendered anew
         return None
 

@@ -46,11 +46,7 @@ def compare_studies(
         row if row["baseline"] is None else {**row, "exploratory": exploratory} for row in summary(results, refused)
     ]
     notes = [f"{exploratory[0].upper()}{exploratory[1:]}: it is exploratory."] if exploratory else []
-    # From the earlier to the later one, as reports name the changes of versions.
-    is_swapped = old.frame["ended"].max() > new.frame["ended"].max()
-    notes += _describe_differences(
-        {names[::-1]: trials[::-1] for names, trials in pairs.items()} if is_swapped else pairs
-    )
+    notes += _describe_differences(pairs)
     for plan, label in zip(plans, labels, strict=True):
         if alone := [arm.name for arm in plan.arms if not arm.skip and arm.name not in common]:
             notes.append(f"In {label} alone, and not compared: {'; '.join(alone)}.")

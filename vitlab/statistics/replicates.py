@@ -250,9 +250,9 @@ def finite_median(values: Floats) -> Floats:
     return np.asarray(np.take_along_axis(ordered, middle, axis=-1).mean(axis=-1))
 
 
-def collapse_rate_bound(n: int, alpha: float = 0.05) -> float:
-    """Return the largest share of collapsing trainings that none of ``n`` leaves possible, at level ``1 - alpha``."""
-    return float(1 - alpha ** (1 / n))
+def collapse_rate_bound(n: int) -> float:
+    """Return the largest share of collapsing trainings that none of ``n`` leaves possible, at level 0.95."""
+    return float(1 - 0.05 ** (1 / n))
 
 
 @lru_cache(maxsize=4096)

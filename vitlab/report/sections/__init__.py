@@ -110,7 +110,7 @@ class Section(Generic[RowT]):
         return None
 
     def figure(self, rows: Sequence[RowT], findings: Findings) -> Drawing | None:
-        """Draw the figure; None if there is none.  Figures are at most ``drawing.WIDTH`` inches wide."""
+        """Draw the figure, at most ``drawing.WIDTH`` inches wide; None if there is none.  Asked for as the table is."""
         return None
 
     def images(self, rows: Sequence[RowT], store: Store) -> Iterable[Image]:

@@ -84,17 +84,13 @@ class Arms(Section[Row]):
                 unit = f" ({scale.points})" if scale.points else ""
                 title = wrap_line(f"difference from {against}{unit}", 38)
                 draw_differences(axes, [*labels.values()], marks, scale, title)
-            of_means.set_yticks(range(len(rows)), labels.values())
+            of_means.set_yticks(range(len(rows)), _arm_column(rows, labels).cells)
             of_means.set_ylim(len(rows) - 0.4, -0.6)
             of_means.grid(axis="x")
             for axes in (of_means, *of_differences):
                 axes.tick_params(axis="y", length=0, pad=7)
                 axes.locator_params(axis="x", nbins=FEW_TICKS)
                 axes.ticklabel_format(axis="x", useOffset=False, style="plain")
-                low, high = axes.get_xlim()
-                # Of equal values, ticks would be as long as their rounding.
-                if high - low <= phrasing.ROUNDING * abs(high):
-                    axes.set_xlim(low - 0.01 * abs(low), high + 0.01 * abs(high))
             return Drawing(figure, _table_caption(plan, rows) + describe_shared(labels))
 
 

@@ -18,6 +18,7 @@ from vitlab.planning.registration import names_compared_over_blocks
 from vitlab.planning.values import Arm, Plan
 from vitlab.report.drawing import WIDTH, Drawing, apply_style, describe_shared, new_figure, wrap_line, wrapped_labels
 from vitlab.report.phrasing import (
+    Answer,
     Columns,
     Row,
     Scale,
@@ -124,9 +125,7 @@ class Blocks(Section[ArmOverBlocks]):
             "which is of each arm by itself.",
         )
 
-    def figure(self, rows: Sequence[ArmOverBlocks], findings: Findings) -> Drawing | None:
-        if not rows:
-            return None
+    def figure(self, rows: Sequence[ArmOverBlocks], findings: Findings) -> Drawing:
         plan, labels = findings.plan, wrapped_labels([row.arm for row in rows], 26)
         scale, marks = block_scale(plan.analysis, plan.units), list[Mark]()
         with apply_style():
@@ -148,10 +147,11 @@ class Blocks(Section[ArmOverBlocks]):
         return Drawing(figure, caption + describe_shared(labels))
 
 
-def block_answers(rows: Sequence[ArmOverBlocks], analysis: Analysis, units: Mapping[str, str]) -> list[str]:
-    """Return one sentence per arm."""
+def block_answers(rows: Sequence[ArmOverBlocks], analysis: Analysis, units: Mapping[str, str]) -> list[Answer]:
+    """Return one answer per arm."""
     scale = block_scale(analysis, units)
-    return [_block_sentence(row, analysis, scale, difference_decimals(rows, scale)) for row in rows]
+    decimals = difference_decimals(rows, scale)
+    return [Answer(_block_sentence(row, analysis, scale, decimals), row.verdict) for row in rows]
 
 
 def _block_sentence(row: ArmOverBlocks, analysis: Analysis, scale: Scale, decimals: int) -> str:

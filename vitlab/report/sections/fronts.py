@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vitlab.errors import format_count
-from vitlab.explaining.colours import GREY, INK, PAPER, SERIES
+from vitlab.explaining.colours import GREY, INK, SERIES
 from vitlab.report.drawing import WIDTH, Drawing, apply_style, describe_shared, format_ticks, new_figure, wrapped_labels
 from vitlab.report.phrasing import Columns
 from vitlab.report.sections import Findings, Section, Table, cost, section
@@ -80,9 +80,7 @@ class Fronts(Section[Front]):
             CAVEAT,
         )
 
-    def figure(self, rows: Sequence[Front], findings: Findings) -> Drawing | None:
-        if not rows:
-            return None
+    def figure(self, rows: Sequence[Front], findings: Findings) -> Drawing:
         costs, scale = costs_by_arm(findings), findings.scale
         means = {row["arm"]: row["mean"] for row in findings.arms}
         across = min(len(rows), PANELS_PER_ROW)
@@ -103,8 +101,8 @@ class Fronts(Section[Front]):
                 axes.plot(*zip(*front, strict=True), color=GREY, linewidth=0.9, zorder=1)
                 for arm, on in row.arms.items():
                     marker, colour = signs.get(arm, ("o", GREY))
-                    fill = colour if on else PAPER
-                    axes.plot(*at[arm], marker, color=colour, markerfacecolor=fill, label=labels.get(arm))
+                    fill = colour if on else "none"  # marks of equal results are seen through each other
+                    axes.plot(*at[arm], marker, color=colour, markerfacecolor=fill, alpha=0.7, label=labels.get(arm))
                 (lowest, _), (highest, _) = min(at.values()), max(at.values())
                 if highest > 10 * lowest:
                     axes.set_xscale("log")
@@ -119,7 +117,8 @@ class Fronts(Section[Front]):
             sign_of_label = {text: sign for legend in legends for sign, text in legend}
             figure.legend(sign_of_label.values(), sign_of_label, loc="outside lower center", ncols=across)
             caption = (
-                "What each arm reaches, as the mean of its seeds, over what it costs. Filled, and joined by a line: "
+                "What each arm reaches, as the mean of its seeds, over what it costs; the baseline is in the colour of the "
+                "text. Filled, and joined by a line: "
                 "arms that no other one beats in both."
             )
             caption += " Other arms are grey." * any(len(row.arms) > len(arms) for row in rows)

@@ -85,9 +85,7 @@ class MainEffects(Section[MainEffect]):
             columns = {name: row[name] for name in names}
             yield MainEffect(level, against, len(arms), **columns, collapsed=row["collapsed_pairs"])
 
-    def figure(self, rows: Sequence[MainEffect], findings: Findings) -> Drawing | None:
-        if not rows:
-            return None
+    def figure(self, rows: Sequence[MainEffect], findings: Findings) -> Drawing:
         scale, short = findings.scale, shorten_change_paths(rows)
         labels = wrapped_labels([short[row.level] for row in rows], 30)
         marks = [

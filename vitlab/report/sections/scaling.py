@@ -134,9 +134,7 @@ class ScalingLaws(Section[Scaling]):
             caption += f": fewer than {few} cannot show whether the error levels off at larger ones"
         return Table([column for column in table if set(column.cells) != {""}], f"{caption}.")
 
-    def figure(self, rows: Sequence[Scaling], findings: Findings) -> Drawing | None:
-        if not rows:
-            return None
+    def figure(self, rows: Sequence[Scaling], findings: Findings) -> Drawing:
         plan, scale = findings.plan, findings.scale
         with apply_style():
             figure = new_figure(0.75 * WIDTH, 3.4)
