@@ -371,7 +371,7 @@ def test_own_unit_is_shown_in_every_format(tmp_path):
     drawn = figures_of(plan, store)["arms"]
     assert [axes.get_xlabel() for axes in drawn.axes] == [
         "val blunders (images); lower is better",
-        "difference from baseline (images)",
+        "difference from the baseline (images)",
     ]
 
 
@@ -1464,6 +1464,11 @@ def test_captions_say_what_is_drawn(tmp_path):
     many = report.collect(*study(tmp_path / "fifth", {**POSITIONS, "fifth": SINE})).figures
     assert "The baseline is grey behind other arms." in many["curves"].caption
     assert "holds for all of them at once" in many["arms"].caption
+
+
+def test_figure_of_arms_marks_the_baseline(tmp_path):
+    axes = report.collect(*study(tmp_path, {"a": BASE, "b": NEAR})).figures["arms"].figure.axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a (baseline)", "b"]
 
 
 def test_few_seeds_are_lines_and_many_are_a_band(tmp_path):

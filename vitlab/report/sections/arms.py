@@ -79,11 +79,8 @@ class Arms(Section[Row]):
             for axes in of_differences:
                 facts = ("difference", "difference_low", "difference_high", "verdict")
                 marks = [difference_mark(places[row["arm"]], *(row[fact] for fact in facts)) for row in compared]
-                baselines = {row["baseline"] for row in compared}
-                against = labels.get(baselines.pop(), "its baseline") if len(baselines) == 1 else "its baseline"
                 unit = f" ({scale.points})" if scale.points else ""
-                title = wrap_line(f"difference from {against}{unit}", 38)
-                draw_differences(axes, [*labels.values()], marks, scale, title)
+                draw_differences(axes, [*labels.values()], marks, scale, f"difference from the baseline{unit}")
             of_means.set_yticks(range(len(rows)), _arm_column(rows, labels).cells)
             of_means.set_ylim(len(rows) - 0.4, -0.6)
             of_means.grid(axis="x")
@@ -91,6 +88,10 @@ class Arms(Section[Row]):
                 axes.tick_params(axis="y", length=0, pad=7)
                 axes.locator_params(axis="x", nbins=FEW_TICKS)
                 axes.ticklabel_format(axis="x", useOffset=False, style="plain")
+                low, high = axes.get_xlim()
+                # Of equal values, ticks would be as long as their rounding.
+                if phrasing.half_width(low, high) is None:
+                    axes.set_xlim(sorted((0.99 * low, 1.01 * high)))
             return Drawing(figure, _table_caption(plan, rows) + describe_shared(labels))
 
 

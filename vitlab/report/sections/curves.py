@@ -104,10 +104,11 @@ def draw_curves(results: StudyResults, history: pd.DataFrame, metric: str) -> Dr
             spreads.append(f"its {percent(1 - plan.analysis.alpha)} t-interval (band)")
         if counts.between(2, MIN_SEEDS_FOR_BAND - 1).any():
             spreads.append("each seed (thin)")
-        caption = f"{scale.title} over training (the baseline in the colour of the text): the mean of the seeds"
+        caption = f"{scale.title} over training: the mean of the seeds"
         if spreads:
             caption += f" with {' or '.join(spreads)}"
-        caption += "; dashed curves diverged or failed." if len(done) < len(rows) else "."
+        caption += "; dashed curves diverged or failed" if len(done) < len(rows) else ""
+        caption += "; the baseline is in the colour of the text."
         if not share_panel:
             caption += " The baseline is grey behind other arms."
             caption += f" The first {MAX_PANELS} of {len(names)} arms are shown." * (len(names) > MAX_PANELS)

@@ -117,9 +117,8 @@ class Fronts(Section[Front]):
             sign_of_label = {text: sign for legend in legends for sign, text in legend}
             figure.legend(sign_of_label.values(), sign_of_label, loc="outside lower center", ncols=across)
             caption = (
-                "What each arm reaches, as the mean of its seeds, over what it costs; the baseline is in the colour of the "
-                "text. Filled, and joined by a line: "
-                "arms that no other one beats in both."
+                "What each arm reaches, as the mean of its seeds, over what it costs; the baseline is in the colour of "
+                "the text. Filled, and joined by a line: arms that no other one beats in both."
             )
             caption += " Other arms are grey." * any(len(row.arms) > len(arms) for row in rows)
             return Drawing(figure, caption + describe_shared(labels))
