@@ -38,7 +38,7 @@ from vitlab.driver.session import Session, Watch
 from vitlab.errors import DataError, Refused, SpecError, TrialFailed, UserError
 from vitlab.planning.study_folder import write_plan
 from vitlab.regression import check
-from vitlab.regression.baseline import read_baseline, write_baseline
+from vitlab.regression.baseline import Trace, read_baseline, write_baseline
 from vitlab.regression.decide import Finding
 from vitlab.regression.facts import train_trace
 from vitlab.regression.gate import check_learning
@@ -259,7 +259,7 @@ def test_changed_option_is_named_although_trials_fail(accepted: Path, monkeypatc
         shown.index("If the change is meant, accept"),
     )
     assert shown.index("0.05 -> 0.3") < looked < accepted_by, "acceptance is the last thing to try"
-    assert "3 seeds -> 1" in done.stdout
+    assert "seeds: [0, 1, 2] -> [0]" in " ".join(done.stdout.split())
 
 
 def test_acceptance_is_advised_only_where_baseline_is_compared(accepted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,6 +280,23 @@ def test_untrained_arm_is_detected(accepted: Path, monkeypatch: pytest.MonkeyPat
     findings = list(check_learning(plan, (), Watch()))
     assert [item.verdict for item in findings] == ["regressed"]
     assert "validation loss went from" in findings[0].sentence
+
+
+def test_arm_whose_loss_falls_to_the_loss_of_guesses_has_not_learnt(
+    accepted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten digits: equal probabilities have the loss log 10 = 2.3026."""
+    _, plan = check.lab.plan_study(accepted / "gate.yaml", changes={"design": None})
+    for after, verdict in ((2.3027, "inconclusive"), (2.3025, "pass")):
+        trace = Trace(precision="fp32", losses=(2.5, 2.4), before=2.6, after=after)
+        monkeypatch.setattr("vitlab.regression.gate.train_trace", lambda *_, trace=trace, **__: trace)
+        (finding,) = check_learning(plan, (), Watch())
+        assert (finding.verdict, "guesses" in finding.sentence) == (verdict, verdict != "pass")
+
+
+def test_cost_is_no_tier_of_a_study_without_limits(accepted: Path) -> None:
+    stderr = vitlab(accepted, "--tier", "exact", "--tier", "cost").stderr
+    assert "gate: exact\n" in stderr
 
 
 def test_trace_equals_start_of_real_training(accepted: Path) -> None:

@@ -7,7 +7,8 @@ import os
 import re
 import shlex
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,7 +117,7 @@ def check_command(
     if accept or plan_only:
         return
     checked = check.check(request, tiers)
-    _print_and_exit(checked, phrasing.render_check(checked, form), phrasing.render_check(checked, "md"), junit)
+    _print_and_exit(checked, partial(phrasing.render_check, checked), form, junit)
 
 
 @click.command()
@@ -162,11 +163,15 @@ def ab_command(
         report, result = compare_revisions(revisions, request, install)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; the same command resumes from here") from None
-    _print_and_exit(result, str(report.render(form)), str(report.render("md")), junit, report)
+    _print_and_exit(result, report.render, form, junit, report)
 
 
 def _print_and_exit(
-    checked: CheckResult, shown: str, page: str, junit: Path | None, report: Report | None = None
+    checked: CheckResult,
+    render: Callable[[str], str | bytes],
+    form: str,
+    junit: Path | None,
+    report: Report | None = None,
 ) -> None:
     """Print a result, write JUnit and the summary of a GitHub job, and exit with the code of a check."""
     from vitlab.regression import phrasing
@@ -174,13 +179,13 @@ def _print_and_exit(
     if wants_json():
         print_json(phrasing.render_json(checked, report))
     else:
-        click.echo(shown.rstrip())
+        click.echo(render(form).rstrip())
     if junit is not None:
         junit.parent.mkdir(parents=True, exist_ok=True)
         junit.write_text(phrasing.render_junit(checked), encoding="utf-8")
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with open(summary, "a", encoding="utf-8") as file:
-            file.write(page)
+            file.write(str(render("md")))
     failure = 5 if checked.verdict == "inconclusive" else 1
     click.get_current_context().exit(failure if checked.fails else 0)
 

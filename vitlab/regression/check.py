@@ -60,6 +60,10 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
         TrialFailed: if trials fail and no earlier tier has found a regression.
     """
     study, plan, baseline = _read_study_and_baseline(request, tiers)
+    if study.check.cost is None:
+        if tuple(tiers) == ("cost",):
+            raise UserError(f"{request.file} limits no cost; write check: {{cost: {{time: 1.2, memory: 1.1}}}}")
+        tiers = [tier for tier in tiers if tier != "cost"]
     request.watch.say(f"{study.study}: {', '.join(tiers)}")
     findings: list[Finding] = []
     cells: list[Cell] = []
@@ -84,10 +88,8 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
             notes.append(str(failed).rstrip("."))  # what an earlier tier has found is still reported
         if not cells:
             findings.append(Finding("", "statistical", "inconclusive", "no arm has values to compare over seeds"))
-    if "cost" in tiers and study.check.cost is not None:
+    if "cost" in tiers:
         findings += _check_costs(request, study, plan, baseline)
-    elif tuple(tiers) == ("cost",):
-        raise UserError(f"{request.file} limits no cost; write check: {{cost: {{time: 1.2, memory: 1.1}}}}")
     result = gate.summarize_checks(study, findings, cells, notes)
     if result.verdict in ("differs", "regressed"):
         own_study = str(changes_for_own_study("check", request, study)["study"])

@@ -15,7 +15,6 @@ import json
 import math
 import statistics
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +35,6 @@ class CostRatio:
     low: float  #: simultaneous interval
     high: float
     rounds: int
-    seconds: float = math.nan  #: that its measurements took
 
 
 def measure_costs(
@@ -51,21 +49,19 @@ def measure_costs(
 
     level = 1 - alpha / (len(arms) * len(QUANTITIES))
     rounds = math.ceil(-math.log2((1 - level) / 2)) + SPARE_ROUNDS
-    ratios, seconds = defaultdict[tuple[str, str], list[float]](list), defaultdict[str, float](float)
+    ratios = defaultdict[tuple[str, str], list[float]](list)
     for number in range(rounds):
         for arm in arms:
-            costs, began = {}, time.perf_counter()
+            costs = {}
             for revision in (old, new) if number % 2 else (new, old):
                 study = json.dumps({**request, "plugins": revision.plugins}, default=str)
                 output = revision.run("-m", "vitlab.regression.cost", arm, study)
                 costs[revision is new] = json.loads(output.splitlines()[-1])
-            seconds[arm] += time.perf_counter() - began
             for quantity in QUANTITIES:
                 ratios[arm, quantity].append(costs[True][quantity] / costs[False][quantity])
     for (arm, quantity), values in ratios.items():
         interval = quantile_test(values, p=0.5).confidence_interval(level)
-        own = seconds[arm] / len(QUANTITIES)  # a process measures all of them
-        yield CostRatio(arm, quantity, statistics.median(values), interval.low, interval.high, rounds, own)
+        yield CostRatio(arm, quantity, statistics.median(values), interval.low, interval.high, rounds)
 
 
 def measure_and_print(arm: str, text: str) -> None:

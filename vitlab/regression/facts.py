@@ -56,7 +56,7 @@ def compute_facts(
         return train_trace(plan, planned, EXACT_STEPS, precision, engine, plugins)
 
     traces = defaultdict[str, list[Trace]](list)
-    for (planned, _), trace in zip(work, run_trainings(work, train, "exact", EXACT_STEPS, watch), strict=True):
+    for (planned, _), trace in run_trainings(work, train, "exact", EXACT_STEPS, watch):
         traces[planned.arm].append(trace)
     arms = {}
     for arm, planned in plan.first_trials.items():
@@ -82,13 +82,13 @@ def compute_facts(
 
 def run_trainings(
     work: Sequence[tuple[Any, ...]], train: Callable[..., Trace], tier: Tier, steps: int, watch: Watch
-) -> Iterator[Trace]:
-    """Yield the trace of each training of a tier, by ``train`` with its arguments, and show which one is running."""
+) -> Iterator[tuple[tuple[Any, ...], Trace]]:
+    """Yield the arguments of each training of a tier and its trace by ``train``, and show which one is running."""
     watch.say(f"{tier}: the first {steps} steps of {format_count(len(work), 'training')}, on the CPU")
     for number, arguments in enumerate(work, start=1):
         with watch.status(f"{tier}: training {number} of {len(work)}"):
             trace = train(*arguments)
-        yield trace
+        yield arguments, trace
 
 
 def compare_facts(old: Facts, new: Facts) -> list[Finding]:
@@ -104,10 +104,7 @@ def _compare_plans(old: Facts, new: Facts) -> Iterator[Finding]:
     changes = [f"arm '{arm}' is new" for arm in new.arms if arm not in old.arms]
     changes += [f"arm '{arm}' is gone" for arm in old.arms if arm not in new.arms]
     changes += _describe_differences(old.skipped, new.skipped, "skipped arm ")
-    if len(old.seeds) != len(new.seeds):
-        changes.append(f"{format_count(len(old.seeds), 'seed')} -> {len(new.seeds)}")
-    elif old.seeds != new.seeds:
-        changes.append("other seeds")
+    changes += _describe_differences({"seeds": [*old.seeds]}, {"seeds": [*new.seeds]})
     yield _make_finding("", "plan", changes)
 
 

@@ -194,16 +194,15 @@ def second_look_seeds(study: Study) -> tuple[int, ...] | None:
 def check_learning(plan: Plan, plugins: Sequence[str | Path], watch: Watch) -> Iterator[Finding]:
     """Check that the loss of every arm falls within a hundred steps, on training and on validation images.
 
-    If only one of the two falls, the finding is inconclusive: noisy batches do that to sound networks too.
+    If only one of the two falls, the finding is inconclusive: noisy batches do that to sound networks too.  So it is
+    if the loss falls to nothing better than the loss of equal probabilities for all classes.
     """
     # A closed-form solution takes no steps.
     work = [
         (plan, planned, LEARNING_STEPS) for planned in plan.first_trials.values() if planned.trial.spec.train.steps != 0
     ]
-    train = partial(train_trace, plugins=plugins)
-    for (_, planned, _), result in zip(
-        work, run_trainings(work, train, "learning", LEARNING_STEPS, watch), strict=True
-    ):
+    accuracy, train = plan.metrics.get("accuracy"), partial(train_trace, plugins=plugins)
+    for (_, planned, _), result in run_trainings(work, train, "learning", LEARNING_STEPS, watch):
         half = max(1, len(result.losses) // 2)  # long enough for the noise of batches to even out
         sides = {"training": (fmean(result.losses[:half]), fmean(result.losses[-half:]))}
         sides["validation"] = result.before, result.after
@@ -212,6 +211,11 @@ def check_learning(plan: Plan, plugins: Sequence[str | Path], watch: Watch) -> I
             for which, (before, after) in sides.items()
             if not after < before
         ]
+        chance = None if accuracy is None else accuracy.chance.get(planned.arm)
+        if not rises and chance and result.after >= -math.log(chance):
+            rises = [
+                f"the validation loss fell to {result.after:.4g}, and the loss of guesses is {-math.log(chance):.4g}"
+            ]
         verdict: Verdict = ("pass", "inconclusive", "regressed")[len(rises)]
         yield Finding(planned.arm, "learning", verdict, "; ".join(rises))
 
@@ -240,7 +244,7 @@ def judge_costs(
         if limit is not None:
             verdict = "regressed" if cost.low > limit else "pass" if cost.high <= limit else "inconclusive"
             sentence += f"{', which cannot tell' * (verdict == 'inconclusive')}; at most {limit:g} times is allowed"
-        findings.append(Finding(cost.arm, cost.quantity, verdict, sentence, cost.seconds))
+        findings.append(Finding(cost.arm, cost.quantity, verdict, sentence))
     return findings
 
 

@@ -23,14 +23,15 @@ def render_check(result: CheckResult, form: str) -> str:
     lines += [
         f"{cell.verdict}: {cell.arm}: {_cell_sentence(cell, result.units)}"
         for cell in result.cells
-        if cell.verdict == "regressed"
+        if cell.verdict != "pass"
     ]
     for item in result.findings:
         if item.verdict != "pass" or item.sentence:
             lines.append(f"{item.verdict}: {f'{item.arm}: ' if item.arm else ''}{item.check}: {item.sentence}")
     column = Columns([_in_unit(cell, Scale.of(cell.metric, result.units)) for cell in result.cells])
     table = [
-        *map(column.text_column, ("arm", "metric", "verdict")),
+        *map(column.text_column, ("arm", "metric")),
+        column("verdict", lambda cell: "identical" if cell.test == "identical" else cell.verdict, right=False),
         _number(column, "baseline", "old", rank=2),
         _number(column, "candidate", "new", rank=2),
         _number(column, "drop", "drop"),
@@ -38,7 +39,6 @@ def render_check(result: CheckResult, form: str) -> str:
         _number(column, "margin", "margin"),
         _number(column, "p (adjusted)", "p_adjusted", rank=1),
         column("seeds", lambda cell: str(cell.n), rank=3),
-        column.text_column("why", "reason"),
     ]
     return _render(
         form,
