@@ -100,8 +100,7 @@ def _infer_roles(table: Table) -> dict[str, str | None]:
 def _column_fault(name: str, columns: Sequence[str], allowed: Sequence[str]) -> str:
     if name in columns:
         return f"several columns are called '{name}'; rename all but one"
-    kind = "Columns" if allowed == columns else "Columns of numbers"
-    return f"no column '{name}'.{nearest(name, allowed)} {kind}: {shortlist(allowed)}."
+    return f"no column '{name}'.{nearest(name, allowed)} Columns: {shortlist(allowed)}."
 
 
 def _wide_to_long(
