@@ -747,6 +747,23 @@ def test_equal_arms_are_equal_and_constant_differences_uncertain(tmp_path):
     assert summary.loc["moved", "p"] == 0.0625
 
 
+def test_note_on_batches_larger_than_the_data(tmp_path):
+    plan, store = study(tmp_path)  # steps of 64 images
+    spec = plan.trials[0].trial.spec
+    for size, expected in ((65, 1), (64, 0)):
+        other = spec.model_copy(update={"train": spec.train.model_copy(update={"batch_size": size})})
+        trials = [dataclasses.replace(item, trial=dataclasses.replace(item.trial, spec=other)) for item in plan.trials]
+        notes = document(dataclasses.replace(plan, trials=tuple(trials)), store)["notes"]
+        sentence = f"train.batch_size: {size} is more than the 64 training images; a batch has all of them."
+        assert notes.count(sentence) == expected
+
+
+def test_note_on_two_engines_says_how_to_have_one(tmp_path):
+    plan, store = study(tmp_path, numerics={"position=none": {"engine": "loop"}})
+    [mixed] = [note for note in document(plan, store)["notes"] if note.startswith("Numerics differ")]
+    assert "engine " in mixed and mixed.endswith("Set run.engine: loop before the first run to compute all arms alike.")
+
+
 def test_notes_are_complete(tmp_path):
     arms = tuple(Arm(name, {}, None if name == "baseline" else "baseline") for name in POSITIONS)
     arms += (Arm("position=rope2d", {}, "baseline", skip="head_dim 12 does not divide by 8."),)
@@ -759,6 +776,7 @@ def test_notes_are_complete(tmp_path):
     assert "position=rope2d was skipped: head_dim 12 does not divide by 8." in notes
     [mixed] = [note for note in notes if note.startswith("Numerics differ")]
     assert mixed.startswith("Numerics differ from the baseline's (threads 1 and 2) in position=none: ")
+    assert "run.engine: loop" not in mixed
     assert any(note.startswith("All arms ran at one learning rate (0.002)") for note in notes)
     assert any(note.startswith("5 seeds (0 to 4) vary init, order, augment") for note in notes)
 

@@ -418,6 +418,10 @@ def test_report_without_tuning_names_origin_of_learning_rate(tmp_path: Path) -> 
 
     assert "All arms ran at one learning rate (0.001)" in notes()
     assert "learning rate" not in notes(design={"one_at_a_time": {"data.fraction": [0.5]}}), "one model suits itself"
+    several = notes(design={"one_at_a_time": {"train.optimizer": ["muon", {"type": "sgd", "lr": 0.2}]}})
+    assert "Each optimizer ran at one learning rate (adamw 0.001, muon 0.001, sgd 0.2): none was tuned" in several
+    grid = {"one_at_a_time": {"train.optimizer": [{"type": "sgd", "lr": rate} for rate in (0.1, 0.2)]}}
+    assert "learning rate" not in notes(design=grid), "the arms say which rates were tried"
 
 
 def test_commands_show_both_stages(tuned: tuple[Path, Path, Answer], tmp_path: Path) -> None:

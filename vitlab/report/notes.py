@@ -67,6 +67,7 @@ def notes(results: StudyResults, prerequisite_trials: Sequence[StoredTrial], row
         *truncate_list(list(_note_failures(trials))),
         *_note_repeated_trials(results.frame),
         *_note_prerequisites(plan),
+        *_note_large_batches(results.trials),
         *_note_early_stops(results.trials),
         *_note_initial_weights(trials),
         *_note_mixed_numerics(plan, trials),
@@ -133,6 +134,13 @@ def _note_early_stops(trials: Sequence[StoredTrial]) -> Iterator[str]:
     if len({number for some in steps.values() for number in some}) > 1:
         arms = ", ".join(f"{arm} {min(some):,} to {max(some):,}" for arm, some in steps.items())
         yield f"train.stop_early: trainings ended after different numbers of steps, and so differ in cost: {arms}."
+
+
+def _note_large_batches(trials: Sequence[StoredTrial]) -> Iterator[str]:
+    ended = [(item.planned.trial.spec.train.batch_size, item.result.outcome) for item in trials if item.result]
+    for size, images in sorted({(size, end.images // end.steps) for size, end in ended if end.steps}):
+        if images < size:
+            yield f"train.batch_size: {size:,} is more than the {images:,} training images; a batch has all of them."
 
 
 def _note_failures(trials: Sequence[StoredTrial]) -> Iterator[str]:
@@ -226,6 +234,8 @@ def _note_mixed_numerics(plan: Plan, trials: Sequence[StoredTrial]) -> list[str]
     return [
         f"Numerics differ from the baseline's ({mixed}) in {list_or_count(affected)}: equal seeds do not give equal "
         "bits across them, so differences include their effect."
+        + " Set run.engine: loop before the first run to compute all arms alike."
+        * ("engine " in mixed)
         for mixed, affected in arms.items()
     ]
 
@@ -476,9 +486,12 @@ def _note_split_noise(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
 
 def _note_learning_rate(plan: Plan) -> Iterator[str]:
     specs = [planned.trial.spec for planned in plan.trials]
-    rates = {spec.train.optimizer.options.get("lr") for spec in specs}
+    chosen = {(spec.train.optimizer.type, spec.train.optimizer.options.get("lr")) for spec in specs}
+    several = len(dict(chosen)) > 1
     tuned = any(paths_overlap(RATE, knob) for item in plan.tuning for rival in item.rivals for knob in rival.values)
-    if not tuned and len(rates) == 1 and any(spec.model != specs[0].model for spec in specs):
-        [rate] = rates
-        at = f" ({rate:g})" if isinstance(rate, float | int) else ""
-        yield f"All arms ran at one learning rate{at}: none was tuned, and a better one may suit some arms."
+    if tuned or len(chosen) > len(dict(chosen)):  # a study with several rates of an optimizer has tried some
+        return
+    if several or any(spec.model != specs[0].model for spec in specs):
+        rates = ", ".join(sorted(f"{name} {rate}" if several else f"{rate}" for name, rate in chosen))
+        who = "Each optimizer" if several else "All arms"
+        yield f"{who} ran at one learning rate ({rates}): none was tuned, and a better one may suit some arms."
