@@ -244,6 +244,14 @@ class Rooted(Loss):
         return Value(-p_B.log().mean(), {})
 
 
+class Noisy(Loss):
+    """A mean with a draw of torch's generator."""
+
+    def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Value:
+        logits = logits_by_head[""]
+        return Value(F.cross_entropy(logits + 0.1 * torch.rand_like(logits), target), {})
+
+
 class Turned(Loss):
     """A likelihood, which would be maximised."""
 
@@ -255,7 +263,8 @@ class Turned(Loss):
     ("cls", "sentence"),
     [
         (Summed, "in two parts, and .* at once: return a mean over the batch, not a sum"),
-        (Weighted, "in two parts, and .* at once: .*, and the number of its terms from weight"),
+        (Weighted, "in two parts, and .* at once: .*, the number of its terms from weight"),
+        (Noisy, "in two parts, and .* at once: .* draw from vitlab.plugin.noise"),
         (Rooted, "the gradient of logits up to 100 is not finite"),
         (Turned, "of right predictions and .* of wrong ones; it is minimised"),
     ],
@@ -674,6 +683,24 @@ class NoTokens(Position):
 
     def add(self, x_BTD: Tensor, layer: int) -> Any:
         return None
+
+
+class DroppedByTorch(Position):
+    """An encoding whose drops are drawn by torch."""
+
+    vmap_safe = False
+
+    def __init__(self, g: Geometry) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+
+    def add(self, x_BTD: Tensor, layer: int) -> Tensor:
+        return self.drop(x_BTD)
+
+
+def test_position_that_draws_by_torch_in_training_is_detected() -> None:
+    with pytest.raises(AssertionError, match=r"differs in training under a state .* draw by vitlab\.plugin\.Dropout"):
+        check("position", DroppedByTorch)
 
 
 class OneAngle(NoTokens):

@@ -20,7 +20,7 @@ from vitlab.components.init import Init, init
 from vitlab.components.mlp import MLP, mlp
 from vitlab.components.position import Position, position
 from vitlab.geometry import Geometry
-from vitlab.registry import SLOT_MODULES
+from vitlab.registry import SLOT_MODULES, slot
 
 
 @pytest.fixture(autouse=True)
@@ -214,7 +214,7 @@ class Unwritten(Good):
     [
         (Cuts, r"on an oblong grid, .*: tokens has shape \(3, 7, 16\); expected \(3, 11, 16\)"),
         (Doubles, "the gradient of fc.weight differs from finite differences"),
-        (Draws, "tokens differs under a state that was saved and loaded; .*: .*draw by vitlab.plugin.noise"),
+        (Draws, "tokens differs under a state that was saved and loaded; .*: .*draw by .*vitlab.plugin.noise"),
         (Counts, "tokens differs under a state that was saved and loaded; .*: register what it keeps"),
         (Drops, "fails under torch.vmap; draw by vitlab.plugin.Dropout, or do not declare it: .*random operation"),
         (Unwritten, "its options are written as JSON and read again: TypeError"),
@@ -280,13 +280,6 @@ class Turns(Position):
         return 0 * self.get_buffer("ones_TK"), self.get_buffer("ones_TK")
 
 
-class NoPaper(Position):
-    """A component without a paper."""
-
-    def __init__(self, g: Geometry) -> None:
-        super().__init__()
-
-
 class Stuck(Position):
     """A component that cannot be resampled.  Reference: none."""
 
@@ -302,7 +295,6 @@ class Stuck(Position):
     ("cls", "sentence"),
     [
         (Turns, "rotates prefix tokens"),
-        (NoPaper, "add the paper to the docstring"),
         (Stuck, "resampled for a grid twice as large"),
     ],
 )
@@ -448,3 +440,10 @@ def test_components_lists_without_importing() -> None:
     assert set(testing.CHECKS) == set(SLOT_MODULES)
     own = testing.parametrize_components("mlp", source="vitlab").mark.args[1]
     assert ("mlp", "vitlab:swiglu") in own and not testing.parametrize_components(source="nobody").mark.args[1]
+
+
+@pytest.mark.parametrize("name", ["position", "attention"])
+def test_built_in_components_name_their_paper(name: str) -> None:
+    for component in set(testing.components(name)) - {"none"}:
+        bases = [base for base in slot(name).get(component).__mro__ if "torch" not in base.__module__]
+        assert any("Reference:" in (base.__doc__ or "") for base in bases), component

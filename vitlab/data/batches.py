@@ -86,7 +86,8 @@ class Feed:
         self._seeds = seeds
         self._normalize = Normalize(prepared.mean, prepared.std, self.device, dtype)
         # Batches are requested for the next steps, too, which may be in the next epoch.
-        self._epoch_order = lru_cache(2)(partial(_draw_order, seeds["order"], self.count()))
+        seed, count = seeds["order"], self.count()  # the function has no reference to this feed
+        self._epoch_order = lru_cache(2)(lambda epoch: noise.permutation(noise.key(seed, "order", epoch), count))
         stored = prepared.train.stored
         self._prefetcher = None if stored is None else Prefetcher(stored, self.device)
 
@@ -184,10 +185,6 @@ class Feed:
 
     def _augment_key(self, epoch: int, index: int) -> noise.Key:
         return noise.key(self._seeds["augment"], "augment", epoch, index)
-
-
-def _draw_order(seed: int, count: int, epoch: int) -> Tensor:
-    return noise.permutation(noise.key(seed, "order", epoch), count)
 
 
 def join_feeds(feeds: Sequence[Feed]) -> None:

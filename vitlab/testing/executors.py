@@ -132,10 +132,6 @@ class _Driver:
         assert ends, f"poll reports no end of job '{job.name}' within {patience_s:g} s; {rule}{_last_log_line(job)}"
         return ends[0]
 
-    def expect_no_end(self) -> None:
-        for _ in range(2):
-            self.poll(0.1)
-
     def await_process_name(self, job: Job) -> str:
         """Poll until a job waits to be stopped, as its log says, and return the name of its process."""
         for end in self.ends_until(lambda: jobs.WAITS in _read_log(job), START_S):
@@ -227,7 +223,7 @@ def _check_cancel(driver: _Driver) -> None:
                 f"process {name.split('/')[1]} of a job still runs {END_S:g} s after cancel; cancel leaves no process"
             )
             time.sleep(0.02)
-    driver.expect_no_end()
+    driver.poll(0.2)  # no further end
 
 
 def _check_done(driver: _Driver, job: Job) -> None:
@@ -237,7 +233,7 @@ def _check_done(driver: _Driver, job: Job) -> None:
     assert TrialFolder(job.folder).done(), (
         f"job '{job.name}' ended as done, and its trial has no result in the store; report what run_job returned"
     )
-    driver.expect_no_end()
+    driver.poll(0.2)  # no further end
 
 
 def _check_in_driver(driver: _Driver, work: Mapping[str, Job]) -> None:

@@ -248,12 +248,14 @@ def _check_state(case: _Case) -> None:
     _run_with_draws(probe, x + 1)  # running statistics change in it
     with about("its state is loaded into another instance"):
         other.load_state_dict(probe.state_dict(), strict=True)
-    first, second = _run_with_draws(probe.eval(), x), _run_with_draws(other, x, seed=1)
-    for name in first:
-        assert torch.equal(first[name], second[name]), (
-            f"{name} differs under a state that was saved and loaded; it must depend on state and input alone: "
-            "register what it keeps as a parameter or a buffer, and draw by vitlab.plugin.noise"
-        )
+    for training in (False, True):
+        first, second = (_run_with_draws(each.train(training), x, seed) for seed, each in enumerate((probe, other)))
+        for name in first:
+            assert torch.equal(first[name], second[name]), (
+                f"{name} differs {'in training ' * training}under a state that was saved and loaded; it must depend on "
+                "state, input and keyed draws alone: register what it keeps as a parameter or a buffer, and draw by "
+                "vitlab.plugin.Dropout or vitlab.plugin.noise"
+            )
 
 
 def _check_devices(case: _Case) -> None:

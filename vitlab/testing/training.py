@@ -231,8 +231,8 @@ def _check_mean(loss: Loss, logits: Tensor, target: Tensor) -> None:
     weights = [float(loss.weight(target[part])) for part in parts]
     micro = sum(weight * float(of(part)) for weight, part in zip(weights, parts, strict=True)) / sum(weights)
     assert math.isclose(micro, float(whole), rel_tol=1e-9), (
-        f"is {micro:.6g} in two parts, and {float(whole):.6g} at once: return a mean over the batch, not a sum, and "
-        "the number of its terms from weight()"
+        f"is {micro:.6g} in two parts, and {float(whole):.6g} at once: return a mean over the batch, not a sum, the "
+        "number of its terms from weight(), and draw from vitlab.plugin.noise, not from torch's generator"
     )
     for scale in (1.0, 100.0):  # at 100, a probability is 0 in float32 and its logarithm infinite
         leaf = (scale * logits).float().requires_grad_()

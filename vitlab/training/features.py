@@ -152,7 +152,9 @@ class FeatureReader:
         with autocast(x_BCHW.device, self.precision):
             if "tokens" in self.names:
                 x = model.forward_features(x_BCHW)
-                features["tokens"] = x if x.ndim == 4 else _patch_map(model, x)
+                features["tokens"] = (
+                    x if x.ndim == 4 else x.mT[..., len(model.geometry.prefix) :].unflatten(2, model.geometry.grid)
+                )
                 output = model.forward_head(x)
             else:
                 output = model(x_BCHW)
@@ -174,13 +176,6 @@ def _missing_feature_error(role: str, model: Model, name: str, needs: str) -> We
         f"distill.{name} needs {needs}, and {role}, a {type(model).__name__}, has none; use a ViT or a convolutional "
         f"network, or remove {name}"
     )
-
-
-def _patch_map(model: Any, x_BTD: Tensor) -> Tensor:
-    """Return the patch tokens of a ViT at their places, (B, D, h, w)."""
-    g = model.geometry
-    x_BDN = x_BTD[:, len(g.prefix) :].transpose(1, 2)
-    return x_BDN.reshape(*x_BDN.shape[:2], *g.grid)
 
 
 # -- linear probe -----------------------------------------------------------------------------------------------------
