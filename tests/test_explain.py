@@ -593,7 +593,7 @@ def test_segmentation_is_drawn_beside_its_true_labels(tmp_path: Path) -> None:
         image.numpy(), {"two": expected_HW}, labels=("a", "b", "c", "d"), truth_HW=label_HW
     )
     assert [axis.get_title() for axis in figure.axes] == ["image", "true labels", "two"]
-    assert [axis.get_xlabel() for axis in figure.axes] == ["", "", "50.0 % of the pixels right"]
+    assert [axis.get_xlabel() for axis in figure.axes] == ["", "", "50.0\N{NO-BREAK SPACE}% of the pixels right"]
     void = pictures.draw_label_maps(image.numpy(), {"two": expected_HW}, labels=(), truth_HW=np.full((8, 12), IGNORED))
     assert void.axes[2].get_xlabel() == "", "no pixel has a label"
     white = figure.axes[1].images[0].get_array()[: 4 * 30]  # 360 pixels for 12
