@@ -480,7 +480,7 @@ def test_plan(ran: tuple[Path, Path], tmp_path: Path) -> None:
     assert code == 0 and "0 of them trained already" in printed and not (tmp_path / "none").exists()
 
 
-def test_plan_at_80_columns_breaks_no_word_and_shows_gpu_hours(
+def test_plan_at_80_columns_breaks_no_word_and_shows_gpu_time(
     ran: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -490,12 +490,12 @@ def test_plan_at_80_columns_breaks_no_word_and_shows_gpu_hours(
     code, printed, err = call("plan", quickstart, "--cost", "--device-tflops", "312", "--out", ran[1])
     assert counted.call_count == 1, "the arms have the same data"
     assert (code, err) == (0, "") and max(map(len, printed.splitlines())) <= 80
-    for word in ("position=sinusoidal", "against", "params", "GPU-h", "13.8 k", "230 k"):
+    for word in ("position=sinusoidal", "against", "params", "GPU time", "13.8 k", "230 k"):
         assert word in printed
     # 1797 - 360 images, a fifth of them for validation; 20 epochs of whole batches of 32, in 3 passes of 229,760 MACs
     images = 20 * (1149 // 32) * 32
-    hours = 2 * 3 * 229_760 * images / (312e12 * 0.4) / 3600
-    assert f"{hours:.2g}" in printed and "?" not in printed.partition("GPU-hours")[0].partition("params")[2]
+    milliseconds = 1000 * 2 * 3 * 229_760 * images / (312e12 * 0.4)
+    assert f"{milliseconds:.3g} ms" in printed and "?" not in printed.partition("GPU time is")[0].partition("params")[2]
 
 
 @pytest.mark.parametrize("engines", [("loop", "vmap"), ("vmap", "vmap")])

@@ -1655,11 +1655,14 @@ def test_numbers_have_readable_precision():
     # A level below a thousandth must not be hidden behind "< 0.001".
     strict = {0.0008: "0.0008", 0.00052: "0.00052", 0.00048: "0.0005", 0.00004: "< 0.0001", 0.02: "0.020"}
     assert {p: phrasing.format_p_value(p, 0.0005) for p in strict} == strict
-    assert [phrasing.format_duration(s) for s in (3.2, 59.7, 185, 7620)] == [
+    assert [phrasing.format_duration(s) for s in (0, 0.0213, 3.2, 59.7, 185, 7620, 4_680_100)] == [
+        "0 s",
+        "21.3 ms",
         "3.2 s",
         "1 min 00 s",
         "3 min 05 s",
         "2 h 07 min",
+        "1,300 h",
     ]
     units = {"accuracy": "share", "top5": "share", "ece": "share", "loss": "number"}
     assert phrasing.Scale.of("val/accuracy_cls", units).unit == phrasing.Scale.of("test/top5", units).unit == "%"

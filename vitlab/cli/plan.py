@@ -30,13 +30,13 @@ MAX_ROWS = 60  #: largest number of arms in the table; JSON has all of them
 @click.option(
     "--cost",
     is_flag=True,
-    help="Add parameters, multiply-accumulates and hours of each arm (builds each model once).",
+    help="Add parameters, multiply-accumulates (MACs) and estimated training time of each arm.",
 )
 @click.option(
     "--device-tflops",
     type=click.FloatRange(min=0, min_open=True),
-    help="Peak rate of a GPU for the hours of --cost, in TFLOP/s: in bf16 an A100 has 312, the default, an H100 989. "
-    "Without it, the hours of a study that will run on a CPU are of one core, at its measured rate.",
+    help="Peak rate of a GPU for the times of --cost, in TFLOP/s: in bf16 an A100 has 312, the default, an H100 989. "
+    "Without it, the times of a study that will run on a CPU are of one core, at its measured rate.",
 )
 @click.option(
     "--power",
@@ -174,21 +174,21 @@ def _arm_columns(plan: Plan, arms: Sequence[Arm], states: States, costs: Costs) 
             column_of_costs("params", lambda cost: format_compact(cost.params) if cost else ""),
             column_of_costs("MACs", lambda cost: format_compact(cost.macs) if cost else ""),
             column_of_costs(
-                f"{next(iter(costs.values())).unit}-h", lambda cost: _format_hours(cost.hours) if cost else ""
+                f"{next(iter(costs.values())).unit} time", lambda cost: _format_hours(cost.hours) if cost else ""
             ),
         ]
     return columns
 
 
 def _format_hours(hours: float | None) -> str:
-    return "?" if hours is None else f"{hours:,.1f}" if hours >= 1 else f"{hours:.2g}"
+    return "?" if hours is None else format_duration(3600 * hours)
 
 
 def _describe_costs(plan: Plan, costs: Costs) -> str:
-    """Return what the hours are, and the hours of the whole study."""
+    """Return what the times are, and the time of the whole study."""
     cost = next(iter(costs.values()))
     sentence = (
-        f"{cost.unit}-hours are for one training{', on one core' * (cost.unit == 'CPU')}: 3 x MACs x images seen, of 2 "
+        f"{cost.unit} time is of one training{', on one core' * (cost.unit == 'CPU')}: 3 x MACs x images seen, of 2 "
         f"operations each, at {100 * UTILISATION:g} % of {cost.tflops:.3g} TFLOP/s (--device-tflops)"
     )
     hours = {arm: cost.hours for arm, cost in costs.items() if cost.hours is not None}

@@ -250,12 +250,14 @@ def format_compact(n: float | None) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Format seconds as ``42 s``, ``3 min 05 s`` or ``2 h 07 min``."""
+    """Format seconds as ``4.2 ms``, ``42 s``, ``3 min 05 s``, ``2 h 07 min`` or ``1,300 h``."""
     whole = round(seconds)
     hours, minutes = divmod(whole // 60, 60)
     if hours:
-        return f"{hours} h {minutes:02} min"
-    return f"{minutes} min {whole % 60:02} s" if minutes else f"{seconds:.3g} s"
+        return f"{hours} h {minutes:02} min" if hours < 100 else f"{round(seconds / 3600):,} h"
+    if minutes:
+        return f"{minutes} min {whole % 60:02} s"
+    return f"{seconds:.3g} s" if seconds >= 0.1 or not seconds else f"{1000 * seconds:.3g} ms"
 
 
 def format_seeds(seeds: Iterable[int], prefix: str = "") -> str:

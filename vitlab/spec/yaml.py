@@ -138,8 +138,8 @@ def parse_document(text: str, name: str) -> Document:
             raise refuse("the file is empty; a study begins with 'study: NAME'")
         data = reader.read(root)
     except yaml.MarkedYAMLError as error:
-        if unclosed := _find_unclosed(text, error):
-            raise refuse(*unclosed) from None
+        if elsewhere := _find_unclosed(text, error) or _find_missing_colon(lines, error):
+            raise refuse(*elsewhere) from None
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
         raise refuse(_explain_error(lines, error, line), line, column) from None
@@ -240,6 +240,10 @@ class _Reader:
         merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         for key, value in node.value:
             name, place = _key_name(key), _node_place(key)
+            if (
+                not key.style and re.search("[:=]", name) and value.start_mark.index == key.end_mark.index
+            ):  # in {...}, without ': '
+                raise _not_allowed(key, f"'{name:.40}' has no value; write a colon and a space between key and value")
             if name in first:
                 self.repeated.append((name, place, first[name][0]))
             first.setdefault(name, place)
@@ -343,6 +347,20 @@ def _find_unclosed(text: str, error: yaml.MarkedYAMLError) -> tuple[str, int, in
     return sentence, start.line + 1, start.column + 1
 
 
+def _find_missing_colon(lines: tuple[str, ...], error: yaml.MarkedYAMLError) -> tuple[str, int, int] | None:
+    """Return the message on a line without ``key: value``, its line and its column; None if that is not the error."""
+    number = error.problem_mark.line if error.problem_mark else 0  # of the line before
+    if "could not find expected ':'" in str(error.problem) and error.context_mark:
+        number = error.context_mark.line + 1
+    elif "mapping values are not allowed" not in str(error.problem):
+        return None
+    line = _line(lines, number)
+    if not line.strip() or re.search(r":(\s|$)", line):
+        return None
+    sentence = "no 'key: value'; write a colon and a space after the key, or indent a text that goes on from above"
+    return sentence, number, _indent_width(line) + 1
+
+
 def _explain_error(lines: tuple[str, ...], error: yaml.MarkedYAMLError, number: int) -> str:
     """Return the message for a text that is not YAML; for common mistakes, it says what to type.
 
@@ -367,8 +385,22 @@ def _explain_error(lines: tuple[str, ...], error: yaml.MarkedYAMLError, number: 
         return f"'{match[1]}' closes nothing; remove it"
     if "<stream end>" in problem:
         return "the file ends inside '{' or '['; close it"
-    if "<scalar>" in problem and here[:column].endswith(("'", '"')):
-        return "the quote before this ends a text that may begin in an earlier line; close each quote in its line"
+    last = here[:column].rstrip()[-1:]
+    if "expected <block end>" in problem and last and last in "'\"]}":
+        since, quotes = (", which may have begun in an earlier line", "other ") if last in "'\"" else ("", "")
+        return f"the value ends before this, with {last}{since}; remove the rest, or put all of it in {quotes}quotes"
+    if mark and re.search("alias|block scalar|cannot start any token|sequence entries", f"{error.context} {problem}"):
+        at = start or mark
+        first = _line(lines, at.line + 1)[at.column]
+        if first == "\t":
+            return "a tab stands here; write a space"
+        otherwise = {
+            "-": "; a list begins in a line of its own, or is written [a, b]",
+            "*": "; an alias such as *NAME needs a value before it that is marked &NAME",
+        }
+        return f"a text that begins with {first} needs quotes: '{first}...'{otherwise.get(first, '')}"
+    if "single document" in str(error.context):
+        return "a file has one study; put what follows '---' in a file of its own"
     if "expected <block end>" in problem and start is not None and column <= _indent_width(here):
         kind = "keys" if "mapping" in str(error.context) else "items"
         return (
