@@ -364,10 +364,8 @@ def test_failure_in_plugin_file_names_its_line(tmp_path: Path, words: list[str])
     file = write(tmp_path, design={"one_at_a_time": {"model.position": [name]}}, seeds=1)
     code, printed, err = call(*words, file, "--plugin", plugin)
     assert code == 3, printed
-    first = err.splitlines()[0]
-    assert first.startswith(f"{relative(plugin)}:{line}: RuntimeError: ") and f"position={name}" in first, err
-    assert err.splitlines()[-1] == f"This is a fault of the plugin in {plugin}." and "torch/" not in err
-    assert len(err.splitlines()) <= 6, err
+    assert err.startswith(f"in the model of arm 'position={name}': RuntimeError: ") and "torch/" not in err, err
+    assert err.endswith(f", at {relative(plugin)}:{line}\n") and len(err.splitlines()) == 1, err
     code, _, err = call("run", file, "--out", tmp_path / "out", "--plugin", plugin)
     assert code == 4 and re.search(
         rf"failed: RuntimeError: The size of tensor a .*, at {relative(plugin)}:{line}", err

@@ -73,7 +73,7 @@ def test_imagenet_sizes_equal_published() -> None:
     sizes = set()
     for file in (FOLDER / "imagenet" / f"{name}.yaml" for name in ("model_size", "patch_size", "data_scale", "recipe")):
         plan = plan_of(file)
-        costs = planning.count_costs(plan)
+        costs = planning.count_costs(plan, "")
         for arm, spec in specs(plan).items():
             model = spec["model"]
             assert spec["data"]["type"] == "image_folder" and spec["data"]["num_classes"] == 1000
@@ -93,7 +93,7 @@ def test_imagenet_sizes_equal_published() -> None:
 
 def test_imagenet_recipe_equals_hand_calculation() -> None:
     """S/16 with the mean of 196 patches and a hidden layer: the cost of a part follows from its shapes."""
-    costs = planning.count_costs(plan_of(FOLDER / "imagenet" / "recipe.yaml"))
+    costs = planning.count_costs(plan_of(FOLDER / "imagenet" / "recipe.yaml"), "")
     d, plain = 384, PUBLISHED["S", 16][0]
     params = {arm: cost["params"] for arm, cost in costs.items()}
     assert params["linear for MLP head"] == plain - d - 197 * d  # no class token, and fixed positions
@@ -106,7 +106,7 @@ def test_imagenet_recipe_equals_hand_calculation() -> None:
 @pytest.mark.parametrize("name", LAPTOP)
 def test_laptop_studies_have_reference_and_named_models(name: str) -> None:
     plan = plan_of(FOLDER / f"{name}.yaml")
-    trial_specs, costs = specs(plan), planning.count_costs(plan)
+    trial_specs, costs = specs(plan), planning.count_costs(plan, "")
     references = [arm for arm, spec in trial_specs.items() if spec["model"] == {"type": "linear"}]
     assert references and all(costs[arm]["params"] == 784 * 10 + 10 for arm in references)
     assert all(plan.arm(arm).baseline for arm in references), "a reference is compared"
@@ -125,7 +125,7 @@ def test_laptop_studies_have_reference_and_named_models(name: str) -> None:
 
 def test_header_numbers_equal_plan() -> None:
     def params(name: str) -> dict[str, int]:
-        return {arm: cost["params"] for arm, cost in planning.count_costs(plan_of(FOLDER / f"{name}.yaml")).items()}
+        return {arm: cost["params"] for arm, cost in planning.count_costs(plan_of(FOLDER / f"{name}.yaml"), "").items()}
 
     sizes, patches = params("model_size"), params("patch_size")
     assert sizes["16x2"] == sizes["linear"] == 7850 and round(sizes["64x4"] / sizes["16x2"]) == 26
@@ -149,7 +149,7 @@ def test_equal_images(name: str) -> None:
 @pytest.mark.parametrize("name", ["model_size_macs", "patch_size_macs"])
 def test_equal_work(name: str) -> None:
     plan = plan_of(FOLDER / f"{name}.yaml")
-    trial_specs, costs = specs(plan), planning.count_costs(plan)
+    trial_specs, costs = specs(plan), planning.count_costs(plan, "")
     work = {
         arm: 3 * costs[arm]["macs"] * spec["train"]["steps"] * spec["train"]["batch_size"]
         for arm, spec in trial_specs.items()

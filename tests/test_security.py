@@ -14,7 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from vitlab import cli
-from vitlab.spec.changes import public, without_secrets
+from vitlab.errors import public
+from vitlab.spec.changes import without_secrets
 from vitlab.trackers import server
 
 TESTS = Path(__file__).parent

@@ -24,8 +24,9 @@ except vitlab.SpecError as error:
 from __future__ import annotations
 
 import re
+import textwrap
 import unicodedata
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import ClassVar
@@ -46,6 +47,14 @@ class VitlabError(Exception):
     kind: ClassVar[str] = "internal"
     result: object = None
 
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.args))
+
+    @property
+    def mistakes(self) -> Sequence[Problem]:
+        """Every mistake, which has a place if it is one of a file."""
+        return [Problem("", 0, 0, str(sentence)) for sentence in self.args]
+
 
 class UserError(VitlabError):
     """Something the user wrote is wrong; ``args`` has a sentence for every mistake, and the message a line.
@@ -55,9 +64,6 @@ class UserError(VitlabError):
 
     exit_code = 2
     kind = "user"
-
-    def __str__(self) -> str:
-        return "\n".join(map(str, self.args))
 
     def _render_traceback_(self) -> list[str]:
         """Return the lines that a notebook shows in place of a traceback."""
@@ -80,6 +86,37 @@ class Problem:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
         return f"{place}: {self.message}" if place else self.message
 
+    def excerpt(self, width: int = 0, style: Callable[..., str] = lambda text, **_: text) -> str:
+        """Return the mistake above its line, of which a long one is cut, and carets below the wrong value.
+
+        Args:
+            width: columns in which the mistake is wrapped; 0 leaves it on one line.
+            style: colours a text; it takes the arguments of ``click.style``.
+        """
+        from rich.cells import cell_len
+
+        message, source = public(str(self)), public(self.source)
+        place = message[: -len(public(self.message)) - 2]
+        lines = wrap_text(message, width)
+        if lines.startswith(place):
+            lines = style(place, bold=True) + lines[len(place) :]
+        if not source.strip():
+            return lines
+        # An invisible separator must not break the line.
+        source = "".join(character if character in "\t" or character.isprintable() else "?" for character in source)
+        number, start = str(self.line), self.column - 1
+        value = re.match(r"\"[^\"]*\"|'[^']*'|[\w.+/-]+|.", source[start:])
+        carets = "^" * max(1, cell_len(value[0]) if value else 1)
+        room = (width or 120) - len(number) - 10  # beside the margin and two ellipses
+        if cell_len(source) > room:  # cut around the mistake
+            first = max(0, start - room // 3)
+            source = f"{'...' if first else ''}{source[first : first + room]}..."
+            start -= first - len("...") if first else 0
+        before = "".join("\t" if character == "\t" else " " * cell_len(character) for character in source[:start])
+        margin, bar = " " * len(number), style("|", fg="blue")
+        carets = style(carets[:room], fg="red", bold=True)
+        return f"{lines}\n {style(number, fg='blue')} {bar} {source}\n {margin} {bar} {before}{carets}"
+
 
 def is_about_key(path: Path, message: str) -> bool:
     """Return whether the message on a mistake at ``path`` is about the key, which it then quotes, not the value."""
@@ -91,31 +128,31 @@ class SpecError(UserError):
 
     Attributes:
         problems: every mistake found, in the order of the file.
-        complete: the same, where each message has its own list of what is allowed.
+        mistakes: the same, where each message has its own list of what is allowed.
     """
 
     kind = "study"
+    mistakes: Sequence[Problem] = ()
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.complete = sorted(set(problems))
-        self.problems: Sequence[Problem] = _without_repeated_lists(self.complete)
+        self.mistakes = sorted(set(problems))
+        self.problems = [*_without_repeated_lists(self.mistakes)]
         super().__init__("\n".join(map(str, self.problems)))
+
+    def __str__(self) -> str:
+        return "\n".join(problem.excerpt() for problem in self.problems)
 
 
 _LIST = re.compile(r" (?:Allowed here|Options|Installed|Reported|Streams|There): [^:]*\.$")
 
 
-def _without_repeated_lists(problems: Iterable[Problem]) -> list[Problem]:
-    """Return the problems with each list of all that is allowed in the first of those that end with it alone."""
-    remaining, lists = [], set()
+def _without_repeated_lists(problems: Iterable[Problem]) -> Iterator[Problem]:
+    """Yield the problems with each list of all that is allowed in the first of those that end with it alone."""
+    seen = set[str]()
     for problem in problems:
-        match = _LIST.search(problem.message)
-        if match is not None and match[0] in lists:
-            problem = replace(problem, message=problem.message[: match.start()])
-        elif match is not None:
-            lists.add(match[0])
-        remaining.append(problem)
-    return remaining
+        listed = "".join(_LIST.findall(problem.message))
+        yield replace(problem, message=problem.message.removesuffix(listed)) if listed in seen else problem
+        seen.add(listed)
 
 
 class UnknownComponent(UserError):
@@ -281,3 +318,26 @@ def lookalike_note(text: str) -> str:
             kind = "an invisible character" if is_invisible else f"'{character}', which is not what it looks like"
             return f" It has {kind} (U+{ord(character):04X}, {name}); type it anew."
     return ""
+
+
+def wrap_text(text: str, width: int, indent: str = "  ") -> str:
+    """Return text in lines of at most ``width`` columns, broken between words; 0 leaves it as it is."""
+    if not width:
+        return text
+    return "\n".join(
+        textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        for line in text.split("\n")
+    )
+
+
+def public(text: str) -> str:
+    """Mask user names, passwords and tokens of the addresses in a text."""
+    without_users = re.sub(_USER, rf"\1{MASK}@", text)
+    return re.sub(_SECRET, rf"\1{MASK}", re.sub(_NO_PORT, rf"\1{MASK}", without_users))
+
+
+MASK = "***"  #: in place of what :func:`public` hides
+_USER = re.compile(r"(://)[^\s'\"]*@")  # up to the last @, because a password may contain an unescaped one
+# What follows a host and is no port: a password, if the @ after it was forgotten.
+_NO_PORT = re.compile(r"(://[^\s'\"/:@\[]*:)(?!\d*(?:[/?#:;,.)\s'\"]|$))[^\s'\"]+")
+_SECRET = re.compile(r"([?&;](?:\w*(?:password|passwd|pwd|token|secret|key))=)[^&;#\s'\"]+", re.IGNORECASE)

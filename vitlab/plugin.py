@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from vitlab.data.pixels import IGNORED, VOID
     from vitlab.data.torchvision_import import torchvision
     from vitlab.engines import Engine, engine
-    from vitlab.errors import DataError, OptionError, WeightsError, nearest
+    from vitlab.errors import DataError, OptionError, WeightsError, nearest, public
     from vitlab.executors import Executor, Job, JobEnd, executor
     from vitlab.executors.worker import WorkerCommand
     from vitlab.geometry import DataInfo, Geometry
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from vitlab.report.report import Report
     from vitlab.report.sections import Findings, Image, Section, Table, section
     from vitlab.spec import Choice, RunSpec
-    from vitlab.spec.changes import public
     from vitlab.store.files import write_bytes
     from vitlab.store.folders import Store
     from vitlab.testing import check_component, components, parametrize_components

@@ -10,16 +10,14 @@ import os
 import re
 import shutil
 import sys
-import textwrap
 import traceback
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, TextIO
 
 import click
 
 from vitlab import interrupts
-from vitlab.errors import Interrupted, Problem, SpecError, UserError, VitlabError, closest
+from vitlab.errors import Interrupted, Problem, SpecError, UserError, VitlabError, closest, public, wrap_text
 
 MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EFBIG)
 """Error numbers of disks, as opposed to faults of a program."""
@@ -37,18 +35,13 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
     Colours are for terminals only; without :func:`line_width`, a mistake is one line, followed by two of its source.
     Passwords of addresses are masked, as logs may be public.
     """
-    from vitlab.spec.changes import public
-
     if isinstance(error, click.UsageError):
         near = getattr(error, "possibilities", None)
         message = f"{error.message} Did you mean '{near[0]}'?" if near else error.format_message()
         error = click.UsageError(message + _hint_at_set(error), error.ctx)
-    classified = [*map(_classify_error, error.exceptions if isinstance(error, ExceptionGroup) else [error])]
-    code, kind, _ = classified[0]
-    text = "\n".join(texts := [text for *_, text in classified])
+    code, kind, text = _classify_error(error)
     if output is not None:
-        sentences = error.args if isinstance(error, UserError) else texts
-        problems = error.complete if isinstance(error, SpecError) else [Problem("", 0, 0, each) for each in sentences]
+        problems = error.mistakes if isinstance(error, VitlabError) else [Problem("", 0, 0, text)]
         document: dict[str, Any] = {"exit_code": code, "kind": kind, "mistakes": [*map(_problem_to_json, problems)]}
         if (result := getattr(error, "result", None)) is not None:
             document["result"] = result
@@ -64,13 +57,9 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
         click.echo(wrap_text(text, width) if isinstance(error, UserError) else text, err=True)
         return code
     for problem in error.problems:
-        masked = replace(problem, message=public(problem.message), source=public(problem.source))
-        click.echo(public(_source_excerpt(masked, width)), err=True, color=colour)
+        click.echo(problem.excerpt(width, click.style), err=True, color=colour)
     if len(error.problems) > 1:
-        files = list(dict.fromkeys(problem.file for problem in error.problems))
-        typed = any(file.startswith("--set ") for file in files)
-        where = "" if typed else f" in {files[0]}" if len(files) == 1 else f" in {len(files)} files"
-        click.echo(f"{len(error.problems)} mistakes{where}", err=True)
+        click.echo(f"{len(error.problems)} mistakes", err=True)
     return code
 
 
@@ -125,8 +114,7 @@ def _classify_error(error: BaseException) -> tuple[int, str, str]:
     from vitlab.registry.plugins import find_plugin_frame, format_frame
 
     if (source := find_plugin_frame(error)) is not None:
-        notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
-        lines = f"{format_frame(source)}: {type(error).__name__}: {error}{notes}\n    {source.line}"
+        lines = f"{format_frame(source)}: {type(error).__name__}: {error}\n    {source.line}"
         return VitlabError.exit_code, "plugin", f"{lines}\nThis is a fault of the plugin in {source.filename}."
     lines = "".join(traceback.format_exception(error))
     advice = "This is a fault of vitlab or of a plugin, not of yours; the lines above say where."
@@ -150,39 +138,3 @@ def _is_system_error(error: OSError) -> bool:
 def line_width(stream: TextIO) -> int:
     """Return the columns of a terminal, elsewhere those of the variable COLUMNS; 0 for lines of any length."""
     return shutil.get_terminal_size().columns if stream.isatty() or "COLUMNS" in os.environ else 0
-
-
-def wrap_text(text: str, width: int, indent: str = "  ") -> str:
-    """Return text in lines of at most ``width`` columns, broken between words; 0 leaves it as it is."""
-    if not width:
-        return text
-    return "\n".join(
-        textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-        for line in text.split("\n")
-    )
-
-
-def _source_excerpt(problem: Problem, width: int) -> str:
-    """Return a mistake above its line, of which a long one is cut, and carets below the wrong value."""
-    from rich.cells import cell_len
-
-    place = str(problem)[: -len(problem.message) - 2]
-    lines = wrap_text(str(problem), width)
-    if lines.startswith(place):
-        lines = click.style(place, bold=True) + lines[len(place) :]
-    if not problem.source.strip():
-        return lines
-    # An invisible separator must not break the line.
-    source = "".join(character if character in "\t" or character.isprintable() else "?" for character in problem.source)
-    number, start = str(problem.line), problem.column - 1
-    value = re.match(r"\"[^\"]*\"|'[^']*'|[\w.+/-]+|.", source[start:])
-    carets = "^" * max(1, cell_len(value[0]) if value else 1)
-    room = (width or 120) - len(number) - 10  # beside the margin and two ellipses
-    if cell_len(source) > room:  # cut around the mistake
-        first = max(0, start - room // 3)
-        source = f"{'...' if first else ''}{source[first : first + room]}..."
-        start -= first - len("...") if first else 0
-    before = "".join("\t" if character == "\t" else " " * cell_len(character) for character in source[:start])
-    margin, bar = " " * len(number), click.style("|", fg="blue")
-    carets = click.style(carets[:room], fg="red", bold=True)
-    return f"{lines}\n {click.style(number, fg='blue')} {bar} {source}\n {margin} {bar} {before}{carets}"

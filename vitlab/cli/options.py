@@ -1,6 +1,5 @@
 """Options and path formatting shared by several commands."""
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -12,8 +11,8 @@ from click.core import ParameterSource
 
 from vitlab.cli import say
 from vitlab.cli.completion import complete_file, complete_study
-from vitlab.cli.errors import line_width, wrap_text
-from vitlab.errors import UserError
+from vitlab.cli.errors import line_width
+from vitlab.errors import UserError, wrap_text
 
 Callback = TypeVar("Callback", bound=Callable[..., Any])
 
@@ -107,8 +106,6 @@ def parse_changes(changes: tuple[str, ...]) -> dict[str, Any]:
 
 def find_study_file(file: Path) -> Path:
     """Return the file of a study, given by its path or by the name of a packaged study; print a note if both exist."""
-    if file.suffix and os.path.isfile(file):  # the name of a packaged study has no suffix
-        return file
     if "=" in str(file) and not file.exists():
         raise UserError(f"{file}: no such file; a value of the study file is changed by --set {file}")
     from vitlab.planning import packaged

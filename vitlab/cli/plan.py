@@ -10,7 +10,7 @@ import click
 from vitlab.cli import print_json, wants_json
 from vitlab.cli.completion import complete_file
 from vitlab.cli.options import PATH, find_study_file, parse_changes, plugin_option, set_option, study_options
-from vitlab.errors import Problem, SpecError, UserError, format_count
+from vitlab.errors import BrokenComponent, Problem, SpecError, UserError, format_count
 from vitlab.executors.machine import device_type
 from vitlab.planning.match import UTILISATION, device_hours, train_macs
 from vitlab.planning.tune import PENDING, format_knobs
@@ -55,13 +55,14 @@ def plan_command(
     """Show the arms and trials of FILE: what runs, what is skipped and why, what has been trained."""
     from vitlab.driver.planning import plan_study
 
-    study, plan = plan_study(find_study_file(file), changes=parse_changes(changes), plugins=plugins, out=out)
+    file = find_study_file(file)
+    study, plan = plan_study(file, changes=parse_changes(changes), plugins=plugins, out=out)
     store = Store(out.resolve())
     trials = (*plan.trials, *plan.rival_trials)
     folders = {(planned.arm, planned.seed): store.folder(planned.trial) for planned in trials}
     states = {name: Ending.DONE if folder.done() else folder.state() for name, folder in folders.items()}
     device = device_type(study.run)
-    costs = _costs_by_arm(plan, device, device_tflops) if cost else {}
+    costs = _costs_by_arm(plan, file, device, device_tflops) if cost else {}
     forecast = None
     if power:
         from vitlab.report.power import forecast as forecast_of
@@ -117,7 +118,7 @@ Costs = Mapping[str, ArmCost]
 """The cost of each arm by its name."""
 
 
-def _costs_by_arm(plan: Plan, device: str, tflops: float | None) -> Costs:
+def _costs_by_arm(plan: Plan, file: Path, device: str, tflops: float | None) -> Costs:
     import torch
 
     from vitlab.data.prepare import DataSource
@@ -133,7 +134,7 @@ def _costs_by_arm(plan: Plan, device: str, tflops: float | None) -> Costs:
     trials = {planned.arm: planned for planned in reversed(plan.pending)} | plan.first_trials
     examples_by_data: dict[tuple[str, int, int], int | None] = {}
     by_arm = {}
-    for arm, cost in count_costs(plan).items():
+    for arm, cost in count_costs(plan, file).items():
         spec, seeds = trials[arm].trial.spec, trials[arm].trial.seeds
         data = str(spec.data), seeds["split"], seeds["subset"]
         # Only epochs depend on the number of examples, for which data may have to be read.
@@ -266,28 +267,30 @@ def validate_command(files: tuple[Path, ...], changes: tuple[str, ...], plugins:
     """
     from vitlab.driver.planning import count_costs, plan_study
 
-    problems, rows = list[Problem](), []
-    for file in files:
-        if file.name.endswith(".baseline.yaml"):
-            click.echo(f"{file}: a baseline of 'vitlab check', no study: skipped", err=wants_json())
+    problems, is_plugin_broken, rows = list[Problem](), False, []
+    for given in files:
+        if given.name.endswith(".baseline.yaml"):
+            click.echo(f"{given}: a baseline of 'vitlab check', no study: skipped", err=wants_json())
             continue
         try:
-            _, plan = plan_study(find_study_file(file), changes=parse_changes(changes), plugins=plugins)
-        except UserError as error:
-            problems += (
-                error.complete if isinstance(error, SpecError) else [Problem("", 0, 0, each) for each in error.args]
-            )
+            file = find_study_file(given)
+            _, plan = plan_study(file, changes=parse_changes(changes), plugins=plugins)
+            if build:
+                count_costs(plan, file)
+        except (UserError, BrokenComponent) as error:
+            problems += error.mistakes
+            is_plugin_broken |= isinstance(error, BrokenComponent)
             continue
-        if build:
-            count_costs(plan)
         arms, trials = len(plan.arms), len(plan.trials) + len(plan.pending)
         skipped = sum(1 for arm in plan.arms if arm.skip)
-        rows.append({"file": str(file), "arms": arms, "trials": trials, "skipped": skipped, "notes": plan.notes})
+        rows.append({"file": str(given), "arms": arms, "trials": trials, "skipped": skipped, "notes": plan.notes})
         if not wants_json():
             and_skipped = f", {format_count(skipped, 'arm')} skipped" if skipped else ""
-            click.echo(f"{file}: {format_count(arms, 'arm')}, {format_count(trials, 'trial')}{and_skipped}")
+            click.echo(f"{given}: {format_count(arms, 'arm')}, {format_count(trials, 'trial')}{and_skipped}")
             for note in plan.notes:
                 click.echo(f"  {note}")
+    if is_plugin_broken:
+        raise BrokenComponent(*problems)
     if problems:
         raise SpecError(problems)
     if wants_json():

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from vitlab import registry
 from vitlab.driver.session import Session, Watch
 from vitlab.errors import (
+    BrokenComponent,
     ClashError,
     DataError,
     OptionError,
@@ -22,6 +23,7 @@ from vitlab.errors import (
     UnknownComponent,
     UserError,
     VitlabError,
+    public,
 )
 from vitlab.executors.machine import device_type, notes_on_device
 from vitlab.planning.engine_choice import RULES, trials_to_benchmark
@@ -31,7 +33,7 @@ from vitlab.planning.tune import choose_winner
 from vitlab.planning.values import UNDECIDED, Plan, Planned
 from vitlab.registry.options import check_arguments
 from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
-from vitlab.spec.changes import format_changes, full_path, public
+from vitlab.spec.changes import format_changes, full_path
 from vitlab.store.files import read_json, require_mapping, to_safe_name, write_bytes
 from vitlab.store.folders import OUT, Store
 
@@ -109,7 +111,7 @@ def plan_study(
     try:
         plan = make_plan(study, document, problems, machine, decisions)
     except SpecError as error:
-        raise SpecError(_without_consequences(error.complete, problems, changes)) from None
+        raise SpecError(_without_consequences(error.mistakes, problems, changes)) from None
     assert study is not None  # otherwise make_plan has raised the problems
     if study.run.tracker.options:
         registry.slot("tracker").build(study.run.tracker, plan, store, study.run)  # raises if they cannot work
@@ -229,7 +231,7 @@ def plan(
 
     path = find_or_write_study_file(file, out, Watch())
     _, planned = plan_study(path, changes=changes, plugins=plugins, out=out)
-    store, by_arm = Store(Path(out).resolve()), count_costs(planned)
+    store, by_arm = Store(Path(out).resolve()), count_costs(planned, path)
     return pd.DataFrame(
         {
             "arm": item.arm,
@@ -241,13 +243,14 @@ def plan(
     )
 
 
-def count_costs(plan: Plan) -> dict[str, dict[str, int]]:
+def count_costs(plan: Plan, file: str | Path) -> dict[str, dict[str, int]]:
     """Return parameters and multiply-accumulates (one image, forward) of each arm's model, built on the meta device.
 
     Arms with the same model share its cost, or its one mistake.
 
     Raises:
-        ExceptionGroup: if several models are wrong; if one is, its own exception.
+        SpecError: if models cannot be built, with every mistake.
+        BrokenComponent: the same, if code of a plugin is the reason for one of them.
     """
     from vitlab.data.prepare import data_info
 
@@ -256,17 +259,23 @@ def count_costs(plan: Plan) -> dict[str, dict[str, int]]:
         info = data_info(registry.slot("dataset").resolve(planned.trial.spec.data))
         alike[str(planned.trial.spec.model), info].append(planned)
     by_arm: dict[str, dict[str, int]] = {}
-    faults: list[Exception] = []
+    mistakes, is_plugin_broken = list[str](), False
     for (_, info), arms in alike.items():
         try:
             cost = _count_cost(arms[0].trial.spec.model, info)
         except Exception as error:
-            error.add_note(f"in the model of arm '{arms[0].arm}'")
-            faults.append(error)
+            if not isinstance(error, UserError) and registry.plugins.find_plugin_frame(error) is None:
+                raise  # a fault of vitlab, which its traceback explains
+            is_plugin_broken |= not isinstance(error, UserError)
+            sentence = registry.plugins.sentence_with_place(error)
+            mistakes.append(f"in the model of arm '{arms[0].arm}': {sentence}")
         else:
             by_arm |= {item.arm: {"params": cost.params, "macs": cost.macs} for item in arms}
-    if faults:
-        raise faults[0] if len(faults) == 1 else ExceptionGroup("wrong models", faults)
+    if is_plugin_broken:
+        raise BrokenComponent(*mistakes)
+    if mistakes:
+        document = read_document(file)
+        raise SpecError(document.problem(("base", "model"), sentence) for sentence in mistakes)
     return {arm.name: by_arm[arm.name] for arm in plan.arms if arm.name in by_arm}
 
 

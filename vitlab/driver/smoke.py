@@ -40,7 +40,7 @@ def run_smoke_test(
     store = Store(Path(out).resolve())
     if read_unidentified_data(plan, store, file):
         study, plan = plan_study(file, changes=short, plugins=plugins)
-    count_costs(plan)  # builds and runs every model on torch's meta device, as 'vitlab validate --build' does
+    count_costs(plan, file)  # builds and runs every model on torch's meta device, as 'vitlab validate --build' does
     by_name = {trial.name: trial for trial in (*plan.prerequisites, *(planned.trial for planned in plan.trials))}
     distinct = {_component_signature(planned.trial, by_name): planned for planned in reversed(plan.trials)}.values()
     missing = [item for item in distinct if not store.folder(item.trial).done()]

@@ -20,9 +20,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
 
-from vitlab.errors import UserError, first_sentence, format_count, nearest
+from vitlab.errors import MASK, UserError, first_sentence, format_count, nearest, public
 from vitlab.judging.files import Columns, Remarks, Table, column_names, shortlist
-from vitlab.spec.changes import MASK, public
 from vitlab.trackers import service
 from vitlab.trackers.service import SERVERS, Address, parse_uri
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from os.path import commonpath
 from typing import Any
 
-from vitlab.errors import Path, Problem, SpecError, is_about_key
+from vitlab.errors import Path, Problem, is_about_key
 from vitlab.geometry import DataInfo
 from vitlab.identity.trial import Trial, hash_of
 from vitlab.planning.resolve import Faults, ResolvedTrial, Resolver
@@ -200,11 +200,11 @@ def _fault_problems(trials: Sequence[tuple[Changes, ResolvedTrial | Faults]], do
         yield document.problem(places[0] if len(set(places)) == 1 else values, sentence)
 
 
-def set_baselines(resolver: ArmResolver, arms: Sequence[ResolvedArm]) -> None:
+def set_baselines(resolver: ArmResolver, arms: Sequence[ResolvedArm]) -> Iterator[tuple[Path, str]]:
     """Give every arm the arm that it is compared with, as ``analysis.compare`` says.
 
-    Raises:
-        SpecError: if an arm has no counterpart, or no arm a baseline.
+    Yields:
+        A place and a sentence, if an arm has no counterpart, or no arm a baseline.
     """
     study = resolver.study
     compare, place = study.analysis.compare, ("analysis", "compare")
@@ -220,11 +220,12 @@ def set_baselines(resolver: ArmResolver, arms: Sequence[ResolvedArm]) -> None:
         try:
             other = by_key.get(hash_of(resolver.resolve_changed(against).identity))
         except Faults as error:
-            raise SpecError([resolver.document.problem((*place, "to"), str(error))]) from None
+            yield (*place, "to"), str(error)
+            return
         if other is None and isinstance(compare, Counterpart):
             pairs = ", ".join(f"{path}={value}" for path, value in compare.to.items())
-            sentence = f"arm '{arm.name}' has no counterpart with {pairs} in the design"
-            raise SpecError([resolver.document.problem(place, sentence)])
+            yield place, f"arm '{arm.name}' has no counterpart with {pairs} in the design"
+            return
         has_base &= other is not None
         arm.baseline = other.name if other is not None and other is not arm else None
     if any(arm.baseline for arm in arms):
@@ -236,8 +237,7 @@ def set_baselines(resolver: ArmResolver, arms: Sequence[ResolvedArm]) -> None:
     if has_base:
         what = "has the values of analysis.compare" if isinstance(compare, Counterpart) else "equals the base"
         sentence = f"every arm of the design {what}, so nothing is compared; add an arm with other values"
-    sentence += ", or write analysis: {compare: none}"
-    raise SpecError([resolver.document.problem(("design",), sentence)])
+    yield ("design",), f"{sentence}, or write analysis: {{compare: none}}"
 
 
 def _locate_fault(changes: Changes, path: Path) -> tuple[Path, Path]:

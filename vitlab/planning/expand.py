@@ -9,7 +9,7 @@ and makes its key, :mod:`~vitlab.planning.match` and :mod:`~vitlab.planning.tune
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vitlab.errors import Path, Problem, SpecError, VitlabError, format_count
@@ -22,6 +22,7 @@ from vitlab.planning.resolve import Faults, Inform, ResolvedTrial, Resolver
 from vitlab.planning.sources import notes_on_leaks
 from vitlab.planning.values import UNDECIDED, Arm, Decisions, Looks, MetricFacts, Plan, Planned
 from vitlab.spec import Document, Study
+from vitlab.spec.changes import name_elsewhere, paths_by_name
 from vitlab.spec.choice import component_label
 from vitlab.spec.design import MAX_TRIALS, Changes, DesignFault, expand_design, list_to_component, repeat_in_blocks
 from vitlab.spec.tree import keys_of, value_at
@@ -29,6 +30,10 @@ from vitlab.spec.trial import METRICS, OBJECTIVE
 
 FUTILITY = 0.1
 """Least probability that ``seeds.at_most`` seeds would decide a comparison: below it, no more seeds are added to it."""
+
+
+WHICH_ARMS: list[Path] = [("design",), ("blocks",), ("analysis", "compare")]
+"""Places in a study that decide which arms there are, and which of them are baselines."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,6 @@ def make_plan(
     problems = list(problems)
     resolver = _make_arm_resolver(study, document, problems, machine)
     arms = _resolve_and_check_arms(resolver, problems)
-    set_baselines(resolver, arms)
     study, matcher, notes = resolver.study, None, []
     if study.match is not None:
         matcher = match.Matcher(study.match, machine.count)
@@ -119,6 +123,8 @@ def _make_arm_resolver(
         problems += [
             document.problem(("base", *path), sentence, (path, sentence) not in in_file) for path, sentence in new
         ]
+    paths = paths_by_name(resolved.plain)
+    problems[:] = [replace(each, message=name_elsewhere(each.message, paths)) for each in problems]
     study = metrics.fill_in_goal(study, metrics.reported_metrics(resolved.plain, resolved.info))
     # The values that stand in for wrong ones in the file would break rules that the file does not break.
     return ArmResolver(study, document, resolver, base, resolved, rules if is_sound else {})
@@ -154,7 +160,13 @@ def _resolve_and_check_arms(resolver: ArmResolver, problems: list[Problem]) -> l
         size = f"{format_count(len(design.arms), 'arm')} of {format_count(len(study.seeds.all), 'seed')} each"
         sentence = f"{size}; a study has at most {MAX_TRIALS:,} trials"
         raise SpecError([*problems, document.problem(("seeds",), sentence)])
-    problems += [document.problem(place, sentence) for place, sentence in _find_mistakes(resolver, changes, design)]
+    problems += [document.problem(*mistake) for mistake in _find_mistakes(resolver, changes, design)]
+    # With a wrong base or a wrong arm, nobody knows which arms there are.
+    places = {problem.path[:1] for problem in problems} | {problem.path[:2] for problem in problems}
+    if isinstance(resolver.resolved, ResolvedTrial) and places.isdisjoint(WHICH_ARMS):
+        problems += [document.problem(*mistake) for mistake in set_baselines(resolver, design.arms)]
+        if study.match is not None:
+            problems += [document.problem(*mistake) for mistake in match.find_unknown_arms(study.match, design.arms)]
     if study.match is None:
         for arm in design.arms:
             problems += resolver.apply_rules(arm)

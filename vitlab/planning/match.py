@@ -145,10 +145,6 @@ def match_arms(resolver: ArmResolver, matcher: Matcher, arms: Sequence[ResolvedA
     """Solve for the knob of every arm that is compared with another; return notes for the report."""
     options, document, base = matcher.match, resolver.document, resolver.base_trial
     by_name = {arm.name: arm for arm in arms}
-    for index, name in enumerate(options.spare):
-        if name not in by_name:
-            sentence = f"no arm is called '{name}'.{nearest(name, list(by_name))} Arms: {'; '.join(by_name)}."
-            raise SpecError([document.problem(("match", "except", index), sentence)])
     base_key, compared = hash_of(base.identity), {arm.baseline for arm in arms}
     unmatched: dict[str, str] = {}
     for arm in arms:
@@ -187,6 +183,15 @@ def match_arms(resolver: ArmResolver, matcher: Matcher, arms: Sequence[ResolvedA
         f"Arms are matched with their baseline in {options.quantity}{means} by {options.knob}, within "
         f"{100 * options.tolerance:g} %; the farthest is {100 * farthest:.2g} % off{exempt}."
     ]
+
+
+def find_unknown_arms(match: Match, arms: Sequence[ResolvedArm]) -> Iterator[tuple[Path, str]]:
+    """Yield a place and a sentence for each arm under ``except`` that the study does not have."""
+    names = [arm.name for arm in arms]
+    for index, name in enumerate(match.spare):
+        if name not in names:
+            sentence = f"no arm is called '{name}'.{nearest(name, names)} Arms: {'; '.join(names)}."
+            yield ("match", "except", index), sentence
 
 
 def find_mistakes(match: Match, plain: Tree, design: Sequence[Changes]) -> Iterator[tuple[Path, str]]:

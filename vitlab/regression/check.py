@@ -71,7 +71,7 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
     imported = [imported_requirements(planned.trial.spec) for planned in plan.first_trials.values()]
     notes = gate.version_notes(baseline.values, dict(ChainMap(*imported, installed)))
     if "exact" in tiers and baseline.facts is not None:
-        new_facts = compute_facts(plan, count_costs(plan), request.plugins, request.watch)
+        new_facts = compute_facts(plan, count_costs(plan, request.file), request.plugins, request.watch)
         findings += compare_facts(baseline.facts, new_facts)
     if "learning" in tiers:
         findings += gate.check_learning(plan, request.plugins, request.watch)
@@ -118,7 +118,7 @@ def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) ->
             "the same command again"
         )
     old = _read_baseline(request) if request.baseline.exists() else Baseline(study=study.study, accepted=())
-    facts = compute_facts(plan, count_costs(plan), request.plugins, request.watch)
+    facts = compute_facts(plan, count_costs(plan, request.file), request.plugins, request.watch)
     values = None
     if "statistical" in tiers:
         pinned = _pinned_versions(request, study, _installed_versions())

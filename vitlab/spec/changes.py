@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from vitlab.errors import Path, Problem, closest
+from vitlab.errors import MASK, Path, Problem, closest, public
 from vitlab.spec.design import apply_change
 from vitlab.spec.mistakes import collect_mistakes, foreign_option_hint, models_in
 from vitlab.spec.study import Study
@@ -91,6 +91,17 @@ def _unknown_path_problem(path: str, value: Any, document: Document) -> Problem:
     )
 
 
+def name_elsewhere(message: str, paths: Mapping[str, str]) -> str:
+    """Return the message on a mistake; on an unknown key, with the path at which there is one of that name."""
+    form = r"(.*(?:unknown key|has no option) '(\w+)'\.(?: Did you mean '\w+'(\?))?)((?: Allowed here| Options|$).*)"
+    match = re.fullmatch(form, message)
+    if match is None or match[2] not in paths:
+        return message
+    path, question = full_path(paths[match[2]]), "Or" if match[3] else "Did you mean"
+    where = "" if "." in path else ", at the top level"
+    return f"{match[1]} {question} '{path}'{where}?{match[4]}"
+
+
 def without_secrets(changes: Values) -> NewTree:
     """Return changes as they are stored: without secrets of addresses and values of variables in the run section."""
 
@@ -105,19 +116,6 @@ def without_secrets(changes: Values) -> NewTree:
         path: masked(value, path.split(".")) if path.partition(".")[0] == "run" else value
         for path, value in changes.items()
     }
-
-
-def public(text: str) -> str:
-    """Mask user names, passwords and tokens of the addresses in a text."""
-    without_users = re.sub(_USER, rf"\1{MASK}@", text)
-    return re.sub(_SECRET, rf"\1{MASK}", re.sub(_NO_PORT, rf"\1{MASK}", without_users))
-
-
-MASK = "***"  #: in place of what :func:`public` hides
-_USER = re.compile(r"(://)[^\s'\"]*@")  # up to the last @, because a password may contain an unescaped one
-# What follows a host and is no port: a password, if the @ after it was forgotten.
-_NO_PORT = re.compile(r"(://[^\s'\"/:@\[]*:)(?!\d*(?:[/?#:;,.)\s'\"]|$))[^\s'\"]+")
-_SECRET = re.compile(r"([?&;](?:\w*(?:password|passwd|pwd|token|secret|key))=)[^&;#\s'\"]+", re.IGNORECASE)
 
 
 def paths_by_name(base: Any) -> dict[str, str]:

@@ -349,11 +349,12 @@ def _find_unclosed(text: str, error: yaml.MarkedYAMLError) -> tuple[str, int, in
 
 def _find_missing_colon(lines: tuple[str, ...], error: yaml.MarkedYAMLError) -> tuple[str, int, int] | None:
     """Return the message on a line without ``key: value``, its line and its column; None if that is not the error."""
-    number = error.problem_mark.line if error.problem_mark else 0  # of the line before
-    if "could not find expected ':'" in str(error.problem) and error.context_mark:
-        number = error.context_mark.line + 1
-    elif "mapping values are not allowed" not in str(error.problem):
-        return None
+    start, stop = error.context_mark, error.problem_mark
+    numbers = {
+        "could not find expected ':'": start and start.line + 1,
+        "mapping values are not allowed here": stop and stop.line,  # of the line before
+    }
+    number = numbers.get(str(error.problem)) or 0
     line = _line(lines, number)
     if not line.strip() or re.search(r":(\s|$)", line):
         return None
@@ -390,8 +391,8 @@ def _explain_error(lines: tuple[str, ...], error: yaml.MarkedYAMLError, number: 
         since, quotes = (", which may have begun in an earlier line", "other ") if last in "'\"" else ("", "")
         return f"the value ends before this, with {last}{since}; remove the rest, or put all of it in {quotes}quotes"
     if mark and re.search("alias|block scalar|cannot start any token|sequence entries", f"{error.context} {problem}"):
-        at = start or mark
-        first = _line(lines, at.line + 1)[at.column]
+        begin = start or mark
+        first = _line(lines, begin.line + 1)[begin.column]
         if first == "\t":
             return "a tab stands here; write a space"
         otherwise = {

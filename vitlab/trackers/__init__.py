@@ -36,11 +36,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from vitlab.errors import UserError, list_some
+from vitlab.errors import UserError, list_some, public
 from vitlab.planning.values import Plan
 from vitlab.registry import Slot
 from vitlab.spec import RunSpec
-from vitlab.spec.changes import public
 from vitlab.store.folders import Store
 from vitlab.store.locks import Busy, hold_lock, kill_orphan
 

@@ -28,12 +28,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from vitlab.errors import Interrupted, UserError, format_count
+from vitlab.errors import MASK, Interrupted, UserError, format_count, public
 from vitlab.interrupts import is_command
 from vitlab.planning.study_folder import read_plan, read_run_spec
 from vitlab.planning.values import Plan
 from vitlab.spec import Choice, RunSpec
-from vitlab.spec.changes import MASK, public
 from vitlab.store.files import read_json, require_mapping, write_json
 from vitlab.store.folders import Store
 from vitlab.store.locks import DRIVER, own_process_name

@@ -21,11 +21,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from vitlab.errors import UserError, format_count
+from vitlab.errors import UserError, format_count, public
 from vitlab.planning.study_folder import commit_of
 from vitlab.planning.values import Plan
 from vitlab.spec import RunSpec
-from vitlab.spec.changes import public
 from vitlab.store.files import read_json, require_mapping
 from vitlab.store.folders import Store
 from vitlab.trackers import arms, dashboard, delivery, files_within, records, service, tracker

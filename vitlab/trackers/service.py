@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from vitlab.errors import UserError, nearest
-from vitlab.spec.changes import MASK, public
+from vitlab.errors import MASK, UserError, nearest, public
 from vitlab.store.files import set_aside
 from vitlab.trackers import lock
 
