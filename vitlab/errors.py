@@ -301,11 +301,11 @@ def first_sentence(error: Exception) -> str:
     return " ".join(str(error).split()).partition(". ")[0].rstrip(".") or type(error).__name__
 
 
-def list_some(names: Iterable[str], most: int = 5) -> str:
+def list_some(names: Iterable[str], most: int = 5, separator: str = ", ") -> str:
     """Return the first of ``names``, and the number of the others: ``a, b and 3 more``."""
     listed = list(names)
     more = f" and {len(listed) - most:,} more" if len(listed) > most else ""
-    return ", ".join(listed[:most]) + more
+    return separator.join(listed[:most]) + more
 
 
 def lookalike_note(text: str) -> str:

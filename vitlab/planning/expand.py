@@ -162,7 +162,7 @@ def _resolve_and_check_arms(resolver: ArmResolver, problems: list[Problem]) -> l
         raise SpecError([*problems, document.problem(("seeds",), sentence)])
     problems += [document.problem(*mistake) for mistake in _find_mistakes(resolver, changes, design)]
     # With a wrong base or a wrong arm, nobody knows which arms there are.
-    places = {problem.path[:1] for problem in problems} | {problem.path[:2] for problem in problems}
+    places = {problem.path[:length] for problem in problems for length in (1, 2)}
     if isinstance(resolver.resolved, ResolvedTrial) and places.isdisjoint(WHICH_ARMS):
         problems += [document.problem(*mistake) for mistake in set_baselines(resolver, design.arms)]
         if study.match is not None:

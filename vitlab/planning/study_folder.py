@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from vitlab.errors import SpecError, UserError
+from vitlab.errors import SpecError, UserError, list_some
 from vitlab.identity.trial import hash_of
 from vitlab.imports import INSTALLED
 from vitlab.planning.registration import with_first_registration
@@ -345,12 +345,12 @@ def format_differences(first: Tree, second: Tree) -> str:
     before, after = flatten(first), flatten(second)
     before, after = _lengthen_components(before, after), _lengthen_components(after, before)
     paths = [path for path in {**before, **after} if before.get(path, _ABSENT) != after.get(path, _ABSENT)]
-    parts = [
+    parts = (
         f"{path.removeprefix('base.')} "
         + " -> ".join(_format_value(leaves.get(path, _ABSENT)) for leaves in (before, after))
-        for path in paths[:MAX_DIFFERENCES]
-    ]
-    return "; ".join([*parts, *([f"{len(paths) - MAX_DIFFERENCES} more"] if len(paths) > MAX_DIFFERENCES else [])])
+        for path in paths
+    )
+    return list_some(parts, MAX_DIFFERENCES, "; ")
 
 
 _ABSENT = object()

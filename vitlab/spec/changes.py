@@ -93,13 +93,11 @@ def _unknown_path_problem(path: str, value: Any, document: Document) -> Problem:
 
 def name_elsewhere(message: str, paths: Mapping[str, str]) -> str:
     """Return the message on a mistake; on an unknown key, with the path at which there is one of that name."""
-    form = r"(.*(?:unknown key|has no option) '(\w+)'\.(?: Did you mean '\w+'(\?))?)((?: Allowed here| Options|$).*)"
+    form = r"(.*(?:unknown key|has no option) '(\w+)'\.(?: Did you mean '\w+'\?)?)((?: Allowed here| Options|$).*)"
     match = re.fullmatch(form, message)
     if match is None or match[2] not in paths:
         return message
-    path, question = full_path(paths[match[2]]), "Or" if match[3] else "Did you mean"
-    where = "" if "." in path else ", at the top level"
-    return f"{match[1]} {question} '{path}'{where}?{match[4]}"
+    return f"{match[1]} The path of '{match[2]}' is {full_path(paths[match[2]])}.{match[3]}"
 
 
 def without_secrets(changes: Values) -> NewTree:

@@ -138,8 +138,8 @@ def parse_document(text: str, name: str) -> Document:
             raise refuse("the file is empty; a study begins with 'study: NAME'")
         data = reader.read(root)
     except yaml.MarkedYAMLError as error:
-        if elsewhere := _find_unclosed(text, error) or _find_missing_colon(lines, error):
-            raise refuse(*elsewhere) from None
+        if unclosed := _find_unclosed(text, error):
+            raise refuse(*unclosed) from None
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
         raise refuse(_explain_error(lines, error, line), line, column) from None
@@ -240,10 +240,6 @@ class _Reader:
         merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         for key, value in node.value:
             name, place = _key_name(key), _node_place(key)
-            if (
-                not key.style and re.search("[:=]", name) and value.start_mark.index == key.end_mark.index
-            ):  # in {...}, without ': '
-                raise _not_allowed(key, f"'{name:.40}' has no value; write a colon and a space between key and value")
             if name in first:
                 self.repeated.append((name, place, first[name][0]))
             first.setdefault(name, place)
@@ -347,21 +343,6 @@ def _find_unclosed(text: str, error: yaml.MarkedYAMLError) -> tuple[str, int, in
     return sentence, start.line + 1, start.column + 1
 
 
-def _find_missing_colon(lines: tuple[str, ...], error: yaml.MarkedYAMLError) -> tuple[str, int, int] | None:
-    """Return the message on a line without ``key: value``, its line and its column; None if that is not the error."""
-    start, stop = error.context_mark, error.problem_mark
-    numbers = {
-        "could not find expected ':'": start and start.line + 1,
-        "mapping values are not allowed here": stop and stop.line,  # of the line before
-    }
-    number = numbers.get(str(error.problem)) or 0
-    line = _line(lines, number)
-    if not line.strip() or re.search(r":(\s|$)", line):
-        return None
-    sentence = "no 'key: value'; write a colon and a space after the key, or indent a text that goes on from above"
-    return sentence, number, _indent_width(line) + 1
-
-
 def _explain_error(lines: tuple[str, ...], error: yaml.MarkedYAMLError, number: int) -> str:
     """Return the message for a text that is not YAML; for common mistakes, it says what to type.
 
@@ -388,20 +369,17 @@ def _explain_error(lines: tuple[str, ...], error: yaml.MarkedYAMLError, number: 
         return "the file ends inside '{' or '['; close it"
     last = here[:column].rstrip()[-1:]
     if "expected <block end>" in problem and last and last in "'\"]}":
-        since, quotes = (", which may have begun in an earlier line", "other ") if last in "'\"" else ("", "")
-        return f"the value ends before this, with {last}{since}; remove the rest, or put all of it in {quotes}quotes"
+        return f"the value ends before this, with {last}; remove the rest, or put all of the value in other quotes"
     if mark and re.search("alias|block scalar|cannot start any token|sequence entries", f"{error.context} {problem}"):
         begin = start or mark
         first = _line(lines, begin.line + 1)[begin.column]
-        if first == "\t":
-            return "a tab stands here; write a space"
-        otherwise = {
-            "-": "; a list begins in a line of its own, or is written [a, b]",
-            "*": "; an alias such as *NAME needs a value before it that is marked &NAME",
-        }
-        return f"a text that begins with {first} needs quotes: '{first}...'{otherwise.get(first, '')}"
-    if "single document" in str(error.context):
-        return "a file has one study; put what follows '---' in a file of its own"
+        return "a tab stands here; write a space" if first == "\t" else f"a text that begins with {first} needs quotes"
+    if problem in ("could not find expected ':'", "mapping values are not allowed here"):
+        at = start.line + 1 if start else number - 1
+        if not re.search(r":(\s|$)|^\s*$", _line(lines, at)):
+            return (
+                f"line {at} has no 'key: value'; write a colon and a space after the key, or indent a text that goes on"
+            )
     if "expected <block end>" in problem and start is not None and column <= _indent_width(here):
         kind = "keys" if "mapping" in str(error.context) else "items"
         return (
