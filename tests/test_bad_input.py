@@ -110,6 +110,8 @@ def one(lines: list[str]) -> str:
 
 KINDS = [
     # unknown key
+    ("study: small", "study: small\ndepth: 3", "2:1", ["unknown key 'depth'. The path of 'depth' is base.model.depth.", "Allowed here:"]),
+    ("dim: 8", "steps: 4, dim: 8", "4:37", ["no option 'steps'. The path of 'steps' is base.train.steps.", "Options:"]),
     ("study: small", "study: small\nsedes: 3", "2:1", ["unknown key 'sedes'", "Did you mean 'seeds'?", "Allowed here:", "analysis"]),
     ("  train: {steps: 2,", "  trian: {}\n  train: {steps: 2,", "5:3", ["unknown key 'trian'", "'train'", "distill"]),
     ("dim: 8", "int: 4, dim: 8", "4:37", ["no option 'int'", "Options:", "heads"]),
@@ -262,6 +264,23 @@ analysis: {metric: accuracy, goal: maximum}
     lines = mistakes(here, text)
     assert [line.split(":")[1] for line in lines] == ["2", "4", "5", "5", "6", "7", "8", "9", "9"], lines
     assert all(re.match(r"s\.yaml:\d+:\d+: ", line) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("design:", "analysis: {compare: {to: {model.depth: 7}}}\ndesign:", "has no counterpart with model.depth=7"),
+        ("one_at_a_time:", "grid:", "no arm of the design equals the base"),
+        (
+            "design:",
+            "match: {quantity: params, knob: model.dim, except: [nobody]}\ndesign:",
+            "no arm is called 'nobody'",
+        ),
+    ],
+)
+def test_missing_arm_is_reported_beside_other_mistakes(here: Path, old: str, new: str, message: str) -> None:
+    lines = mistakes(here, STUDY.replace("steps: 2", "steps: 2, clip_gard: 1").replace(old, new))
+    assert len(lines) == 2 and any(message in line for line in lines), lines
 
 
 def test_mistakes_of_several_files_are_reported_together(here: Path) -> None:
@@ -432,6 +451,9 @@ def test_mistake_shows_source_line_with_caret(here: Path, monkeypatch: pytest.Mo
     code, _, err = call("validate", "s.yaml")
     lines = err.splitlines()
     assert code == 2 and lines[-1] == "2 mistakes" and "\x1b" not in err
+    with pytest.raises(SpecError) as error:
+        plan_study("s.yaml")
+    assert str(error.value).splitlines() == lines[:-1]
     assert lines[1] == " 4 |   model: {type: vit, patch_size: 2, dmi: 8, depth: 1, heads: 2, position: learned}"
     assert lines[2] == "   |" + " " * 37 + "^^^"
     assert lines[1][lines[2].index("^") :].startswith("dmi")
@@ -703,7 +725,7 @@ def test_missing_data_is_reported_before_run(here: Path, command: str) -> None:
         ),
         (
             b"base:\n  model\n  data: digits\n",
-            ":3:3: line 2 has no 'key: value'; write a colon and a space after the key",
+            ":3:7: line 2 has no 'key: value'; write a colon and a space after the key",
         ),
         (b"study: small\nbase: {data: digits}}\n", ":2:21: '}' closes nothing; remove it"),
         (b"study: small\nwhere: [1]]\n", ":2:11: ']' closes nothing; remove it"),

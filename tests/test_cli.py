@@ -39,7 +39,7 @@ from vitlab.cli.show import study_schema
 from vitlab.components.position import PRESETS
 from vitlab.data.prepare import DataSource
 from vitlab.driver.explanations import find_class
-from vitlab.errors import Interrupted, UserError
+from vitlab.errors import BrokenComponent, Interrupted, UserError
 from vitlab.explaining import one_image
 from vitlab.geometry import DataInfo
 from vitlab.planning.packaged import packaged_studies
@@ -113,6 +113,7 @@ def relative(path: Path) -> Path:
 
 
 def write(folder: Path, **changes: Any) -> Path:
+    folder.mkdir(exist_ok=True)
     file = folder / "tiny.yaml"
     file.write_text(yaml.safe_dump({**STUDY, **changes}, sort_keys=False))
     return file
@@ -406,6 +407,23 @@ def test_every_wrong_model_is_reported_once(tmp_path: Path, command: str) -> Non
     for name in (first, second):
         assert err.count(f"in the model of arm '{name}, ") == 1, err
     assert len(json.loads(call(*words, "--json")[1])["mistakes"]) == 2
+
+
+def test_wrong_models_are_one_error_for_every_file_and_for_python(tmp_path: Path) -> None:
+    first, second = (write(tmp_path / name, seeds=1) for name in ("a", "b"))
+    with mock.patch("vitlab.driver.planning._count_cost", side_effect=UserError("too large for torch")):
+        code, _, err = call("validate", "--build", first, second)
+        with pytest.raises(vitlab.SpecError) as error:
+            vitlab.plan(first, out=tmp_path)
+    models = len(error.value.problems)
+    assert models and all(each.line and "in the model of arm" in each.message for each in error.value.problems)
+    assert code == 2 and err.count("too large for torch") == 2 * models and err.endswith(f"\n{2 * models} mistakes\n")
+    plugin = tmp_path / "broken_twice.py"
+    plugin.write_text(BLOCKS.replace("short", "thrice") + BLOCKS.replace("short", "twice"))
+    file = write(tmp_path, design={"one_at_a_time": {"model.position": ["thrice", "twice"]}}, seeds=1)
+    with pytest.raises(BrokenComponent) as broken:
+        vitlab.plan(file, plugins=[plugin], out=tmp_path)
+    assert len(broken.value.args) == 2 and str(broken.value).count("RuntimeError") == 2
 
 
 @pytest.mark.parametrize(

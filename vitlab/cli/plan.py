@@ -63,9 +63,11 @@ def plan_command(
     states = {name: Ending.DONE if folder.done() else folder.state() for name, folder in folders.items()}
     device = device_type(study.run)
     costs = _costs_by_arm(plan, file, device, device_tflops) if cost else {}
-    from vitlab.report import power as power_of_studies
+    forecast = None
+    if power:
+        from vitlab.report.power import forecast as forecast_of
 
-    forecast = power_of_studies.forecast(plan, store) if power else None
+        forecast = forecast_of(plan, store)
     if wants_json():
         data = plan.to_json()
         if forecast is not None:
