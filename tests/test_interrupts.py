@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -138,9 +139,8 @@ def test_many_interrupts_leave_one_line_and_no_worker(tmp_path: Path, moment: st
         time.sleep(pause_s)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
-    # Signals without a pause between them may arrive as two, upon which the trials write their checkpoints.
-    last_lines = {"interrupted"} if pause_s else {"interrupted", "interrupted; the same command resumes from here"}
-    assert "Traceback" not in err and err.splitlines()[-1] in last_lines, err
+    # The last ends the process at once, or two come so late that the run says what is done.
+    assert "Traceback" not in err and re.fullmatch("interrupted|interrupted; .* goes on", err.splitlines()[-1]), err
     folders = [TrialFolder(file.parent) for file in tmp_path.glob("vitlab-runs/trials/*/*/lock")]
     while any(folder.is_locked() for folder in folders):
         assert time.monotonic() < deadline, "a worker goes on without its driver"
@@ -157,5 +157,5 @@ def test_sigterm_interrupts_run(tmp_path: Path) -> None:
         time.sleep(0.05)
     process.terminate()
     _, err = process.communicate(timeout=120)
-    assert process.returncode == 130 and "resumes from here" in err and "Traceback" not in err, err
+    assert process.returncode == 130 and "goes on" in err and "Traceback" not in err, err
     assert len(list(tmp_path.glob("vitlab-runs/trials/*/*/checkpoint/last.safetensors"))) == 2

@@ -328,7 +328,7 @@ def test_background_run_can_be_followed_and_stopped(
         os.kill(pid, signal.SIGINT)
     until(lambda: not alive(pid))
     log = (tmp_path / "out" / "studies" / "tiny" / "driver.log").read_text()
-    assert "tiny: 2 arms, 4 trials; 4 to train" in log and "resumes from here" in log and "Traceback" not in log
+    assert "tiny: 2 arms, 4 trials; 4 to train" in log and "the same command goes on" in log and "Traceback" not in log
     assert any(list(checkpoint.iterdir()) for checkpoint in tmp_path.glob("out/trials/*/*/checkpoint"))
     assert "run by" not in output_of("status", *words)
 

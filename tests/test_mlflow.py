@@ -622,7 +622,7 @@ def test_list_of_runs_tells_versions_apart(done: Runs) -> None:
         assert html.unescape(note).startswith("tiny\n\nNo report yet · version second in ")
         assert html.unescape(note).endswith(str(done.out)), "another folder's version may have one"
     old = done.runs(kind="superseded")
-    names = ["superseded: my best", "superseded: position=none/s0", "superseded: study tiny"]
+    names = ["old: my best", "old: position=none/s0", "old: study tiny"]
     assert [run.info.run_name for run in old] == names
     assert {run.data.tags["mlflow.runColor"] for run in old} == {"#c4c4c4"}
     assert [run.info.run_name for run in done.runs()] == NAMES[:2]
@@ -633,7 +633,7 @@ def test_list_of_runs_tells_versions_apart(done: Runs) -> None:
     for _ in range(2):
         assert done.tracker().close(done.report)
     assert [run.info.run_id for run in done.runs(kind="study")] == studies
-    assert [run.info.run_name for run in done.runs(kind="superseded")] == ["superseded: study tiny"]
+    assert [run.info.run_name for run in done.runs(kind="superseded")] == ["old: study tiny"]
     *_, mine = sorted(done.runs(), key=lambda run: str(run.data.tags["vitlab.order"]))
     assert mine.info.run_name == "my best" and mine.data.tags["mlflow.runColor"] != "#c4c4c4"
     done.client.update_run(mine.info.run_id, name=NAMES[-1])
@@ -1156,9 +1156,13 @@ def test_arms_are_described_in_points_as_in_the_report_and_told_apart_first(deli
     other = {"arm": "position=none", "verdict": "cannot tell", **compared, "difference_high": 0.12}
     rows = [first, other, {**other, "arm": "c, d", "verdict": "better"}, {**other, "arm": "e", "verdict": "better"}]
     notes = [each.tags["mlflow.note.content"] for each in summarize_arms(delivered.plan, rows, "here").values()]
-    assert notes == ["baseline, mean 51.23 %", "cannot tell, +5.43 points from -1 to +12"]
+    assert notes == ["baseline, mean 51.23 %", "cannot tell, +5.43 points from \N{MINUS SIGN}1 to +12"]
     answer = describe_answer({"arms": rows, "answers": ["one", "two"]})
     assert answer == "better: c, d; e · cannot tell: position=none"
+    later = [{**row, "exploratory": "its margin was changed"} for row in rows[1:]]
+    later[1]["arm"] = "baseline"
+    answer = describe_answer({"arms": later, "answers": []})
+    assert answer == "better (exploratory): baseline; e · cannot tell (exploratory): position=none"
 
 
 def test_saved_view_groups_by_arm_and_charts_existing_metrics(delivered: Runs) -> None:

@@ -51,6 +51,11 @@ def install() -> None:
     sys.unraisablehook = _unraisablehook
 
 
+def is_repeated() -> bool:
+    """Return whether a command has received Ctrl-C twice."""
+    return state.raised and not state.left
+
+
 def exit_interrupted() -> None:
     """End the process at once with exit code 130, after printing ``interrupted`` unless that was reported."""
     if not state.reported:

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from threading import Thread
 
-from vitlab import registry, report
+from vitlab import interrupts, registry, report
 from vitlab.driver.planning import (
     find_or_write_study_file,
     make_due_decisions,
@@ -37,13 +37,14 @@ from vitlab.driver.session import (
     next_stage,
     require_matching_arm,
 )
+from vitlab.errors import Interrupted
 from vitlab.planning.study_folder import write_plan, write_study_files
 from vitlab.planning.values import Plan, Planned
 from vitlab.registry.options import check_arguments
 from vitlab.report.api import Answer as Answer
 from vitlab.spec import Study
 from vitlab.store.folders import OUT, Store
-from vitlab.trackers.delivery import mark_undelivered
+from vitlab.trackers.delivery import DELIVERED
 
 Render = Callable[[str], str | bytes]
 """Function that returns a report in a format."""
@@ -121,14 +122,20 @@ def run(
         current = _Run(plan, session, only, endings, make_current_plan)
         has_ended = False
         try:
-            # Trials of tunings are a stage before the trials of arms; those of arms may be several, as seeds are added.
-            # Each stage depends on the endings of the one before, which are added here.
-            for stage, missing in current.stages():
-                current.endings |= train_missing(stage, missing, current.session, retry_failed=retry_failed)
-            _explain_and_measure(current.plan, current.session, measure=measure)
-            has_ended = True
-        finally:  # also after Ctrl-C: what has been trained is reported and delivered
-            link = _report_and_deliver(current.plan, current.session, on_report if has_ended else None)
+            try:
+                # Trials of tunings are a stage before the trials of arms; those of arms may be several, as seeds are
+                # added.  Each stage depends on the endings of the one before, which are added here.
+                for stage, missing in current.stages():
+                    current.endings |= train_missing(stage, missing, current.session, retry_failed=retry_failed)
+                _explain_and_measure(current.plan, current.session, measure=measure)
+                has_ended = True
+            finally:  # also after Ctrl-C: what has been trained is reported and delivered; a second one ends the run
+                if not interrupts.is_repeated():
+                    link = _report_and_deliver(current.plan, current.session, on_report if has_ended else None)
+        except (Interrupted, KeyboardInterrupt) as error:
+            done = [store.folder(planned.trial).done() for planned in current.plan.trials]
+            stop = f"{str(error) or 'interrupted'}; {sum(done)} of {len(done)} trials done"
+            raise Interrupted(f"{stop}; the same command goes on") from None
         return _make_answer(current, len(study.seeds.values), link)
 
 
@@ -213,7 +220,7 @@ def _report_and_deliver(plan: Plan, session: Session, on_report: Callable[[Rende
             on_report(partial(report.render, plan, session.store))
         link = delivery.recorded_link()
         return delivery.close(sorted(folder.iterdir()), say) if link is None else link
-    mark_undelivered(folder.parent)
+    (folder.parent / DELIVERED).unlink(missing_ok=True)  # also for trackers that this run does not deliver to
     delivery.update()  # while the report is written
     with status("comparing the arms"):
         new_report = report.collect(plan, session.store)

@@ -99,17 +99,16 @@ def _find_latest(out: Path) -> Path:
 
 def _describe_progress(arm: str, state: str, trials: Sequence[Planned], store: Store) -> str:
     """Return how far the running, or the paused trials of an arm are."""
-    from vitlab.driver.progress import TrialProgress, read_checkpoint_step
+    from vitlab.driver.progress import TrialProgress
     from vitlab.report.phrasing import format_seeds
 
     steps, total = [], ""
     for planned in trials:
         folder = store.folder(planned.trial)
-        progress = TrialProgress(folder, planned.trial, offset=0)
-        progress.update()
-        last = progress.latest.get("step", 0)
+        progress = TrialProgress(folder, planned.trial)
         # A damaged checkpoint is set aside, and the trial begins again.
-        steps.append((read_checkpoint_step(folder) or 0) if state == "paused" else last)
+        (progress.go_to_checkpoint if state == "paused" else progress.update)()
+        steps.append(last := progress.latest.get("step", 0))
         total = f" of {round(last / progress.share):,}" if progress.share else total
     span = " to ".join(f"{step:,}" for step in sorted({min(steps), max(steps)}))
     seeds = format_seeds(planned.seed for planned in trials)
@@ -228,10 +227,10 @@ def _find_trial_folders(trial: str, arm: str | None, seed: int | None, out: Path
         return folders
     try:
         plan, store = open_study(Path(trial), out=out)
-    except UserError:
+    except UserError as error:
         if Path(trial).exists() or not re.fullmatch("[0-9a-f]+", trial):
             raise
-        raise UserError(f"no trial whose key begins with '{trial}' in {out}; 'vitlab studies' lists studies") from None
+        raise UserError(f"no trial has a key that begins with '{trial}', and {error}") from None
     planned = _find_trial(plan, store, arm, seed)
     if arm is None or seed is None:
         say(f"arm {planned.arm}, seed {planned.seed}; --arm and --seed choose another trial")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 import warnings
@@ -16,8 +17,10 @@ from typing import Any, NamedTuple
 
 import click
 from rich.console import Console
+from rich.control import Control
 from rich.live import Live
 from rich.progress_bar import ProgressBar
+from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 
@@ -52,24 +55,41 @@ def make_watch() -> Watch:
 
 
 class TrialProgress:
-    """A reader of a trial's journal, from a byte on; by default from where it ended when the reader was made."""
+    """A reader of a trial's journal, from a byte on."""
 
-    def __init__(self, folder: TrialFolder, trial: Trial, offset: int | None = None) -> None:
+    def __init__(self, folder: TrialFolder, trial: Trial, offset: int = 0) -> None:
         self.folder = folder
-        self._offset = folder.journal_size() if offset is None else offset
+        self._offset = offset
         self._unit = next(unit for unit in COUNTED if getattr(trial.spec.train, unit) is not None)
         self._length = float(getattr(trial.spec.train, self._unit))
         self.latest: Mapping[str, Any] = {}  #: the last start or measurement: ``step, epoch, images, metrics``
         self.share_at_start = 0.0  #: more than 0 after a resume
+        self.has_begun = False  #: whether a worker has written since
 
     def update(self) -> None:
         """Read the lines that have been appended to the journal."""
         events, self._offset = self.folder.events(self._offset)
         for event in events:
             if event.kind in ("start", "metrics"):
-                self.latest = event.body
+                self.latest, self.has_begun = {**self.latest, **event.body}, True
             if event.kind == "start":
                 self.share_at_start = self.share
+
+    def go_to_checkpoint(self) -> None:
+        """Read the journal up to its end, and go to the step of the checkpoint; to 0 if that is damaged."""
+        from safetensors import SafetensorError, safe_open
+
+        self.update()
+        step, last, unit = 0, self.latest.get("step", 0), COUNTED[self._unit]
+        with (
+            suppress(OSError, SafetensorError, ValueError, LookupError, TypeError, RecursionError),
+            safe_open(self.folder.checkpoint / CHECKPOINT, framework="np") as reader,  # its header alone is read
+        ):
+            state = dict(json.loads(reader.metadata()["vitlab"])["pairs"])["training"]
+            step = int(dict(state["pairs"])["step"])
+        reached = self.latest.get(unit, 0) * step / last if last else 0
+        self.latest, self.has_begun = {**self.latest, unit: reached, "step": step}, False
+        self.share_at_start = self.share
 
     @property
     def share(self) -> float:
@@ -126,8 +146,10 @@ class _Display(Watch):
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
+        self._drawn = 0, 0  #: columns and lines of the table
         self._done = self._total = 0
         self._running: dict[str, TrialProgress] = {}
+        self._paused: dict[str, TrialProgress] = {}  #: trials with a checkpoint that are not submitted yet
         self._first_with: dict[str, str] = {}  #: sentence of a failure to the first trial that it ended
         self._alike: Counter[str] = Counter()  #: first trial to the number of later ones that failed for its reason
 
@@ -135,13 +157,18 @@ class _Display(Watch):
         self._plan, self._store = plan, store
         self._done, self._total = 0, len(todo)
         self._running.clear()
+        self._paused.clear()
+        for planned in todo:
+            if (folder := store.folder(planned.trial)).checkpoint.exists():
+                progress = TrialProgress(folder, planned.trial)
+                progress.go_to_checkpoint()
+                self._paused |= {trial_name(planned): progress} if progress.share else {}
         self._open = {planned.trial.name for planned in todo}
         self._arms: dict[str, list[Planned]] = {}  #: their trials that are to be trained or have been
         for planned in plan.trials:
             if planned.trial.name in self._open or (store.folder(planned.trial).path / "result.json").exists():
                 self._arms.setdefault(planned.arm, []).append(planned)
         self._final_value = cache(self._read_final_value)  # asked for twice a second
-        self._ended_rows: dict[str, Row] = {}  #: of arms without an open trial
         self._longest = max(
             (trial_name(item) for trials in self._arms.values() for item in trials), key=len, default=""
         )
@@ -149,6 +176,7 @@ class _Display(Watch):
         self._completed = 0.0  #: trainings, with the shares of running ones
         self._before = 0.0  #: shares that trials which have ended here had when they were resumed
         self._moves: list[tuple[float, float]] = []  #: times of the first and the last progress, and trainings by then
+        self._read_journals()
         skipped = sum(1 for arm in plan.arms if arm.skip)
         self.say(
             f"{plan.study}: {describe_size(plan, todo, store)}"
@@ -165,7 +193,9 @@ class _Display(Watch):
             timer.cancel()
 
     def on_start(self, planned: Planned) -> None:
-        self._running[trial_name(planned)] = TrialProgress(self._store.folder(planned.trial), planned.trial)
+        name, folder = trial_name(planned), self._store.folder(planned.trial)
+        paused = self._paused.pop(name, None)
+        self._running[name] = paused or TrialProgress(folder, planned.trial, folder.journal_size())
         self.tick()  # an executor that trains in this process would not return before
 
     def on_end(self, planned: Planned, ending: Ending, detail: str) -> None:
@@ -182,16 +212,19 @@ class _Display(Watch):
         for progress in sample:
             progress.update()
         all_to_sample = len(running) / max(1, len(sample))
-        self._completed = self._done + all_to_sample * sum(progress.share for progress in sample)
-        at_start = all_to_sample * sum(progress.share_at_start for progress in sample)
+        paused = sum(progress.share for progress in self._paused.values())
+        self._completed = self._done + paused + all_to_sample * sum(progress.share for progress in sample)
+        at_start = paused + all_to_sample * sum(progress.share_at_start for progress in sample)
         trained = self._completed - self._before - at_start
         if trained > (self._moves[-1][1] if self._moves else 0.0):
             self._moves = [*self._moves[:1], (self._console.get_time(), trained)]
 
     def _describe_remaining_time(self) -> str:
-        """Return the remaining time in words; empty once all trials have ended."""
+        """Return the remaining time in words, or what precedes it; empty once all trials have ended."""
         if self._done >= self._total:
             return ""
+        if not self._done and not any(progress.has_begun for progress in list(self._running.values())):
+            return "starting processes and reading data"
         if len(self._moves) < 2 or self._moves[0][0] == self._moves[1][0]:
             return "estimating the remaining time"
         (first_s, first), (last_s, last) = self._moves
@@ -200,18 +233,6 @@ class _Display(Watch):
         if seconds >= 1:
             return f"{format_duration(round(seconds))} left"
         return "longer than estimated" if self._completed < self._size else "finishing"
-
-    @contextmanager
-    def stopping(self) -> Iterator[object]:
-        """Say that trials stop, and then how many did and have a checkpoint."""
-        self.say("stopping: running trials write a checkpoint; Ctrl-C again ends them at once.")
-        yield None
-        folders = [progress.folder for progress in self._running.values()]
-        stopped = [folder for folder in folders if not folder.done()]  # others came to their end meanwhile
-        saved, done = sum(folder.checkpoint.exists() for folder in stopped), len(folders) - len(stopped)
-        self.say(
-            f"{f'{done} done, ' * bool(done)}{format_count(len(stopped), 'trial')} stopped, {saved} with a checkpoint."
-        )
 
     def _read_final_value(self, folder: TrialFolder) -> float | None:
         result, analysis = folder.result(), self._plan.analysis
@@ -235,21 +256,21 @@ class _Display(Watch):
         table.add_row(make_table([total, *(rows[at][1] for at in sorted(order[:room]))], width, widest))
         if len(rows) > room:
             table.add_row(f"... and {len(rows) - room:,} more arms and trials")
+        self._drawn = self._console.measure(table).maximum, 2 + min(len(rows), room + 1)
         return table
 
     def _ranked_rows(self, scale: Scale) -> list[tuple[int, Row]]:
         """Return the rows of running trials, and of arms with other trials, in the plan's order, each with its rank."""
         running = {}
-        for name, progress in list(self._running.items()):
+        for name, progress in [*self._paused.items(), *self._running.items()]:
             value = progress.latest.get("metrics", {}).get(scale.metric)
             state = f"{100 * progress.share:3.0f} %" if progress.latest else "starting"
             detail = "" if value is None else _format_value(value, scale)
             running[name] = RUNNING, Row(name, progress.share, state, detail)
+            if name in self._paused:
+                running[name] = PLANNED, Row(name, progress.share, "paused", f"at {state.strip()}")
         rows = []
         for arm, trials in self._arms.items():
-            if arm in self._ended_rows:
-                rows.append((ENDED, self._ended_rows[arm]))
-                continue
             own = [running.pop(name) for name in map(trial_name, trials) if name in running]
             folders = [self._store.folder(item.trial) for item in trials if item.trial.name not in self._open]
             values = [value for folder in folders if (value := self._final_value(folder)) is not None]
@@ -257,10 +278,7 @@ class _Display(Watch):
                 state = f"{len(values)} of {len(trials)}" if len(values) < len(trials) else Ending.DONE
                 is_over = len(folders) == len(trials)
                 mean = f"{_format_value(fmean(values), scale)} (mean of {len(values)})" if values and is_over else ""
-                row = Row(arm, len(folders) / len(trials), state, mean)
-                rows.append((ENDED, row))
-                if is_over:
-                    self._ended_rows[arm] = row
+                rows.append((ENDED, Row(arm, len(folders) / len(trials), state, mean)))
             elif not own:
                 rows.append((PLANNED, Row(arm, 0.0, "planned", "")))
             rows += own
@@ -316,9 +334,7 @@ class PlainLines(_Display):
 
     def _say_state(self) -> None:
         if self._done < self._total:
-            self._read_journals()  # a trial may have started during the silence
-            has_started = self._done or any(progress.latest for progress in self._running.values())
-            self._print("running" if has_started else "starting processes and reading data")
+            self._print("running")
 
     def say(self, sentence: str) -> None:
         """Print the sentence to stderr."""
@@ -380,20 +396,6 @@ class LiveView(_Display):
         with self._console.status(Text(what), spinner="line"):
             yield None
 
-    @contextmanager
-    def stopping(self) -> Iterator[object]:
-        """Show how many trials still train or write their checkpoint."""
-        folders = [progress.folder for progress in self._running.values()]
-
-        def count() -> str:
-            return (
-                f"waiting for {sum(folder.is_locked() for folder in folders)} of {format_count(len(folders), 'trial')}"
-            )
-
-        self._live.stop()
-        with super().stopping(), Live(get_renderable=count, console=self._console, transient=True):
-            yield None
-
     def say(self, sentence: str) -> None:
         """Print the sentence above the bars."""
         self._console.print(Text(sentence))
@@ -407,6 +409,10 @@ class LiveView(_Display):
         self._live.start(refresh=True)
 
     def _draw(self) -> None:
+        width, height = self._drawn
+        # A terminal that is narrower now has wrapped what was drawn, and rich erases only as many lines as it drew.
+        wrapped = height * (math.ceil(width / self._console.width) - 1)
+        self._console.control(Control(*[(ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)] * wrapped))
         self._live.refresh()
 
 
@@ -414,7 +420,7 @@ class NotebookView(LiveView):
     """Output of a notebook cell, updated in place; messages are printed below it."""
 
     refresh_s = NOTEBOOK_REFRESH_S
-    status, stopping = _Display.status, _Display.stopping
+    status = _Display.status
     _handle: Any = None
 
     def say(self, sentence: str) -> None:
@@ -473,19 +479,6 @@ def describe_size(plan: Plan, todo: Sequence[Planned], store: Store) -> str:
     if trained:
         parts.append(f"{trained} trained already")
     return f"{format_count(len(plan.arms), 'arm')}, {format_count(len(plan.trials), 'trial')}; {', '.join(parts)}"
-
-
-def read_checkpoint_step(folder: TrialFolder) -> int | None:
-    """Return the step of a trial's checkpoint, whose header alone is read; None if it is damaged."""
-    from safetensors import SafetensorError, safe_open
-
-    with (
-        suppress(OSError, SafetensorError, ValueError, LookupError, TypeError, RecursionError),
-        safe_open(folder.checkpoint / CHECKPOINT, framework="np") as reader,
-    ):
-        state = dict(json.loads(reader.metadata()["vitlab"])["pairs"])["training"]
-        return int(dict(state["pairs"])["step"])
-    return None
 
 
 def trial_name(planned: Planned) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,6 @@ from vitlab.store.locks import own_process_name
 from vitlab.store.result import Ending
 
 GRACE_S = 30.0  #: time that a worker has to write a checkpoint when it is stopped
-TRACK_EVERY_S = 2.0
 
 
 def train_missing(
@@ -115,7 +113,6 @@ class Schedule:
             self._endings[folder][Ending.LOST] = -1
         self._done = self.failed = 0  #: trials
         self._refusals: list[str] = []
-        self._tracked_at = -TRACK_EVERY_S
 
     @classmethod
     def plan_jobs(cls, todo: Sequence[Planned], session: Session, plan: Plan) -> Schedule:
@@ -140,7 +137,7 @@ class Schedule:
         """Run all jobs to their end; for what it raises see :func:`train_missing`."""
         try:
             while self._waiting or self._running:
-                self._update_tracker()
+                self._session.delivery.update()  # at first before the first worker starts
                 self._submit_ready_jobs()
                 for end in self._executor.poll(timeout_s=0.2) if self._running else ():
                     self._handle_end(end)
@@ -149,19 +146,17 @@ class Schedule:
                 self._check_abort()
                 self._session.watch.tick()
         except KeyboardInterrupt:
-            with self._session.watch.stopping() if self._running else nullcontext():
-                self._executor.cancel(GRACE_S)
-            raise Interrupted("interrupted; the same command resumes from here") from None
+            self._session.watch.close()
+            self._session.watch.say(
+                "stopping: running trials write a checkpoint, then the report is written and delivered; Ctrl-C again "
+                "ends this at once."
+            )
+            self._executor.cancel(GRACE_S)
+            raise Interrupted("interrupted") from None
         except BaseException:
             self._executor.cancel(GRACE_S)
             raise
         self._check_refusals()
-
-    def _update_tracker(self) -> None:
-        """Update the tracker, at first before the first worker starts."""
-        if time.monotonic() - self._tracked_at > TRACK_EVERY_S:
-            self._session.delivery.update()
-            self._tracked_at = time.monotonic()
 
     def _submit_ready_jobs(self) -> None:
         """Submit the jobs that are ready, as far as slots are free; end those that wait for a failed trial."""

@@ -43,10 +43,6 @@ class Watch:
         """Return a context during which the display shows what is done, such as ``writing the report``."""
         return nullcontext()
 
-    def stopping(self) -> AbstractContextManager[object]:
-        """Return a context during which trials stop, after Ctrl-C."""
-        return nullcontext()
-
     def say(self, sentence: str) -> None:
         """Show a message."""
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from vitlab.errors import Path, Problem, SpecError, is_about_key, lookalike_note
+from vitlab.errors import Path, Problem, SpecError, is_about_key, lookalike_note, nearest
 from vitlab.spec.tree import NewTree, Tree, value_at
 
 LARGEST_FILE = 1_000_000  #: largest size in bytes
@@ -189,7 +189,8 @@ def _read_text(file: FilePath, name: str) -> str:
             raise refuse(f"has {size:,} bytes; a study file has at most {LARGEST_FILE:,}")
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise refuse("no such file") from None
+        near = nearest(str(file), map(str, file.parent.glob("*.y*ml")))
+        raise refuse(f"no such file.{near}".removesuffix(".")) from None
     except UnicodeDecodeError as error:
         before = error.object[: error.start].split(b"\n")
         byte = error.object[error.start]

@@ -102,7 +102,7 @@ def _describe_row(row: Mapping[str, Any], verdict: str, is_share: bool) -> str:
             text += f" from {factor * row['difference_low']:+.3g} to {factor * row['difference_high']:+.3g}"
     elif verdict in (BASELINE, records.ABSENT) and row.get("mean") is not None:
         text += f", mean {factor * row['mean']:.4g}{percent}"
-    return text.removeprefix(", ") or records.ABSENT
+    return text.removeprefix(", ").replace("-", "\N{MINUS SIGN}") or records.ABSENT
 
 
 def describe_answer(report: Mapping[str, Any]) -> str:
@@ -115,8 +115,9 @@ def describe_answer(report: Mapping[str, Any]) -> str:
     arms: dict[str, list[str]] = {}
     for row in begun:
         if row.get("verdict"):
-            arms.setdefault(row["verdict"], []).append(row["arm"])
-    order = sorted(arms, key="cannot tell".__eq__)  # last, because the page cuts the line
+            verdict = row["verdict"] + " (exploratory)" * bool(row.get("exploratory"))
+            arms.setdefault(verdict, []).append(row["arm"])
+    order = sorted(arms, key=lambda verdict: verdict.startswith("cannot tell"))  # last, because the page cuts the line
     verdicts = " \N{MIDDLE DOT} ".join(f"{verdict}: {'; '.join(arms[verdict])}" for verdict in order)
     answer = str(report.get("overview") or verdicts or " ".join(answers))
     return answer if len(begun) == len(rows) else f"{len(begun)} of {len(rows)} arms run so far: {answer}"
