@@ -137,6 +137,11 @@ def replace_infinity(value: float) -> float:
     return math.nan if math.isinf(value) else value
 
 
+def start_tags(event: Event) -> dict[str, str]:
+    """Return the tags that describe the attempt of an event ``start``."""
+    return {"vitlab.attempts": str(event.body.get("attempt", 1)), "vitlab.host": str(event.body.get("host", ""))}
+
+
 def result_tags(result: TrialResult) -> dict[str, str]:
     """Return the tags that describe a result and its circumstances."""
     circumstances = result.circumstances

@@ -131,15 +131,17 @@ class TrialRuns:
     def verify_runs(self, marks: Mapping[str, RunMark]) -> None:
         """Compare the study's metric and the number of files of every run with those delivered.
 
-        A run that lacks some is not intact.  Sends a request per run, and more for files; :meth:`reconcile_runs` sends
-        none.
+        A run that lacks some is not intact, nor a run without files whose trial has ended, and has files since an arm
+        was removed.  Sends a request per run, and more for files; :meth:`reconcile_runs` sends none.
         """
         name = records.mlflow_name(self.plan.analysis.metric)
-        for mark in marks.values():
+        for identity, mark in marks.items():
             if mark.run in self.intact:
+                has_ended = mark.has_result or mark.status == FAILED
+                lacks_all = has_ended and identity in self._filed and not mark.artifacts
                 points = {(point.timestamp, point.step) for point in self.client.get_metric_history(mark.run, name)}
                 files = count_files(self.client, mark.run, self._places[mark.run]) if mark.artifacts else 0
-                if len(points) < mark.points or files < mark.artifacts:
+                if len(points) < mark.points or files < mark.artifacts or lacks_all:
                     self.intact.remove(mark.run)
 
     def update_study_run(self, status: str) -> Run:
@@ -226,8 +228,7 @@ class TrialRuns:
             if event.kind == "metrics":
                 content.points += records.points(event)
             elif event.kind == "start":
-                attempt, host = event.body.get("attempt", 1), event.body.get("host", "")
-                content.tags |= {"vitlab.attempts": str(attempt), "vitlab.host": str(host)}
+                content.tags |= records.start_tags(event)
                 if mark is None and "effective_batch_size" in event.body:  # parameters are immutable
                     content.params["train.effective_batch_size"] = str(event.body["effective_batch_size"])
         if end is not None and end.reason:
