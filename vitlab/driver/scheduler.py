@@ -148,8 +148,8 @@ class Schedule:
         except KeyboardInterrupt:
             self._session.watch.close()
             self._session.watch.say(
-                "stopping: running trials write a checkpoint, then report and tracker get what is trained; Ctrl-C again "
-                "ends this at once."
+                "stopping: running trials write a checkpoint, then report and tracker get what is trained; Ctrl-C "
+                "again ends this at once."
             )
             self._executor.cancel(GRACE_S)
             raise Interrupted("interrupted") from None
