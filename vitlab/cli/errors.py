@@ -36,7 +36,9 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
     Passwords of addresses are masked, as logs may be public.
     """
     if isinstance(error, click.UsageError):
-        error = click.UsageError(error.format_message() + _hint_at_set(error), error.ctx)
+        near = getattr(error, "possibilities", None)  # of several, click lists the nearest anywhere
+        message = f"{error.message} Did you mean '{near[0]}'?" if near else error.format_message()
+        error = click.UsageError(message + _hint_at_set(error), error.ctx)
     code, kind, text = _classify_error(error)
     if output is not None:
         problems = error.mistakes if isinstance(error, VitlabError) else [Problem("", 0, 0, text)]
