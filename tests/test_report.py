@@ -63,6 +63,7 @@ from vitlab.report.notebook import Comparison
 from vitlab.report.page import trial_columns
 from vitlab.report.sections import Findings, Image, all_sections, curves
 from vitlab.report.sections.arms import arm_columns as arm_columns
+from vitlab.report.sections.further_metrics import MetricsOfArm
 from vitlab.spec import Analysis, Choice
 from vitlab.statistics.replicates import mean_interval
 from vitlab.store.files import write_json
@@ -1241,6 +1242,29 @@ def test_terminal_drops_columns_before_breaking_lines(tmp_path, monkeypatch):
         assert hidden in " ".join(below.partition("See a wider terminal or")[0].split())
         row = next(line for line in output.splitlines() if line.startswith(" position=none"))
         assert "\N{MINUS SIGN}3.1" in row and "worse" in row
+
+
+def test_each_class_has_a_line_and_a_terminal_shows_those_that_differ_most(tmp_path, monkeypatch):
+    plan, store = study(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    for classes, shown in ((8, [*range(8)]), (30, [*range(29, 9, -1)])):
+        means = [{f"val/accuracy_{c}": 0.01 * c * place for c in range(classes)} for place in range(3)]
+        sds = dict.fromkeys(means[0], 0.005)
+        rows = [MetricsOfArm(arm, of_arm, sds) for arm, of_arm in zip(("baseline", "b", "c"), means, strict=True)]
+        content = dataclasses.replace(report.collect(plan, store), sections={"heads": rows})
+        lines = content.render("terminal").partition("Further metrics")[2].splitlines()
+        cells = [line.split() for line in lines if line.startswith(" val accuracy_")]
+        assert [int(line[1].removeprefix("accuracy_")) for line in cells] == shown
+        assert [float(line[-3]) for line in cells] == pytest.approx([2 * c for c in shown]), "c, the last column"
+        assert any("The 20 of 30 metrics that differ most" in line for line in lines) == (classes == 30)
+        document_text = content.render("md")
+        assert all(f"val accuracy_{c} " in document_text for c in range(classes))
+
+
+def test_intervals_of_means_and_of_differences_have_names_of_their_own(tmp_path):
+    plan, store = study(tmp_path, dict(itertools.islice(POSITIONS.items(), 2)))
+    titles = [column.title for column in report.collect(plan, store).table("arms").columns]
+    assert [title for title in titles if "interval" in title] == ["95 % interval of mean", "95 % interval"]
 
 
 def test_narrow_terminal_shows_intervals_rather_than_p_and_names_whole(tmp_path, monkeypatch):

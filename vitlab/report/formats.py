@@ -12,7 +12,7 @@ import sys
 import textwrap
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vitlab.report.page import render_page
@@ -106,7 +106,8 @@ def render_terminal(report: Report) -> str:
         if table is not None:
             if name != "arms":
                 console.print(Text(part.heading, style="bold"))
-            _print_table(table.columns, console, " or report.html")
+            shown = [replace(column, cells=column.cells[: table.lines]) for column in table.columns]
+            _print_table(shown, console, " or report.html")
             if table.caveat:
                 console.print(Text(f"{table.caveat}\n", style="dim"))
     for note in report.notes:

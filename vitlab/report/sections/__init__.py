@@ -71,7 +71,8 @@ class Table:
 
     columns: Sequence[Column]
     caption: str
-    caveat: str = ""  #: the part of the caption that a terminal shows, too
+    caveat: str = ""  #: what a terminal shows of the caption
+    lines: int | None = None  #: most lines in a terminal; None for all
 
 
 @dataclass(frozen=True, kw_only=True)  # two texts, which a page would show in each other's place

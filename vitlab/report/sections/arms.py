@@ -154,7 +154,7 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str
             column(scale.title + " at best" * (analysis.at == "best"), lambda row: scale.number(row["mean"], own), 2),
             bold=_near_best(rows),
         ),
-        column(f"{level} interval", lambda row: scale.interval(*interval_unless_collapsed(row), own), rank=6),
+        column(f"{level} interval of mean", lambda row: scale.interval(*interval_unless_collapsed(row), own), rank=6),
         column("sd", lambda row: scale.number(row["sd"], of_sd), rank=9),
     ]
     if any(row["collapsed"] for row in rows):

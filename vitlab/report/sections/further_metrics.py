@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 ERROR = "test/mce"
 """Mean error over corruptions; ``test/mce_NAME`` is the error on one of them."""
 RELATIVE = "relative to the baseline"
+MAX_COLUMNS = 4  #: of more metrics, such as one for each class, each has a line
+MAX_LINES = 20  #: of more metrics, a terminal shows those that differ most between arms
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class MetricsOfArm:
 
 
 class FurtherMetrics(Section[MetricsOfArm]):
-    """A table of metrics by arm."""
+    """A table of metrics by arm: a line for each arm, or for each of many metrics."""
 
     row = MetricsOfArm
     caption: ClassVar[str]
@@ -53,14 +55,29 @@ class FurtherMetrics(Section[MetricsOfArm]):
         return rows
 
     def table(self, rows: Sequence[MetricsOfArm], report: Report) -> Table:
-        columns = [Column("arm", tuple(row.arm for row in rows), right=False)]
-        for place, name in enumerate(rows[0].means):
-            means, scale = [row.means[name] for row in rows], Scale.of(name, report.units)
-            if any(mean is not None for mean in means):
-                decimals = scale.decimals_for_values(means, 1, 3)
-                cells = tuple(scale.mean_with_sd(row.means[name], row.sds[name], decimals) for row in rows)
-                columns.append(Column(scale.title.removeprefix("test mce_"), cells, rank=min(place, 3)))
-        return Table(columns, f"{self.caption}; mean {PLUS_MINUS} standard deviation over seeds.")
+        spreads: dict[str, float] = {}  # largest difference between arms
+        for name in rows[0].means:
+            if known := [mean for row in rows if (mean := row.means[name]) is not None]:
+                spreads[name] = max(known) - min(known)
+        names, caveat, many = [*spreads], "", len(spreads) > MAX_COLUMNS
+        if len(names) > MAX_LINES:
+            names.sort(key=spreads.__getitem__, reverse=True)
+            caveat = (
+                f"The {MAX_LINES} of {len(names)} metrics that differ most between arms come first; a terminal shows "
+                "these alone."
+            )
+        lines = [("metric" if many else "arm", *(row.arm for row in rows))]
+        for name in names:
+            scale = Scale.of(name, report.units)
+            decimals = scale.decimals_for_values([row.means[name] for row in rows], 1, 3)
+            cells = (scale.mean_with_sd(row.means[name], row.sds[name], decimals) for row in rows)
+            lines.append((scale.title.removeprefix("test mce_"), *cells))
+        columns = [
+            Column(title, tuple(cells), min(place, 4), right=place > 0)
+            for place, (title, *cells) in enumerate(zip(*lines, strict=True) if many else lines)
+        ]
+        caption = f"{self.caption}; mean {PLUS_MINUS} standard deviation over seeds. {caveat}".rstrip()
+        return Table(columns, caption, caveat, MAX_LINES if many else None)
 
 
 @section.register("heads")
