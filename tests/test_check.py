@@ -294,6 +294,18 @@ def test_arm_whose_loss_falls_to_the_loss_of_guesses_has_not_learnt(
         assert (finding.verdict, "guesses" in finding.sentence) == (verdict, verdict != "pass")
 
 
+def test_acceptance_warns_of_arms_that_learn_too_little(accepted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As each check will find of them; a tier that was not asked for is not run."""
+    found = [Finding("a", "learning", "inconclusive", "no better than guesses"), Finding("b", "learning", "pass")]
+    monkeypatch.setattr(check.gate, "check_learning", lambda *_: found)
+    baseline = ("--baseline", str(accepted / "other.yaml"), "--accept", "--reason", "r")
+    lines = vitlab(accepted, *baseline).stdout.splitlines()
+    assert [line for line in lines if line.startswith("Warning: ") and "learning" in line] == [
+        "Warning: a: learning: no better than guesses"
+    ]
+    assert "learning" not in vitlab(accepted, *baseline, "--tier", "exact").stdout
+
+
 def test_cost_is_no_tier_of_a_study_without_limits(accepted: Path) -> None:
     stderr = vitlab(accepted, "--tier", "exact", "--tier", "cost").stderr
     assert "gate: exact\n" in stderr

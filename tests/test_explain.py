@@ -360,8 +360,20 @@ def test_attribution_says_when_the_logit_jumps_between_the_images() -> None:
     shown = explain(model, x, image, (), Subject("m", "i"), target=1).maps["attribution"]
     total = float(shown.values_YX.sum())
     assert abs(total - difference) > 0.01
-    written = {"sum of all patches": f"{total:+.3g}", "difference of the logits": f"{difference:+.3g}"}
-    assert written.items() <= shown.facts.items()
+    written = [float(shown.facts[fact]) for fact in ("sum of all patches", "difference of the logits")]
+    assert written == pytest.approx([total, difference], rel=5e-3)
+
+
+def test_parts_of_a_logit_have_three_digits_and_shares_percent() -> None:
+    numbers = {7.0: "+7.00", 11.7: "+11.7", -123.4: "-123", 0.0012: "+0.00120"}
+    assert {value: Scale(-1.0, 1.0).format(value) for value in numbers} == numbers
+    assert Scale(0.0, 1.0).format(0.07) == "7.0 %"
+
+
+def test_names_of_options_stay_whole_under_pictures() -> None:
+    assert (
+        pictures._wrap_lines("faint on the common scale; --scale own", 30) == "faint on the common scale;\n--scale own"
+    )
 
 
 @pytest.mark.parametrize(

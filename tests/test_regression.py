@@ -237,6 +237,17 @@ def test_spread_is_pooled_within_arms() -> None:
     assert pooled_sd(values_to_array({"a": {0: 1.0}}.values())[None]) == 0
 
 
+def test_equal_values_have_no_spread_and_the_outlook_takes_the_spread_of_other_arms() -> None:
+    """The mean of six times 0.1 differs from 0.1 by rounding."""
+    equal = dict.fromkeys(range(6), 0.1)
+    assert sum(equal.values()) / 6 != 0.1 and pooled_sd(values_to_array([equal])[None]) == 0
+    baseline = values(seeds=6)
+    baseline.metrics["val/accuracy"]["a"] = equal
+    first, second = outlook(study(), baseline)
+    assert second.sd == pytest.approx(np.std([*baseline.metrics["val/accuracy"]["b"].values()], ddof=1))
+    assert first.sd == pytest.approx(second.sd / math.sqrt(2))
+
+
 # -- a study ----------------------------------------------------------------------------------------------------------
 
 

@@ -108,8 +108,8 @@ def check_command(
     request = check.CheckRequest(file, baseline, out, parse_changes(changes), plugins, make_watch(), typed)
     tiers = tiers or TIERS
     if accept:
-        check.accept(request, str(reason).strip(), tiers)
-        click.echo(f"{baseline} is written; review it, and commit it.")
+        warnings = check.accept(request, str(reason).strip(), tiers)
+        print_lines([*warnings, f"{baseline} is written; review it, and commit it."])
     if plan_only or (accept and "statistical" in tiers):
         cells, units = check.read_outlook(request)
         outlook = phrasing.render_outlook(cells, units, form) if cells else f"{baseline} has no values to judge."

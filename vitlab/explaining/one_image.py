@@ -164,10 +164,9 @@ def explain(
         label = table["class"][0] if target is None else target
         part_YX, difference = integrated_gradients(model, x_BCHW, label)
         name = f"class {labels[label] if labels else label}"
-        facts = {"sum of all patches": f"{float(part_YX.sum()):+.3g}", "difference of the logits": f"{difference:+.3g}"}
-        maps["attribution"] = Map.of(
-            "attribution", f"patches for (red) and against (blue) {name}", part_YX.numpy(), facts
-        )
+        one = Map.of("attribution", f"patches for (red) and against (blue) {name}", part_YX.numpy(), {})
+        numbers = {"sum of all patches": float(part_YX.sum()), "difference of the logits": difference}
+        maps["attribution"] = one._replace(facts={fact: one.scale.format(value) for fact, value in numbers.items()})
         whole = {f"probability of {name}": pictures.percent(float(probability_C[label]))}
         maps = _add_occlusion_checks(maps, model, x_BCHW, label, whole, head)
     return Explanation(

@@ -61,8 +61,8 @@ class Scale(NamedTuple):
         return [to_hex(self.colours(share / 8)) for share in range(9)]
 
     def format(self, value: float) -> str:
-        """Return a number as text: a share in percent, or a part of a logit."""
-        return f"{value:+.3g}" if self.low else percent(value)
+        """Return a number as text: a share in percent, or a part of a logit to three digits."""
+        return f"{value:+#.3g}".rstrip(".") if self.low else percent(value)
 
 
 class Map(NamedTuple):
@@ -285,7 +285,10 @@ def _show_picture(axis: Any, picture: Image.Image, title: str, below: str = "", 
 
 
 def _wrap_lines(text: str, width: int) -> str:
-    return "\n".join(textwrap.fill(line.replace(" %", "\N{NO-BREAK SPACE}%"), width) for line in text.splitlines())
+    return "\n".join(
+        textwrap.fill(line.replace(" %", "\N{NO-BREAK SPACE}%"), width, break_on_hyphens=False)
+        for line in text.splitlines()
+    )
 
 
 def _add_scale(figure: Figure, axes: Any, scale: Scale, shown: Iterable[Array]) -> None:

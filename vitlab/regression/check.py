@@ -105,10 +105,11 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
     return replace(result, notes=tuple(notes), units=plan.units)
 
 
-def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) -> Baseline:
-    """Accept the results of the current code as the baseline, and record the reason.
+def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) -> list[str]:
+    """Accept the results of the current code as the baseline, record the reason, and return warnings.
 
-    Without ``statistical`` among the tiers nothing is trained, and the previous values are kept.
+    Without ``statistical`` among the tiers nothing is trained, and the previous values are kept.  What the tier
+    ``learning`` finds is accepted, too, with a warning.
     """
     study, plan = _plan_with_data(request)
     commit = "" if study.check.cost is None else resolve_commit("HEAD")
@@ -119,13 +120,13 @@ def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) ->
         )
     old = _read_baseline(request) if request.baseline.exists() else Baseline(study=study.study, accepted=())
     facts = compute_facts(plan, count_costs(plan, request.file), request.plugins, request.watch)
+    learning = [*gate.check_learning(plan, request.plugins, request.watch)] if "learning" in tiers else []
     values = None
     if "statistical" in tiers:
         pinned = _pinned_versions(request, study, _installed_versions())
         values = _train_missing(request, study, gate.second_look_seeds(study), (), pinned)
-    baseline = update_baseline(old, facts, values, reason, commit)
-    write_baseline(request.baseline, baseline)
-    return baseline
+    write_baseline(request.baseline, update_baseline(old, facts, values, reason, commit))
+    return [f"Warning: {item.arm}: learning: {item.sentence}" for item in learning if item.verdict != "pass"]
 
 
 def read_outlook(request: CheckRequest) -> tuple[list[Outlook], Mapping[str, str]]:

@@ -370,7 +370,8 @@ def _chance_of_a_whole_arm(n: Ints, broken: Ints, seeds: Ints, sums: Ints, sizes
 
 def pooled_sd(values_SAN: Floats) -> Floats:
     """Return the pooled standard deviation within the arms of each study; 0 if none has two values."""
-    n, _, sd = moments(values_SAN)
+    # Distances to the median: the mean of equal values may differ from them by rounding.
+    n, _, sd = moments(values_SAN - finite_median(values_SAN)[:, :, None])
     df = np.maximum(n - 1, 0)
     squares = np.where(df > 0, df * sd**2, 0.0).sum(axis=1)
     return np.asarray(np.sqrt(squares / np.maximum(df.sum(axis=1), 1)))
