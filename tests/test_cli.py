@@ -393,6 +393,72 @@ def test_part_that_waits_or_draws_is_refused_before_training(
     assert not [*tmp_path.glob("out/trials/*/*/events.jsonl")]
 
 
+LOSSES = '''
+import torch
+from torch.nn import functional as F
+from vitlab.components.position.additive import NoPosition
+from vitlab.plugin import Loss, Value, loss, position
+
+
+@loss.register("summed_{end}")
+class Summed(Loss):
+    """A sum."""
+
+    def __init__(self, *, factor: float = 1.0) -> None:
+        self.factor = factor
+
+    def __call__(self, logits_by_head, target):
+        return Value(F.cross_entropy(logits_by_head[""], target, reduction="sum"), {{}})
+
+
+@loss.register("noisy_{end}")
+class Noisy(Loss):
+    """A mean with noise, if there is any."""
+
+    def __init__(self, *, scale: float = 0.0) -> None:
+        self.scale = scale
+
+    def __call__(self, logits_by_head, target):
+        logits = logits_by_head[""]
+        return Value(F.cross_entropy(logits + self.scale * torch.rand_like(logits), target), {{}})
+
+
+@loss.register("unused_{end}")
+class Unused(Summed):
+    """A sum, which no trial uses."""
+
+
+@position.register("large_{end}")
+class Large(NoPosition):
+    """An encoding of grids that are large enough."""
+
+    def __init__(self, g, *, least: int = 1) -> None:
+        super().__init__(g)
+
+    @classmethod
+    def incompatibility(cls, g, options):
+        return "the grid is too small" if g.grid[0] < options["least"] else None
+'''
+
+
+@pytest.mark.parametrize("command", ["validate --build", "run --smoke"])
+def test_components_of_plugins_are_tested_before_training(tmp_path: Path, command: str) -> None:
+    plugin, end = tmp_path / f"losses_{command[:3]}.py", command[:3]
+    plugin.write_text(LOSSES.format(end=end))
+    losses = [{"type": f"summed_{end}", "factor": factor} for factor in (1.0, 2.0)]
+    losses += [f"noisy_{end}", {"type": f"noisy_{end}", "scale": 0.5}]
+    changes = {"model.position": [{"type": f"large_{end}", "least": 3}, {"type": f"large_{end}", "least": 4}]}
+    file = write(tmp_path, design={"one_at_a_time": {"train.loss": losses, **changes}}, seeds=1)
+    code, _, err = call(*command.split(), file, "--plugin", plugin, *["--out", tmp_path / "out"] * command.count("run"))
+    faults = [line for line in err.splitlines() if "in two parts" in line]
+    assert code == 3 and len(faults) == len(err.strip().splitlines()) - (command[:3] == "run"), err
+    lines = LOSSES.format(end=end).splitlines()
+    for fault, name in zip(faults, ("summed", "noisy"), strict=True):
+        line = 1 + lines.index(f'@loss.register("{name}_{end}")')
+        assert f"loss '{name}_{end}' ({relative(plugin)}:{line}): " in fault, err
+    assert not [*tmp_path.glob("out/trials/*/*/events.jsonl")]
+
+
 @pytest.mark.parametrize("command", ["validate --build", "run --smoke"])
 def test_every_wrong_model_is_reported_once(tmp_path: Path, command: str) -> None:
     first, second = f"one_{command[:3]}", f"two_{command[:3]}"

@@ -259,7 +259,12 @@ def _describe_tuning(tunings: Sequence[Tuning], states: States) -> Iterator[str]
 @click.argument("files", nargs=-1, required=True, type=PATH, shell_complete=complete_file)
 @set_option
 @plugin_option
-@click.option("--build", is_flag=True, help="Also build every distinct trial's model, without memory for its weights.")
+@click.option(
+    "--build",
+    is_flag=True,
+    help="Also build every distinct trial's model, without memory for its weights, and test the contracts of the "
+    "trials' components from plugins, except models and data sets.",
+)
 def validate_command(files: tuple[Path, ...], changes: tuple[str, ...], plugins: tuple[Path, ...], build: bool) -> None:
     """Check study FILES against the installed components.  Writes nothing.
 
@@ -276,7 +281,10 @@ def validate_command(files: tuple[Path, ...], changes: tuple[str, ...], plugins:
             file = find_study_file(given)
             _, plan = plan_study(file, changes=parse_changes(changes), plugins=plugins)
             if build:
+                from vitlab.testing import check_plugin_components
+
                 count_costs(plan, file)
+                check_plugin_components(plan)
         except (UserError, BrokenComponent) as error:
             problems += error.mistakes
             is_plugin_broken |= isinstance(error, BrokenComponent)
@@ -290,7 +298,7 @@ def validate_command(files: tuple[Path, ...], changes: tuple[str, ...], plugins:
             for note in plan.notes:
                 click.echo(f"  {note}")
     if is_plugin_broken:
-        raise BrokenComponent(*problems)
+        raise BrokenComponent(*dict.fromkeys(problems))
     if problems:
         raise SpecError(problems)
     if wants_json():

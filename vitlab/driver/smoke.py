@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from vitlab.driver.session import Session, Watch, add_missing_prerequisites
 from vitlab.errors import TrialFailed
 from vitlab.identity.code import optional_modules
 from vitlab.identity.trial import Trial
+from vitlab.planning.values import Plan
 from vitlab.spec import read_study
 from vitlab.spec.trial import SOURCES, TEST_SET_OPTIONS
 from vitlab.store.folders import OUT, Store
@@ -27,8 +28,11 @@ def run_smoke_test(
     changes: Mapping[str, object] = {},
     plugins: Sequence[str | Path] = (),
     watch: Watch | None = None,
+    check_components: Callable[[Plan], None] = lambda _: None,
 ) -> int:
     """Train two steps of every combination of components of a study and return their number.
+
+    ``check_components`` is called before the first trial, and raises if a component must not be trained.
 
     Raises:
         TrialFailed: if any combination fails.
@@ -41,6 +45,7 @@ def run_smoke_test(
     if read_unidentified_data(plan, store, file):
         study, plan = plan_study(file, changes=short, plugins=plugins)
     count_costs(plan, file)  # builds and runs every model on torch's meta device, as 'vitlab validate --build' does
+    check_components(plan)
     by_name = {trial.name: trial for trial in (*plan.prerequisites, *(planned.trial for planned in plan.trials))}
     distinct = {_component_signature(planned.trial, by_name): planned for planned in reversed(plan.trials)}.values()
     missing = [item for item in distinct if not store.folder(item.trial).done()]

@@ -27,7 +27,10 @@ from typing import TYPE_CHECKING, Any
 from unittest import SkipTest
 
 from vitlab import registry
+from vitlab.errors import BrokenComponent
 from vitlab.geometry import Geometry
+from vitlab.identity.code import iter_resolved_choices
+from vitlab.planning.values import Plan
 from vitlab.spec import Choice
 from vitlab.testing.assertions import about, check_each, place_of
 from vitlab.testing.data import check_augment, check_dataset
@@ -183,6 +186,30 @@ def check_component(slot: str, choice: str | Mapping[str, Any]) -> None:
             check_each(*checks)
             raise SkipTest(f"needs {required[0]}: give its options, as in {{'type': '{name}', '{required[0]}': ...}}")
         check_each(*checks, lambda: CHECKS[slot](component_slot.resolve(choice)))
+
+
+def check_plugin_components(plan: Plan) -> None:
+    """Check the components of a plan's trials that are not built-in, with the options that the trials give them.
+
+    Models and data sets are left out: their checks take images of another size, and read every image.
+
+    Raises:
+        BrokenComponent: with every fault.
+    """
+    trials = [*plan.prerequisites, *(planned.trial for planned in (*plan.trials, *plan.pending))]
+    parts = (part for trial in trials for choice in iter_resolved_choices(trial.spec) for part in choice.walk())
+    distinct = {(part.slot, str(part)): part for part in parts if part.origin.source != registry.BUILT_IN}
+    faults = dict[str, None]()  # components with several sets of options may have the same one
+    for (slot, _), part in distinct.items():
+        if slot not in ("model", "dataset"):
+            try:
+                check_component(slot, part.plain())
+            except AssertionError as error:
+                faults |= dict.fromkeys(str(error).split("\n"))
+            except SkipTest:
+                continue
+    if faults:
+        raise BrokenComponent(*faults)
 
 
 def _check_options(slot: str, name: str, cls: type, options: Collection[str], required: Sequence[str]) -> None:
