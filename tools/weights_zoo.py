@@ -632,19 +632,20 @@ def _cell(text: str) -> str:
 
 HEADER = """# Weights of other libraries
 
-Configurations of timm, transformers, torchvision and Google, shrunk to two blocks and with random weights: opened by
-`vitlab.weights.opening.open_model`, with their logits in float64 compared with the original's.
+The tables have configurations of timm, transformers, torchvision and Google. Each model is reduced to two blocks, with
+random weights. `vitlab.weights.opening.open_model` opens the file of its weights, and the logits in float64 are compared
+with the original's.
 
 - **equal**: logits agree up to rounding (1e-10, or 1e-6 for rotations that timm computes in float32). The last column
-  has the assumptions, which `vitlab weights inspect`, `vitlab weights convert` and a trial's log print too.
+  has the assumptions. `vitlab weights inspect`, `vitlab weights convert` and a trial's log print them, too.
 - **refused**: the file is not opened; the last column has the reason.
-- **differs**: the file is opened and computes another function, because neither a tensor nor a config has the
-  difference; the wrong assumption is among those listed.
+- **differs**: the file is opened, and the logits differ, because neither the tensors nor a config show an option of the
+  original. The last column has the wrong assumption.
 
-A `config.json` is read completely, but only beside a file with the hub's name, `model.safetensors` or
-`pytorch_model.bin`. If it names an architecture of timm, timm builds and fills the model, and must be installed.
+A `config.json` is read only beside a file with the hub's name, `model.safetensors` or `pytorch_model.bin`. All its keys
+are read. If it names an architecture of timm, timm builds the model and loads the weights, so timm must be installed.
 
-`python tools/weights_zoo.py` tries all rows and writes this page; `tests/test_weights_zoo.py` tries some of them and
+`python tools/weights_zoo.py` tries all rows and writes this page. `tests/test_weights_zoo.py` tries some of them and
 fails if the page differs.
 """
 

@@ -91,18 +91,18 @@ def main() -> int:
 
 TEXT = """# Nothing changed: how often is it called a change?
 
-A tool that compares trainings can be tried on itself: give it the same code twice, and count how often it finds a
-difference. This page does so {total:,} times, with the final validation accuracies of {trainings:,} real trainings of
+A tool that compares trainings can be tested with equal code: train the same code twice, and count how often it finds
+a difference. This page does so {total:,} times, with the final validation accuracies of {trainings:,} real trainings of
 small ViTs on 8x8 digits. It is written by `{command}`.
 
 Every study draws all of its arms from the trainings of one setting, without replacement: the baseline and the arms
-differ by their seeds alone. Whatever is found is a false alarm. The promise is that at most 5 % of studies find
-something, whatever the number of their arms and of their looks. Rates are in percent of {studies:,} studies a cell; the
-standard error of a rate of 5 % is {error:.2f}. The seeds of a setting are drawn again for other studies, so the cells of
-a row are not independent. The largest rate of the stable settings is {largest:.1f} %.
+differ only by their seeds. So every finding is a false alarm. At most 5 % of studies may find something, for any number
+of arms and looks. Rates are in percent of {studies:,} studies a cell; the
+standard error of a rate of 5 % is {error:.2f}. Studies of a setting draw from the same trainings, so the cells of a row
+are not independent. The largest rate of the stable settings is {largest:.1f} %.
 
-The last three settings train at the edge of stability: some of their seeds collapse, to far below the others. A control
-in a study of your own shows the same for your trainings: [`controls: 1`](guides/blocks.md#a-control).
+The last three settings train at the edge of stability: some of their seeds collapse and end far below the others. To
+see the same for your own trainings, add a control to a study: [`controls: 1`](guides/blocks.md#a-control).
 
 {tables}"""
 
