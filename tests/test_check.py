@@ -306,6 +306,14 @@ def test_acceptance_warns_of_arms_that_learn_too_little(accepted: Path, monkeypa
     assert "learning" not in vitlab(accepted, *baseline, "--tier", "exact").stdout
 
 
+@pytest.mark.parametrize("damage", ["form: [1", "form: 7", ""])
+def test_damaged_baseline_is_refused_with_its_remedy(tmp_path: Path, damage: str) -> None:
+    write(tmp_path)
+    (tmp_path / "gate.baseline.yaml").write_text(damage)
+    with pytest.raises(UserError, match=r"git checkout -- .*gate\.baseline\.yaml', or delete it and accept"):
+        vitlab(tmp_path, "--plan")
+
+
 def test_cost_is_no_tier_of_a_study_without_limits(accepted: Path) -> None:
     stderr = vitlab(accepted, "--tier", "exact", "--tier", "cost").stderr
     assert "gate: exact\n" in stderr

@@ -57,10 +57,13 @@ def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> Non
     remarks.add_mistakes(
         *(_column_fault(name, names, allowed) for name, allowed in to_find.items() if names.count(name) != 1)
     )
-    if columns.arm is None and columns.metric in names:
+    if columns.arm is None:
         others = [name for name in names if name != columns.metric and infer_column_role(name) is None]
-        found = f"(found: {shortlist(others)})"
-        remarks.add_mistakes(f"'{columns.metric}' is a column: name the column of the arms with --arm {found}")
+        found = f"name the column of the arms with --arm (found: {shortlist(others)}).{nearest('arm', others)}"
+        if columns.metric in names:
+            remarks.add_mistakes(f"'{columns.metric}' is a column: {found}")
+        elif nearest("arm", [name for name in others if names.count(name) == 1 and not has_values(table.rows[name])]):
+            remarks.add_mistakes(_column_fault(columns.metric, names, others), found)
 
 
 def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Trainings:

@@ -11,7 +11,7 @@ import yaml
 from pydantic import ConfigDict, Field, ValidationError
 
 from vitlab._version import __version__
-from vitlab.errors import Problem, SpecError, UserError
+from vitlab.errors import UserError
 from vitlab.spec.choice import Frozen
 from vitlab.spec.mistakes import mistakes_in
 from vitlab.store.files import write_bytes
@@ -96,10 +96,11 @@ def read_baseline(file: Path, advice: str = "") -> Baseline:
     try:
         return Baseline.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: not YAML: {' '.join(str(error).split())}") from None
+        faults = [f"not YAML: {' '.join(str(error).split())}"]
     except ValidationError as error:
-        problems = [Problem(str(file), 0, 0, mistake.message.strip()) for mistake in mistakes_in(error, Baseline)]
-        raise SpecError(problems) from None
+        faults = [mistake.message.strip() for mistake in mistakes_in(error, Baseline)]
+    remedy = f"restore it, as by 'git checkout -- {file}', or delete it and accept the results of the code again"
+    raise UserError(*(f"{file}: {fault}" for fault in faults), f"{file}: damaged; {remedy}")
 
 
 def write_baseline(file: Path, baseline: Baseline) -> None:

@@ -69,7 +69,11 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
     cells: list[Cell] = []
     installed = _installed_versions()
     imported = [imported_requirements(planned.trial.spec) for planned in plan.first_trials.values()]
-    notes = gate.version_notes(baseline.values, dict(ChainMap(*imported, installed)))
+    here, then = dict(ChainMap(*imported, installed)), {} if baseline.values is None else baseline.values.versions
+    notes = []
+    if recorded := gate.differing_versions(then, here):
+        differing = gate.differing_versions(here, then)
+        notes.append(f"the baseline was trained under {recorded}, and this environment has {differing}")
     if "exact" in tiers and baseline.facts is not None:
         new_facts = compute_facts(plan, count_costs(plan, request.file), request.plugins, request.watch)
         findings += compare_facts(baseline.facts, new_facts)
@@ -89,7 +93,15 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
         if not cells:
             findings.append(Finding("", "statistical", "inconclusive", "no arm has values to compare over seeds"))
     if "cost" in tiers:
-        findings += _check_costs(request, study, plan, baseline)
+        if not baseline.commit:
+            raise UserError(
+                f"{request.baseline} names no commit that costs are measured beside; add it with "
+                f"{request.accept_command}"
+            )
+        commit, arms = resolve_commit(baseline.commit), [*plan.first_trials]
+        with checkout(commit, f"the baseline's commit {commit[:7]}", request.out, request.plugins) as old:
+            this_code = Revision("this code", request.plugins)
+            findings += gate.judge_costs(study, old, this_code, arms, request.study_arguments)
     result = gate.summarize_checks(study, findings, cells, notes)
     if result.verdict in ("differs", "regressed"):
         own_study = str(changes_for_own_study("check", request, study)["study"])
@@ -184,16 +196,6 @@ def _plan_with_data(request: CheckRequest) -> tuple[Study, Plan]:
         # The trials of a second look depend on results, and the gate has its own second look.
         study, plan = request.plan({**request.changes, "seeds": _seed_options(study)})
     return study, plan
-
-
-def _check_costs(request: CheckRequest, study: Study, plan: Plan, baseline: Baseline) -> list[Finding]:
-    if not baseline.commit:
-        raise UserError(
-            f"{request.baseline} names no commit that costs are measured beside; add it with {request.accept_command}"
-        )
-    commit, arms = resolve_commit(baseline.commit), [*plan.first_trials]
-    with checkout(commit, f"the baseline's commit {commit[:7]}", request.out, request.plugins) as old:
-        return gate.judge_costs(study, old, Revision("this code", request.plugins), arms, request.study_arguments)
 
 
 def _installed_versions() -> dict[str, str]:

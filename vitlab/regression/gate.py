@@ -105,13 +105,6 @@ def differing_versions(recorded: Mapping[str, str], installed: Mapping[str, str]
     return ", ".join(f"{name} {now}" for name, now in recorded.items() if installed.get(name, now) != now)
 
 
-def version_notes(values: Values | None, installed: Mapping[str, str]) -> list[str]:
-    """Return a sentence if the values of a baseline were trained under other than the installed versions."""
-    versions = {} if values is None else values.versions
-    recorded, here = differing_versions(versions, installed), differing_versions(installed, versions)
-    return [f"the baseline was trained under {recorded}, and this environment has {here}"] if recorded else []
-
-
 def judged_goals(study: Study) -> dict[str, Goal]:
     """Return every judged metric with its goal, the analysis's own first."""
     return {study.analysis.metric: study.analysis.goal, **study.check.metrics}
