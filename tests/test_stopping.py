@@ -20,6 +20,7 @@ from vitlab.driver.session import Watch
 from vitlab.engines.base import train
 from vitlab.errors import SpecError
 from vitlab.planning.values import Trial
+from vitlab.report.notes import _note_best_evaluation
 from vitlab.runner.execution import begin_attempt
 from vitlab.runner.job import Settings
 from vitlab.spec import STREAMS, TrialSpec
@@ -178,6 +179,112 @@ def test_best_is_first_of_equal_values_and_finite() -> None:
     assert index_of_best(history(math.nan, math.nan), "val/x", "min") == 0
 
 
+# -- the best weights -------------------------------------------------------------------------------------------------
+
+BEST = {**RULE, "weights": "best"}
+
+
+def index_of_best_by_hand(history: Sequence[Measurement], metric: str, sign: int) -> int:
+    values = [sign * moment.metrics[f"val/{metric}"] for moment in history]
+    return values.index(max(values))
+
+
+@pytest.mark.parametrize("ema", [None, {"decay": 0.9}])
+@pytest.mark.parametrize(("metric", "sign", "patience"), [("accuracy", 1, 3), ("loss", -1, 3), ("loss", -1, 19)])
+def test_best_weights_equal_training_until_their_step(
+    ema: dict[str, float] | None, metric: str, sign: int, patience: int, tmp_path: Path
+) -> None:
+    def run(name: str, **train: Any) -> tuple[Outcome, TrialFolder]:
+        folder = TrialFolder(tmp_path / name)
+        return outcome(run_trial(trial(ema=ema, **train), folder, Settings())), folder
+
+    rule = {"patience": patience, "metric": metric}
+    last, _ = run("last", stop_early=rule)
+    ended, folder = run("best", stop_early={**rule, "weights": "best"})
+    best = index_of_best_by_hand(last.history, metric, sign)
+    step = last.history[best].step
+    assert step < ended.steps == last.steps and ended.images == last.images
+    until, hand = run("until", steps=step, evaluations=best + 1)
+    assert ended.metrics == {**until.metrics, "train/weights_step": step} == ended.history[best].metrics
+    assert ended.weights == until.weights != last.weights
+    assert folder.predictions.read_bytes() == hand.predictions.read_bytes()
+    assert folder.weights_file.read_bytes() == hand.weights_file.read_bytes()
+    # The rest of the history has the values of its own moments, and test images are evaluated once.
+    plain = [{n: v for n, v in one.metrics.items() if not n.startswith("test/")} for one in last.history]
+    del plain[best]
+    assert [one.metrics for index, one in enumerate(ended.history) if index != best] == plain
+
+
+def test_best_weights_of_last_measurement_equal_last_weights(tmp_path: Path) -> None:
+    rule = {"patience": 1, "metric": "loss"}
+    short = {"steps": 6, "evaluations": 2, "optimizer": {"type": "adamw", "lr": 0.001}}
+    last = outcome(run_trial(trial(stop_early=rule, **short), TrialFolder(tmp_path / "last"), Settings()))
+    what, folder = trial(stop_early={**rule, "weights": "best"}, **short), TrialFolder(tmp_path / "best")
+    best = outcome(run_trial(what, folder, Settings()))
+    assert best.weights == last.weights and best.metrics == {**last.metrics, "train/weights_step": 6}
+    logged = [event.body for event in folder.events()[0] if event.kind == "metrics"]
+    assert [body["step"] for body in logged] == [3, 6, 6]
+    assert not logged[1]["metrics"].keys() & logged[2]["metrics"].keys(), "nothing is logged twice"
+
+
+@pytest.mark.parametrize("ema", [None, {"decay": 0.9}])
+def test_resumed_training_ends_with_best_weights_as_uninterrupted(ema: dict[str, float] | None, tmp_path: Path) -> None:
+    what = trial(stop_early=BEST, ema=ema)
+    settings = Settings(keep=Keep(best=("val/loss", "min")))
+    straight, stopped = TrialFolder(tmp_path / "straight"), TrialFolder(tmp_path / "stopped")
+    expected = outcome(run_trial(what, straight, settings))
+    best = expected.metrics["train/weights_step"]
+    assert best < expected.steps - 4
+    # The last of these checkpoints is after the best step, whose weights are in it alone.
+    for pieces in (5, int(best) - 3):
+        assert run_trial(what, stopped, settings, stop=stop_after(pieces)) is None
+    assert outcome(run_trial(what, stopped, settings)) == expected
+    for file in (*straight.path.glob("*.safetensors"), straight.predictions):
+        assert (stopped.path / file.name).read_bytes() == file.read_bytes()
+    loss = index_of_best_by_hand(expected.history, "loss", -1)
+    kept = load_file(straight.path / "weights-best-loss.safetensors")
+    until = TrialFolder(tmp_path / "until")
+    outcome(run_trial(trial(steps=expected.history[loss].step, evaluations=1, ema=ema), until, Settings()))
+    hand = load_file(until.weights_file)
+    assert all(torch.equal(kept[key], hand[key]) for key in kept.keys() | hand.keys()), "run.keep has its own best"
+
+
+@pytest.mark.parametrize("engine", ["vmap", "batch_last"])
+def test_trials_together_end_with_best_weights_as_alone(engine: str, tmp_path: Path) -> None:
+    def outcomes(seeds: Sequence[int], name: str) -> list[Outcome]:
+        work = [(trial(seed, stop_early=BEST), TrialFolder(tmp_path / f"{name}{seed}")) for seed in seeds]
+        run_together(work, Settings(engine=engine))
+        assert all((folder.path / "weights.safetensors").exists() for _, folder in work)
+        return [outcome(folder.result()) for _, folder in work]
+
+    alone = [outcomes([seed], "alone")[0] for seed in range(3)]
+    assert outcomes(range(3), "together") == alone
+    assert len({one.metrics["train/weights_step"] for one in alone}) > 1, "each has its own best"
+    for seed, one in enumerate(alone):
+        step = int(one.metrics["train/weights_step"])
+        until = TrialFolder(tmp_path / f"until{seed}")
+        run_together([(trial(seed, steps=step, evaluations=1), until)], Settings(engine=engine))
+        assert outcome(until.result()).weights == one.weights
+
+
+class OtherFindsBest(SingleProcess):
+    """One of two processes, of which the other one finds the second measurement the best by rounding."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def share_stop(self, stop: Callable[[], bool]) -> Callable[[], bool]:
+        self.asked += 1
+        return lambda: self.asked == 3 or (self.asked == 1 and stop())
+
+
+def test_processes_of_a_trial_go_back_to_one_step(tmp_path: Path) -> None:
+    with begin_attempt(trial(stop_early=BEST), TrialFolder(tmp_path / "t"), Settings()) as attempt:
+        attempt.training.peers = OtherFindsBest()
+        (ended,) = train([attempt.training])
+    assert ended is not None and ended.metrics["train/weights_step"] == 6
+
+
 # -- in a study -------------------------------------------------------------------------------------------------------
 
 
@@ -207,6 +314,8 @@ def test_rule_is_part_of_key_unless_there_is_none(tmp_path: Path) -> None:
     ruled, absent, empty = keys(), keys(base__train=TRAIN), keys(base__train={**TRAIN, "stop_early": None})
     assert absent == empty and not ruled & absent
     assert not ruled & keys(base__train={**TRAIN, "stop_early": {**RULE, "patience": 4}})
+    assert ruled == keys(base__train={**TRAIN, "stop_early": {**RULE, "weights": "last"}})
+    assert not ruled & keys(base__train={**TRAIN, "stop_early": BEST})
     assert ruled == keys(run__keep="none"), "what is kept changes no trial"
 
 
@@ -237,6 +346,16 @@ def test_weights_that_are_asked_for_too_late_are_named(keep: str, tmp_path: Path
     sentence = "1 trial ended without weights that run.keep asks for now"
     assert sentence not in run("none") and sentence not in run("none")
     assert sentence in run(keep)
+
+
+@pytest.mark.parametrize(("weights", "metric", "count"), [("best", "val", 1), ("best", "test", 0), ("last", "val", 0)])
+def test_report_warns_of_validation_that_chose_the_weights(
+    weights: str, metric: str, count: int, tmp_path: Path
+) -> None:
+    changes = {"base__train": {**TRAIN, "stop_early": {**RULE, "weights": weights}}}
+    _, plan = plan_study(study(tmp_path, **changes, analysis={"metric": f"{metric}/accuracy"}))
+    warnings = list(_note_best_evaluation(plan))
+    assert len(warnings) == count and all("optimistic" in one and "best weights" in one for one in warnings)
 
 
 MISTAKES = {

@@ -180,6 +180,10 @@ class _JointTraining:
             self._save_if_due(due, self._worth_s)
         measurements = self._measure(due, ["val"])
         if ending := [training for training in measurements if is_last or training.stops_early()]:
+            for training in ending:
+                if training.best is not None:
+                    training.emit(measurements[training])  # while it has the weights of this measurement
+                    training.restore_best_weights()
             measurements |= self._measure(ending, ["test", *due[0].feed.test_sets])
         # A training may have diverged on a test set alone; it has an outcome by _measure.
         for training in (each for each in measurements if each not in self.outcomes):

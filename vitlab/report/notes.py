@@ -241,11 +241,13 @@ def _note_mixed_numerics(plan: Plan, trials: Sequence[StoredTrial]) -> list[str]
 
 
 def _note_best_evaluation(plan: Plan) -> Iterator[str]:
-    if plan.analysis.at != "last":
+    rules = [planned.trial.spec.train.stop_early for planned in plan.trials]
+    restored = any(rule is not None and rule.weights == "best" for rule in rules)
+    if plan.analysis.at != "last" or (restored and plan.analysis.metric.startswith("val/")):
         yield (
-            f"{metric_column(plan.analysis)} is the best of several evaluations of one training: it is optimistic, the "
-            "more so the noisier the evaluation and the more of them there are. The test value beside it is the last "
-            "step's."
+            f"{metric_column(plan.analysis)} is of the best of several evaluations of one training: it is optimistic, "
+            "the more so the noisier the evaluation and the more of them there are. The test value beside it is of the "
+            f"{'best' if restored else 'last'} weights."
         )
 
 

@@ -42,7 +42,7 @@ from vitlab.training import artifacts
 from vitlab.training.artifacts import InputSpec, write_predictions, write_weights
 from vitlab.training.distributed import ALONE, SingleProcess
 from vitlab.training.evaluation import EVALUATION_BATCH
-from vitlab.training.loop import Training, index_of_best
+from vitlab.training.loop import WEIGHTS_STEP, Training, index_of_best
 from vitlab.training.memory import MicroBatches, checkpoint_activations, is_out_of_memory, peak_memory
 
 
@@ -82,7 +82,8 @@ class Attempt:
         numbers = [number for event in starts if isinstance(number := event.body.get("attempt"), int)]
         self.number = max(numbers, default=0) + 1  # an attempt that falls back to the loop starts twice
         self.first_began = starts[0].t / 1000 if starts else time.time()
-        self.last_logged_step = max((event.body["step"] for event in events if event.kind == "metrics"), default=-1)
+        logged = [event.body for event in events if event.kind == "metrics"]
+        self.logged = {(body["step"], WEIGHTS_STEP in body["metrics"]) for body in logged}  #: by earlier attempts
         self.before_s = 0.0  #: seconds that earlier attempts spent on the checkpoint
         self.writer = ThreadPoolExecutor(1)  #: of checkpoints; the trial's lock is held until it is shut down
         self._writing: Future[None] | None = None
@@ -260,7 +261,8 @@ class Attempt:
         """Log a measurement, unless an earlier attempt logged its step; keep the weights if it is the best so far."""
         if not self.writes:
             return
-        if measurement.step > self.last_logged_step:
+        is_restored = WEIGHTS_STEP in measurement.metrics  # a second measurement of a step
+        if (measurement.step, is_restored) not in self.logged:
             self.folder.emit(
                 "metrics",
                 step=measurement.step,
@@ -269,7 +271,7 @@ class Attempt:
                 metrics={**measurement.metrics, **utilisation(measurement.metrics, self.step_macs, self.matrix_rate)},
             )
         keep, history = self.settings.keep, self.training.history
-        if keep.best is not None and index_of_best(history, *keep.best) == len(history) - 1:
+        if keep.best is not None and not is_restored and index_of_best(history, *keep.best) == len(history) - 1:
             self.keep_weights(keep.best_name)
 
     def keep_due_weights(self, step: int) -> None:

@@ -55,14 +55,17 @@ class Ema(Frozen):
 class StopEarly(Frozen):
     """The end of a training that validation shows no more progress of.
 
-    The training ends after the evaluation by which ``patience`` evaluations in a row have found no better value.  Its
-    weights and its test metrics are those of that moment, not of the best one.
+    The training ends after the evaluation by which ``patience`` evaluations in a row have found no better value, or
+    at its length.
     """
 
     patience: Annotated[int, Field(ge=1)]
     """Evaluations on validation without a better value, see ``evaluations``."""
     metric: str = "loss"
     """Metric of validation by name, of those that the trial reports; better is what the metric declares."""
+    weights: Literal["last", "best"] = "last"
+    """Weights that the result is of, on test images too, and that are stored: the weights at the end, or those of the
+    evaluation with the best value of ``metric``, whose step the result states as ``train/weights_step``."""
 
 
 class TrainSpec(Frozen):

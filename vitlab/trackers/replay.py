@@ -221,7 +221,7 @@ class Replay(Tracker):
         mark = self.write(TrialUpdate(item, folder, began, tuple(events), end), state.mark)
         self.delivered["trials"] += 1
         steps = (event.body["step"] for event in events if event.kind == "metrics")
-        states.trials[item.identity] = _TrialState(mark, offset, began, name, last, max(steps, default=state.step))
+        states.trials[item.identity] = _TrialState(mark, offset, began, name, last, max([state.step, *steps]))
 
 
 def tracked_trials(plan: Plan) -> list[TrackedTrial]:

@@ -24,6 +24,7 @@ from vitlab.data.prepare import Batch, Feed
 from vitlab.models.contract import Model, evaluation_mode
 from vitlab.registry import import_optional, slot
 from vitlab.spec import TrainSpec
+from vitlab.spec.trial import StopEarly
 from vitlab.store.result import Measurement, Outcome
 from vitlab.training.artifacts import State as State
 from vitlab.training.evaluation import Columns, EvaluationResult, MetricAccumulator, Split, evaluation_batches
@@ -49,6 +50,9 @@ from vitlab.training.optim.schedules import Schedule
 
 if TYPE_CHECKING:
     from vitlab.training.distillation import Distillation
+
+WEIGHTS_STEP = "train/weights_step"
+"""Metric of a training that ends with its best weights: the step that they are of."""
 
 LossFunction = Callable[[Tensor, Tensor, noise.Draws], Value]
 """Returns the loss of images, (B, C, H, W), with their targets and the random draws of the layers."""
@@ -142,6 +146,8 @@ class Training:
         self.step = 0
         self.history: list[Measurement] = []  #: without ``system/*``
         self.predictions: dict[str, Columns] = {}  #: of the last measurement, by split
+        self.best: State | None = None  #: what ``stop_early.weights: best`` goes back to; tensors are on the CPU
+        self.result_index = -1  #: in ``history``; of an earlier measurement once the training has gone back to ``best``
         self._system: dict[str, float] = {}
         self.failure = ""  #: one sentence naming the step with a non-finite loss; empty if it did not diverge
         # Losses since the last measurement stay on the device: reading one would wait for the step to be computed.
@@ -288,18 +294,38 @@ class Training:
     def stops_early(self) -> bool:
         """Return whether the rule ``train.stop_early`` ends the training after its last measurement."""
         rule = self.spec.stop_early
-        if rule is None:
-            return False
-        goal = {**self.metrics, **self.feature_metrics}[rule.metric].goal
-        without_gain = len(self.history) - 1 - index_of_best(self.history, f"val/{rule.metric}", goal)
         # Machines may round an evaluation differently, and a process that went on alone would wait for ever.
-        return self.peers.share_stop(lambda: without_gain >= rule.patience)()
+        return rule is not None and self.peers.share_stop(lambda: self._evaluations_since_best(rule) >= rule.patience)()
+
+    def _evaluations_since_best(self, rule: StopEarly) -> int:
+        goal = {**self.metrics, **self.feature_metrics}[rule.metric].goal
+        return len(self.history) - 1 - index_of_best(self.history, f"val/{rule.metric}", goal)
+
+    def _keep_if_best(self) -> None:
+        """Keep the evaluated weights if ``train.stop_early`` ends with the best, and the last measurement is it."""
+        rule = self.spec.stop_early
+        if rule is None or rule.weights == "last":
+            return
+        # Shared, so that all processes go back to the same step.
+        if self.peers.share_stop(lambda: not self._evaluations_since_best(rule))():
+            with self.evaluated_weights():
+                weights = {name: value.to("cpu", copy=True) for name, value in self.module.state_dict().items()}
+            self.best = {"index": len(self.history) - 1, "weights": weights, "predictions": self.predictions}
+
+    def restore_best_weights(self) -> None:
+        """Go back to the best weights when the training is over; only measurements of them follow."""
+        assert self.best is not None
+        self.module.load_state_dict(self.best["weights"])
+        self.average = None  # the weights are averages already
+        self.predictions = dict(self.best["predictions"])
+        self.result_index = self.best["index"]
 
     def measure(self, evaluations: Iterable[EvaluationResult]) -> Measurement:
         """Add a measurement of this step to the history, and return it with ``system/*``.
 
         A training is measured twice at its last step: the second measurement adds the splits that are evaluated at the
-        end alone to the first one.
+        end alone to the first one.  After :meth:`restore_best_weights` it adds them to the measurement of these
+        weights, and only what it adds is returned.
 
         Args:
             evaluations: The evaluations of this step, computed after the training time of the interval is taken.
@@ -307,6 +333,11 @@ class Training:
         Raises:
             Diverged: If a training or evaluation loss is not finite.
         """
+        if self.result_index >= 0:
+            before = self.history[self.result_index]
+            added = {**self._measure_splits(evaluations), WEIGHTS_STEP: float(before.step)}
+            self.history[self.result_index] = replace(before, metrics={**before.metrics, **added})
+            return replace(before, metrics=added)
         if self.history and self.last_measured_step == self.step:
             metrics = dict(self.history.pop().metrics)
         else:
@@ -315,6 +346,7 @@ class Training:
         metrics |= self._measure_splits(evaluations)
         measurement = Measurement(self.step, self.epoch, self.images, metrics)
         self.history.append(measurement)
+        self._keep_if_best()
         self._interval_began, self._interval_images = time.perf_counter(), self.images
         self._system["system/memory_bytes"] = float(peak_memory(self.feed.device))
         return replace(measurement, metrics={**metrics, **self._system})
@@ -375,6 +407,7 @@ class Training:
             {
                 "model": self.module.state_dict(),
                 "average": self.average.state_dict() if self.average is not None else None,
+                "best": self.best,
                 "optimizer": self.optimizer.state_dict(),
                 "step": self.step,
                 "history": [asdict(measurement) for measurement in self.history],
@@ -393,6 +426,7 @@ class Training:
         self.module.load_state_dict(state["model"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])
+        self.best = state["best"]
         self.optimizer.load_state_dict(state["optimizer"])
         self.step = state["step"]
         self.history = [Measurement(**measurement) for measurement in state["history"]]
@@ -407,7 +441,8 @@ class Training:
         # Stored and evaluated weights are then the same.
         if self.average is not None:
             self.average.replace()
-        return Outcome(self.history[-1].metrics, tuple(self.history), "", self.step, self.images)
+        final = self.history[self.result_index]
+        return Outcome(final.metrics, tuple(self.history), "", self.step, self.images)
 
     def diverge(self, why: Diverged) -> Outcome:
         """Return the outcome of a diverged training, which has no metrics and no weights."""
