@@ -19,7 +19,7 @@ import click
 import vitlab
 from vitlab import errors, registry
 from vitlab.cli import COMMANDS, cli
-from vitlab.cli.show import shown_default, shown_type, study_schema
+from vitlab.cli.show import describe_option_type, shown_default, study_schema
 from vitlab.comparison import MEANINGS
 from vitlab.components.head import DistilledLogits, DistilledProbabilities, Logits, Probabilities
 from vitlab.lab import Answer
@@ -97,7 +97,7 @@ def _keys() -> Iterator[str]:
 
 def _linked_type(field: dict[str, Any], paths: Mapping[str, str]) -> str:
     """Return the type of a key, with links to the pages of slots and to other sections of the page."""
-    text = shown_type(field)
+    text = describe_option_type(field)
     text = re.sub(r"\bslot\.(\w+)", r"[choice of \1](\1.md)", text)
     for name, path in paths.items():
         text = re.sub(rf"\b{name}\b", f"[`{path}`](#{_anchor(path)})", text)
@@ -167,7 +167,7 @@ def _options(fields: dict[str, Any], schema: dict[str, Any]) -> Iterator[str]:
     for option, field in fields.items():
         default = "required" if option in schema.get("required", []) else f"`{shown_default(field.get('default'))}`"
         meaning = f" {_inline(field.get('description', ''))} |" if has_meanings else ""
-        yield f"| `{option}` | {shown_type(field)} | {default} |{meaning}"
+        yield f"| `{option}` | {describe_option_type(field)} | {default} |{meaning}"
     yield ""
 
 

@@ -11,7 +11,7 @@ from vitlab.registry import Slot, file_loader, plugins
 
 def refusal(slot: Slot[Any], choice: Any, sizes: Any) -> str:
     """Return why a component does not fit sizes or data; empty if it does."""
-    resolved = slot.resolve(choice)
+    resolved = slot.resolve_choice(choice)
     return resolved.component.incompatibility(sizes, resolved.options) or ""
 
 

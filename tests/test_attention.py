@@ -154,7 +154,7 @@ def test_explicit_implementations_drop_same_weights() -> None:
         module = build(name, g, drop=0.4, proj_drop=0.1)
         module.load_state_dict(module.from_canonical(state))
         set_draw_places(module)
-        with noise.drawing(noise.Draws(7, 8, torch.arange(4), 9)):
+        with noise.use_model_draws(noise.Draws(7, 8, torch.arange(4), 9)):
             outputs.append(module(x, None, None))
         assert (outputs[-1] - module.eval()(x, None, None)).abs().max() > 0.05
     for output in outputs[1:]:

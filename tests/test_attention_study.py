@@ -28,7 +28,7 @@ def test_step_0_logits_are_equal_across_arms(dtype: torch.dtype, tolerance: floa
         outputs: list[torch.Tensor] = []
         for arm in ARMS:
             trial = plan.find(arm, seed).trial
-            data = slot("dataset").resolve(trial.spec.data)
+            data = slot("dataset").resolve_choice(trial.spec.data)
             prepared = prepare(data, trial.seeds)
             feed = Feed(prepared, data.options["augment"], trial.seeds, torch.device("cpu"), dtype)
             batch = feed.batch(0, trial.spec.train.batch_size)

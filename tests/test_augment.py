@@ -443,4 +443,4 @@ def test_randaugment_timm_moves_masks_with_pixels() -> None:
 )
 def test_wrong_option_raises_one_sentence(choice: dict, message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        slot("augment").resolve(choice)
+        slot("augment").resolve_choice(choice)

@@ -295,7 +295,7 @@ def test_it_is_for_processors_and_full_precision() -> None:
 
 def test_contract_of_parts_sees_dependence_on_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as of a part that views its input by strides; this engine has the images last in memory."""
-    rms = slot("norm").resolve("rmsnorm")
+    rms = slot("norm").resolve_choice("rmsnorm")
     plain = rms.component.forward  # type: ignore[attr-defined]
     monkeypatch.setattr(rms.component, "forward", lambda self, x: plain(self, x) * (1 if x.is_contiguous() else 1.001))
     with pytest.raises(AssertionError, match="declares vmap_safe, and stacked its tokens in evaluation differs"):

@@ -154,7 +154,7 @@ def test_training_does_not_write_to_images() -> None:
 
 
 def test_augmentations_come_from_resolved_choice() -> None:
-    choice = slot("dataset").resolve({**SYNTHETIC, "augment": ["flip", {"type": "crop", "padding": 1}]})
+    choice = slot("dataset").resolve_choice({**SYNTHETIC, "augment": ["flip", {"type": "crop", "padding": 1}]})
     one = Feed(prepare(choice, SEEDS), choice.options["augment"], SEEDS)
     assert torch.equal(one.batch(2, 16).x_BCHW, feed(["flip", {"type": "crop", "padding": 1}]).batch(2, 16).x_BCHW)
 

@@ -145,7 +145,7 @@ def test_value_residual_requires_attention_that_mixes_values(monkeypatch: pytest
 def test_other_blocks_fit_the_model_and_are_refused_where_they_are_unknown(name: str) -> None:
     built = build(block=name, blocks={"1": {"block": name, "norm": "rmsnorm"}}, drop_path=0.2)
     assert f"blocks.0 is a {type(built.blocks[0]).__name__}" in (model_incompatibility(built, "fp64", CPU) or "")
-    choice = model.resolve({**SMALL, "block": name})
+    choice = model.resolve_choice({**SMALL, "block": name})
     work = ViT.work(DATA, choice.options)
     assert work is not None and work.products is None
     assert [built.layer_of(f"blocks.{i}.norm1.weight") for i in range(2)] == [1, 2]
@@ -154,12 +154,14 @@ def test_other_blocks_fit_the_model_and_are_refused_where_they_are_unknown(name:
 
 
 def test_default_block_leaves_keys_of_earlier_trials() -> None:
-    assert "block" not in model.resolve(SMALL).hashed()
-    assert model.resolve({**SMALL, "block": {"type": "prenorm"}}).hashed() == model.resolve(SMALL).hashed()
+    assert "block" not in model.resolve_choice(SMALL).hashed()
+    assert (
+        model.resolve_choice({**SMALL, "block": {"type": "prenorm"}}).hashed() == model.resolve_choice(SMALL).hashed()
+    )
     ranges = {"0": {"norm": "rmsnorm"}}
-    hashed = model.resolve({**SMALL, "blocks": ranges}).hashed()["blocks"]["0"]
+    hashed = model.resolve_choice({**SMALL, "blocks": ranges}).hashed()["blocks"]["0"]
     assert hashed.keys() == {"norm"}
-    assert model.resolve({**SMALL, "block": "postnorm"}).hashed()["block"] == {"type": "postnorm"}
+    assert model.resolve_choice({**SMALL, "block": "postnorm"}).hashed()["block"] == {"type": "postnorm"}
 
 
 def test_blocks_differ_by_range() -> None:

@@ -482,7 +482,7 @@ def test_workflow_is_valid_yaml_that_runs_check(accepted: Path) -> None:
 
 def test_workflow_repeats_options_and_python_of_baseline(accepted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user who has a file alone, with a plugin beside it."""
-    monkeypatch.setattr(check_cli, "_vitlab_source", lambda: ADDRESS)
+    monkeypatch.setattr(check_cli, "_pip_source_of_vitlab", lambda: ADDRESS)
     monkeypatch.chdir(accepted)
     (accepted / "own.py").write_text("")
     steps = yaml.safe_load(vitlab(accepted, "--workflow", "--plugin", "own.py", "--set", "seeds=[1, 2]").stdout)[
@@ -541,7 +541,7 @@ def test_workflow_installs_vitlab_from_where_it_is(
         origin["url"] = places[origin["url"]].as_uri()
     installed = SimpleNamespace(read_text=lambda name: origin and json.dumps(origin))
     monkeypatch.setattr(check_cli, "distribution", lambda name: installed)
-    assert check_cli._vitlab_source() == source
+    assert check_cli._pip_source_of_vitlab() == source
 
 
 @pytest.mark.parametrize(
@@ -562,9 +562,9 @@ def test_workflow_has_no_secrets_and_no_address_of_this_machine_alone(
     origin = {"url": tmp_path.as_uri(), "dir_info": {}}
     installed = SimpleNamespace(read_text=lambda name: json.dumps(origin))
     monkeypatch.setattr(check_cli, "distribution", lambda name: installed)
-    assert check_cli._vitlab_source() == (f"git+{address}@{head(tmp_path)}" if address else UNKNOWN)
+    assert check_cli._pip_source_of_vitlab() == (f"git+{address}@{head(tmp_path)}" if address else UNKNOWN)
     monkeypatch.setenv("PATH", "")
-    assert check_cli._vitlab_source() == UNKNOWN, "without git"
+    assert check_cli._pip_source_of_vitlab() == UNKNOWN, "without git"
 
 
 def make_clone(folder: Path, remote: str) -> None:

@@ -34,7 +34,7 @@ from vitlab.__main__ import main as run_command
 from vitlab.cli import COMMANDS, MODULES, cli, main, options, weights
 from vitlab.cli import plan as plan_module
 from vitlab.cli import run as cli_run
-from vitlab.cli.models import arm_folder
+from vitlab.cli.models import arm_folder_name
 from vitlab.cli.show import study_schema
 from vitlab.components.position import PRESETS
 from vitlab.data.prepare import DataSource
@@ -154,7 +154,7 @@ def test_run_prints_answer_to_stdout_and_progress_to_stderr(
 def test_run_prints_command_that_opens_the_study_or_address_of_server(start_command: str, line: str) -> None:
     plan = Plan("tiny", "", (), (), spec.Analysis())
     answer = Answer(plan, Store(Path("out")), 1, 0, 0, "MLflow", "http://server/#/experiments/1", 0, start_command)
-    assert cli_run._closing_lines(answer).splitlines()[-1] == line
+    assert cli_run._format_run_summary(answer).splitlines()[-1] == line
 
 
 def test_tables_of_documentation_keep_their_lines() -> None:
@@ -965,7 +965,7 @@ def test_explain_says_that_trials_kept_no_weights(ran: tuple[Path, Path], tmp_pa
 def test_arms_that_differ_in_case_have_folders_of_their_own() -> None:
     arms = tuple(Arm(name, {}) for name in ("Wide", "wide", "deep"))
     plan = Plan("cases", "", arms, (), spec.Analysis())
-    folders = [arm_folder(plan, arm.name, 0).casefold() for arm in arms]
+    folders = [arm_folder_name(plan, arm.name, 0).casefold() for arm in arms]
     assert len(set(folders)) == 3 and folders[2] == "deep-s0"
 
 

@@ -190,12 +190,12 @@ def test_digest_follows_sister_packages_and_foreign_base_classes(tmp_path: Path)
     )
     importlib.invalidate_caches()
     importlib.import_module("acme_vit")
-    modules = component_modules([mlp.resolve("acme")])
+    modules = component_modules([mlp.resolve_choice("acme")])
     assert {"acme_vit", "acme_core.parts", "acme_hidden", "acme_numbers"} <= set(transitive_digests(modules))
 
     def digest() -> str:
         clear_caches()
-        return modules_digest(component_modules([mlp.resolve("acme")]))
+        return modules_digest(component_modules([mlp.resolve_choice("acme")]))
 
     digests = [digest()]
     for file in (base, numbers, hidden):
@@ -327,10 +327,10 @@ def test_reloaded_entry_point_gives_new_class(tmp_path: Path, monkeypatch: pytes
     text = "from vitlab.components.mlp import GeluMLP\nclass Part(GeluMLP):\n    '''An MLP.'''\n    by = {}\n"
     module = write(tmp_path / "pointed.py", text.format(1))
     mlp.add_component("pointed", importlib.import_module("pointed").Part, registry.Origin("pointed", "1"))
-    assert mlp.resolve("pointed").component.by == 1  # type: ignore[attr-defined]
+    assert mlp.resolve_choice("pointed").component.by == 1  # type: ignore[attr-defined]
     write(module, text.format(222))
     importlib.reload(sys.modules["pointed"])
-    assert mlp.resolve("pointed").component.by == 222  # type: ignore[attr-defined]
+    assert mlp.resolve_choice("pointed").component.by == 222  # type: ignore[attr-defined]
 
 
 DATA = """
@@ -354,7 +354,7 @@ def test_reloaded_data_set_reads_images_again(tmp_path: Path, monkeypatch: pytes
 
     def brightest() -> int:
         clear_caches()
-        return int(prepare(dataset.resolve({"type": "shades"}), seeds).train.pixels_MCHW.max())  # type: ignore[union-attr]
+        return int(prepare(dataset.resolve_choice({"type": "shades"}), seeds).train.pixels_MCHW.max())  # type: ignore[union-attr]
 
     assert brightest() > 10
     write(module, DATA.format(by=200))
@@ -378,9 +378,9 @@ def test_names_imported_before_reload_are_not_run(tmp_path: Path) -> None:
 def test_component_that_is_registered_later_is_found(tmp_path: Path) -> None:
     write(tmp_path / "later.py", component("later", 1))
     with pytest.raises(OptionError, match="no mlp called 'later'"):
-        mlp.resolve({"type": "later", "ratio": 2.0})
+        mlp.resolve_choice({"type": "later", "ratio": 2.0})
     importlib.import_module("later")
-    assert mlp.resolve({"type": "later", "ratio": 2.0}).component.__module__ == "later"
+    assert mlp.resolve_choice({"type": "later", "ratio": 2.0}).component.__module__ == "later"
 
 
 def test_comment_edited_after_import_changes_nothing(tmp_path: Path) -> None:

@@ -52,8 +52,14 @@ def test_later_option_leaves_the_keys_of_earlier_trials(monkeypatch: pytest.Monk
 
     norm.register("before")(Before)
     norm.register("after")(After)
-    earlier, present = norm.resolve("before").hashed(), norm.resolve({"type": "after", "inner": "layernorm"}).hashed()
+    earlier, present = (
+        norm.resolve_choice("before").hashed(),
+        norm.resolve_choice({"type": "after", "inner": "layernorm"}).hashed(),
+    )
     assert {**present, "type": "before"} == earlier
-    assert norm.resolve({"type": "after", "jitter": 0.5}).hashed()["jitter"] == 0.5
-    assert norm.resolve({"type": "after", "inner": "rmsnorm"}).hashed()["inner"]["type"] == "rmsnorm"
-    assert norm.resolve({"type": "after", "inner": {"type": "layernorm", "eps": 0.5}}).hashed()["inner"]["eps"] == 0.5
+    assert norm.resolve_choice({"type": "after", "jitter": 0.5}).hashed()["jitter"] == 0.5
+    assert norm.resolve_choice({"type": "after", "inner": "rmsnorm"}).hashed()["inner"]["type"] == "rmsnorm"
+    assert (
+        norm.resolve_choice({"type": "after", "inner": {"type": "layernorm", "eps": 0.5}}).hashed()["inner"]["eps"]
+        == 0.5
+    )

@@ -217,7 +217,7 @@ def test_width_scales_every_channel() -> None:
     ],
 )
 def test_too_small_images_are_refused(name: str, stem: str, least: int) -> None:
-    choice = model.resolve({"type": name, "stem": stem})
+    choice = model.resolve_choice({"type": name, "stem": stem})
     component: Any = choice.component
     assert component.incompatibility(data(least), choice.options) is None
     reason = component.incompatibility(DataInfo(image=(64, least - 1), channels=3, classes=10), choice.options)
@@ -226,7 +226,7 @@ def test_too_small_images_are_refused(name: str, stem: str, least: int) -> None:
 
 
 def test_refusal_names_alternative() -> None:
-    choice = model.resolve("resnet18")
+    choice = model.resolve_choice("resnet18")
     component: Any = choice.component
     assert component.incompatibility(data(8), choice.options).endswith("; stem: small takes 5")
     assert "stem" not in component.incompatibility(data(4), choice.options)

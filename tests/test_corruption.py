@@ -256,7 +256,7 @@ KINDS = ["fog", "gaussian_noise", "jpeg_compression"]
 def training(seed=0, data=DATA, model={}, distillation=None, **train):
     seeds = {**dict.fromkeys(STREAMS, seed), "split": 0}
     spec = TrainSpec.model_validate({"steps": 2, "batch_size": 16, "evaluations": 1, **train})
-    choice = slot("dataset").resolve(data)
+    choice = slot("dataset").resolve_choice(data)
     prepared = prepare(choice, seeds)
     sizes = {"type": "vit", "patch_size": 4, "dim": 16, "depth": 1, "heads": 2}
     model = slot("model").build({**sizes, **model}, prepared.info)
@@ -302,7 +302,7 @@ def test_mean_corruption_error_is_of_final_weights_in_every_engine(engine, train
 def test_corrupted_images_are_the_same_for_all_trials_and_computed_once(monkeypatch):
     def splits(seed, images):
         data = {**DATA, "corrupted": {"corruptions": ["fog"], "severities": [3], "images": images}}
-        (split,) = prepare(slot("dataset").resolve(data), dict.fromkeys(STREAMS, seed)).test_sets.values()
+        (split,) = prepare(slot("dataset").resolve_choice(data), dict.fromkeys(STREAMS, seed)).test_sets.values()
         return split
 
     ten, twenty, again = splits(0, 10), splits(0, 20), splits(1, 20)
@@ -319,7 +319,7 @@ def test_corrupted_images_are_the_same_for_all_trials_and_computed_once(monkeypa
 
 def test_corrupted_sets_without_effect_leave_key_of_trial():
     def resolved(**options):
-        return slot("dataset").resolve({**DATA, **options})
+        return slot("dataset").resolve_choice({**DATA, **options})
 
     assert "corrupted" not in resolved().hashed()
     every, reverse = ({"corruptions": list(names), "severities": [5, 4, 3, 2, 1]} for names in (NAMES, NAMES[::-1]))
@@ -327,7 +327,9 @@ def test_corrupted_sets_without_effect_leave_key_of_trial():
     assert resolved(corrupted=["snow", "fog"]).hashed() == resolved(corrupted=["fog", "snow"]).hashed()
     spec = {"model": {"type": "vit", "patch_size": 4}, "train": {"steps": 1}}
     keys = [
-        Resolver(data_info).resolve({**spec, "data": {**DATA, "corrupted": {"images": images}, **options}}).identity
+        Resolver(data_info)
+        .resolve_trial({**spec, "data": {**DATA, "corrupted": {"images": images}, **options}})
+        .identity
         for images, options in ((None, {}), (30, {}), (31, {}), (29, {}), (30, {"test_images": 31}))
     ]
     assert keys[0] == keys[1] == keys[2] != keys[3] and keys[4]["data"]["corrupted"]["images"] == 30

@@ -545,7 +545,7 @@ def test_options_change_prepared_images() -> None:
 )
 def test_wrong_option_raises_one_sentence(options: dict, message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        slot("dataset").resolve({"type": "digits", **options})
+        slot("dataset").resolve_choice({"type": "digits", **options})
 
 
 def test_options_unsuited_to_data_are_found_in_planning() -> None:
@@ -564,11 +564,11 @@ def test_resolved_choice_survives_json_and_key_excludes_paths(tmp_path: Path) ->
         "normalize": {"mean": 0.1, "std": 0.3},
         "augment": ["flip", {"type": "random_resized_crop", "scale": [0.5, 1]}],
     }
-    resolution = slot("dataset").resolve(choice)
-    again = slot("dataset").resolve(resolution.plain())
+    resolution = slot("dataset").resolve_choice(choice)
+    again = slot("dataset").resolve_choice(resolution.plain())
     assert again == resolution and again.plain() == resolution.plain()
     assert "root" not in resolution.hashed() and "download" not in resolution.hashed()
-    assert resolution.hashed() == slot("dataset").resolve({**choice, "root": "/elsewhere"}).hashed()
+    assert resolution.hashed() == slot("dataset").resolve_choice({**choice, "root": "/elsewhere"}).hashed()
 
 
 def test_json_schema_of_size_matches_yaml() -> None:

@@ -345,7 +345,7 @@ def test_token_cosine_equals_trained_model(taught: Answer) -> None:
 
     model, transform = vitlab.load(taught.folder, arm="kind=soft", seed=1)
     trial = taught.plan.find("kind=soft", 1).trial
-    test = prepare(slot("dataset").resolve(trial.spec.data), trial.seeds).test
+    test = prepare(slot("dataset").resolve_choice(trial.spec.data), trial.seeds).test
     with torch.no_grad():
         x_BTD = model.forward_features(transform(test.x_NCHW))
     first, second = x_BTD[:, 0].double().numpy(), x_BTD[:, 1].double().numpy()
@@ -360,7 +360,7 @@ def test_teacher_stays_fixed_and_student_learns_its_outputs(tmp_path: Path) -> N
     from vitlab.spec import STREAMS, TrainSpec
 
     seeds = dict.fromkeys(STREAMS, 0)
-    prepared = prepare(slot("dataset").resolve("digits"), seeds)
+    prepared = prepare(slot("dataset").resolve_choice("digits"), seeds)
     teacher = slot("model").build(CONVNET, prepared.info)
     teacher.initialise(5)
     teacher.train()(torch.randn(64, 1, 8, 8))  # so that its statistics are meaningful
@@ -470,7 +470,7 @@ def test_teacher_from_timm_file(tmp_path: Path) -> None:
 
     from vitlab.data.prepare import Feed, prepare
 
-    prepared = prepare(slot("dataset").resolve(trial.spec.data), trial.seeds)
+    prepared = prepare(slot("dataset").resolve_choice(trial.spec.data), trial.seeds)
     batch = Feed(prepared, [], trial.seeds, torch.device("cpu"), torch.float32).batch(0, 16)
     pixels = (batch.x_BCHW * prepared.std[0] + prepared.mean[0]).expand(-1, 3, -1, -1)
     transforms = torchvision("torchvision.transforms.v2.functional")

@@ -29,7 +29,7 @@ def test_dropout_share_and_scale(layer: nn.Module, keyed: bool) -> None:
     set_draw_places(wrapped)
     x = torch.ones(20_000, 2, 3)
     if keyed:
-        with noise.drawing(draws(torch.arange(20_000))):
+        with noise.use_model_draws(draws(torch.arange(20_000))):
             y = wrapped(x)
     else:
         y = wrapped(x)
@@ -44,14 +44,14 @@ def test_dropout_share_and_scale(layer: nn.Module, keyed: bool) -> None:
 
 def test_dropout_of_sample_does_not_depend_on_batch() -> None:
     net, x, samples = model(), torch.randn(6, 4, 5), torch.tensor([3, 900, 17, 4, 5, 2**40])
-    with noise.drawing(draws(samples)):
+    with noise.use_model_draws(draws(samples)):
         together = net(x)
     order = torch.tensor([4, 0, 5])
-    with noise.drawing(draws(samples[order])):
+    with noise.use_model_draws(draws(samples[order])):
         assert torch.equal(net(x[order]), together[order])
-    with noise.drawing(draws(samples[:1])):
+    with noise.use_model_draws(draws(samples[:1])):
         assert torch.equal(net(x[:1]), together[:1])
-    with noise.drawing(draws(samples, dropout=8)):
+    with noise.use_model_draws(draws(samples, dropout=8)):
         assert not torch.equal(net(x), together)
 
 
@@ -60,12 +60,12 @@ def test_dropout_of_stacked_trials_equals_single_trials() -> None:
     keys = torch.tensor([11, 12, 13])
 
     def call(key: Tensor, x: Tensor, samples: Tensor) -> Tensor:
-        with noise.drawing(draws(samples, key, key)):
+        with noise.use_model_draws(draws(samples, key, key)):
             return net(x)
 
     stacked = torch.func.vmap(call)(keys, x, samples)
     for member in range(3):
-        with noise.drawing(draws(samples[member], int(keys[member]), int(keys[member]))):
+        with noise.use_model_draws(draws(samples[member], int(keys[member]), int(keys[member]))):
             assert torch.equal(net(x[member]), stacked[member])
 
 
@@ -74,12 +74,12 @@ def test_dropout_keys_follow_module_path() -> None:
     places = [module.place for module in net if isinstance(module, Dropout | DropPath)]
     assert len(set(places)) == 3
     assert places == [module.place for module in other if isinstance(module, Dropout | DropPath)]
-    with noise.drawing(draws(torch.arange(2))):
+    with noise.use_model_draws(draws(torch.arange(2))):
         assert not torch.equal(net[0](torch.ones(2, 50)), net[2](torch.ones(2, 50)))
 
 
 def test_model_without_named_draws_raises() -> None:
-    with noise.drawing(draws(torch.arange(2))), pytest.raises(RuntimeError, match="set_draw_places"):
+    with noise.use_model_draws(draws(torch.arange(2))), pytest.raises(RuntimeError, match="set_draw_places"):
         Dropout(0.5)(torch.ones(2, 3))
 
 
@@ -122,9 +122,9 @@ def test_paths_drawn_together_are_those_of_each_layer(dtype: torch.dtype) -> Non
         kept_B = draw_B.astype(np.float32) >= np.float32(layer.p)
         assert (scales_LB[row] != 0).tolist() == kept_B.tolist()
         x = torch.randn(8, 3, 4).to(dtype)
-        with noise.drawing(draws(samples, drop_path=key)):
+        with noise.use_model_draws(draws(samples, drop_path=key)):
             alone = layer(x)
-        with noise.drawing(draws(samples, drop_path=key)._replace(scale_LB=scales_LB)):
+        with noise.use_model_draws(draws(samples, drop_path=key)._replace(scale_LB=scales_LB)):
             together = layer(x)
         assert torch.equal(together, alone) and together.dtype == dtype
         torch.testing.assert_close(together[kept_B], x[kept_B] / (1 - layer.p))

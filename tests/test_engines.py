@@ -63,7 +63,7 @@ def training(
 ) -> Training:
     seeds = {**dict.fromkeys(STREAMS, seed), "split": 0}
     spec = TrainSpec.model_validate({**TRAIN, **train})
-    choice = slot("dataset").resolve({**DATA, **data})
+    choice = slot("dataset").resolve_choice({**DATA, **data})
     prepared = prepare(choice, seeds)
     built = slot("model").build({**MODEL, **model}, prepared.info)
     built.initialise(seed)
@@ -410,10 +410,10 @@ def test_sixteen_seeds_take_few_operations_each(
 
 
 def trial(seed: int, *, model: dict[str, Any] = {}, **train: Any) -> Trial:
-    choice = slot("dataset").resolve(DATA)
+    choice = slot("dataset").resolve_choice(DATA)
     spec = {
         "data": choice.plain(),
-        "model": slot("model").resolve({**MODEL, **model}).plain(),
+        "model": slot("model").resolve_choice({**MODEL, **model}).plain(),
         "train": TrainSpec.model_validate({**TRAIN, **train}).model_dump(mode="json", exclude_none=True),
     }
     seeds = {**dict.fromkeys(STREAMS, seed), "split": 0}
@@ -662,7 +662,7 @@ def test_speed_key_depends_on_picture_crops_only() -> None:
     data = {"type": "image_folder", "root": "nowhere", "num_classes": 2}
     plain, flipped, cropped, pictures, others = (
         speed_digest(replace(trial(0), spec=trial(0).spec.model_copy(update={"data": Choice.parse(choice.plain())})))
-        for choice in (slot("dataset").resolve({**data, "augment": augment}) for augment in augments)
+        for choice in (slot("dataset").resolve_choice({**data, "augment": augment}) for augment in augments)
     )
     assert plain == flipped == cropped != pictures == others
 
@@ -730,7 +730,7 @@ def test_engine_on_gpu_is_cohort_of_models_too_small_for_it() -> None:
 )
 def test_plan_predicts_engine_of_worker(model: dict[str, Any]) -> None:
     info = prepare(DATA, dict.fromkeys(STREAMS, 0)).info
-    choice = slot("model").resolve({**MODEL, **model})
+    choice = slot("model").resolve_choice({**MODEL, **model})
     work = choice.component.work(info, choice.options)  # type: ignore[attr-defined]
     tokens, dim, heads = 1 + 4, 16, 2
     assert work.values == tokens * dim

@@ -680,7 +680,7 @@ def test_trial_of_two_studies_is_trained_once(local: Callable[..., Local], tmp_p
 
 def test_slot() -> None:
     assert {entry.name for entry in registry.list_entries("executor")} >= {"inline", "local"}
-    assert registry.slot("executor").resolve("local").plain() == {"type": "local"}
+    assert registry.slot("executor").resolve_choice("local").plain() == {"type": "local"}
     assert isinstance(registry.slot("executor").build(Choice("inline"), RunSpec()), Inline)
 
 

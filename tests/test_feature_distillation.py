@@ -46,7 +46,7 @@ SEEDS = dict.fromkeys(STREAMS, 0)
 DATA: dict[str, Any] = {"type": "digits"}
 VIT: dict[str, Any] = {"type": "vit", "patch_size": 2, "dim": 16, "depth": 2, "heads": 2}
 WIDE: dict[str, Any] = {"type": "vit", "patch_size": 4, "dim": 24, "depth": 1, "heads": 2, "registers": 1}
-PREPARED = prepare(slot("dataset").resolve(DATA), SEEDS)
+PREPARED = prepare(slot("dataset").resolve_choice(DATA), SEEDS)
 MINE = InputSpec(PREPARED.info, PREPARED.mean, PREPARED.std)
 PHOTOGRAPHS = InputSpec(
     DataInfo(image=(64, 64), channels=3, classes=10, identity=None), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -358,7 +358,7 @@ def tree(model: Any = VIT, teacher: Any = TEACHER, train_changes: Any = {}, **di
 
 def faults(plain: dict[str, Any]) -> list[tuple[Any, str]]:
     with pytest.raises(Faults) as caught:
-        Resolver(data_info).resolve(plain)
+        Resolver(data_info).resolve_trial(plain)
     return caught.value.faults
 
 
@@ -385,7 +385,7 @@ def test_study_stores_the_student_alone(tmp_path: Path) -> None:
 
 def test_weight_of_zero_is_today_and_unused_options_are_outside_the_key() -> None:
     def identity(**distill: Any) -> Any:
-        return Resolver(data_info).resolve(tree(**distill)).identity
+        return Resolver(data_info).resolve_trial(tree(**distill)).identity
 
     zero = {"weight": 0, "loss": "mse"}
     assert identity(kind="soft", features=zero, tokens=zero) == identity(kind="soft")

@@ -58,7 +58,7 @@ def test_temperatures_have_different_names() -> None:
     warm = [{"type": "knn", "temperature": temperature} for temperature in (0.05, 0.1, 1e-5)]
     assert [slot("metric").build(one).name for one in warm] == ["knn20_t0_05", "knn20_t0_1", "knn20_t0_00001"]
     tree = {"data": DATA, "model": VIT, "train": {"steps": 1, "metrics": ["knn", *warm]}}
-    assert len(Resolver(data_info).resolve(tree).spec.train.metrics) == 4
+    assert len(Resolver(data_info).resolve_trial(tree).spec.train.metrics) == 4
 
 
 def test_effective_rank_is_rankme() -> None:
@@ -123,7 +123,7 @@ def test_model_without_linear_classifier_is_refused() -> None:
 
 def test_feature_metrics_apply_to_objectives_without_labels() -> None:
     tree = {"data": DATA, "model": VIT, "train": {"steps": 1, "metrics": ["knn"]}}
-    masked = Resolver(data_info).resolve(
+    masked = Resolver(data_info).resolve_trial(
         {**tree, "train": {**tree["train"], "objective": {"type": "mae", "mask_ratio": 0.5}}}
     )
     assert [choice.type for choice in masked.spec.train.metrics] == ["knn"] and not masked.incompatibility

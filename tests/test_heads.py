@@ -192,11 +192,11 @@ def test_probabilities_on_request(name: str, output: str) -> None:
 
 
 def test_prediction_only_options_are_not_in_trial_key() -> None:
-    plain = head.resolve("distilled").hashed()
-    assert head.resolve({"type": "distilled", "output": "probabilities"}).hashed() == plain
-    assert head.resolve({"type": "distilled", "fusion": "softmax"}).hashed() != plain, "another val/accuracy"
-    assert head.resolve({"type": "distilled", "weights": "zero"}).hashed() != plain
-    assert head.resolve("linear").hashed() != head.resolve({"type": "linear", "pool": "gap"}).hashed()
+    plain = head.resolve_choice("distilled").hashed()
+    assert head.resolve_choice({"type": "distilled", "output": "probabilities"}).hashed() == plain
+    assert head.resolve_choice({"type": "distilled", "fusion": "softmax"}).hashed() != plain, "another val/accuracy"
+    assert head.resolve_choice({"type": "distilled", "weights": "zero"}).hashed() != plain
+    assert head.resolve_choice("linear").hashed() != head.resolve_choice({"type": "linear", "pool": "gap"}).hashed()
 
 
 @pytest.mark.parametrize("name", ["linear", "mlp", "distilled", "segmentation"])

@@ -66,7 +66,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def choice(root: Path, decoded: str, **options: Any) -> Any:
     settings = {"type": "image_folder", "root": str(root), "image_size": [24, 20], "decoded": decoded, **options}
-    return slot("dataset").resolve(settings)
+    return slot("dataset").resolve_choice(settings)
 
 
 def feed(root: Path, decoded: str, augment: list[Any] = AUGMENT, **options: Any) -> Feed:

@@ -529,7 +529,7 @@ def test_loaded_model_reproduces_stored_predictions(answered: tuple[Path, Path, 
     stored = vitlab.predictions(answer.folder).query("arm == 'position=none' and seed == 1 and split == 'test'")
     model, transform = vitlab.load(answer.folder, arm="position=none", seed=1)
     trial = answer.plan.find("position=none", 1).trial
-    images = prepare(slot("dataset").resolve(trial.spec.data), trial.seeds).test
+    images = prepare(slot("dataset").resolve_choice(trial.spec.data), trial.seeds).test
     assert list(images.id_N) == list(stored["id"])
     with torch.no_grad():
         logits = model.logits_by_head(model(transform(images.x_NCHW)))[""]

@@ -78,7 +78,7 @@ def test_gradient_equals_formula() -> None:
 
 
 def test_trained_as_arm_is_within_a_point_of_scikit_learn() -> None:
-    prepared = prepare(slot("dataset").resolve({"type": "digits", "normalize": "unit"}), SEEDS)
+    prepared = prepare(slot("dataset").resolve_choice({"type": "digits", "normalize": "unit"}), SEEDS)
     ours = model.build("linear", prepared.info)
     ours.initialise(0)
     # Adam adds the decay to the gradient of the mean, scikit-learn half of the squares to the sum: C = 1 is 1 / n.

@@ -82,7 +82,7 @@ def test_bce_with_threshold_takes_mixed_classes_for_present_as_timm_does() -> No
     for threshold in (0.0, 0.5):
         expected = float(BinaryCrossEntropy(smoothing=0, target_threshold=threshold)(logits, share))
         assert loss({"type": "bce", "threshold": threshold}, logits, share) == pytest.approx(expected, rel=1e-6)
-    assert "threshold" not in slot("loss").resolve("bce").hashed()
+    assert "threshold" not in slot("loss").resolve_choice("bce").hashed()
 
 
 @pytest.mark.parametrize("name", ["cross_entropy", "bce"])

@@ -37,7 +37,7 @@ def training(
     parts: MicroBatches | None, seed: int = 0, *, data: dict[str, Any] = DATA, model: dict[str, Any] = {}, **train: Any
 ) -> Training:
     seeds = dict.fromkeys(STREAMS, seed)
-    choice = slot("dataset").resolve(data)
+    choice = slot("dataset").resolve_choice(data)
     prepared = prepare(choice, seeds)
     built = slot("model").build({**MODEL, **model}, prepared.info)
     built.initialise(seed)

@@ -141,7 +141,7 @@ def test_impossible_combinations_are_refused() -> None:
     assert reason == "parametrization mup: base_width 64 is not a multiple of heads 3; set a multiple"
     with pytest.raises(UserError, match="mup is for Adam, and the optimizer is SGD"):
         of_width(32, "mup", optimizer={"type": "sgd", "lr": 0.1})
-    identity = slot("model").resolve({"type": "vit", "patch_size": 4}).hashed()
+    identity = slot("model").resolve_choice({"type": "vit", "patch_size": 4}).hashed()
     assert "depth" in identity and "parametrization" not in identity and "base_width" not in identity
 
 
@@ -188,11 +188,11 @@ def trial(dim: int, train: dict[str, Any]) -> dict[str, Any]:
 def test_planning_refuses_other_optimizers_and_objectives_with_parts_of_their_own() -> None:
     for dim in (32, 64):  # 64 is base_width
         with pytest.raises(Faults) as caught:
-            Resolver(data_info).resolve(trial(dim, {"optimizer": "sgd"}))
+            Resolver(data_info).resolve_trial(trial(dim, {"optimizer": "sgd"}))
         sentence = "model.parametrization mup is for Adam, and the optimizer is SGD; use adamw or adam"
         assert caught.value.faults == [(("train", "optimizer"), sentence)]
-        assert Resolver(data_info).resolve(trial(dim, {"optimizer": "adam"})).incompatibility == ""
-        spec = Resolver(data_info).resolve(trial(dim, {"objective": "mae"}))
+        assert Resolver(data_info).resolve_trial(trial(dim, {"optimizer": "adam"})).incompatibility == ""
+        spec = Resolver(data_info).resolve_trial(trial(dim, {"objective": "mae"}))
         assert "objective 'mae' trains further ones" in spec.incompatibility
 
 

@@ -217,8 +217,8 @@ def test_draw_keys_are_restored_after_step() -> None:
     outer = noise.Draws(1, 2, torch.arange(3), 3)
     inner = noise.Draws(3, 4, torch.arange(3), 5)
     assert noise.current() is None
-    with noise.drawing(outer):
-        with pytest.raises(RuntimeError, match="in a layer"), noise.drawing(inner):
+    with noise.use_model_draws(outer):
+        with pytest.raises(RuntimeError, match="in a layer"), noise.use_model_draws(inner):
             assert noise.current() is inner
             raise RuntimeError("in a layer")
         assert noise.current() is outer

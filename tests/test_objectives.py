@@ -79,7 +79,7 @@ def resolve(**changes: Any) -> Any:
         **changes,
         "train": {"steps": 1, "objective": "mae", **changes.get("train", {})},
     }
-    return Resolver(data_info).resolve(tree)
+    return Resolver(data_info).resolve_trial(tree)
 
 
 # -- the default ------------------------------------------------------------------------------------------------------
@@ -87,9 +87,9 @@ def resolve(**changes: Any) -> Any:
 
 def test_default_objective_is_outside_the_key() -> None:
     plain = {"data": DATA, "model": VIT, "train": {"steps": 1}}
-    without = Resolver(data_info).resolve(plain)
+    without = Resolver(data_info).resolve_trial(plain)
     for name in ("supervised", {"type": "supervised"}):
-        one = Resolver(data_info).resolve({**plain, "train": {"steps": 1, "objective": name}})
+        one = Resolver(data_info).resolve_trial({**plain, "train": {"steps": 1, "objective": name}})
         assert (one.identity, one.origins, one.modules) == (without.identity, without.origins, without.modules)
         assert "objective" not in one.identity["train"] and one.plain["train"]["objective"] == {"type": "supervised"}
     masked = resolve()

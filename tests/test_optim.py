@@ -14,7 +14,7 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import OptionError
 from vitlab.geometry import DataInfo
 from vitlab.registry import slot
-from vitlab.training.optim import group_by_decay, set_learning_rates, split_by_layer, supports_fused
+from vitlab.training.optim import group_by_decay, set_learning_rates, split_for_layer_decay, supports_fused
 
 torchvision()  # timm imports torchvision, whose import may need a workaround
 import timm  # noqa: E402
@@ -145,7 +145,7 @@ def test_options_out_of_bounds_are_refused() -> None:
         {"type": "step", "at": [1.5]},
     ):
         with pytest.raises(OptionError):
-            slot("schedule" if choice["type"] in ("cosine", "wsd", "step") else "optimizer").resolve(choice)
+            slot("schedule" if choice["type"] in ("cosine", "wsd", "step") else "optimizer").resolve_choice(choice)
 
 
 # -- schedules --------------------------------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ def test_layer_decay_rates_equal_timm(prefix: list[str], factor: float) -> None:
             expected[names[id(p)]] = (pytest.approx(group["lr_scale"]), group["weight_decay"])
     layers = {name: ours.layer_of(name) for name, _ in ours.named_parameters()}
     rates = {}
-    for group in split_by_layer(group_by_decay(ours, 0.3, ours.no_weight_decay()), layers, factor):
+    for group in split_for_layer_decay(group_by_decay(ours, 0.3, ours.no_weight_decay()), layers, factor):
         for name, _ in group["params"]:
             rates[name.replace("position.pos_embed", "pos_embed")] = (group["lr_scale"], group["weight_decay"])
     heads = {name for name in rates if name.startswith("head")}
@@ -295,7 +295,7 @@ def test_layer_rate_is_share_of_optimizer_rate() -> None:
     net = model().double()
     layers = {name: int(name[0]) for name, _ in net.named_parameters()}
     component = slot("optimizer").build({"type": "sgd", "lr": 0.1, "momentum": 0.0})
-    optimizer = component.build(split_by_layer(group_by_decay(net, 0.0), layers, 0.5))
+    optimizer = component.build(split_for_layer_decay(group_by_decay(net, 0.0), layers, 0.5))
     set_learning_rates(optimizer, 0.4)
     before = [p.detach().clone() for p in net.parameters()]
     sum(p.sum() for p in net.parameters()).backward()  # type: ignore[union-attr]
@@ -303,6 +303,6 @@ def test_layer_rate_is_share_of_optimizer_rate() -> None:
     scales = [0.5**3, 0.5**3, 0.5**2, 0.5**2, 1, 1]
     for p, was, scale in zip(net.parameters(), before, scales, strict=True):
         torch.testing.assert_close(was - p, torch.full_like(p, 0.4 * scale), rtol=1e-12, atol=1e-15)
-    again = component.build(split_by_layer(group_by_decay(net, 0.0), layers, 0.5))
+    again = component.build(split_for_layer_decay(group_by_decay(net, 0.0), layers, 0.5))
     again.load_state_dict(optimizer.state_dict())
     assert [group["lr_scale"] for group in again.param_groups] == [0.125, 0.25, 1, 0.125, 1][: len(again.param_groups)]

@@ -27,7 +27,7 @@ from vitlab.training.optim import (
     group_by_decay,
     hidden_matrices,
     set_learning_rates,
-    split_by_layer,
+    split_for_layer_decay,
     subclass_without_compile_hooks,
 )
 
@@ -50,7 +50,7 @@ def component(name: str, **options: Any) -> Any:
 def built(one: Any, model: Model, layer_decay: float | None = None) -> torch.optim.Optimizer:
     groups = one.route(group_by_decay(model, one.weight_decay, model.no_weight_decay()), model)
     if layer_decay is not None:
-        groups = split_by_layer(
+        groups = split_for_layer_decay(
             groups, {name: model.layer_of(name) for name, _ in model.named_parameters()}, layer_decay
         )
     optimizer: torch.optim.Optimizer = one.build(groups)
@@ -431,9 +431,9 @@ def test_training_ends_with_averaged_weights() -> None:
 def test_missing_library_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optim, "find_spec", lambda name: None)
     for name, library in (("lion", "timm"), ("soap", "pytorch_optimizer"), ("schedule_free", "schedulefree")):
-        reason = slot("optimizer").resolve(name).component.incompatibility({})  # type: ignore[attr-defined]
+        reason = slot("optimizer").resolve_choice(name).component.incompatibility({})  # type: ignore[attr-defined]
         assert reason is not None and library in reason and "pip install 'vitlab[optimizers]'" in reason
-    assert slot("optimizer").resolve("muon").component.incompatibility({}) is None  # type: ignore[attr-defined]
+    assert slot("optimizer").resolve_choice("muon").component.incompatibility({}) is None  # type: ignore[attr-defined]
 
 
 def test_second_average_is_refused(tmp_path: Path) -> None:

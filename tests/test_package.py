@@ -70,7 +70,7 @@ def test_planning_imports_only_torch() -> None:
     convnet = (
         "from vitlab.geometry import DataInfo\n"
         "from vitlab.models import model\n"
-        "choice = model.resolve({'type': 'resnet18', 'stem': 'small'})\n"
+        "choice = model.resolve_choice({'type': 'resnet18', 'stem': 'small'})\n"
         "choice.component.incompatibility(DataInfo(image=(8, 8), channels=1, classes=2), choice.options)"
     )
     code = f"{called('validate', str(study))}\nimport sys; assert not {unused!r} & sys.modules.keys()\n{convnet}"

@@ -112,7 +112,7 @@ def test_options_pass_contract_test(slot_name: str, choice: dict[str, Any]) -> N
 def test_batch_last_supports_what_it_recomputes() -> None:
     def reason(**options: Any) -> str | None:
         built = model.build({**SMALL, **options}, DATA)
-        work = ViT.work(DATA, model.resolve({**SMALL, **options}).options)
+        work = ViT.work(DATA, model.resolve_choice({**SMALL, **options}).options)
         found = model_incompatibility(built, "fp64", torch.device("cpu"))
         assert (found is None) == (work is not None and work.products is not None)
         return found
@@ -134,5 +134,5 @@ def test_options_at_their_default_are_no_part_of_a_key() -> None:
         ("norm", {"type": "layernorm", "affine": "scale_and_shift", "eps": 1e-6}),
         ("attention", {"type": "auto", "proj_bias": True, "qk_norm": "none"}),
     ):
-        assert slot(slot_name).resolve(choice).hashed() == {"type": choice["type"].removeprefix("vitlab:")}
-    assert slot("mlp").resolve({"type": "gelu", "bias": False}).hashed()["bias"] is False
+        assert slot(slot_name).resolve_choice(choice).hashed() == {"type": choice["type"].removeprefix("vitlab:")}
+    assert slot("mlp").resolve_choice({"type": "gelu", "bias": False}).hashed()["bias"] is False

@@ -58,7 +58,7 @@ def test_training_equals_timm_with_equal_draws(
     monkeypatch.setattr(patch_dropout.torch, "randn", lambda *shape, device: keyed(ours))
     expected = theirs(x_BCHW)
     monkeypatch.undo()
-    with noise.drawing(DRAWS):
+    with noise.use_model_draws(DRAWS):
         mine = ours.logits_by_head(ours(x_BCHW))[""]
     tolerance = 1e-10 if dtype == torch.float64 else 1e-5
     torch.testing.assert_close(mine, expected, rtol=tolerance, atol=tolerance)
@@ -74,7 +74,7 @@ def test_evaluation_keeps_all_patches() -> None:
     dropping.load_state_dict(plain.state_dict())
     x = images(torch.float32)
     assert torch.equal(dropping(x).logits, plain(x).logits)
-    with noise.drawing(DRAWS):
+    with noise.use_model_draws(DRAWS):
         assert not torch.equal(dropping.train()(x).logits, plain.train()(x).logits)
 
 
@@ -83,13 +83,13 @@ def test_patches_of_a_sample_do_not_depend_on_its_batch_and_are_drawn_uniformly(
     set_draw_places(part)
     x = torch.arange(18.0).view(1, 18, 1).expand(4000, -1, -1)
     draws = noise.Draws(5, 6, torch.arange(4000), 7)
-    with noise.drawing(draws):
+    with noise.use_model_draws(draws):
         out = part(x)[..., 0]
     assert out.shape == (4000, 14) and (out[:, :2] == torch.tensor([0.0, 1.0])).all()
     assert (out.diff(dim=1) > 0).all()
     shares = torch.bincount(out[:, 2:].long().flatten(), minlength=18)[2:] / 4000
     assert (shares - 0.75).abs().max() < 5 * (0.75 * 0.25 / 4000) ** 0.5
-    with noise.drawing(draws._replace(sample_B=torch.tensor([17]))):
+    with noise.use_model_draws(draws._replace(sample_B=torch.tensor([17]))):
         assert torch.equal(part(x[:1])[0, :, 0], out[17])
 
 
@@ -100,13 +100,13 @@ def test_stacked_models_drop_their_own_patches() -> None:
     sample_KB = torch.tensor([[0, 1, 2], [2, 5, 6]])
 
     def one(key: Tensor, sample_B: Tensor, x_BTD: Tensor) -> Tensor:
-        with noise.drawing(noise.Draws(key, key, sample_B, key)):
+        with noise.use_model_draws(noise.Draws(key, key, sample_B, key)):
             out: Tensor = part(x_BTD)
             return out
 
     stacked = torch.vmap(one)(torch.tensor([11, 12]), sample_KB, x_KBTD)
     for k, key in enumerate((11, 12)):
-        with noise.drawing(noise.Draws(key, key, sample_KB[k], key)):
+        with noise.use_model_draws(noise.Draws(key, key, sample_KB[k], key)):
             assert torch.equal(stacked[k], part(x_KBTD[k]))
 
 
@@ -149,7 +149,10 @@ def test_batch_last_and_keys() -> None:
     assert model_incompatibility(build(patch_drop=0.5), "fp64", torch.device("cpu")) == (
         "patch_drop is not supported by engine batch_last"
     )
-    work = ViT.work(DATA, model.resolve(choice).options)
+    work = ViT.work(DATA, model.resolve_choice(choice).options)
     assert work is not None and work.products is None
-    assert model.resolve({**choice, "patch_drop": 0}).hashed() == model.resolve({"type": "vit", **SIZES}).hashed()
-    assert model.resolve(choice).hashed()["patch_drop"] == 0.5
+    assert (
+        model.resolve_choice({**choice, "patch_drop": 0}).hashed()
+        == model.resolve_choice({"type": "vit", **SIZES}).hashed()
+    )
+    assert model.resolve_choice(choice).hashed()["patch_drop"] == 0.5

@@ -57,7 +57,7 @@ def write(root: Path, *splits: str, classes: tuple[str, ...] = ("cat", "dog"), c
 
 
 def folder(root: Path, **options: Any) -> Any:
-    return slot("dataset").resolve({"type": "image_folder", "root": str(root), "image_size": 8, **options})
+    return slot("dataset").resolve_choice({"type": "image_folder", "root": str(root), "image_size": 8, **options})
 
 
 def first_note(root: Path, **options: Any) -> str:
@@ -624,7 +624,7 @@ def test_base_class_reads_another_container_as_a_folder(tmp_path: Path, monkeypa
     crop = {"type": "random_resized_crop", "of": "picture"}
     for augment in ([], [crop, "flip"]):
         theirs, ours = (
-            slot("dataset").resolve({**data, "augment": augment, "normalize": "unit"})
+            slot("dataset").resolve_choice({**data, "augment": augment, "normalize": "unit"})
             for data in (
                 {"type": "image_folder", "root": str(root), "image_size": [10, 8], "decoded": "never"},
                 {"type": "tar_of_test"},

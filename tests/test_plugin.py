@@ -79,13 +79,13 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def faults(room: Slot[Any], choice: Any) -> list[tuple[errors.Path, str]]:
     with pytest.raises(OptionError) as caught:
-        room.resolve(choice)
+        room.resolve_choice(choice)
     return list(caught.value.faults)
 
 
 def failure_of(room: Slot[Any], name: str) -> str:
     with pytest.raises(BrokenComponent) as caught:
-        room.resolve(name)
+        room.resolve_choice(name)
     return str(caught.value)
 
 
@@ -99,7 +99,7 @@ def test_plugins_are_listed_without_import(site: Path) -> None:
 def test_plugin_works_like_builtin(site: Path) -> None:
     install(site, "acme_vit", "1.2.0", DYT, {"vitlab.norm": ["tanh = acme_vit:DyT"]})
     check_component("norm", "tanh")
-    choice = norm.resolve({"type": "tanh", "alpha": 2})
+    choice = norm.resolve_choice({"type": "tanh", "alpha": 2})
     assert choice.plain() == {"type": "tanh", "alpha": 2.0} and str(choice.origin) == "acme-vit 1.2.0"
     assert norm.build(choice, 4).alpha.item() == 2.0  # type: ignore[attr-defined]
     below, unknown = faults(norm, {"type": "tanh", "alpha": 0}), faults(norm, {"type": "tanh", "alhpa": 1})
@@ -107,7 +107,7 @@ def test_plugin_works_like_builtin(site: Path) -> None:
     assert unknown == [(("alhpa",), "norm 'tanh' has no option 'alhpa'. Did you mean 'alpha'? Options: alpha.")]
     ((path, text),) = faults(norm, "tahn")
     assert path == ("type",) and text.startswith("no norm called 'tahn'. Did you mean 'tanh'? Installed: ")
-    nested = slot("attention").resolve({"type": "explicit", "qk_norm": "tanh"}).plain()["qk_norm"]
+    nested = slot("attention").resolve_choice({"type": "explicit", "qk_norm": "tanh"}).plain()["qk_norm"]
     assert nested == {"type": "tanh", "alpha": 0.5}
     assert [name for name in components("norm") if "tanh" in name] == ["tanh"]
 
@@ -133,7 +133,7 @@ def test_name_offered_by_two_sources_is_ambiguous(site: Path) -> None:
     assert [*modules.values()] == ["acme_vit", "other_vit", "vitlab.components.norm", "other_vit"]
     assert clash("tanh") == sentence, "also once both have been imported"
     assert [name for name in components("norm") if name.endswith("tanh")] == ["acme-vit:tanh", "other-vit:tanh"]
-    assert norm.resolve("acme-vit:tanh").plain() == {"type": "acme-vit:tanh", "alpha": 0.5}
+    assert norm.resolve_choice("acme-vit:tanh").plain() == {"type": "acme-vit:tanh", "alpha": 0.5}
     assert faults(norm, "tanh") == [(("type",), sentence)]
     with pytest.raises(UnknownComponent, match=r"^no norm called 'nobody:tanh'\."):
         norm.find("nobody:tanh")
@@ -157,8 +157,8 @@ def test_broken_plugin_fails_only_studies_that_name_it(site: Path) -> None:
     gone = failure_of(norm, "gone")
     assert "gone" in gone and "AttributeError" in gone
     assert "executor 'cloud' from broken-vit 0.3.1 failed to import" in failure_of(slot("executor"), "cloud")
-    assert norm.resolve("layernorm").plain() == {"type": "layernorm", "eps": 1e-6, "affine": "scale_and_shift"}
-    assert slot("executor").resolve("local").plain() == {"type": "local"}
+    assert norm.resolve_choice("layernorm").plain() == {"type": "layernorm", "eps": 1e-6, "affine": "scale_and_shift"}
+    assert slot("executor").resolve_choice("local").plain() == {"type": "local"}
     assert {"broken", "half", "wrong", "layernorm"} <= {entry.name for entry in registry.list_entries("norm")}
 
 
@@ -197,7 +197,7 @@ def test_plugin_file_registers_components_with_code_digest(tmp_path: Path) -> No
     file = write(tmp_path / "my_blocks.py")
     origin = registry.load_file(file)
     assert origin.source == "my_blocks.py" and len(origin.version) == 16
-    choice = norm.resolve({"type": "halved", "by": 0.25})
+    choice = norm.resolve_choice({"type": "halved", "by": 0.25})
     assert choice.origin == origin
     assert norm.build(choice, 4).by == 0.25  # type: ignore[attr-defined]
     assert norm.get("my_blocks.py:halved") is choice.component
@@ -205,7 +205,7 @@ def test_plugin_file_registers_components_with_code_digest(tmp_path: Path) -> No
     assert entry.origin == origin and entry.target.endswith(":Halved")
     assert registry.load_file(str(file)) == origin  # loading it twice registers it once
     with pytest.raises(OptionError, match=r"no option 'bye'. Did you mean 'by'"):
-        norm.resolve({"type": "halved", "bye": 1})
+        norm.resolve_choice({"type": "halved", "bye": 1})
 
 
 def test_edited_plugin_file_is_read_again(tmp_path: Path) -> None:
@@ -214,8 +214,8 @@ def test_edited_plugin_file_is_read_again(tmp_path: Path) -> None:
     write(file, by=0.125)
     second = registry.load_file(file)
     assert second != first and second.source == first.source
-    assert norm.resolve("halved").plain() == {"type": "halved", "by": 0.125}
-    assert norm.resolve("halved").origin == second
+    assert norm.resolve_choice("halved").plain() == {"type": "halved", "by": 0.125}
+    assert norm.resolve_choice("halved").origin == second
     assert [entry.origin for entry in registry.list_entries("norm") if entry.name == "halved"] == [second]
     write(file, name="quartered")
     registry.load_file(file)
@@ -231,7 +231,7 @@ def test_plugin_file_runs_digested_text_despite_bytecode_cache(tmp_path: Path) -
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert file.stat().st_size == before.st_size
     registry.load_file(file)
-    assert norm.resolve("halved").plain() == {"type": "halved", "by": 0.75}
+    assert norm.resolve_choice("halved").plain() == {"type": "halved", "by": 0.75}
 
 
 def test_failing_plugin_file_leaves_nothing_and_can_be_fixed(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_failing_plugin_file_leaves_nothing_and_can_be_fixed(tmp_path: Path) -> 
     assert "halved" not in norm.names()
     write(file)
     registry.load_file(file)
-    assert norm.resolve("halved").plain() == {"type": "halved", "by": 0.5}
+    assert norm.resolve_choice("halved").plain() == {"type": "halved", "by": 0.5}
 
 
 def test_failing_edit_keeps_earlier_components(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_failing_edit_keeps_earlier_components(tmp_path: Path) -> None:
     write(file, by=0.125, after="\nraise RuntimeError('half way')\n")
     with pytest.raises(BrokenComponent):
         registry.load_file(file)
-    assert norm.resolve("halved").origin == first
+    assert norm.resolve_choice("halved").origin == first
 
 
 def test_invalid_plugin_files_are_refused(tmp_path: Path) -> None:
@@ -354,7 +354,7 @@ def test_unreadable_options_are_reported_and_left_out_of_schema(tmp_path: Path) 
         "hidden": "Hidden: rename option '_by'",
     }.items():
         with pytest.raises(BrokenComponent, match=words):
-            norm.resolve(name)
+            norm.resolve_choice(name)
     names = study_schema()["$defs"]["slot.norm"]["anyOf"][0]["enum"]
     assert "layernorm" in names and not {"typed", "bare", "hidden", "called"} & set(names)
 
@@ -370,14 +370,14 @@ def test_two_plugin_files_with_equal_name_and_component(tmp_path: Path) -> None:
     registry.load_file(write(tmp_path / "a" / "blocks.py"))
     with pytest.raises(ClashError, match=r"norm 'halved' is registered twice in blocks.py"):
         registry.load_file(write(tmp_path / "b" / "blocks.py", by=0.1))
-    assert norm.resolve("halved").plain()["by"] == 0.5
+    assert norm.resolve_choice("halved").plain()["by"] == 0.5
 
 
 def test_plugin_file_clashes_with_builtin_only_if_used(tmp_path: Path) -> None:
     registry.load_file(write(tmp_path / "blocks.py", name="rmsnorm"))
     with pytest.raises(ClashError, match=r"write 'blocks.py:rmsnorm' or 'vitlab:rmsnorm'"):
         norm.find("rmsnorm")
-    assert norm.resolve("layernorm").origin.source == "vitlab"
+    assert norm.resolve_choice("layernorm").origin.source == "vitlab"
     assert norm.get("vitlab:rmsnorm").__module__ == "vitlab.components.norm"
 
 

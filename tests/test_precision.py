@@ -56,7 +56,7 @@ def test_fp16_equals_recipe_of_torch() -> None:
         ours.train_step()
         theirs.step = step
         batch, draws = theirs.draw_batch(range(16))
-        with noise.drawing(draws), torch.autocast("cpu", torch.float16):
+        with noise.use_model_draws(draws), torch.autocast("cpu", torch.float16):
             logits_BK = model(batch.x_BCHW).logits
         loss = slot("loss").build(theirs.spec.loss)({"": logits_BK.float()}, batch.y_B).total
         optimizer.zero_grad()

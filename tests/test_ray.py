@@ -438,7 +438,7 @@ def test_of_a_growing_file_the_new_end_is_sent(tmp_path: Path) -> None:
 def test_unreachable_cluster_gives_one_sentence() -> None:
     with pytest.raises(UserError, match="cannot stream through Ray's client"):
         Ray(RunSpec(), address="ray://head:10001")
-    plain = registry.slot("executor").resolve("ray").plain()
+    plain = registry.slot("executor").resolve_choice("ray").plain()
     assert {name: value for name, value in plain.items() if value} == {
         "type": "ray",
         "address": "auto",

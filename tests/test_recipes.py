@@ -86,7 +86,7 @@ def assert_same_after_a_stop(train_spec: TrainSpec) -> None:
 
 def resolve_section(train_options: dict[str, Any], data: dict[str, Any] = DATA, model: dict[str, Any] = MODEL) -> Any:
     tree = {"data": data, "model": model, "train": {"steps": 2, **train_options}}
-    return Resolver(data_info).resolve(tree)
+    return Resolver(data_info).resolve_trial(tree)
 
 
 # -- mixed images -----------------------------------------------------------------------------------------------------

@@ -1050,7 +1050,7 @@ def _inset(figure: Figure) -> None:
     + [(draw, 0) for draw in (_text_alone, _twins, _label_of_all, _inset, Figure.subplots)],
 )
 def test_panels_are_stacked_only_where_they_show_the_whole_figure(draw: Callable[[Figure], Any], panels: int) -> None:
-    figure = drawing.new_figure(drawing.WIDTH, 2)
+    figure = drawing.empty_figure(drawing.WIDTH, 2)
     draw(figure)
     drawn = drawing.Drawing(figure, "of a plugin")
     assert drawing.svg_to_element(drawn.svg, "own", drawn.caption)

@@ -112,7 +112,7 @@ def test_augmentation_equals_dinov3_of_timm(coordinates: str, monkeypatch: pytes
     monkeypatch.setattr(noise, "uniform", lambda key, sample_B, n: u_5[None, :n])
     torch.manual_seed(5)
     expected = of_timm(reference.train().get_embed())
-    with noise.drawing(noise.Draws(1, 2, torch.arange(4), step=3)):
+    with noise.use_model_draws(noise.Draws(1, 2, torch.arange(4), step=3)):
         actual = tables(module)
     for mine, other in zip(actual, expected, strict=True):
         rows_first = mine[1:].roll(g.head_dim // 4, 1)  # timm's 'ij' turns the first pairs with the row
@@ -126,7 +126,9 @@ def test_draws_follow_key_of_step() -> None:
     module, plain = (position.build(each, g) for each in (AUGMENTED, {"type": "rope2d", "coordinates": "centred"}))
 
     def drawn(step: int, sample: int = 0, layer: int = 1) -> Tensor:
-        with noise.drawing(noise.Draws(1, 2, torch.arange(sample, sample + 4), step=noise.key(0, "step", step))):
+        with noise.use_model_draws(
+            noise.Draws(1, 2, torch.arange(sample, sample + 4), step=noise.key(0, "step", step))
+        ):
             return tables(module, layer)[0]
 
     module.train()
@@ -139,7 +141,7 @@ def test_draws_follow_key_of_step() -> None:
     keys = torch.tensor([noise.key(0, "step", step) for step in (1, 2, 3)])
 
     def stacked(key: Tensor) -> Tensor:
-        with noise.drawing(noise.Draws(1, 2, torch.arange(4), step=key)):
+        with noise.use_model_draws(noise.Draws(1, 2, torch.arange(4), step=key)):
             return tables(module)[0]
 
     for row, step in zip(torch.vmap(stacked)(keys), (1, 2, 3), strict=True):
@@ -193,7 +195,7 @@ def test_registers_turn_as_in_vit5(count: int, theta: float) -> None:
 def test_registers_turn_in_augmented_steps_as_in_others() -> None:
     g = geometry(prefix=("class", *["register"] * 4))
     module = position.build({**AUGMENTED, "registers": True}, g).train()
-    with noise.drawing(noise.Draws(1, 2, torch.arange(4), step=3)):
+    with noise.use_model_draws(noise.Draws(1, 2, torch.arange(4), step=3)):
         augmented = tables(module)[0]
     assert torch.equal(augmented[:5], tables(module)[0][:5]) and not torch.equal(augmented, tables(module)[0])
 
@@ -272,5 +274,5 @@ def test_added_options_keep_keys_of_earlier_trials(tmp_path: Path) -> None:
     for written in ({"type": "rope2d"}, {"type": "rope2d", "jitter": 1.0, "registers": False, "periods": None}):
         file.write_text(yaml.safe_dump({"study": "s", "base": {**base, "model": {**model, "position": written}}}))
         keys.append(plan_study(file)[1].trials[0].trial.key)
-    hashed = position.resolve("rope2d").hashed()
+    hashed = position.resolve_choice("rope2d").hashed()
     assert keys[0] == keys[1] and set(hashed) == {"type"}

@@ -261,7 +261,9 @@ def test_time_limit_that_is_reached_twice(cluster: Path, tmp_path: Path) -> None
 
 def test_detached_driver_is_a_job_that_requeues_itself(cluster: Path, tmp_path: Path) -> None:
     (tmp_path / "driver.sh").write_text("echo driver $$ ${SLURM_JOB_ID:-clean} >> $FAKE/drivers; sleep 600")
-    options = registry.slot("executor").resolve({"type": "slurm", "sbatch": {"partition": "cpu", "nice": 5}}).options
+    options = (
+        registry.slot("executor").resolve_choice({"type": "slurm", "sbatch": {"partition": "cpu", "nice": 5}}).options
+    )
     words = ["bash", str(tmp_path / "driver.sh")]
     assert Slurm.detach(options, words, tmp_path / "driver.log") == ("Slurm job 4711", "scancel 4711")
     given = (cluster / "flags.4711").read_text()

@@ -250,7 +250,7 @@ def test_good_mlp_passes() -> None:
 class Zero(Init):
     """Zeros."""
 
-    def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: torch.Generator) -> None:
+    def fill_parameter(self, x: Tensor, name: str, kind: str, fan_in: int, g: torch.Generator) -> None:
         x.zero_()
 
 
@@ -265,7 +265,7 @@ def test_scheme_without_any_hook_of_the_contract_is_caught() -> None:
     init.register("zero")(Zero)
     testing.check_component("init", "zero")
     init.register("former")(FormerZero)
-    with pytest.raises(AssertionError, match=r"overrides none of .*'fill'"):
+    with pytest.raises(AssertionError, match=r"overrides none of .*'fill_parameter'"):
         testing.check_component("init", "former")
 
 

@@ -130,7 +130,9 @@ def test_loop_equals_plain_loop_in_float64() -> None:
         rate = (step + 1) / (warm + 1) if step < warm else (1 + math.cos(math.pi * (step - warm) / (steps - warm))) / 2
         for group in optimizer.param_groups:
             group["lr"] = lr * rate
-        with noise.drawing(noise.Draws(noise.key(0, "dropout", epoch), noise.key(0, "drop_path", epoch), ids, step)):
+        with noise.use_model_draws(
+            noise.Draws(noise.key(0, "dropout", epoch), noise.key(0, "drop_path", epoch), ids, step)
+        ):
             logits = theirs(x).logits
         log_p = logits.log_softmax(1)
         loss = -(0.9 * log_p[torch.arange(batch_size), y] + 0.1 * log_p.mean(1)).mean()

@@ -481,7 +481,7 @@ def test_model_cost_is_counted_once_per_code(monkeypatch: pytest.MonkeyPatch) ->
     calls: list[int] = []
     monkeypatch.setattr(circumstances, "_sizes", {})
     monkeypatch.setattr(circumstances, "count_macs", lambda model, info: calls.append(1) or 640 + len(calls))
-    info = prepare(slot("dataset").resolve(DATA), trial().seeds).info
+    info = prepare(slot("dataset").resolve_choice(DATA), trial().seeds).info
     model = slot("model").build(MODEL, info)
 
     def work(code: str) -> int:

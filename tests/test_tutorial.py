@@ -60,13 +60,13 @@ def planned(arm: str, **changes: Any) -> Trial:
 
 
 def fed(trial: Trial) -> Feed:
-    data = slot("dataset").resolve(trial.spec.data)
+    data = slot("dataset").resolve_choice(trial.spec.data)
     return Feed(prepare(data, trial.seeds), data.options["augment"], trial.seeds, "cpu", torch.float64)
 
 
 def ours(trial: Trial, reference: PlainViT | None = None) -> Model:
     """Return the trial's model, with the weights of a reference if given."""
-    info = prepare(slot("dataset").resolve(trial.spec.data), trial.seeds).info
+    info = prepare(slot("dataset").resolve_choice(trial.spec.data), trial.seeds).info
     network: Model = model.build(trial.spec.model, info)
     if reference is None:
         network.initialise(trial.seeds["init"])

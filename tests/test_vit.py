@@ -278,7 +278,9 @@ def test_dropout_is_keyed_and_off_in_evaluation(x_BCHW: Tensor) -> None:
 
     def run(key: int, order: tuple[int, ...] = (0, 1)) -> Tensor:
         at = torch.tensor(order)
-        with noise.drawing(noise.Draws(noise.key(key, "dropout"), noise.key(key, "drop_path"), sample_B[at], key)):
+        with noise.use_model_draws(
+            noise.Draws(noise.key(key, "dropout"), noise.key(key, "drop_path"), sample_B[at], key)
+        ):
             return built(x_BCHW[at]).logits
 
     with torch.no_grad():
@@ -320,16 +322,16 @@ def test_missing_blocks_are_refused(blocks: Mapping[str, Any], sentence: str) ->
 
 
 def test_block_names_follow_yaml() -> None:
-    block_choice = model.resolve({"type": "vit", "blocks": {3: {"mlp": "swiglu"}}})
+    block_choice = model.resolve_choice({"type": "vit", "blocks": {3: {"mlp": "swiglu"}}})
     assert list(block_choice.plain()["blocks"]) == ["3"]
     assert ViT.incompatibility(DATA, {**block_choice.options, "patch_size": 8}) is None
     with pytest.raises(OptionError, match="blocks"):
-        model.resolve({"type": "vit", "blocks": {"last": {"mlp": "swiglu"}}})
+        model.resolve_choice({"type": "vit", "blocks": {"last": {"mlp": "swiglu"}}})
 
 
 def test_mistakes_inside_blocks_have_a_place() -> None:
     with pytest.raises(OptionError) as caught:
-        model.resolve({"type": "vit", "blocks": {"0": {"attention": "spilt"}}})
+        model.resolve_choice({"type": "vit", "blocks": {"0": {"attention": "spilt"}}})
     ((path, sentence),) = caught.value.faults
     assert path[:3] == ("blocks", "0", "attention")
     assert "Did you mean 'split'?" in sentence
@@ -339,42 +341,44 @@ def test_mistakes_inside_blocks_have_a_place() -> None:
 
 
 def test_size_is_expanded_on_resolve() -> None:
-    plain = model.resolve({"type": "vit", "size": "g"}).plain()
+    plain = model.resolve_choice({"type": "vit", "size": "g"}).plain()
     assert (plain["dim"], plain["depth"], plain["heads"]) == (1408, 40, 16)
     assert int(plain["dim"] * plain["mlp"]["ratio"]) == 6144
-    assert model.resolve(plain).plain() == plain
-    big = model.resolve({"type": "vit", "size": "G"}).plain()
+    assert model.resolve_choice(plain).plain() == plain
+    big = model.resolve_choice({"type": "vit", "size": "G"}).plain()
     assert int(big["dim"] * big["mlp"]["ratio"]) == 8192
 
 
 def test_explicit_option_overrides_size() -> None:
-    plain = model.resolve({"type": "vit", "size": "S", "depth": 3, "mlp": {"type": "gelu", "ratio": 2}}).plain()
+    plain = model.resolve_choice({"type": "vit", "size": "S", "depth": 3, "mlp": {"type": "gelu", "ratio": 2}}).plain()
     assert (plain["dim"], plain["depth"], plain["heads"], plain["mlp"]["ratio"]) == (384, 3, 6, 2)
-    assert model.resolve({"type": "vit", "size": "g", "mlp": "swiglu"}).plain()["mlp"]["ratio"] == pytest.approx(8 / 3)
+    assert model.resolve_choice({"type": "vit", "size": "g", "mlp": "swiglu"}).plain()["mlp"]["ratio"] == pytest.approx(
+        8 / 3
+    )
 
 
 def test_size_and_its_numbers_are_one_trial() -> None:
-    by_name = model.resolve({"type": "vit", "size": "S"})
-    by_number = model.resolve({"type": "vit", "dim": 384, "depth": 12, "heads": 6})
+    by_name = model.resolve_choice({"type": "vit", "size": "S"})
+    by_number = model.resolve_choice({"type": "vit", "dim": 384, "depth": 12, "heads": 6})
     assert by_name.hashed() == by_number.hashed()
-    assert by_name.hashed() != model.resolve({"type": "vit", "size": "B"}).hashed()
+    assert by_name.hashed() != model.resolve_choice({"type": "vit", "size": "B"}).hashed()
 
 
 def test_default_size_is_tiny() -> None:
-    plain = model.resolve("vit").plain()
+    plain = model.resolve_choice("vit").plain()
     assert (plain["dim"], plain["depth"], plain["heads"], plain["patch_size"]) == (192, 12, 3, 16)
 
 
 def test_unknown_size_gives_one_sentence() -> None:
     with pytest.raises(OptionError, match="size"):
-        model.resolve({"type": "vit", "size": "Tiny"})
+        model.resolve_choice({"type": "vit", "size": "Tiny"})
     assert set(get_args(SizeName)) == set(SIZES)
 
 
 @pytest.mark.parametrize(("option", "value"), [("mlp", None), ("mlp", False), ("prefix", None), ("dim", "wide")])
 def test_size_expansion_hides_no_mistake(option: str, value: object) -> None:
     with pytest.raises(OptionError) as caught:
-        model.resolve({"type": "vit", "size": "S", option: value})
+        model.resolve_choice({"type": "vit", "size": "S", option: value})
     assert [path[0] for path, _ in caught.value.faults] == [option]
 
 
@@ -415,7 +419,7 @@ def test_impossible_combinations_give_one_sentence(options: Mapping[str, Any], s
 
 def test_possible_combinations_have_no_reason() -> None:
     assert ViT.incompatibility(DATA, SMALL) is None
-    assert ViT.incompatibility(DATA, model.resolve({"type": "vit", **SMALL}).options) is None
+    assert ViT.incompatibility(DATA, model.resolve_choice({"type": "vit", **SMALL}).options) is None
 
 
 @pytest.mark.parametrize(

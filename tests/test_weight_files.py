@@ -250,7 +250,7 @@ def test_code_of_trial_with_weight_file_includes_reader(tmp_path: Path) -> None:
         == trial_code_digest(modules_of_spec(nothing))
     )
     by_file["init_from"] = {"checkpoint": str(saved(vit(), tmp_path / "a.pth"))}
-    planned = Resolver(data_info).resolve(by_file)
+    planned = Resolver(data_info).resolve_trial(by_file)
     assert trial_code_digest(planned.modules) == trial_code_digest(modules_of_spec(planned.spec)), (
         "the plan and the worker agree"
     )

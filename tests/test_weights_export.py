@@ -105,7 +105,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 def write_trial(folder: Path, options: dict[str, Any], image: tuple[int, int] = (16, 16)) -> tuple[Path, Model]:
     """Return the file and the model of a trial with these options."""
     info = DataInfo(image=image, channels=3, classes=5)
-    choice = slot("model").resolve({**VIT, **options})
+    choice = slot("model").resolve_choice({**VIT, **options})
     model: Model = slot("model").build(choice, info)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -200,7 +200,8 @@ def test_model_is_equal_after_reading_or_refused(to: str, tmp_path: Path) -> Non
             slot("model")
             .get("vit")
             .incompatibility(  # type: ignore[attr-defined]
-                DataInfo(image=(16, 16), channels=3, classes=5), slot("model").resolve({**VIT, **options}).options
+                DataInfo(image=(16, 16), channels=3, classes=5),
+                slot("model").resolve_choice({**VIT, **options}).options,
             )
         ):
             continue

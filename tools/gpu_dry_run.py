@@ -95,7 +95,7 @@ class Arm:
         """Return the training before its first step, on the device of a context that is entered for it, or on the CPU."""
         seeds = {**dict.fromkeys(STREAMS, seed), "split": 0}
         spec = TrainSpec.model_validate({**TRAIN, **self.train})
-        choice = slot("dataset").resolve(dict(self.data or IMAGES))
+        choice = slot("dataset").resolve_choice(dict(self.data or IMAGES))
         prepared = prepare(choice, seeds)
         model = slot("model").build({**MODEL, **self.model}, prepared.info)
         model.initialise(seed)

@@ -16,7 +16,7 @@ a command that draws 400 of them holds up to 150 MB more."""
 
 def main() -> None:
     """Run the command line."""
-    open_standard_streams()
+    open_closed_standard_streams()
     interrupts.install()
     gc.set_threshold(ALLOCATIONS)
     from vitlab.cli import main as run_command
@@ -33,7 +33,7 @@ def main() -> None:
         interrupts.state.left = 0
 
 
-def open_standard_streams() -> None:
+def open_closed_standard_streams() -> None:
     """Open the standard streams that are closed, so that no file of the command gets their descriptors.
 
     Input is then empty and messages are dropped; output cannot be written, which fails as in coreutils.

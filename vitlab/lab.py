@@ -22,10 +22,10 @@ from threading import Thread
 
 from vitlab import interrupts, registry, report
 from vitlab.driver.planning import (
+    ensure_data_identities,
     find_or_write_study_file,
     make_due_decisions,
     prepare_tracker_and_executor,
-    read_unidentified_data,
 )
 from vitlab.driver.planning import plan_study as plan_study
 from vitlab.driver.scheduler import train_missing
@@ -104,7 +104,7 @@ def run(
         study, plan = make_current_plan()
     require_matching_arm(plan, only)
     # The key of a trial needs the identity of its data, which is known once the data has been read.
-    if read_unidentified_data(plan, store, file):
+    if ensure_data_identities(plan, store, file):
         study, plan = make_current_plan()
     with become_sole_driver(plan, store, watch) as followed:
         if followed:  # the other driver may have tuned, or opened arms for more seeds

@@ -129,7 +129,7 @@ _scope: list[Draws] = []
 
 
 @contextmanager
-def drawing(draws: Draws) -> Iterator[None]:
+def use_model_draws(draws: Draws) -> Iterator[None]:
     """Use ``draws`` for dropout and drop-path inside the block; outside, torch's own generator is used."""
     _scope.append(draws)
     try:

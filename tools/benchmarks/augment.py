@@ -61,7 +61,7 @@ def _theirs() -> Contender:
 
 def _ours(*augment: dict[str, object] | str) -> Contender:
     seeds = dict.fromkeys(STREAMS, 0)
-    choice = slot("dataset").resolve(
+    choice = slot("dataset").resolve_choice(
         {
             "type": "synthetic",
             "image_size": 32,

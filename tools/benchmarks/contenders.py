@@ -163,7 +163,7 @@ def peer(name: str, shape: Shape, *, fused: bool, bf16: bool = False) -> Contend
 
 def start_training(spec: TrialSpec, seeds: Mapping[str, int], device: str = "cpu") -> Training:
     """Start a training as a worker does."""
-    data = slot("dataset").resolve(spec.data)
+    data = slot("dataset").resolve_choice(spec.data)
     prepared = prepare(data, seeds)
     network = slot("model").build(spec.model, prepared.info)
     network.initialise(seeds["init"])

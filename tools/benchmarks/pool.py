@@ -51,7 +51,7 @@ TOGETHER = 100  #: trainings in a batch
 def begin(trial: Trial, seed: int) -> Training:
     """Return the training of a trial, with another seed, before its first step."""
     seeds = {stream: 0 if stream == "split" else seed for stream in trial.seeds}
-    data = slot("dataset").resolve(trial.spec.data)
+    data = slot("dataset").resolve_choice(trial.spec.data)
     prepared = prepare(data, seeds)
     network = slot("model").build(trial.spec.model, prepared.info)
     network.initialise(seeds["init"])

@@ -38,7 +38,7 @@ MARGIN = 3.0
 
 def vitlabs(trial: Trial) -> tuple[float, float]:
     """Return accuracy on test in percent, and seconds."""
-    data = slot("dataset").resolve(trial.spec.data)
+    data = slot("dataset").resolve_choice(trial.spec.data)
     prepared = prepare(data, trial.seeds)
     began = time.perf_counter()
     feed = Feed(prepared, data.options["augment"], trial.seeds)
@@ -51,7 +51,7 @@ def vitlabs(trial: Trial) -> tuple[float, float]:
 
 def plains(trial: Trial, arm: str, seed: int) -> tuple[float, float]:
     """As :func:`vitlabs`."""
-    prepared = prepare(slot("dataset").resolve(trial.spec.data), trial.seeds)
+    prepared = prepare(slot("dataset").resolve_choice(trial.spec.data), trial.seeds)
     pixels = {split: (part.x_NCHW, part.y_N) for split, part in (("train", prepared.train), ("test", prepared.test))}
     began = time.perf_counter()
     torch.manual_seed(seed)

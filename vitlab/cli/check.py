@@ -21,12 +21,12 @@ from vitlab._version import __version__
 from vitlab.cli import print_json, print_lines, say, wants_json
 from vitlab.cli.options import (
     FILE,
+    add_study_options,
     find_study_file,
     junit_option,
     parse_changes,
     parse_numbers,
     repeat_options,
-    study_options,
 )
 from vitlab.errors import Interrupted, UserError
 from vitlab.planning.study_folder import git_output, rev_parse
@@ -46,7 +46,7 @@ _format_option = click.option("--format", "form", type=click.Choice(["terminal",
 
 
 @click.command()
-@study_options
+@add_study_options
 @click.option("--baseline", type=FILE, help="By default FILE's name with .baseline.yaml.")
 @click.option(
     "--tier", "tiers", type=click.Choice(TIERS), multiple=True, help="Run only this tier; repeatable.  By default all."
@@ -117,12 +117,12 @@ def check_command(
     if accept or plan_only:
         return
     checked = check.check(request, tiers)
-    _print_and_exit(checked, partial(phrasing.render_check, checked), form, junit)
+    _print_check_and_exit(checked, partial(phrasing.render_check, checked), form, junit)
 
 
 @click.command()
 @click.argument("revisions", metavar="BASE..HEAD")
-@study_options
+@add_study_options
 @click.option(
     "--install",
     metavar="WORDS",
@@ -163,10 +163,10 @@ def ab_command(
         report, result = compare_revisions(revisions, request, install)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; the same command resumes from here") from None
-    _print_and_exit(result, report.render, form, junit, report)
+    _print_check_and_exit(result, report.render, form, junit, report)
 
 
-def _print_and_exit(
+def _print_check_and_exit(
     checked: CheckResult,
     render: Callable[[str], str | bytes],
     form: str,
@@ -199,7 +199,7 @@ def _render_workflow(command: str, words: Sequence[str], stored: Baseline | None
     if stored is not None and stored.values is not None:
         recorded |= stored.values.versions
     torch = recorded["torch"] if stored is None or stored.facts is None else stored.facts.torch
-    requirements = [] if (source := _vitlab_source()) == "." else [source]
+    requirements = [] if (source := _pip_source_of_vitlab()) == "." else [source]
     if UNKNOWN in source:
         say(f"vitlab was installed from what others cannot reach: replace {UNKNOWN} in the workflow")
     # A folder with a pyproject.toml is vitlab itself, or a package of plugins that depends on it.
@@ -219,7 +219,7 @@ def _render_workflow(command: str, words: Sequence[str], stored: Baseline | None
     return workflow.rstrip()
 
 
-def _vitlab_source() -> str:
+def _pip_source_of_vitlab() -> str:
     """Return what pip installs vitlab from elsewhere: where it is from here, at the same commit or version.
 
     "." is the current folder; ``UNKNOWN`` stands for what others cannot reach.
@@ -251,7 +251,7 @@ def _public_address(address: str) -> str:
 
 
 @click.command()
-@study_options
+@add_study_options
 @click.option("--widths", type=parse_numbers, metavar="N,N,...", default="32,64,128,256", help="Values of model.dim.")
 @click.option("--steps", type=click.IntRange(1), default=4, help="Optimizer steps of a training.")
 @click.option("--seeds", type=click.IntRange(1), default=3, help="Seeds, over which is averaged.")

@@ -183,7 +183,7 @@ def _find_models(
         for arm in selection:
             planned = plan.find(arm.name, seed)
             subject = f"{arm.name}, seed {planned.seed}"
-            place, folder = arm_folder(plan, arm.name, planned.seed), store.folder(planned.trial)
+            place, folder = arm_folder_name(plan, arm.name, planned.seed), store.folder(planned.trial)
             models.append(TrainedModel(subject, f"study {plan.study}, arm {subject}", place, folder))
     return plan.study, plan.question, models
 
@@ -205,7 +205,7 @@ def _name_with_digest(name: str, source: str) -> str:
     return f"{to_safe_name(name)}-{hashlib.blake2b(source.encode(), digest_size=4).hexdigest()}"
 
 
-def arm_folder(plan: Plan, arm: str, seed: int) -> str:
+def arm_folder_name(plan: Plan, arm: str, seed: int) -> str:
     """Return the name of the folder of an arm's pictures or exported files."""
     name = f"{arm}-s{seed}"
     # Disks that ignore case have one folder for names that differ in case alone.
@@ -250,7 +250,7 @@ def export_command(study: Path, arm: str, seed: int | None, form: Any, target: P
 
     model, transform = load_model(store.folder(planned.trial))
     sees = transform.input_spec
-    folder = target / to_safe_name(plan.study) / arm_folder(plan, arm, planned.seed)
+    folder = target / to_safe_name(plan.study) / arm_folder_name(plan, arm, planned.seed)
     file = folder / f"model{SUFFIX[form]}"
     difference = export(model, sees.info, sees.mean, sees.std, file, form)
     name = f"study {plan.study}, arm {arm}, seed {planned.seed}"

@@ -21,7 +21,7 @@ import click
 from vitlab._version import __version__
 from vitlab.cli.completion import complete_file, complete_slot
 from vitlab.cli.options import FILE, FOLDER
-from vitlab.cli.show import Schema, shown_default, shown_type, study_schema
+from vitlab.cli.show import Schema, describe_option_type, shown_default, study_schema
 from vitlab.errors import SpecError, UserError
 from vitlab.planning.packaged import find_study_file, packaged_name, resolve_study_name
 from vitlab.registry.slot_modules import SLOT_MODULES, built_ins, slot_module_name
@@ -139,7 +139,7 @@ def skill_command() -> list[str]:
 
 
 def _option(name: str, field: Schema, required: Collection[str]) -> str:
-    kind, default = shown_type(field).replace("slot.", "component of "), field.get("default")
+    kind, default = describe_option_type(field).replace("slot.", "component of "), field.get("default")
     value = "" if default in (None, "", [], {}) else f" = {shown_default(default)}"
     return f"{name}: {kind}{' (required)' if name in required else value}"
 
@@ -151,9 +151,9 @@ def write_plugin(name: str, slot: str, *, component: str | None = None, out: Pat
         UserError: for a name that cannot be used, or a folder that exists already.  Nothing is written then.
     """
     slot_module_name(slot)  # raises for a name that no slot has
-    _check_distribution(name)
+    _require_free_package_name(name)
     component = name.partition("-")[0] if component is None else component
-    _check_component(component, slot)
+    _require_free_component_name(component, slot)
     folder = out / name
     if folder.exists() or folder.is_symlink():
         raise UserError(f"{folder} exists already and is not overwritten; choose another NAME or --out")
@@ -168,7 +168,7 @@ def write_plugin(name: str, slot: str, *, component: str | None = None, out: Pat
     }
     partial = temporary_path(folder)
     try:
-        for path, text in _render_files(values).items():
+        for path, text in _render_plugin_files(values).items():
             file = partial / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
@@ -180,7 +180,7 @@ def write_plugin(name: str, slot: str, *, component: str | None = None, out: Pat
     return folder
 
 
-def _render_files(values: Mapping[str, str]) -> dict[str, str]:
+def _render_plugin_files(values: Mapping[str, str]) -> dict[str, str]:
     environment = template_environment()
     component, slot = values["component"], values["slot"]
     source = environment.get_template(f"components/{slot}.py.j2")
@@ -212,7 +212,7 @@ def template_environment() -> Environment:
     )
 
 
-def _check_distribution(name: str) -> None:
+def _require_free_package_name(name: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name) or len(name) > 60:
         raise UserError(
             f"'{name}' cannot be the name of a package; use at most 60 lower-case letters, digits and single '-' "
@@ -223,7 +223,7 @@ def _check_distribution(name: str) -> None:
         raise UserError(f"'{name}' would be imported as {module}, which Python has already; choose another name")
 
 
-def _check_component(name: str, slot: str) -> None:
+def _require_free_component_name(name: str, slot: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or len(name) > 40 or keyword.iskeyword(name):
         raise UserError(
             f"'{name}' cannot be the name of a component; use at most 40 lower-case letters, digits and '_', begin "

@@ -53,7 +53,7 @@ loading_plugin_option = _plugins(callback=_load_plugins, expose_value=False)
 """The same, for commands that plan nothing: the files are loaded before the command begins."""
 
 
-def study_options(function: Callback) -> Callback:
+def add_study_options(function: Callback) -> Callback:
     """Add what a command asks on the study that it plans: FILE, --out, --set and --plugin."""
     for option in (plugin_option, set_option, out_option, file_argument):
         function = option(function)

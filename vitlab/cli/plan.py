@@ -9,7 +9,7 @@ import click
 
 from vitlab.cli import print_json, wants_json
 from vitlab.cli.completion import complete_file
-from vitlab.cli.options import PATH, find_study_file, parse_changes, plugin_option, set_option, study_options
+from vitlab.cli.options import PATH, add_study_options, find_study_file, parse_changes, plugin_option, set_option
 from vitlab.errors import BrokenComponent, Problem, SpecError, UserError, format_count
 from vitlab.executors.machine import device_type
 from vitlab.planning.match import UTILISATION, device_hours, train_macs
@@ -26,7 +26,7 @@ MAX_ROWS = 60  #: largest number of arms in the table; JSON has all of them
 
 
 @click.command()
-@study_options
+@add_study_options
 @click.option(
     "--cost",
     is_flag=True,

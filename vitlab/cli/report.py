@@ -42,7 +42,7 @@ def report_command(study: Path, out: Path, changes: tuple[str, ...], form: str) 
     NAME@VERSION is an earlier version; 'vitlab studies' lists them.
     """
     plan, store = open_study(study, out=out, changes=parse_changes(changes))
-    _print_rendered(render(plan, store, form), form)
+    _print_report(render(plan, store, form), form)
 
 
 @click.command()
@@ -54,7 +54,7 @@ def compare_command(first: Path, second: Path, out: Path, form: str) -> None:
     """Compare every arm of SECOND with the arm of that name in FIRST (their files or folders)."""
     from vitlab.report.two_studies import compare_studies
 
-    _print_rendered(compare_studies(open_study(first, out=out), open_study(second, out=out)).render(form), form)
+    _print_report(compare_studies(open_study(first, out=out), open_study(second, out=out)).render(form), form)
 
 
 EXAMPLES = """\b
@@ -99,10 +99,10 @@ def judge_command(results: str, form: str, **options: Any) -> None:
     """
     from vitlab.judging.judgement import judge
 
-    _print_rendered(judge(results, **options).render(form), form)
+    _print_report(judge(results, **options).render(form), form)
 
 
-def _print_rendered(rendered: str | bytes, form: str) -> None:
+def _print_report(rendered: str | bytes, form: str) -> None:
     if click.get_current_context().obj is not None:
         print_json(rendered)
         return

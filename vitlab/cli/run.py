@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vitlab.cli import print_json, say, wants_json
-from vitlab.cli.completion import complete_arm, complete_components
-from vitlab.cli.options import display_path, find_study_file, parse_changes, repeat_options, study_options
+from vitlab.cli.completion import complete_arm, completion_of_components
+from vitlab.cli.options import add_study_options, display_path, find_study_file, parse_changes, repeat_options
 from vitlab.errors import TrialFailed, UserError, format_count
 from vitlab.store.result import Ending
 
@@ -31,10 +31,10 @@ TAIL = 20  #: lines of its log that are shown where it does not get so far
 
 
 @click.command()
-@study_options
+@add_study_options
 @click.option(
     "--executor",
-    shell_complete=complete_components("executor"),
+    shell_complete=completion_of_components("executor"),
     help="Where trials run: local, inline, ray, slurm, or a plugin's.",
 )
 @click.option("--workers", type=click.IntRange(min=1), help="Trials at a time.")
@@ -112,7 +112,7 @@ def run_command(
         on_report=lambda render: reports.append(str(render("json"))) if as_json else click.echo(render("terminal")),
     )
     if not as_json:
-        click.echo(_closing_lines(answer))
+        click.echo(_format_run_summary(answer))
     elif not answer.failed:
         print_json(reports[0])
     if answer.failed:
@@ -147,7 +147,7 @@ def _start_detached(
     log = store.study(plan.study) / LOG
     log.parent.mkdir(parents=True, exist_ok=True)
     look = f"look    {status_command(plan, store)}"
-    executor = registry.slot("executor").resolve(study.run.executor)
+    executor = registry.slot("executor").resolve_choice(study.run.executor)
     driver_words = [sys.executable, "-P", "-m", *words]
     if (elsewhere := executor.component.detach(executor.options, driver_words, log)) is not None:
         name, stop = elsewhere
@@ -178,7 +178,7 @@ def _start_detached(
     ]
 
 
-def _closing_lines(answer: Answer) -> str:
+def _format_run_summary(answer: Answer) -> str:
     width = max(len("Report"), len(answer.tracker)) + 3
     elsewhere = f", {answer.elsewhere} trained by other runs meanwhile" if answer.elsewhere else ""
     failed = f", {answer.failed} failed" if answer.failed else ""

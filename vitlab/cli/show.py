@@ -69,7 +69,7 @@ def show_command(slot: str, name: str | None) -> list[str] | None:
     prints the file of a study that comes with vitlab.
     """
     if name is None and slot not in (*registry.SLOT_MODULES, *STUDIES):
-        slot, name = _slot_of(slot), slot
+        slot, name = _find_slot_of_component(slot), slot
     if name is None:
         _print_components(slot)
     elif slot in STUDIES:
@@ -81,7 +81,7 @@ def show_command(slot: str, name: str | None) -> list[str] | None:
     return None
 
 
-def _slot_of(name: str) -> str:
+def _find_slot_of_component(name: str) -> str:
     """Return the slot that has a component of this name, or ``study``; several of them, or none, raise UserError."""
     named = [(entry.name, entry.slot) for entry in registry.list_entries()]
     named += [(study, STUDIES[1]) for study in packaged.packaged_studies()]
@@ -177,7 +177,7 @@ def _print_component(slot: str, name: str) -> None:
             click.echo(title)
         for option, field in options.items():
             default = "required" if option in schema.get("required", []) else f"= {shown_default(field.get('default'))}"
-            click.echo(f"  {option:20} {shown_type(field):34} {default}")
+            click.echo(f"  {option:20} {describe_option_type(field):34} {default}")
             print_indented(" " * 6, " ".join(without_markup(field.get("description", "")).split()))
 
 
@@ -203,14 +203,14 @@ def shown_default(value: Any) -> str:
     return str(value["type"]) if isinstance(value, dict) and set(value) == {"type"} else str(value)
 
 
-def shown_type(field: Schema) -> str:
+def describe_option_type(field: Schema) -> str:
     """Return a short description of a JSON Schema field: ``number > 0``, ``one of cls, gap``, ``choice of norm``."""
     if SLOT_MARK in field:
         return f"choice of {field[SLOT_MARK]}"
     if "$ref" in field:
         return str(field["$ref"]).rpartition("/")[2]
     if "anyOf" in field:
-        return " or ".join(dict.fromkeys(shown_type(part) for part in field["anyOf"]))
+        return " or ".join(dict.fromkeys(describe_option_type(part) for part in field["anyOf"]))
     if "enum" in field:
         return "one of " + ", ".join(map(str, field["enum"]))
     if "const" in field:
@@ -219,7 +219,7 @@ def shown_type(field: Schema) -> str:
     bounds = " and ".join(f"{sign} {field[name]:g}" for name, sign in signs.items() if name in field)
     kind = str(field.get("type", "any"))
     if kind == "array" and isinstance(field.get("items"), dict):
-        kind = f"list of {shown_type(field['items'])}"
+        kind = f"list of {describe_option_type(field['items'])}"
     return f"{kind} {bounds}".strip()
 
 
@@ -234,7 +234,7 @@ def study_schema() -> NewTree:
     schema = Study.model_json_schema()
     for name in registry.SLOT_MODULES:
         schema["$defs"][f"slot.{name}"] = _slot_schema(name, schema["$defs"])
-    result: NewTree = _replace_marks(schema)
+    result: NewTree = _replace_slot_marks(schema)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **result}
 
 
@@ -266,13 +266,13 @@ def _slot_schema(name: str, definitions: NewTree) -> NewTree:
     return {"anyOf": [{"enum": names}, *forms]}
 
 
-def _replace_marks(value: Any) -> Any:
+def _replace_slot_marks(value: Any) -> Any:
     """Return the schema with every slot mark replaced by a reference."""
     if isinstance(value, list):
-        return [_replace_marks(item) for item in value]
+        return [_replace_slot_marks(item) for item in value]
     if not isinstance(value, dict):
         return value
-    fields = {key: _replace_marks(item) for key, item in value.items() if key != SLOT_MARK}
+    fields = {key: _replace_slot_marks(item) for key, item in value.items() if key != SLOT_MARK}
     if SLOT_MARK not in value:
         return fields
     if set(fields.get("default") or ()) == {"type", "options"}:
@@ -303,7 +303,7 @@ class Offer:
 )
 def plugins_command(strict: bool) -> None:
     """List what installed plugins offer, loading each to see whether it works."""
-    offered = list(installed_offers())
+    offered = list(load_plugin_components())
     failing = [offer for offer in offered if offer.health != "works"]
     rows = [asdict(offer) for offer in offered]
     if not wants_json():
@@ -319,7 +319,7 @@ def plugins_command(strict: bool) -> None:
         raise error
 
 
-def installed_offers() -> Iterator[Offer]:
+def load_plugin_components() -> Iterator[Offer]:
     """Yield the components of every installed distribution, slot by slot, importing them."""
     for slot in registry.SLOT_MODULES:
         for point in sorted(

@@ -42,7 +42,9 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
     from vitlab.report.formats import to_text
     from vitlab.report.phrasing import Column
 
-    plan, store = open_study(_find_latest(out) if study is None else study, out=out, changes=parse_changes(changes))
+    plan, store = open_study(
+        _find_latest_study(out) if study is None else study, out=out, changes=parse_changes(changes)
+    )
     counts: dict[str, Counter[str]] = {arm.name: Counter() for arm in plan.arms}
     tuning: Counter[str] = Counter()
     failures, diverged, unfinished = [], dict[str, list[Planned]](), dict[tuple[str, str], list[Planned]]()
@@ -85,7 +87,7 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
     click.echo(to_text(columns, *progress, *failures), nl=False)
 
 
-def _find_latest(out: Path) -> Path:
+def _find_latest_study(out: Path) -> Path:
     """Return the folder of the study that was run last, and name the others on stderr."""
     plans = sorted(out.glob("studies/*/plan.json"), key=lambda file: file.stat().st_mtime)
     if not plans:
@@ -133,7 +135,7 @@ def studies_command(out: Path) -> None:
     gate_studies = [study["study"] for study in studies if _is_made_by_gate(read_versions(store.study(study["study"])))]
     for study in studies:
         if study["study"] not in gate_studies:
-            _print_study(study)
+            _print_study_versions(study)
     if gate_studies:
         print_indented("of 'vitlab check' and 'vitlab ab': ", ", ".join(gate_studies))
 
@@ -160,11 +162,11 @@ def _version_row(version: Version, plan: Plan, latest: Version, store: Store) ->
         "set": version.set_options,
         "differs": format_differences(version.content or {}, latest.content or {}) if comparable else "",
         **{state: states[state] for state in STATES},
-        "answer": _answer_or_status(plan, store),
+        "answer": _format_verdict_counts(plan, store),
     }
 
 
-def _answer_or_status(plan: Plan, store: Store) -> str:
+def _format_verdict_counts(plan: Plan, store: Store) -> str:
     from vitlab import report
 
     rows = json.loads(report.render(plan, store, "json"))["arms"]
@@ -178,7 +180,7 @@ def _is_made_by_gate(versions: Sequence[Version]) -> bool:
     return "seeds" in changes and re.fullmatch(".+-(check|[0-9a-f]{7})", str(changes.get("study"))) is not None
 
 
-def _print_study(study: NewTree) -> None:
+def _print_study_versions(study: NewTree) -> None:
     from vitlab.planning.packaged import packaged_name
 
     print_indented(f"{study['study']}  ", study["question"])
@@ -231,13 +233,13 @@ def _find_trial_folders(trial: str, arm: str | None, seed: int | None, out: Path
         if Path(trial).exists() or not re.fullmatch("[0-9a-f]+", trial):
             raise
         raise UserError(f"no trial has a key that begins with '{trial}', and {error}") from None
-    planned = _find_trial(plan, store, arm, seed)
+    planned = _find_latest_trial(plan, store, arm, seed)
     if arm is None or seed is None:
         say(f"arm {planned.arm}, seed {planned.seed}; --arm and --seed choose another trial")
     return [store.folder(planned.trial)]
 
 
-def _find_trial(plan: Plan, store: Store, arm: str | None, seed: int | None) -> Planned:
+def _find_latest_trial(plan: Plan, store: Store, arm: str | None, seed: int | None) -> Planned:
     """Return the trial of a study that is running, or was written to last, among those that are asked for.
 
     Raises:
@@ -262,14 +264,14 @@ def _last_written(folder: TrialFolder) -> float:
 
 def _format_event(event: Event) -> str:
     moment = datetime.fromtimestamp(event.t / 1000).isoformat(" ", "seconds")
-    return f"{moment}  {event.kind:8}  {'  '.join(_format_pairs(event.body))}"
+    return f"{moment}  {event.kind:8}  {'  '.join(_format_names_and_values(event.body))}"
 
 
-def _format_pairs(values: Mapping[str, object]) -> list[str]:
+def _format_names_and_values(values: Mapping[str, object]) -> list[str]:
     pairs: list[str] = []
     for name, value in values.items():
         if isinstance(value, Mapping):
-            pairs += _format_pairs(value)
+            pairs += _format_names_and_values(value)
         else:
             pairs.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
     return pairs
@@ -298,7 +300,7 @@ def gc_command(out: Path, yes: bool) -> list[str]:
             ) from None
         if plan is None:
             continue  # deleted meanwhile
-        trials = _trial_names(plan)
+        trials = _labels_by_trial(plan)
         names |= {key: name for (key, _), name in trials.items()}
         required |= set(trials)
     store = Store(out)
@@ -331,7 +333,7 @@ def _stored_plans(out: Path) -> Iterator[Path]:
         yield from out.glob(pattern)
 
 
-def _trial_names(plan: Plan) -> dict[tuple[str, str], str]:
+def _labels_by_trial(plan: Plan) -> dict[tuple[str, str], str]:
     """Return the study, arm and seed of every trial that a plan needs, by its key and code."""
     names = {(trial.key, trial.code): f"study {plan.study}, prerequisite" for trial in plan.prerequisites}
     for item, how in [*((item, ", tuning") for item in plan.rival_trials), *((item, "") for item in plan.trials)]:

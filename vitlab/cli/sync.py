@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from vitlab.cli import print_lines, say, wants_json
-from vitlab.cli.completion import complete_components
+from vitlab.cli.completion import completion_of_components
 from vitlab.errors import UserError, list_some
 
 
@@ -16,7 +16,7 @@ from vitlab.errors import UserError, list_some
 @click.option(
     "--tracker",
     metavar="NAME",
-    shell_complete=complete_components("tracker"),
+    shell_complete=completion_of_components("tracker"),
     help="A tracker's name; by default the one each study names.",
 )
 @click.option("--tracking-uri", help="MLflow server or database; by default the one each study names.")

@@ -44,7 +44,7 @@ def inspect(file: Path, form: str | None, heads: int | None, source_grid: str | 
     """
     from vitlab.weights.conversion import inspect as look
 
-    inspected = look(_fetch_file(file), form, _model_facts(heads, source_grid))
+    inspected = look(_fetch_if_named(file), form, _model_facts(heads, source_grid))
     rows = _inspection_rows(inspected)
     if wants_json():
         print_json({name.replace(" ", "_"): value for name, value in rows.items()})
@@ -97,7 +97,7 @@ def convert(
     from vitlab.weights.conversion import convert as write
 
     result = write(
-        _fetch_file(source),
+        _fetch_if_named(source),
         target,
         to,
         form=form,
@@ -111,7 +111,7 @@ def convert(
     return [str(file) for file in result.files]
 
 
-def _fetch_file(file: Path) -> Path:
+def _fetch_if_named(file: Path) -> Path:
     """Return a file, fetched if it is ``timm:NAME`` or ``hub:ORG/NAME``."""
     kind, _, name = str(file).partition(":")
     if kind not in ("timm", "hub") or file.exists():
@@ -178,7 +178,7 @@ def _model_yaml(model: Architecture) -> str:
 
     from vitlab.registry import slot
 
-    options = slot("model").resolve({"type": "vit", **model.options}).hashed()
+    options = slot("model").resolve_choice({"type": "vit", **model.options}).hashed()
     text: str = yaml.safe_dump(options, default_flow_style=True, sort_keys=False, width=10**6)
     return text.strip()
 

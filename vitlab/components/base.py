@@ -83,7 +83,7 @@ class _Drop(nn.Module):
         self.place: int | None = None  #: set by :func:`set_draw_places`
 
     def _draw_uniform(self, stream: Literal["dropout", "drop_path"], count: int) -> Tensor | None:
-        """Return ``count`` uniform draws of each sample, (B, count); None outside of :func:`vitlab.noise.drawing`.
+        """Return ``count`` uniform draws of each sample, (B, count); None outside of ``noise.use_model_draws``.
 
         Raises:
             RuntimeError: inside of it, if :func:`set_draw_places` was not called on the model.
@@ -101,9 +101,9 @@ class _Drop(nn.Module):
 class Dropout(_Drop):
     """Zero each value with probability ``p``, and scale the rest by 1 / (1 - p).
 
-    Inside :func:`vitlab.noise.drawing`, the mask of a sample is a function of the step's key, the sample and the place
-    of this layer in the model (see :func:`set_draw_places`), so it is the same alone, stacked, or after a resume.
-    Outside, it comes from torch's generator.
+    Inside :func:`vitlab.noise.use_model_draws`, the mask of a sample is a function of the step's key, the sample and
+    the place of this layer in the model (see :func:`set_draw_places`), so it is the same alone, stacked, or after a
+    resume.  Outside, it comes from torch's generator.
     """
 
     def forward(self, x: Tensor) -> Tensor:

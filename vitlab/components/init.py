@@ -31,7 +31,7 @@ LAST_OF_BRANCH = re.compile(r"blocks\.(\d+)\.(?:[a-z]+\.\d+\.)?(?:attn\.proj|mlp
 
 
 class Init:
-    """Contract: ``fill`` draws one parameter; a scheme overrides it for the kinds that differ.
+    """Contract: ``fill_parameter`` draws one parameter; a scheme overrides it for the kinds that differ.
 
     ``x`` is float32 on the CPU, ``name`` canonical, ``fan_in`` the number of inputs of the layer (for a bias, of the
     layer it belongs to), and ``g`` seeded by the trial's seed and ``name``.
@@ -67,11 +67,11 @@ class Init:
         elif kind == "token" and self.token_std is not None:
             nn.init.normal_(x, std=self.token_std, generator=g)
         else:
-            self.fill(x, name, kind, fan_in, g)
+            self.fill_parameter(x, name, kind, fan_in, g)
         if self.residual == "by_depth" and (last := LAST_OF_BRANCH.fullmatch(name)):
             x.div_(math.sqrt(2 * (int(last[1]) + 1)))
 
-    def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
+    def fill_parameter(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
         """Draw as timm does: matrices and tokens normal, convolutions as in torch; set other biases to zero."""
         match kind:
             case "linear":
@@ -101,8 +101,8 @@ class Timm(Init):
 class DeiT(Init):
     """DeiT's: as timm's, with all tokens of deviation 0.02.  Reference: arXiv:2012.12877."""
 
-    def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
-        super().fill(x, name, "linear" if kind == "token" else kind, fan_in, g)
+    def fill_parameter(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
+        super().fill_parameter(x, name, "linear" if kind == "token" else kind, fan_in, g)
 
 
 class _Xavier(Init):
@@ -111,11 +111,11 @@ class _Xavier(Init):
     def base_variance_ratio(self, name: str, shape: tuple[int, int], base_shape: tuple[int, int]) -> float:
         return sum(shape) / sum(base_shape)
 
-    def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
+    def fill_parameter(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
         if kind == "linear":
             fill_xavier(x, g)
         else:
-            super().fill(x, name, kind, fan_in, g)
+            super().fill_parameter(x, name, kind, fan_in, g)
 
 
 @init.register("jax")
@@ -134,7 +134,7 @@ class Jax(_Xavier):
         super().__init__(token_std=token_std, position_std=position_std)
         self.head_bias = head_bias
 
-    def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
+    def fill_parameter(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
         match kind:
             case "linear" if _is_head(name):
                 nn.init.zeros_(x)
@@ -149,19 +149,19 @@ class Jax(_Xavier):
             case "conv_bias":
                 nn.init.zeros_(x)
             case _:
-                super().fill(x, name, kind, fan_in, g)
+                super().fill_parameter(x, name, kind, fan_in, g)
 
 
 @init.register("moco")
 class MoCo(_Xavier):
     """MoCo v3's: Xavier, with query, key and value as three matrices.  Reference: arXiv:2104.02057."""
 
-    def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
+    def fill_parameter(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
         if kind == "linear" and "qkv" in name:
             bound = math.sqrt(6 / (x.shape[0] // 3 + x.shape[1]))
             nn.init.uniform_(x, -bound, bound, generator=g)
         else:
-            super().fill(x, name, kind, fan_in, g)
+            super().fill_parameter(x, name, kind, fan_in, g)
 
 
 @init.register("torchvision")
@@ -169,12 +169,12 @@ class Torchvision(_Xavier):
     """torchvision's: Xavier (attention's output as in torch), LeCun convolutions, class token and head of zeros."""
 
     def base_variance_ratio(self, name: str, shape: tuple[int, int], base_shape: tuple[int, int]) -> float:
-        """Return the growth that :meth:`fill` divides the variance by."""
+        """Return the growth that :meth:`fill_parameter` divides the variance by."""
         if name.endswith("attn.proj.weight") or name.startswith("pre_logits"):
             return shape[1] / base_shape[1]
         return super().base_variance_ratio(name, shape, base_shape)
 
-    def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
+    def fill_parameter(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
         match kind:
             case "linear" if name.endswith("attn.proj.weight"):
                 nn.init.kaiming_uniform_(x, a=math.sqrt(5), generator=g)
@@ -197,8 +197,8 @@ class Torch(Init):
     def base_variance_ratio(self, name: str, shape: tuple[int, int], base_shape: tuple[int, int]) -> float:
         return shape[1] / base_shape[1]
 
-    def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
-        super().fill(x, name, kind.replace("linear", "conv"), fan_in, g)
+    def fill_parameter(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
+        super().fill_parameter(x, name, kind.replace("linear", "conv"), fan_in, g)
 
 
 @contextmanager

@@ -58,7 +58,7 @@ class DataSource:
     """
 
     def __init__(self, choice: Choice | str | Mapping[str, object]) -> None:
-        self.choice = choice if isinstance(choice, ResolvedChoice) else slot("dataset").resolve(choice)
+        self.choice = choice if isinstance(choice, ResolvedChoice) else slot("dataset").resolve_choice(choice)
         self.dataset: Dataset = slot("dataset").build(self.choice)
         self.options = self.choice.options
 
@@ -284,7 +284,7 @@ class _Raw:
     test: Subset
     info: DataInfo
     name: str  #: of the file of its cached statistics
-    check: Callable[[], object]  #: see :func:`_require_unchanged_info`
+    check: Callable[[], object]  #: see :func:`_reread_unchanged_info`
     corrupted: TensorCache = field(default_factory=dict)
     """Corrupted images of the test split, shared by the trials of this process."""
 
@@ -319,7 +319,7 @@ def _load_official_splits(data: DataSource) -> _Raw:
         _cache[key] = _cache.pop(key)
         return _cache[key]
     # Reading a set without pictures may download it, and its identity is then known only afterwards.
-    check = partial(_require_unchanged_info, data, info.content if data.pictures() else None)
+    check = partial(_reread_unchanged_info, data, info.content if data.pictures() else None)
     train, test = data.read_splits(apply_options_to_info(data.choice, info), check)
     for which, subset in zip(SPLITS, (train, test), strict=True):
         if not len(subset):
@@ -332,7 +332,7 @@ def _load_official_splits(data: DataSource) -> _Raw:
     return raw
 
 
-def _require_unchanged_info(data: DataSource, identity: str | None) -> DataInfo:
+def _reread_unchanged_info(data: DataSource, identity: str | None) -> DataInfo:
     """Return the current properties of the data as stored, whose identity must be ``identity``; None accepts any."""
     info = data.dataset.info()
     if identity not in (None, info.content):
@@ -409,7 +409,7 @@ def _check_options_for_task(resolved: ResolvedChoice, task: Task) -> None:
             does = "measures the error of" if option == "corrupted" else "selects"
             raise DataError(f"'{option}' {does} images by class, and {resolved.type} has {has}; remove it")
     for choice in resolved.options["augment"] if task == "segmentation" else ():
-        change = slot("augment").resolve(choice)
+        change = slot("augment").resolve_choice(choice)
         if change.component.masks is Augment.masks:
             raise DataError(
                 f"augment: {change.type} has no method 'masks' to transform the label masks of {resolved.type}; remove "

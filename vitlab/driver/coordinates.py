@@ -180,7 +180,7 @@ def _resolve_base(
     tree = {name: value for name, value in tree.items() if name not in ("init_from", "distill")}
     place = f"model.dim {width}, model.parametrization {parametrization}"
     try:
-        trial = resolver.resolve(tree)
+        trial = resolver.resolve_trial(tree)
     except Faults as faults:
         raise UserError(f"{place}: {faults}") from None
     if trial.incompatibility:
@@ -190,7 +190,7 @@ def _resolve_base(
 
 def _make_training(trial: ResolvedTrial, seed: int) -> Training:
     seeds = {**dict.fromkeys(STREAMS, seed), "split": 0}
-    data = slot("dataset").resolve(trial.spec.data)
+    data = slot("dataset").resolve_choice(trial.spec.data)
     prepared = prepare(data, seeds)
     model: Model = slot("model").build(trial.spec.model, prepared.info)
     model.initialise(seed)

@@ -265,7 +265,7 @@ def load_test_images(trial: Mapping[str, Any], images: Sequence[int]) -> list[tu
     Raises:
         UserError: if the split has no such image.
     """
-    prepared = prepare(slot("dataset").resolve(trial["spec"]["data"]), trial["seeds"])
+    prepared = prepare(slot("dataset").resolve_choice(trial["spec"]["data"]), trial["seeds"])
     subset, names = prepared.test, prepared.info.labels
     if beyond := [str(index) for index in images if not 0 <= index < len(subset)]:
         raise UserError(f"there is no test image {', '.join(beyond)}: the split has {len(subset)}, counted from 0")

@@ -182,7 +182,7 @@ def make_due_decisions(plan: Plan, session: Session) -> Plan:
     return decided
 
 
-def read_unidentified_data(plan: Plan, store: Store, file: str | Path) -> bool:
+def ensure_data_identities(plan: Plan, store: Store, file: str | Path) -> bool:
     """Read the data sets of a plan that have no identity yet, which may download them; return True if there were any.
 
     Raises:
@@ -256,7 +256,7 @@ def count_costs(plan: Plan, file: str | Path) -> dict[str, dict[str, int]]:
 
     alike: dict[tuple[str, DataInfo], list[Planned]] = defaultdict(list)
     for planned in ({item.arm: item for item in reversed(plan.pending)} | plan.first_trials).values():
-        info = data_info(registry.slot("dataset").resolve(planned.trial.spec.data))
+        info = data_info(registry.slot("dataset").resolve_choice(planned.trial.spec.data))
         alike[str(planned.trial.spec.model), info].append(planned)
     by_arm: dict[str, dict[str, int]] = {}
     mistakes, is_plugin_broken = list[str](), False
@@ -366,7 +366,7 @@ def _check_run_section(study: Study, document: Document) -> list[Problem]:
     problems = []
     for name, choice in (("executor", study.run.executor), ("tracker", study.run.tracker)):
         try:
-            registry.slot(name).resolve(choice)
+            registry.slot(name).resolve_choice(choice)
         except OptionError as error:
             problems += [document.problem(("run", name, *path), sentence) for path, sentence in error.faults]
     executor, nodes = registry.slot("executor"), study.run.resources.nodes
@@ -396,11 +396,11 @@ def _find_untrusted_options(
     problems = []
     choice = run.get("executor")
     if isinstance(choice, Mapping) and choice.get("type") == study.run.executor.type:
-        name = registry.slot("executor").resolve(study.run.executor).component.cli_only_option(choice)
+        name = registry.slot("executor").resolve_choice(study.run.executor).component.cli_only_option(choice)
         if name is not None and study.run.executor.options.get(name) == choice[name]:
             sentence = f"'{name}' runs code, so a study file may not set it; write --set run.executor.{name}=..."
             problems.append(document.problem(("run", "executor", name), sentence))
-    choice, component = run.get("tracker"), registry.slot("tracker").resolve(study.run.tracker).component
+    choice, component = run.get("tracker"), registry.slot("tracker").resolve_choice(study.run.tracker).component
     for name, value in choice.items() if isinstance(choice, Mapping) else ():
         sentence = ""
         if isinstance(value, str) and public(value) != value:  # the file is copied to the output folder

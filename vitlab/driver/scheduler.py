@@ -249,8 +249,8 @@ def _count_model_work(trial: Trial) -> Work | None:
     """Return the model's work per image; see :data:`vitlab.planning.engine_choice.Works`."""
     from vitlab.data.prepare import data_info
 
-    model = registry.slot("model").resolve(trial.spec.model)
-    info = data_info(registry.slot("dataset").resolve(trial.spec.data))
+    model = registry.slot("model").resolve_choice(trial.spec.model)
+    info = data_info(registry.slot("dataset").resolve_choice(trial.spec.data))
     work: Work | None = model.component.work(info, model.options)
     return work
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitlab.driver.planning import count_costs, plan_study, read_unidentified_data
+from vitlab.driver.planning import count_costs, ensure_data_identities, plan_study
 from vitlab.driver.scheduler import Schedule
 from vitlab.driver.session import Session, Watch, add_missing_prerequisites
 from vitlab.errors import TrialFailed
@@ -42,7 +42,7 @@ def run_smoke_test(
     short = {**changes, **_changes_to_two_steps(base), "seeds": 1, "match": None, "tune": None}
     study, plan = plan_study(file, changes=short, plugins=plugins)
     store = Store(Path(out).resolve())
-    if read_unidentified_data(plan, store, file):
+    if ensure_data_identities(plan, store, file):
         study, plan = plan_study(file, changes=short, plugins=plugins)
     count_costs(plan, file)  # builds and runs every model on torch's meta device, as 'vitlab validate --build' does
     check_components(plan)

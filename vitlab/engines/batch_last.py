@@ -75,7 +75,7 @@ class BatchLast(Vmap):
         criterion = cast(Supervised, first.objective).criterion
 
         def loss(rows: State, x_BTD: Tensor, y_B: Tensor, draws: noise.Draws) -> Value:
-            with noise.drawing(draws):
+            with noise.use_model_draws(draws):
                 return criterion(forward_logits(head, x_BTD, first.spec.precision, rows), y_B)
 
         x_KBTD = BatchLastForward(head.model, rows, draws).features(x_KBCHW, count_tokens_head_reads(head.model))
@@ -264,7 +264,7 @@ class BatchLastForward:
         call_part = _PartCall(self.model.get_submodule(at), call)
 
         def one(row: Tensor, rows: State, draws: noise.Draws | None, *inputs: Tensor) -> Any:
-            with noise.drawing(draws) if draws is not None else nullcontext():
+            with noise.use_model_draws(draws) if draws is not None else nullcontext():
                 return functional_call(call_part, dict(rows), inputs)
 
         rows = {f"part.{name}": row for name, row in _tensors_of_part(at, self.rows).items()}

@@ -149,7 +149,7 @@ class Vmap(Engine):
         first = self.trainings[0]
 
         def loss(rows: State, x_BCHW: Tensor, y_B: Tensor, draws: noise.Draws) -> Value:
-            with noise.drawing(draws):
+            with noise.use_model_draws(draws):
                 return first.objective.loss(x_BCHW, y_B, rows)
 
         losses: Value = vmap(loss)(self._cast_biases(rows), x_KBCHW, y_KB, draws)

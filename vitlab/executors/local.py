@@ -113,7 +113,7 @@ class Local(PollingExecutor):
     @classmethod
     def prepare(cls) -> None:
         """Start the fork server, which takes seconds to import torch; it ends with this process if it is not used."""
-        fork_server.start_server()
+        fork_server.ensure_server_running()
 
     def submit(self, job: Job) -> None:
         """Start a job once a GPU has room.  The first job waits until the fork server has imported torch."""

@@ -118,7 +118,7 @@ class Ray(PollingExecutor):
         self._ray = connect(address)
         self._daemon, self._looked = daemon_address(self._ray), time.monotonic()
         self._files = files
-        self._each = resource_demand(self._ray, run)
+        self._each = trial_demand_on_cluster(self._ray, run)
         options = {"label_selector": labels, "resources": resources, "runtime_env": runtime_env}
         self._options = {name: dict(value) for name, value in options.items() if value}
         self._slots, self._counted = 0, -math.inf
@@ -366,7 +366,7 @@ class Demand(NamedTuple):
     gpus: float  #: a share of one GPU, or a number of whole GPUs
 
 
-def resource_demand(ray: Any, run: RunSpec) -> Demand:
+def trial_demand_on_cluster(ray: Any, run: RunSpec) -> Demand:
     """Return the resources that a trial of a study requires on each of its machines.
 
     With ``device: auto`` it has a GPU if a machine of the cluster has some now.

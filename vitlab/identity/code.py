@@ -104,9 +104,9 @@ def class_modules(component: type) -> frozenset[str]:
 def iter_resolved_choices(spec: TrialSpec) -> Iterator[ResolvedChoice]:
     """Yield the resolved choices of a trial: one for each of its slots, and the metrics it names."""
     for path, name in SLOTS_OF_A_TRIAL.items():
-        yield slot(name).resolve(attrgetter(".".join(path))(spec))
+        yield slot(name).resolve_choice(attrgetter(".".join(path))(spec))
     for metric in spec.train.metrics:
-        yield slot("metric").resolve(metric)
+        yield slot("metric").resolve_choice(metric)
 
 
 def resolve_spec(spec: TrialSpec) -> TrialSpec:

@@ -89,7 +89,7 @@ def _open_client(address: str, label: str) -> Iterator[MlflowClient]:
         except UserError:
             raise
         except Exception as error:  # MLflow's client raises errors of several libraries
-            raise UserError(f"{label} {_describe_failure(error, address)}") from None
+            raise UserError(f"{label} {_describe_read_failure(error, address)}") from None
         finally:
             service.restore_settings()
 
@@ -132,7 +132,7 @@ def _copy_database(file: Path, folder: Path, label: str) -> Address:
     return parse_uri(f"sqlite:///{copy}", folder)
 
 
-def _describe_failure(error: Exception, address: str) -> str:
+def _describe_read_failure(error: Exception, address: str) -> str:
     """Return why a store cannot be read, without secrets, and what to do."""
     if getattr(error, "error_code", "") in service.REFUSALS:
         return f"refuses access; {ACCESS}"
@@ -191,11 +191,11 @@ def _runs_table(name: str, source: str, runs: Sequence[Run], notes: list[str], n
     }:
         named = replace(named, arm="arm", seed=named.seed or "seed")
     columns = {
-        name: _param_or_tag(frame, name, remarks)
+        name: _param_or_tag_column(frame, name, remarks)
         for name in filter(None, (named.arm, named.seed, named.block, named.baselines))
     }
     if named.arm is None:
-        remarks.add_mistakes(f"name the parameter or tag of the arm with --arm. {_describe_varied(frame)}")
+        remarks.add_mistakes(f"name the parameter or tag of the arm with --arm. {_describe_varied_params(frame)}")
     metric = named.metric
     values = frame.get(f"metrics.{metric}")
     if values is None:
@@ -227,12 +227,12 @@ def _runs_table(name: str, source: str, runs: Sequence[Run], notes: list[str], n
     return Table(name, source, rows.reset_index(drop=True), tuple(notes), [*names[is_judged]])
 
 
-def _param_or_tag(frame: pd.DataFrame, name: str, remarks: Remarks) -> pd.Series[Any]:
+def _param_or_tag_column(frame: pd.DataFrame, name: str, remarks: Remarks) -> pd.Series[Any]:
     """Return a parameter or tag of every run; ``params.`` or ``tags.`` before its name says which."""
     columns = [frame[key].mask(frame[key] == "") for key in (f"params.{name}", f"tags.{name}", name) if key in frame]
     if not columns:
         names = [key.partition(".")[2] for key in column_names(frame) if not key.startswith("metrics.")]
-        remarks.add_mistakes(f"no parameter or tag '{name}'.{nearest(name, names)} {_describe_varied(frame)}")
+        remarks.add_mistakes(f"no parameter or tag '{name}'.{nearest(name, names)} {_describe_varied_params(frame)}")
         return frame.index.to_series()
     first, last = columns[0], columns[-1]
     if (first.notna() & last.notna() & (first != last)).any():
@@ -242,7 +242,7 @@ def _param_or_tag(frame: pd.DataFrame, name: str, remarks: Remarks) -> pd.Series
     return first.fillna(last)
 
 
-def _describe_varied(frame: pd.DataFrame) -> str:
+def _describe_varied_params(frame: pd.DataFrame) -> str:
     """Return a sentence on the parameters and tags that differ between runs, without those that MLflow itself sets."""
     keys = [key for key in column_names(frame) if not key.startswith(("metrics.", "tags.mlflow."))]
     names = sorted({key.partition(".")[2] for key in keys if frame[key].nunique() > 1})

@@ -143,14 +143,14 @@ def judge(
     plan = _make_plan(trainings, compared, analysis.model_copy(update={"margin": margin}), scale, chance)
     frame = _results_frame(trainings.frame, column, compared)
     if looks:
-        plan = _add_looks(plan, frame, looks, quantum)
+        plan = _with_judged_looks(plan, frame, looks, quantum)
     of_study = StudyResults(plan, frame, quantum=quantum)
     rows = summary(of_study)
     report = Report.from_findings(Findings(of_study, rows), table_notes(of_study, rows))
     notes = (
         *map(adapt_option_names, remarks.notes),
         *report.notes,
-        *_training_notes(trainings, metric),
+        *_notes_on_lost_and_best_values(trainings, metric),
         UNREGISTERED,
     )
     return Comparison.of(replace(report, notes=notes))
@@ -254,7 +254,7 @@ def _choose_baselines(trainings: Trainings, baseline: str | None, remarks: Remar
     return compared
 
 
-def _add_looks(plan: Plan, frame: pd.DataFrame, sizes: Sequence[int], quantum: float) -> Plan:
+def _with_judged_looks(plan: Plan, frame: pd.DataFrame, sizes: Sequence[int], quantum: float) -> Plan:
     """Return the plan with a look at the first seeds of each size; each look judges what the looks before left open."""
     alpha, compared = plan.analysis.alpha, sum(arm.baseline is not None for arm in plan.arms)
     shares = [level / alpha for level in sequential_levels(tuple(sizes), alpha, max(1, compared))]
@@ -286,7 +286,7 @@ def _results_frame(frame: pd.DataFrame, column: str, compared: Mapping[str, str]
     )
 
 
-def _training_notes(trainings: Trainings, metric: str) -> Iterator[str]:
+def _notes_on_lost_and_best_values(trainings: Trainings, metric: str) -> Iterator[str]:
     """Yield notes about trainings without a value, and about values that are the best of several."""
     losses = trainings.frame[trainings.frame["status"] != Ending.DONE]
     labels = [

@@ -52,7 +52,9 @@ def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> Non
     names = column_names(table.rows)
     to_find = dict.fromkeys(filter(None, (columns.arm, columns.seed, columns.block, columns.baselines)), names)
     if columns.arm is not None:
-        numbers = [name for name, role in _infer_roles(table).items() if not role and has_values(table.rows[name])]
+        numbers = [
+            name for name, role in _infer_column_roles(table).items() if not role and has_values(table.rows[name])
+        ]
         to_find[columns.metric] = numbers or names
     remarks.add_mistakes(
         *(_column_fault(name, names, allowed) for name, allowed in to_find.items() if names.count(name) != 1)
@@ -69,7 +71,9 @@ def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> Non
 def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Trainings:
     """Return the trainings of a table; the column of the seeds is by default the one that is called so."""
     arm, metric, seed = columns.arm, columns.metric, columns.seed
-    roles = {name: role for name, role in _infer_roles(table).items() if name not in (arm, metric, columns.block)}
+    roles = {
+        name: role for name, role in _infer_column_roles(table).items() if name not in (arm, metric, columns.block)
+    }
     if seed is None:
         candidates = [name for name, role in roles.items() if role == "seed"]
         if not candidates and arm is None:
@@ -87,7 +91,7 @@ def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Training
     return _parse_trainings(table, replace(columns, arm=arm, seed=seed), arm, remarks)
 
 
-def _infer_roles(table: Table) -> dict[str, str | None]:
+def _infer_column_roles(table: Table) -> dict[str, str | None]:
     """Return the roles of columns, of those whose name no other has; fractions are no names and no numbers of rows."""
     columns = column_names(table.rows)
     roles = {name: infer_column_role(name) for name in columns if columns.count(name) == 1}
@@ -113,7 +117,7 @@ def _wide_to_long(
     rows, columns = table.rows, column_names(table.rows)
     remarks.add_mistakes(*(_column_fault(name, columns, columns) for name in {*columns} if columns.count(name) > 1))
     remarks.raise_mistakes()
-    roles = {name: role for name, role in _infer_roles(table).items() if name not in (seed, block)}
+    roles = {name: role for name, role in _infer_column_roles(table).items() if name not in (seed, block)}
     if steps := [name for name, role in roles.items() if role == "step"]:
         remarks.add_mistakes(
             f"column{'s' * (len(steps) > 1)} {shortlist(steps)}: rows are moments of trainings; {FINALS}"
@@ -158,10 +162,10 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
             )
     if block is not None:
         frame["arm"] = frame["block"] + ": " + frame["arm"]
-    others = rows[[name for name in _infer_roles(table) if name not in (arm, seed, metric, block)]]
+    others = rows[[name for name in _infer_column_roles(table) if name not in (arm, seed, metric, block)]]
     for name in column_names(others):
         if infer_column_role(name) == "status" or name.casefold() in files.LOST | files.DIVERGED:
-            frame = _apply_statuses(frame, others[name], table, remarks)
+            frame = _drop_running_and_mask_failed(frame, others[name], table, remarks)
     if frame.empty:
         remarks.add_mistakes(" ".join(("no training remains.", *remarks.notes)))
     remarks.raise_mistakes()
@@ -232,7 +236,9 @@ def _seed_numbers(names: pd.Series[Any], remarks: Remarks) -> pd.Series[Any]:
     return pd.Series(codes, names.index)
 
 
-def _apply_statuses(frame: pd.DataFrame, column: pd.Series[Any], table: Table, remarks: Remarks) -> pd.DataFrame:
+def _drop_running_and_mask_failed(
+    frame: pd.DataFrame, column: pd.Series[Any], table: Table, remarks: Remarks
+) -> pd.DataFrame:
     """Return the trainings that have ended by a column such as ``state``, without the values of those that failed."""
     cells, name = cells_to_text(column).str.casefold()[frame.index], str(column.name).casefold()
     # A column such as 'crashed' is true or false.

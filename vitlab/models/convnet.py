@@ -111,23 +111,23 @@ class ConvNet(Model):
 class _He(Torch):
     """Normal convolutions with variance 2 / fan_out; other layers as in torch.  Reference: arXiv:1502.01852."""
 
-    def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
+    def fill_parameter(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
         if kind == "conv":
             nn.init.kaiming_normal_(x, mode="fan_out", nonlinearity="relu", generator=g)
         else:
-            super().fill(x, name, kind, fan_in, g)
+            super().fill_parameter(x, name, kind, fan_in, g)
 
 
-class _SmallHead(_He):
+class _SmallHeadInit(_He):
     """As :class:`_He`, with a classifier of deviation 0.01 and bias 0, as in torchvision's RegNets."""
 
-    def fill(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
+    def fill_parameter(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
         if kind == "linear":
             nn.init.normal_(x, std=0.01, generator=g)
         elif kind == "linear_bias":
             nn.init.zeros_(x)
         else:
-            super().fill(x, name, kind, fan_in, g)
+            super().fill_parameter(x, name, kind, fan_in, g)
 
 
 # -- ResNet -----------------------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ class RegNetY16GF(ConvNet):
         stem: a 3x3 convolution, at stride 2 (``imagenet``) or 1 (``small``).
     """
 
-    scheme = _SmallHead()
+    scheme = _SmallHeadInit()
     depths = (2, 4, 11, 1)  #: blocks of each stage
     widths = (224, 448, 1232, 3024)  #: channels of each stage
     group_width = 112

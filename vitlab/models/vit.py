@@ -145,7 +145,7 @@ class ViT(Model):
             place = Place(g, i, layer_scale, drop_path * i / max(g.depth - 1, 1), anatomy.receives_values(i))
             self.blocks.append(self._build_block(i, parts, place))
         # As in timm there are two places, and the other one stays empty.
-        none = slot("norm").resolve("none")
+        none = slot("norm").resolve_choice("none")
         self.norm = self._build_part("norm", anatomy.final_norm if final_norm_at == "tokens" else none, g.dim)
         self.fc_norm = self._build_part("fc_norm", anatomy.final_norm if final_norm_at == "pooled" else none, g.dim)
         self.head = self._build_part("head", anatomy.head, g)

@@ -83,7 +83,7 @@ class ArmResolver:
             Faults: with the mistakes that the base itself does not have; without any if they are all the base's.
         """
         try:
-            return self.resolver.resolve(self.changed_base(values))
+            return self.resolver.resolve_trial(self.changed_base(values))
         except Faults as error:
             known = self.resolved.faults if isinstance(self.resolved, Faults) else []
             raise Faults([fault for fault in error.faults if fault not in known], error.plain, error.info) from None
@@ -295,7 +295,7 @@ def _find_conflicts(arms: Collection[ResolvedArm]) -> Iterator[tuple[ResolvedArm
 def _identity_without_unread(trial: ResolvedTrial) -> Tree:
     """Return the identity of a trial without what its objective never reads, and the same of its prerequisites."""
     identity = trial.identity
-    objective: Any = slot("objective").resolve(trial.spec.train.objective).component
+    objective: Any = slot("objective").resolve_choice(trial.spec.train.objective).component
     for path in (tuple(dotted.split(".")) for dotted in objective.unread):
         identity = without(identity, path)
         if value_at(identity, path[:-1]) == {}:  # as if no option of the component had been set

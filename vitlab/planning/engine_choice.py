@@ -84,7 +84,7 @@ def choose_engine(
     and the kernel of ``attention: auto`` follows a rule of its own and is recorded with every result.
     """
     train = trial.spec.train
-    if chosen not in RULES and (is_stackable(trial) or trains_alone(chosen)):
+    if chosen not in RULES and (is_stackable(trial) or trains_one_at_a_time(chosen)):
         return EngineChoice(chosen, "")
     if not is_stackable(trial):
         return EngineChoice("loop", "such trials cannot be trained together")
@@ -109,7 +109,7 @@ def choose_engine(
     return EngineChoice("vmap", f"small trials, together: {size}")
 
 
-def trains_alone(engine: str) -> bool:
+def trains_one_at_a_time(engine: str) -> bool:
     """Return whether an engine trains one trial at a time."""
     if engine in ("loop", "vmap", "batch_last", "compiled_vmap"):  # results of the rule, known without importing torch
         return engine == "loop"
@@ -184,7 +184,7 @@ def group_trials(
     stacks: dict[str, list[Planned]] = {}
     for planned in todo:
         engine = choose_engine(planned.trial, chosen, works, probes, device).engine
-        if trains_alone(engine):
+        if trains_one_at_a_time(engine):
             groups.append((engine, [planned]))
             continue
         key = joint_training_key(planned.trial)

@@ -114,7 +114,7 @@ def _make_arm_resolver(
     resolver = Resolver(machine.inform, machine.surroundings)
     resolved: ResolvedTrial | Faults
     try:
-        resolved = resolver.resolve(base)
+        resolved = resolver.resolve_trial(base)
     except Faults as error:  # it has the values that are sound, for the checks of the arms
         resolved = error
         # Missing keys were reported while reading the file.
@@ -134,7 +134,7 @@ def _faults_without_changes(resolver: Resolver, document: Document) -> list[tupl
     """Return the mistakes that the base has without the changes of the command line."""
     try:
         if isinstance(base := document.written.get("base"), Mapping):
-            resolver.resolve(base)
+            resolver.resolve_trial(base)
     except Faults as error:
         return error.faults
     except VitlabError:  # a change replaces a component that cannot be imported

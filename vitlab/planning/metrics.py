@@ -30,10 +30,10 @@ def reported_metrics(plain: Tree, info: DataInfo | None) -> Metrics:
     components, standard = [], None
     for choice in train.get(METRICS[1], ()):
         with suppress(OptionError, ValueError):  # mistakes are reported when the trial is resolved
-            components.append(slot("metric").resolve(choice))
+            components.append(slot("metric").resolve_choice(choice))
     if train.get(OBJECTIVE[1]) is not None:
         with suppress(OptionError, ValueError):
-            standard = slot("objective").resolve(train[OBJECTIVE[1]]).component.standard_metrics(info)
+            standard = slot("objective").resolve_choice(train[OBJECTIVE[1]]).component.standard_metrics(info)
     room = import_slot("metric")
     return {**room.build_metrics(info, components, standard), **room.metrics_of_data_options(data)}
 

@@ -118,7 +118,7 @@ def no_longer_compared_arms(plan: Plan) -> list[str]:
     return [pair[0] for pair in plan.registered.family if pair not in pairs]
 
 
-def names_compared_over_blocks(plan: Plan) -> tuple[set[str], set[str]]:
+def family_over_blocks_and_incomplete_arms(plan: Plan) -> tuple[set[str], set[str]]:
     """Return what is compared over blocks, by names in a block.
 
     Returns:

@@ -159,7 +159,7 @@ class Resolver:
         self._surroundings = surroundings
         self._infos: dict[str, DataInfo] = {}
 
-    def resolve(self, tree: Tree) -> ResolvedTrial:
+    def resolve_trial(self, tree: Tree) -> ResolvedTrial:
         """Resolve ``base`` after an arm's changes.
 
         Raises:
@@ -380,7 +380,7 @@ class Resolver:
             # Test sets beside the test split are of the student alone.
             tree = {"data": {name: value for name, value in data.items() if name not in TEST_SET_OPTIONS}, **tree}
         try:
-            trial = self.resolve(tree)
+            trial = self.resolve_trial(tree)
         except Faults as error:
             draft.add_faults(*error.faults, below=place)
             return
@@ -436,7 +436,7 @@ class Resolver:
         if value is None:
             return None, None  # reported by TrialSpec
         try:
-            return slot(name).resolve(value), None
+            return slot(name).resolve_choice(value), None
         except OptionError as error:
             return error.sound if isinstance(error.sound, ResolvedChoice) else None, error
 

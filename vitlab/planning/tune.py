@@ -132,7 +132,7 @@ def plan_tunings(
             continue
         rivals = _make_rivals(resolver, matcher, arm, problems)
         tuning = Tuning(name, key, selection_metric(study.tune, study.analysis), tuple(rivals))
-        if earlier is not None and _trial_names(earlier) == _trial_names(
+        if earlier is not None and _trial_keys_and_codes(earlier) == _trial_keys_and_codes(
             tuning
         ):  # a failure under other code need not recur
             tuning = replace(earlier, arm=name)
@@ -209,7 +209,7 @@ def knobs_at_edge(tuning: Tuning) -> list[str]:
     return knobs
 
 
-def _trial_names(tuning: Tuning) -> set[tuple[str, str]]:
+def _trial_keys_and_codes(tuning: Tuning) -> set[tuple[str, str]]:
     return {(planned.trial.key, planned.trial.code) for planned in tuning.trials}
 
 

@@ -178,7 +178,7 @@ class ResolvedChoice(Choice):
 
 
 def _unpickle_choice(slot: str, plain: Tree) -> Any:
-    return getattr(import_slot(slot), slot).resolve(plain)
+    return getattr(import_slot(slot), slot).resolve_choice(plain)
 
 
 def _choices_in(value: Any) -> Iterator[ResolvedChoice]:

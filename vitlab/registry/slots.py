@@ -190,7 +190,7 @@ class Slot(Generic[T]):
             self._options[component] = options_model(component, self.shared or Options)
         return self._options[component]
 
-    def resolve(self, choice: Choice | str | Tree | Sequence[Any]) -> ResolvedChoice:
+    def resolve_choice(self, choice: Choice | str | Tree | Sequence[Any]) -> ResolvedChoice:
         """Find the component and complete its options, nested choices included.
 
         If the component has a class method ``complete(options)``, it expands shorthands first; for example, a named
@@ -254,7 +254,7 @@ class Slot(Generic[T]):
         Raises:
             OptionError: if the options do not fit.
         """
-        full = self.resolve(choice)
+        full = self.resolve_choice(choice)
         # The package of the slot reads the shared options; constructors do not know them.
         shared = set(self.shared.model_fields) if self.shared else set()
         own = {name: value for name, value in full.options.items() if name not in shared}
@@ -291,7 +291,7 @@ class Pick:
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         def validate(value: Any) -> ResolvedChoice:
             try:
-                return slot(self.slot).resolve(value)
+                return slot(self.slot).resolve_choice(value)
             except OptionError as error:
                 # A validator can raise only one error, so it carries all mistakes.
                 raise PydanticCustomError(NESTED, "{text}", {"text": str(error), NESTED: error.faults}) from None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vitlab import lab
-from vitlab.driver.planning import count_costs, read_unidentified_data
+from vitlab.driver.planning import count_costs, ensure_data_identities
 from vitlab.driver.session import Watch
 from vitlab.errors import Problem, SpecError, TrialFailed, UserError, format_count
 from vitlab.identity.code import imported_requirements
@@ -192,7 +192,7 @@ def _plan_with_data(request: CheckRequest) -> tuple[Study, Plan]:
     """Return the study and its plan, after its data was read."""
     study, plan = request.plan(request.changes)
     refuse_tuning(study, request.file)
-    if read_unidentified_data(plan, Store(request.out.resolve()), request.file) or plan.looks is not None:
+    if ensure_data_identities(plan, Store(request.out.resolve()), request.file) or plan.looks is not None:
         # The trials of a second look depend on results, and the gate has its own second look.
         study, plan = request.plan({**request.changes, "seeds": _seed_options(study)})
     return study, plan

@@ -181,7 +181,7 @@ def train_and_judge(study: Study, old: Values, train: Train) -> tuple[list[Cell]
 def second_look_seeds(study: Study) -> tuple[int, ...] | None:
     """Return the seeds of the second look, the first ones included; None if there is no second look."""
     most = study.check.escalate_to or 0
-    return study.seeds.extended_to(most) if most > len(study.seeds.values) else None
+    return study.seeds.values_extended_to(most) if most > len(study.seeds.values) else None
 
 
 def check_learning(plan: Plan, plugins: Sequence[str | Path], watch: Watch) -> Iterator[Finding]:
@@ -250,7 +250,7 @@ def outlook(study: Study, values: Values) -> list[Outlook]:
     family = sum(1 for metric in judged_goals(study) for seeds in values.metrics.get(metric, {}).values() if seeds)
     for metric, goal in judged_goals(study).items():
         sign, by_arm = 1 if goal == "max" else -1, values.metrics.get(metric, {})
-        collapsed = replicates.collapsed_seeds(by_arm, sign)
+        collapsed = replicates.collapsed_seeds_by_arm(by_arm, sign)
         sound = {arm: {seed: by_arm[arm][seed] for seed in by_arm[arm] if seed not in collapsed[arm]} for arm in by_arm}
         sd = float(pooled_sd(values_to_array(sound.values())[None])[0])
         margin, min_abs = _margin_and_min_abs(study, values, metric)

@@ -146,7 +146,7 @@ def open_study(path: str | Path, *, out: str | Path = OUT, changes: Mapping[str,
         name, _, version = (str(path), "", "") if file is not None else str(path).partition("@")
         study = folder = Store(Path(out).resolve()).study(resolve_study_name(name))
         if file is not None:
-            folder = _find_version_folder(file, changes, study)
+            folder = _version_folder_of_file(file, changes, study)
         elif version:
             folder = find_version(study, version).folder
     plan = read_plan(folder / "plan.json")
@@ -292,7 +292,7 @@ def _history(plan: Plan, store: Store) -> pd.DataFrame:
     return Results.showing(frame.history(plan, store), ["arm", "seed", "step", "metric", "value"])
 
 
-def _find_version_folder(file: Path, changes: Mapping[str, Any], study: Path) -> Path:
+def _version_folder_of_file(file: Path, changes: Mapping[str, Any], study: Path) -> Path:
     """Return the folder of the version that a file is, with changes applied; a version that was not run is an error."""
     stored = read_versions(study)
     if all(version.content is None for version in stored):  # the version of the results is not recorded

@@ -244,7 +244,7 @@ def _summarize_arm(
         # Seeds of a baseline are judged beside those of the arms that are compared with it.
         beside = [name for name, other in comparisons.items() if other["baseline"] == arm]
         group = {name: results.values.get(name, {}) for name in (arm, *beside)}
-        collapsed = set(replicates.collapsed_seeds(group, 1 if analysis.goal == "max" else -1)[arm])
+        collapsed = set(replicates.collapsed_seeds_by_arm(group, 1 if analysis.goal == "max" else -1)[arm])
     sound = [value for seed, value in values.items() if seed not in collapsed]
     row = {
         **(comparison or {}),

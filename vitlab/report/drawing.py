@@ -82,7 +82,7 @@ class Drawing:
             return file.getvalue()
 
 
-def new_figure(width: float, height: float) -> Figure:
+def empty_figure(width: float, height: float) -> Figure:
     """Return an empty figure of a size in inches; its axes have the style it is made in, see :func:`apply_style`."""
     from matplotlib.figure import Figure
 

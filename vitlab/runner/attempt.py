@@ -123,7 +123,7 @@ class Attempt:
     def _build_training(self) -> Training:
         """Return the training of the trial before its first step, with its data and the weights it starts from."""
         trial, spec = self.trial, self.trial.spec.train
-        data: ResolvedChoice = slot("dataset").resolve(trial.spec.data)
+        data: ResolvedChoice = slot("dataset").resolve_choice(trial.spec.data)
         prepared = prepare(data, trial.seeds, trial.data)
         self.input_spec = InputSpec(prepared.info, prepared.mean, prepared.std)
         feed = Feed(prepared, data.options["augment"], trial.seeds, self.device, dtype_of(spec.precision))

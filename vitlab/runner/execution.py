@@ -214,7 +214,7 @@ def _run_attempts(attempts: Sequence[Attempt], engine: str, stop: Callable[[], b
     """
     to_train: list[tuple[Sequence[Attempt], str, str]] = [(attempts, engine, "")]
     while to_train:
-        started = _begin_attempts(*to_train.pop(0))
+        started = _try_begin_trainings(*to_train.pop(0))
         alone = any(attempt.engine_type.one_at_a_time for attempt in started)
         for batch in [[each] for each in started] if alone or not started else [started]:
             first, trainings = batch[0], [attempt.training for attempt in batch]
@@ -231,7 +231,7 @@ def _run_attempts(attempts: Sequence[Attempt], engine: str, stop: Callable[[], b
                 _write_results(batch, outcomes)
 
 
-def _begin_attempts(attempts: Sequence[Attempt], engine: str, note: str) -> list[Attempt]:
+def _try_begin_trainings(attempts: Sequence[Attempt], engine: str, note: str) -> list[Attempt]:
     """Return the attempts whose trainings have begun; one whose training cannot begin is ended."""
     started = []
     for attempt in attempts:

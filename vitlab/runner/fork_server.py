@@ -37,7 +37,7 @@ class ServerDied(Exception):
     """Death of the fork server before it could start a process; the message has the last line that it printed."""
 
 
-def start_server() -> None:
+def ensure_server_running() -> None:
     """Start the server if it is not running, without waiting for its imports; it ends with this process."""
     global _output
     if not _has_fork_server():
@@ -78,7 +78,7 @@ def start_process(
     Raises:
         ServerDied: if the server has died, such as for an import that fails.
     """
-    start_server()
+    ensure_server_running()
     ours, theirs = multiprocessing.Pipe()
     child: ForkServerProcess = _multiprocessing_context().Process(target=target, args=(*args, theirs), name=name)
     try:

@@ -55,7 +55,7 @@ with suppress(ImportError):  # private modules, which other versions of torch ma
 for name in SLOTS:
     for component in built_ins(name):
         with suppress(Exception):  # as above, or it has options without a default, or shares its name with a plugin
-            slot(name).resolve(component)
+            slot(name).resolve_choice(component)
 
 for module in trial_module_digests(frozenset(), source.read_imported):
     with suppress(Exception):  # as above

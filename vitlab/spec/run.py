@@ -309,7 +309,7 @@ class Seeds(Frozen):
             )
         return self
 
-    def extended_to(self, most: int) -> tuple[int, ...]:
+    def values_extended_to(self, most: int) -> tuple[int, ...]:
         """Return these seeds and the smallest others, ``most`` in all."""
         existing = set(self.values)
         further = (seed for seed in itertools.count() if seed not in existing)
@@ -318,7 +318,7 @@ class Seeds(Frozen):
     @property
     def all(self) -> tuple[int, ...]:
         """All seeds that may run, including the seeds of later looks."""
-        return self.extended_to(self._most)
+        return self.values_extended_to(self._most)
 
     @property
     def looks(self) -> tuple[tuple[int, ...], ...]:

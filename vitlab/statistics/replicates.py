@@ -224,7 +224,7 @@ def find_collapsed(values_SAN: Floats, sign: int = 1) -> Mask:
         return np.asarray(distance_SAN < -COLLAPSED_SD * scale_SA[:, :, None])
 
 
-def collapsed_seeds(arms: Mapping[str, Mapping[int, float]], sign: int = 1) -> dict[str, list[int]]:
+def collapsed_seeds_by_arm(arms: Mapping[str, Mapping[int, float]], sign: int = 1) -> dict[str, list[int]]:
     """Return the collapsed seeds of each arm, see :func:`find_collapsed`."""
     seeds = sorted(set().union(*arms.values()))
     [flags_AN] = find_collapsed(values_to_array(arms.values())[None], sign)

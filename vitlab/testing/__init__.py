@@ -185,7 +185,7 @@ def check_component(slot: str, choice: str | Mapping[str, Any]) -> None:
         if required and isinstance(choice, str):
             check_each(*checks)
             raise SkipTest(f"needs {required[0]}: give its options, as in {{'type': '{name}', '{required[0]}': ...}}")
-        check_each(*checks, lambda: CHECKS[slot](component_slot.resolve(choice)))
+        check_each(*checks, lambda: CHECKS[slot](component_slot.resolve_choice(choice)))
 
 
 def check_plugin_components(plan: Plan) -> None:
@@ -222,9 +222,9 @@ def _check_options(slot: str, name: str, cls: type, options: Collection[str], re
     )
     if not required:
         component_slot = registry.slot(slot)
-        plain = component_slot.resolve(name).plain()
+        plain = component_slot.resolve_choice(name).plain()
         with about("its options are written as JSON and read again"):
-            again = component_slot.resolve(json.loads(json.dumps(plain))).plain()
+            again = component_slot.resolve_choice(json.loads(json.dumps(plain))).plain()
             assert again == plain, f"{again} is not {plain}"
         with about("its options are described by 'vitlab schema'"):
             component_slot.options(cls).model_json_schema()

@@ -241,7 +241,7 @@ def _check_outputs(case: _Case, out: Mapping[str, Tensor], x: Tensor) -> None:
 def _run_with_draws(probe: Callable[[Tensor], Any], x: Tensor, seed: int = 0) -> Any:
     """Return the outputs under keyed draws, as a training sets the keys of drops, and a seed of torch's generator."""
     draws = noise.Draws(dropout=1, drop_path=2, sample_B=torch.arange(len(x)), step=3)
-    with torch.no_grad(), torch.random.fork_rng([]), noise.drawing(draws):
+    with torch.no_grad(), torch.random.fork_rng([]), noise.use_model_draws(draws):
         torch.manual_seed(seed)
         return probe(x)
 
@@ -412,7 +412,7 @@ def _check_tokens_read(case: _Case) -> None:
 
 def check_scheme(choice: ResolvedChoice) -> None:
     """Check that draws depend only on the seed and the parameter's name, and set every value."""
-    component, hooks = choice.component, ("fill", "initialise_parameter", "base_variance_ratio")
+    component, hooks = choice.component, ("fill_parameter", "initialise_parameter", "base_variance_ratio")
     # Hooks under other names, such as an earlier version's, would silently leave the values of the default.
     assert {*dir(component)} <= {*dir(Init)} or any(
         getattr(component, hook) is not getattr(Init, hook) for hook in hooks

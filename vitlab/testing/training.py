@@ -117,7 +117,7 @@ def check_schedule(choice: ResolvedChoice) -> None:
     configured = {"": choice}
     if isinstance(choice.options.get("warmup"), float):
         configured = {
-            f"with warmup {warmup}: ": slot("schedule").resolve({**choice.plain(), "warmup": warmup})
+            f"with warmup {warmup}: ": slot("schedule").resolve_choice({**choice.plain(), "warmup": warmup})
             for warmup in (0.0, 0.1, 0.5, 1.0)
         }
     for what, each in configured.items():
@@ -169,7 +169,7 @@ def check_loss(choice: ResolvedChoice) -> None:
 def check_objective(choice: ResolvedChoice) -> None:
     """Check that trainings repeat and resume bit for bit."""
     cls: Any = choice.component
-    data, model = slot("dataset").resolve(DATA), slot("model").resolve(MODEL)
+    data, model = slot("dataset").resolve_choice(DATA), slot("model").resolve_choice(MODEL)
     info, fields = prepare(data, SEEDS).info, {"objective": choice.plain()}
     trial = {
         "data": data.plain(),
@@ -244,7 +244,7 @@ def _check_mean(loss: Loss, logits: Tensor, target: Tensor) -> None:
 
 def _build_training(fields: Mapping[str, Any], *, folder: Path | None = None) -> Training:
     """Return the training of a small ViT by these fields of ``train``, whose checkpoints are written to ``folder``."""
-    choice = slot("dataset").resolve(DATA)
+    choice = slot("dataset").resolve_choice(DATA)
     prepared = prepare(choice, SEEDS)
     spec = TrainSpec.model_validate({"steps": STEPS, "batch_size": 4, "evaluations": 1, **fields})
     dtype = torch.float64 if spec.precision == "fp64" else torch.float32

@@ -77,7 +77,7 @@ def sync(folder: str | Path, *, tracker: Choice | str | Mapping[str, Any] | None
     store = Store(Path(folder).resolve())
     requested = None if tracker is None else RunSpec.model_validate({"tracker": tracker}).tracker
     if requested is not None:
-        trackers.resolve(requested)
+        trackers.resolve_choice(requested)
     deliveries: list[Delivery] = []
     unreadable: list[str] = []
     for file in sorted(store.root.glob("studies/*/plan.json")):

@@ -43,8 +43,8 @@ from vitlab.training.optim import (
     WeightAverage,
     group_by_decay,
     set_learning_rates,
-    split_by_layer,
     split_by_settings,
+    split_for_layer_decay,
 )
 from vitlab.training.optim.schedules import Schedule
 
@@ -162,7 +162,7 @@ class Training:
         groups = optimizer.route(groups, self.module)
         if self.spec.layer_decay is not None:
             layers = {name: self.module.layer_of(name) for name, _ in self.module.named_parameters()}
-            groups = split_by_layer(groups, layers, self.spec.layer_decay)
+            groups = split_for_layer_decay(groups, layers, self.spec.layer_decay)
         if factors := self.module.rate_factors():
             groups = split_by_settings(groups, import_optional("mup").make_group_scaling(factors, optimizer))
         return groups
@@ -230,7 +230,7 @@ class Training:
 
     def compute_loss(self, x_BCHW: Tensor, target: Tensor, draws: noise.Draws) -> Value:
         """Return the loss of some images of a step, a pure function of the weights, which engines stack or compile."""
-        with noise.drawing(draws):
+        with noise.use_model_draws(draws):
             return self.objective.loss(x_BCHW, target)
 
     def draw_batch(self, rows: range) -> tuple[Batch, noise.Draws]:
@@ -335,7 +335,7 @@ class Training:
         """
         if self.result_index >= 0:
             before = self.history[self.result_index]
-            added = {**self._measure_splits(evaluations), WEIGHTS_STEP: float(before.step)}
+            added = {**self._collect_evaluations(evaluations), WEIGHTS_STEP: float(before.step)}
             self.history[self.result_index] = replace(before, metrics={**before.metrics, **added})
             return replace(before, metrics=added)
         if self.history and self.last_measured_step == self.step:
@@ -343,7 +343,7 @@ class Training:
         else:
             metrics = self._measure_interval()
             self.predictions = {}
-        metrics |= self._measure_splits(evaluations)
+        metrics |= self._collect_evaluations(evaluations)
         measurement = Measurement(self.step, self.epoch, self.images, metrics)
         self.history.append(measurement)
         self._keep_if_best()
@@ -375,7 +375,7 @@ class Training:
         self._system = {"system/images_per_s": speed}
         return metrics
 
-    def _measure_splits(self, evaluations: Iterable[EvaluationResult]) -> dict[str, float]:
+    def _collect_evaluations(self, evaluations: Iterable[EvaluationResult]) -> dict[str, float]:
         """Return the metrics of evaluations, those of test sets averaged, and store the predictions.
 
         Raises:

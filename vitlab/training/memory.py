@@ -163,7 +163,7 @@ def _replay_first_pass(draws: noise.Draws | None, state: list[tuple[nn.Module, s
     for module, name, buffer in state:
         module._buffers[name] = buffer
     try:
-        with nullcontext() if draws is None else noise.drawing(draws):
+        with nullcontext() if draws is None else noise.use_model_draws(draws):
             yield
     finally:
         for (module, name, _), current in zip(state, after, strict=True):

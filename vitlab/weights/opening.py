@@ -192,7 +192,7 @@ def _build_trial_model(contents: WeightFile) -> tuple[Model, Architecture]:
     try:
         header = json.loads(text)
         info = parse_as(DataInfo, header["info"])
-        choice = slot("model").resolve(TrialSpec.model_validate(trial["spec"]).model)
+        choice = slot("model").resolve_choice(TrialSpec.model_validate(trial["spec"]).model)
         with torch.random.fork_rng(devices=[]):
             model = cast(Model, slot("model").build(choice, info))
         wide = next((value.dtype for value in contents.tensors.values() if value.is_floating_point()), torch.float32)

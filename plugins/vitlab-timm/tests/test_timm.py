@@ -155,7 +155,7 @@ def test_weights_are_exchanged_with_vit() -> None:
 )
 def test_mistakes_are_reported_with_place(options: dict[str, Any], path: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(OptionError) as caught:
-        model.resolve({"type": "timm", **options})
+        model.resolve_choice({"type": "timm", **options})
     place, text = caught.value.faults[0]
     assert tuple(place)[: len(path)] == path and sentence in text
 
@@ -169,7 +169,7 @@ def test_mistakes_are_reported_with_place(options: dict[str, Any], path: tuple[s
     ],
 )
 def test_impossible_model_is_planned_skip(name: str, info: DataInfo, words: str) -> None:
-    choice = model.resolve({"type": "timm", "name": name})
+    choice = model.resolve_choice({"type": "timm", "name": name})
     reason = Timm.incompatibility(info, choice.options)
     assert reason is not None and words in reason
     with pytest.raises(OptionError, match=r"cannot be used|one prediction"):

@@ -17,7 +17,7 @@ from vitlab.report.drawing import (
     Drawing,
     apply_style,
     describe_shared,
-    new_figure,
+    empty_figure,
     short_labels,
     wrap_line,
     wrapped_labels,
@@ -68,7 +68,7 @@ class Arms(Section[Row]):
         places = {name: place for place, name in enumerate(labels)}
         height = 0.95 + len(rows) * max(0.34, 0.26 + 0.14 * max(label.count("\n") for label in labels.values()))
         with apply_style():
-            figure = new_figure(WIDTH, height)
+            figure = empty_figure(WIDTH, height)
             of_means, *of_differences = figure.subplots(1, 2 if compared else 1, sharey=True, squeeze=False).ravel()
             for name, place in places.items():
                 draw_seeds(of_means, place, [scale.factor * value for value in values[name].values()])

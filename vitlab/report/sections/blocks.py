@@ -14,9 +14,9 @@ from vitlab.comparison.arrays import VERDICTS, Comparisons
 from vitlab.comparison.blocks import judge_blocks
 from vitlab.errors import format_count
 from vitlab.explaining.colours import PAPER, RULE
-from vitlab.planning.registration import names_compared_over_blocks
+from vitlab.planning.registration import family_over_blocks_and_incomplete_arms
 from vitlab.planning.values import Arm, Plan
-from vitlab.report.drawing import WIDTH, Drawing, apply_style, describe_shared, new_figure, wrap_line, wrapped_labels
+from vitlab.report.drawing import WIDTH, Drawing, apply_style, describe_shared, empty_figure, wrap_line, wrapped_labels
 from vitlab.report.phrasing import (
     Answer,
     Columns,
@@ -83,7 +83,7 @@ class Blocks(Section[ArmOverBlocks]):
                     f"Warning: {row.arm} has no difference from {row.baseline} in {', '.join(missing)}, and is judged "
                     f"over the {format_count(row.pairs, 'other block')}."
                 )
-        if fewer := names_compared_over_blocks(findings.plan)[1]:
+        if fewer := family_over_blocks_and_incomplete_arms(findings.plan)[1]:
             yield (
                 "Exploratory: a block was dropped after the first run, and still had to be judged with the others for "
                 f"{', '.join(sorted(fewer))}."
@@ -129,7 +129,7 @@ class Blocks(Section[ArmOverBlocks]):
         plan, labels = findings.plan, wrapped_labels([row.arm for row in rows], 26)
         scale, marks = block_scale(plan.analysis, plan.units), list[Mark]()
         with apply_style():
-            figure = new_figure(WIDTH, 0.95 + 0.42 * len(rows))
+            figure = empty_figure(WIDTH, 0.95 + 0.42 * len(rows))
             axes = figure.subplots()
             for place, row in enumerate(rows):
                 draw_seeds(
@@ -207,7 +207,7 @@ def average_over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
             numbers = np.array([row[name] for name in names], dtype=float)
             numbers_CBK[place, block] = numbers / _score_divisor(plan, by_name[row["baseline"]]["mean"])
     both_SCB, is_control = np.moveaxis(numbers_CBK[:, :, :2], 2, 0), np.array([arm.is_control for arm in arms.values()])
-    family, fewer_blocks = names_compared_over_blocks(plan)
+    family, fewer_blocks = family_over_blocks_and_incomplete_arms(plan)
     design = replace(
         Comparisons.with_one_baseline(len(cells), analysis),
         family=np.where(is_control, 1, len(family)),

@@ -10,7 +10,7 @@ import numpy as np
 
 from vitlab.explaining.colours import GREY, INK, SERIES
 from vitlab.planning.values import Plan
-from vitlab.report.drawing import WIDTH, Drawing, apply_style, describe_shared, new_figure, wrapped_labels
+from vitlab.report.drawing import WIDTH, Drawing, apply_style, describe_shared, empty_figure, wrapped_labels
 from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import Scale, percent
 from vitlab.report.sections import Findings, Section, section
@@ -75,7 +75,7 @@ def draw_curves(results: StudyResults, history: pd.DataFrame, metric: str) -> Dr
     late = done.loc[done["x"] >= 0.2 * done["x"].max(), "value"]
     room = 0.05 * (late.max() - late.min()) or 0.5
     with apply_style():
-        figure = new_figure(WIDTH, 0.5 + height * down)
+        figure = empty_figure(WIDTH, 0.5 + height * down)
         grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).ravel()
         for axes in grid[len(panels) :]:
             axes.remove()

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 from vitlab.errors import format_count
 from vitlab.explaining.colours import GREY, INK, SERIES
-from vitlab.report.drawing import WIDTH, Drawing, apply_style, describe_shared, format_ticks, new_figure, wrapped_labels
+from vitlab.report.drawing import (
+    WIDTH,
+    Drawing,
+    apply_style,
+    describe_shared,
+    empty_figure,
+    format_ticks,
+    wrapped_labels,
+)
 from vitlab.report.phrasing import Columns
 from vitlab.report.sections import Findings, Section, Table, cost, section
 from vitlab.statistics import scaling
@@ -93,7 +101,7 @@ class Fronts(Section[Front]):
         signs |= {row["baseline"]: ("o", INK) for row in findings.arms if row["baseline"] in arms}  # as in curves
         labels = wrapped_labels(arms, 30)
         with apply_style():
-            figure = new_figure(WIDTH, 3.2 * down + 0.2 * len(arms) / across)
+            figure = empty_figure(WIDTH, 3.2 * down + 0.2 * len(arms) / across)
             panels = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
             for axes, row in zip(panels, rows, strict=False):
                 at = {arm: (costs[arm][row.cost], scale.factor * means[arm]) for arm in row.arms}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitlab.comparison.study import refusals_by_arm
 from vitlab.planning.values import Arm
-from vitlab.report.drawing import WIDTH, Drawing, apply_style, new_figure, wrapped_labels
+from vitlab.report.drawing import WIDTH, Drawing, apply_style, empty_figure, wrapped_labels
 from vitlab.report.phrasing import (
     Columns,
     Scale,
@@ -94,7 +94,7 @@ class MainEffects(Section[MainEffect]):
             if row.difference is not None
         ]
         with apply_style():
-            figure = new_figure(0.75 * WIDTH, 0.8 + 0.3 * len(rows))
+            figure = empty_figure(0.75 * WIDTH, 0.8 + 0.3 * len(rows))
             unit = f" ({scale.points})" if scale.points else ""
             draw_differences(figure.subplots(), [*labels.values()], marks, scale, f"difference from the baseline{unit}")
         interval = interval_name(rows[0].family, findings.plan.analysis)

@@ -43,7 +43,10 @@ def build_metrics(
     """
     if standard is None:
         standard = {_metric_name(choice): metric.build(choice) for choice in _standard_choices(data)}
-    metrics = {**standard, **{_metric_name(choice): metric.build(choice) for choice in map(metric.resolve, chosen)}}
+    metrics = {
+        **standard,
+        **{_metric_name(choice): metric.build(choice) for choice in map(metric.resolve_choice, chosen)},
+    }
     for one in metrics.values():
         one.labels = data.labels
     return metrics
@@ -91,7 +94,7 @@ def find_added_metrics(
 
 def _standard_choices(data: DataInfo) -> list[ResolvedChoice]:
     # By full name, since a plugin may register the same short name.
-    choices = [metric.resolve(f"{BUILT_IN}:{name}") for name in STANDARD[data.task]]
+    choices = [metric.resolve_choice(f"{BUILT_IN}:{name}") for name in STANDARD[data.task]]
     return [choice for choice in choices if choice.component.incompatibility(data, choice.options) is None]
 
 

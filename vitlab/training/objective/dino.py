@@ -175,7 +175,7 @@ class DINO(Objective):
         if draws is None:
             return nullcontext()
         dropout, drop_path, step = (noise.fold(key, view) for key in (draws.dropout, draws.drop_path, draws.step))
-        return noise.drawing(noise.Draws(dropout, drop_path, draws.sample_B, step))
+        return noise.use_model_draws(noise.Draws(dropout, drop_path, draws.sample_B, step))
 
 
 class SelfDistillation(Model):

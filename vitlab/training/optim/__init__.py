@@ -196,7 +196,7 @@ def group_by_decay(model: nn.Module, weight_decay: float, declared: Collection[s
     return [group for group in groups if group["params"]]
 
 
-def split_by_layer(groups: Sequence[Group], layers: Mapping[str, int], factor: float) -> list[Group]:
+def split_for_layer_decay(groups: Sequence[Group], layers: Mapping[str, int], factor: float) -> list[Group]:
     """Split groups by layer, with a learning rate ``factor`` times the rate of the next deeper layer.
 
     Args:
