@@ -863,7 +863,7 @@ def test_explain_separates_arms_and_images_and_draws_side_by_side(
     for section, image in zip(document.iter("section"), ("test image 3", "test image 5"), strict=True):
         assert section.find("h2").text.startswith(f"{image}, true class ")
         names = [heading.text for heading in section.find("div").iter("h3")]
-        assert names == ["image", "baseline, seed 0", "position=none, seed 0"]
+        assert names == ["baseline, seed 0", "position=none, seed 0"]
         sources = [picture.get("src") for picture in section.iter("img")]
         assert [source[:5] for source in sources[:9]] == [
             "data:"
