@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ERROR = "test/mce"
 """Mean error over corruptions; ``test/mce_NAME`` is the error on one of them."""
 RELATIVE = "relative to the baseline"
-MAX_COLUMNS = 4  #: of more metrics, such as one for each class, each has a line
+MAX_COLUMNS = 5  #: of more metrics, such as one for each class, each has a line
 MAX_LINES = 20  #: of more metrics, a terminal shows those that differ most between arms
 
 
