@@ -1471,7 +1471,7 @@ def _texts_overlap(figure: Any, texts: Sequence[Any]) -> bool:
 def test_grid_has_panel_per_arm_with_distinct_labels(tmp_path):
     plan, store = _grid(tmp_path)
     figure_set = figures_of(plan, store)
-    assert list(figure_set) == ["arms", "curves", "main_effects"]
+    assert list(figure_set) == ["arms", "curves", "main_effects", "interactions"]
     left, right = figure_set["arms"].axes
     names = [label.get_text() for label in left.get_yticklabels()]
     assert len(set(names)) == 6 and all(name.count("=") == 2 and "..." not in name for name in names)
@@ -1548,6 +1548,19 @@ def test_loss_has_own_curves(tmp_path):
     assert draw((), findings).figure.get_supylabel() == "val loss"
     loss_plan = dataclasses.replace(plan, analysis=Analysis(metric="val/loss", goal="min"))
     assert all_sections()["loss"].metric(loss_plan) is None
+
+
+def test_figure_of_interactions_has_the_numbers_of_their_table(tmp_path):
+    plan, store = _grid(tmp_path)
+    content = report.collect(plan, store)
+    rows, (axes,) = content.sections["interactions"], content.figures["interactions"].figure.axes
+    assert len(rows) == 2 and axes.get_xlabel() == "difference of differences (points)"
+    lines = [line.get_xdata() for line in axes.get_lines()[1:]]  # after the rule at 0: intervals and their dots
+    expected = [numbers for row in rows for numbers in ([row.low, row.high], [row.difference])]
+    for drawn, numbers in zip(lines, expected, strict=True):
+        assert drawn == pytest.approx(100 * np.array(numbers))
+    labels = [" ".join(label.get_text().split()) for label in axes.get_yticklabels()]
+    assert all(f"{row.first.partition('.')[2]} with {row.second.partition('.')[2]}" in labels for row in rows)
 
 
 def test_selected_arms_stand_beside_their_baseline_and_sections_are_frames(tmp_path):

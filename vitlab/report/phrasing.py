@@ -75,7 +75,7 @@ def difference_columns(rows: Sequence[Any], analysis: Analysis, scale: Scale, ti
     column, interval = Columns(rows), interval_name(max(row.family for row in rows), analysis)
     return [
         column(
-            f"{title} ({scale.points})" if scale.points else title,
+            scale.title_of_difference(title),
             lambda row: scale.number(row.difference, decimals, sign=True),
         ),
         column(interval, lambda row: scale.interval(row.low, row.high, decimals), rank=1),
@@ -129,6 +129,10 @@ class Scale:
         """The label of the metric, as in ``val accuracy (%)``."""
         name = self.metric.replace("/", " ")
         return f"{name} ({self.unit})" if self.unit and not name.endswith(f"({self.unit})") else name
+
+    def title_of_difference(self, title: str) -> str:
+        """Return a title with the unit of differences, as in ``difference (points)``."""
+        return f"{title} ({self.points})" if self.points else title
 
     def decimals_for_intervals(self, widths: Sequence[float | None], values: Sequence[float | None] = ()) -> int:
         """Return the decimals for intervals of these half-widths, about one uncertain digit, or else for values."""

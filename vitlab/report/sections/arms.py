@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitlab.comparison import Verdict
 from vitlab.errors import format_count
@@ -38,6 +38,7 @@ from vitlab.spec import Analysis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from vitlab.report.report import Report
 
@@ -79,8 +80,7 @@ class Arms(Section[Row]):
             for axes in of_differences:
                 facts = ("difference", "difference_low", "difference_high", "verdict")
                 marks = [difference_mark(places[row["arm"]], *(row[fact] for fact in facts)) for row in compared]
-                unit = f" ({scale.points})" if scale.points else ""
-                draw_differences(axes, [*labels.values()], marks, scale, f"difference from the baseline{unit}")
+                draw_differences(axes, [*labels.values()], marks, scale, "difference from the baseline")
             of_means.set_yticks(range(len(rows)), _arm_column(rows, labels).cells)
             of_means.set_ylim(len(rows) - 0.4, -0.6)
             of_means.grid(axis="x")
@@ -221,7 +221,7 @@ def paper_table(report: Report) -> Table:
     seeds = format_count(max(counts), "seed") if len(counts) == 1 else "n seeds"
     caption = f"Mean {PLUS_MINUS} standard deviation of {scale.title} over {seeds}; {analysis.direction}."
     if compared := compared_rows(rows):
-        table.append(column(f"difference ({scale.points})" if scale.points else "difference", difference))
+        table.append(column(scale.title_of_difference("difference"), difference))
         table.append(column("verdict", _verdict_cell, right=False))
         interval = phrasing.interval_name(max(row["family"] for row in compared), analysis)
         caption += f" Difference from the baseline with its {interval}; verdicts at level {analysis.alpha:g}."
@@ -307,8 +307,21 @@ def draw_differences(axes: Axes, labels: Sequence[str], marks: Sequence[Mark], s
     draw_marks(axes, marks, scale, [0.0])
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.4, -0.6)
-    axes.set_xlabel(title)
+    axes.set_xlabel(wrap_line(scale.title_of_difference(title), 60))
     axes.grid(axis="x")
+
+
+def draw_effects(rows: Mapping[str, Any], title: str, scale: Scale) -> Figure:
+    """Draw the difference, interval and verdict of the row of each label."""
+    marks = [
+        difference_mark(place, row.difference, row.low, row.high, row.verdict)
+        for place, row in enumerate(rows.values())
+        if row.difference is not None
+    ]
+    with apply_style():
+        figure = new_figure(0.75 * WIDTH, 0.8 + 0.3 * len(rows))
+        draw_differences(figure.subplots(), [*wrapped_labels([*rows], 30).values()], marks, scale, title)
+    return figure
 
 
 def draw_marks(axes: Axes, marks: Sequence[Mark], scale: Scale, points: Sequence[float]) -> None:

@@ -16,7 +16,7 @@ from vitlab.errors import format_count
 from vitlab.explaining.colours import PAPER, RULE
 from vitlab.planning.registration import family_over_blocks_and_incomplete_arms
 from vitlab.planning.values import Arm, Plan
-from vitlab.report.drawing import WIDTH, Drawing, apply_style, describe_shared, empty_figure, wrap_line, wrapped_labels
+from vitlab.report.drawing import WIDTH, Drawing, apply_style, describe_shared, empty_figure, wrapped_labels
 from vitlab.report.phrasing import (
     Answer,
     Columns,
@@ -138,8 +138,7 @@ class Blocks(Section[ArmOverBlocks]):
                 if row.difference is not None:
                     marks.append(Mark(place, row.difference, row.new_low, row.new_high, RULE, PAPER))
                     marks.append(difference_mark(place, row.difference, row.low, row.high, row.verdict))
-            title = wrap_line(f"difference from {rows[0].baseline} ({scale.points})", 60)
-            draw_differences(axes, [*labels.values()], marks, scale, title)
+            draw_differences(axes, [*labels.values()], marks, scale, f"difference from {rows[0].baseline}")
         interval = interval_name(rows[0].family, plan.analysis)
         caption = (
             f"The difference in each block (small), the mean with its {interval}, and where a new block lies (pale)."

@@ -13,6 +13,7 @@ import numpy as np
 from vitlab.comparison.study import Sample, judge_study
 from vitlab.planning.values import Arm, Plan
 from vitlab.report.comparison import read_samples, trials_by_arm, with_equal_looks
+from vitlab.report.drawing import Drawing
 from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import (
     DASH,
@@ -24,6 +25,7 @@ from vitlab.report.phrasing import (
     mean_and_difference_decimals,
 )
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
+from vitlab.report.sections.arms import draw_effects
 from vitlab.spec.design import format_value, short_names
 
 if TYPE_CHECKING:
@@ -132,6 +134,7 @@ class Interaction:
     """An interaction of two changes, in the unit of the metric; numbers are None where too few seeds have them."""
 
     changes: ClassVar = ("first", "second")
+    verdict: ClassVar = ""  #: none, because no interaction is registered
     first: str  #: a change, as ``path=value``
     second: str
     against: str  #: the values that both are changed from
@@ -167,6 +170,15 @@ class Interactions(Section[Interaction]):
             yield Interaction(
                 *changes, row["pairs"], row["family"], *sizes, *(row[name] for name in ("p", "p_corrected"))
             )
+
+    def figure(self, rows: Sequence[Interaction], findings: Findings) -> Drawing:
+        labels = shorten_change_paths(rows)
+        effects = {f"{labels[row.first]} with {labels[row.second]}": row for row in rows}
+        return Drawing(
+            draw_effects(effects, "difference of differences", findings.scale),
+            "Difference that two changes make together minus the sum of their single differences, with its "
+            f"{interval_name(rows[0].family, findings.plan.analysis)}.",
+        )
 
     def table(self, rows: Sequence[Interaction], report: Report) -> Table:
         column, labels = Columns(rows), shorten_change_paths(rows)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitlab.comparison.study import refusals_by_arm
 from vitlab.planning.values import Arm
-from vitlab.report.drawing import WIDTH, Drawing, apply_style, empty_figure, wrapped_labels
+from vitlab.report.drawing import Drawing
 from vitlab.report.phrasing import (
     Columns,
     Scale,
@@ -21,7 +21,7 @@ from vitlab.report.phrasing import (
     truncate_list,
 )
 from vitlab.report.sections import Findings, Section, Table, section
-from vitlab.report.sections.arms import difference_mark, draw_differences
+from vitlab.report.sections.arms import draw_effects
 from vitlab.report.sections.interactions import Grid, join_paths, judge_averages, shorten_change_paths
 from vitlab.spec import Analysis
 
@@ -86,17 +86,9 @@ class MainEffects(Section[MainEffect]):
             yield MainEffect(level, against, len(arms), **columns, collapsed=row["collapsed_pairs"])
 
     def figure(self, rows: Sequence[MainEffect], findings: Findings) -> Drawing:
-        scale, short = findings.scale, shorten_change_paths(rows)
-        labels = wrapped_labels([short[row.level] for row in rows], 30)
-        marks = [
-            difference_mark(place, row.difference, row.low, row.high, row.verdict)
-            for place, row in enumerate(rows)
-            if row.difference is not None
-        ]
-        with apply_style():
-            figure = empty_figure(0.75 * WIDTH, 0.8 + 0.3 * len(rows))
-            unit = f" ({scale.points})" if scale.points else ""
-            draw_differences(figure.subplots(), [*labels.values()], marks, scale, f"difference from the baseline{unit}")
+        labels = shorten_change_paths(rows)
+        effects = {labels[row.level]: row for row in rows}
+        figure = draw_effects(effects, "difference from the baseline", findings.scale)
         interval = interval_name(rows[0].family, findings.plan.analysis)
         return Drawing(
             figure,
