@@ -1611,7 +1611,7 @@ def test_page_starts_with_answer_and_folds_columns(tmp_path):
     values = GRID["sincos2d", "linear"]
     cells = f"{100 * np.mean(values) - 1:.1f} \u00b1 {100 * np.std(values, ddof=1):.1f}"
     assert cells in section.split("<details>")[1]
-    assert html.count('class="picture"') == 3
+    assert html.count('class="picture"') == 4
     assert 'data-label="difference">' in section and html.count("<dt>Versions") == 1 and "<dt>vitlab" not in html
 
 
