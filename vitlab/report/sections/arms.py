@@ -319,7 +319,7 @@ def draw_effects(rows: Mapping[str, Any], title: str, scale: Scale) -> Figure:
         if row.difference is not None
     ]
     with apply_style():
-        figure = new_figure(0.75 * WIDTH, 0.8 + 0.3 * len(rows))
+        figure = empty_figure(0.75 * WIDTH, 0.8 + 0.3 * len(rows))
         draw_differences(figure.subplots(), [*wrapped_labels([*rows], 30).values()], marks, scale, title)
     return figure
 
