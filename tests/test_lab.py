@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from html import escape
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -33,7 +34,7 @@ from vitlab.cli import cli
 from vitlab.data.prepare import prepare
 from vitlab.driver.planning import prepare_tracker_and_executor
 from vitlab.driver.session import Watch
-from vitlab.errors import SpecError, UserError
+from vitlab.errors import Interrupted, SpecError, UserError
 from vitlab.executors.inline import Inline
 from vitlab.lab import Answer
 from vitlab.planning import expand
@@ -297,6 +298,55 @@ def test_changed_code_retrains_affected_trials_but_comments_do_not(
 
 
 # -- nothing is lost --------------------------------------------------------------------------------------------------
+
+
+class Said(Watch):
+    """A display that keeps what is said."""
+
+    def __init__(self) -> None:
+        self.sentences: list[str] = []
+
+    def say(self, sentence: str) -> None:
+        self.sentences.append(sentence)
+
+
+@pytest.mark.parametrize(("only", "count"), [("*", "0 of 4"), ("position=none", "0 of 2")])
+def test_interrupted_run_says_what_follows_and_counts_its_own_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only: str, count: str
+) -> None:
+    def stop(*arguments: object, **options: object) -> None:
+        raise Interrupted("interrupted")
+
+    monkeypatch.setattr(lab, "train_missing", stop)
+    file, said = study(tmp_path, run={"executor": "inline", "tracker": "none"}), Said()
+    with pytest.raises(Interrupted, match=f"^interrupted; {count} trials done; the same command goes on$"):
+        lab.run(file, out=tmp_path / "out", only=only, watch=said)
+    assert said.sentences[-1] == "writing the report; Ctrl-C again ends this at once."
+
+
+def test_interrupted_delivery_gives_one_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    advice = "interrupted; the report is written, and 'vitlab sync' delivers the rest"
+
+    def stop(*arguments: object, **options: object) -> None:
+        raise Interrupted(advice)
+
+    monkeypatch.setattr(lab._Run, "stages", lambda run: [])
+    monkeypatch.setattr(lab, "_report_and_deliver", stop)
+    with pytest.raises(Interrupted) as caught:
+        lab.run(study(tmp_path), out=tmp_path / "out", watch=Said())
+    assert str(caught.value) == advice
+
+
+@pytest.mark.parametrize(("title", "delivers"), [("MLflow", " and delivering what is trained"), ("", "")])
+def test_second_ctrl_c_is_followed_by_nothing(monkeypatch: pytest.MonkeyPatch, title: str, delivers: str) -> None:
+    said = Said()
+    session: Any = SimpleNamespace(watch=said, tracker=SimpleNamespace(title=title))
+    lab._say_what_follows(session)
+    assert said.sentences == [f"writing the report{delivers}; Ctrl-C again ends this at once."]
+    monkeypatch.setattr("vitlab.interrupts.is_repeated", lambda: True)
+    lab._say_what_follows(session)
+    nothing: Any = None
+    assert len(said.sentences) == 1 and lab._report_and_deliver(nothing, nothing, None) is None
 
 
 @pytest.mark.slow

@@ -11,14 +11,17 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import slot_fixtures
 
 from vitlab import lab, testing, trackers
+from vitlab.driver.scheduler import Schedule
 from vitlab.driver.session import Session
 from vitlab.errors import SpecError, UserError
+from vitlab.executors.inline import Inline
 from vitlab.registry import slot
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, TrialFolder
@@ -290,6 +293,28 @@ def test_trials_do_not_wait_for_delivery(tmp_path: Path) -> None:
     threading.Timer(0.1, go_on.set).start()
     assert aside.close([]) == "somewhere" and most == [1]
     assert lines(store) == journalled(store) + Counter({"done": 4})
+
+
+def test_delivery_of_a_report_does_not_wait_for_the_pace_of_a_run(tmp_path: Path) -> None:
+    class Counts(Lines):
+        updates = 0
+
+        def update(self) -> None:
+            self.updates += 1
+
+    _, board = rehearsed(tmp_path, Counts)
+    aside = BackgroundDelivery(board)
+    schedule = Schedule(Inline(RunSpec()), {}, SimpleNamespace(delivery=aside), [])  # type: ignore[arg-type]
+    schedule._update_tracker()
+    assert aside._thread is not None
+    aside._thread.join()
+    time.sleep(0.01)
+    schedule._update_tracker()
+    aside._thread.join()
+    assert board.updates == 1
+    aside.update()  # while the report is written
+    aside._thread.join()
+    assert board.updates == 2
 
 
 def test_undroppable_trial_does_not_block_others(tmp_path: Path, caplog: Any) -> None:

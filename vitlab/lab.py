@@ -34,6 +34,7 @@ from vitlab.driver.session import (
     Watch,
     become_sole_driver,
     find_cached_trials,
+    is_selected,
     next_stage,
     require_matching_arm,
 )
@@ -129,13 +130,18 @@ def run(
                     current.endings |= train_missing(stage, missing, current.session, retry_failed=retry_failed)
                 _explain_and_measure(current.plan, current.session, measure=measure)
                 has_ended = True
-            finally:  # also after Ctrl-C: what has been trained is reported and delivered; a second one ends the run
-                if not interrupts.is_repeated():
-                    link = _report_and_deliver(current.plan, current.session, on_report if has_ended else None)
+            except (Interrupted, KeyboardInterrupt):
+                _say_what_follows(current.session)
+                raise
+            finally:  # also after Ctrl-C: what has been trained is reported and delivered
+                link = _report_and_deliver(current.plan, current.session, on_report if has_ended else None)
         except (Interrupted, KeyboardInterrupt) as error:
-            done = [store.folder(planned.trial).done() for planned in current.plan.trials]
-            stop = f"{str(error) or 'interrupted'}; {sum(done)} of {len(done)} trials done"
-            raise Interrupted(f"{stop}; the same command goes on") from None
+            if str(error) not in ("", "interrupted"):  # it says what is left
+                raise
+            done = [store.folder(item.trial).done() for item in current.plan.trials if is_selected(item.arm, only)]
+            raise Interrupted(
+                f"interrupted; {sum(done)} of {len(done)} trials done; the same command goes on"
+            ) from None
         return _make_answer(current, len(study.seeds.values), link)
 
 
@@ -211,8 +217,20 @@ def _make_answer(run: _Run, seeds: int, link: str | None) -> Answer:
     )
 
 
+def _say_what_follows(session: Session) -> None:
+    """Say what follows the first Ctrl-C."""
+    if not interrupts.is_repeated():
+        delivers = " and delivering what is trained" if session.tracker.title else ""
+        session.watch.say(f"writing the report{delivers}; Ctrl-C again ends this at once.")
+
+
 def _report_and_deliver(plan: Plan, session: Session, on_report: Callable[[Render], None] | None) -> str | None:
-    """Bring the stored report up to date, and the tracker, and return the study's address there."""
+    """Bring the stored report up to date, and the tracker, and return the study's address there.
+
+    Nothing is done, and None returned, after a second Ctrl-C.
+    """
+    if interrupts.is_repeated():
+        return None
     folder, delivery = session.store.study(plan.study) / "report", session.delivery
     say, status = session.watch.say, session.watch.status
     if report.is_current(plan, session.store):

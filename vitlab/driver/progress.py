@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 import warnings
@@ -17,10 +16,8 @@ from typing import Any, NamedTuple
 
 import click
 from rich.console import Console
-from rich.control import Control
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 
@@ -147,7 +144,6 @@ class _Display(Watch):
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
-        self._drawn = 0, 0  #: columns and lines of the table
         self._done = self._total = 0
         self._running: dict[str, TrialProgress] = {}
         self._paused: dict[str, TrialProgress] = {}  #: trials with a checkpoint that are not submitted yet
@@ -169,6 +165,7 @@ class _Display(Watch):
         for planned in plan.trials:
             if planned.trial.name in self._open or (store.folder(planned.trial).path / "result.json").exists():
                 self._arms.setdefault(planned.arm, []).append(planned)
+        self._ended_rows: dict[str, Row] = {}  #: of arms without an open trial
         self._final_value = cache(self._read_final_value)  # asked for twice a second
         self._longest = max(
             (trial_name(item) for trials in self._arms.values() for item in trials), key=len, default=""
@@ -257,7 +254,6 @@ class _Display(Watch):
         table.add_row(make_table([total, *(rows[at][1] for at in sorted(order[:room]))], width, widest))
         if len(rows) > room:
             table.add_row(f"... and {len(rows) - room:,} more arms and trials")
-        self._drawn = self._console.measure(table).maximum, 2 + min(len(rows), room + 1)
         return table
 
     def _ranked_rows(self, scale: Scale) -> list[tuple[int, Row]]:
@@ -272,6 +268,9 @@ class _Display(Watch):
                 running[name] = PLANNED, Row(name, progress.share, "paused", f"at {state.strip()}")
         rows = []
         for arm, trials in self._arms.items():
+            if arm in self._ended_rows:
+                rows.append((ENDED, self._ended_rows[arm]))
+                continue
             own = [running.pop(name) for name in map(trial_name, trials) if name in running]
             folders = [self._store.folder(item.trial) for item in trials if item.trial.name not in self._open]
             values = [value for folder in folders if (value := self._final_value(folder)) is not None]
@@ -279,7 +278,10 @@ class _Display(Watch):
                 state = f"{len(values)} of {len(trials)}" if len(values) < len(trials) else Ending.DONE
                 is_over = len(folders) == len(trials)
                 mean = f"{_format_value(fmean(values), scale)} (mean of {len(values)})" if values and is_over else ""
-                rows.append((ENDED, Row(arm, len(folders) / len(trials), state, mean)))
+                row = Row(arm, len(folders) / len(trials), state, mean)
+                rows.append((ENDED, row))
+                if is_over:
+                    self._ended_rows[arm] = row
             elif not own:
                 rows.append((PLANNED, Row(arm, 0.0, "planned", "")))
             rows += own
@@ -410,10 +412,6 @@ class LiveView(_Display):
         self._live.start(refresh=True)
 
     def _draw(self) -> None:
-        width, height = self._drawn
-        # A terminal that is narrower now has wrapped what was drawn, and rich erases only as many lines as it drew.
-        wrapped = height * (math.ceil(width / self._console.width) - 1)
-        self._console.control(Control(*[(ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)] * wrapped))
         self._live.refresh()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +25,7 @@ from vitlab.store.locks import own_process_name
 from vitlab.store.result import Ending
 
 GRACE_S = 30.0  #: time that a worker has to write a checkpoint when it is stopped
+TRACK_EVERY_S = 2.0  #: from one update of the tracker to the next
 
 
 def train_missing(
@@ -112,6 +114,7 @@ class Schedule:
             # Jobs of an earlier driver do not count as attempts: their workers may exit because that driver died.
             self._endings[folder][Ending.LOST] = -1
         self._done = self.failed = 0  #: trials
+        self._tracked_at = -TRACK_EVERY_S
         self._refusals: list[str] = []
 
     @classmethod
@@ -137,7 +140,7 @@ class Schedule:
         """Run all jobs to their end; for what it raises see :func:`train_missing`."""
         try:
             while self._waiting or self._running:
-                self._session.delivery.update()  # at first before the first worker starts
+                self._update_tracker()
                 self._submit_ready_jobs()
                 for end in self._executor.poll(timeout_s=0.2) if self._running else ():
                     self._handle_end(end)
@@ -147,16 +150,19 @@ class Schedule:
                 self._session.watch.tick()
         except KeyboardInterrupt:
             self._session.watch.close()
-            self._session.watch.say(
-                "stopping: running trials write a checkpoint, then report and tracker get what is trained; Ctrl-C "
-                "again ends this at once."
-            )
+            self._session.watch.say("stopping: running trials write a checkpoint; Ctrl-C again ends them at once.")
             self._executor.cancel(GRACE_S)
             raise Interrupted("interrupted") from None
         except BaseException:
             self._executor.cancel(GRACE_S)
             raise
         self._check_refusals()
+
+    def _update_tracker(self) -> None:
+        """Update the tracker if that is due, at first before the first worker starts."""
+        if time.monotonic() - self._tracked_at > TRACK_EVERY_S:
+            self._session.delivery.update()
+            self._tracked_at = time.monotonic()
 
     def _submit_ready_jobs(self) -> None:
         """Submit the jobs that are ready, as far as slots are free; end those that wait for a failed trial."""

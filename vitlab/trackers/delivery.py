@@ -42,9 +42,9 @@ from vitlab.trackers import tracker as trackers
 log = logging.getLogger(__name__)
 
 DELIVERED = "delivered.json"
-"""File in a study's folder that is there while the tracker lacks nothing: the tracker's place, and the address."""
-UPDATE_EVERY_S = 2.0  #: from one delivery during a run to the next, of at most two thousand trials
-TRIAL_S = 0.001  #: the same for each trial of a larger study: a delivery looks at all of them
+"""File in a study's folder that is there if the tracker lacked nothing as of the last report: its place and address."""
+TRIAL_S = 0.001
+"""Time from one delivery during a run to the next, for each trial of the study: a delivery looks at all of them."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class BackgroundDelivery:
         """Start a delivery, unless one is in progress or it is too early for the next one."""
         tracker, now = self._tracker, time.monotonic()
         if tracker.title and now >= self._next_at and (self._thread is None or not self._thread.is_alive()):
-            self._next_at = now + max(UPDATE_EVERY_S, TRIAL_S * len(tracker.plan.trials))
+            self._next_at = now + TRIAL_S * len(tracker.plan.trials)
             self._thread = threading.Thread(target=self._call_tracker, args=["update"], daemon=True)
             self._thread.start()
 
