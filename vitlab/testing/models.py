@@ -346,7 +346,7 @@ def _check_position(case: _Case) -> None:
     # A model may go on at twice the resolution, as in fine-tuning.
     larger = _Case(case.choice, replace(g, image=(g.image[0] * 2, g.image[1] * 2)))
     if larger.refusal() is None:
-        with about("its state is resampled for a grid twice as large and loaded there"):
+        with about("its state is resampled for a grid twice as large, by its method resample, and loaded there"):
             targets = encodings_by_prefix(larger.build().part)
             for at, encoding in encodings_by_prefix(position).items():
                 state = encoding.resample(encoding.state_dict(), g, larger.g, Resampling())
