@@ -111,6 +111,7 @@ def one(lines: list[str]) -> str:
 KINDS = [
     # unknown key
     ("study: small", "study: small\ndepth: 3", "2:1", ["unknown key 'depth'. The path of 'depth' is base.model.depth.", "Allowed here:"]),
+    ("dim: 8", "seeds: 4, dim: 8", "4:37", ["no option 'seeds'. 'seeds' stands at the top of the file.", "Options:"]),
     ("dim: 8", "steps: 4, dim: 8", "4:37", ["no option 'steps'. The path of 'steps' is base.train.steps.", "Options:"]),
     ("study: small", "study: small\nsedes: 3", "2:1", ["unknown key 'sedes'", "Did you mean 'seeds'?", "Allowed here:", "analysis"]),
     ("  train: {steps: 2,", "  trian: {}\n  train: {steps: 2,", "5:3", ["unknown key 'trian'", "'train'", "distill"]),
@@ -165,6 +166,7 @@ KINDS = [
     # rules
     ("study: small", "study: small\nwhere: [{require: 'model.dim >', because: x}]", "2:19", ["'model.dim >' is not an expression", "allowed:"]),
     ("study: small", "study: small\nwhere: [{require: '__import__(\"os\")', because: x}]", "2:19", ["is not allowed in a rule", "allowed:"]),
+    ("study: small", "study: small\nwhere: [{require: '1 < 2 and model.dim is 3', because: x}]", "2:19", ["'model.dim is 3' is not allowed"]),
     ("study: small", "study: small\nwhere: [{require: 'model.dim ** 9 > 1', because: x}]", "2:19", ["'model.dim ** 9' is not allowed", "+ - *"]),
     ("study: small", "study: small\nwhere: [{require: '\"a\" * 99999999999999 == 1', because: x}]", "2:19", ["'a' is not a number"]),
     ("study: small", "study: small\nwhere: [{require: '\"%099999999999d\" % 1', because: x}]", "2:19", ["is not a number"]),

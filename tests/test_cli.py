@@ -339,6 +339,18 @@ def test_plugin_mistakes_exit_with_3(tmp_path: Path) -> None:
     ]
 
 
+def test_broken_plugin_and_wrong_study_keep_their_places(tmp_path: Path) -> None:
+    broken = write(tmp_path / "a", plugins=["broken.py"])
+    (broken.parent / "broken.py").write_text("import nothing_of_that_name\n")
+    wrong = write(tmp_path / "b", seeds="two")
+    code, _, err = call("validate", broken, wrong)
+    assert code == 3 and "nothing_of_that_name" in err and "seeds: two\n" in err and "^^^" in err, err
+    code, printed, _ = call("validate", broken, wrong, "--json")
+    [placed] = [mistake for mistake in json.loads(printed)["mistakes"] if mistake["path"] == "seeds"]
+    assert code == 3 and placed["line"] and placed["file"].endswith(wrong.name) and placed["value"] == "two"
+    assert not placed["message"].startswith(placed["file"])
+
+
 BLOCKS = """
 import torch
 from vitlab.components.position import position
@@ -451,7 +463,7 @@ def test_components_of_plugins_are_tested_before_training(tmp_path: Path, comman
     file = write(tmp_path, design={"one_at_a_time": {"train.loss": losses, **changes}}, seeds=1)
     code, _, err = call(*command.split(), file, "--plugin", plugin, *["--out", tmp_path / "out"] * command.count("run"))
     faults = [line for line in err.splitlines() if "in two parts" in line]
-    assert code == 3 and len(faults) == len(err.strip().splitlines()) - (command[:3] == "run"), err
+    assert code == 3 and len(faults) == len(err.strip().splitlines()) - 1, err
     lines = LOSSES.format(end=end).splitlines()
     for fault, name in zip(faults, ("summed", "noisy"), strict=True):
         line = 1 + lines.index(f'@loss.register("{name}_{end}")')

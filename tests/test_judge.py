@@ -241,6 +241,8 @@ def test_duplicates_count_once_or_are_refused(tmp_path: Path) -> None:
     [
         ("model,run,acc\na,0,x\n", {}, "'x' in row 1 of column 'acc' is not a number"),
         ("model,run,acc\na,0,1\n", {"arm": "modle"}, "no column 'modle'. Did you mean 'model'?"),
+        ("model,run,acc\na,0,1\n", {"seed": ""}, "no column ''. Columns: model; run; acc."),
+        ("model,run,acc,f1\na,0,0.9x,1\n", {"metric": "ac"}, "no column 'ac'. Did you mean 'acc'? Columns: f1; "),
         ("model,run,acc\na,0,1\n", {"baseline": "b"}, "no arm 'b'. Arms: a."),
         ("model,run,acc\n,0,1\n", {}, "row 1 has no 'model'"),
         ("model,run,acc\na,,1\n", {}, "row 1 has no 'run'"),

@@ -258,7 +258,7 @@ def test_columns_called_arm_and_seed_need_no_option(tmp_path: Path) -> None:
     # A column 'arm' of names holds no values, so that the metric is a column, too, and this one is unknown.
     with pytest.raises(UserError) as raised:
         judged(tmp_path, LONG, arm=None, metric="accc")
-    assert str(raised.value).endswith("no column 'accc'. Did you mean 'acc'? Columns: acc.")
+    assert str(raised.value).endswith("no column 'accc'. Did you mean 'acc'? Columns: acc; arm; seed.")
     # A column of names that is called nearly so is no arm either.
     message = refusal(tmp_path, LONG.replace("arm", "Arms"), arm=None, metric="accc")
     assert "no column 'accc'. Did you mean 'acc'?" in message

@@ -1157,6 +1157,11 @@ def test_arms_are_described_in_points_as_in_the_report_and_told_apart_first(deli
     rows = [first, other, {**other, "arm": "c, d", "verdict": "better"}, {**other, "arm": "e", "verdict": "better"}]
     notes = [each.tags["mlflow.note.content"] for each in summarize_arms(delivered.plan, rows, "here").values()]
     assert notes == ["baseline, mean 51.23 %", "cannot tell, +5.43 points from \N{MINUS SIGN}1 to +12"]
+    small = {**other, "difference": -1e-5, "difference_low": -2e-7, "difference_high": 0.0}
+    [_, small_note] = [
+        each.tags["mlflow.note.content"] for each in summarize_arms(delivered.plan, [first, small], "here").values()
+    ]
+    assert small_note == "cannot tell, \N{MINUS SIGN}0.001 points from \N{MINUS SIGN}2e-05 to +0"
     answer = describe_answer({"arms": rows, "answers": ["one", "two"]})
     assert answer == "better: c, d; e · cannot tell: position=none"
     later = [{**row, "exploratory": "its margin was changed"} for row in rows[1:]]

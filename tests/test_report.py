@@ -504,6 +504,31 @@ def test_arms_at_chance_are_noted(tmp_path, undrawn):
         assert not any(note.startswith(expected) for note in document(plan, store)["notes"])
 
 
+@pytest.mark.parametrize("goal", ["max", "min"])
+@pytest.mark.parametrize(
+    ("a", "b", "warned"),
+    [
+        ([float(np.float32(0.1))] * 3, [0.1] * 3, True),
+        ([0.10, 0.12, 0.09], [0.1] * 3, True),
+        ([0.12] * 3, [0.1] * 3, False),
+        ([0.9, 0.91, 0.1, 0.905], [0.101, 0.1, 0.099, 0.1], False),
+        ([0.1] * 3, [0.12], False),
+    ],
+    ids=["one class", "one arm of one class", "equal and better", "collapsed", "one seed"],
+)
+def test_equal_and_collapsed_seeds_are_told_from_chance(tmp_path, undrawn, goal, a, b, warned):
+    """Equal seeds have no interval, and a collapsed seed makes one by t too wide; the loss is 1 minus the accuracy."""
+    name = "accuracy" if goal == "max" else "loss"
+    arms = {"baseline": a, "b": b}
+    if goal == "min":
+        arms = {arm: [float(np.float32(1 - value)) for value in values] for arm, values in arms.items()}
+    plan, store = study(tmp_path, arms, analysis=Analysis(metric=f"val/{name}", goal=goal), metric=f"val/{name}")
+    chance = dict.fromkeys(arms, 0.1 if goal == "max" else 0.9)
+    plan = dataclasses.replace(plan, metrics={**METRICS, name: dataclasses.replace(METRICS[name], chance=chance)})
+    notes = document(plan, store)["notes"]
+    assert any("no arm is shown to be better than chance" in note for note in notes) == warned
+
+
 def _diverging_study(tmp_path: Path, arms: Mapping[str, Sequence[float | None]], **options: Any) -> tuple[Plan, Store]:
     """Return a study of ten classes in which every trial without a value has diverged."""
     plan, store = study(tmp_path, arms, **options)
@@ -1247,16 +1272,16 @@ def test_terminal_drops_columns_before_breaking_lines(tmp_path, monkeypatch):
 def test_each_class_has_a_line_and_a_terminal_shows_those_that_differ_most(tmp_path, monkeypatch):
     plan, store = study(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    for classes, shown in ((8, [*range(8)]), (30, [*range(29, 9, -1)])):
+    for classes, shown in ((8, [*range(8)]), (30, [0, *range(1, 20)])):
         means = [{f"val/accuracy_{c}": 0.01 * c * place for c in range(classes)} for place in range(3)]
-        sds = dict.fromkeys(means[0], 0.005)
+        sds = {f"val/accuracy_{c}": 0.005 * c**2 for c in range(classes)}  # large differences of larger spread
         rows = [MetricsOfArm(arm, of_arm, sds) for arm, of_arm in zip(("baseline", "b", "c"), means, strict=True)]
         content = dataclasses.replace(report.collect(plan, store), sections={"heads": rows})
         lines = content.render("terminal").partition("Further metrics")[2].splitlines()
         cells = [line.split() for line in lines if line.startswith(" val accuracy_")]
         assert [int(line[1].removeprefix("accuracy_")) for line in cells] == shown
         assert [float(line[-3]) for line in cells] == pytest.approx([2 * c for c in shown]), "c, the last column"
-        assert any("The 20 of 30 metrics that differ most" in line for line in lines) == (classes == 30)
+        assert any("A terminal shows 20 of 30 metrics" in line for line in lines) == (classes == 30)
         document_text = content.render("md")
         assert all(f"val accuracy_{c} " in document_text for c in range(classes))
 

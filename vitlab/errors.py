@@ -53,7 +53,7 @@ class VitlabError(Exception):
     @property
     def mistakes(self) -> Sequence[Problem]:
         """Every mistake, which has a place if it is one of a file."""
-        return [Problem("", 0, 0, str(sentence)) for sentence in self.args]
+        return [each if isinstance(each, Problem) else Problem("", 0, 0, str(each)) for each in self.args]
 
 
 class UserError(VitlabError):

@@ -41,8 +41,8 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
         error = click.UsageError(message + _hint_at_set(error), error.ctx)
     code, kind, text = _classify_error(error)
     if output is not None:
-        problems = error.mistakes if isinstance(error, VitlabError) else [Problem("", 0, 0, text)]
-        document: dict[str, Any] = {"exit_code": code, "kind": kind, "mistakes": [*map(_problem_to_json, problems)]}
+        mistakes = error.mistakes if isinstance(error, VitlabError) else [Problem("", 0, 0, text)]
+        document: dict[str, Any] = {"exit_code": code, "kind": kind, "mistakes": [*map(_problem_to_json, mistakes)]}
         if (result := getattr(error, "result", None)) is not None:
             document["result"] = result
         with suppress(OSError):  # it cannot be written
@@ -52,14 +52,16 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
         return code
     colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     width = line_width(sys.stderr)
-    if not isinstance(error, SpecError):
+    placed = [each for each in error.args if isinstance(each, Problem)]
+    problems = error.problems if isinstance(error, SpecError) else placed
+    if not problems:
         text = public(text)
         click.echo(wrap_text(text, width) if isinstance(error, UserError) else text, err=True)
         return code
-    for problem in error.problems:
+    for problem in problems:
         click.echo(problem.excerpt(width, click.style), err=True, color=colour)
-    if len(error.problems) > 1:
-        click.echo(f"{len(error.problems)} mistakes", err=True)
+    if len(problems) > 1:
+        click.echo(f"{len(problems)} mistakes", err=True)
     return code
 
 

@@ -50,12 +50,13 @@ class Trainings:
 def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> None:
     """Add a mistake for each named column that a table does not have once."""
     names = column_names(table.rows)
-    to_find = dict.fromkeys(filter(None, (columns.arm, columns.seed, columns.block, columns.baselines)), names)
+    given = (columns.arm, columns.seed, columns.block, columns.baselines)
+    to_find = {name: names for name in given if name is not None}
     if columns.arm is not None:
         numbers = [
             name for name, role in _infer_column_roles(table).items() if not role and has_values(table.rows[name])
         ]
-        to_find[columns.metric] = numbers or names
+        to_find[columns.metric] = sorted(names, key=lambda name: name not in numbers)
     remarks.add_mistakes(
         *(_column_fault(name, names, allowed) for name, allowed in to_find.items() if names.count(name) != 1)
     )

@@ -60,7 +60,8 @@ def parse_rule(text: str) -> ast.expr:
         raise RuleFault(f"'{text}' is not an expression; allowed: {_ALLOWED}") from None
     for node in ast.walk(tree):
         is_value = not isinstance(node, ast.Constant) or isinstance(node.value, int | float | str | None)
-        if not is_value or not isinstance(node, _NODES) or not isinstance(getattr(node, "op", ast.Not()), _NODES):
+        operators = getattr(node, "ops", [getattr(node, "op", ast.Not())])  # they have no place in the text
+        if not is_value or not all(isinstance(each, _NODES) for each in (node, *operators)):
             raise RuleFault(
                 f"'{ast.get_source_segment(text.strip(), node)}' is not allowed in a rule; allowed: {_ALLOWED}"
             )

@@ -234,7 +234,9 @@ def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     if all(table is None for table in stored.values()):
         return pd.DataFrame()
     table = pd.concat(stored, names=["arm", "seed", ""]).reset_index(["arm", "seed"]).reset_index(drop=True)
-    table = table.astype(dict.fromkeys(table.select_dtypes("str"), "string"))
+    kinds = {name: kind for name, (kind, _) in PREDICTIONS.items() if name in table}
+    table = table[[*kinds, *table.columns.drop([*kinds])]]  # a value per image of a plugin's metric is last
+    table = table.astype({name: kind for name, kind in kinds.items() if kind == "string"})
     return Results.showing(table, ["arm", "seed", "split", "id", "label", "prediction", "pixel_accuracy", "loss"])
 
 

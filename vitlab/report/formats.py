@@ -163,8 +163,10 @@ def _print_table(columns: Sequence[Column], console: Console, page: str = "") ->
     while needed(0 if ranks[-1] > MAIN else WRAPPED if ranks[-1] > 1 else NARROW) > console.width and ranks[1:]:
         highest = ranks.pop()
         fitting = [column for column in fitting if column.rank < highest]
-    widths = range(NARROW, console.width)
-    width = widths[max(bisect_right(widths, console.width, key=needed) - 1, 0)] * (needed(0) > console.width)
+    width = 0
+    if needed(0) > console.width:
+        widths = range(NARROW, console.width)
+        width = widths[max(bisect_right(widths, console.width, key=needed) - 1, 0)]
     console.print(_make_rich_table(fitting, width))
     if hidden := [column.title for column in columns if column not in fitting and any(column.cells)]:
         console.print(

@@ -28,6 +28,7 @@ from vitlab.report.phrasing import (
     Scale,
     compared_rows,
     format_seeds,
+    interval_unless_collapsed,
     list_or_count,
     percent,
     truncate_list,
@@ -175,13 +176,16 @@ def _note_missing_metric(plan: Plan, frame: pd.DataFrame) -> list[str]:
 
 def _note_chance(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     """Yield a note if no interval of a mean lies beyond what guessing reaches."""
-    facts, end = plan.facts(plan.analysis.metric), "low" if plan.analysis.goal == "max" else "high"
-    chance = {} if facts is None else facts.chance
-    for row in rows:
-        at, level = row[end], chance.get(row["arm"])
-        if row["n"] and (at is None or level is None or (float(at) > level if end == "low" else float(at) < level)):
+    facts, sign = plan.facts(plan.analysis.metric), 1 if plan.analysis.goal == "max" else -1
+    chance, some = {} if facts is None else facts.chance, [row for row in rows if row["n"]]
+    for row in some:
+        low, high = interval_unless_collapsed(row)
+        at, level = low if sign > 0 else high, chance.get(row["arm"])
+        if at is None and row["n"] > 1 and not row["collapsed"]:
+            at = row["mean"]  # of equal seeds
+        if at is None or level is None or sign * (at - level) > 1e-6 * abs(level):  # metrics are of float32
             return
-    if any(row["n"] for row in rows):
+    if some:
         yield (
             "Warning: no arm is shown to be better than chance: no interval of a mean lies beyond what guesses reach. "
             "Differences of arms that have learned nothing say nothing about trained ones."

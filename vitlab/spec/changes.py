@@ -97,7 +97,9 @@ def name_elsewhere(message: str, paths: Mapping[str, str]) -> str:
     match = re.fullmatch(form, message)
     if match is None or match[2] not in paths:
         return message
-    return f"{match[1]} The path of '{match[2]}' is {full_path(paths[match[2]])}.{match[3]}"
+    path = full_path(paths[match[2]])
+    place = f"The path of '{match[2]}' is {path}" if "." in path else f"'{path}' stands at the top of the file"
+    return f"{match[1]} {place}.{match[3]}"
 
 
 def without_secrets(changes: Values) -> NewTree:

@@ -102,7 +102,7 @@ def _describe_row(row: Mapping[str, Any], verdict: str, is_share: bool) -> str:
             text += f" from {factor * row['difference_low']:+.3g} to {factor * row['difference_high']:+.3g}"
     elif verdict in (BASELINE, records.ABSENT) and row.get("mean") is not None:
         text += f", mean {factor * row['mean']:.4g}{percent}"
-    return text.removeprefix(", ").replace("-", "\N{MINUS SIGN}") or records.ABSENT
+    return re.sub(r"(?<!\S)-(?=\d)", "\N{MINUS SIGN}", text.removeprefix(", ")) or records.ABSENT
 
 
 def describe_answer(report: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ ERROR = "test/mce"
 """Mean error over corruptions; ``test/mce_NAME`` is the error on one of them."""
 RELATIVE = "relative to the baseline"
 MAX_COLUMNS = 5  #: of more metrics, such as one for each class, each has a line
-MAX_LINES = 20  #: of more metrics, a terminal shows those that differ most between arms
+MAX_LINES = 20  #: of more metrics, a terminal shows the first and those that differ most between arms
 
 
 @dataclass(frozen=True)
@@ -55,16 +55,20 @@ class FurtherMetrics(Section[MetricsOfArm]):
         return rows
 
     def table(self, rows: Sequence[MetricsOfArm], report: Report) -> Table:
-        spreads: dict[str, float] = {}  # largest difference between arms
+        spreads: dict[str, float] = {}  # largest difference between arms, in standard deviations over seeds
         for name in rows[0].means:
             if known := [mean for row in rows if (mean := row.means[name]) is not None]:
-                spreads[name] = max(known) - min(known)
+                sds = [sd for row in rows if (sd := row.sds[name]) is not None]
+                difference, sd = max(known) - min(known), math.hypot(*sds) / math.sqrt(len(sds) or 1)
+                spreads[name] = difference / sd if sd else math.inf if sds and difference else 0.0
         names, caveat, many = [*spreads], "", len(spreads) > MAX_COLUMNS
         if len(names) > MAX_LINES:
-            names.sort(key=spreads.__getitem__, reverse=True)
-            caveat = (
-                f"The {MAX_LINES} of {len(names)} metrics that differ most between arms come first; a terminal shows "
-                "these alone."
+            names[1:] = sorted(names[1:], key=spreads.__getitem__, reverse=True)
+            caveat = f"A terminal shows {MAX_LINES} of {len(names)} metrics: the first"
+            caveat += (
+                ", then those that differ most between arms, in standard deviations over seeds."
+                if any(spreads.values())
+                else " ones."
             )
         lines = [("metric" if many else "arm", *(row.arm for row in rows))]
         for name in names:
