@@ -340,14 +340,16 @@ def test_plugin_mistakes_exit_with_3(tmp_path: Path) -> None:
 
 
 def test_broken_plugin_and_wrong_study_keep_their_places(tmp_path: Path) -> None:
-    broken = write(tmp_path / "a", plugins=["broken.py"])
-    (broken.parent / "broken.py").write_text("import nothing_of_that_name\n")
-    wrong = write(tmp_path / "b", seeds="two")
-    code, _, err = call("validate", broken, wrong)
-    assert code == 3 and "nothing_of_that_name" in err and "seeds: two\n" in err and "^^^" in err, err
-    code, printed, _ = call("validate", broken, wrong, "--json")
+    file, words = write(tmp_path), ("validate", tmp_path / "broken.yaml", tmp_path / "tiny.yaml")
+    (tmp_path / "broken.yaml").write_text(file.read_text())
+    problem = vitlab.errors.Problem(str(file), 21, 8, "found 'two'", "seeds: two", ("seeds",), "two")
+    faults = [BrokenComponent("it broke"), vitlab.SpecError([problem])]
+    with mock.patch("vitlab.driver.planning.plan_study", side_effect=faults * 2):
+        code, _, err = call(*words)
+        assert code == 3 and "it broke" in err and "seeds: two\n" in err and "^^^" in err, err
+        code, printed, _ = call(*words, "--json")
     [placed] = [mistake for mistake in json.loads(printed)["mistakes"] if mistake["path"] == "seeds"]
-    assert code == 3 and placed["line"] and placed["file"].endswith(wrong.name) and placed["value"] == "two"
+    assert code == 3 and placed["line"] and placed["file"] == str(file) and placed["value"] == "two"
     assert not placed["message"].startswith(placed["file"])
 
 
