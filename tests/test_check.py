@@ -291,22 +291,25 @@ def test_arm_whose_loss_falls_to_the_loss_of_guesses_has_not_learnt(
         trace = Trace(precision="fp32", losses=(2.5, 2.4), before=2.6, after=after)
         monkeypatch.setattr("vitlab.regression.gate.train_trace", lambda *_, trace=trace, **__: trace)
         (finding,) = check_learning(plan, (), Watch())
-        assert (finding.verdict, "guesses" in finding.sentence) == (verdict, verdict != "pass")
+        assert (finding.verdict, "equal probabilities" in finding.sentence) == (verdict, verdict != "pass")
 
 
 def test_acceptance_warns_of_arms_that_learn_too_little(accepted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As each check will find of them; a tier that was not asked for is not run."""
-    found = [Finding("a", "learning", "inconclusive", "no better than guesses"), Finding("b", "learning", "pass")]
+    found = [
+        Finding("a", "learning", "inconclusive", "no better than equal probabilities"),
+        Finding("b", "learning", "pass"),
+    ]
     monkeypatch.setattr(check.gate, "check_learning", lambda *_: found)
     baseline = ("--baseline", str(accepted / "other.yaml"), "--accept", "--reason", "r")
     lines = vitlab(accepted, *baseline).stdout.splitlines()
     assert [line for line in lines if line.startswith("Warning: ") and "learning" in line] == [
-        "Warning: a: learning: no better than guesses"
+        "Warning: a: learning: no better than equal probabilities"
     ]
     assert "learning" not in vitlab(accepted, *baseline, "--tier", "exact").stdout
 
 
-@pytest.mark.parametrize("damage", ["form: [1", "form: 7", ""])
+@pytest.mark.parametrize("damage", ["form: [1", "study: 7", ""])
 def test_damaged_baseline_is_refused_with_its_remedy(tmp_path: Path, damage: str) -> None:
     write(tmp_path)
     (tmp_path / "gate.baseline.yaml").write_text(damage)
@@ -314,7 +317,25 @@ def test_damaged_baseline_is_refused_with_its_remedy(tmp_path: Path, damage: str
         vitlab(tmp_path, "--plan")
 
 
+def test_baseline_of_another_version_is_not_called_damaged(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "gate.baseline.yaml").write_text("form: 7")
+    with pytest.raises(UserError, match="written by another version of vitlab") as error:
+        vitlab(tmp_path, "--plan")
+    assert "damaged" not in str(error.value)
+
+
+def test_command_that_restores_a_baseline_quotes_its_path(tmp_path: Path) -> None:
+    file = tmp_path / "my gate.yaml"
+    file.write_text("")
+    with pytest.raises(UserError) as error:
+        read_baseline(file)
+    assert f"git checkout -- {shlex.quote(str(file))}" in str(error.value)
+
+
 def test_cost_is_no_tier_of_a_study_without_limits(accepted: Path) -> None:
+    with pytest.raises(UserError, match="limits no cost"):
+        vitlab(accepted, "--tier", "cost", "--tier", "cost")
     stderr = vitlab(accepted, "--tier", "exact", "--tier", "cost").stderr
     assert "gate: exact\n" in stderr
 

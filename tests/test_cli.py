@@ -473,6 +473,34 @@ def test_components_of_plugins_are_tested_before_training(tmp_path: Path, comman
     assert not [*tmp_path.glob("out/trials/*/*/events.jsonl")]
 
 
+PER_CLASS = '''
+from torch.nn import functional as F
+from vitlab.plugin import Loss, Value, loss
+
+
+@loss.register("weighted_by_class")
+class Weighted(Loss):
+    """Classes have weights."""
+
+    def __init__(self, *, weights: list[float] = []) -> None:
+        self.weights = weights
+
+    def __call__(self, logits_by_head, target):
+        logits = logits_by_head[""]
+        return Value(F.cross_entropy(logits, target, weight=logits.new_tensor(self.weights)), {})
+'''
+
+
+def test_option_per_class_is_not_tested_on_data_of_other_classes(tmp_path: Path) -> None:
+    """Ten weights fit the ten digits; without them the loss fails its test."""
+    plugin = tmp_path / "per_class.py"
+    plugin.write_text(PER_CLASS)
+    for name, expected in (({"type": "weighted_by_class", "weights": [1.0] * 10}, 0), ("weighted_by_class", 3)):
+        file = write(tmp_path, design={"one_at_a_time": {"train.loss": [name]}}, seeds=1)
+        code, _, err = call("validate", "--build", file, "--plugin", plugin)
+        assert code == expected and ("of class indices" in err) == (expected == 3), err
+
+
 @pytest.mark.parametrize("command", ["validate --build", "run --smoke"])
 def test_every_wrong_model_is_reported_once(tmp_path: Path, command: str) -> None:
     first, second = f"one_{command[:3]}", f"two_{command[:3]}"

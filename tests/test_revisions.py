@@ -313,13 +313,16 @@ def test_check_limits_costs_beside_commit_of_baseline(repository: Path, monkeypa
 
 
 @pytest.mark.usefixtures("no_traces")
-def test_check_without_limits_or_commit_says_what_to_do(repository: Path) -> None:
+def test_check_without_limits_or_commit_says_what_to_do(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("check", "study.yaml", "--plugin", "own.py", "--tier", "exact")
     assert vitlab(*words, "--accept", "--reason", "x").exit_code == 0
     with pytest.raises(UserError, match=r"study.yaml limits no cost; write check: \{cost: \{time: 1.2"):
         vitlab(*words[:-1], "cost")
     with pytest.raises(UserError, match=r"names no commit .* add it with 'vitlab check study.yaml .*own.py --accept"):
         vitlab(*words[:-1], "cost", "--set", "check={cost: {memory: 1.1}}")
+    monkeypatch.setattr("vitlab.regression.check.compute_facts", None)  # it is refused before any other tier
+    with pytest.raises(UserError, match="names no commit"):
+        vitlab(*words, "--tier", "cost", "--set", "check={cost: {memory: 1.1}}")
 
 
 # -- ab ---------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +24,8 @@ from vitlab.errors import SpecError, UserError
 from vitlab.executors.inline import Inline
 from vitlab.registry import slot
 from vitlab.spec import RunSpec
-from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.folders import Event, Store, TrialFolder
+from vitlab.store.result import Measurement
 from vitlab.testing import results
 from vitlab.trackers import Tracker, replay, tracker
 from vitlab.trackers.delivery import BackgroundDelivery, sync
@@ -237,6 +238,24 @@ def test_journal_that_begins_during_a_delivery_is_one_training(tmp_path: Path, m
     board.close()
     assert not late and [len(moments) for moments in began.values()] == [1] * 4 and {0} not in began.values()
     assert lines(store) == journalled(store) + Counter({"stopped": 4})
+
+
+def test_second_measurement_of_a_step_that_the_journal_lost_is_recovered() -> None:
+    """Test metrics of the best weights are measured last, at an earlier step; what the journal has is not repeated."""
+    history = tuple(Measurement(step, 0.0, step, {"val/loss": 1.0}) for step in (1, 2, 3, 4))
+    best = replace(history[1], metrics={"val/loss": 1.0, "test/loss": 2.0})
+    outcome = SimpleNamespace(history=(history[0], best, *history[2:]))
+    end: Any = SimpleNamespace(t=9, result=SimpleNamespace(outcome=outcome))
+    journal = [Event(0, "metrics", asdict(moment)) for moment in history[:3]]
+    lost = [(2, {"test/loss": 2.0}), (4, {"val/loss": 1.0})]
+    for delivered in (-1, 1, 3):
+        events = replay._recover_measurements(end, journal, delivered)
+        assert [(event.body["step"], event.body["metrics"]) for event in events] == lost
+    second = Event(0, "metrics", {**asdict(best), "metrics": {"test/loss": 2.0}})
+    events = replay._recover_measurements(end, [*journal, second], 3)
+    assert [(event.body["step"], event.body["metrics"]) for event in events] == lost[1:]
+    # What was delivered before the journal lost it is not delivered again.
+    assert not replay._recover_measurements(end, [], 4)
 
 
 def test_failing_trial_does_not_block_others_and_nothing_is_lost(tmp_path: Path, caplog: Any) -> None:

@@ -114,7 +114,6 @@ def tutorial_losses(arm: str, reference: PlainViT, feed: Feed, steps: int) -> It
         optimizer.step()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("arm", [pytest.param(PUBLISHED, marks=pytest.mark.slow), CORRECTED])
 def test_training_equals_tutorial_per_step(arm: str, steps: int = 40) -> None:
     trial = planned(arm, **{"train.steps": steps, "train.evaluations": steps})

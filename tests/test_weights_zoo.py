@@ -26,6 +26,7 @@ import weights_zoo  # noqa: E402
 pytestmark = pytest.mark.usefixtures("meta_models_draw_nothing")
 CASES = weights_zoo.cases()
 HEAVY = ("regnet", "convnext", "swin_t", "resnet50", "vit_base_mci", "_r50_", "_r26_")
+QUICK = ("test_vit3", "3x5 patches", "big_vision, sincos2d positions, 4x4 stated")
 DIFFERENT = (
     "vit_base_patch16_rpn_224",
     "vit_small_patch16_dinov3",
@@ -56,8 +57,11 @@ def sample() -> list[weights_zoo.Case]:
     return [case for index, case in enumerate(light) if index % 10 == 0 or case.name in DIFFERENT]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", sample(), ids=lambda case: f"{case.section}: {case.name}")
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.slow] * (case.name not in QUICK)) for case in sample()],
+    ids=lambda case: f"{case.section}: {case.name}",
+)
 def test_foreign_model_is_equal_or_refused_as_documented(case: weights_zoo.Case) -> None:
     assert weights_zoo.row(case) in weights_zoo.PAGE.read_text().splitlines()
 

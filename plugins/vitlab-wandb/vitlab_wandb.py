@@ -87,9 +87,14 @@ class WandB(Replay):
                 x_disable_meta=True,
             ),
         )
+        values = dict[int, dict[str, float]]()
         for event in news.events:
             if event.kind == "metrics":
-                run.log({point.name: point.value for point in records.points(event)}, step=event.body["step"])
+                at_step = values.setdefault(event.body["step"], {})
+                at_step.update((point.name, point.value) for point in records.points(event))
+        # The best weights are measured last, at an earlier step, and W&B drops what comes after a later one.
+        for step in sorted(values):
+            run.log(values[step], step=step)
         if end is not None and end.result is not None:
             finals = records.final_points(end.result, self.plan.analysis)
             run.summary.update({point.name: point.value for point in finals})

@@ -96,8 +96,8 @@ a difference. This page does so {total:,} times, with the final validation accur
 small ViTs on 8x8 digits. It is written by `{command}`.
 
 Every study draws all of its arms from the trainings of one setting, without replacement: the baseline and the arms
-differ only by their seeds. So every finding is a false alarm. At most 5 % of studies may find something, for any number
-of arms and looks. Rates are in percent of {studies:,} studies a cell; the
+differ only by their seeds. So every finding is a false alarm. vitlab promises that at most 5 % of studies find something,
+for any number of arms and looks. Rates are in percent of {studies:,} studies a cell; the
 standard error of a rate of 5 % is {error:.2f}. Studies of a setting draw from the same trainings, so the cells of a row
 are not independent. The largest rate of the stable settings is {largest:.1f} %.
 

@@ -162,7 +162,7 @@ def ab_command(
     try:
         report, result = compare_revisions(revisions, request, install)
     except KeyboardInterrupt:
-        raise Interrupted("interrupted; the same command resumes from here") from None
+        raise Interrupted("interrupted; the same command goes on") from None
     _print_check_and_exit(result, report.render, form, junit, report)
 
 

@@ -68,7 +68,7 @@ class TrialProgress:
         events, self._offset = self.folder.events(self._offset)
         for event in events:
             # The best weights are measured last, at an earlier step.
-            if event.kind == "start" or event.body.get("step", -1) > self.latest.get("step", -1):
+            if event.kind == "start" or event.body.get("step", -1) >= self.latest.get("step", -1):
                 self.latest, self.has_begun = {**self.latest, **event.body}, True
             if event.kind == "start":
                 self.share_at_start = self.share

@@ -3,6 +3,7 @@
 The YAML file is changed by ``vitlab check --accept --reason`` alone, and records every reason.
 """
 
+import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -94,12 +95,19 @@ def read_baseline(file: Path, advice: str = "") -> Baseline:
     if not file.is_file():
         raise UserError(f"{file}: the baseline does not exist{advice}")
     try:
-        return Baseline.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        return Baseline.model_validate(content)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         faults = [f"not YAML: {' '.join(str(error).split())}"]
     except ValidationError as error:
+        if isinstance(content, dict) and content.get("form", 1) != 1:
+            raise UserError(
+                f"{file}: written by another version of vitlab; check with this version, or delete the file and accept "
+                "the results of the code again"
+            ) from None
         faults = [mistake.message.strip() for mistake in mistakes_in(error, Baseline)]
-    remedy = f"restore it, as by 'git checkout -- {file}', or delete it and accept the results of the code again"
+    command = f"git checkout -- {shlex.quote(str(file))}"
+    remedy = f"restore it, as by '{command}', or delete it and accept the results of the code again"
     raise UserError(*(f"{file}: {fault}" for fault in faults), f"{file}: damaged; {remedy}")
 
 

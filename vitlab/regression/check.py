@@ -61,9 +61,13 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
     """
     study, plan, baseline = _read_study_and_baseline(request, tiers)
     if study.check.cost is None:
-        if tuple(tiers) == ("cost",):
+        if set(tiers) == {"cost"}:
             raise UserError(f"{request.file} limits no cost; write check: {{cost: {{time: 1.2, memory: 1.1}}}}")
         tiers = [tier for tier in tiers if tier != "cost"]
+    if "cost" in tiers and not baseline.commit:
+        raise UserError(
+            f"{request.baseline} names no commit that costs are measured beside; add it with {request.accept_command}"
+        )
     request.watch.say(f"{study.study}: {', '.join(tiers)}")
     findings: list[Finding] = []
     cells: list[Cell] = []
@@ -93,11 +97,6 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
         if not cells:
             findings.append(Finding("", "statistical", "inconclusive", "no arm has values to compare over seeds"))
     if "cost" in tiers:
-        if not baseline.commit:
-            raise UserError(
-                f"{request.baseline} names no commit that costs are measured beside; add it with "
-                f"{request.accept_command}"
-            )
         commit, arms = resolve_commit(baseline.commit), [*plan.first_trials]
         with checkout(commit, f"the baseline's commit {commit[:7]}", request.out, request.plugins) as old:
             this_code = Revision("this code", request.plugins)

@@ -22,17 +22,33 @@ from vitlab.components.base import State
 from vitlab.registry.plugins import format_frame, sentence_with_place
 
 
+class Failures(AssertionError):
+    """Failed checks; ``args`` has a sentence for each."""
+
+    def __str__(self) -> str:
+        return "\n".join(self.args)
+
+
+class FirstCallFailed(Failures):
+    """The first call of a component raised an exception; its options may not fit the data that a check invents."""
+
+
+def failures_in(error: Exception) -> tuple[str, ...]:
+    """Return a sentence for each failed check."""
+    return error.args if isinstance(error, Failures) else (str(error),)
+
+
 @contextmanager
-def about(what: str) -> Iterator[None]:
-    """Begin every line of a failed assertion with what it is about; other exceptions become assertions, too."""
+def about(what: str, failure: type[AssertionError] = AssertionError) -> Iterator[None]:
+    """Begin every failed assertion with what it is about; other exceptions become a ``failure``."""
     try:
         yield
     except (AssertionError, SkipTest) as error:
         # The same exception, whose traceback leads to the check.
-        error.args = ("\n".join(f"{what}: {line}" for line in str(error).split("\n")),)
+        error.args = tuple(f"{what}: {each}" for each in failures_in(error))
         raise
     except Exception as error:
-        raise AssertionError(f"{what}: {sentence_with_place(error)}") from error
+        raise failure(f"{what}: {sentence_with_place(error)}") from error
 
 
 def check_each(*checks: Callable[[], object]) -> None:
@@ -47,7 +63,8 @@ def check_each(*checks: Callable[[], object]) -> None:
             if not failures:  # otherwise it may follow from these
                 raise
     if failures:
-        raise AssertionError("\n".join(dict.fromkeys(map(str, failures)))) from failures[0]
+        kind = FirstCallFailed if isinstance(failures[0], FirstCallFailed) else Failures
+        raise kind(*dict.fromkeys(each for error in failures for each in failures_in(error))) from failures[0]
 
 
 def place_of(component: type) -> str:

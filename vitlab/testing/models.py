@@ -24,6 +24,7 @@ from vitlab.geometry import DataInfo, Geometry
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.testing.assertions import (
     ONE_DEVICE,
+    FirstCallFailed,
     about,
     check_each,
     check_gradient,
@@ -94,7 +95,7 @@ class _Case:
         except (GeometryError, OptionError) as error:
             return str(error)
         except Exception as error:
-            raise AssertionError(f"does not build, and incompatibility does not say so: {error!r}") from error
+            raise FirstCallFailed(f"does not build, and incompatibility does not say so: {error!r}") from error
         return None
 
     def build(self) -> _Probe:
@@ -201,7 +202,7 @@ def _check_values(case: _Case) -> None:
     for training in (False, True):
         probe.train(training)
         x = case.input().requires_grad_()
-        with about("forward"):
+        with about("forward", FirstCallFailed):
             out = probe(x)
         _check_outputs(case, out, x)
         # One number whose gradient reaches every output.

@@ -26,7 +26,7 @@ from vitlab.geometry import DataInfo
 from vitlab.models import Model
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.spec import STREAMS, TrainSpec
-from vitlab.testing.assertions import about, check_each, check_type, checked_reason, equal_states
+from vitlab.testing.assertions import FirstCallFailed, about, check_each, check_type, checked_reason, equal_states
 from vitlab.training import artifacts
 from vitlab.training.loop import Training
 from vitlab.training.losses import Loss, Value
@@ -93,7 +93,7 @@ def _check_decay(choice: ResolvedChoice) -> None:
 def check_training(**fields: Any) -> None:
     """Check that a training with these fields of ``train`` repeats bit for bit, also if a checkpoint interrupts it."""
     # A component that draws from a global generator repeats only if that has the same state, so it never has.
-    with _scramble_generators(0), about("trains a small ViT"):
+    with _scramble_generators(0), about("trains a small ViT", FirstCallFailed):
         whole = _train_steps(_build_training(fields), STEPS)
     # A component that draws from a global generator draws other numbers now.
     with tempfile.TemporaryDirectory() as folder, _scramble_generators(1):
@@ -142,8 +142,10 @@ def check_loss(choice: ResolvedChoice) -> None:
     logits_BK = torch.randn(B, K, generator=generator, dtype=torch.float64)
     target_B = torch.arange(B) % K
     loss: Loss = slot("loss").build(choice)
+    with about("of class indices", FirstCallFailed):
+        value = loss({"": logits_BK}, target_B)
     with about("of class indices"):
-        check_type(loss({"": logits_BK}, target_B), Value, "__call__", "Value(tensor, {})")
+        check_type(value, Value, "__call__", "Value(tensor, {})")
         _check_mean(loss, logits_BK, target_B)
     right, wrong = (
         float(loss({"": 8.0 * torch.nn.functional.one_hot(predicted_B, K).double()}, target_B).total)
@@ -380,7 +382,7 @@ def _check_features(choice: ResolvedChoice) -> None:
     random_ND = torch.randn(N, 2 * K, generator=generator, dtype=torch.float64)
     apart_ND = torch.nn.functional.one_hot(label_N, 2 * K) + 0.01 * random_ND
     for kind, x_ND in (("random", random_ND), ("apart", apart_ND)):
-        with about("of_features"):
+        with about("of_features", FirstCallFailed):
             value, reordered = (
                 float(metric.of_features(images, lambda images=images: images))
                 for order_N in (torch.arange(N), torch.randperm(N, generator=generator))
@@ -415,14 +417,15 @@ def _evaluate(choice: ResolvedChoice, logits: Tensor, target: Tensor, cuts: Sequ
     """Return the metric's value of a split, computed by a new instance."""
     metric: Any = slot("metric").build(choice)
     inputs, labels = logits.clone(), target.clone()
-    with about(f"rows of batches of {tuple(cuts)}"):
+    failure = FirstCallFailed if cuts is CUTS[0] else AssertionError
+    with about(f"rows of batches of {tuple(cuts)}", failure):
         parts = zip(torch.split(inputs, list(cuts)), torch.split(labels, list(cuts)), strict=True)
         rows = [metric.rows(*part) for part in parts]
         for value in rows:
             check_type(value, Tensor, "rows", "a tensor with a row for each image")
         rows_N = torch.cat(rows)
     assert torch.equal(inputs, logits) and torch.equal(labels, target), "changes the logits or the labels"
-    with about("value"):
+    with about("value", failure):
         value = float(metric.value(rows_N))
         column_N = metric.column(rows_N)
     shape = None if column_N is None else tuple(column_N.shape)

@@ -217,7 +217,7 @@ class Replay(Tracker):
         if end is None and (self.whole_trials or (not final and last - max(state.last_t, began) < LIVE_S * 1000)):
             return  # a short trial is written once, when it has ended
         if end is not None and end.result is not None:
-            events = [*_recover_measurements(end, events, state.step), *events]
+            events = [*_recover_measurements(end, folder.events()[0], state.step), *events]
         mark = self.write(TrialUpdate(item, folder, began, tuple(events), end), state.mark)
         self.delivered["trials"] += 1
         steps = (event.body["step"] for event in events if event.kind == "metrics")
@@ -264,22 +264,28 @@ def training_start(folder: TrialFolder) -> int:
 
 
 def _recover_measurements(end: End, events: Iterable[Event], delivered: int) -> list[Event]:
-    """Return the measurements after step ``delivered`` that a journal has lost, from the result.
+    """Return the metrics that a journal has lost and that are not delivered, from the result.
 
-    Their times are not known, so they have the time of the trial's end.
+    A step may have two measurements, and the second one may follow those of later steps.  Their times are not known, so
+    they have the time of the trial's end.
 
     Args:
         end: the trial's end, with a result.
-        events: events of the journal; those that are delivered have no later step.
+        events: events of the journal.
         delivered: last delivered step.
     """
     assert end.result is not None
-    steps = {event.body["step"] for event in events if event.kind == "metrics"}
-    return [
-        Event(end.t, "metrics", asdict(moment))
-        for moment in end.result.outcome.history
-        if moment.step > delivered and moment.step not in steps
-    ]
+    names = dict[int, set[str]]()
+    for event in events:
+        if event.kind == "metrics":
+            names.setdefault(event.body["step"], set()).update(event.body["metrics"])
+    recovered = []
+    for moment in end.result.outcome.history:
+        known = names.get(moment.step, set())
+        lost = {name: value for name, value in moment.metrics.items() if name not in known}
+        if lost and (known or moment.step > delivered):
+            recovered.append(Event(end.t, "metrics", {**asdict(moment), "metrics": lost}))
+    return recovered
 
 
 def _read_ending(folder: TrialFolder, result: TrialResult | None, last_t: int, final: bool) -> tuple[str, End | None]:

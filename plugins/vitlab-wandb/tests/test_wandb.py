@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,9 @@ from wandb.proto.wandb_internal_pb2 import Record
 
 from vitlab import lab
 from vitlab.errors import SpecError
-from vitlab.plugin import check_component
+from vitlab.plugin import RunSpec, Store, check_component
+from vitlab.store.folders import Event
+from vitlab.trackers.replay import TrialUpdate
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -102,6 +105,26 @@ def test_offline_files_have_every_point_of_journals_once(tmp_path: Path) -> None
     assert found == expected and set(expected.values()) == {1} and arms == {"baseline"}
 
 
+def test_measurement_of_an_earlier_step_is_logged_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B drops points of earlier steps, and the best weights are measured last."""
+    logged, last = {}, [-1]
+
+    def log(values: dict[str, float], step: int) -> None:
+        assert step > last[-1]
+        last.append(step)
+        logged[step] = values
+
+    run = SimpleNamespace(log=log, summary={}, finish=lambda exit_code: None)
+    monkeypatch.setattr("wandb.init", lambda **_: run)
+    monkeypatch.setattr(WandB, "_await_end", lambda *_: None)
+    _, plan = lab.plan_study(study_file(tmp_path))
+    board = WandB(plan, Store(tmp_path), RunSpec())
+    metrics = [(1, {"val/loss": 3.0}), (2, {"val/loss": 4.0}), (1, {"test/loss": 5.0})]
+    events = [Event(0, "metrics", {"step": step, "epoch": 0, "images": 0, "metrics": each}) for step, each in metrics]
+    board.write(TrialUpdate(board.trials[0], None, 0, tuple(events)), None)  # type: ignore[arg-type]
+    assert logged[1].items() >= {"val/loss": 3.0, "test/loss": 5.0}.items() and logged[2]["val/loss"] == 4.0
+
+
 def test_study_file_may_not_send_results(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="sends results to a server"):
         lab.plan_study(study_file(tmp_path, mode="online"))
@@ -111,8 +134,6 @@ def test_mark_of_foreign_results_deletes_nothing(tmp_path: Path) -> None:
     precious = tmp_path / "wandb" / "offline-run-x" / "mine"
     precious.mkdir(parents=True)
     answer = lab.plan_study(study_file(tmp_path))[1]
-    from vitlab.plugin import RunSpec, Store
-
     for mark in ("x", "../precious", "*", 5):
         WandB(answer, Store(tmp_path), RunSpec()).remove_trial(mark)
     assert precious.exists()
