@@ -95,19 +95,15 @@ def read_baseline(file: Path, advice: str = "") -> Baseline:
     if not file.is_file():
         raise UserError(f"{file}: the baseline does not exist{advice}")
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-        return Baseline.model_validate(content)
+        return Baseline.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         faults = [f"not YAML: {' '.join(str(error).split())}"]
     except ValidationError as error:
-        if isinstance(content, dict) and content.get("form", 1) != 1:
-            raise UserError(
-                f"{file}: written by another version of vitlab; check with this version, or delete the file and accept "
-                "the results of the code again"
-            ) from None
+        if error.errors()[0]["loc"] == ("form",):
+            raise UserError(f"{file}: written by another version of vitlab; check with that, or accept again") from None
         faults = [mistake.message.strip() for mistake in mistakes_in(error, Baseline)]
-    command = f"git checkout -- {shlex.quote(str(file))}"
-    remedy = f"restore it, as by '{command}', or delete it and accept the results of the code again"
+    restore = f"git checkout -- {shlex.quote(str(file))}"
+    remedy = f"restore it, as by '{restore}', or delete it and accept the results of the code again"
     raise UserError(*(f"{file}: {fault}" for fault in faults), f"{file}: damaged; {remedy}")
 
 

@@ -417,15 +417,14 @@ def _evaluate(choice: ResolvedChoice, logits: Tensor, target: Tensor, cuts: Sequ
     """Return the metric's value of a split, computed by a new instance."""
     metric: Any = slot("metric").build(choice)
     inputs, labels = logits.clone(), target.clone()
-    failure = FirstCallFailed if cuts is CUTS[0] else AssertionError
-    with about(f"rows of batches of {tuple(cuts)}", failure):
+    with about(f"rows of batches of {tuple(cuts)}", FirstCallFailed):
         parts = zip(torch.split(inputs, list(cuts)), torch.split(labels, list(cuts)), strict=True)
         rows = [metric.rows(*part) for part in parts]
         for value in rows:
             check_type(value, Tensor, "rows", "a tensor with a row for each image")
         rows_N = torch.cat(rows)
     assert torch.equal(inputs, logits) and torch.equal(labels, target), "changes the logits or the labels"
-    with about("value", failure):
+    with about("value", FirstCallFailed):
         value = float(metric.value(rows_N))
         column_N = metric.column(rows_N)
     shape = None if column_N is None else tuple(column_N.shape)

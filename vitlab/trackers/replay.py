@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -275,17 +276,16 @@ def _recover_measurements(end: End, events: Iterable[Event], delivered: int) -> 
         delivered: last delivered step.
     """
     assert end.result is not None
-    names = dict[int, set[str]]()
+    names = defaultdict[int, set[str]](set)
     for event in events:
         if event.kind == "metrics":
-            names.setdefault(event.body["step"], set()).update(event.body["metrics"])
-    recovered = []
-    for moment in end.result.outcome.history:
-        known = names.get(moment.step, set())
-        lost = {name: value for name, value in moment.metrics.items() if name not in known}
-        if lost and (known or moment.step > delivered):
-            recovered.append(Event(end.t, "metrics", {**asdict(moment), "metrics": lost}))
-    return recovered
+            names[event.body["step"]] |= event.body["metrics"].keys()
+    return [
+        Event(end.t, "metrics", {**asdict(moment), "metrics": lost})
+        for moment in end.result.outcome.history
+        if moment.step > delivered or names[moment.step]
+        if (lost := {name: value for name, value in moment.metrics.items() if name not in names[moment.step]})
+    ]
 
 
 def _read_ending(folder: TrialFolder, result: TrialResult | None, last_t: int, final: bool) -> tuple[str, End | None]:
