@@ -32,7 +32,7 @@ from vitlab.geometry import Geometry
 from vitlab.identity.code import iter_resolved_choices
 from vitlab.planning.values import Plan
 from vitlab.spec import Choice
-from vitlab.testing.assertions import FirstCallFailed, about, check_each, failures_in, place_of
+from vitlab.testing.assertions import FirstCallFailed, about, check_each, place_of
 from vitlab.testing.data import check_augment, check_dataset
 from vitlab.testing.executors import check_executor
 from vitlab.testing.models import check_model, check_part, check_scheme
@@ -207,7 +207,7 @@ def check_plugin_components(plan: Plan) -> None:
             except AssertionError as error:
                 # Options of a study, such as a weight per class, may not fit the data that a check invents.
                 if not isinstance(error, FirstCallFailed) or part.hashed() == {"type": part.type}:
-                    faults |= dict.fromkeys(failures_in(error))
+                    faults |= dict.fromkeys(error.args)
             except SkipTest:
                 continue
     if faults:

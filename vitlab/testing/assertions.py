@@ -33,11 +33,6 @@ class FirstCallFailed(Failures):
     """The first call of a component raised an exception; its options may not fit the data that a check invents."""
 
 
-def failures_in(error: Exception) -> tuple[str, ...]:
-    """Return a sentence for each failed check."""
-    return error.args if isinstance(error, Failures) else (str(error),)
-
-
 @contextmanager
 def about(what: str, failure: type[AssertionError] = AssertionError) -> Iterator[None]:
     """Begin every failed assertion with what it is about; other exceptions become a ``failure``."""
@@ -45,7 +40,7 @@ def about(what: str, failure: type[AssertionError] = AssertionError) -> Iterator
         yield
     except (AssertionError, SkipTest) as error:
         # The same exception, whose traceback leads to the check.
-        error.args = tuple(f"{what}: {each}" for each in failures_in(error))
+        error.args = tuple(f"{what}: {each}" for each in error.args or ("",))
         raise
     except Exception as error:
         raise failure(f"{what}: {sentence_with_place(error)}") from error
@@ -64,7 +59,7 @@ def check_each(*checks: Callable[[], object]) -> None:
                 raise
     if failures:
         kind = FirstCallFailed if isinstance(failures[0], FirstCallFailed) else Failures
-        raise kind(*dict.fromkeys(each for error in failures for each in failures_in(error))) from failures[0]
+        raise kind(*dict.fromkeys(each for error in failures for each in error.args)) from failures[0]
 
 
 def place_of(component: type) -> str:
