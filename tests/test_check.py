@@ -313,7 +313,7 @@ def test_acceptance_warns_of_arms_that_learn_too_little(accepted: Path, monkeypa
 def test_damaged_baseline_is_refused_with_its_remedy(tmp_path: Path, damage: str) -> None:
     write(tmp_path)
     (tmp_path / "gate.baseline.yaml").write_text(damage)
-    with pytest.raises(UserError, match=r"git checkout -- .*gate\.baseline\.yaml', or delete it and accept"):
+    with pytest.raises(UserError, match=r"git checkout -- .*gate\.baseline\.yaml; or delete it and accept"):
         vitlab(tmp_path, "--plan")
 
 

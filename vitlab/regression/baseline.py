@@ -102,8 +102,9 @@ def read_baseline(file: Path, advice: str = "") -> Baseline:
         if error.errors()[0]["loc"] == ("form",):
             raise UserError(f"{file}: written by another version of vitlab; check with that, or accept again") from None
         faults = [mistake.message.strip() for mistake in mistakes_in(error, Baseline)]
-    restore = f"git checkout -- {shlex.quote(str(file))}"
-    remedy = f"restore it, as by '{restore}', or delete it and accept the results of the code again"
+    remedy = (
+        f"restore it: git checkout -- {shlex.quote(str(file))}; or delete it and accept the results of the code again"
+    )
     raise UserError(*(f"{file}: {fault}" for fault in faults), f"{file}: damaged; {remedy}")
 
 
