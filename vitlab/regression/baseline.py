@@ -99,7 +99,7 @@ def read_baseline(file: Path, advice: str = "") -> Baseline:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         faults = [f"not YAML: {' '.join(str(error).split())}"]
     except ValidationError as error:
-        if error.errors()[0]["loc"] == ("form",):
+        if "form" in error.errors()[0]["loc"]:
             raise UserError(f"{file}: written by another version of vitlab; check with that, or accept again") from None
         faults = [mistake.message.strip() for mistake in mistakes_in(error, Baseline)]
     remedy = (

@@ -207,8 +207,7 @@ def check_learning(plan: Plan, plugins: Sequence[str | Path], watch: Watch) -> I
         chance = None if accuracy is None else accuracy.chance.get(planned.arm)
         if not rises and chance and result.after >= -math.log(chance):
             rises = [
-                f"the validation loss fell to {result.after:.4g}, and the loss of equal probabilities is "
-                f"{-math.log(chance):.4g}"
+                f"the validation loss is {result.after:.4g}, the loss of equal probabilities {-math.log(chance):.4g}"
             ]
         verdict: Verdict = ("pass", "inconclusive", "regressed")[len(rises)]
         yield Finding(planned.arm, "learning", verdict, "; ".join(rises))
