@@ -43,6 +43,7 @@ from vitlab.errors import BrokenComponent, Interrupted, UserError
 from vitlab.explaining import one_image
 from vitlab.geometry import DataInfo
 from vitlab.planning.packaged import packaged_studies
+from vitlab.planning.study_folder import write_plan
 from vitlab.planning.values import Arm, Plan
 from vitlab.report.api import Answer, open_study
 from vitlab.report.formats import to_text
@@ -783,6 +784,18 @@ def test_report_in_every_format(ran: tuple[Path, Path]) -> None:
     for form in ("terminal", "md", "html", "latex"):
         assert b"position" in printed[form] and b"none" in printed[form]
     assert b"\\begin{tabular}" in printed["latex"] and re.search(rb"(?m)^\|[ :|-]+\|$", printed["md"])
+
+
+def test_studies_without_results_have_no_verdicts(tmp_path: Path) -> None:
+    plan, store = synthetic_studies.study(tmp_path, {"baseline": [None] * 3, "b": [None] * 3})
+    write_plan(plan, store)
+    assert "6 missing; nothing compared" in call("studies", "--out", store.root)[1]
+
+
+@pytest.mark.parametrize("command", [[], ["weights"]])
+def test_command_alone_prints_its_help(command: list[str]) -> None:
+    code, out, err = call(*command)
+    assert (code, out) == (2, "") and err.startswith("Usage: vitlab") and "Error" not in err and "--help" in err
 
 
 def test_studies_of_the_gate_are_listed_apart(ran: tuple[Path, Path], tmp_path: Path) -> None:

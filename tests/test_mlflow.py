@@ -1273,13 +1273,13 @@ def test_answer_of_a_partial_study_counts_the_arms_that_have_run(delivered: Runs
         {"arm": "position=none", "verdict": "cannot tell", "mean": None, "missing": 2, "planned": 2},
     ]
     rows[1]["baseline"] = "baseline"
-    report = {"arms": rows, "answers": ["not run yet: position=none."]}
-    assert describe_answer(report) == "1 of 2 arms run so far: not run yet: position=none."
+    report = {"arms": rows, "answers": ["no result yet: position=none."]}
+    assert describe_answer(report) == "1 of 2 arms run so far: no result yet: position=none."
     tags = [summary.tags for summary in summarize_arms(delivered.plan, rows, "here").values()]
     assert [each["verdict"] for each in tags] == ["baseline", "not run yet"]
     assert [each["mlflow.note.content"] for each in tags] == ["baseline, mean 50 %", "not run yet"]
     more = {"arm": "c", "verdict": "worse", "mean": 0.1, "missing": 1, "planned": 2}
-    report = {"arms": [*rows, more], "answers": ["worse: c is 40 points below", "not run yet: position=none."]}
+    report = {"arms": [*rows, more], "answers": ["worse: c is 40 points below", "no result yet: position=none."]}
     assert describe_answer(report) == "2 of 3 arms run so far: worse: c"
 
 

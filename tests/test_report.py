@@ -983,7 +983,7 @@ def test_claims_before_all_trials_ended_are_preliminary(tmp_path):
     _, _, results, _ = outcome(tmp_path / "2", {"baseline": [*BASE[:4], None], "b": NONE, "c": [None] * 5})
     b, c = answers_of(results)
     assert b.startswith("preliminary: b is ")
-    assert c == "not run yet: c."
+    assert c == "no result yet: c."
 
 
 def test_arms_without_comparison_report_their_value(tmp_path):
@@ -1214,7 +1214,7 @@ def test_page_shows_the_folded_sentence_and_classes_by_verdict(tmp_path, undrawn
     assert top.count("<li") == 13 and top.count('<li class="worse">') == 12
     assert '<li class="cannot-tell">cannot tell: near; far. ' in top
     assert rest.count('<li class="worse">') == 14 and rest.count('<li class="cannot-tell">') == 2
-    assert "<li>not run yet: late.</li>" in rest
+    assert "<li>no result yet: late.</li>" in rest
 
 
 def test_attention_pictures_are_in_page(tmp_path, undrawn):
@@ -1819,19 +1819,37 @@ def test_arms_that_have_not_run_are_named_once(tmp_path: Path, undrawn: None) ->
     plan, store = study(tmp_path, {"baseline": BASE, "b": NONE, "c": [None] * 5, "d": [None] * 5})
     (store.folder(plan.trials[-1].trial).path.parent / "other").mkdir(parents=True)
     (store.folder(plan.trials[-1].trial).path.parent / "other" / "result.json").touch()
+    checkpoint = store.folder(plan.trials[-2].trial).checkpoint
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.touch()
     doc = document(plan, store)
-    assert [answer.split(" ")[0] for answer in doc["answers"]] == ["b", "not"] and len(doc["arms"]) == 4
-    assert doc["answers"][-1] == "not run yet: c; d."
+    assert [answer.split(" ")[0] for answer in doc["answers"]] == ["b", "no"] and len(doc["arms"]) == 4
+    assert doc["answers"][-1] == "no result yet: c; d."
     assert (
-        "Preliminary: of 20 trials, 10 done, 10 missing (1 with a result of other code, which is kept and not used)."
-        in (doc["notes"])
+        "Preliminary: of 20 trials, 10 done, 10 missing, 1 of them paused with a checkpoint (1 with a result of other "
+        "code, which is kept and not used)." in (doc["notes"])
     )
     rows = re.findall(r"^\| (baseline|b|c|d) \|", text_of(plan, store, "md"), flags=re.MULTILINE)
     assert set(rows) == {"baseline", "b"}
-    assert "<li>not run yet: c; d.</li>" in text_of(plan, store, "html")
+    assert "<li>no result yet: c; d.</li>" in text_of(plan, store, "html")
     plan, store = study(tmp_path / "none", {"baseline": [None], "b": [None]})
-    assert document(plan, store)["answers"] == ["not run yet: baseline; b."]
+    assert document(plan, store)["answers"] == ["no result yet: baseline; b."]
     assert " n " not in text_of(plan, store, "terminal")
+    arms = Comparison.of(report.collect(plan, store))
+    assert "standard deviation" not in repr(arms) and "<table" not in (arms._repr_html_() or "")
+
+
+def test_intervals_that_end_at_the_bounds_have_a_note(tmp_path: Path, undrawn: None) -> None:
+    for name, values, is_cut in (("wide", [0.0, 1.0, 0.5], True), ("narrow", [0.5, 0.52, 0.51], False)):
+        plan, store = study(tmp_path / name, {"baseline": [0.5, 0.5, 0.51], "b": values})
+        notes = document(plan, store)["notes"]
+        assert ("Intervals of differences are cut at the bounds of the metric." in notes) == is_cut
+
+
+def test_wrong_name_of_a_figure_lists_the_names(tmp_path: Path) -> None:
+    plan, store = study(tmp_path, {"baseline": BASE, "b": NONE})
+    with pytest.raises(KeyError, match="no figure 'nope'; there are: arms"):
+        Comparison.of(report.collect(plan, store)).figures["nope"]
 
 
 def test_words_of_tables_break_at_signs_and_lines_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,9 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
     if isinstance(error, click.UsageError):
         near = getattr(error, "possibilities", None)  # of several, click lists the nearest anywhere
         message = f"{error.message} Did you mean '{near[0]}'?" if near else error.format_message()
-        error = click.UsageError(message + _hint_at_set(error), error.ctx)
+        message += _hint_at_set(error)
+        if message != error.format_message():  # the help of a group without a command is shown as it is
+            error = click.UsageError(message, error.ctx)
     code, kind, text = _classify_error(error)
     if output is not None:
         mistakes = error.mistakes if isinstance(error, VitlabError) else [Problem("", 0, 0, text)]

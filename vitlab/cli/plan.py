@@ -190,7 +190,8 @@ def _describe_costs(plan: Plan, costs: Costs) -> str:
     cost = next(iter(costs.values()))
     sentence = (
         f"{cost.unit} time is of one training{', on one core' * (cost.unit == 'CPU')}: 3 x MACs x images seen, of 2 "
-        f"operations each, at {100 * UTILISATION:g} % of {cost.tflops:.3g} TFLOP/s (--device-tflops)"
+        f"operations each, at {100 * UTILISATION:g} % of {cost.tflops:.3g} TFLOP/s (--device-tflops); "
+        "small models run far below this, and a run shows its time"
     )
     hours = {arm: cost.hours for arm, cost in costs.items() if cost.hours is not None}
     if len(hours) < len(costs):

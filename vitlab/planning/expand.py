@@ -9,7 +9,7 @@ and makes its key, :mod:`~vitlab.planning.match` and :mod:`~vitlab.planning.tune
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from vitlab.errors import Path, Problem, SpecError, VitlabError, format_count
@@ -124,7 +124,7 @@ def _make_arm_resolver(
             document.problem(("base", *path), sentence, (path, sentence) not in in_file) for path, sentence in new
         ]
     paths = paths_by_name(resolved.plain)
-    problems[:] = [replace(each, message=name_elsewhere(each.message, paths)) for each in problems]
+    problems[:] = [name_elsewhere(each, paths) for each in problems]
     study = metrics.fill_in_goal(study, metrics.reported_metrics(resolved.plain, resolved.info))
     # The values that stand in for wrong ones in the file would break rules that the file does not break.
     return ArmResolver(study, document, resolver, base, resolved, rules if is_sound else {})
@@ -156,6 +156,8 @@ def _resolve_and_check_arms(resolver: ArmResolver, problems: list[Problem]) -> l
     except DesignFault as error:
         raise SpecError([*problems, document.problem(error.place, str(error))]) from None
     design = resolve_arms(resolver, changes, problems)
+    paths = paths_by_name(resolver.resolved.plain)
+    problems[:] = [name_elsewhere(each, paths) for each in problems]
     if len(design.arms) * len(study.seeds.all) > MAX_TRIALS:
         size = f"{format_count(len(design.arms), 'arm')} of {format_count(len(study.seeds.all), 'seed')} each"
         sentence = f"{size}; a study has at most {MAX_TRIALS:,} trials"

@@ -54,9 +54,9 @@ class Comparison(pd.DataFrame):
         return tuple(self.report.notes)
 
     @property
-    def figures(self) -> dict[str, Figure]:
+    def figures(self) -> Figures:
         """The figures of the report by section, such as ``arms`` and ``curves``; a notebook shows one as a picture."""
-        return {name: drawing.figure for name, drawing in self.report.figures.items()}
+        return Figures({name: drawing.figure for name, drawing in self.report.figures.items()})
 
     @property
     def tables(self) -> Tables:
@@ -97,6 +97,8 @@ class Comparison(pd.DataFrame):
             return super().__repr__()
         table = paper_table(selected)
         more = f"{format_count(len(self.notes), 'note')} in .notes, the whole report in .render()."
+        if not table.columns[0].cells:
+            return to_text(*self._main_answers, more).rstrip()
         return to_text(*self._main_answers, table.columns, table.caption, more).rstrip()
 
     def _repr_html_(self) -> str | None:
@@ -105,13 +107,13 @@ class Comparison(pd.DataFrame):
         if selected is None:
             return super()._repr_html_()  # type: ignore[misc, no-any-return]
         table = arm_columns(selected.arms, selected.analysis, selected.units)
-        rows = zip(*(column.cells for column in table), strict=True)
+        rows = [*zip(*(column.cells for column in table), strict=True)]
         with pd.option_context("display.max_colwidth", None):
             cells = pd.DataFrame(rows, columns=[column.title for column in table]).to_html(index=False, border=0)
         answers = "".join(f"<li>{escape(answer)}</li>" for answer in self._main_answers)
         direction = f"{self.report.analysis.metric}: {self.report.analysis.direction}."
         notes = "".join(f"<p>{escape(note)}</p>" for note in (direction, *self.notes))
-        return f"<div><ul>{answers}</ul>{cells}{notes}</div>"
+        return f"<div><ul>{answers}</ul>{cells * bool(rows)}{notes}</div>"
 
 
 class Results(pd.DataFrame):
@@ -162,3 +164,10 @@ class Tables(dict[str, Results]):
 
     def __repr__(self) -> str:
         return "\n".join(f"{name}: {len(table)} x {len(table.columns)}" for name, table in self.items()) or "no tables"
+
+
+class Figures(dict[str, "Figure"]):
+    """Figures by name; a wrong name raises a KeyError that lists them."""
+
+    def __missing__(self, name: str) -> Figure:
+        raise KeyError(f"no figure '{name}'; there are: {', '.join(self)}")

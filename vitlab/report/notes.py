@@ -92,6 +92,7 @@ def table_notes(results: StudyResults, rows: Sequence[Row]) -> list[str]:
         *_note_shared_variance(results.plan, rows),
         *_note_grouped_seeds(results, rows),
         *_note_collapsed_seeds(rows),
+        *_note_cut_intervals(results.plan, rows),
     ]
 
 
@@ -117,12 +118,22 @@ def note_unpaired_seeds(results: StudyResults, rows: Sequence[Row]) -> list[str]
     return truncate_list(lines)
 
 
+def _note_cut_intervals(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
+    facts = plan.facts(plan.analysis.metric)
+    low, high = (None, None) if facts is None else facts.bounds
+    ends = {row[end] for row in rows for end in ("difference_low", "difference_high")}
+    if low is not None and high is not None and not ends.isdisjoint({low - high, high - low}):
+        yield "Intervals of differences are cut at the bounds of the metric."
+
+
 def _note_open_trials(trials: Sequence[StoredTrial]) -> Iterator[str]:
     counts = Counter(item.status for item in trials)
-    missing = [item.folder.path for item in trials if item.status == "missing"]
+    missing = [item.folder for item in trials if item.status == "missing"]
     if counts["running"] + len(missing):
         line = f"Preliminary: of {format_count(len(trials), 'trial')}, {phrasing.format_status_counts(counts)}"
-        if outdated := sum(any(path.parent.glob("*/result.json")) for path in missing):
+        if paused := sum(folder.checkpoint.exists() for folder in missing):
+            line += f", {paused} of them paused with a checkpoint"
+        if outdated := sum(any(folder.path.parent.glob("*/result.json")) for folder in missing):
             line += f" ({outdated} with a result of other code, which is kept and not used)"
         yield f"{line}."
 

@@ -401,7 +401,7 @@ def answer_arms(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str
         for row in (compared_rows(started) if compared else started)
     ]
     others = [row["arm"] for row in rows if row["missing"] == row["planned"]]
-    return [*answers, *([Answer(f"not run yet: {list_or_count(others)}.")] if others else [])]
+    return [*answers, *([Answer(f"no result yet: {list_or_count(others)}.")] if others else [])]
 
 
 def fold_unclear_answers(

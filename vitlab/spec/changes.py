@@ -91,15 +91,15 @@ def _unknown_path_problem(path: str, value: Any, document: Document) -> Problem:
     )
 
 
-def name_elsewhere(message: str, paths: Mapping[str, str]) -> str:
-    """Return the message on a mistake; on an unknown key, with the path at which there is one of that name."""
+def name_elsewhere(problem: Problem, paths: Mapping[str, str]) -> Problem:
+    """Return a mistake; on an unknown key, with the path at which there is one of that name."""
     form = r"(.*(?:unknown key|has no option) '(\w+)'\.(?: Did you mean '\w+'\?)?)((?: Allowed here| Options|$).*)"
-    match = re.fullmatch(form, message)
+    match = re.fullmatch(form, problem.message)
     if match is None or match[2] not in paths:
-        return message
-    path = full_path(paths[match[2]])
+        return problem
+    path = paths[match[2]] if problem.path[:1] == ("design",) else full_path(paths[match[2]])
     place = f"The path of '{match[2]}' is {path}" if "." in path else f"'{path}' stands at the top of the file"
-    return f"{match[1]} {place}.{match[3]}"
+    return replace(problem, message=f"{match[1]} {place}.{match[3]}")
 
 
 def without_secrets(changes: Values) -> NewTree:

@@ -130,7 +130,10 @@ class Comparisons(Section[Row]):
         if len(compared_rows(report.arms)) > 1:
             caption += " p is of one comparison alone, and the other numbers hold for all at once."
         if "interval with new images" in titles:
-            caption += " With new images: for trainings that are evaluated on other images of the kind."
+            caption += (
+                " With new images: for trainings that are evaluated on other images of the kind; with few seeds, "
+            )
+            caption += "it is often equal to the interval for the same images."
         if "broken" in titles:
             caption += " Broken: seeds that diverged or failed; with chance: what guesses reach stands in their place."
         return Table(informative, caption)
