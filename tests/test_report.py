@@ -1846,12 +1846,6 @@ def test_intervals_that_end_at_the_bounds_have_a_note(tmp_path: Path, undrawn: N
         assert ("Intervals of differences are cut at the bounds of the metric." in notes) == is_cut
 
 
-def test_wrong_name_of_a_figure_lists_the_names(tmp_path: Path) -> None:
-    plan, store = study(tmp_path, {"baseline": BASE, "b": NONE})
-    with pytest.raises(KeyError, match="no figure 'nope'; there are: arms"):
-        Comparison.of(report.collect(plan, store)).figures["nope"]
-
-
 def test_words_of_tables_break_at_signs_and_lines_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("position=sinusoidal, patch_size=4", "model.head=mean-pool, lr=0.001")
     columns = [

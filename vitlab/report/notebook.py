@@ -54,9 +54,9 @@ class Comparison(pd.DataFrame):
         return tuple(self.report.notes)
 
     @property
-    def figures(self) -> Figures:
+    def figures(self) -> dict[str, Figure]:
         """The figures of the report by section, such as ``arms`` and ``curves``; a notebook shows one as a picture."""
-        return Figures({name: drawing.figure for name, drawing in self.report.figures.items()})
+        return {name: drawing.figure for name, drawing in self.report.figures.items()}
 
     @property
     def tables(self) -> Tables:
@@ -164,10 +164,3 @@ class Tables(dict[str, Results]):
 
     def __repr__(self) -> str:
         return "\n".join(f"{name}: {len(table)} x {len(table.columns)}" for name, table in self.items()) or "no tables"
-
-
-class Figures(dict[str, "Figure"]):
-    """Figures by name; a wrong name raises a KeyError that lists them."""
-
-    def __missing__(self, name: str) -> Figure:
-        raise KeyError(f"no figure '{name}'; there are: {', '.join(self)}")

@@ -119,10 +119,8 @@ def note_unpaired_seeds(results: StudyResults, rows: Sequence[Row]) -> list[str]
 
 
 def _note_cut_intervals(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
-    facts = plan.facts(plan.analysis.metric)
-    low, high = (None, None) if facts is None else facts.bounds
     ends = {row[end] for row in rows for end in ("difference_low", "difference_high")}
-    if low is not None and high is not None and not ends.isdisjoint({low - high, high - low}):
+    if Scale.of(plan.analysis.metric, plan.units).is_share and ends & {-1, 1}:
         yield "Intervals of differences are cut at the bounds of the metric."
 
 
