@@ -114,7 +114,6 @@ KINDS = [
     ("dim: 8", "seeds: 4, dim: 8", "4:37", ["no option 'seeds'. 'seeds' stands at the top of the file.", "Options:"]),
     ("dim: 8", "steps: 4, dim: 8", "4:37", ["no option 'steps'. The path of 'steps' is base.train.steps.", "Options:"]),
     ("model.position: [none]", "position: [none]", "8:5", ["unknown key 'position'. The path of 'position' is model.position."]),
-    ("study: small", "study: small\nanalysis: {alpha: 0,05}", "2:21", ["A decimal number has a point"]),
     ("study: small", "study: small\nsedes: 3", "2:1", ["unknown key 'sedes'", "Did you mean 'seeds'?", "Allowed here:", "analysis"]),
     ("  train: {steps: 2,", "  trian: {}\n  train: {steps: 2,", "5:3", ["unknown key 'trian'", "'train'", "distill"]),
     ("dim: 8", "int: 4, dim: 8", "4:37", ["no option 'int'", "Options:", "heads"]),

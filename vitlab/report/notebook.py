@@ -97,9 +97,8 @@ class Comparison(pd.DataFrame):
             return super().__repr__()
         table = paper_table(selected)
         more = f"{format_count(len(self.notes), 'note')} in .notes, the whole report in .render()."
-        if not table.columns[0].cells:
-            return to_text(*self._main_answers, more).rstrip()
-        return to_text(*self._main_answers, table.columns, table.caption, more).rstrip()
+        shown = (table.columns, table.caption) if table.columns[0].cells else ()
+        return to_text(*self._main_answers, *shown, more).rstrip()
 
     def _repr_html_(self) -> str | None:
         """Return answers, the table of arms and notes as HTML; every text is escaped."""

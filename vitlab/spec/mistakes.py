@@ -226,8 +226,6 @@ def _unknown_key_mistake(path: Path, model: type[BaseModel], who: str) -> Mistak
     if how and not (close and who):  # a component's own options are nearer than what other trainers call so
         close = None
     hint = how if close is None else f" Did you mean '{close}'?"
-    if key.isdigit():  # of '0,05' in braces
-        hint = " A decimal number has a point, as 0.5."
     answer = re.search(r"\.(\w+): N\b", how)
     if answer and answer[1] in allowed:
         close = answer[1]
