@@ -148,11 +148,11 @@ _LIST = re.compile(r" (?:Allowed here|Options|Installed|Reported|Streams|There):
 
 def _without_repeated_lists(problems: Iterable[Problem]) -> Iterator[Problem]:
     """Yield the problems with each list of all that is allowed in the first of those that end with it alone."""
-    seen = set[str]()
+    earlier = set[str]()
     for problem in problems:
         listed = "".join(_LIST.findall(problem.message))
-        yield replace(problem, message=problem.message.removesuffix(listed)) if listed in seen else problem
-        seen.add(listed)
+        yield replace(problem, message=problem.message.removesuffix(listed)) if listed in earlier else problem
+        earlier.add(listed)
 
 
 class UnknownComponent(UserError):

@@ -54,8 +54,8 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
         return code
     colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     width = line_width(sys.stderr)
-    placed = [each for each in error.args if isinstance(each, Problem)]
-    problems = error.problems if isinstance(error, SpecError) else placed
+    mistakes = [each for each in error.args if isinstance(each, Problem)]
+    problems = error.problems if isinstance(error, SpecError) else mistakes
     if not problems:
         text = public(text)
         click.echo(wrap_text(text, width) if isinstance(error, UserError) else text, err=True)

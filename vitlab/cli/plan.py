@@ -274,12 +274,12 @@ def validate_command(files: tuple[Path, ...], changes: tuple[str, ...], plugins:
     from vitlab.driver.planning import count_costs, plan_study
 
     problems, is_plugin_broken, rows = list[Problem](), False, []
-    for given in files:
-        if given.name.endswith(".baseline.yaml"):
-            click.echo(f"{given}: a baseline of 'vitlab check', no study: skipped", err=wants_json())
+    for path in files:
+        if path.name.endswith(".baseline.yaml"):
+            click.echo(f"{path}: a baseline of 'vitlab check', no study: skipped", err=wants_json())
             continue
         try:
-            file = find_study_file(given)
+            file = find_study_file(path)
             _, plan = plan_study(file, changes=parse_changes(changes), plugins=plugins)
             if build:
                 from vitlab.testing import check_plugin_components

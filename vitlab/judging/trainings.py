@@ -50,8 +50,8 @@ class Trainings:
 def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> None:
     """Add a mistake for each named column that a table does not have once."""
     names = column_names(table.rows)
-    given = (columns.arm, columns.seed, columns.block, columns.baselines)
-    to_find = {name: names for name in given if name is not None}
+    options = (columns.arm, columns.seed, columns.block, columns.baselines)
+    to_find = {name: names for name in options if name is not None}
     if columns.arm is not None:
         numbers = [
             name for name, role in _infer_column_roles(table).items() if not role and has_values(table.rows[name])

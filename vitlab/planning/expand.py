@@ -162,14 +162,14 @@ def _resolve_and_check_arms(resolver: ArmResolver, problems: list[Problem]) -> l
         size = f"{format_count(len(design.arms), 'arm')} of {format_count(len(study.seeds.all), 'seed')} each"
         sentence = f"{size}; a study has at most {MAX_TRIALS:,} trials"
         raise SpecError([*problems, document.problem(("seeds",), sentence)])
-    found = [*_find_mistakes(resolver, changes, design)]
+    mistakes = [*_find_mistakes(resolver, changes, design)]
     # With a wrong base or a wrong arm, nobody knows which arms there are.
     places = {problem.path[:length] for problem in problems for length in (1, 2)}
     if isinstance(resolver.resolved, ResolvedTrial) and places.isdisjoint(WHICH_ARMS):
-        found += set_baselines(resolver, design.arms)
+        mistakes += set_baselines(resolver, design.arms)
         if study.match is not None:
-            found += match.find_unknown_arms(study.match, design.arms)
-    problems += [document.problem(place, sentence) for place, sentence in found]
+            mistakes += match.find_unknown_arms(study.match, design.arms)
+    problems += [document.problem(place, sentence) for place, sentence in mistakes]
     if study.match is None:
         for arm in design.arms:
             problems += resolver.apply_rules(arm)

@@ -106,8 +106,8 @@ def render_terminal(report: Report) -> str:
         if table is not None:
             if name != "arms":
                 console.print(Text(part.heading, style="bold"))
-            shown = [replace(column, cells=column.cells[: table.lines]) for column in table.columns]
-            _print_table(shown, console, " or report.html")
+            columns = [replace(column, cells=column.cells[: table.lines]) for column in table.columns]
+            _print_table(columns, console, " or report.html")
             if table.caveat:
                 console.print(Text(f"{table.caveat}\n", style="dim"))
     for note in report.notes:

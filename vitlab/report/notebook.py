@@ -138,9 +138,9 @@ class Results(pd.DataFrame):
     @classmethod
     def showing(cls, table: pd.DataFrame, main: Sequence[str]) -> Results:
         """Return a frame with the columns that its text shows."""
-        shown = cls(table)
-        shown.others = [name for name in table if name not in main]
-        return shown
+        view = cls(table)
+        view.others = [name for name in table if name not in main]
+        return view
 
     def _selected(self) -> tuple[pd.DataFrame, str]:
         """Return the columns that are shown, and a line that names all if these are fewer."""

@@ -147,8 +147,8 @@ def _note_early_stops(trials: Sequence[StoredTrial]) -> Iterator[str]:
 
 
 def _note_large_batches(trials: Sequence[StoredTrial]) -> Iterator[str]:
-    ended = [(item.planned.trial.spec.train.batch_size, item.result.outcome) for item in trials if item.result]
-    for size, images in sorted({(size, end.images // end.steps) for size, end in ended if end.steps}):
+    outcomes = [(item.planned.trial.spec.train.batch_size, item.result.outcome) for item in trials if item.result]
+    for size, images in sorted({(size, end.images // end.steps) for size, end in outcomes if end.steps}):
         if images < size:
             yield f"train.batch_size: {size:,} is more than the {images:,} training images; a batch has all of them."
 
@@ -501,12 +501,12 @@ def _note_split_noise(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
 
 def _note_learning_rate(plan: Plan) -> Iterator[str]:
     specs = [planned.trial.spec for planned in plan.trials]
-    chosen = {(spec.train.optimizer.type, spec.train.optimizer.options.get("lr")) for spec in specs}
-    several = len(dict(chosen)) > 1
+    rates = {(spec.train.optimizer.type, spec.train.optimizer.options.get("lr")) for spec in specs}
+    several = len(dict(rates)) > 1
     tuned = any(paths_overlap(RATE, knob) for item in plan.tuning for rival in item.rivals for knob in rival.values)
-    if tuned or len(chosen) > len(dict(chosen)):  # a study with several rates of an optimizer has tried some
+    if tuned or len(rates) > len(dict(rates)):  # a study with several rates of an optimizer has tried some
         return
     if several or any(spec.model != specs[0].model for spec in specs):
-        rates = ", ".join(sorted(f"{name} {rate}" if several else f"{rate}" for name, rate in chosen))
+        values = ", ".join(sorted(f"{name} {rate}" if several else f"{rate}" for name, rate in rates))
         who = "Each optimizer" if several else "All arms"
-        yield f"{who} ran at one learning rate ({rates}): none was tuned, and a better one may suit some arms."
+        yield f"{who} ran at one learning rate ({values}): none was tuned, and a better one may suit some arms."

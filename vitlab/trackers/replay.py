@@ -281,10 +281,10 @@ def _recover_measurements(end: End, events: Iterable[Event], delivered: int) -> 
         if event.kind == "metrics":
             names[event.body["step"]] |= event.body["metrics"].keys()
     return [
-        Event(end.t, "metrics", {**asdict(moment), "metrics": lost})
+        Event(end.t, "metrics", {**asdict(moment), "metrics": metrics})
         for moment in end.result.outcome.history
         if moment.step > delivered or names[moment.step]
-        if (lost := {name: value for name, value in moment.metrics.items() if name not in names[moment.step]})
+        if (metrics := {name: value for name, value in moment.metrics.items() if name not in names[moment.step]})
     ]
 
 

@@ -57,9 +57,9 @@ class FurtherMetrics(Section[MetricsOfArm]):
     def table(self, rows: Sequence[MetricsOfArm], report: Report) -> Table:
         spreads: dict[str, float] = {}  # largest difference between arms, in standard deviations over seeds
         for name in rows[0].means:
-            if known := [mean for row in rows if (mean := row.means[name]) is not None]:
+            if means := [mean for row in rows if (mean := row.means[name]) is not None]:
                 sds = [sd for row in rows if (sd := row.sds[name]) is not None]
-                difference, sd = max(known) - min(known), math.hypot(*sds) / math.sqrt(len(sds) or 1)
+                difference, sd = max(means) - min(means), math.hypot(*sds) / math.sqrt(len(sds) or 1)
                 spreads[name] = difference / sd if sd else math.inf if sds and difference else 0.0
         names, caveat, many = [*spreads], "", len(spreads) > MAX_COLUMNS
         if len(names) > MAX_LINES:
