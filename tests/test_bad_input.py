@@ -111,7 +111,7 @@ def one(lines: list[str]) -> str:
 KINDS = [
     # unknown key
     ("study: small", "study: small\ndepth: 3", "2:1", ["unknown key 'depth'. The path of 'depth' is base.model.depth.", "Allowed here:"]),
-    ("dim: 8", "seeds: 4, dim: 8", "4:37", ["no option 'seeds'. 'seeds' stands at the top of the file.", "Options:"]),
+    ("dim: 8", "seeds: 4, dim: 8", "4:37", ["no option 'seeds'.", " 'seeds' stands at the top of the file.", "Options:"]),
     ("dim: 8", "steps: 4, dim: 8", "4:37", ["no option 'steps'. The path of 'steps' is base.train.steps.", "Options:"]),
     ("model.position: [none]", "position: [none]", "8:5", ["unknown key 'position'. The path of 'position' is model.position."]),
     ("study: small", "study: small\nsedes: 3", "2:1", ["unknown key 'sedes'", "Did you mean 'seeds'?", "Allowed here:", "analysis"]),
