@@ -18,6 +18,7 @@ from vitlab.driver import planning
 from vitlab.driver.smoke import run_smoke_test
 from vitlab.planning.match import device_hours, train_macs
 from vitlab.planning.values import Plan
+from vitlab.report.phrasing import format_duration
 from vitlab.spec import TrainSpec
 
 FOLDER = Path(__file__).parent.parent / "pipelines"
@@ -204,7 +205,7 @@ def test_tuning_is_counted_in_cost(tmp_path: Path) -> None:
     file, out = str(FOLDER / "patch_size_macs.yaml"), str(tmp_path)
     hours = [arm["cost"]["hours"] for arm in plan_json(file, "--out", out)["arms"]]
     output = " ".join(CliRunner().invoke(cli, ["plan", file, "--out", out, "--cost"]).output.split())
-    assert f"in all {9 * sum(hours):.2g}." in output
+    assert f"in all {format_duration(9 * 3600 * sum(hours))}." in output
 
 
 def test_study_runs(tmp_path: Path) -> None:

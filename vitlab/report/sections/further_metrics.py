@@ -55,20 +55,17 @@ class FurtherMetrics(Section[MetricsOfArm]):
         return rows
 
     def table(self, rows: Sequence[MetricsOfArm], report: Report) -> Table:
-        spreads: dict[str, float] = {}  # largest difference between arms, in standard deviations over seeds
+        spreads: dict[str, float] = {}  # largest difference between arms, relative to standard deviations over seeds
         for name in rows[0].means:
             if means := [mean for row in rows if (mean := row.means[name]) is not None]:
-                sds = [sd for row in rows if (sd := row.sds[name]) is not None]
-                difference, sd = max(means) - min(means), math.hypot(*sds) / math.sqrt(len(sds) or 1)
-                spreads[name] = difference / sd if sd else math.inf if sds and difference else 0.0
+                difference, sd = max(means) - min(means), math.hypot(*(row.sds[name] or 0.0 for row in rows))
+                spreads[name] = difference / sd if sd else difference and math.inf
         names, caveat, many = [*spreads], "", len(spreads) > MAX_COLUMNS
         if len(names) > MAX_LINES:
             names[1:] = sorted(names[1:], key=spreads.__getitem__, reverse=True)
-            caveat = f"A terminal shows {MAX_LINES} of {len(names)} metrics: the first"
-            caveat += (
-                ", then those that differ most between arms, in standard deviations over seeds."
-                if any(spreads.values())
-                else " ones."
+            caveat = (
+                f"A terminal shows {MAX_LINES} of {len(names)} metrics: the first, then those that differ most between "
+                "arms, relative to their standard deviations over seeds."
             )
         lines = [("metric" if many else "arm", *(row.arm for row in rows))]
         for name in names:
