@@ -251,5 +251,5 @@ def _report_and_deliver(plan: Plan, session: Session, on_report: Callable[[Rende
             with status("writing the report"):
                 files = report.write(new_report, folder)
         finally:  # a report that cannot be written keeps no trial from the tracker
-            link = delivery.close(files, say)
+            link = None if interrupts.is_repeated() else delivery.close(files, say)
     return link

@@ -292,10 +292,10 @@ def validate_command(files: tuple[Path, ...], changes: tuple[str, ...], plugins:
             continue
         arms, trials = len(plan.arms), len(plan.trials) + len(plan.pending)
         skipped = sum(1 for arm in plan.arms if arm.skip)
-        rows.append({"file": str(given), "arms": arms, "trials": trials, "skipped": skipped, "notes": plan.notes})
+        rows.append({"file": str(path), "arms": arms, "trials": trials, "skipped": skipped, "notes": plan.notes})
         if not wants_json():
             and_skipped = f", {format_count(skipped, 'arm')} skipped" if skipped else ""
-            click.echo(f"{given}: {format_count(arms, 'arm')}, {format_count(trials, 'trial')}{and_skipped}")
+            click.echo(f"{path}: {format_count(arms, 'arm')}, {format_count(trials, 'trial')}{and_skipped}")
             for note in plan.notes:
                 click.echo(f"  {note}")
     if is_plugin_broken:
