@@ -184,7 +184,7 @@ def test_plan_shows_gpu_hours_with_assumptions(tmp_path: Path) -> None:
     assert all(arm["cost"]["images"] == images for arm in data["arms"])
     output = " ".join(CliRunner().invoke(cli, ["plan", file, "--out", out, "--cost"]).output.split())
     assert "40 % of 312 TFLOP/s (--device-tflops)" in output
-    assert f"in all {3 * sum(hours.values()) * 989 / 312:,.1f}." in output
+    assert f"in all {format_duration(3600 * 3 * sum(hours.values()) * 989 / 312)}." in output
 
 
 def test_gpu_hours_need_data_if_lengths_are_epochs(tmp_path: Path) -> None:

@@ -285,7 +285,7 @@ def test_check_limits_costs_beside_commit_of_baseline(repository: Path, monkeypa
         yield cost.CostRatio("baseline", "time", 1.4, 1.3, 1.5, 12)
         yield cost.CostRatio("baseline", "memory", 1.4, 1.3, 1.5, 12)
         yield cost.CostRatio("position=none", "time", 1.3, 1.1, 1.5, 12)
-        yield cost.CostRatio("position=none", "memory", 1.15, 1.1, 1.2, 12, 2.5)
+        yield cost.CostRatio("position=none", "memory", 1.15, 1.1, 1.2, 12)
 
     monkeypatch.setattr("vitlab.regression.gate.measure_costs", measured)
     words = ("check", "study.yaml", "--plugin", "own.py")
@@ -309,7 +309,7 @@ def test_check_limits_costs_beside_commit_of_baseline(repository: Path, monkeypa
     assert ", which cannot tell; at most 1.2" in findings[2]["sentence"] and "at most" not in findings[1]["sentence"]
     assert done.exit_code == 1 and "fetch-depth: 0" in vitlab(*words, "--workflow").stdout
     cases = [*ElementTree.parse("cost.xml").getroot()]
-    assert [case.get("name") for case in cases] == ["time", "memory"] * 2 and cases[-1].get("time") == "2.500"
+    assert [case.get("name") for case in cases] == ["time", "memory"] * 2
 
 
 @pytest.mark.usefixtures("no_traces")
@@ -417,7 +417,7 @@ def test_ab_that_is_stopped_says_that_it_resumes(repository: Path, monkeypatch: 
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Revision, "run", stop)
-    with pytest.raises(Interrupted, match="the same command resumes"):
+    with pytest.raises(Interrupted, match="the same command goes on"):
         vitlab("ab", "HEAD~..HEAD", "study.yaml", "--plugin", "own.py")
 
 

@@ -95,7 +95,8 @@ class Report:
         """The answers with their verdicts: on the factors of a grid, then over blocks or of arms."""
         grid = map(Answer, grid_answers(self.sections, self.analysis, self.units))
         blocks = block_answers(self.sections.get("blocks", ()), self.analysis, self.units)
-        return [*grid, *(blocks or phrasing.answer_arms(self.arms, self.analysis, self.units))]
+        answers = [*grid, *(blocks or phrasing.answer_arms(self.arms, self.analysis, self.units))]
+        return [*answers, *map(Answer, self.answers[len(answers) :])]  # what a comparison of commits has added
 
     @property
     def main_answers(self) -> list[str]:

@@ -57,7 +57,7 @@ def _check_rows(name: str, choice: ResolvedChoice, plan: Plan, store: Store, sta
     rows = report.sections.get(name, ())
     with about(f"is rendered {state}"):
         table = again.table(name)
-        figure = part.figure(rows, report.findings)
+        figure = part.figure(rows, report.findings) if rows else None
     lengths = {len(column.cells) for column in table.columns} if table else set()
     assert len(lengths) < 2, f"columns {state} have {sorted(lengths)} cells; give each one per row"
     assert table is None or bool(table.caption), "a table needs a caption"
