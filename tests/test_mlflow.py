@@ -1276,8 +1276,8 @@ def test_answer_of_a_partial_study_counts_the_arms_that_have_run(delivered: Runs
     report = {"arms": rows, "answers": ["no result yet: position=none."]}
     assert describe_answer(report) == "1 of 2 arms run so far: no result yet: position=none."
     tags = [summary.tags for summary in summarize_arms(delivered.plan, rows, "here").values()]
-    assert [each["verdict"] for each in tags] == ["baseline", "not run yet"]
-    assert [each["mlflow.note.content"] for each in tags] == ["baseline, mean 50 %", "not run yet"]
+    assert [each["verdict"] for each in tags] == ["baseline", "no result yet"]
+    assert [each["mlflow.note.content"] for each in tags] == ["baseline, mean 50 %", "no result yet"]
     more = {"arm": "c", "verdict": "worse", "mean": 0.1, "missing": 1, "planned": 2}
     report = {"arms": [*rows, more], "answers": ["worse: c is 40 points below", "no result yet: position=none."]}
     assert describe_answer(report) == "2 of 3 arms run so far: worse: c"

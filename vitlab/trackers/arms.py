@@ -35,7 +35,7 @@ OWN = ("mean", "sd", "low", "high", "n")
 COMPARED = ("difference", "difference_low", "difference_high", "p", "p_corrected", "planned", "diverged", "failed")
 """Further columns of the report's summary."""
 
-NOT_RUN, BASELINE = "not run yet", "baseline"
+NOT_RUN, BASELINE = "no result yet", "baseline"
 """In the place of a verdict, of an arm of which no trial has begun, and of the one that others are compared with."""
 COLUMNS = ("mean", "low", "high", "difference", "p_corrected")
 """Columns of the page's table; the interval of a difference is in the description."""
