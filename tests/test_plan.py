@@ -290,12 +290,27 @@ def test_new_type_replaces_slot_and_shortest_paths_apply_first(tmp_path: Path) -
         "a": None,
         "b": {"train.optimizer.lr": 0.5, "train.optimizer": "sgd"},
         "c": {"train.optimizer.type": "sgd"},
+        "d": {"train.optimizer.lr": 0.25, "train.optimizer.type": "sgd"},
     }
     study_plan = plan(tmp_path, design={"arms": arms}, analysis={"compare": "none"})
     optimizers = {item.arm: item.trial.spec.plain()["train"]["optimizer"] for item in study_plan.trials}
     assert optimizers["a"]["type"] == "adamw"
     assert optimizers["b"]["type"] == optimizers["c"]["type"] == "sgd"
     assert optimizers["b"]["lr"] == 0.5 != optimizers["c"]["lr"]
+    assert optimizers["d"] == optimizers["b"] | {"lr": 0.25}
+
+
+def test_tuned_option_of_arm_with_other_type_is_tried(tmp_path: Path) -> None:
+    study_plan = plan(
+        tmp_path,
+        design={"one_at_a_time": {"train.optimizer.type": ["sgd"]}},
+        tune={"knobs": {"train.optimizer.lr": [0.1, 0.2]}, "per": "arm", "seeds": 1},
+    )
+    tried = [
+        [item.trial.spec.plain()["train"]["optimizer"]["lr"] for rival in tuning.rivals for item in rival.trials]
+        for tuning in study_plan.tuning
+    ]
+    assert tried == [[0.1, 0.2], [0.1, 0.2]]
 
 
 def test_new_length_replaces_old_one(tmp_path: Path) -> None:

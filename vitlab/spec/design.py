@@ -412,7 +412,7 @@ def apply_changes(base: Values, changes: Values, resolved: Values) -> NewTree:
         resolved: the resolved base, which names the component of a slot that the document leaves out.
     """
     tree: NewTree = deep_copy(base)
-    for path in sorted(changes, key=lambda path: (path.count("."), path)):
+    for path in sorted(changes, key=lambda path: (len(keys_of(path)), path)):  # a type before options beside it
         apply_change(tree, keys_of(path), changes[path], resolved)
     return tree
 
