@@ -11,7 +11,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from multiprocessing.pool import ThreadPool
@@ -133,15 +133,12 @@ class Prefetcher:
             if (at, part) not in self._pending and (next_request := request(at)) is not None:
                 self._pending[at, part] = self._submit(next_request)
         for key in [key for key in self._pending if not step <= key[0] <= step + PREFETCH_BATCHES]:
-            _cancel(self._pending.pop(key)[1])
+            for read in self._pending.pop(key)[1]:
+                read.cancel()
         x_BCHW, reads = self._pending.pop((step, part))
         for read in reads:
             read.result()
         return x_BCHW.to(self.device, non_blocking=True)
-
-    def __del__(self) -> None:
-        for _, reads in self._pending.values():
-            _cancel(reads)
 
     def _submit(self, request: ReadRequest) -> tuple[Tensor, list[Future[None]]]:
         """Return a batch that threads are filling, and their work."""
@@ -153,11 +150,6 @@ class Prefetcher:
             for part_BCHW, row_B, id_B in chunks
         ]
         return out_BCHW, reads
-
-
-def _cancel(reads: Iterable[Future[None]]) -> None:
-    for read in reads:
-        read.cancel()
 
 
 @cache

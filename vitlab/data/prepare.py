@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
@@ -24,7 +24,7 @@ from vitlab.data.datasets.base import MIN_CORRUPTED_SIDE, SPLITS, Dataset, Image
 from vitlab.data.datasets.pictures import EncodedPictures, Pictures
 from vitlab.data.image_cache import StoredImages
 from vitlab.data.pixels import channel_statistics
-from vitlab.data.splits import Prepared, Subset, TensorCache, TestSet, apply_options, make_test_sets, select_images
+from vitlab.data.splits import Prepared, Subset, TestSet, apply_options, make_test_sets, select_images
 from vitlab.errors import DataError, format_count
 from vitlab.geometry import DataInfo, Task
 from vitlab.identity import source
@@ -246,7 +246,7 @@ def prepare(
     beside: Mapping[str, TestSet] = {}
     if any(data.options.get(name) for name in TEST_SET_OPTIONS):
         with data.raising_data_errors():
-            beside = make_test_sets(data.dataset, data.options, raw.test, raw.info, raw.corrupted)
+            beside = make_test_sets(data.dataset, data.options, raw.test, raw.info)
     return Prepared(train=train, val=val, test=raw.test, info=raw.info, mean=mean, std=std, test_sets=beside)
 
 
@@ -285,8 +285,6 @@ class _Raw:
     info: DataInfo
     name: str  #: of the file of its cached statistics
     check: Callable[[], object]  #: see :func:`_reread_unchanged_info`
-    corrupted: TensorCache = field(default_factory=dict)
-    """Corrupted images of the test split, shared by the trials of this process."""
 
     @cached_property
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -7,7 +7,7 @@ N images of a split or test set, M of an official split, B of a batch, C channel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,16 +17,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from vitlab import noise
 from vitlab.data import draws
-from vitlab.data.datasets import files
 from vitlab.data.datasets.base import COMPUTED_CORRUPTIONS, CORRUPTIONS, Dataset, Images
 from vitlab.data.datasets.pictures import Pictures
 from vitlab.data.image_cache import StoredImages
 from vitlab.data.pixels import convert_channels, resize, resize_masks
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo
-
-MAX_MEMORY_SHARE = 1 / 8
-"""Largest share of the machine's memory for the cached images of a process; others are corrupted each time."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +93,6 @@ class TestSet:
     right_NK: Tensor | None = None  #: bool, the right classes of each image
 
 
-TensorCache = dict[Hashable, Tensor]
-
-
 @dataclass(frozen=True)
 class Prepared:
     """A data set ready to train on."""
@@ -143,13 +136,10 @@ def select_classes(y_N: Tensor, classes: Sequence[int] | None) -> tuple[Tensor, 
     return id_N, new_N[id_N]
 
 
-def make_test_sets(
-    dataset: Dataset, options: Mapping[str, Any], test: Subset, info: DataInfo, cache: TensorCache
-) -> dict[str, TestSet]:
+def make_test_sets(dataset: Dataset, options: Mapping[str, Any], test: Subset, info: DataInfo) -> dict[str, TestSet]:
     """Return the test sets of a trial by name, such as ``corrupted/fog/3``.
 
-    The images are the same for every trial: neither their choice nor their corruption depends on a trial's seeds.  The
-    cache has corrupted images by corruption, severity and positions, for the next trials.
+    The images are the same for every trial: neither their choice nor their corruption depends on a trial's seeds.
 
     Raises:
         DataError: if a set has no images.
@@ -166,7 +156,7 @@ def make_test_sets(
                 # Not stratified: the share of classes is the test split's on average.
                 one_class_N, key = torch.zeros_like(subset.id_N), noise.key(0, "corruption", "images")
                 subset = subset.select(draws.limit_per_class(one_class_N, subset.id_N, corrupted.images, key))
-            at = _make_corrupted_reader(subset, kind, severity, cache) if pictures is None else subset.at
+            at = _make_corrupted_reader(subset, kind, severity) if pictures is None else subset.at
             sets[name] = TestSet("mce", kind, subset.y_N, subset.id_N, at)
     for name, pictures in dataset.shifted_sets().items():
         subset = _make_stored_subset(pictures, info, classes, name)
@@ -177,17 +167,11 @@ def make_test_sets(
     return sets
 
 
-def _make_corrupted_reader(subset: Subset, kind: str, severity: int, cache: TensorCache) -> Callable[[slice], Tensor]:
+def _make_corrupted_reader(subset: Subset, kind: str, severity: int) -> Callable[[slice], Tensor]:
     def at(part: slice) -> Tensor:
         from vitlab.data.corruption import corrupt  # imported for the few studies that ask for corrupted images
 
-        key = (kind, severity, len(subset), part.start, part.stop)
-        x_BCHW = cache.get(key)
-        if x_BCHW is None:
-            x_BCHW = corrupt(subset.at(part), kind, severity, subset.id_N[part])
-            if sum(cached.nbytes for cached in (*cache.values(), x_BCHW)) <= MAX_MEMORY_SHARE * files.total_memory():
-                cache[key] = x_BCHW
-        return x_BCHW
+        return corrupt(subset.at(part), kind, severity, subset.id_N[part])
 
     return at
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.driver.planning import count_costs, ensure_data_identities, plan_study
-from vitlab.driver.scheduler import Schedule
-from vitlab.driver.session import Session, Watch, add_missing_prerequisites
+from vitlab.driver.scheduler import train_missing
+from vitlab.driver.session import Session, Watch
 from vitlab.errors import TrialFailed
 from vitlab.identity.code import optional_modules
 from vitlab.identity.trial import Trial
@@ -49,18 +49,10 @@ def run_smoke_test(
     by_name = {trial.name: trial for trial in (*plan.prerequisites, *(planned.trial for planned in plan.trials))}
     distinct = {_component_signature(planned.trial, by_name): planned for planned in reversed(plan.trials)}.values()
     missing = [item for item in distinct if not store.folder(item.trial).done()]
-    to_train = add_missing_prerequisites(plan, missing, store)
     session = Session(store, study.run, plugins, watch or Watch())
-    session.watch.on_plan(plan, to_train, store)
-    schedule = Schedule.plan_jobs(to_train, session, plan)
-    try:
-        schedule.run_jobs()
-    finally:
-        session.watch.close()
-    if schedule.failed:
-        raise TrialFailed(
-            f"{schedule.failed} of {len(distinct)} combinations of components failed; the lines above say why"
-        )
+    ends = train_missing(plan, missing, session, retry_failed=True)
+    if failed := list(ends.values()).count("failed"):
+        raise TrialFailed(f"{failed} of {len(distinct)} combinations of components failed; the lines above say why")
     return len(distinct)
 
 

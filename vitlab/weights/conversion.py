@@ -133,9 +133,7 @@ def convert(
         dtype = reduce(torch.promote_types, {value.dtype for value in state.values()})
         model = new.build().to(dtype)
         how = InitFrom.model_validate({"checkpoint": str(source), "head": "keep", "resample": resample})
-        load_starting_weights(
-            model, build_from_canonical(old, state, checkpoint.unknown, dtype), InitFrom.model_validate(how)
-        )
+        load_starting_weights(model, build_from_canonical(old, state, checkpoint.unknown, dtype), how)
         state = _canonical_state(model, has_head)
         on_the_hub, has_config = target.name in NAMES_ON_THE_HUB, target.with_name("config.json").exists()
         beside: dict[Path, Json] = {}
