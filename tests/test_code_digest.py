@@ -23,7 +23,7 @@ from vitlab.data.datasets import dataset
 from vitlab.data.prepare import prepare
 from vitlab.errors import OptionError, Refused
 from vitlab.identity import source
-from vitlab.identity.code import clear_caches, component_modules, modules_digest, transitive_digests
+from vitlab.identity.code import clear_caches, component_modules, transitive_digests, trial_code_digest
 from vitlab.lab import Answer
 from vitlab.planning.values import Trial
 from vitlab.registry.file_loader import load_file
@@ -195,7 +195,7 @@ def test_digest_follows_sister_packages_and_foreign_base_classes(tmp_path: Path)
 
     def digest() -> str:
         clear_caches()
-        return modules_digest(component_modules([mlp.resolve_choice("acme")]))
+        return trial_code_digest(component_modules([mlp.resolve_choice("acme")]))
 
     digests = [digest()]
     for file in (base, numbers, hidden):
@@ -251,7 +251,7 @@ def test_installed_packages_count_by_version(
     def digest() -> str:
         clear_caches()
         importlib.invalidate_caches()
-        return modules_digest(frozenset({"standing"}))
+        return trial_code_digest(frozenset({"standing"}))
 
     first = digest()
     assert set(transitive_digests({"standing"})) == {"standing", "base_pkg" if as_text else "base==1.0"}
@@ -280,10 +280,10 @@ def test_unparsable_text_counts_by_bytes(tmp_path: Path) -> None:
     write(tmp_path / "asker.py", "try:\n    import spoilt\nexcept SyntaxError:\n    pass\n")
     spoilt = write(tmp_path / "spoilt.py", "def (:\n")
     clear_caches()
-    first = modules_digest(frozenset({"asker"}))
+    first = trial_code_digest(frozenset({"asker"}))
     write(spoilt, "def ):\n")
     clear_caches()
-    assert modules_digest(frozenset({"asker"})) != first
+    assert trial_code_digest(frozenset({"asker"})) != first
 
 
 # -- loaded code ------------------------------------------------------------------------------------------------------
@@ -406,12 +406,14 @@ def test_loaded_code_continues_if_digest_is_known(tmp_path: Path) -> None:
     module = write(tmp_path / "forked.py", component("forked", 1))
     importlib.import_module("forked")
     clear_caches()
-    before = modules_digest(frozenset({"forked"}), source.read_imported)
-    assert before == modules_digest(frozenset({"forked"}))
+    before = trial_code_digest(frozenset({"forked"}), reader=source.read_imported)
+    assert before == trial_code_digest(frozenset({"forked"}))
     write(module, component("forked", 555))
     clear_caches()
     assert (
-        modules_digest(frozenset({"forked"}), source.read_imported) == before != modules_digest(frozenset({"forked"}))
+        trial_code_digest(frozenset({"forked"}), reader=source.read_imported)
+        == before
+        != trial_code_digest(frozenset({"forked"}))
     )
 
 

@@ -14,7 +14,7 @@ from vitlab.geometry import DataInfo
 from vitlab.registry import slot
 from vitlab.training.evaluation import MetricAccumulator
 from vitlab.training.metrics import build_metrics
-from vitlab.training.metrics.predictions import calibration_error, mean_iou
+from vitlab.training.metrics.predictions import ExpectedCalibrationError, MeanIoU
 
 torchvision()  # timm imports torchvision, whose import may need a workaround
 from timm.loss import BinaryCrossEntropy, LabelSmoothingCrossEntropy  # noqa: E402
@@ -143,6 +143,10 @@ def test_top5_of_five_classes_is_refused() -> None:
     assert set(tallied({"": logits}, target, 20).compute_result("val").metrics) == {"loss", "accuracy", "ece"}
 
 
+def calibration_error(p: torch.Tensor, right: torch.Tensor) -> float:
+    return ExpectedCalibrationError().value(torch.stack([p.double(), right.double()], 1))
+
+
 def test_calibration_error_equals_hand_calculation() -> None:
     # Bin (0.4, 0.4667]: two images at 0.45, one right. Bin (0.8667, 0.9333]: two at 0.9, both right.
     p = torch.tensor([0.45, 0.45, 0.9, 0.9])
@@ -179,4 +183,4 @@ def test_segmentation_metrics_equal_scikit_learn() -> None:
 
 def test_absent_class_does_not_count() -> None:
     confusion = torch.tensor([[3, 1, 0], [0, 4, 0], [0, 0, 0]])
-    assert mean_iou(confusion) == pytest.approx((3 / 4 + 4 / 5) / 2)
+    assert MeanIoU().value(confusion[None]) == pytest.approx((3 / 4 + 4 / 5) / 2)

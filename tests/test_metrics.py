@@ -282,7 +282,9 @@ def test_margin_in_points_needs_unit_share(unit: str, bounds: str, sentence: str
 def test_plugin_file_with_wrong_unit_is_refused(tmp_path: Path) -> None:
     plugin = tmp_path / "my_metrics.py"
     plugin.write_text(COUNT.replace("'images'", "5"))
-    with pytest.raises(BrokenComponent, match=r"^metric 'gap' from my_metrics.py \w+: unit is 5; it is share, number"):
+    with pytest.raises(
+        BrokenComponent, match=r"^metric 'gap' from my_metrics.py \w+: unit: found 5; allowed: share, number"
+    ):
         lab.plan_study(study(tmp_path), plugins=[plugin])
     assert "gap" not in metric.names()
 
@@ -472,18 +474,27 @@ def test_bad_metric_fails_contract_test(cls: type[Metric], sentence: str) -> Non
 @pytest.mark.parametrize(
     ("declared", "sentence"),
     [
-        ({"goal": "high"}, "goal is 'high'; it is max or min"),
-        ({"bounds": 5}, "bounds are 5; they are two numbers, with math.inf for an end without a limit"),
-        ({"bounds": (0, math.nan)}, "bounds are (0, nan); they are two numbers"),
-        ({"bounds": (1.0, 0.0)}, "bounds are (1.0, 0.0); the lower one comes first"),
-        ({"unit": 5}, "unit is 5; it is share, number, or a unit of 1 to 20 letters, digits, spaces, /, %, . and -,"),
-        ({"unit": ""}, "unit is ''; it is share"),
-        ({"unit": "images " * 3}, "unit is 'images images images '; it is share"),
-        ({"unit": "<b>"}, "unit is '<b>'; it is share"),
-        ({"unit": "ms\n"}, "unit is 'ms\\n'; it is share"),
-        ({"quantum": -1.0}, "quantum is -1.0; it is 0 or more"),
+        ({"goal": "high"}, "goal: found 'high'; allowed: max or min"),
+        ({"bounds": 5}, "bounds: found 5; allowed: two numbers, the lower one first, with math.inf for an end without"),
+        ({"bounds": (0, math.nan)}, "bounds: found (0, nan); allowed: two numbers"),
+        ({"bounds": (1.0, 0.0)}, "bounds: found (1.0, 0.0); allowed: two numbers, the lower one first"),
+        ({"bounds": (False, True)}, "bounds: found (False, True); allowed: two numbers"),
+        (
+            {"unit": 5},
+            "unit: found 5; allowed: share, number, or a unit of 1 to 20 letters, digits, spaces, /, %, . and",
+        ),
+        ({"unit": ""}, "unit: found ''; allowed: share"),
+        ({"unit": "images " * 3}, "unit: found 'images images images '; allowed: share"),
+        ({"unit": "<b>"}, "unit: found '<b>'; allowed: share"),
+        ({"unit": "ms\n"}, "unit: found 'ms\\n'; allowed: share"),
+        ({"quantum": -1.0}, "quantum: found -1.0; allowed: 0 or more"),
+        ({"step": math.inf}, "step: found inf; allowed: 0 or more"),
         ({"quantum": 1.0, "step": 2.0}, "quantum is 1 and step is 2; set one of them"),
-        ({"tasks": "classification"}, "tasks is 'classification'; it is a tuple of at least one of classification"),
+        (
+            {"tasks": "classification"},
+            "tasks: found 'classification'; allowed: a tuple of at least one of classification",
+        ),
+        ({"tasks": ()}, "tasks: found (); allowed: a tuple of at least one"),
     ],
 )
 def test_metric_with_wrong_facts_is_refused_at_registration(declared: dict[str, Any], sentence: str) -> None:

@@ -19,7 +19,7 @@ from vitlab.data.prepare import prepare
 from vitlab.errors import SpecError
 from vitlab.geometry import DataInfo, Work, image_identity
 from vitlab.identity import source
-from vitlab.identity.code import clear_caches, modules_digest, transitive_digests, trial_module_digests
+from vitlab.identity.code import clear_caches, transitive_digests, trial_code_digest, trial_module_digests
 from vitlab.identity.trial import hash_of
 from vitlab.lab import plan_study
 from vitlab.planning.engine_choice import choose_engine, speed_digest
@@ -445,7 +445,7 @@ def forget() -> None:
 def digest() -> str:
     """Return the current code digest of ``guest.block``."""
     forget()
-    return modules_digest(frozenset({"guest.block"}))
+    return trial_code_digest(frozenset({"guest.block"}))
 
 
 @pytest.mark.usefixtures("reading")
@@ -557,7 +557,7 @@ def test_runner_and_engines_are_part_of_code_of_every_trial() -> None:
         "vitlab.spec.run",
     }
     assert not strangers & set(modules), "a change there would retrain everything"
-    assert modules_digest(frozenset({"vitlab.models.convnet"})) != modules_digest(frozenset())
+    assert trial_code_digest(frozenset({"vitlab.models.convnet"})) != trial_code_digest(frozenset())
 
 
 # -- prerequisites ----------------------------------------------------------------------------------------------------

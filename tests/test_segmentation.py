@@ -36,7 +36,7 @@ from vitlab.training import evaluation
 from vitlab.training.evaluation import MetricAccumulator
 from vitlab.training.loop import Training
 from vitlab.training.metrics import build_metrics
-from vitlab.training.metrics.predictions import confusion_matrix, mean_iou
+from vitlab.training.metrics.predictions import MeanIoU, MeanIoUForeground, confusion_matrix
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -513,9 +513,9 @@ def test_metrics_equal_scikit_learn_over_whole_split() -> None:
 def test_iou_equals_hand_calculation() -> None:
     #                        predicted  bg  1  2  3
     table = torch.tensor([[6, 1, 0, 0], [2, 4, 0, 0], [0, 3, 0, 0], [0, 0, 0, 0]])
-    assert mean_iou(table) == pytest.approx((6 / 9 + 4 / 10 + 0 / 3) / 3, rel=1e-15)
-    assert mean_iou(table, background=0) == pytest.approx((4 / 10 + 0 / 3) / 2, rel=1e-15)
-    assert mean_iou(torch.tensor([[9, 0], [0, 0]]), background=0) == 0, "nothing was there, and nothing was found"
+    assert MeanIoU().value(table[None]) == pytest.approx((6 / 9 + 4 / 10 + 0 / 3) / 3, rel=1e-15)
+    assert MeanIoUForeground().value(table[None]) == pytest.approx((4 / 10 + 0 / 3) / 2, rel=1e-15)
+    assert MeanIoUForeground().value(torch.tensor([[[9, 0], [0, 0]]])) == 0, "nothing was there, and nothing was found"
 
 
 def test_constant_background_baseline_is_reported() -> None:

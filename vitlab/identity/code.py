@@ -73,7 +73,7 @@ def trial_code_digest(
     versions: Mapping[str, str] = {},
     reader: source.Reader = source.read_for_worker,
 ) -> str:
-    """Return the code digest of a trial in this process.
+    """Return the code digest of a trial in this process; 128 bits in hex.
 
     Args:
         modules: its root modules.
@@ -82,7 +82,10 @@ def trial_code_digest(
         reader: reads the source of a module.
     """
     # The code of prerequisites counts by their names, which hold it, so a change there retrains what starts from them.
-    own = modules_digest(modules, reader)
+    digest = hashlib.blake2b(digest_size=16)
+    for module, text in sorted(trial_module_digests(modules, reader).items()):
+        digest.update(f"{module}\n{text}\n".encode())
+    own = digest.hexdigest()
     beside = {**needs, **({"versions": dict(versions)} if versions else {})}
     return hash_of({"own": own, **beside})[:32] if beside else own
 
@@ -117,19 +120,9 @@ def resolve_spec(spec: TrialSpec) -> TrialSpec:
     return spec.model_copy(update={"data": data, "model": model, "train": spec.train.model_copy(update=train)})
 
 
-@cache
-def modules_digest(modules: frozenset[str], reader: source.Reader = source.read_for_worker) -> str:
-    """Return the digest of the code of a trial with the given root modules; 128 bits in hex."""
-    digest = hashlib.blake2b(digest_size=16)
-    for module, text in sorted(trial_module_digests(modules, reader).items()):
-        digest.update(f"{module}\n{text}\n".encode())
-    return digest.hexdigest()
-
-
 def clear_caches() -> None:
     """Clear all caches of source files, so that later digests are of the files as they are then."""
     source.clear_caches()
-    modules_digest.cache_clear()
     trial_module_digests.cache_clear()
 
 

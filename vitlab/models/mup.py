@@ -33,7 +33,6 @@ from torch import nn
 from vitlab.components.attention.softmax import SOFTMAX, SoftmaxAttention
 from vitlab.components.base import NewState
 from vitlab.components.block import Place
-from vitlab.errors import UserError
 from vitlab.geometry import Geometry
 from vitlab.models.vit_parts import Anatomy
 from vitlab.registry import BUILT_IN, slot
@@ -129,13 +128,8 @@ def make_group_scaling(factors: Mapping[str, float], optimizer: object) -> Calla
 
     Args:
         factors: Name to factor, as returned by :func:`rate_factors`.
-        optimizer: The choice of the slot ``optimizer``.
-
-    Raises:
-        UserError: If the optimizer is not Adam.
+        optimizer: The choice of the slot ``optimizer``, for which :func:`optimizer_incompatibility` returns None.
     """
-    if reason := optimizer_incompatibility(type(optimizer)):
-        raise UserError(reason)
     is_decoupled = isinstance(optimizer, _built_in_optimizer("adamw"))
 
     def changes(name: str, group: Group) -> Group:

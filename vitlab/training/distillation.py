@@ -11,7 +11,7 @@ Reference: arXiv:2012.12877 (DeiT), arXiv:1503.02531 (soft distillation), arXiv:
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,8 @@ from vitlab.training.losses import Loss, Value
 
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in grey (ITU-R 601)."""
+
+Tensors = Mapping[str, Tensor]
 
 SMOOTH_L1_BETA = 2.0
 """Difference at which the smooth L1 loss becomes linear, as in arXiv:2205.14141."""
@@ -85,7 +87,7 @@ class Distillation:
             target: Target of ``loss``.
             x_BCHW: The student's input images.
         """
-        predicted: Mapping[str, Tensor] = {}
+        predicted: Tensors = {}
         if isinstance(module, Projected):
             logits_by_head, predicted = module(x_BCHW)
         else:
@@ -150,13 +152,6 @@ class Distillation:
             yield {"token_cosine": cosines}
 
 
-class Prediction(NamedTuple):
-    """The output of a :class:`Projected` student."""
-
-    logits_by_head: Mapping[str, Tensor]
-    features: Mapping[str, Tensor]  #: predictions of the teacher's features by name, (B, ..., E)
-
-
 class Projected(Model):
     """A student, and linear maps from its features to the teacher's.
 
@@ -172,15 +167,15 @@ class Projected(Model):
         maps = {name: nn.Linear(student.widths[name], width) for name, width in widths.items()}
         self.projections = nn.ModuleDict(maps).to(next(student.model.parameters()))
 
-    def forward(self, x_BCHW: Tensor) -> Prediction:
-        """Return the logits and the predicted features, in float32 or wider."""
+    def forward(self, x_BCHW: Tensor) -> tuple[Tensors, Tensors]:  # type: ignore[override]
+        """Return logits by head and predictions of the teacher's features, (B, ..., E), in float32 or wider."""
         logits_by_head, features = self.student(x_BCHW)
         predicted = {}
         with autocast(x_BCHW.device, self.student.precision):
             for name, projection in self.projections.items():
                 # In the student's precision, then as wide as its features.
                 predicted[name] = projection(features[name].movedim(1, -1)).to(features[name].dtype)
-        return Prediction(logits_by_head, predicted)
+        return logits_by_head, predicted
 
 
 class InputAdapter:

@@ -8,19 +8,21 @@ B images of a batch, N rows of a split, K classes, P pixels of an image, M decis
 segmentation.  Classes stand on axis 1 of logits, (B, K) or (B, K, rows, columns).
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from vitlab.components.base import Options
 from vitlab.data.pixels import IGNORED
 from vitlab.geometry import DataInfo, Task
 from vitlab.registry import Slot
-from vitlab.spec.choice import UNITS, Goal, Unit, is_unit
+from vitlab.spec.choice import UNITS, Goal, Unit
+from vitlab.spec.tree import type_adapter
+from vitlab.store.result import Number
 from vitlab.training.losses import flat
 
 TASKS: tuple[Task, ...] = get_args(Task)
@@ -99,30 +101,33 @@ class Metric(ABC):
         return None
 
 
+_Step = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+_Tasks = Annotated[tuple[Task, ...], Field(min_length=1)]
+DECLARED: Mapping[str, tuple[Any, str]] = {
+    "goal": (Goal, "max or min"),
+    "bounds": (tuple[Number, Number], "two numbers, the lower one first, with math.inf for an end without a limit"),
+    "unit": (Unit | None, UNITS),
+    "quantum": (_Step, "0 or more"),
+    "step": (_Step, "0 or more"),
+    "tasks": (_Tasks, f"a tuple of at least one of {', '.join(TASKS)}"),
+}
+"""Type of each fact that a metric declares, and what is allowed, in words."""
+
+
 def find_declaration_fault(component: type[Metric]) -> str | None:
     """Return in one sentence what is wrong with the facts that a metric declares; None if nothing is."""
-    goal, bounds, unit, tasks = component.goal, component.bounds, component.unit, component.tasks
-    if goal not in get_args(Goal):
-        return f"goal is {goal!r}; it is max or min"
-    if not (isinstance(bounds, tuple | list) and len(bounds) == 2 and all(map(_is_number, bounds))):
-        return f"bounds are {bounds!r}; they are two numbers, with math.inf for an end without a limit"
-    if not bounds[0] < bounds[1]:
-        return f"bounds are {bounds}; the lower one comes first"
-    if unit is not None and not (isinstance(unit, str) and is_unit(unit)):
-        return f"unit is {unit!r}; it is {UNITS}"
-    for name in ("quantum", "step"):
-        value = getattr(component, name)
-        if not (_is_number(value) and 0 <= value < math.inf):
-            return f"{name} is {value!r}; it is 0 or more"
+    for name, (kind, allowed) in DECLARED.items():
+        value: Any = getattr(component, name)
+        try:
+            type_adapter(kind).validate_python(value)
+            is_right = name != "bounds" or value[0] < value[1]
+        except ValueError:
+            is_right = False
+        if not is_right:
+            return f"{name}: found {value!r}; allowed: {allowed}"
     if component.quantum and component.step:
         return f"quantum is {component.quantum:g} and step is {component.step:g}; set one of them"
-    if not tasks or isinstance(tasks, str) or not set(tasks) <= set(TASKS):
-        return f"tasks is {tasks!r}; it is a tuple of at least one of {', '.join(TASKS)}"
     return None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
 
 
 metric: Slot[Metric] = Slot("metric", Metric, fault=find_declaration_fault)  # type: ignore[type-abstract]  # a contract is not built

@@ -147,7 +147,11 @@ class ExpectedCalibrationError(Metric):
         return torch.stack([probability_B.double(), correct_B.double()], 1)
 
     def value(self, rows_N: Tensor) -> float:
-        return calibration_error(rows_N[:, 0], rows_N[:, 1], self.bins)
+        probability_N, right_N = rows_N.double().unbind(1)
+        # Bins are closed on the right, as in the reference.
+        bin_N = (probability_N * self.bins).ceil().long().sub(1).clamp(0, self.bins - 1)
+        gap_S = torch.zeros(self.bins, dtype=torch.float64).index_add_(0, bin_N, right_N - probability_N)
+        return float(gap_S.abs().sum() / len(rows_N))
 
 
 @metric.register("brier")
@@ -164,21 +168,6 @@ class Brier(Metric):
         """Return the squared distance between probabilities and target per image."""
         probability_BK = logits.double().softmax(1)
         return (probability_BK - F.one_hot(target, logits.shape[1])).square().sum(1)
-
-
-def calibration_error(probability_N: Tensor, right_N: Tensor, bins: int = 15) -> float:
-    """Return the mean distance of accuracy from confidence over equal-width bins, weighted by their image counts.
-
-    Args:
-        probability_N: Probability of the predicted class.
-        right_N: True where the prediction is correct.
-        bins: Number of bins.
-    """
-    # Bins are closed on the right, as in the reference.
-    bin_N = (probability_N.double() * bins).ceil().long().sub(1).clamp(0, bins - 1)
-    excess_N = right_N.double() - probability_N.double()
-    gap_S = torch.zeros(bins, dtype=torch.float64).index_add_(0, bin_N, excess_N)
-    return float(gap_S.abs().sum() / len(probability_N))
 
 
 # -- several classes an image ------------------------------------------------------------------------------------------
@@ -304,7 +293,13 @@ class MeanIoU(Metric):
         return confusion_matrix(logits, target)[None]
 
     def value(self, rows_N: Tensor) -> float:
-        return mean_iou(rows_N.sum(0), self.left_out)
+        confusion_KK = rows_N.sum(0)
+        hit_K = confusion_KK.diagonal().double()
+        union_K = confusion_KK.sum(0) + confusion_KK.sum(1) - confusion_KK.diagonal()
+        counts_K = union_K > 0
+        if self.left_out is not None:  # confusions with it still count against the other classes
+            counts_K[self.left_out] = False
+        return mean(hit_K[counts_K] / union_K[counts_K]) if counts_K.any() else 0.0
 
 
 @metric.register("miou_foreground")
@@ -321,21 +316,3 @@ def confusion_matrix(logits: Tensor, target: Tensor) -> Tensor:
     # Unlabelled pixels are counted in one extra bin, which is dropped.
     pair_M = torch.where(target_M != IGNORED, target_M * classes + logits_MK.argmax(1), classes**2)
     return torch.bincount(pair_M, minlength=classes**2 + 1)[:-1].view(classes, classes)
-
-
-def mean_iou(confusion_KK: Tensor, background: int | None = None) -> float:
-    """Return the mean intersection over union of the classes that occur.
-
-    Args:
-        confusion_KK: Counts by (label, prediction).
-        background: A class left out of the mean; confusions with it still count against the other classes.
-
-    Returns:
-        The mean, or 0 if no class occurs.
-    """
-    hit_K = confusion_KK.diagonal().double()
-    union_K = confusion_KK.sum(0) + confusion_KK.sum(1) - confusion_KK.diagonal()
-    counts_K = union_K > 0
-    if background is not None:
-        counts_K[background] = False
-    return mean(hit_K[counts_K] / union_K[counts_K]) if counts_K.any() else 0.0
