@@ -63,7 +63,7 @@ from vitlab.runner.job import Settings
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.trackers import dashboard, delivery, records, replay, service, trials
-from vitlab.trackers.arms import Summary, deliver_summaries, describe_answer, summarize_arms
+from vitlab.trackers.arms import COMPARED, OWN, Summary, deliver_summaries, describe_answer, summarize_arms
 from vitlab.trackers.delivery import Delivery, sync
 from vitlab.trackers.server import study_links
 from vitlab.trackers.service import Address, parse_uri
@@ -1150,24 +1150,38 @@ def test_label_of_a_group_begins_with_what_tells_arms_apart(arm: str, label: str
     assert dashboard.group_label(arm, 3).rstrip(" ") == label
 
 
-def test_arms_are_described_in_points_as_in_the_report_and_told_apart_first(delivered: Runs) -> None:
-    compared = {"baseline": "baseline", "missing": 0, "planned": 2, "difference": 0.0543, "difference_low": -0.01}
-    first = {"arm": "baseline", "verdict": None, "mean": 0.51234, "missing": 0, "planned": 2}
-    other = {"arm": "position=none", "verdict": "cannot tell", **compared, "difference_high": 0.12}
+def report_row(arm: str, **values: Any) -> dict[str, Any]:
+    """Return an arm's row of a report; what is not given is missing."""
+    row: dict[str, Any] = dict.fromkeys([*OWN, *COMPARED, "verdict", "baseline", "exploratory", "broken"])
+    return {**row, "complete_verdict": None, "arm": arm, "missing": 0, "planned": 2, **values}
+
+
+def test_arms_are_described_with_the_digits_of_the_report_and_told_apart_first(delivered: Runs) -> None:
+    """The width of intervals decides about digits; a report has a verdict with what qualifies it."""
+    first = report_row("baseline", mean=0.51234, low=0.49, high=0.53)
+    compared = {"baseline": "baseline", "difference": 0.0543, "difference_low": -0.01, "difference_high": 0.12}
+    other = report_row("position=none", verdict="cannot tell", **compared)
+
+    def notes(*rows: dict[str, Any]) -> list[str]:
+        plan = replace(delivered.plan, arms=tuple(Arm(row["arm"], {}) for row in rows))
+        return [each.tags["mlflow.note.content"] for each in summarize_arms(plan, rows, "here").values()]
+
+    assert notes(first, other) == ["baseline, mean 51.2 %", "cannot tell, +5.4 points [\N{MINUS SIGN}1.0, 12.0]"]
+    narrow = {**other, "difference": 0.05432, "difference_low": 0.0542, "difference_high": 0.05444}
+    assert notes(first, narrow)[1] == "cannot tell, +5.432 points [5.420, 5.444]"
+    assert notes(first, {**other, "difference": None})[1] == "cannot tell"
+    of_two_seeds = {"difference_low": None, "difference_high": None, "verdict": "better", "exploratory": "a margin"}
+    assert notes(first, {**other, **of_two_seeds})[1] == "better (exploratory), +5.4 points"
     rows = [first, other, {**other, "arm": "c, d", "verdict": "better"}, {**other, "arm": "e", "verdict": "better"}]
-    notes = [each.tags["mlflow.note.content"] for each in summarize_arms(delivered.plan, rows, "here").values()]
-    assert notes == ["baseline, mean 51.23 %", "cannot tell, +5.43 points from \N{MINUS SIGN}1 to +12"]
-    small = {**other, "difference": -1e-5, "difference_low": -2e-7, "difference_high": 0.0}
-    [_, small_note] = [
-        each.tags["mlflow.note.content"] for each in summarize_arms(delivered.plan, [first, small], "here").values()
-    ]
-    assert small_note == "cannot tell, \N{MINUS SIGN}0.001 points from \N{MINUS SIGN}2e-05 to +0"
     answer = describe_answer({"arms": rows, "answers": ["one", "two"]})
-    assert answer == "better: c, d; e · cannot tell: position=none"
+    assert answer == "better: c, d; e \N{MIDDLE DOT} cannot tell: position=none"
     later = [{**row, "exploratory": "its margin was changed"} for row in rows[1:]]
-    later[1]["arm"] = "baseline"
+    later[2] |= {"verdict": "cannot tell", "complete_verdict": "better", "broken": 1}
     answer = describe_answer({"arms": later, "answers": []})
-    assert answer == "better (exploratory): baseline; e · cannot tell (exploratory): position=none"
+    assert answer == (
+        "better (exploratory): c, d \N{MIDDLE DOT} cannot tell: position=none \N{MIDDLE DOT} "
+        "cannot tell (1 broken seed): e"
+    )
 
 
 def test_saved_view_groups_by_arm_and_charts_existing_metrics(delivered: Runs) -> None:
@@ -1269,16 +1283,15 @@ def test_description_has_report_and_links(delivered: Runs) -> None:
 def test_answer_of_a_partial_study_counts_the_arms_that_have_run(delivered: Runs) -> None:
     """An arm of which no trial has begun is open in the report, and has no verdict here."""
     rows = [
-        {"arm": "baseline", "verdict": None, "mean": 0.5, "missing": 0, "planned": 2},
-        {"arm": "position=none", "verdict": "cannot tell", "mean": None, "missing": 2, "planned": 2},
+        report_row("baseline", mean=0.5),
+        report_row("position=none", verdict="cannot tell", missing=2, baseline="baseline"),
     ]
-    rows[1]["baseline"] = "baseline"
     report = {"arms": rows, "answers": ["no result yet: position=none."]}
     assert describe_answer(report) == "1 of 2 arms run so far: no result yet: position=none."
     tags = [summary.tags for summary in summarize_arms(delivered.plan, rows, "here").values()]
     assert [each["verdict"] for each in tags] == ["baseline", "no result yet"]
-    assert [each["mlflow.note.content"] for each in tags] == ["baseline, mean 50 %", "no result yet"]
-    more = {"arm": "c", "verdict": "worse", "mean": 0.1, "missing": 1, "planned": 2}
+    assert [each["mlflow.note.content"] for each in tags] == ["baseline, mean 50.0 %", "no result yet"]
+    more = report_row("c", verdict="worse", mean=0.1, missing=1)
     report = {"arms": [*rows, more], "answers": ["worse: c is 40 points below", "no result yet: position=none."]}
     assert describe_answer(report) == "2 of 3 arms run so far: worse: c"
 

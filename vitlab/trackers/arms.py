@@ -20,7 +20,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vitlab.planning.values import Plan, declared_metric
+from vitlab.planning.values import Plan
+from vitlab.report import phrasing
+from vitlab.report.phrasing import Row, Scale
+from vitlab.report.sections.arms import format_verdict
 from vitlab.spec import Analysis
 from vitlab.store.folders import TrialFolder
 from vitlab.store.result import Ending
@@ -49,7 +52,7 @@ class Summary(NamedTuple):
     points: Mapping[str, float]  #: to 4 digits, because the page cuts numbers and does not round them
 
 
-def summarize_arms(plan: Plan, rows: Iterable[Mapping[str, Any]], root: str) -> dict[str, Summary]:
+def summarize_arms(plan: Plan, rows: Sequence[Row], root: str) -> dict[str, Summary]:
     """Return the verdicts and the values over the seeds, by arm in the order of the design.
 
     Args:
@@ -59,13 +62,14 @@ def summarize_arms(plan: Plan, rows: Iterable[Mapping[str, Any]], root: str) -> 
     """
     summaries = dict[str, Summary]()
     by_arm = {row["arm"]: row for row in rows}
-    baselines = {row.get("baseline") for row in by_arm.values()}
-    is_share = plan.units.get(declared_metric(plan.analysis.metric.rpartition("/")[2], plan.units) or "") == "share"
+    baselines = {row["baseline"] for row in rows}
+    scale = Scale.of(plan.analysis.metric, plan.units)
+    decimals = phrasing.mean_and_difference_decimals(rows, scale)
     for arm in (arm for arm in plan.arms if arm.name in by_arm):
         row = by_arm[arm.name]
         role = BASELINE if arm.name in baselines else records.ABSENT
-        verdict = row.get("verdict") or role if _has_begun(row) else NOT_RUN
-        numbers = {name: float(row[name]) for name in (*OWN, *COMPARED) if row.get(name) is not None}
+        verdict = format_verdict(row) or role if phrasing.started_rows([row]) else NOT_RUN
+        numbers = {name: float(row[name]) for name in (*OWN, *COMPARED) if row[name] is not None}
         points = {
             records.mlflow_name(f"{name}/{plan.analysis.metric}"): float(f"{value:.4g}")
             for name, value in numbers.items()
@@ -74,7 +78,7 @@ def summarize_arms(plan: Plan, rows: Iterable[Mapping[str, Any]], root: str) -> 
         tags = {
             "arm": arm.name,
             "verdict": verdict,
-            dashboard.NOTE: _describe_row(row, verdict, is_share),
+            dashboard.NOTE: _describe_row(row, verdict, scale, *decimals),
             "vitlab.kind": "arm",
             "vitlab.study": plan.study,
             "vitlab.root": root,
@@ -84,25 +88,19 @@ def summarize_arms(plan: Plan, rows: Iterable[Mapping[str, Any]], root: str) -> 
     return summaries
 
 
-def _has_begun(row: Mapping[str, Any]) -> bool:
-    """Return whether a trial of an arm has begun."""
-    return bool(row["missing"] != row["planned"])
-
-
-def _describe_row(row: Mapping[str, Any], verdict: str, is_share: bool) -> str:
+def _describe_row(row: Row, verdict: str, scale: Scale, of_mean: int, of_difference: int) -> str:
     """Return an arm's verdict with its difference, or its mean; MLflow's table shows 50 characters as they are.
 
-    Shares are in percent and points, as in the report.
+    Numbers have the units and the decimals of the report.
     """
-    factor, percent, points = (100.0, " %", " points") if is_share else (1.0, "", "")
-    text = "" if verdict == records.ABSENT else verdict
-    if row.get("difference") is not None:
-        text += f", {factor * row['difference']:+.3g}{points}"
-        if row.get("difference_low") is not None:
-            text += f" from {factor * row['difference_low']:+.3g} to {factor * row['difference_high']:+.3g}"
-    elif verdict in (BASELINE, records.ABSENT) and row.get("mean") is not None:
-        text += f", mean {factor * row['mean']:.4g}{percent}"
-    return re.sub(r"(?<!\S)-(?=\d)", "\N{MINUS SIGN}", text.removeprefix(", ")) or records.ABSENT
+    text = ""
+    if row["difference"] is not None:
+        text = f"{scale.number(row['difference'], of_difference, sign=True)} {scale.points}"
+        if row["difference_low"] is not None:
+            text += f" {scale.interval(row['difference_low'], row['difference_high'], of_difference)}"
+    elif verdict in (BASELINE, records.ABSENT) and row["mean"] is not None:
+        text = f"mean {scale.number(row['mean'], of_mean)} {scale.unit}"
+    return ", ".join(filter(None, (verdict.strip(records.ABSENT), " ".join(text.split())))) or records.ABSENT
 
 
 def describe_answer(report: Mapping[str, Any]) -> str:
@@ -110,16 +108,15 @@ def describe_answer(report: Mapping[str, Any]) -> str:
 
     Arms of which no trial has begun are counted, and have no verdict.
     """
-    rows, answers = report["arms"], report["answers"]
-    begun = [row for row in rows if _has_begun(row)]
+    rows = report["arms"]
+    begun = phrasing.started_rows(rows)
     arms: dict[str, list[str]] = {}
     for row in begun:
-        if row.get("verdict"):
-            verdict = row["verdict"] + " (exploratory)" * bool(row.get("exploratory"))
+        if verdict := format_verdict(row):
             arms.setdefault(verdict, []).append(row["arm"])
     order = sorted(arms, key=lambda verdict: verdict.startswith("cannot tell"))  # last, because the page cuts the line
     verdicts = " \N{MIDDLE DOT} ".join(f"{verdict}: {'; '.join(arms[verdict])}" for verdict in order)
-    answer = str(report.get("overview") or verdicts or " ".join(answers))
+    answer = str(report.get("overview") or verdicts or " ".join(report["answers"]))
     return answer if len(begun) == len(rows) else f"{len(begun)} of {len(rows)} arms run so far: {answer}"
 
 

@@ -186,7 +186,7 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str
                 rank=1,
             ),
             difference("p (adjusted)" if is_adjusted else "p", p, rank=5),
-            column("verdict", _verdict_cell, right=False),
+            column("verdict", format_verdict, right=False),
         ]
     test = f"test/{analysis.metric.partition('/')[2]}"
     if test != analysis.metric and any(row.get(test) is not None for row in rows):
@@ -225,7 +225,7 @@ def paper_table(report: Report) -> Table:
     caption = f"Mean {PLUS_MINUS} standard deviation of {scale.title} over {seeds}; {analysis.direction}."
     if compared := compared_rows(rows):
         table.append(column(scale.title_of_difference("difference"), difference))
-        table.append(column("verdict", _verdict_cell, right=False))
+        table.append(column("verdict", format_verdict, right=False))
         interval = phrasing.interval_name(max(row["family"] for row in compared), analysis)
         caption += f" Difference from the baseline with its {interval}; verdicts at level {analysis.alpha:g}."
     if len({row["params"] for row in rows}) > 1:
@@ -254,7 +254,8 @@ def _parameters(rows: Sequence[Row]) -> Column:
     return Columns(rows)("parameters", lambda row: phrasing.format_compact(row["params"]), rank=8)
 
 
-def _verdict_cell(row: Row) -> str:
+def format_verdict(row: Row) -> str:
+    """Return the verdict on an arm, with what qualifies it; empty if there is none."""
     verdict = row["verdict"] or ""
     # The complete pairs alone had another verdict, which seeds that diverged or failed have overturned.
     if verdict == Verdict.CANNOT_TELL and row["complete_verdict"] not in (None, verdict):
