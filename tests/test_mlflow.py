@@ -34,7 +34,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 
 import mlflow.artifacts
 import mlflow.store.db.utils
@@ -634,6 +634,18 @@ def test_list_of_runs_tells_versions_apart(done: Runs) -> None:
         assert done.tracker().close(done.report)
     assert [run.info.run_id for run in done.runs(kind="study")] == studies
     assert [run.info.run_name for run in done.runs(kind="superseded")] == ["old: study tiny"]
+    page = done.client.get_experiment_by_name("tiny")
+    [link] = re.findall(r"\[list of runs\]\(([^)]*)\)", page.tags["mlflow.note.content"])
+    order = parse_qs(link.partition("?")[2])
+    listed = done.client.search_runs([page.experiment_id], order_by=[f"{order['orderByKey'][0]} ASC"])
+    assert order["orderByAsc"] == ["true"] and [run.info.run_name for run in listed] == [
+        "study tiny",
+        "baseline/s0",
+        "position=none/s0",
+        "baseline/s1",
+        "my best",
+        "old: study tiny",
+    ], "the run of the later version is the newest one, and the last"
     *_, mine = sorted(done.runs(), key=lambda run: str(run.data.tags["vitlab.order"]))
     assert mine.info.run_name == "my best" and mine.data.tags["mlflow.runColor"] != "#c4c4c4"
     done.client.update_run(mine.info.run_id, name=NAMES[-1])
@@ -1152,7 +1164,7 @@ def test_label_of_a_group_begins_with_what_tells_arms_apart(arm: str, label: str
 
 def report_row(arm: str, **values: Any) -> dict[str, Any]:
     """Return an arm's row of a report; what is not given is missing."""
-    row: dict[str, Any] = dict.fromkeys([*OWN, *COMPARED, "verdict", "baseline", "exploratory", "broken"])
+    row: dict[str, Any] = dict.fromkeys([*OWN, *COMPARED, "verdict", "baseline", "exploratory", "broken", "awaited"])
     return {**row, "complete_verdict": None, "arm": arm, "missing": 0, "planned": 2, **values}
 
 
@@ -1191,7 +1203,8 @@ def test_saved_view_groups_by_arm_and_charts_existing_metrics(delivered: Runs) -
     assert set(view) == {"name", "createdAt", "updatedAt", "state"}
     state = json.loads(view["state"])
     charts = {chart["metricKey"]: chart for chart in state["compareRunCharts"] if "metricKey" in chart}
-    assert set(charts) == set().union(*(run.data.metrics for run in delivered.runs()))
+    metrics = set().union(*(run.data.metrics for run in delivered.runs()))
+    assert metrics - set(charts) == {"final/train/lr"}, "nobody compares it"
     assert {charts[name]["type"] for name in ("final/val/accuracy", "final/test/accuracy", "cost/params")} == {"BAR"}
     assert {charts[name]["type"] for name in ("val/accuracy", "train/loss")} == {"LINE"}
     sections = [section["uuid"] for section in state["compareRunSections"]]
@@ -1214,7 +1227,8 @@ def test_saved_view_groups_by_arm_and_charts_existing_metrics(delivered: Runs) -
     every = json.loads(json.loads(experiment.tags[f"{dashboard.TAG}.{dashboard.TRIALS}"])["state"])
     assert not every.get("groupBy") and every["searchFilter"] == state["searchFilter"]
     [axes] = [chart for chart in every["compareRunCharts"] if chart["type"] == "PARALLEL"]
-    assert axes["selectedParams"] == ["model.position"] and len(axes["selectedMetrics"]) == 5
+    assert axes["selectedParams"] == ["model.position"], "the others are the same in all arms"
+    assert axes["selectedMetrics"] == ["final/train/loss", "final/test/accuracy", "final/val/accuracy"]
     assert all(set(axes["selectedMetrics"]) <= set(run.data.metrics) for run in delivered.runs())
     assert not [chart for chart in state["compareRunCharts"] if chart["type"] == "PARALLEL"], "not with words, grouped"
 
@@ -1294,6 +1308,8 @@ def test_answer_of_a_partial_study_counts_the_arms_that_have_run(delivered: Runs
     more = report_row("c", verdict="worse", mean=0.1, missing=1)
     report = {"arms": [*rows, more], "answers": ["worse: c is 40 points below", "no result yet: position=none."]}
     assert describe_answer(report) == "2 of 3 arms run so far: worse: c"
+    more["awaited"] = 1  # the report calls such a comparison preliminary
+    assert describe_answer(report) == "2 of 3 arms run so far: worse so far: c"
 
 
 def test_long_description_is_cut_at_line_and_names_are_escaped() -> None:

@@ -248,14 +248,48 @@ def test_second_measurement_of_a_step_that_the_journal_lost_is_recovered() -> No
     end: Any = SimpleNamespace(t=9, result=SimpleNamespace(outcome=outcome))
     journal = [Event(0, "metrics", asdict(moment)) for moment in history[:3]]
     lost = [(2, {"test/loss": 2.0}), (4, {"val/loss": 1.0})]
-    for delivered in (-1, 1, 3):
-        events = replay._recover_measurements(end, journal, delivered)
+    for delivered in (0, 1, 3):  # measurements that the journal had as it was delivered
+        steps = {"val/loss": delivered} if delivered else {}
+        events = replay._recover_measurements(end, journal[delivered:], steps)
         assert [(event.body["step"], event.body["metrics"]) for event in events] == lost
     second = Event(0, "metrics", {**asdict(best), "metrics": {"test/loss": 2.0}})
-    events = replay._recover_measurements(end, [*journal, second], 3)
+    events = replay._recover_measurements(end, [second], {"val/loss": 3})
     assert [(event.body["step"], event.body["metrics"]) for event in events] == lost[1:]
     # What was delivered before the journal lost it is not delivered again.
-    assert not replay._recover_measurements(end, [], 4)
+    assert not replay._recover_measurements(end, [], {"val/loss": 4, "test/loss": 2})
+
+
+def test_delivered_line_that_a_journal_loses_later_is_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor are lines that were delivered while a trial ran read again as it ends."""
+    store, plan = Store(tmp_path), results.small_plan(seeds=1)
+    results.write_trials(store, plan)
+    journals = {}
+    for file in tmp_path.glob("trials/*/*/events.jsonl"):
+        start, first, second, *rest = file.read_text().splitlines(keepends=True)
+        event = json.loads(second)
+        halves = [json.dumps({**event, "metrics": {name: value}}) + "\n" for name, value in event["metrics"].items()]
+        journals[file] = [start, first, *halves, *rest]
+        file.write_text("".join(journals[file][:4]))
+        file.with_name("result.json").rename(file.with_name("later"))
+    Lines(plan, store, RunSpec()).update()
+    for file, each in journals.items():
+        file.write_text("".join([*each[:3], "x" * (len(each[3]) - 1) + "\n", *each[4:]]))
+        file.with_name("later").rename(file.with_name("result.json"))
+    offsets, read = [], TrialFolder.events
+    monkeypatch.setattr(TrialFolder, "events", lambda self, offset=0: offsets.append(offset) or read(self, offset))
+    board = Lines(plan, store, RunSpec())
+    board.close()
+    assert len(offsets) == 2 and min(offsets) > 0
+    for planned in plan.trials:
+        result = store.folder(planned.trial).result()
+        assert result is not None
+        measured = [
+            (name, value, moment.step) for moment in result.outcome.history for name, value in moment.metrics.items()
+        ]
+        [mark] = [mark for identity, mark in board.marks().items() if identity.startswith(planned.trial.key)]
+        assert Counter(board.stored_points(mark)) == Counter(measured)
 
 
 def test_failing_trial_does_not_block_others_and_nothing_is_lost(tmp_path: Path, caplog: Any) -> None:

@@ -113,7 +113,7 @@ def describe_answer(report: Mapping[str, Any]) -> str:
     arms: dict[str, list[str]] = {}
     for row in begun:
         if verdict := format_verdict(row):
-            arms.setdefault(verdict, []).append(row["arm"])
+            arms.setdefault(verdict + " so far" * bool(row["awaited"]), []).append(row["arm"])
     order = sorted(arms, key=lambda verdict: verdict.startswith("cannot tell"))  # last, because the page cuts the line
     verdicts = " \N{MIDDLE DOT} ".join(f"{verdict}: {'; '.join(arms[verdict])}" for verdict in order)
     answer = str(report.get("overview") or verdicts or " ".join(report["answers"]))
@@ -140,8 +140,8 @@ def deliver_summaries(
     missing, outdated, others = dict(arms), list[str](), list[str]()
     for run in service.iterate_runs(client, experiment):
         tags, arm = run.data.tags, missing.get(run.info.run_name)
-        is_finished = run.info.status == FINISHED
-        if arm and is_finished and arm.points == run.data.metrics and arm.tags.items() <= tags.items():
+        is_equal = arm and arm.points == run.data.metrics and arm.tags.items() <= tags.items()
+        if is_equal and run.info.status == FINISHED:
             del missing[run.info.run_name]
         elif tags.get("vitlab.root") == root:
             outdated.append(run.info.run_id)

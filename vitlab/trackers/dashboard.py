@@ -32,7 +32,8 @@ ARMS, TRIALS, SUMMARY = "vitlab-arms", "vitlab-trials", "vitlab-summary"
 """Ids of the views: arms as means over their seeds; every trial by itself; the experiment of summaries."""
 
 ORDER = "vitlab.order"
-"""Tag by which runs are sorted: the first seed of every arm precedes the second, because the page loads few runs."""
+"""Tag by which runs are sorted: the first seed of every arm precedes the second, because the page loads few runs.  Runs
+of earlier versions are last."""
 
 GROUP = "arm label"
 """Tag by which runs are grouped into arms, see :func:`group_label`."""
@@ -49,6 +50,9 @@ RUNS = 100  #: maximum number of bars in one chart
 AXES = 8  #: maximum number of parameters on one parallel plot
 GROUPS = (("Final values", ("final/", "best/")), ("Curves", ("val/", "train/")), ("Cost", ("cost/",)))
 """Titles of the sections of trials' metrics, and the prefixes of their metrics."""
+
+NOT_COMPARED = {f"final/train/{name}" for name in ("lr", "skipped_steps", "weights_step")}
+"""Final values without a chart; those that change during a training have one of their curve."""
 
 CURVES = ("val", "test", "train", "system", "progress")
 """First parts of the names of metrics that have a value at many steps."""
@@ -104,7 +108,7 @@ def sort_metrics_into_sections(metrics: Iterable[str], headline: str, first: Seq
         headline: the study's metric.
         first: metrics of the first section, in order.
     """
-    names = set(metrics)
+    names = set(metrics) - NOT_COMPARED
     sections = [Section(headline, [name for name in first if name in names])]
     rest = sorted(names - set(first), key=lambda name: ("/test/" in name, "/train/" in name, name))
     for title, prefixes in GROUPS:
@@ -214,6 +218,8 @@ SMALL = "report/small"
 """Artifact folder of the pictures scaled to the page, which does not scale them itself."""
 WIDTH = 860  #: width of these pictures in pixels
 TRAINING = "?workflowType=machine_learning"  #: selects the training view; the default view is for language models
+LIST = f"runs{TRAINING}&orderByKey=tags.%60{ORDER}%60&orderByAsc=true"
+"""Page of an experiment with the list of its runs in their order; else the page sorts them by time."""
 
 
 def file_link(experiment: str, run: str, file: str) -> str:

@@ -149,7 +149,7 @@ class MlflowTracker(Replay):
                     service.set_experiment_tag(client, each, dashboard.NOTE, note)
             service.set_experiment_tag(client, page, "vitlab.version", version)
         experiment = page.experiment_id
-        source = _source_tags(self.folder / "study.yaml", Path.cwd())
+        source = _source_tags(self.folder / "study.yaml")
         runs = TrialRuns(client, experiment, self.plan, self._root, source, self.delivered)
         runs.reconcile_runs(service.iterate_runs(client, experiment), self.trials, parsed)
         if self._verifies:
@@ -223,13 +223,8 @@ class MlflowTracker(Replay):
         charts = dashboard.sort_metrics_into_sections(metrics, headline, first)
         finals = [name for section in charts for name in section.metrics if name.startswith("final/")]
         columns = [*(f"metrics.`{name}`" for name in finals[:5]), "tags.`arm`", "tags.`seed`"]
-        outcomes = [
-            *first[:2],
-            f"final/test/{headline.partition('/')[2]}",
-            "final/train/loss",
-            "cost/macs",
-            "cost/wall_s",
-        ]
+        # The page colours the lines by the last axis.  Costs follow from the options that vary.
+        outcomes = ["final/train/loss", f"final/test/{headline.partition('/')[2]}", *first[:2]]
         axes = self._varied_params(), [name for name in dict.fromkeys(outcomes) if name in metrics]
         views = {
             dashboard.ARMS: dashboard.View("Arms, as means over seeds", "trial", charts, columns, groups=groups),
@@ -241,8 +236,11 @@ class MlflowTracker(Replay):
     def _varied_params(self) -> list[str]:
         """Return the parameters in which arms differ."""
         params = [item.params for item in self.trials if item.kind == "trial"]
-        names = [name for name in (params[0] if params else ()) if name not in ("arm", "seed")]
-        return [name for name in names if len({values[name] for values in params} - {records.ABSENT}) > 1]
+        return [
+            name
+            for name in (params[0] if params else ())
+            if name not in ("arm", "seed") and len({values[name] for values in params} - {records.ABSENT}) > 1
+        ]
 
     def _deliver_report_arms_and_models(self, report: Sequence[Path]) -> None:
         """Deliver the study's run, the experiment of summaries, the models, and the description that links to them."""
@@ -255,6 +253,7 @@ class MlflowTracker(Replay):
         links = [
             link("curves of arms", curves),
             link("curves of every trial", dashboard.comparison_link(experiment, dashboard.TRIALS)),
+            link("list of runs", f"#/experiments/{experiment}/{dashboard.LIST}"),
         ]
         files = {path.name: path for path in report}
         stored = read_json(files["report.json"], require_mapping) if "report.json" in files else None
@@ -326,11 +325,11 @@ class MlflowTracker(Replay):
         return status, f"{statuses[FINISHED]} of {format_count(statuses.total(), 'trial')} finished"
 
 
-def _source_tags(study_file: Path, folder: Path) -> dict[str, str]:
-    """Return MLflow's tags for the user, the study file and the git commit of ``folder``, if any."""
+def _source_tags(study_file: Path) -> dict[str, str]:
+    """Return MLflow's tags for the user, the study file and the git commit of the current folder, if any."""
     tags = {"mlflow.source.name": str(study_file), "mlflow.source.type": "LOCAL"}
     with suppress(OSError, KeyError):  # a container may run under an id that has no name
         tags["mlflow.user"] = getpass.getuser()
-    if commit := commit_of(folder):
+    if commit := commit_of(Path.cwd()):
         tags["mlflow.source.git.commit"] = commit
     return tags

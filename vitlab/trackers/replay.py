@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import time
 from abc import abstractmethod
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -212,17 +211,18 @@ class Replay(Tracker):
         if not events and name in ("", state.end):
             return
         if self.whole_trials:
-            events, state = folder.events()[0], replace(state, step=-1)
+            events, state = folder.events()[0], replace(state, steps={})
         elif name == state.end:
             end = None
         if end is None and (self.whole_trials or (not final and last - max(state.last_t, began) < LIVE_S * 1000)):
             return  # a short trial is written once, when it has ended
         if end is not None and end.result is not None:
-            events = [*_recover_measurements(end, folder.events()[0], state.step), *events]
+            events = [*_recover_measurements(end, events, state.steps), *events]
         mark = self.write(TrialUpdate(item, folder, began, tuple(events), end), state.mark)
         self.delivered["trials"] += 1
-        steps = (event.body["step"] for event in events if event.kind == "metrics")
-        states.trials[item.identity] = _TrialState(mark, offset, began, name, last, max([state.step, *steps]))
+        measured = sorted((event.body for event in events if event.kind == "metrics"), key=lambda body: body["step"])
+        steps = state.steps | {metric: body["step"] for body in measured for metric in body["metrics"]}
+        states.trials[item.identity] = _TrialState(mark, offset, began, name, last, steps)
 
 
 def tracked_trials(plan: Plan) -> list[TrackedTrial]:
@@ -264,28 +264,29 @@ def training_start(folder: TrialFolder) -> int:
     return 0
 
 
-def _recover_measurements(end: End, events: Iterable[Event], delivered: int) -> list[Event]:
+def _recover_measurements(end: End, events: Iterable[Event], delivered: Mapping[str, int]) -> list[Event]:
     """Return the metrics that a journal has lost and that are not delivered, from the result.
 
-    A step may have two measurements, and the second one may follow those of later steps.  Their times are not known, so
-    they have the time of the trial's end.
+    A step may have two measurements, and the second one may follow those of later steps: each metric by itself is
+    measured at growing steps.  Their times are not known, so they have the time of the trial's end.
 
     Args:
         end: the trial's end, with a result.
-        events: events of the journal.
-        delivered: last delivered step.
+        events: events of the journal that are not delivered yet.
+        delivered: metric to its last delivered step.
     """
     assert end.result is not None
-    names = defaultdict[int, set[str]](set)
-    for event in events:
-        if event.kind == "metrics":
-            names[event.body["step"]] |= event.body["metrics"].keys()
-    return [
-        Event(end.t, "metrics", {**asdict(moment), "metrics": metrics})
-        for moment in end.result.outcome.history
-        if moment.step > delivered or names[moment.step]
-        if (metrics := {name: value for name, value in moment.metrics.items() if name not in names[moment.step]})
-    ]
+    new = {(name, event.body["step"]) for event in events if event.kind == "metrics" for name in event.body["metrics"]}
+    recovered: list[Event] = []
+    for moment in end.result.outcome.history:
+        metrics = {
+            name: value
+            for name, value in moment.metrics.items()
+            if moment.step > delivered.get(name, -1) and (name, moment.step) not in new
+        }
+        if metrics:
+            recovered.append(Event(end.t, "metrics", {**asdict(moment), "metrics": metrics}))
+    return recovered
 
 
 def _read_ending(folder: TrialFolder, result: TrialResult | None, last_t: int, final: bool) -> tuple[str, End | None]:
@@ -310,7 +311,7 @@ class _TrialState:
     began: int = 0  #: see :func:`training_start`
     end: str = ""  #: identifier of the delivered ending, see :func:`_read_ending`
     last_t: int = 0  #: time of the last event that is not an ending
-    step: int = -1  #: step of the last delivered measurement
+    steps: dict[str, int] = field(default_factory=dict)  #: of the last delivered value of each metric
 
 
 @dataclass

@@ -30,6 +30,7 @@ from vitlab.spec.tree import parse_as
 from vitlab.store.files import read_stored, write_bytes
 from vitlab.store.result import Ending
 from vitlab.trackers import files_within, records
+from vitlab.trackers.dashboard import ORDER
 from vitlab.trackers.records import Point
 from vitlab.trackers.replay import Cursor, TrackedTrial, TrialUpdate, trial_identity
 
@@ -311,9 +312,8 @@ class TrialRuns:
         tags, run_id = run.data.tags, run.info.run_id
         if tags.get("vitlab.root") == self.root and tags.get("vitlab.kind") != SUPERSEDED:
             name = PREFIX + run.info.run_name
-            self._send_content(
-                run_id, _Content(Path(), tags={"vitlab.kind": SUPERSEDED, RUN_NAME: name, records.COLOUR: GREY})
-            )
+            tags = {"vitlab.kind": SUPERSEDED, RUN_NAME: name, records.COLOUR: GREY, ORDER: PREFIX}
+            self._send_content(run_id, _Content(Path(), tags=tags))
             if run.info.status in (RUNNING, SCHEDULED):
                 self.client.set_terminated(run_id, KILLED)
 
