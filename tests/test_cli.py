@@ -51,7 +51,7 @@ from vitlab.store.files import write_json
 from vitlab.store.folders import Store
 from vitlab.store.locks import hold_lock
 from vitlab.store.result import Ending
-from vitlab.training.artifacts import write_checkpoint
+from vitlab.training.artifacts import make_checkpoint_writer
 from vitlab.weights.opening import FORMATS
 
 pytestmark = pytest.mark.usefixtures("no_figures", "unreachable_tracker")
@@ -725,7 +725,7 @@ def test_status_and_plan_show_paused_trials(ran: tuple[Path, Path], tmp_path: Pa
     for planned, content in zip(plan.trials, contents, strict=False):
         folder = store.folder(planned.trial)
         (folder.path / "result.json").unlink()
-        write_checkpoint(folder.checkpoint, content)
+        make_checkpoint_writer(folder.checkpoint, content)()
     _, printed, _ = call("status", "tiny", "--out", out)
     assert "\nbaseline: seeds 0, 1 paused, at step 2 to 3 of 4\n" in printed
     assert "\nposition=none: seed 0 paused, at step 0\n" in printed

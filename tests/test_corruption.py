@@ -25,11 +25,11 @@ from vitlab.data.prepare import Feed, Normalize, data_info, prepare
 from vitlab.engines import base
 from vitlab.errors import SpecError, UserError
 from vitlab.geometry import DataInfo
+from vitlab.models.trained import InputSpec
 from vitlab.planning.resolve import Resolver
 from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.spec.trial import Distill
-from vitlab.training.artifacts import InputSpec
 from vitlab.training.distillation import Distillation
 from vitlab.training.evaluation import forward_logits
 from vitlab.training.loop import Training

@@ -34,6 +34,7 @@ from vitlab.errors import SpecError, WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.identity.code import modules_of_spec, trial_code_digest
 from vitlab.lab import Answer, plan_study
+from vitlab.models.trained import InputSpec
 from vitlab.planning import sources
 from vitlab.planning.values import Plan
 from vitlab.registry import OPTIONAL_MODULES, slot
@@ -41,7 +42,6 @@ from vitlab.runner.job import Settings
 from vitlab.spec import Choice, Seeds
 from vitlab.spec.trial import Distill
 from vitlab.store.folders import Store
-from vitlab.training.artifacts import InputSpec
 from vitlab.training.distillation import Distillation, InputAdapter
 
 torchvision()  # timm imports torchvision, whose import may need a workaround

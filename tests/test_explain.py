@@ -636,8 +636,9 @@ def test_unfinished_trial_of_arm_is_named(tmp_path: Path) -> None:
 
 def test_failed_explanation_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from vitlab.driver import explanations
+    from vitlab.models.trained import InputSpec
     from vitlab.store.folders import Store, write_json
-    from vitlab.training.artifacts import InputSpec, Transform
+    from vitlab.training.artifacts import Transform
 
     info = DataInfo(image=(8, 8), channels=1, classes=2)
     loaded = ViT(info, patch_size=4, dim=8, depth=1, heads=2), Transform(InputSpec(info, (0.5,), (0.5,)))

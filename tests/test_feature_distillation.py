@@ -24,12 +24,12 @@ from vitlab.errors import SpecError, WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.lab import plan_study
 from vitlab.models.contract import Model
+from vitlab.models.trained import InputSpec, read_safetensors
 from vitlab.planning.resolve import Faults, Resolver
 from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.spec.trial import Distill, TrialSpec
 from vitlab.training import artifacts
-from vitlab.training.artifacts import InputSpec, read_weights
 from vitlab.training.distillation import Distillation, InputAdapter, Projected
 from vitlab.training.distributed import SingleProcess
 from vitlab.training.loop import Training
@@ -267,7 +267,7 @@ def test_resume_equals_uninterrupted(tmp_path: Path) -> None:
             stopped = Distillation(settings(**BOTH), built(WIDE, 5), MINE, MINE, "fp64")
             other = built(student)
             assert not train(other, feed(), train_spec, SEEDS, distillation=stopped, save=saved.append, stop=stops.pop)
-            artifacts.write_checkpoint(tmp_path, saved[-1])
+            artifacts.make_checkpoint_writer(tmp_path, saved[-1])()
             options["resume"] = artifacts.read_checkpoint(tmp_path)
         results.append(train(model, feed(), train_spec, SEEDS, **options))
         weights.append(model.state_dict())
@@ -375,7 +375,7 @@ def test_study_stores_the_student_alone(tmp_path: Path) -> None:
     assert row["status"] == "done" and row["train/loss"] == pytest.approx(terms, rel=1e-5)
     assert "train/loss_distillation" not in row.dropna()
     trial = answer.plan.trials[0].trial
-    weights, _ = read_weights(answer.store.trial(trial.key, trial.code).weights_file)
+    weights, _ = read_safetensors(answer.store.trial(trial.key, trial.code).weights_file)
     assert weights.keys() == built(VIT).state_dict().keys()
     content["base"] = tree(teacher=teacher, kind="hard", features={})
     file.write_text(yaml.safe_dump(content))

@@ -20,7 +20,7 @@ from rich.console import Console
 from vitlab.driver import progress
 from vitlab.planning.values import Plan, Planned
 from vitlab.store.folders import Store
-from vitlab.training.artifacts import write_checkpoint
+from vitlab.training.artifacts import make_checkpoint_writer
 
 STEPS = synthetic_studies.STEPS[-1]
 EPOCH = 1_790_000_000.0  #: seconds since 1970 at which the run of a test starts
@@ -379,7 +379,7 @@ def test_first_frame_has_the_state_of_checkpoints(tmp_path: Path) -> None:
     plan, store = synthetic_studies.study(tmp_path, {"baseline": [None] * 3})
     for planned, step in zip(plan.trials, (60, 100, 0), strict=True):
         measure(store, planned, -1000, 80)
-        write_checkpoint(store.folder(planned.trial).checkpoint, {"training": {"step": step}} if step else {})
+        make_checkpoint_writer(store.folder(planned.trial).checkpoint, {"training": {"step": step}} if step else {})()
     screen = io.StringIO()
     view = progress.LiveView(Console(file=screen, force_terminal=True, width=80, color_system=None))
     view.on_plan(plan, plan.trials, store)

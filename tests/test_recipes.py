@@ -199,8 +199,8 @@ def test_mixed_training_resume_equals_uninterrupted(loss: str) -> None:
 
 
 def test_teacher_gets_mixed_images() -> None:
+    from vitlab.models.trained import InputSpec
     from vitlab.spec.trial import Distill
-    from vitlab.training.artifacts import InputSpec
     from vitlab.training.distillation import Distillation
 
     data = prepare(DATA, SEEDS)

@@ -17,12 +17,12 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model, state_digest
+from vitlab.models.trained import InputSpec, write_weights
 from vitlab.planning.values import Trial
 from vitlab.registry import slot
 from vitlab.spec import TrialSpec
 from vitlab.store.files import write_json
 from vitlab.store.result import Circumstances, Ending, Outcome, TrialResult
-from vitlab.training.artifacts import InputSpec, write_weights
 from vitlab.weights.architecture import ModelFacts
 from vitlab.weights.conversion import convert
 from vitlab.weights.opening import open_model

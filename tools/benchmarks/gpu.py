@@ -39,7 +39,7 @@ from vitlab.models.cost import count_macs
 from vitlab.registry import slot
 from vitlab.runner.execution import torch_settings
 from vitlab.spec import STREAMS, TrialSpec
-from vitlab.training.artifacts import read_checkpoint, write_checkpoint
+from vitlab.training.artifacts import make_checkpoint_writer, read_checkpoint
 from vitlab.training.loop import Training
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -284,7 +284,7 @@ def resume(small: bool) -> Iterator[Line]:
         torch_settings(Settings(device=DEVICE), torch.device(DEVICE), "fp32"),
     ):
         whole, begun, resumed = (training(shape, "fp32", device=device) for device in (DEVICE, DEVICE, other))
-        begun.write = partial(write_checkpoint, Path(folder))
+        begun.write = lambda state: make_checkpoint_writer(Path(folder), state)()
         for one, steps in ((whole, 6), (begun, 3)):
             for _ in range(steps):
                 one.train_step()

@@ -19,8 +19,8 @@ from vitlab.store.files import to_safe_name
 from vitlab.store.folders import TrialFolder
 
 if TYPE_CHECKING:
+    from vitlab.models.trained import InputSpec
     from vitlab.planning.values import Plan
-    from vitlab.training.artifacts import InputSpec
 
 TEST = "test:"
 

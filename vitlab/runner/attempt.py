@@ -21,6 +21,7 @@ from vitlab.engines import Engine, find_supported_engine
 from vitlab.identity.code import imported_requirements
 from vitlab.identity.trial import Trial
 from vitlab.models.contract import state_digest
+from vitlab.models.trained import InputSpec, write_weights
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.registry.plugins import sentence_with_place
 from vitlab.runner.circumstances import (
@@ -39,7 +40,7 @@ from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import Busy
 from vitlab.store.result import Circumstances, Ending, EndingWithResult, Measurement, Outcome, TrialResult
 from vitlab.training import artifacts
-from vitlab.training.artifacts import InputSpec, write_predictions, write_weights
+from vitlab.training.artifacts import write_predictions
 from vitlab.training.distributed import ALONE, SingleProcess
 from vitlab.training.evaluation import EVALUATION_BATCH
 from vitlab.training.loop import WEIGHTS_STEP, Training, index_of_best

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import safetensors
 import torch
 
 from vitlab import noise
@@ -14,13 +15,13 @@ from vitlab.data.prepare import Feed, Prepared
 from vitlab.errors import UserError, WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.identity.trial import Trial
-from vitlab.models.contract import Model, state_digest
+from vitlab.models.contract import Model
+from vitlab.models.trained import InputSpec, build_trained_model, name_file_in_errors, read_safetensors
 from vitlab.registry import import_optional, slot
 from vitlab.spec.trial import Source
-from vitlab.store.files import read_json
 from vitlab.store.folders import TrialFolder
 from vitlab.training import features
-from vitlab.training.artifacts import InputSpec, Transform, read_weights
+from vitlab.training.artifacts import Transform
 
 if TYPE_CHECKING:
     from vitlab.models.vit import ViT
@@ -32,23 +33,16 @@ def load_model(folder: TrialFolder) -> tuple[Model, Transform]:
     Raises:
         WeightsError: If the trial has not ended, kept no weights, or its weights have changed since.
     """
-    state, input_spec = read_weights(folder.weights_file)
-    result = folder.result()
-    if result is not None and result.outcome.weights not in ("", state_digest(state)):
-        raise WeightsError(
-            f"{folder.weights_file} has changed: these are not the weights that the trial ended with; delete "
-            f"{folder.path} and run the study again"
-        )
-    trial = read_json(folder.spec, Trial.from_json)
-    if trial is None:
-        raise WeightsError(
-            f"{folder.spec} does not exist or is damaged; run the study again with 'vitlab run', which writes this "
-            "file again"
-        )
-    model: Model = slot("model").build(trial.spec.model, input_spec.info)
-    dtype = dtype_of(trial.spec.train.precision)
-    model.to(dtype).load_state_dict(state)
-    return model.eval(), Transform(input_spec, dtype=dtype)
+    file = folder.weights_file
+    with name_file_in_errors(file):
+        try:
+            state, metadata = read_safetensors(file)
+        except FileNotFoundError:
+            raise WeightsError("it does not exist: the trial has not ended, or kept no weights (run.keep)") from None
+        except (OSError, safetensors.SafetensorError) as error:
+            raise WeightsError(f"it is not a file of trained weights: {error}") from None
+        model, _, input_spec = build_trained_model(file, state, metadata)
+    return model, Transform(input_spec, dtype=next(model.parameters()).dtype)
 
 
 def load_vit(folder: TrialFolder) -> tuple[ViT, Transform]:

@@ -251,7 +251,11 @@ def _build_training(fields: Mapping[str, Any], *, folder: Path | None = None) ->
     spec = TrainSpec.model_validate({"steps": STEPS, "batch_size": 4, "evaluations": 1, **fields})
     dtype = torch.float64 if spec.precision == "fp64" else torch.float32
     feed = Feed(prepared, choice.options["augment"], SEEDS, dtype=dtype)
-    write = (lambda state: None) if folder is None else (lambda state: artifacts.write_checkpoint(folder, state))
+
+    def write(state: artifacts.State) -> None:
+        if folder is not None:
+            artifacts.make_checkpoint_writer(folder, state)()
+
     built: Model = slot("model").build(MODEL, prepared.info)
     built.initialise(0)
     return Training(built.to(dtype), feed, spec, SEEDS, write=write)

@@ -1,7 +1,4 @@
-"""Files written by a training: weights, predictions and checkpoints.
-
-Weights are a safetensors file under the model's parameter names.  Its header holds the input description and the
-normalisation, so that the file and the trial's spec suffice to predict without the dataset.
+"""Files written by a training: predictions and checkpoints; and the input that a trained model takes.
 
 A checkpoint is the complete state of a training in one atomically written file: safetensors, with everything but
 tensors as JSON in its header, and a digest over all of it.  Nothing in it is executed.  A damaged file is refused and
@@ -12,10 +9,8 @@ B batch, N images of a split, C channels, H and W pixels.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,28 +22,15 @@ from torch import Tensor
 
 from vitlab.data.pixels import convert_channels, resize
 from vitlab.data.prepare import Normalize
-from vitlab.errors import VitlabError, WeightsError
-from vitlab.geometry import DataInfo
+from vitlab.errors import VitlabError
 from vitlab.models.contract import state_digest
-from vitlab.store.files import Damaged, sort_metadata, write_bytes
+from vitlab.models.trained import DIGEST, HEADER, InputSpec, hash_text, read_safetensors
+from vitlab.store.files import Damaged, write_bytes
 from vitlab.store.folders import CHECKPOINT
 from vitlab.training.evaluation import Columns
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-_HEADER = "vitlab"
-_DIGEST = "sha256"  #: of the header; the digest of the tensors is in the result
-TEST_FACTS = ("test_sets", "test_images")  #: fields of :class:`DataInfo` on which no model depends
-
-
-@dataclass(frozen=True)
-class InputSpec:
-    """The input of a model: its images and their normalisation."""
-
-    info: DataInfo
-    mean: tuple[float, ...]  #: per channel, of pixels in [0, 1]
-    std: tuple[float, ...]
 
 
 class Transform:
@@ -87,44 +69,6 @@ class Transform:
             torch.tensor(v, dtype=torch.float64)[:, None, None] for v in (self.input_spec.mean, self.input_spec.std)
         )
         return (x_BCHW.cpu().double() * std_C11 + mean_C11).clamp(0, 1)
-
-
-def write_weights(file: Path, state: Mapping[str, Tensor], input_spec: InputSpec) -> None:
-    """Write the weights and the input description of a model, without fsync; the trial's result is synced last."""
-    # Without them a new test set would change the file of every model.
-    info = {name: value for name, value in asdict(input_spec.info).items() if name not in TEST_FACTS}
-    header = json.dumps({"info": info, "mean": input_spec.mean, "std": input_spec.std})
-    # Copies, since the format rejects shared memory.
-    own = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in state.items()}
-    data = safetensors.torch.save(own, {_HEADER: header, _DIGEST: _hash_text(header)})
-    write_bytes(file, sort_metadata(data), fsync=False)
-
-
-def read_weights(file: Path) -> tuple[dict[str, Tensor], InputSpec]:
-    """Read a file of :func:`write_weights`, with tensors on the CPU.
-
-    Raises:
-        WeightsError: If the file does not exist or is not such a file.
-    """
-    try:
-        state, metadata = read_safetensors(file)
-        text = metadata[_HEADER]
-        if metadata[_DIGEST] != _hash_text(text):
-            raise ValueError("its header is damaged")
-        header = json.loads(text)
-        info: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in header["info"].items()
-        }
-        input_spec = InputSpec(DataInfo(**info), tuple(header["mean"]), tuple(header["std"]))
-    except FileNotFoundError:
-        raise WeightsError(f"there is no {file}: the trial has not ended, or kept no weights (run.keep)") from None
-    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-        raise WeightsError(f"{file} is not a file of trained weights: {error}") from None
-    return state, input_spec
-
-
-def _hash_text(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_predictions(file: Path, predictions: Mapping[str, Columns], labels: Sequence[str]) -> None:
@@ -174,11 +118,6 @@ State = Mapping[str, Any]
 """The content of a checkpoint."""
 
 
-def write_checkpoint(folder: Path, state: State) -> None:
-    """Replace the checkpoint in ``folder``; see :func:`make_checkpoint_writer`."""
-    make_checkpoint_writer(folder, state)()
-
-
 def make_checkpoint_writer(
     folder: Path, state: State, require: Callable[[], None] = lambda: None
 ) -> Callable[[], None]:
@@ -198,7 +137,7 @@ def make_checkpoint_writer(
 
     def write() -> None:
         # To memory, because safetensors' own writer leaves its temporary files after a kill, and ignores the umask.
-        data = safetensors.torch.save(tensors, {_HEADER: rest, _DIGEST: _checkpoint_digest(tensors, rest)})
+        data = safetensors.torch.save(tensors, {HEADER: rest, DIGEST: _checkpoint_digest(tensors, rest)})
         write_bytes(folder / CHECKPOINT, data, before_rename=require)
 
     return write
@@ -219,8 +158,8 @@ def read_checkpoint(folder: Path) -> State | None:
         return None
     try:
         tensors, metadata = read_safetensors(folder / CHECKPOINT)
-        rest = metadata[_HEADER]
-        if metadata[_DIGEST] != _checkpoint_digest(tensors, rest):
+        rest = metadata[HEADER]
+        if metadata[DIGEST] != _checkpoint_digest(tensors, rest):
             raise Damaged(f"{folder / CHECKPOINT} is damaged: its digest differs")
         state: State = _insert_tensors(json.loads(rest), tensors)
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
@@ -228,15 +167,8 @@ def read_checkpoint(folder: Path) -> State | None:
     return state
 
 
-def read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors of a safetensors file, on the CPU, and its metadata."""
-    with safetensors.safe_open(file, framework="pt") as reader:
-        # It is not a mapping.
-        return {name: reader.get_tensor(name) for name in reader.keys()}, reader.metadata() or {}  # noqa: SIM118
-
-
 def _checkpoint_digest(tensors: Mapping[str, Tensor], rest: str) -> str:
-    return _hash_text(f"{state_digest(tensors)}\n{rest}")
+    return hash_text(f"{state_digest(tensors)}\n{rest}")
 
 
 def _extract_tensors(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:

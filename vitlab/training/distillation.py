@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from vitlab.components.init import draw_matrices_by_name, fill_lecun
 from vitlab.errors import WeightsError
 from vitlab.models.contract import Model
+from vitlab.models.trained import InputSpec
 from vitlab.spec.trial import Distill, Matching
-from vitlab.training.artifacts import InputSpec
 from vitlab.training.distributed import ByBatch
 from vitlab.training.evaluation import autocast, forward_logits
 from vitlab.training.features import FeatureReader

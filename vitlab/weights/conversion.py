@@ -12,6 +12,7 @@ from vitlab.errors import GeometryError, OptionError, WeightsError
 from vitlab.geometry import Pair
 from vitlab.identity.trial import DESCRIPTIONS, NAMES_ON_THE_HUB, weight_files
 from vitlab.models.contract import NewState, State
+from vitlab.models.trained import name_file_in_errors
 from vitlab.models.vit import ViT
 from vitlab.spec.trial import InitFrom
 from vitlab.store.files import read_json, write_json
@@ -25,7 +26,6 @@ from vitlab.weights.opening import (
     Checkpoint,
     build_from_canonical,
     checkpoint_from_contents,
-    name_file_in_errors,
     open_checkpoint,
     require_same_tensors,
 )

@@ -5,32 +5,26 @@ never change, and their addresses contain the beginning of their digests.  Every
 opened, even one from the cache.
 """
 
-import hashlib
-import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlparse
 
 import torch
 
 from vitlab.data.torchvision_import import torchvision
-from vitlab.errors import OptionError, UserError, WeightsError, first_sentence, list_some, nearest
+from vitlab.errors import WeightsError, list_some, nearest
 from vitlab.geometry import DataInfo
-from vitlab.models.contract import Model, NewState, State, state_digest
+from vitlab.models.contract import Model, NewState, State
 from vitlab.models.convnet import RegNetY16GF, ResNet8, ResNet18, ResNet50
+from vitlab.models.trained import HEADER as TRIAL
+from vitlab.models.trained import build_trained_model, name_file_in_errors
 from vitlab.models.vit import ViT
-from vitlab.registry import slot
-from vitlab.spec import TrialSpec
-from vitlab.spec.tree import parse_as
-from vitlab.store.files import read_json, require_mapping
-from vitlab.store.folders import TrialFolder
 from vitlab.weights.architecture import IMAGENET, Architecture, Inference, ModelFacts, Values, choose_normalisation
 from vitlab.weights.files import WeightFile, read_file
 from vitlab.weights.formats import (
@@ -48,9 +42,6 @@ from vitlab.weights.transfer import HEAD, describe_mismatches, drop_head, find_m
 
 HEADER = "vitlab.weights"
 """Key of the facts that tensors do not show, in the header of safetensors files that this package writes."""
-
-TRIAL, TRIAL_DIGEST = "vitlab", "sha256"
-"""Keys of the data's description in a trial's file, and its digest; written by :mod:`vitlab.training.artifacts`."""
 
 FORMATS: Mapping[str, Format] = {
     form.name: form
@@ -122,15 +113,6 @@ def open_checkpoint(file: Path, form: str | None = None) -> Checkpoint:
         return checkpoint_from_contents(contents, form)
 
 
-@contextmanager
-def name_file_in_errors(file: Path) -> Iterator[None]:
-    """Put the name of a file before the sentences of errors in its contents."""
-    try:
-        yield
-    except (WeightsError, OptionError) as error:
-        raise WeightsError(f"{file}: {error}") from None
-
-
 def checkpoint_from_contents(contents: WeightFile, form: str | None = None) -> Checkpoint:
     """Return the checkpoint in the contents of a file; errors do not name the file."""
     if TRIAL in contents.header and form is None:
@@ -173,37 +155,10 @@ def _checkpoint_from_timm(contents: WeightFile) -> Checkpoint:
 
 def _build_trial_model(contents: WeightFile) -> tuple[Model, Architecture]:
     """Return the model in a trial's file, in evaluation mode on the CPU, and its options and data."""
-    text = contents.header[TRIAL]
-    if contents.header.get(TRIAL_DIGEST) != hashlib.sha256(text.encode()).hexdigest():
-        raise WeightsError("its header is damaged; copy the file again, or delete its folder and run the study again")
-    folder = TrialFolder(contents.file.parent)
-    trial = read_json(folder.spec, require_mapping)
-    if trial is None:
-        raise WeightsError(
-            f"these are the weights of a trial, and its {folder.spec.name} is missing beside them; copy both"
-        )
-    # The result has the digest of the last weights, not of those that were kept on the way.
-    result = None if contents.file.name.startswith("weights-") else folder.result()
-    if result is not None and result.outcome.weights not in ("", state_digest(contents.tensors)):
-        raise WeightsError(
-            "its tensors are not the weights that the trial ended with; copy the file again, or delete its folder and "
-            "run the study again"
-        )
-    try:
-        header = json.loads(text)
-        info = parse_as(DataInfo, header["info"])
-        choice = slot("model").resolve_choice(TrialSpec.model_validate(trial["spec"]).model)
-        with torch.random.fork_rng(devices=[]):
-            model = cast(Model, slot("model").build(choice, info))
-        wide = next((value.dtype for value in contents.tensors.values() if value.is_floating_point()), torch.float32)
-        model.to(wide).load_state_dict(contents.tensors)
-        options = {name: value for name, value in choice.plain().items() if name != "type"}
-        return model.eval(), Architecture(options, info, tuple(header["mean"]), tuple(header["std"]))
-    except UserError as error:
-        raise WeightsError(f"the model of {folder.spec} cannot be built: {error}") from None
-    except (RuntimeError, ValueError, KeyError, TypeError) as error:
-        reason = first_sentence(error)
-        raise WeightsError(f"{folder.spec} is not the spec of these weights: {reason}. Restore it.") from None
+    with torch.random.fork_rng(devices=[]):
+        model, choice, sees = build_trained_model(contents.file, contents.tensors, contents.header)
+    options = {name: value for name, value in choice.plain().items() if name != "type"}
+    return model, Architecture(options, sees.info, sees.mean, sees.std)
 
 
 def open_model(
