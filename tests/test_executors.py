@@ -338,9 +338,10 @@ def test_only_a_share_of_a_gpu_grows_when_memory_runs_out(monkeypatch: pytest.Mo
 
 def test_gpus_are_counted_without_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine, "_torch_has_cuda", lambda: True)
-    assert machine.usable_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
-    assert machine.usable_gpus({"CUDA_VISIBLE_DEVICES": "3, 1,-1,2"}) == ["3", "1"]
-    assert machine.usable_gpus({"CUDA_VISIBLE_DEVICES": "GPU-8932f937-d72c"}) == ["GPU-8932f937-d72c"]
+    for visible, gpus in (("", []), ("3, 1,-1,2", ["3", "1"]), ("GPU-8932f937-d72c", ["GPU-8932f937-d72c"])):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert machine.usable_gpus() == gpus
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     program = tmp_path / "nvidia-smi"
     program.write_text(
         "#!/bin/sh\ncat <<END\n"
@@ -351,11 +352,12 @@ def test_gpus_are_counted_without_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert machine.usable_gpus({}) == ["MIG-c6d4f1ef-42e4", "MIG-cba663e8-9bed", "GPU-6b1d02a7-a5b9"]
+    assert machine.usable_gpus() == ["MIG-c6d4f1ef-42e4", "MIG-cba663e8-9bed", "GPU-6b1d02a7-a5b9"]
     program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
-    assert machine.usable_gpus({}) == []
+    assert machine.usable_gpus() == []
     monkeypatch.setattr(machine, "_torch_has_cuda", lambda: False)
-    assert machine.usable_gpus({"CUDA_VISIBLE_DEVICES": "0"}) == []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert machine.usable_gpus() == []
 
 
 @pytest.mark.parametrize(
@@ -376,7 +378,8 @@ def test_container_limits_are_respected(
     (tmp_path / "cpu").mkdir()
     (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
     (tmp_path / file).write_text(text)
-    assert machine.count_usable_cores(tmp_path) == expected
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    assert machine.count_usable_cores() == expected
 
 
 @pytest.mark.slow

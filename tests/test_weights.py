@@ -391,8 +391,8 @@ def test_pre_logits_are_kept_or_dropped_by_option(tmp_path: Path) -> None:
         convert(source, tmp_path / "b.pth", "hf", facts=HEADS)
     with pytest.raises(WeightsError, match="the head reads the pre-logits; keep both, or drop both"):
         convert(source, tmp_path / "b.pth", "timm", facts=HEADS, pre_logits="drop")
-    done = convert(source, tmp_path / "b.pth", "timm", facts=HEADS, pre_logits="drop", head="drop")
-    assert any("pre_logits.fc.weight" in note and "head.bias" in note for note in done.notes)
+    _, notes = convert(source, tmp_path / "b.pth", "timm", facts=HEADS, pre_logits="drop", head="drop")
+    assert any("pre_logits.fc.weight" in note and "head.bias" in note for note in notes)
     assert not any(name.startswith(("head", "pre_logits")) for name in torch.load(tmp_path / "b.pth"))
     convert(source, tmp_path / "c.npz", "google", facts=HEADS)
     assert "pre_logits/kernel" in np.load(tmp_path / "c.npz").files

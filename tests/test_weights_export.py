@@ -145,11 +145,11 @@ def outcome(folder: Path, options: dict[str, Any], to: str) -> str:
             other.unlink()
     target.unlink(missing_ok=True)
     try:
-        done = convert(file, target, to)
+        files, notes = convert(file, target, to)
     except WeightsError as error:
         assert not target.exists() and "\n" not in str(error)
         return str(error).partition(": ")[2]
-    facts = facts_in(done.notes) if to == "google" else ModelFacts()
+    facts = facts_in(notes) if to == "google" else ModelFacts()
     torch.testing.assert_close(logits(open_model(target, facts=facts).model), logits(model), rtol=1e-10, atol=1e-10)
     return "equal"
 
@@ -312,16 +312,16 @@ def test_unsupported_property_is_named(options: dict[str, Any], to: str, sentenc
 def test_trial_is_equal_in_timm(options: dict[str, Any], tmp_path: Path) -> None:
     """The reference is the model that timm builds by the call, or from the folder, that the conversion names."""
     file, model = write_trial(tmp_path / "trial", options)
-    done = convert(file, tmp_path / "model.safetensors", "timm")
+    files, notes = convert(file, tmp_path / "model.safetensors", "timm")
     library = sys.modules["timm"]
-    if len(done.files) == 2:
+    if len(files) == 2:
         theirs = library.create_model(f"local-dir:{tmp_path}", pretrained=True)
     else:
-        (note,) = (note for note in done.notes if note.endswith("builds the model"))
+        (note,) = (note for note in notes if note.endswith("builds the model"))
         theirs = eval(note.removesuffix(" builds the model"), {"timm": library})
         theirs.load_state_dict(safetensors.torch.load_file(tmp_path / "model.safetensors"))
     torch.testing.assert_close(logits(theirs), logits(model), rtol=1e-5, atol=1e-5)
-    if len(done.files) == 2:  # and back
+    if len(files) == 2:  # and back
         again = open_model(tmp_path / "model.safetensors").model
         torch.testing.assert_close(logits(again), logits(model), rtol=1e-5, atol=1e-5)
         bias = model.component_choices["blocks.0.attn"].options["qkv_bias"]

@@ -180,7 +180,7 @@ def test_pooled_norm_is_documented_as_in_timm(tmp_path: Path) -> None:
         folder = tmp_path / str(norm)
         folder.mkdir()
         case = weights_zoo.small(folder, "vit_tiny_patch16_224", global_pool="avg", fc_norm=norm)
-        notes = convert(case.file, folder / "b.pth", "timm").notes
+        _, notes = convert(case.file, folder / "b.pth", "timm")
         assert f"fc_norm={norm}, global_pool='avg'" in notes[-1]
 
 

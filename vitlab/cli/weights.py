@@ -96,7 +96,7 @@ def convert(
     """
     from vitlab.weights.conversion import convert as write
 
-    result = write(
+    files, notes = write(
         _fetch_if_named(source),
         target,
         to,
@@ -106,9 +106,9 @@ def convert(
         image=parse_size("--image", image),
         **options,
     )
-    for note in result.notes:
+    for note in notes:
         say(note)
-    return [str(file) for file in result.files]
+    return [str(file) for file in files]
 
 
 def _fetch_if_named(file: Path) -> Path:

@@ -8,7 +8,7 @@ N images of a split or test set, M of an official split, B of a batch, C channel
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -103,7 +103,7 @@ class Prepared:
     info: DataInfo  #: of the model's inputs; its identity is of the files that were read
     mean: tuple[float, ...]  #: per channel, of pixels in [0, 1]
     std: tuple[float, ...]
-    test_sets: Mapping[str, TestSet] = field(default_factory=dict)  #: by name
+    test_sets: Mapping[str, TestSet]  #: by name
 
 
 def apply_options(images: Images, options: Mapping[str, Any]) -> Subset:

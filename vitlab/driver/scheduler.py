@@ -28,9 +28,7 @@ GRACE_S = 30.0  #: time that a worker has to write a checkpoint when it is stopp
 TRACK_EVERY_S = 2.0  #: from one update of the tracker to the next
 
 
-def train_missing(
-    stage: Plan, trials: Sequence[Planned], session: Session, *, retry_failed: bool = False
-) -> dict[str, str]:
+def train_missing(stage: Plan, trials: Sequence[Planned], session: Session, *, retry_failed: bool) -> dict[str, str]:
     """Train the trials of a stage, each given once, and their missing prerequisites.
 
     Trials that failed under the same code stay failed unless ``retry_failed`` is set.

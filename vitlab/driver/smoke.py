@@ -15,7 +15,7 @@ from vitlab.identity.trial import Trial
 from vitlab.planning.values import Plan
 from vitlab.spec import read_study
 from vitlab.spec.trial import SOURCES, TEST_SET_OPTIONS
-from vitlab.store.folders import OUT, Store
+from vitlab.store.folders import Store
 
 CORRUPTED_IMAGES = 32
 """Test images of each corruption in a smoke test."""
@@ -24,7 +24,7 @@ CORRUPTED_IMAGES = 32
 def run_smoke_test(
     file: str | Path,
     *,
-    out: str | Path = OUT,
+    out: str | Path,
     changes: Mapping[str, object] = {},
     plugins: Sequence[str | Path] = (),
     watch: Watch | None = None,

@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,19 +29,19 @@ def usable_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
-def count_usable_cores(root: Path = CGROUP) -> int:
+def count_usable_cores() -> int:
     """Return the number of cores that this process may use, within the limits of its affinity and container."""
-    return max(1, math.ceil(min(len(usable_cores()), _cgroup_quota(root))))
+    return max(1, math.ceil(min(len(usable_cores()), _cgroup_quota())))
 
 
-def _cgroup_quota(root: Path) -> float:
+def _cgroup_quota() -> float:
     """Return the number of cores that the control group allows; infinite if it sets no limit."""
     try:
-        allowed, period = (root / "cpu.max").read_text().split()
+        allowed, period = (CGROUP / "cpu.max").read_text().split()
     except (OSError, ValueError):
         try:  # version 1 of control groups
-            allowed = (root / "cpu" / "cpu.cfs_quota_us").read_text().strip()
-            period = (root / "cpu" / "cpu.cfs_period_us").read_text().strip()
+            allowed = (CGROUP / "cpu" / "cpu.cfs_quota_us").read_text().strip()
+            period = (CGROUP / "cpu" / "cpu.cfs_period_us").read_text().strip()
         except OSError:
             return math.inf
     return math.inf if allowed in ("max", "-1") else int(allowed) / int(period)
@@ -54,11 +54,11 @@ def notes_on_device(device: str) -> list[str]:
     return ["run.device auto is the CPU on a Mac; mps is its GPU, whose results may differ by more than rounding"]
 
 
-def usable_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
+def usable_gpus() -> list[str]:
     """Return the usable GPUs as values for ``CUDA_VISIBLE_DEVICES``; none with a CPU-only torch."""
     if not _torch_has_cuda():
         return []
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return _parse_visible_devices(visible)
     if shutil.which("nvidia-smi") is None:  # as in containers with the devices but without the tools

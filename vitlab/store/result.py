@@ -130,7 +130,7 @@ class Failure:
     """The failure of the last attempt at a trial, if it has no result."""
 
     failure: str  #: one sentence
-    kind: Ending = Ending.ERROR
-    traceback: str = ""
-    time: Seconds = 0.0  #: since 1970
+    kind: Ending
+    traceback: str
+    time: Seconds  #: since 1970
     has_failed_for_good: Annotated[bool, Field(strict=True)] = False  #: True if the trial runs again only on request

@@ -175,7 +175,7 @@ class Inference:
     known: ModelFacts  #: facts that are stated beside them
     usual: ModelFacts  #: facts to assume for unknown ones, by the convention of a format
     title: str  #: the format's library
-    unknown: Collection[str] = ()  #: names in the file that have no canonical one
+    unknown: Collection[str]  #: names in the file that have no canonical one
     assumed: list[str] = field(default_factory=list)
 
     def architecture(self) -> Architecture:

@@ -42,14 +42,6 @@ MAX_DIFFERENCES = 3  #: in a sentence
 
 
 @dataclass(frozen=True)
-class Conversion:
-    """The files that a conversion wrote, and notes on them."""
-
-    files: tuple[Path, ...]
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Inspection:
     """A file of weights and the model it belongs to."""
 
@@ -84,8 +76,8 @@ def convert(
     head: Literal["keep", "drop"] = "keep",
     pre_logits: Literal["keep", "drop"] = "keep",
     classes: Path | None = None,
-) -> Conversion:
-    """Write the weights of ``source`` in another format; tensors are only left out on request.
+) -> tuple[list[Path], list[str]]:
+    """Write ``source`` in another format, and return the files and notes; tensors are only left out on request.
 
     A file in Hugging Face's format with the hub's name, ``model.safetensors``, gets the ``config.json`` and the
     ``preprocessor_config.json`` that ``from_pretrained`` reads, unless they exist.
@@ -161,7 +153,7 @@ def convert(
     write_file(target, tensors, {HEADER: new.facts().model_dump_json(exclude_none=True)})
     for file, content in beside.items():
         write_json(file, content)
-    return Conversion((target, *beside), tuple(notes))
+    return [target, *beside], notes
 
 
 def _family_name(model: Architecture) -> str:

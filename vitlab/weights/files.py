@@ -108,7 +108,7 @@ def read_file(file: Path, digests: Mapping[str, str] | None = None) -> WeightFil
     )
 
 
-def write_file(file: Path, tensors: State, header: Mapping[str, str] = {}) -> None:
+def write_file(file: Path, tensors: State, header: Mapping[str, str]) -> None:
     """Write tensors atomically, in the container of the file's suffix.  Only safetensors have a header.
 
     Raises:

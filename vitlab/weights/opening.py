@@ -202,7 +202,7 @@ def open_model(
 def build_from_canonical(
     arch: Architecture,
     state: State,
-    unknown: tuple[str, ...] = (),
+    unknown: tuple[str, ...],
     dtype: torch.dtype = torch.float32,
 ) -> ViT:
     """Return the model of an architecture with canonical weights; a head that is not among them has zeros."""
@@ -216,7 +216,7 @@ def build_from_canonical(
     return model
 
 
-def require_same_tensors(own: State, state: State, unknown: tuple[str, ...] = ()) -> None:
+def require_same_tensors(own: State, state: State, unknown: tuple[str, ...]) -> None:
     """Refuse a state that does not have the names and shapes of ``own``."""
     if faults := find_mismatches(own, state, unknown):
         raise WeightsError(

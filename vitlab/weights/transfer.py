@@ -109,7 +109,7 @@ def _require_comparable(model: Model, source: Model, how: InitFrom) -> None:
         )
 
 
-def find_option_differences(model: Model, source: Model, *, head: bool = True) -> list[tuple[str, str, str]]:
+def find_option_differences(model: Model, source: Model, *, head: bool) -> list[tuple[str, str, str]]:
     """Return the options, such as a norm's epsilon, in which two models compute differently, and the value in each.
 
     Differences that names and shapes of tensors show are left out.

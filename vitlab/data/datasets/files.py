@@ -14,7 +14,7 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,16 +64,6 @@ def make_and_clean_folder(folder: Path) -> None:
         with suppress(OSError):  # another process deletes it, too, or reads it (on Windows), or another user owns it
             if time.time() - max(file.stat().st_atime, file.stat().st_mtime) > MAX_UNUSED_S:
                 file.unlink()
-
-
-def find_in_one_folder(folders: Iterable[Path], names: Collection[str]) -> dict[str, Path] | None:
-    """Return the paths of all names in the first folder that has them, gzipped or not; None if no folder has all."""
-    for folder in folders:
-        candidates = [(name, folder / f"{name}{suffix}") for suffix in (".gz", "") for name in names]
-        paths = {name: path for name, path in candidates if path.is_file()}  # the unpacked file, if there are both
-        if len(paths) == len(names):
-            return paths
-    return None
 
 
 def identity_of_files(name: str, checksums: Mapping[str, str]) -> str:
@@ -184,9 +174,13 @@ class Published(Dataset):
     download: Annotated[Download, Unhashed()] = "never"
 
     def _find(self) -> dict[str, Path] | None:
-        """Return the paths of the required files in the first folder that has all; None if there is none."""
-        folders = (base / layout for base in search_folders(self.root) for layout in (".", *self.layouts))
-        return find_in_one_folder(folders, self.required)
+        """Return the paths of the required files, gzipped or not, in the first folder that has all, if one has."""
+        for folder in (base / layout for base in search_folders(self.root) for layout in (".", *self.layouts)):
+            candidates = [(name, folder / f"{name}{suffix}") for suffix in (".gz", "") for name in self.required]
+            paths = {name: path for name, path in candidates if path.is_file()}  # the unpacked file, if there are both
+            if len(paths) == len(self.required):
+                return paths
+        return None
 
     def missing(self) -> str | None:
         if self.download == "missing" or self._find() is not None:

@@ -285,9 +285,9 @@ class Listing(NamedTuple):
     splits: Mapping[str, Tensor]  #: ``train``, ``test``, and ``val`` if there are pictures of its own, to their indices
     keys: Sequence[str]  #: of each picture, what identifies it beside its content: ``CLASS\\0NAME``
     files: Sequence[Path]  #: that contain the pictures
-    remark: str = ""  #: on the test pictures
-    rest: str = ""  #: what else the note on the splits says
-    notes: Sequence[str] = ()  #: further notes
+    remark: str  #: on the test pictures
+    rest: str  #: what else the note on the splits says
+    notes: Sequence[str]  #: further notes
     column: str = ""  #: which has the pictures, where the files are tables
 
 
