@@ -145,7 +145,7 @@ def outcome(folder: Path, options: dict[str, Any], to: str) -> str:
             other.unlink()
     target.unlink(missing_ok=True)
     try:
-        files, notes = convert(file, target, to)
+        _, notes = convert(file, target, to)
     except WeightsError as error:
         assert not target.exists() and "\n" not in str(error)
         return str(error).partition(": ")[2]
