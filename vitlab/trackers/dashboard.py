@@ -52,7 +52,7 @@ GROUPS = (("Final values", ("final/", "best/")), ("Curves", ("val/", "train/")),
 """Titles of the sections of trials' metrics, and the prefixes of their metrics."""
 
 NOT_COMPARED = {f"final/train/{name}" for name in ("lr", "skipped_steps", "weights_step")}
-"""Final values without a chart; those that change during a training have one of their curve."""
+"""Final values whose charts are deleted, because the page would draw those that are missing."""
 
 CURVES = ("val", "test", "train", "system", "progress")
 """First parts of the names of metrics that have a value at many steps."""
@@ -108,7 +108,7 @@ def sort_metrics_into_sections(metrics: Iterable[str], headline: str, first: Seq
         headline: the study's metric.
         first: metrics of the first section, in order.
     """
-    names = set(metrics) - NOT_COMPARED
+    names = set(metrics)
     sections = [Section(headline, [name for name in first if name in names])]
     rest = sorted(names - set(first), key=lambda name: ("/test/" in name, "/train/" in name, name))
     for title, prefixes in GROUPS:
@@ -199,7 +199,7 @@ def encode_view(view: View, made_ms: int) -> str:
 
 
 def _chart(kind: str, name: str, section: str, **fields: object) -> Json:
-    common = {"metricSectionId": section, "deleted": False, "runsCountToCompare": RUNS}
+    common = {"metricSectionId": section, "deleted": name in NOT_COMPARED, "runsCountToCompare": RUNS}
     return {"uuid": f"vitlab-{name}", "type": kind, **common, **fields}
 
 
