@@ -298,5 +298,5 @@ def test_contract_of_parts_sees_dependence_on_memory(monkeypatch: pytest.MonkeyP
     rms = slot("norm").resolve_choice("rmsnorm")
     plain = rms.component.forward  # type: ignore[attr-defined]
     monkeypatch.setattr(rms.component, "forward", lambda self, x: plain(self, x) * (1 if x.is_contiguous() else 1.001))
-    with pytest.raises(AssertionError, match="declares vmap_safe, and stacked its tokens in evaluation differs"):
+    with pytest.raises(AssertionError, match=r"stacked by torch.vmap, its tokens in evaluation differs"):
         check_component("norm", "rmsnorm")

@@ -259,9 +259,20 @@ class Turned(Loss):
         return Value(-F.cross_entropy(logits_by_head[""], target), {})
 
 
+class Shadowing(Loss):
+    """An option with the name of a method."""
+
+    def __init__(self, *, weight: float = 2.0) -> None:
+        self.weight = weight  # type: ignore[method-assign,assignment]
+
+    def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Value:
+        return Value(self.weight * F.cross_entropy(logits_by_head[""], target), {})  # type: ignore[operator]
+
+
 @pytest.mark.parametrize(
     ("cls", "sentence"),
     [
+        (Shadowing, "'float' object is not callable; an attribute, .* may have the name of a method .*: rename it"),
         (Summed, "in two parts, and .* at once: return a mean over the batch, not a sum"),
         (Weighted, "in two parts, and .* at once: .*, the number of its terms from weight"),
         (Noisy, "in two parts, and .* at once: .* draw from vitlab.plugin.noise"),

@@ -18,6 +18,7 @@ from vitlab.training.metrics.predictions import ExpectedCalibrationError, MeanIo
 
 torchvision()  # timm imports torchvision, whose import may need a workaround
 from timm.loss import BinaryCrossEntropy, LabelSmoothingCrossEntropy  # noqa: E402
+from torchvision.ops import sigmoid_focal_loss  # noqa: E402
 
 
 def batch(b: int = 32, k: int = 7, *more: int) -> tuple[Tensor, Tensor]:
@@ -85,7 +86,48 @@ def test_bce_with_threshold_takes_mixed_classes_for_present_as_timm_does() -> No
     assert "threshold" not in slot("loss").resolve_choice("bce").hashed()
 
 
-@pytest.mark.parametrize("name", ["cross_entropy", "bce"])
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0, 3.5])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_focal_equals_formula_with_gradient(gamma: float, smoothing: float) -> None:
+    logits, target = batch()
+    other = (target + 1) % 7
+    choice = {"type": "focal", "gamma": gamma, "label_smoothing": smoothing}
+    for shares in (np.eye(7)[target], 0.7 * np.eye(7)[target] + 0.3 * np.eye(7)[other]):
+        q = (1 - smoothing) * shares + smoothing / 7
+        z = logits.double().numpy()
+        p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
+        given = target if (shares == 1).any() else torch.from_numpy(shares)
+        leaf = logits.double().requires_grad_()
+        value = slot("loss").build(choice)({"": leaf}, given).total
+        value.backward()
+        assert float(value.detach()) == pytest.approx(-(q * (1 - p) ** gamma * np.log(p)).sum() / 32, rel=1e-12)
+        # df/dp of each class, through dp_i/dz_j = p_i (1 if i = j else 0) - p_i p_j
+        slope = -q * ((1 - p) ** gamma / p - gamma * (1 - p) ** (gamma - 1) * np.log(p))
+        expected = p * slope - p * (p * slope).sum(1, keepdims=True)
+        np.testing.assert_allclose(leaf.grad, expected / 32, rtol=1e-9, atol=1e-15)
+        if not gamma:
+            cross_entropy = {"type": "cross_entropy", "label_smoothing": smoothing}
+            assert float(value.detach()) == pytest.approx(loss(cross_entropy, leaf.detach(), given), rel=1e-14)
+
+
+def test_focal_of_two_classes_equals_torchvision() -> None:
+    logits, target = batch(64, 2)
+    binary = (
+        logits[:, 1].double() - logits[:, 0].double()
+    )  # the softmax of two classes is the sigmoid of their difference
+    for gamma in (0.0, 2.0, 5.0):
+        expected = sigmoid_focal_loss(binary, target.double(), alpha=-1, gamma=gamma, reduction="mean")
+        actual = loss({"type": "focal", "gamma": gamma}, logits.double(), target)
+        assert actual == pytest.approx(float(expected), rel=1e-12)
+
+
+def test_focal_of_certain_images_has_a_finite_gradient() -> None:
+    leaf = torch.tensor([[200.0, 0.0, 0.0], [0.0, 200.0, 0.0]], requires_grad=True)
+    slot("loss").build({"type": "focal", "gamma": 0.5})({"": leaf}, torch.tensor([0, 2])).total.backward()
+    assert leaf.grad is not None and leaf.grad.isfinite().all() and leaf.grad[1].tolist() == [0, 0.5, -0.5]
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "bce", "focal"])
 def test_every_pixel_is_one_decision(name: str) -> None:
     logits, target = batch(4, 3, 5, 6)
     per_image = [

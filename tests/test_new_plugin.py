@@ -367,6 +367,6 @@ registry.load_file("my_blocks.py")
 print("FILE", registry.slot("position").get("my_blocks.py:polar").__name__)
 """
     printed = python(script, site, tmp_path)
-    assert len(commands) == 3 and "temperature" in printed and "vitlab_example:Polar" in printed
+    assert len(commands) == 3 and "temperature" in printed and "described by 'vitlab show position polar'" in printed
     assert "ARMS ['baseline', 'position=polar', 'position=polar(temperature=10)']" in printed, printed
     assert "FILE Polar" in printed

@@ -256,11 +256,11 @@ def test_failing_edit_keeps_earlier_components(tmp_path: Path) -> None:
 
 
 def test_invalid_plugin_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no_such.py: No such file"):
+    with pytest.raises(UserError, match=r"no_such.py: this is not a file; .* an installed package needs none"):
         registry.load_file(tmp_path / "no_such.py")
     os.mkfifo(tmp_path / "pipe.py")
     for endless in (tmp_path / "pipe.py", Path("/dev/zero")):
-        with pytest.raises(UserError, match="not a file, but a folder, a pipe or a device"):
+        with pytest.raises(UserError, match="this is not a file"):
             registry.load_file(endless)
     (tmp_path / "grammar.py").write_text("def (:\n")
     with pytest.raises(BrokenComponent, match=r"SyntaxError: invalid syntax .*, at .*grammar.py:1$"):
@@ -276,6 +276,78 @@ def test_invalid_plugin_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "exits.py").write_text("import sys\nsys.exit('bye')\n")
     with pytest.raises(BrokenComponent, match="SystemExit"):
         registry.load_file(tmp_path / "exits.py")
+
+
+OWN = "from torch import nn\nfrom vitlab.plugin import *\n@{slot}.register('own')\nclass Own({base}):\n    ''' '''\n"
+
+
+@pytest.mark.parametrize(
+    ("slot_name", "base", "method", "sentence"),
+    [
+        (
+            "mlp",
+            "MLP",
+            "__init__(self, g, alpha=1)",
+            r"Own: write '\*, ' before 'alpha' in __init__: .* \*, alpha: int = 1",
+        ),
+        (
+            "mlp",
+            "MLP",
+            "__init__(self, g, alpha)",
+            r"missing 1 .* 'alpha'; .* 1 positional beside self, .* behind '\*'$",
+        ),
+        ("mlp", "MLP", "__init__(self)", r"takes 1 positional .*; write __init__ with 1 positional beside self"),
+        ("mlp", "MLP", "__init__(self, g, **options)", r"Own: replace \*\*options by options with names"),
+        ("position", "Position", "add(self, x)", r"define its method add\(self, x_BTD, layer\)"),
+        ("head", "Head", "classify(self)", r"define its method classify\(self, x_BSD\)"),
+        (
+            "loss",
+            "Loss",
+            "forward(self, logits, target)",
+            r"define its method __call__\(self, logits_by_head, target\)",
+        ),
+        ("augment", "Augment", "__call__(self, x)", r"define its method __call__\(self, x_BCHW, key, id_B\)"),
+        ("metric", "Metric", "__call__(self, x)", r"define its method rows\(self, logits, target\)"),
+        (
+            "optimizer",
+            "nn.Module",
+            "build(self, groups)",
+            r"is not a Optimizer: .* derive from vitlab.plugin.Optimizer",
+        ),
+    ],
+)
+def test_mistake_of_an_author_is_answered_by_what_to_type(
+    slot_name: str, base: str, method: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slot_fixtures.keep(monkeypatch, slot(slot_name))
+    file = tmp_path / "own.py"
+    file.write_text(f"{OWN.format(slot=slot_name, base=base)}    def {method}:\n        super().__init__()\n")
+    with pytest.raises(BrokenComponent, match=sentence):
+        registry.load_file(file)
+        slot(slot_name).build("own", None)
+
+
+def test_part_without_constructor_and_static_methods_are_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slot_fixtures.keep(monkeypatch, slot("mlp"), slot("metric"))
+    for slot_name, base, method in (
+        ("mlp", "MLP", "def forward(self, x): return x + 1"),
+        ("metric", "Metric", "@staticmethod\n    def rows(x, y): return x.argmax(1) == y"),
+    ):
+        file = tmp_path / f"own_{slot_name}.py"
+        file.write_text(f"{OWN.format(slot=slot_name, base=base)}    {method}\n")
+        registry.load_file(file)
+    assert slot("mlp").build("own", None)(1) == 2
+    check_component("metric", "own")
+
+
+def test_forgotten_registration_is_answered(tmp_path: Path) -> None:
+    registry.load_file(write(tmp_path / "half.py"))
+    with pytest.raises(
+        OptionError, match=r"'halve'. Did you mean 'halved'\? .* @norm.register\('halve'\) above the class"
+    ):
+        norm.resolve_choice("halve")
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,7 @@ def test_plugin_faults_are_reported_only_where_relevant(tmp_path: Path) -> None:
         assert result["code"] in (2, 3) and sentence in result["err"], (name, result)
         assert "Traceback" not in result["err"] and "frozen" not in result["err"], (name, result)
     assert all(name in listed["out"] for name in expected)
+    assert "broken               broken-vit 1: described by 'vitlab show norm broken'\n" in listed["out"]
     assert plugins["code"] == 0
     table = {line.split()[1]: line for line in plugins["out"].splitlines() if line.startswith("  ")}
     assert f"acme-vit 0.3.1   {site}" in plugins["out"]

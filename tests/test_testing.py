@@ -216,7 +216,7 @@ class Unwritten(Good):
         (Doubles, "the gradient of fc.weight differs from finite differences"),
         (Draws, "tokens differs under a state that was saved and loaded; .*: .*draw by .*vitlab.plugin.noise"),
         (Counts, "tokens differs under a state that was saved and loaded; .*: register what it keeps"),
-        (Drops, "fails under torch.vmap; draw by vitlab.plugin.Dropout, or do not declare it: .*random operation"),
+        (Drops, "fails under torch.vmap.* draw by vitlab.plugin.Dropout.*random operation"),
         (Unwritten, "its options are written as JSON and read again: TypeError"),
         (Transposes, r"on a square grid and a class token: tokens has shape \(3, 16, 17\); expected \(3, 17, 16\)"),
         (Widens, r"in bfloat16: tokens is torch.float32 for an input of torch.bfloat16"),
@@ -225,7 +225,7 @@ class Unwritten(Good):
         (Forgets, "parameter idle receives no gradient"),
         (Mixes, "tokens of a sample depends on the other samples"),
         (Hides, "register what it keeps as a parameter or a buffer"),
-        (Branches, "fails under torch.vmap"),
+        (Branches, "fails under torch.vmap.*; write vmap_safe = False in the class"),
         (OnTheCPU, "on the meta device, as a plan is checked"),
         (OwnWidth, "has the option dim: remove it, it is a size of the model"),
         (NoDefault, "option factor needs a default"),
@@ -404,6 +404,44 @@ def test_independent_faults_are_reported_together_with_line_of_class() -> None:
         "float32 for an input",
     ):
         assert any(words in each for each in lines), words
+
+
+def test_one_fault_of_several_checks_is_reported_once() -> None:
+    @position.register("square")
+    class Square(Position):
+        """A bias for one head."""
+
+        def bias(self, layer: int) -> Tensor:
+            return torch.zeros(17, 17)
+
+    with pytest.raises(AssertionError, match=r"bias\(1\) has shape \(17, 17\); expected \(2, 17, 17\)") as failure:
+        testing.check_component("position", "square")
+    assert str(failure.value).count("expected (2, 17, 17)") == 1
+
+
+def test_component_that_reads_values_is_told_a_remedy_that_works() -> None:
+    class Reads(Good):
+        """A branch on values."""
+
+        def forward(self, x_BTD: Tensor) -> Tensor:
+            y_BTD = self.fc(x_BTD)
+            return y_BTD if float(x_BTD.detach().abs().max()) < 1e9 else -y_BTD
+
+    class Guarded(Reads):
+        """The same, which says so."""
+
+        vmap_safe = False
+
+        def forward(self, x_BTD: Tensor) -> Tensor:
+            return torch.empty_like(x_BTD) if x_BTD.is_meta else super().forward(x_BTD)
+
+    for cls in (Reads, Guarded):
+        globals()[cls.__name__] = cls
+        cls.__qualname__ = cls.__name__
+        mlp.register(cls.__name__.lower())(cls)
+    with pytest.raises(AssertionError, match=r"set vmap_safe = False and return empty_like.x. if x.is_meta"):
+        testing.check_component("mlp", "reads")
+    testing.check_component("mlp", "guarded")
 
 
 def test_unknown_name_is_refused() -> None:

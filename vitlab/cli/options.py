@@ -36,7 +36,7 @@ _plugins = partial(
     "--plugin",
     "plugins",
     multiple=True,
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=PATH,
     help="A Python file that registers components.",
 )
 plugin_option = _plugins()

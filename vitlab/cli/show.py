@@ -109,7 +109,8 @@ def _print_components(slot: str | None) -> None:
     for entry in entries:
         label = f"{entry.origin.source}:{entry.name}" if clashes[entry.name] > 1 else entry.name
         foreign = "" if entry.origin.source == registry.BUILT_IN else f"{entry.origin}: "
-        print_indented(f"{label:20} ", f"{foreign}{entry.summary or entry.target}")
+        described = entry.summary or f"described by 'vitlab show {entry.slot} {label}'"  # plugins are not imported
+        print_indented(f"{label:20} ", f"{foreign}{described}")
 
 
 def _print_weights(pattern: str) -> None:
@@ -158,7 +159,7 @@ def _print_component(slot: str, name: str) -> None:
         schema = room.options(component).model_json_schema()
     except PydanticInvalidForJsonSchema as error:
         raise BrokenComponent(f"{slot} '{name}': its options have no JSON Schema: {error.message}") from error
-    place = _source_place(component)
+    place = plugin_sources.place_of_class(component)
     if wants_json():
         where = {"slot": slot, "name": name, "origin": str(origin), "place": place}
         print_json({**where, "documentation": text, "options": schema})
@@ -179,13 +180,6 @@ def _print_component(slot: str, name: str) -> None:
             default = "required" if option in schema.get("required", []) else f"= {shown_default(field.get('default'))}"
             click.echo(f"  {option:20} {describe_option_type(field):34} {default}")
             print_indented(" " * 6, " ".join(without_markup(field.get("description", "")).split()))
-
-
-def _source_place(component: type) -> str:
-    try:
-        return f"{inspect.getsourcefile(component)}:{inspect.getsourcelines(component)[1]}"
-    except (OSError, TypeError):
-        return component.__module__
 
 
 def _metric_facts(component: Any) -> str:
@@ -322,13 +316,11 @@ def plugins_command(strict: bool) -> None:
 def load_plugin_components() -> Iterator[Offer]:
     """Yield the components of every installed distribution, slot by slot, importing them."""
     for slot in registry.SLOT_MODULES:
-        for point in sorted(
-            plugin_sources.slot_points(slot), key=lambda point: (plugin_sources.dist_name(point), point.name)
-        ):
+        for point in sorted(plugin_sources.slot_points(slot)):
             health, text = _diagnose_component(slot, point)
             reason, _, detail = text.partition("\n")
-            who, version = plugin_sources.dist_name(point), plugin_sources.dist_version(point)
-            yield Offer(slot, point.name, who, version, _distribution_origin(point.dist), health, reason, detail)
+            offering, place = plugin_sources.dist_origin(point), _distribution_origin(point.dist)
+            yield Offer(slot, point.name, offering.source, offering.version, place, health, reason, detail)
 
 
 def _diagnose_component(slot: str, point: EntryPoint) -> tuple[str, str]:

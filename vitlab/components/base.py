@@ -44,6 +44,9 @@ class Part(nn.Module):
     exact_gradient: ClassVar[bool] = True
     """Whether the gradient is exact; False for straight-through estimators."""
 
+    def __init__(self, *sizes: object) -> None:
+        super().__init__()
+
     @classmethod
     def incompatibility(cls, g: Geometry, options: Options) -> str | None:
         """Return the reason why ``g`` and ``options`` cannot be combined, in one sentence; None if they can.

@@ -113,7 +113,7 @@ class _Xavier(Init):
 
     def fill_parameter(self, x: Tensor, name: str, kind: str, fan_in: int, g: Generator) -> None:
         if kind == "linear":
-            fill_xavier(x, g)
+            nn.init.xavier_uniform_(x, generator=g)
         else:
             super().fill_parameter(x, name, kind, fan_in, g)
 
@@ -181,7 +181,7 @@ class Torchvision(_Xavier):
             case "linear" if name.startswith("pre_logits"):
                 nn.init.trunc_normal_(x, std=1 / math.sqrt(x.shape[1]), generator=g)
             case "linear" if not _is_head(name):
-                fill_xavier(x, g)
+                nn.init.xavier_uniform_(x, generator=g)
             case "linear_bias" if "mlp." in name:
                 nn.init.normal_(x, std=1e-6, generator=g)
             case "conv":
@@ -222,27 +222,20 @@ def parameters_with_fan_in(model: nn.Module) -> Iterator[tuple[str, Kind, int]]:
 
 
 @torch.no_grad()
-def draw_matrices_by_name(
-    module: nn.Module, seed: int, prefix: str, draw: Callable[[Tensor, Generator], object]
-) -> None:
+def draw_matrices_by_name(module: nn.Module, seed: int, prefix: str, draw: Callable[..., object]) -> None:
     """Draw the matrices of a module that no scheme draws, each keyed by its name, and set its biases to zero."""
     for name, parameter in module.named_parameters():
         if parameter.ndim == 2:
             x = torch.empty(parameter.shape)
-            draw(x, torch.Generator().manual_seed(noise.key(seed, "init", f"{prefix}.{name}")))
+            draw(x, generator=torch.Generator().manual_seed(noise.key(seed, "init", f"{prefix}.{name}")))
             parameter.copy_(x)
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)
 
 
-def fill_xavier(x: Tensor, g: Generator) -> None:
-    """Draw from a Xavier uniform."""
-    nn.init.xavier_uniform_(x, generator=g)
-
-
-def fill_lecun(x: Tensor, g: Generator) -> None:
+def fill_lecun(x: Tensor, generator: Generator) -> None:
     """Draw from a normal of deviation 1 / sqrt(inputs)."""
-    nn.init.normal_(x, std=x.shape[1] ** -0.5, generator=g)
+    nn.init.normal_(x, std=x.shape[1] ** -0.5, generator=generator)
 
 
 def _is_head(name: str) -> bool:

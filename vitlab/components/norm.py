@@ -100,8 +100,5 @@ class DynamicTanh(Norm):
 class NoNorm(Norm):
     """The identity."""
 
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-
     def forward(self, x_BTD: Tensor) -> Tensor:
         return x_BTD

@@ -27,13 +27,12 @@ in failures, :mod:`~vitlab.registry.options` derives schemas from signatures and
 from vitlab.registry.file_loader import load_file
 from vitlab.registry.options import ResolvedChoice, Unhashed
 from vitlab.registry.slot_modules import BUILT_IN, OPTIONAL_MODULES, SLOT_MODULES, Origin, import_optional, import_slot
-from vitlab.registry.slots import Entry, Pick, Slot, list_entries, slot
+from vitlab.registry.slots import Pick, Slot, list_entries, slot
 
 __all__ = [
     "BUILT_IN",
     "OPTIONAL_MODULES",
     "SLOT_MODULES",
-    "Entry",
     "Origin",
     "Pick",
     "ResolvedChoice",

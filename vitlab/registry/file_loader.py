@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import importlib.util
 import sys
 from contextlib import suppress
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType
+from types import ModuleType
 
 from vitlab import imports
 from vitlab.errors import BrokenComponent, ClashError, UserError
@@ -23,17 +21,6 @@ from vitlab.registry.slots import remove_origin
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)  #: nodes that may have a docstring
 _origins: dict[Path, Origin] = {}  # files that have run, with the digest of their code
-
-
-class _TextLoader(SourceFileLoader):
-    """Loader of text that has been read: the digested text runs, not a newer file or older code in __pycache__."""
-
-    def __init__(self, name: str, file: PluginFile) -> None:
-        super().__init__(name, str(file.path))
-        self._text = file.text
-
-    def get_code(self, fullname: str) -> CodeType:
-        return self.source_to_code(self._text, self.path)
 
 
 def load_file(file: Path | str) -> Origin:
@@ -48,8 +35,11 @@ def load_file(file: Path | str) -> Origin:
         ClashError: if it registers a component that another file of the same name has registered.
     """
     path = Path(file).resolve()
-    if path.exists() and not path.is_file():
-        raise UserError(f"plugin file {file}: not a file, but a folder, a pipe or a device")
+    if not path.is_file():
+        raise UserError(
+            f"plugin file {file}: this is not a file; --plugin takes the path of a Python file, such as "
+            "my_blocks.py, and an installed package needs none: 'vitlab plugins' lists these"
+        )
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -61,17 +51,15 @@ def load_file(file: Path | str) -> Origin:
     if path.suffix != ".py":
         raise UserError(f"plugin file {file}: rename it so that it ends in .py")
     replaced = remove_origin(_origins[path]) if path in _origins else []
-    plugin = PluginFile(path, origin, text)
     name = plugins.file_module_name(origin)
-    plugins.files[name] = plugin
-    loader = _TextLoader(name, plugin)
-    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
+    plugins.files[name] = PluginFile(path, origin, text)
+    module = ModuleType(name)
+    module.__file__ = str(path)
     sys.modules[name] = module  # before it runs: dataclasses and pickle look their module up there
     imports.record_import(name, path)
     try:
-        loader.exec_module(module)
+        # The digested text runs, not a newer file or older code in __pycache__.
+        exec(compile(text, path, "exec", dont_inherit=True), vars(module))
     except BaseException as error:
         message = sentence_with_place(error)
         del sys.modules[name]

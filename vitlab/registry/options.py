@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
 
 from vitlab.errors import BrokenComponent, UserError, closest
+from vitlab.registry.plugins import place_of_class
 from vitlab.registry.slot_modules import BUILT_IN, Origin, import_slot
 from vitlab.spec.choice import Choice, Frozen
 from vitlab.spec.mistakes import YAML_HINT, collect_mistakes, foreign_option_hint
@@ -62,6 +63,7 @@ def parse_arguments(text: str) -> dict[str, str]:
     return {name: " ".join(meaning.split()) for name, meaning in entries}
 
 
+@cache
 def options_model(component: type, base: type[BaseModel]) -> type[BaseModel]:
     """Return a pydantic model of the keyword-only parameters of ``component``'s constructor.
 
@@ -69,27 +71,32 @@ def options_model(component: type, base: type[BaseModel]) -> type[BaseModel]:
         BrokenComponent: if a parameter cannot be an option; the message names it and the reason.
     """
     constructor: Callable[..., None] = component.__init__  # type: ignore[misc]
-    code, where = getattr(constructor, "__code__", None), component.__qualname__
-    if code:
-        where = f"{code.co_filename}:{code.co_firstlineno}: {where}"
+
+    def refusal(sentence: str) -> BrokenComponent:
+        return BrokenComponent(f"{place_of_class(component)}: {component.__qualname__}: {sentence}")
+
     try:
         hints = typing.get_type_hints(constructor, include_extras=True)
     except Exception as error:  # a plugin's annotation may name anything, such as an import for type checkers only
-        raise BrokenComponent(f"{where}: its annotations cannot be read: {error!r}") from error
+        raise refusal(f"its annotations cannot be read: {error!r}") from error
     fields: dict[str, Any] = {}
     meanings = documented_arguments(
         component
     )  # become descriptions in the JSON Schema, for editors and ``vitlab show``
     for name, parameter in inspect.signature(constructor).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD and constructor is not object.__init__:
-            raise BrokenComponent(f"{where}: replace **{name} by options with names")
+            raise refusal(f"replace **{name} by options with names")
         if parameter.kind is not parameter.KEYWORD_ONLY:
+            if parameter.default is not parameter.empty:
+                raise refusal(
+                    f"write '*, ' before '{name}' in __init__: options are keyword-only, such as *, {name}: int = 1"
+                )
             continue
         # A study file writes the name of the component as ``type``, beside its options.
         if name.startswith("_") or name == "type":
-            raise BrokenComponent(f"{where}: rename option '{name}'; 'type' and names with a leading '_' are reserved")
+            raise refusal(f"rename option '{name}'; 'type' and names with a leading '_' are reserved")
         if name not in hints:
-            raise BrokenComponent(f"{where}: option '{name}' needs an annotation, such as {name}: float")
+            raise refusal(f"option '{name}' needs an annotation, such as {name}: float")
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[name] = (hints[name], Field(default, description=meanings.get(name)))
     # Defaults are validated like values, so that a choice among them is resolved, too.  The class has no source text,

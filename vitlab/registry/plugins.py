@@ -7,6 +7,7 @@ A failure is attributed to a plugin by the code of plugins in its traceback.
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 import traceback
@@ -52,9 +53,9 @@ def dist_name(point: EntryPoint) -> str:
     return _read_metadata(point.dist, "Name")
 
 
-def dist_version(point: EntryPoint) -> str:
-    """Return the version of the distribution of an entry point."""
-    return _read_metadata(point.dist, "Version")
+def dist_origin(point: EntryPoint) -> Origin:
+    """Return the name and the version of the distribution of an entry point."""
+    return Origin(dist_name(point), _read_metadata(point.dist, "Version"))
 
 
 @cache
@@ -157,25 +158,33 @@ def sentence_with_place(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, VitlabError):
         return text
-    text, advice = _message_and_advice(text)
+    advice = _advice_on(text)
+    text = text.partition(", but you set")[0]  # torch's own advice is a call that no study can make
     text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     source = find_plugin_frame(error)
     return (text if source is None else f"{text}, at {format_frame(source)}") + advice
 
 
-def _message_and_advice(text: str) -> tuple[str, str]:
-    """Return the message of an exception, and what to do about it if that is known."""
+def _advice_on(text: str) -> str:
+    """Return what to do about the message of an exception, if that is known."""
     if match := re.match(r"(?:cannot import name '(.*)' from|No module named) '?vitlab\b", text):
         hint = nearest(match[1] or "", getattr(sys.modules.get("vitlab.plugin"), "__all__", ()))
-        return text, (
+        return (
             f"; this is vitlab {__version__}, which has no such name.{hint} Import from vitlab.plugin, whose names "
             "stay, or pin the vitlab that has it in the plugin's dependencies"
         )
+    if "meta tensor" in text.lower():
+        return (
+            "; models are planned without values, by meta tensors: use torch operations, such as torch.where, in place "
+            "of .item(), float(), numpy and if, or set vmap_safe = False and return empty_like(x) if x.is_meta"
+        )
+    if "object is not callable" in text:
+        return "; an attribute, such as an option, may have the name of a method of the class: rename it"
     if "operator torchvision::nms does not exist" in text:
-        return text, "; call torchvision() of vitlab.plugin before this import, which works with every build of torch"
-    if "does not have a deterministic implementation" in text:  # torch's own advice is a call that no study can make
-        return text.partition(", but you set")[0], "; run.deterministic: false allows it, and runs then differ"
-    return text, ""
+        return "; call torchvision() of vitlab.plugin before this import, which works with every build of torch"
+    if "does not have a deterministic implementation" in text:
+        return "; run.deterministic: false allows it, and runs then differ"
+    return ""
 
 
 def _is_plugin_code(module: str, file: str) -> bool:
@@ -186,6 +195,15 @@ def _is_plugin_code(module: str, file: str) -> bool:
         return True
     is_beside = any(path.is_relative_to(each.parent) for each in loaded)
     return is_beside and package != BUILT_IN and not {"site-packages", "dist-packages"} & set(path.parts)
+
+
+def place_of_class(cls: type) -> str:
+    """Return ``my_blocks.py:12``, where a class is defined, or its module if the source is not known."""
+    try:
+        file, (_, line) = inspect.getsourcefile(cls), inspect.getsourcelines(cls)
+    except (OSError, TypeError):
+        return cls.__module__
+    return format_frame(traceback.FrameSummary(str(file), line, ""))
 
 
 def format_frame(frame: traceback.FrameSummary) -> str:

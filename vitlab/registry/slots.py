@@ -7,6 +7,7 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint
@@ -21,7 +22,7 @@ from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownCompo
 from vitlab.imports import import_object
 from vitlab.registry import plugins
 from vitlab.registry.options import Options, ResolvedChoice, option_names, options_model
-from vitlab.registry.plugins import sentence_with_place
+from vitlab.registry.plugins import place_of_class, sentence_with_place
 from vitlab.registry.slot_modules import (
     BUILT_IN,
     BUILTIN_ORIGIN,
@@ -65,11 +66,7 @@ class Slot(Generic[T]):
         self.components: dict[tuple[str, str], tuple[type[T], Origin]] = {}
         """The imported components, by source and name."""
         self._fault = fault
-        self._options: dict[type[T], type[BaseModel]] = {}
         _slots.append(self)
-
-    def __repr__(self) -> str:
-        return f"<Slot {self.name}: {', '.join(self.names())}>"
 
     # -- registration -------------------------------------------------------------------------------------------------
 
@@ -101,12 +98,12 @@ class Slot(Generic[T]):
         """Return what is wrong with what a class declares, as the end of a sentence; None if nothing is."""
         if not (inspect.isclass(component) and issubclass(component, self.contract)):
             contract = self.contract.__name__
-            base = "Replay" if contract == "Tracker" else contract
+            base = contract.replace("Tracker", "Replay")
             return f" is not a {contract}: {self.name} components derive from vitlab.plugin.{base}"
         common = set(self.shared.model_fields if self.shared else ()) & set(option_names(component))
         for option in sorted(common):
             return f": option '{option}' is one of every {self.name}; rename it"
-        sentence = self._fault(component)
+        sentence = _method_mistake(component, self.contract) or self._fault(component)
         return sentence and f": {sentence}"
 
     # -- lookup -------------------------------------------------------------------------------------------------------
@@ -132,6 +129,8 @@ class Slot(Generic[T]):
         if not sources:
             names = self.names()
             hint = foreign_model_hint(name) or nearest(bare, names) or " If a file defines it, add --plugin FILE."
+            if plugins.files:
+                hint += f" In a file of components, write @{self.name}.register('{bare}') above the class."
             raise UnknownComponent(f"no {self.name} called '{name}'.{hint} Installed: {', '.join(names) or 'none'}.")
         if len(sources) > 1:
             qualified = " or ".join(f"'{where}:{bare}'" for where in sorted(sources))
@@ -170,7 +169,7 @@ class Slot(Generic[T]):
         return known | installed | ({BUILT_IN} if bare in built_ins(self.name) else set())
 
     def _load_entry_point(self, point: EntryPoint) -> None:
-        origin = Origin(plugins.dist_name(point), plugins.dist_version(point))
+        origin = plugins.dist_origin(point)
         if reason := plugins.why_unusable(point.dist):
             raise BrokenComponent(f"{self.name} '{point.name}' cannot be used: {reason}")
         try:
@@ -184,11 +183,9 @@ class Slot(Generic[T]):
 
     # -- choices ------------------------------------------------------------------------------------------------------
 
-    def options(self, component: type[T]) -> type[BaseModel]:
+    def options(self, component: type[Any]) -> type[BaseModel]:
         """Return the pydantic model of a component's options, derived from its signature."""
-        if component not in self._options:
-            self._options[component] = options_model(component, self.shared or Options)
-        return self._options[component]
+        return options_model(component, self.shared or Options)  # type: ignore[arg-type]  # a type has a hash
 
     def resolve_choice(self, choice: Choice | str | Tree | Sequence[Any]) -> ResolvedChoice:
         """Find the component and complete its options, nested choices included.
@@ -258,7 +255,14 @@ class Slot(Generic[T]):
         # The package of the slot reads the shared options; constructors do not know them.
         shared = set(self.shared.model_fields) if self.shared else set()
         own = {name: value for name, value in full.options.items() if name not in shared}
-        return typing.cast(T, full.component(*context, **own))
+        try:
+            return typing.cast(T, full.component(*context, **own))
+        except TypeError as error:
+            if error.__traceback__ and error.__traceback__.tb_next:
+                raise  # by the constructor, which has begun
+            place = place_of_class(full.component)
+            wanted = f"write __init__ with {len(context)} positional beside self, and with options behind '*'"
+            raise BrokenComponent(f"{place}: {error}; {wanted}") from error
 
 
 @cache
@@ -323,6 +327,21 @@ def _default_components(model: type[BaseModel], given: Tree) -> dict[str, str]:
     }
 
 
+def _method_mistake(component: type[Any], contract: type[Any]) -> str | None:
+    """Return which method a class lacks, or has with too few parameters, as a sentence; None if there is none."""
+    for name, method in vars(contract).items():
+        if not inspect.isfunction(method) or name == "__init__":
+            continue
+        own, parameters = inspect.getattr_static(component, name), inspect.signature(method).parameters.values()
+        required = [each for each in parameters if each.default is each.empty and each.kind is not each.KEYWORD_ONLY]
+        with suppress(TypeError):
+            inspect.signature(getattr(own, "__func__", own)).bind_partial(*required[isinstance(own, staticmethod) :])
+            if not getattr(own, "__isabstractmethod__", False):
+                continue
+        return f"define its method {name}({', '.join(each.name for each in required)}), with these parameters"
+    return None
+
+
 def _origin_of(component: type[Any]) -> Origin:
     """Return the origin of a class that registers itself: vitlab, a plugin file, or a notebook or script."""
     if file := plugins.files.get(component.__module__):
@@ -373,9 +392,7 @@ def _entries(slot: str) -> list[Entry]:
         for component, place in built_ins(slot).items()
     ]
     for point in plugins.slot_points(slot):
-        entries.append(
-            Entry(slot, point.name, Origin(plugins.dist_name(point), plugins.dist_version(point)), point.value)
-        )
+        entries.append(Entry(slot, point.name, plugins.dist_origin(point), point.value))
     known = {(entry.origin.source, entry.name) for entry in entries}
     for each in _slots:
         for (source, name), (cls, origin) in each.components.items():

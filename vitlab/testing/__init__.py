@@ -31,8 +31,9 @@ from vitlab.errors import BrokenComponent
 from vitlab.geometry import Geometry
 from vitlab.identity.code import iter_resolved_choices
 from vitlab.planning.values import Plan
+from vitlab.registry.plugins import place_of_class
 from vitlab.spec import Choice
-from vitlab.testing.assertions import FirstCallFailed, about, check_each, place_of
+from vitlab.testing.assertions import FirstCallFailed, about, check_each
 from vitlab.testing.data import check_augment, check_dataset
 from vitlab.testing.executors import check_executor
 from vitlab.testing.models import check_model, check_part, check_scheme
@@ -173,7 +174,7 @@ def check_component(slot: str, choice: str | Mapping[str, Any]) -> None:
     component_slot, name = registry.slot(slot), Choice.parse(choice).type
     with about(f"{slot} '{name}'"):
         cls, _ = component_slot.find(name)
-    with about(f"{slot} '{name}'{place_of(cls)}"):
+    with about(f"{slot} '{name}' ({place_of_class(cls)})"):
         with about("its options"):
             options = component_slot.options(cls).model_fields
         required = [option for option, field in options.items() if field.is_required()]

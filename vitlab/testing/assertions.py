@@ -3,11 +3,9 @@
 A check is an ``assert`` whose message is a sentence; the blocks around it say what the sentence is about.
 """
 
-import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from traceback import FrameSummary
 from typing import Any
 from unittest import SkipTest
 
@@ -19,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from vitlab.components.base import State
-from vitlab.registry.plugins import format_frame, sentence_with_place
+from vitlab.registry.plugins import sentence_with_place
 
 
 class Failures(AssertionError):
@@ -59,16 +57,9 @@ def check_each(*checks: Callable[[], object]) -> None:
                 raise
     if failures:
         kind = FirstCallFailed if isinstance(failures[0], FirstCallFailed) else Failures
-        raise kind(*dict.fromkeys(each for error in failures for each in error.args)) from failures[0]
-
-
-def place_of(component: type) -> str:
-    """Return `` (my_blocks.py:12)``, where a class is defined; empty if its source is not known."""
-    try:
-        file, (_, line) = inspect.getsourcefile(component), inspect.getsourcelines(component)
-    except (OSError, TypeError):
-        return ""
-    return f" ({format_frame(FrameSummary(str(file), line, component.__name__))})"
+        # One fault may fail several checks, which differ in what the sentence is about.
+        by_fault = {each.rpartition(": ")[2]: each for error in reversed(failures) for each in reversed(error.args)}
+        raise kind(*reversed(by_fault.values())) from failures[0]
 
 
 def checked_reason(reason: str | None) -> str | None:

@@ -316,7 +316,8 @@ def _check_vmap(case: _Case) -> None:
 
         with (
             about(
-                "declares vmap_safe, but fails under torch.vmap; draw by vitlab.plugin.Dropout, or do not declare it"
+                "fails under torch.vmap, which trains several seeds together; write vmap_safe = False in the class, "
+                "or draw by vitlab.plugin.Dropout, and use no .item(), float(), numpy or if on values"
             ),
             warnings.catch_warnings(),
         ):
@@ -329,7 +330,7 @@ def _check_vmap(case: _Case) -> None:
             for name, value in {**alone, **dict(member.named_buffers())}.items():
                 actual = (stacked if name in stacked else buffers)[name][index].to(value.dtype)
                 assert torch.allclose(actual, value, rtol=1e-9, atol=1e-9), (
-                    f"declares vmap_safe, and stacked its {name} in {when} differs from a loop's"
+                    f"stacked by torch.vmap, its {name} in {when} differs from a loop's; write vmap_safe = False"
                 )
 
 
@@ -347,7 +348,10 @@ def _check_position(case: _Case) -> None:
     # A model may go on at twice the resolution, as in fine-tuning.
     larger = _Case(case.choice, replace(g, image=(g.image[0] * 2, g.image[1] * 2)))
     if larger.refusal() is None:
-        with about("its state is resampled for a grid twice as large, by its method resample, and loaded there"):
+        with about(
+            "its state is resampled for a grid twice as large, and loaded there; define resample(self, state, old, "
+            "new, how), and use vitlab.plugin.resample_grid for a table with a vector per patch"
+        ):
             targets = encodings_by_prefix(larger.build().part)
             for at, encoding in encodings_by_prefix(position).items():
                 state = encoding.resample(encoding.state_dict(), g, larger.g, Resampling())

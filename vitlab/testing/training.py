@@ -57,7 +57,7 @@ def check_optimizer(choice: ResolvedChoice) -> None:
         raise SkipTest(reason)
     for attribute in ("lr", "weight_decay"):
         value = getattr(built, attribute, None)
-        assert isinstance(value, int | float), f"its attribute {attribute} is {value!r}; it is a number"
+        assert isinstance(value, int | float), f"its attribute {attribute} is {value!r}; set a number in __init__"
     model = _build_training({}).model
     with about("build"):
         made = built.build(built.route(group_by_decay(model, 0.5), model))
@@ -227,7 +227,7 @@ def _check_mean(loss: Loss, logits: Tensor, target: Tensor) -> None:
 
     inputs, labels = logits.clone(), target.clone()
     whole = of(slice(None))
-    assert whole.ndim == 0, f"has shape {tuple(whole.shape)}; it is one number"
+    assert whole.ndim == 0, f"has shape {tuple(whole.shape)}; return its mean, one number, as Value(mean, {{}})"
     assert torch.equal(inputs, logits) and torch.equal(labels, target), "changes its arguments"
     parts = [slice(0, 2), slice(2, None)]
     weights = [float(loss.weight(target[part])) for part in parts]
@@ -360,8 +360,8 @@ def _check_predictions(choice: ResolvedChoice, task: str) -> None:
     sign = 1 if cls.goal == "max" else -1
     best = max(values, key=lambda kind: sign * values[kind])
     assert sign * (values["right"] - values["wrong"]) > 0 and values["right"] == values[best], (
-        f"has the goal {cls.goal}, and is {values['right']:g} where predictions are right, {values['wrong']:g} "
-        f"where they are wrong and {values['random']:g} in between"
+        f"has the goal {cls.goal}, which the class sets by goal = 'max' or 'min', and is {values['right']:g} where "
+        f"predictions are right, {values['wrong']:g} where they are wrong and {values['random']:g} in between"
     )
     reference = values["random"]
     for cuts in CUTS[1:]:
@@ -401,7 +401,9 @@ def _check_features(choice: ResolvedChoice) -> None:
 def _check_bounds(cls: Any, value: float, where: str) -> None:
     low, high = cls.bounds
     assert math.isfinite(value), f"is {value} where {where}"
-    assert low - 1e-6 <= value <= high + 1e-6, f"is {value:g} where {where}, and its bounds are {low:g} and {high:g}"
+    assert low - 1e-6 <= value <= high + 1e-6, (
+        f"is {value:g} where {where}, and its bounds are {low:g} and {high:g}; set bounds = (LOW, HIGH) in the class"
+    )
 
 
 def _make_targets(task: str) -> Tensor:
@@ -426,6 +428,7 @@ def _evaluate(choice: ResolvedChoice, logits: Tensor, target: Tensor, cuts: Sequ
         rows = [metric.rows(*part) for part in parts]
         for value in rows:
             check_type(value, Tensor, "rows", "a tensor with a row for each image")
+            assert value.ndim, "rows returned one number; return a tensor with a row for each image"
         rows_N = torch.cat(rows)
     assert torch.equal(inputs, logits) and torch.equal(labels, target), "changes the logits or the labels"
     with about("value", FirstCallFailed):

@@ -230,7 +230,7 @@ class Untracked(Tracker):
 
     title = ""
 
-    def __init__(self, plan: Plan | None = None, store: Store | None = None, run: RunSpec | None = None) -> None:
+    def __init__(self, *study: object) -> None:
         pass
 
     def deliver(self, *, final: bool, report: Sequence[Path]) -> str | None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import Annotated, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
 from vitlab.components.base import Probability
@@ -108,14 +109,44 @@ class BinaryCrossEntropy(Loss):
 
     def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Value:
         logits_MK, target_M = flat(logits_by_head[""], target)
-        classes = logits_MK.shape[1]
-        # Decisions without a label pass as class 0, and have no weight in the mean.
-        hot_MK = target_M if target_M.is_floating_point() else F.one_hot(target_M.clamp(min=0), classes)
-        if self.threshold is not None:
-            hot_MK = hot_MK > self.threshold
-        smoothed_MK = hot_MK.to(logits_MK.dtype) * (1 - self.label_smoothing) + self.label_smoothing / classes
-        loss_MK = F.binary_cross_entropy_with_logits(logits_MK, smoothed_MK, reduction="none")
+        share_MK = smoothed_shares(target_M, logits_MK, self.label_smoothing, self.threshold)
+        loss_MK = F.binary_cross_entropy_with_logits(logits_MK, share_MK, reduction="none")
         return Value(mean_labelled(loss_MK.mean(1), target_M), {})
+
+
+@loss.register("focal")
+@dataclass(kw_only=True)
+class Focal(Loss):
+    """Cross-entropy that gives less weight to well-classified images.  Reference: arXiv:1708.02002.
+
+    The loss is the sum over classes of ``-q (1 - p) ** gamma ln p``, with the probability ``p`` under the softmax and
+    the target ``q``, which label smoothing mixes with the uniform distribution.
+
+    Args:
+        gamma: Exponent; 0 gives the cross-entropy.
+        label_smoothing: Weight of the uniform distribution.
+    """
+
+    gamma: Annotated[float, Field(ge=0)] = 2.0
+    label_smoothing: Probability = 0.0
+
+    def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Value:
+        logits_MK, target_M = flat(logits_by_head[""], target)
+        share_MK = smoothed_shares(target_M, logits_MK, self.label_smoothing)
+        log_MK = logits_MK.log_softmax(1)
+        # A power below 1 has no finite gradient at 0.
+        rest_MK = (-log_MK.expm1()).clamp(min=torch.finfo(log_MK.dtype).tiny)
+        return Value(mean_labelled(-(share_MK * rest_MK**self.gamma * log_MK).sum(1), target_M), {})
+
+
+def smoothed_shares(target_M: Tensor, logits_MK: Tensor, smoothing: float, threshold: float | None = None) -> Tensor:
+    """Return the share of each class, (M, K), smoothed; with a threshold, a larger share is 1 before, and others 0."""
+    classes = logits_MK.shape[1]
+    # Decisions without a label pass as class 0, and have no weight in the mean.
+    share_MK = target_M if target_M.is_floating_point() else F.one_hot(target_M.clamp(min=0), classes)
+    if threshold is not None:
+        share_MK = share_MK > threshold
+    return share_MK.to(logits_MK.dtype) * (1 - smoothing) + smoothing / classes
 
 
 def flat(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

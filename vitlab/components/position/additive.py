@@ -29,9 +29,6 @@ PrefixRows = Literal["own", "none"]
 class NoPosition(Position):
     """No encoding: the model sees a bag of patches."""
 
-    def __init__(self, g: Geometry) -> None:
-        super().__init__()
-
 
 class Additive(Position):
     """Base of encodings that add rows to tokens at the layers of ``where``.
