@@ -290,7 +290,7 @@ def test_option_that_no_value_of_a_study_resembles_brings_no_hint(ran: tuple[Pat
         (["run", "{file}", "--workers", "0"], ["0 is not in the range"]),
         (["run", "{file}", "--executor", "loacl"], ["no executor called 'loacl'", "'local'"]),
         (["run", "{file}", "--set", "model.dmi=3"], ["no option 'dmi'", "Did you mean 'dim'?"]),
-        (["run", "{file}", "--plugin", "{out}/no.py"], ["no.py", "does not exist"]),
+        (["run", "{file}", "--plugin", "{out}/no.py"], ["no.py", "this is not a file"]),
         (["plan", "{file}", "--jsn"], ["No such option", "'--json'"]),
         (["status", "tinny"], ["study 'tinny' has not been run", "Did you mean 'tiny'?"]),
         (["report", "tinny"], ["study 'tinny' has not been run", "Did you mean 'tiny'?"]),
@@ -1036,7 +1036,6 @@ def test_list_and_show_agree(tmp_path: Path) -> None:
     assert max(map(len, shown)) <= 80 and "..." not in shown[0] and shown[0].split() == ["slot", "name", "summary"]
     assert shown[-1] == "columns: slot, name, origin, target, summary"
     assert vitlab.list_components("norm")["slot"].tolist() == ["norm"] * len(registry.slot("norm").names())
-    assert repr(registry.slot("norm")).startswith("<Slot norm: ") and "layernorm" in repr(registry.slot("norm"))
     code, printed, err = call("list")
     assert (code, err) == (0, "") and [line.split()[0] for line in printed.splitlines()] == [
         *registry.SLOT_MODULES,

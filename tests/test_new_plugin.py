@@ -104,7 +104,7 @@ for slot in {others!r}:
     assert str(registry.slot(slot).find("acme")[1]) == f"acme-{{slot}} 0.1.0"
     _, plan = lab.plan_study(f"acme-{{slot}}/studies/acme.yaml")
     print(slot, len(plan.arms), sum(bool(arm.skip) for arm in plan.arms))
-print("ran", run_smoke_test("acme-executor/studies/acme.yaml", changes=dict(design=None)))
+print("ran", run_smoke_test("acme-executor/studies/acme.yaml", out="runs", changes=dict(design=None)))
 """
     printed = python(script, tmp_path / "site", tmp_path)
     assert printed.splitlines() == [*(f"{slot} 2 0" for slot in others), "ran 1"]

@@ -278,7 +278,7 @@ def test_invalid_plugin_files_are_refused(tmp_path: Path) -> None:
         registry.load_file(tmp_path / "exits.py")
 
 
-OWN = "from torch import nn\nfrom vitlab.plugin import *\n@{slot}.register('own')\nclass Own({base}):\n    ''' '''\n"
+OWN = "from torch import nn\nfrom vitlab.plugin import *\n@{slot}.register('own')\nclass Own({base}):\n    'An example.'\n"
 
 
 @pytest.mark.parametrize(

@@ -92,11 +92,11 @@ def _rename_study(file: Path, name: str) -> str:
 @new_command.command()
 @click.argument("name")
 @click.option("--slot", required=True, shell_complete=complete_slot, help=f"What it offers: {', '.join(SLOT_MODULES)}.")
-@click.option("--component", default="", help="Its name in study files; by default the first word of NAME.")
+@click.option("--component", help="Its name in study files; by default the first word of NAME.")
 @click.option(
     "--out", type=FOLDER, default=Path(), show_default="here", help="Folder in which the folder NAME is made."
 )
-def plugin(name: str, slot: str, component: str, out: Path) -> list[str]:
+def plugin(name: str, slot: str, component: str | None, out: Path) -> list[str]:
     """Write a package with a component.
 
     NAME is its name, such as acme-vit. It has a component for --slot, its test, a study, CI and a README.
@@ -144,7 +144,7 @@ def _option(name: str, field: Schema, required: Collection[str]) -> str:
     return f"{name}: {kind}{' (required)' if name in required else value}"
 
 
-def write_plugin(name: str, slot: str, *, component: str = "", out: Path = Path()) -> Path:
+def write_plugin(name: str, slot: str, *, component: str | None = None, out: Path = Path()) -> Path:
     """Write a package with a component for a slot, and return its folder.
 
     Raises:
@@ -152,7 +152,7 @@ def write_plugin(name: str, slot: str, *, component: str = "", out: Path = Path(
     """
     slot_module_name(slot)  # raises for a name that no slot has
     _require_free_package_name(name)
-    component = component or name.partition("-")[0]
+    component = name.partition("-")[0] if component is None else component
     _require_free_component_name(component, slot)
     folder = out / name
     if folder.exists() or folder.is_symlink():
