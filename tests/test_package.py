@@ -228,8 +228,8 @@ ONLY_WITH = {
     "np.load": ("allow_pickle", False),
     "numpy.load": ("allow_pickle", False),
 }
-ITS_OWN = {"vitlab/testing/__init__.py": "pickle.loads"}
-"""Where what is unpickled was pickled on the same line."""
+ITS_OWN = {"vitlab/testing/__init__.py": ["pickle.loads"], "vitlab/registry/file_loader.py": ["exec", "compile"]}
+"""Where what is unpickled was pickled on the same line, and where a file of --plugin is run, which a user has named."""
 
 
 def risks(source: str) -> list[str]:
@@ -248,7 +248,7 @@ def test_no_file_is_read_by_unsafe_loader() -> None:
     for file in (path for room in ("vitlab", "plugins", "docs") for path in (ROOT / room).rglob("*.py")):
         if "tests" not in file.parts:
             place = str(file.relative_to(ROOT))
-            assert [risk for risk in risks(file.read_text()) if risk != ITS_OWN.get(place)] == [], place
+            assert [risk for risk in risks(file.read_text()) if risk not in ITS_OWN.get(place, ())] == [], place
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ _plugins = partial(
     "--plugin",
     "plugins",
     multiple=True,
-    type=PATH,
+    type=FILE,
     help="A Python file that registers components.",
 )
 plugin_option = _plugins()
