@@ -41,7 +41,7 @@ from vitlab.regression import check
 from vitlab.regression.baseline import Trace, read_baseline, write_baseline
 from vitlab.regression.decide import Finding
 from vitlab.regression.facts import train_trace
-from vitlab.regression.gate import check_learning
+from vitlab.regression.gate import check_learning, doubt_if_guessed
 from vitlab.report import api
 from vitlab.runner import circumstances
 from vitlab.spec.tree import parse_as
@@ -80,10 +80,13 @@ def vitlab(folder: Path, *words: str) -> Any:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def no_report() -> Iterator[None]:
-    """Skip reports, which cost more than these trainings and do not affect the gate."""
+def short_trainings() -> Iterator[None]:
+    """Skip reports, which cost more than these trainings, and the doubt in models that have learned as little."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitlab.report.write", lambda *_: [])
+        patch.setattr("vitlab.regression.gate.doubt_if_guessed", lambda cell, *_: cell)
+        patch.setattr("vitlab.regression.check.rev_parse", lambda *_: "")  # temporary folders may be in a repository
+        patch.setattr("vitlab.regression.baseline.rev_parse", lambda *_: "")
         yield
 
 
@@ -93,7 +96,7 @@ def accepted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gate")
     write(folder)
     done = vitlab(folder, "--accept", "--reason", "the first")
-    assert done.exit_code == 0 and "it, and commit it." in done.stdout and "which drop is found" in done.stdout
+    assert done.exit_code == 0 and "it, and commit it." in done.stdout and "which regression is found" in done.stdout
     return folder
 
 
@@ -101,7 +104,7 @@ def test_unchanged_code_passes_exactly(accepted: Path) -> None:
     done = vitlab(accepted, "--json", "--tier", "exact", "--tier", "statistical")
     document = json.loads(done.stdout)
     assert done.exit_code == 0 and document["verdict"] == "pass"
-    assert {(cell["verdict"], cell["reason"], cell["drop"]) for cell in document["cells"]} == {
+    assert {(cell["verdict"], cell["reason"], cell["worse_by"]) for cell in document["cells"]} == {
         ("pass", "identical", 0.0)
     }
     assert {cell["arm"] for cell in document["cells"]} == {"baseline", "position=none"}
@@ -247,6 +250,7 @@ def test_changed_option_is_named_although_trials_fail(accepted: Path, monkeypatc
         raise TrialFailed("2 trials failed, so the gate has no verdict.")
 
     monkeypatch.setattr(check, "_train_missing", failing)
+    monkeypatch.setattr(check, "rev_parse", lambda *_: "a commit")
     tiers = ("--tier", "exact", "--tier", "statistical")
     done = vitlab(accepted, *tiers, "--set", "train.optimizer.weight_decay=0.3", "--set", "seeds=1")
     assert "2 trials failed, so the gate has no verdict." in done.stdout
@@ -255,7 +259,7 @@ def test_changed_option_is_named_although_trials_fail(accepted: Path, monkeypatc
     assert done.exit_code == 1 and "train.optimizer.weight_decay: 0.05 -> 0.3" in done.stdout
     shown = " ".join(done.stdout.split())
     looked, accepted_by = (
-        shown.index("see what has changed by 'git diff COMMIT', with the commit that"),
+        shown.index("see what has changed since by 'git diff $(git log -1 --format=%h --"),
         shown.index("If the change is meant, accept"),
     )
     assert shown.index("0.05 -> 0.3") < looked < accepted_by, "acceptance is the last thing to try"
@@ -267,7 +271,7 @@ def test_acceptance_is_advised_only_where_baseline_is_compared(accepted: Path, m
     monkeypatch.setattr(check.gate, "check_learning", lambda *_: [failing])
     tiers = ("--tier", "exact", "--tier", "learning", "--set")
     same, other = (vitlab(accepted, *tiers, f"train.optimizer.weight_decay={decay}") for decay in (0.05, 0.3))
-    assert same.exit_code == other.exit_code == 1 and "see what has changed" in " ".join(same.stdout.split())
+    assert same.exit_code == other.exit_code == 1 and "git" not in same.stdout, "there is no repository"
     assert "accept it" in " ".join(other.stdout.split()) and "accept it" not in " ".join(same.stdout.split())
 
 
@@ -279,7 +283,7 @@ def test_untrained_arm_is_detected(accepted: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Training, "learning_rate", lambda self, step: 0.0)
     findings = list(check_learning(plan, (), Watch()))
     assert [item.verdict for item in findings] == ["regressed"]
-    assert "validation loss went from" in findings[0].sentence
+    assert "validation loss does not fall in" in findings[0].sentence
 
 
 def test_arm_whose_loss_falls_to_the_loss_of_guesses_has_not_learnt(
@@ -309,28 +313,58 @@ def test_acceptance_warns_of_arms_that_learn_too_little(accepted: Path, monkeypa
     assert "learning" not in vitlab(accepted, *baseline, "--tier", "exact").stdout
 
 
-@pytest.mark.parametrize("damage", ["form: [1", "study: 7", ""])
-def test_damaged_baseline_is_refused_with_its_remedy(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize(
+    ("damage", "fault"),
+    [
+        ("form: 1\nstudy: [1\naccepted: []", r"gate\.baseline\.yaml:3: not YAML"),
+        ("form: 1\n\tstudy: s", r"gate\.baseline\.yaml:2: not YAML"),
+        (b"form: 1\nstudy: \xff", r"gate\.baseline\.yaml: not YAML"),
+        ("study: 7", "'accepted' is missing"),
+        ("", "a mapping"),
+    ],
+)
+def test_damaged_baseline_is_refused_with_its_line_and_remedy(
+    tmp_path: Path, damage: str | bytes, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path)
-    (tmp_path / "gate.baseline.yaml").write_text(damage)
-    with pytest.raises(UserError, match=r"git checkout -- .*gate\.baseline\.yaml; or delete it and accept"):
+    (tmp_path / "gate.baseline.yaml").write_bytes(damage if isinstance(damage, bytes) else damage.encode())
+    with pytest.raises(UserError, match=fault) as error:
+        vitlab(tmp_path, "--plan")
+    assert "damaged; delete it and accept" in str(error.value) and "git" not in str(error.value)
+    assert "while scanning" not in str(error.value) and "<unicode string>" not in str(error.value)
+    monkeypatch.setattr("vitlab.regression.baseline.rev_parse", lambda *_: "a commit")
+    with pytest.raises(UserError, match=r"git checkout HEAD -- .*gate\.baseline\.yaml', or delete it and accept"):
         vitlab(tmp_path, "--plan")
 
 
 def test_baseline_of_another_version_is_not_called_damaged(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "gate.baseline.yaml").write_text("form: 7")
-    with pytest.raises(UserError, match="written by another version of vitlab") as error:
+    with pytest.raises(UserError, match="another version of vitlab; check with that, or delete it and accept") as error:
         vitlab(tmp_path, "--plan")
     assert "damaged" not in str(error.value)
 
 
-def test_command_that_restores_a_baseline_quotes_its_path(tmp_path: Path) -> None:
+def test_command_that_restores_a_baseline_quotes_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitlab.regression.baseline.rev_parse", lambda *_: "a commit")
     file = tmp_path / "my gate.yaml"
     file.write_text("")
     with pytest.raises(UserError) as error:
         read_baseline(file)
-    assert f"git checkout -- {shlex.quote(str(file))}" in str(error.value)
+    assert f"git checkout HEAD -- {shlex.quote(str(file))}" in str(error.value)
+
+
+def test_arm_that_learned_nothing_does_not_pass_after_the_whole_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It equals its baseline to the bit, and its accuracy is a tenth."""
+    monkeypatch.setattr(check.gate, "doubt_if_guessed", doubt_if_guessed)
+    write(tmp_path, design=None, check={"on_inconclusive": "fail"})
+    words = ("--tier", "statistical", "--set", "train.optimizer.lr=1e-12")
+    assert vitlab(tmp_path, *words, "--accept", "--reason", "r").exit_code == 0
+    done = vitlab(tmp_path, *words)
+    assert done.exit_code == 5 and "0 of 1 checks pass" in done.stdout and "identical" not in done.stdout
+    assert "the arm may have learned nothing" in " ".join(done.stdout.split())
 
 
 def test_cost_is_no_tier_of_a_study_without_limits(accepted: Path) -> None:
@@ -459,8 +493,8 @@ def test_contradictory_settings_are_refused(accepted: Path, tmp_path: Path) -> N
         (("--reason", "x"), "--reason needs --accept"),
         (("--plan", "--workflow"), "exclude each other"),
         (("--plan", "--json"), "do no check"),
-        ((), "the baseline does not exist; write it with 'vitlab check .*gate.yaml --out .* --accept --reason TEXT'"),
-        (("--plan",), "write it with 'vitlab check .*gate.yaml .*--accept --reason TEXT'"),
+        ((), "the baseline does not exist; write it: vitlab check .*gate.yaml --out .* --accept --reason TEXT"),
+        (("--plan",), "write it: vitlab check .*gate.yaml .*--accept --reason TEXT"),
         (baseline, "is the baseline of study 'gate'"),
     ]:
         with pytest.raises(UserError, match=message):

@@ -15,6 +15,7 @@ import yaml
 from scipy import stats
 
 from vitlab.errors import UserError
+from vitlab.planning.values import MetricFacts, Plan
 from vitlab.regression.baseline import (
     ArmFacts,
     Baseline,
@@ -41,9 +42,16 @@ from vitlab.regression.decide import (
 )
 from vitlab.regression.decide import judge_family as judge_all
 from vitlab.regression.facts import compare_facts
-from vitlab.regression.gate import CheckResult, outlook, pair_cells, second_look_seeds, train_and_judge
+from vitlab.regression.gate import (
+    CheckResult,
+    doubt_if_guessed,
+    outlook,
+    pair_cells,
+    second_look_seeds,
+    train_and_judge,
+)
 from vitlab.regression.phrasing import render_check, render_json, render_junit, render_outlook
-from vitlab.spec import Study
+from vitlab.spec import Analysis, Study
 from vitlab.statistics import replicates
 from vitlab.statistics.replicates import values_to_array
 
@@ -106,7 +114,7 @@ def test_three_verdicts() -> None:
     near = judge([pair(old, [value + e for value, e in zip(old, (0.1, -0.1, 0.2, -0.2, 0.05), strict=True)])])[0]
     worse = judge([pair(old, [value - 5 + e for value, e in zip(old, (0.1, -0.1, 0.2, -0.2, 0), strict=True)])])[0]
     noisy = judge([pair(old, [value + e for value, e in zip(old, (9, -9, 8, -8, -1), strict=True)])])[0]
-    assert (same.verdict, same.reason, same.drop) == ("pass", "identical", 0.0)
+    assert (same.verdict, same.reason, same.worse_by) == ("pass", "identical", 0.0)
     assert near.verdict == "pass" and near.worst < 2
     assert worse.verdict == "regressed" and worse.p_adjusted < 0.05
     assert noisy.verdict == "inconclusive"
@@ -122,7 +130,7 @@ def test_drops_within_margin_pass() -> None:
     within = judge([pair(old, new, margin=2.0, min_abs=1.0)])[0]
     assert within.p_adjusted < 0.001 and within.verdict == "pass" and "significant" in within.reason
     beyond = judge([pair(old, new, margin=0.4, min_abs=1.0)])[0]
-    assert beyond.verdict == "inconclusive" and "too small to count" in beyond.reason
+    assert beyond.verdict == "inconclusive" and "worse, but by less than min_abs" in beyond.reason
     assert judge([pair(old, new, margin=0.4, min_abs=0.4)])[0].verdict == "regressed"
 
 
@@ -135,7 +143,7 @@ def test_zero_spread_uses_metric_quantum_or_signs() -> None:
     (signs,) = judge([pair(old, lower, margin=0.01, min_abs=0.01)])
     assert signs.test == "sign flip" and signs.p == 0.125 and signs.verdict == "inconclusive"
     (better,) = judge([pair(lower, old, margin=0.01, min_abs=0.01)])
-    assert better.verdict == "pass" and better.drop < 0
+    assert better.verdict == "pass" and better.worse_by < 0
 
 
 def test_undecided_cell_gives_reason() -> None:
@@ -144,7 +152,9 @@ def test_undecided_cell_gives_reason() -> None:
     assert "no seed" in judge([pair([1, 2, 3], [])])[0].reason
     (refused,) = judge([pair([1, 2, 3], [1, 2, 3], refused="its data was a and is b")])
     assert refused.verdict == "inconclusive" and refused.reason == "its data was a and is b"
-    assert all(math.isnan(number) for number in (refused.old, refused.new, refused.drop)), "no difference of two data"
+    assert all(math.isnan(number) for number in (refused.old, refused.new, refused.worse_by)), (
+        "no difference of two data"
+    )
     (one,) = judge([pair([1, 2, 3], [1, 2], lost=(0, 1))])
     (two,) = judge([pair([1, 2, 3], [1], lost=(0, 2))])
     assert (one.verdict, two.verdict) == ("inconclusive", "inconclusive"), "a majority of three seeds is no test"
@@ -355,7 +365,9 @@ def test_outlook_is_for_seeds_of_file() -> None:
     units = {"accuracy": "share"}
     table = render_outlook(cells, units, "md")
     drop = detectable_drop(3, float(sd), 2 * float(sd), float(sd), 0.05, 2)
-    row = f"| a | val accuracy (%) | 3 | 1.414 | 2.828 | 49 % | 5 | {100 * drop:.4g} |"
+    both = [chance_to_pass(n, float(sd), 2 * float(sd), 0.05) ** 2 for n in range(3, 20)]  # of two cells alike
+    needs = 3 + next(place for place, chance in enumerate(both) if chance >= 0.8)
+    row = f"| a | val accuracy (%) | 3 | 1.414 | 2.828 | 49 % | {needs} | {100 * drop:.4g} |"
     assert "Warning" in table and "less than 80 %" in table and row in table
     assert "Warning" not in render_outlook([replace(cell, chance=0.99) for cell in cells], units, "md")
     assert "| over 200 |" in render_outlook([replace(cell, needs=None) for cell in cells], units, "md")
@@ -541,7 +553,7 @@ def test_junit_counts_failures() -> None:
     assert suite.attrib | {"tests": "4", "failures": "1", "skipped": "1", "errors": "0"} == suite.attrib
     assert len(suite.findall("testcase")) == 4
     assert [case.get("classname") for case in suite if case.find("failure") is not None] == ["a|b"]
-    assert [case.get("time") for case in suite] == [None, None, "1.500", None]
+    assert [case.get("time") for case in suite] == ["1.500", None, None, None]
     (skipped,) = suite.iter("skipped")
     assert "a drop <of 1>" in str(skipped.get("message"))
 
@@ -551,7 +563,7 @@ def test_markdown_keeps_table_and_json_is_valid(monkeypatch: pytest.MonkeyPatch)
     rows = [line for line in text_out.splitlines() if line.startswith("|")]
     assert {line.replace("\\|", "").count("|") for line in rows} == {11}
     assert "2 of 4 checks pass" in text_out and r"\<of 1>" in text_out and "A note." in text_out
-    assert json.loads(render_json(CHECKED))["cells"][1]["drop"] is None
+    assert json.loads(render_json(CHECKED))["cells"][1]["worse_by"] is None
     monkeypatch.setenv("COLUMNS", "80")
     terminal = render_check(CHECKED, "terminal")
     assert max(map(len, terminal.splitlines())) <= 80 and not set("|*#\\") & set(terminal.replace("a|b", ""))
@@ -574,7 +586,41 @@ def test_shares_are_in_points_and_json_keeps_fractions() -> None:
     assert "| a | val loss | regressed | 1 | 1.1 | 0.1 | 0.15 |" in shown
     assert "val loss: 1 -> 1.1 over 4 seeds, worse by 0.1 (" in shown
     assert "over 4 seeds, worse by 0.1 (" in render_junit(result)
-    assert json.loads(render_json(result))["cells"][0]["drop"] == 0.1
+    assert json.loads(render_json(result))["cells"][0]["worse_by"] == 0.1
+
+
+def test_zero_has_no_sign_where_lower_is_better() -> None:
+    [cell] = judge([replace(pair([0.0, 0.0, 0.0], [0.0, 0.0, 0.0]), goal="min")])
+    assert not any(math.copysign(1.0, number) < 0 for number in (cell.old, cell.new, cell.worse_by))
+    assert "-0" not in render_check(replace(CHECKED, cells=(cell,)), "md")
+    # Equal means of other seeds, but for rounding.
+    [cell] = judge([replace(pair([0.1, 0.2, 0.3], [0.3, 0.1, 0.2]), goal="min")])
+    assert cell.worse_by == 0.0
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "verdict"),
+    [
+        ("accuracy", 44 / 360, "inconclusive"),
+        ("accuracy", 48 / 360, "pass"),
+        ("loss", 2.3026, "inconclusive"),
+        ("loss", 2.30, "pass"),
+        ("own", 0.0, "pass"),
+    ],
+)
+def test_cell_no_better_than_guesses_does_not_pass(metric: str, value: float, verdict: str) -> None:
+    """Of guesses of 360 images of ten classes, 5 % are beyond the quantile of the binomial distribution."""
+    assert 44 < stats.binom.isf(0.05, 360, 0.1) < 48
+    metrics = {
+        "accuracy": MetricFacts("max", "share", (0.0, 1.0), 1.0, {"a": 0.1}),
+        "loss": MetricFacts("min", "number", (0.0, None), 0.0, {"a": math.log(10)}),
+        "own": MetricFacts("max", "number", (None, None)),
+    }
+    plan = Plan("s", "", (), (), Analysis(), metrics=metrics)
+    cell = Cell("a", f"val/{metric}", "pass", "identical", 3, "identical", value, value, 0.0)
+    doubted = doubt_if_guessed(cell, plan, 1 / 360 if metric == "accuracy" else 0.0)
+    assert doubted.verdict == verdict and ("guesses reach" in doubted.reason) == (verdict != "pass")
+    assert doubt_if_guessed(replace(cell, verdict="regressed"), plan, 0.0).verdict == "regressed"
 
 
 def test_settings_are_checked_like_rest_of_file() -> None:
@@ -656,7 +702,7 @@ def test_collapsed_majority_of_three_is_found_and_whole_drop_is_none() -> None:
     (two,) = judge([pair(sound, [0.1, 0.11, 0.9], margin=1.0)])
     assert (two.broken, two.collapsed) == ((0, 2), (0, 2))
     (whole,) = judge([pair(sound, [0.1, 0.11, 0.095], margin=0.02, min_abs=0.01)])
-    assert whole.broken == (0, 0) and whole.verdict == "regressed" and whole.drop == pytest.approx(0.9 - 0.305 / 3)
+    assert whole.broken == (0, 0) and whole.verdict == "regressed" and whole.worse_by == pytest.approx(0.9 - 0.305 / 3)
     # Where every fifth training collapses, those of one arm of twenty may do so by chance.
     sides_SN = 0.9 + 0.01 * np.random.default_rng(0).normal(size=(38, 3))
     sides_SN[:, 2] = 0.1
@@ -713,5 +759,5 @@ def test_collapsed_seed_of_baseline_does_not_hide_drop(collapsed: tuple[int, ...
     assert (verdict(other).test == "identical") is (not collapsed), "equal but for collapsed seeds is not identical"
     assert verdict(old).test == "identical"
     lost, kept = verdict(same - 0.1), verdict(same)
-    assert lost.verdict == "regressed" and 0.08 < lost.drop < 0.12 and lost.collapsed[0] == len(collapsed)
+    assert lost.verdict == "regressed" and 0.08 < lost.worse_by < 0.12 and lost.collapsed[0] == len(collapsed)
     assert kept.verdict == "pass" and kept.margin < 0.03

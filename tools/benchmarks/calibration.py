@@ -210,8 +210,8 @@ def gate_page(count: int, draws: np.random.Generator, worst: list[float]) -> str
     text = (
         f"Verdicts of the gate with its default margin, in percent: regressed / pass ({count:,} simulated studies a "
         "cell; Gaussian seeds, none shared with the baseline). Of several arms, one has "
-        "changed: losses are judged by its verdict, the other columns by that of the study. In the last column, one seed "
-        "of the baseline has collapsed.\n\n"
+        "changed: the columns of changed means (in standard deviations of a seed) have its verdict, the others the study's. "
+        "In the last column, one seed of the baseline has collapsed.\n\n"
     )
     return text + markdown(["seeds", "arms", *CHANGES], rows)
 

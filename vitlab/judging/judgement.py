@@ -136,7 +136,9 @@ def judge(
     if remarks.of_options:  # an analysis cannot hold a wrong option
         raise remarks.error()
     analysis = Analysis(metric=column, goal=goal or "max", alpha=alpha, over_blocks=over_blocks)
-    if block is not None and (fault := _why_no_block_average(analysis, scale, trainings)):
+    low = None if trainings.frame["value"].min() < 0 else 0.0
+    unit, bounds = (scale.unit, (low, None)) if scale.whole is None else ("share", scale.bounds)
+    if block is not None and (fault := why_no_block_average(analysis, unit, bounds)):
         remarks.of_options.append(f"--over-blocks: {fault}")
     if remarks.of_options or remarks.of_table:
         raise remarks.error()
@@ -204,13 +206,6 @@ def _read_results(results: pd.DataFrame | str | Path, columns: Columns, remarks:
     remarks.source = table.source
     remarks.notes += table.notes
     return table
-
-
-def _why_no_block_average(analysis: Analysis, scale: ColumnUnit, trainings: Trainings) -> str:
-    """Return why the differences of blocks cannot be averaged; empty if they can."""
-    if scale.whole is not None:
-        return why_no_block_average(analysis, "share", scale.bounds)
-    return why_no_block_average(analysis, scale.unit, (None if trainings.frame["value"].min() < 0 else 0.0, None))
 
 
 def _make_plan(

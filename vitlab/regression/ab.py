@@ -20,6 +20,7 @@ from vitlab.identity.trial import hash_of
 from vitlab.regression import gate
 from vitlab.regression.check import CheckRequest, changes_for_own_study, refuse_tuning
 from vitlab.regression.checkout import Revision, checkout, resolve_revisions, uncommitted_files
+from vitlab.regression.cost import judge_costs
 from vitlab.regression.decide import Finding
 from vitlab.regression.decide import Verdict as CheckVerdict
 from vitlab.report.api import open_study
@@ -53,7 +54,7 @@ def compare_revisions(
     if study is None or problems:
         raise SpecError(problems)
     refuse_tuning(study, request.file)
-    metric, sides, findings, costs = study.analysis.metric, [], [], []
+    metric, sides, findings, costs = study.analysis.metric, [], [], list[Finding]()
     changed = ", ".join(uncommitted_files(request.file))
     remarks = [f"Uncommitted changes of {changed} are in neither commit; 'git commit -a' adds them."] if changed else []
     with ExitStack() as stack:
@@ -110,10 +111,7 @@ def compare_revisions(
                 sentence = answer if answer.startswith(verdict) else f"{verdict}: {answer}"
                 findings.append(Finding(arm, metric, VERDICTS.get(verdict, "pass"), sentence, row["wall_s"]))
             if study.check.cost is not None:
-                request.watch.say(
-                    f"measuring the costs of {format_count(len(reached), 'arm')} by both commits in turns"
-                )
-                costs = gate.judge_costs(study, old, new, reached, request.study_arguments)
+                costs = [*judge_costs(study, old, new, reached, request.study_arguments, request.watch)]
     same = [Finding(arm, metric, "pass", OUT_OF_REACH) for arm in after if arm not in reached]
     report = replace(
         report,

@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from vitlab._version import __version__
 from vitlab.errors import UserError
+from vitlab.planning.study_folder import rev_parse
 from vitlab.spec.choice import Frozen
 from vitlab.spec.mistakes import mistakes_in
 from vitlab.store.files import write_bytes
@@ -94,18 +95,19 @@ def read_baseline(file: Path, advice: str = "") -> Baseline:
     """Read a baseline; a file that is missing, which ``advice`` is about, or another one, raises UserError."""
     if not file.is_file():
         raise UserError(f"{file}: the baseline does not exist{advice}")
+    data, remedy = file.read_bytes(), "delete it and accept the results of the code again"
     try:
-        return Baseline.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        faults = [f"not YAML: {' '.join(str(error).split())}"]
+        return Baseline.model_validate(yaml.safe_load(data))
     except ValidationError as error:
         if "form" in error.errors()[0]["loc"]:
-            raise UserError(f"{file}: written by another version of vitlab; check with that, or accept again") from None
-        faults = [mistake.message.strip() for mistake in mistakes_in(error, Baseline)]
-    remedy = (
-        f"restore it: git checkout -- {shlex.quote(str(file))}; or delete it and accept the results of the code again"
-    )
-    raise UserError(*(f"{file}: {fault}" for fault in faults), f"{file}: damaged; {remedy}")
+            raise UserError(f"{file}: written by another version of vitlab; check with that, or {remedy}") from None
+        faults = [f"{file}: {mistake.message.strip()}" for mistake in mistakes_in(error, Baseline)]
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        faults = [f"{file}{f':{mark.line + 1}' if mark else ''}: not YAML"]
+    if rev_parse(file.parent, "HEAD"):
+        remedy = f"restore it by 'git checkout HEAD -- {shlex.quote(str(file))}', or {remedy}"
+    raise UserError(*faults, f"{file}: damaged; {remedy}")
 
 
 def write_baseline(file: Path, baseline: Baseline) -> None:

@@ -11,10 +11,12 @@ from vitlab.driver.planning import count_costs, ensure_data_identities
 from vitlab.driver.session import Watch
 from vitlab.errors import Problem, SpecError, TrialFailed, UserError, format_count
 from vitlab.identity.code import imported_requirements
+from vitlab.planning.study_folder import rev_parse
 from vitlab.planning.values import Plan
 from vitlab.regression import TIERS, Tier, gate
 from vitlab.regression.baseline import Baseline, Values, read_baseline, update_baseline, write_baseline
 from vitlab.regression.checkout import Revision, checkout, resolve_commit, uncommitted_files
+from vitlab.regression.cost import judge_costs
 from vitlab.regression.decide import Cell, Finding, worst_verdict
 from vitlab.regression.facts import compare_facts, compute_facts
 from vitlab.regression.gate import CheckResult, Outlook
@@ -40,7 +42,7 @@ class CheckRequest:
     @property
     def accept_command(self) -> str:
         """The command that messages advise."""
-        return f"'{self.command} --accept --reason TEXT'"
+        return f"{self.command} --accept --reason TEXT"
 
     @property
     def study_arguments(self) -> dict[str, object]:
@@ -66,29 +68,24 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
         tiers = [tier for tier in tiers if tier != "cost"]
     if "cost" in tiers and not baseline.commit:
         raise UserError(
-            f"{request.baseline} names no commit that costs are measured beside; add it with {request.accept_command}"
+            f"{request.baseline} names no commit that costs are measured beside; add it: {request.accept_command}"
         )
     request.watch.say(f"{study.study}: {', '.join(tiers)}")
     findings: list[Finding] = []
     cells: list[Cell] = []
-    installed = _installed_versions()
-    imported = [imported_requirements(planned.trial.spec) for planned in plan.first_trials.values()]
-    here, then = dict(ChainMap(*imported, installed)), {} if baseline.values is None else baseline.values.versions
-    notes = []
-    if recorded := gate.differing_versions(then, here):
-        differing = gate.differing_versions(here, then)
-        notes.append(f"the baseline was trained under {recorded}, and this environment has {differing}")
+    notes = _note_other_versions(plan, baseline)
     if "exact" in tiers and baseline.facts is not None:
         new_facts = compute_facts(plan, count_costs(plan, request.file), request.plugins, request.watch)
         findings += compare_facts(baseline.facts, new_facts)
     if "learning" in tiers:
         findings += gate.check_learning(plan, request.plugins, request.watch)
     if "statistical" in tiers and baseline.values is not None:
-        pinned = _pinned_versions(request, study, installed)
+        pinned = _pinned_versions(request, study)
         try:
             cells, counts, more_notes = gate.train_and_judge(
                 study, baseline.values, lambda seeds, arms: _train_missing(request, study, seeds, arms, pinned)
             )
+            cells = [gate.doubt_if_guessed(cell, plan, baseline.values.quanta.get(cell.metric, 0.0)) for cell in cells]
             findings, notes = [*findings, *counts], [*notes, *more_notes]
         except TrialFailed as failed:
             if worst_verdict(finding.verdict for finding in findings) not in ("differs", "regressed"):
@@ -100,16 +97,17 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
         commit, arms = resolve_commit(baseline.commit), [*plan.first_trials]
         with checkout(commit, f"the baseline's commit {commit[:7]}", request.out, request.plugins) as old:
             this_code = Revision("this code", request.plugins)
-            findings += gate.judge_costs(study, old, this_code, arms, request.study_arguments)
+            findings += judge_costs(study, old, this_code, arms, request.study_arguments, request.watch)
     result = gate.summarize_checks(study, findings, cells, notes)
     if result.verdict in ("differs", "regressed"):
         own_study = str(changes_for_own_study("check", request, study)["study"])
         report = shlex.join(["vitlab", "report", own_study, *Store(request.out.resolve()).out_option])
-        notes += [
-            "if the baseline is committed, see what has changed by 'git diff COMMIT', with the commit that "
-            f"'git log -1 --format=%h -- {shlex.quote(str(request.baseline))}' prints",
-            *[f"see the trainings of the check by '{report}'"] * bool(cells),
-        ]
+        if rev_parse(request.baseline.parent, "HEAD"):
+            notes.append(
+                "if the baseline is committed, see what has changed since by "
+                f"'git diff $(git log -1 --format=%h -- {shlex.quote(str(request.baseline))})'"
+            )
+        notes += [f"see the trainings of the check by '{report}'"] * bool(cells)
         by_baseline = {cell.verdict for cell in cells} | {item.verdict for item in findings if item.check != "learning"}
         if by_baseline & {"differs", "regressed"}:
             notes.append(f"if the change is meant, accept it: {request.accept_command}")
@@ -126,15 +124,15 @@ def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) ->
     commit = "" if study.check.cost is None else resolve_commit("HEAD")
     if commit and (changed := uncommitted_files(request.baseline)):
         raise UserError(
-            f"{', '.join(changed)}: not committed, and check.cost measures beside a commit; run 'git commit -a', then "
-            "the same command again"
+            f"{', '.join(changed)}: not committed, and check.cost measures beside a commit; run 'git commit "
+            "-a', then the same command again"
         )
     old = _read_baseline(request) if request.baseline.exists() else Baseline(study=study.study, accepted=())
     facts = compute_facts(plan, count_costs(plan, request.file), request.plugins, request.watch)
     learning = [*gate.check_learning(plan, request.plugins, request.watch)] if "learning" in tiers else []
     values = None
     if "statistical" in tiers:
-        pinned = _pinned_versions(request, study, _installed_versions())
+        pinned = _pinned_versions(request, study)
         values = _train_missing(request, study, gate.second_look_seeds(study), (), pinned)
     write_baseline(request.baseline, update_baseline(old, facts, values, reason, commit))
     return [f"Warning: {item.arm}: learning: {item.sentence}" for item in learning if item.verdict != "pass"]
@@ -157,8 +155,7 @@ def _read_study_and_baseline(request: CheckRequest, tiers: Sequence[Tier]) -> tu
         try:
             request.plan(request.changes)
         except SpecError as mistakes:
-            more = [Problem("", 0, 0, sentence) for sentence in error.args]
-            raise SpecError([*mistakes.problems, *more]) from None
+            raise SpecError([*mistakes.problems, *error.mistakes]) from None
         raise
     try:
         return *_plan_with_data(request), baseline
@@ -174,7 +171,7 @@ def _read_study_and_baseline(request: CheckRequest, tiers: Sequence[Tier]) -> tu
 
 def _read_baseline(request: CheckRequest, tiers: Sequence[Tier] = ()) -> Baseline:
     """Read the baseline of a study, with the sections of tiers; without these, raise UserError."""
-    baseline = read_baseline(request.baseline, f"; write it with {request.accept_command}")
+    baseline = read_baseline(request.baseline, f"; write it: {request.accept_command}")
     name = read_document(request.file).data.get("study")
     if baseline.study != name:
         raise UserError(
@@ -183,7 +180,7 @@ def _read_baseline(request: CheckRequest, tiers: Sequence[Tier] = ()) -> Baselin
     sections = {"exact": baseline.facts, "statistical": baseline.values}
     if missing := [tier for tier, section in sections.items() if tier in tiers and section is None]:
         what = f"no section of the {' and '.join(missing)} tier"
-        raise UserError(f"{request.baseline} has {what}; add it from the current code with {request.accept_command}")
+        raise UserError(f"{request.baseline} has {what}; add it from the current code: {request.accept_command}")
     return baseline
 
 
@@ -197,6 +194,17 @@ def _plan_with_data(request: CheckRequest) -> tuple[Study, Plan]:
     return study, plan
 
 
+def _note_other_versions(plan: Plan, baseline: Baseline) -> list[str]:
+    """Return a note if the baseline was trained under other versions of what determines a trial's numbers."""
+    imported = [imported_requirements(planned.trial.spec) for planned in plan.first_trials.values()]
+    here, then = (
+        dict(ChainMap(*imported, _installed_versions())),
+        {} if baseline.values is None else baseline.values.versions,
+    )
+    recorded, differing = gate.differing_versions(then, here), gate.differing_versions(here, then)
+    return [f"the baseline was trained under {recorded}, and this environment has {differing}"] * bool(recorded)
+
+
 def _installed_versions() -> dict[str, str]:
     """Return the installed versions that determine a trial's numbers, without vitlab itself."""
     from vitlab.runner.circumstances import versions
@@ -204,11 +212,12 @@ def _installed_versions() -> dict[str, str]:
     return {name: version for name, version in versions().items() if name != "vitlab"}
 
 
-def _pinned_versions(request: CheckRequest, study: Study, installed: Mapping[str, str]) -> Mapping[str, str]:
+def _pinned_versions(request: CheckRequest, study: Study) -> Mapping[str, str]:
     """Return the versions that the gate's trials record; none if stored results have them, and can be reused."""
     _, plan = request.plan(changes_for_own_study("check", request, study, gate.second_look_seeds(study)))
     store, trials = Store(request.out.resolve()), (*(planned.trial for planned in plan.trials), *plan.prerequisites)
     recorded = gate.recorded_versions(store.folder(trial).result() for trial in trials)
+    installed = _installed_versions()
     return installed if gate.differing_versions(recorded, installed) else {}
 
 

@@ -96,8 +96,10 @@ def resolve_commit(name: str) -> str:
     commit = rev_parse(find_repository(), "--verify", "--quiet", f"{name}^{{commit}}")
     if not commit:
         raise UserError(
-            f"no commit '{name}' is here; get it by 'git fetch origin {shlex.quote(name)}', or in a shallow clone by "
-            "'git fetch --unshallow' (actions/checkout: fetch-depth: 0)"
+            "this repository has no commit yet; run 'git add' with your files, then 'git commit'"
+            if name == "HEAD"
+            else f"no commit '{name}' is here; get it by 'git fetch origin {shlex.quote(name)}', or in a shallow clone "
+            "by 'git fetch --unshallow' (actions/checkout: fetch-depth: 0)"
         )
     return commit
 
@@ -157,6 +159,10 @@ def checkout(
 
         _run_git("worktree", "add", "--detach", str(tree), commit)
         try:
+            if missing := ", ".join(str(plugin) for plugin in plugins if not moved(plugin).exists()):
+                raise UserError(
+                    f"{name} has no {missing}; commit it, then accept the baseline again, or compare later commits"
+                )
             before = [str(moved(part)) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
             variables = {**_subprocess_environment(), "PYTHONPATH": os.pathsep.join([str(site), *before])}
             revision = Revision(name, [moved(plugin) for plugin in plugins], environment=variables)

@@ -17,51 +17,50 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+from vitlab.driver.session import Watch
+from vitlab.errors import format_count
 from vitlab.regression.checkout import Revision
+from vitlab.regression.decide import Finding, Verdict
+from vitlab.report.phrasing import percent
+from vitlab.spec import Study
 
 QUANTITIES = ("time", "memory")
 SPARE_ROUNDS = 4  #: beyond the fewest that give an interval
 
 
-@dataclass(frozen=True)
-class CostRatio:
-    """The cost of an arm under a revision, as a multiple of its cost under an earlier one."""
+def judge_costs(
+    study: Study, old: Revision, new: Revision, arms: Sequence[str], request: Mapping[str, object], watch: Watch
+) -> Iterator[Finding]:
+    """Measure arms of a study under two revisions, and judge the limits of their costs; costs without a limit pass.
 
-    arm: str
-    quantity: str  #: time (seconds of a training image) or memory (peak bytes)
-    median: float
-    low: float  #: simultaneous interval
-    high: float
-    rounds: int
-
-
-def measure_costs(
-    old: Revision, new: Revision, arms: Sequence[str], request: Mapping[str, object], alpha: float
-) -> Iterator[CostRatio]:
-    """Measure arms of a study under two revisions, and yield the ratio of each arm and quantity.
-
-    ``request`` has ``file``, ``changes`` and ``out``, as for :func:`vitlab.run`; ``alpha`` is the error rate of all
-    intervals together.
+    ``request`` has ``file``, ``changes`` and ``out``, as for :func:`vitlab.run`.
     """
     from scipy.stats import quantile_test
 
+    alpha = study.check.alpha
     level = 1 - alpha / (len(arms) * len(QUANTITIES))
     rounds = math.ceil(-math.log2((1 - level) / 2)) + SPARE_ROUNDS
+    watch.say(f"cost: {rounds} rounds of {format_count(len(arms), 'arm')} by {old.name} and {new.name} in turns")
     ratios = defaultdict[tuple[str, str], list[float]](list)
     for number in range(rounds):
         for arm in arms:
             costs = {}
             for revision in (old, new) if number % 2 else (new, old):
-                study = json.dumps({**request, "plugins": revision.plugins}, default=str)
-                output = revision.run("-m", "vitlab.regression.cost", arm, study)
+                words = json.dumps({**request, "plugins": revision.plugins}, default=str)
+                output = revision.run("-m", "vitlab.regression.cost", arm, words)
                 costs[revision is new] = json.loads(output.splitlines()[-1])
             for quantity in QUANTITIES:
                 ratios[arm, quantity].append(costs[True][quantity] / costs[False][quantity])
     for (arm, quantity), values in ratios.items():
-        interval = quantile_test(values, p=0.5).confidence_interval(level)
-        yield CostRatio(arm, quantity, statistics.median(values), interval.low, interval.high, rounds)
+        ends, limit = quantile_test(values, p=0.5).confidence_interval(level), getattr(study.check.cost, quantity, None)
+        interval = f"simultaneous {percent(1 - alpha)} interval {ends.low:.3f} to {ends.high:.3f}"
+        sentence = f"{statistics.median(values):.3f} times as before ({interval}, {rounds} rounds in turns)"
+        verdict: Verdict = "pass"
+        if limit is not None:
+            verdict = "regressed" if ends.low > limit else "pass" if ends.high <= limit else "inconclusive"
+            sentence += f"{', which cannot tell' * (verdict == 'inconclusive')}; at most {limit:g} times is allowed"
+        yield Finding(arm, quantity, verdict, sentence)
 
 
 def measure_and_print(arm: str, text: str) -> None:

@@ -85,7 +85,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Cell:
-    """A judged cell.  ``drop`` is positive if the candidate is worse; NaN marks what was not computed."""
+    """A judged cell.  ``worse_by`` is positive if the candidate is worse; NaN marks what was not computed."""
 
     arm: str
     metric: str
@@ -95,9 +95,9 @@ class Cell:
     test: str
     old: float = NAN  #: means
     new: float = NAN
-    drop: float = NAN
-    se: float = NAN  #: standard error of the drop
-    worst: float = NAN  #: upper bound of the drop at level 1 - alpha
+    worse_by: float = NAN
+    se: float = NAN  #: standard error of ``worse_by``
+    worst: float = NAN  #: upper bound of ``worse_by`` at level 1 - alpha
     p: float = NAN
     p_adjusted: float = NAN
     margin: float = NAN
@@ -142,13 +142,13 @@ def judge_family(family: Sequence[Pair], alpha: float = 0.05) -> tuple[list[Cell
 
 
 def _make_cell(pair: Pair, judgements: JudgedCells, place: int, alpha: float) -> Cell:
-    names = ("pairs", "identical", "means", "se", "worst", "p", "p_adjusted", "broken", "seeds", "collapsed")
+    names = ("pairs", "identical", "means", "drop", "se", "worst", "p", "p_adjusted", "broken", "seeds", "collapsed")
     of_cell = {name: getattr(judgements, name)[0, place].tolist() for name in names}
     n, identical = of_cell["pairs"], of_cell["identical"]
     is_judged = not pair.refused and (identical or (n >= MIN_SEEDS and not pair.no_sample))
     by_t = is_judged and not identical and of_cell["se"] > 0
     # A refused cell has no means, such as of two data sets, which nobody should subtract.
-    old, new = (NAN if pair.refused else pair.sign * mean for mean in of_cell["means"])
+    old, new = (NAN if pair.refused else pair.sign * mean + 0.0 for mean in of_cell["means"])  # 0.0 in place of -0.0
     same: dict[str, Any] = {name: getattr(pair, name) for name in ("arm", "metric", "margin", "min_abs", "seconds")}
     same |= {name: of_cell[name] if is_judged else NAN for name in ("worst", "p", "p_adjusted")}
     same |= {name: tuple(of_cell[name]) for name in ("broken", "seeds", "collapsed")}
@@ -159,13 +159,18 @@ def _make_cell(pair: Pair, judgements: JudgedCells, place: int, alpha: float) ->
         test="none" if not is_judged else "identical" if identical else "paired t" if by_t else "sign flip",
         old=old,
         new=new,
-        drop=pair.sign * (old - new),
+        worse_by=NAN if pair.refused else of_cell["drop"],
         se=of_cell["se"] if by_t else NAN,
         alpha=alpha,
         family=int(judgements.family[0]),
         **same,
     )
-    more = _describe_lost_and_collapsed(cell) if judgements.has_more[0, place] else ""
+    more = ""
+    if judgements.has_more[0, place]:
+        kind = "were lost or collapsed" if any(cell.collapsed) else "diverged or have no finite value"
+        kind = "collapsed" if cell.collapsed == cell.broken else kind
+        (old, new), (seeds_old, seeds_new) = cell.broken, cell.seeds
+        more = f"{new} of {seeds_new} trainings {kind}, {old} of {seeds_old} in the baseline"
     return replace(cell, reason=_verdict_reason(cell, pair, more))
 
 
@@ -182,17 +187,10 @@ def _verdict_reason(cell: Cell, pair: Pair, more: str) -> str:
         return pair.no_sample if cell.test == "none" else "identical"
     is_significant = cell.p_adjusted < cell.alpha
     if cell.worst < cell.margin:
-        return "a significant drop, but within the margin" if is_significant else "no drop as large as the margin"
+        return "significantly worse, but within the margin" if is_significant else "not worse by the margin"
     if cell.verdict == "regressed":
         return f"adjusted p {cell.p_adjusted:.2g}{f'; {more}' if more else ''}"
-    return f"a drop of the margin cannot be ruled out{', but the drop is too small to count' * is_significant}"
-
-
-def _describe_lost_and_collapsed(cell: Cell) -> str:
-    kind = "were lost or collapsed" if any(cell.collapsed) else "diverged or have no finite value"
-    kind = "collapsed" if cell.collapsed == cell.broken else kind
-    (old, new), (seeds_old, seeds_new) = cell.broken, cell.seeds
-    return f"{new} of {seeds_new} trainings {kind}, {old} of {seeds_old} in the baseline"
+    return f"{'significantly worse, but by less than min_abs; ' * is_significant}it may be worse by the margin"
 
 
 def chance_to_pass(n: int, sd: float, margin: float, alpha: float) -> float:
@@ -207,10 +205,10 @@ def chance_to_pass(n: int, sd: float, margin: float, alpha: float) -> float:
     return power.t_test_power(margin, se, n - 1, 2 * alpha) if se > 0 else 1.0
 
 
-def seeds_to_pass(sd: float, margin: float, alpha: float) -> int | None:
-    """Return the fewest seeds by which an unchanged model passes at ``TARGET_CHANCE``; None above ``MAX_SEEDS``."""
+def seeds_to_pass(sd: float, margin: float, alpha: float, chance: float = TARGET_CHANCE) -> int | None:
+    """Return the fewest seeds by which an unchanged model passes with this probability; None above ``MAX_SEEDS``."""
     sizes = range(MIN_SEEDS, MAX_SEEDS + 1)
-    place = bisect_left(sizes, TARGET_CHANCE, key=lambda n: chance_to_pass(n, sd, margin, alpha))
+    place = bisect_left(sizes, chance, key=lambda n: chance_to_pass(n, sd, margin, alpha))
     return sizes[place] if place < len(sizes) else None
 
 
@@ -262,6 +260,7 @@ class JudgedCells:
     pairs: Ints  #: seeds that neither side lost
     means: Floats  #: of the baseline and of the candidate (S, C, 2)
     identical: Mask
+    drop: Floats  #: of the means, 0 within rounding
     se: Floats
     worst: Floats
     p: Floats
@@ -303,7 +302,11 @@ def judge_arrays(values_SC2N: Floats, lost_SC2N: Mask, cells: Cells, alpha: floa
 
     present = np.isfinite(values_SC2N) | lost_SC2N
     broken_SC2, seeds_SC2, sums, sizes = _count_broken(present, collapsed_SC2N | lost_SC2N, cells)
-    p = np.maximum(p, _chance_of_a_whole_arm(n, broken_SC2, seeds_SC2, sums, sizes))
+    # The probability that as many trainings of an arm all come to nothing, at the rate of the others.
+    others = sizes.sum(axis=1, keepdims=True) - seeds_SC2[:, :, 1]
+    bad = sums.sum(axis=1, keepdims=True) - broken_SC2[:, :, 1]
+    rate = np.clip((bad + 1) / (others + 1), 0.0, 1.0)
+    p = np.maximum(p, np.where(bad > 0, rate ** np.maximum(n, 1), 0.0))
     family = n.shape[1] + (sums.sum(axis=1) > 0)
     p_adjusted = np.minimum(1.0, family[:, None] * p)
     count_p = np.minimum(1.0, family * _p_of_more_broken(sums, sizes))
@@ -319,7 +322,7 @@ def judge_arrays(values_SC2N: Floats, lost_SC2N: Mask, cells: Cells, alpha: floa
         )
     verdict = np.select([regressed, passes], [REGRESSED, PASS], INCONCLUSIVE)
     return JudgedCells(
-        n, means, identical, se, worst, p, p_adjusted, has_more, verdict, collapsed_SC2N.sum(axis=3),
+        n, means, identical, drop, se, worst, p, p_adjusted, has_more, verdict, collapsed_SC2N.sum(axis=3),
         broken_SC2, seeds_SC2, sums, sizes, count_p, count_verdict, family,
     )  # fmt: skip
 
@@ -358,14 +361,6 @@ def _p_of_more_broken(sums: Ints, sizes: Ints) -> Floats:
         old, new = sums[study].tolist()
         p[study] = replicates.boschloo_p((old, new), tuple(sizes[study].tolist()))
     return p
-
-
-def _chance_of_a_whole_arm(n: Ints, broken: Ints, seeds: Ints, sums: Ints, sizes: Ints) -> Floats:
-    """Return the probability that as many trainings of an arm all come to nothing, at the rate of the others (S, C)."""
-    others = sizes.sum(axis=1, keepdims=True) - seeds[:, :, 1]
-    bad = sums.sum(axis=1, keepdims=True) - broken[:, :, 1]
-    rate = np.clip((bad + 1) / (others + 1), 0.0, 1.0)
-    return np.where(bad > 0, rate ** np.maximum(n, 1), 0.0)
 
 
 def pooled_sd(values_SAN: Floats) -> Floats:

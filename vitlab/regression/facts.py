@@ -93,19 +93,15 @@ def run_trainings(
 
 def compare_facts(old: Facts, new: Facts) -> list[Finding]:
     """Return one finding per check, whether it passes or not."""
-    findings = [*_compare_plans(old, new)]
-    for arm in new.arms:
-        if arm in old.arms:
-            findings += _compare_arm(arm, old, new)
-    return findings
-
-
-def _compare_plans(old: Facts, new: Facts) -> Iterator[Finding]:
     changes = [f"arm '{arm}' is new" for arm in new.arms if arm not in old.arms]
     changes += [f"arm '{arm}' is gone" for arm in old.arms if arm not in new.arms]
     changes += _describe_differences(old.skipped, new.skipped, "skipped arm ")
     changes += _describe_differences({"seeds": [*old.seeds]}, {"seeds": [*new.seeds]})
-    yield _make_finding("", "plan", changes)
+    findings = [_make_finding("", "plan", changes)]
+    for arm in new.arms:
+        if arm in old.arms:
+            findings += _compare_arm(arm, old, new)
+    return findings
 
 
 def _compare_arm(arm: str, before: Facts, after: Facts) -> Iterator[Finding]:
@@ -132,12 +128,7 @@ def _compare_arm(arm: str, before: Facts, after: Facts) -> Iterator[Finding]:
     for trace in new.traces:
         if trace.precision in by_precision:
             finding = _compare_traces(arm, by_precision[trace.precision], trace, before, after)
-            if finding.verdict == "pass":
-                pairs = _loss_pairs(by_precision[trace.precision], trace)
-                largest, limit = max(itertools.starmap(_relative_difference, pairs)), TOLERANCE[trace.precision]
-                how = f"losses differ by at most {largest:.2g}; up to {limit:g} is rounding" if largest else ""
-                finding = replace(finding, sentence=how or "all losses are equal" * bool(gone or added))
-            yield finding
+            yield replace(finding, sentence=finding.sentence or "all losses are equal" * bool(gone or added))
 
 
 def _describe_differences(old: Mapping[str, object], new: Mapping[str, object], what: str = "") -> list[str]:
@@ -150,10 +141,12 @@ def _describe_differences(old: Mapping[str, object], new: Mapping[str, object], 
 
 
 def _compare_traces(arm: str, old: Trace, new: Trace, before: Facts, after: Facts) -> Finding:
-    check = f"trace {new.precision}"
-    difference = _describe_first_difference(old, new, TOLERANCE[new.precision])
+    check, limit = f"trace {new.precision}", TOLERANCE[new.precision]
+    difference = _describe_first_difference(old, new, limit)
     if not difference:
-        return Finding(arm, check, "pass")
+        largest = max(itertools.starmap(_relative_difference, _loss_pairs(old, new)))
+        how = f"losses differ by at most {largest:.2g}; up to {limit:g} is rounding" if largest else ""
+        return Finding(arm, check, "pass", how)
     was, now = (
         {"processor": facts.processor, "torch": facts.torch, "engine": trace.engine}
         for facts, trace in ((before, old), (after, new))

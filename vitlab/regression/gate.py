@@ -14,12 +14,10 @@ from vitlab.errors import UserError, format_count, nearest
 from vitlab.planning.values import Plan
 from vitlab.regression import decide
 from vitlab.regression.baseline import Values
-from vitlab.regression.checkout import Revision
-from vitlab.regression.cost import measure_costs
 from vitlab.regression.decide import Cell, Finding, Pair, Verdict, pooled_sd, worst_verdict
 from vitlab.regression.facts import LEARNING_STEPS, run_trainings, train_trace
 from vitlab.report import frame
-from vitlab.report.phrasing import percent
+from vitlab.report.phrasing import Scale
 from vitlab.report.provenance import join_distinct
 from vitlab.spec import Study
 from vitlab.spec.choice import Goal
@@ -27,9 +25,6 @@ from vitlab.statistics import replicates
 from vitlab.statistics.replicates import NAN, values_to_array
 from vitlab.store.folders import Store
 from vitlab.store.result import Ending, TrialResult
-
-Train = Callable[[Sequence[int] | None, Sequence[str]], Values]
-"""Train the given seeds (None: the file's) of the given arms (empty: all) and return all values."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +42,7 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What the seeds of a cell can tell: that nothing but rounding has changed, or a drop."""
+    """What the seeds of a cell can tell: that nothing but rounding has changed, or a regression."""
 
     arm: str
     metric: str
@@ -55,8 +50,8 @@ class Outlook:
     sd: float  #: pooled standard deviation of the baseline
     margin: float
     chance: float  #: that an unchanged model passes
-    needs: int | None  #: seeds for a chance of 80 % of this cell
-    drop: float  #: that is found four times in five; NaN if none is
+    needs: int | None  #: seeds by which it passes in all cells four times in five
+    worse_by: float  #: what is found four times in five; NaN if nothing is
 
 
 def read_final_values(plan: Plan, store: Store, study: Study) -> Values:
@@ -147,19 +142,22 @@ def pair_cells(study: Study, values: Values, new: Values) -> tuple[list[Pair], l
     return pairs, list(dict.fromkeys(notes))
 
 
-def train_and_judge(study: Study, old: Values, train: Train) -> tuple[list[Cell], list[Finding], list[str]]:
+def train_and_judge(
+    study: Study, old: Values, train: Callable[[Sequence[int] | None, Sequence[str]], Values]
+) -> tuple[list[Cell], list[Finding], list[str]]:
     """Train and judge every cell; with ``escalate_to``, train more seeds of the inconclusive arms and judge them again.
 
+    ``train`` trains the given seeds (None: the file's) of the given arms (empty: all) and returns all values.
     Each of two looks spends half of alpha, so that a false alarm is as likely as with a single look.  Returns the
     cells, the findings on the number of lost and collapsed trainings, and notes.
     """
-    alpha, more, first = _look_alpha(study), second_look_seeds(study), study.seeds.values
+    more, first = second_look_seeds(study), study.seeds.values
+    alpha = study.check.alpha / (1 if more is None else 2)
     pairs, notes = pair_cells(study, old, train(None, ()))
     cells, findings = decide.judge_family(pairs, alpha)
-    waiting = [cell for cell in cells if cell.verdict == "inconclusive" and cell.se > 0]
-    if more is None or not waiting:
+    arms = list(dict.fromkeys(cell.arm for cell in cells if cell.verdict == "inconclusive" and cell.se > 0))
+    if more is None or not arms:
         return cells, findings, notes
-    arms = list(dict.fromkeys(cell.arm for cell in waiting))
     baseline_seeds = {seed for values in old.metrics.values() for arm in arms for seed in values.get(arm, {})}
     seeds = tuple(seed for seed in more if seed in baseline_seeds or seed in first)
     if len(seeds) == len(first):
@@ -172,10 +170,29 @@ def train_and_judge(study: Study, old: Values, train: Train) -> tuple[list[Cell]
         second_look.get((cell.arm, cell.metric), cell) if cell.arm in arms and cell.verdict == "inconclusive" else cell
         for cell in cells
     ]
-    decided = {finding.check: finding for finding in findings if finding.verdict == "regressed"}
-    findings = [*({finding.check: finding for finding in more_findings} | decided).values()]
+    findings = [finding for finding in findings if finding.verdict == "regressed"] or more_findings
     notes.append(f"{format_count(len(seeds), 'seed')} of {', '.join(arms)}, for {len(first)} were inconclusive")
     return cells, findings, notes
+
+
+def doubt_if_guessed(cell: Cell, plan: Plan, quantum: float) -> Cell:
+    """Return a cell, with a candidate that is no better than guesses as inconclusive, where it would pass.
+
+    The accuracy of guesses is binomial.  All seeds may share them, such as one class for all images.
+    """
+    facts, scale = plan.facts(cell.metric), Scale.of(cell.metric, plan.units)
+    if facts is None or cell.verdict != "pass":
+        return cell
+    level, sign = facts.chance.get(cell.arm, NAN), 1 if facts.goal == "max" else -1
+    spread = math.sqrt(level * (1 - level) * quantum)  # 0 of a metric that is no share
+    reach = level + sign * (1.645 * spread + 1e-6)  # 5 % of guesses are beyond; metrics are of single precision
+    if not sign * (cell.new - reach) <= 0:
+        return cell
+    return replace(
+        cell,
+        verdict="inconclusive",
+        reason=f"guesses reach {scale.factor * reach:.4g} on as many images: the arm may have learned nothing",
+    )
 
 
 def second_look_seeds(study: Study) -> tuple[int, ...] | None:
@@ -196,18 +213,20 @@ def check_learning(plan: Plan, plugins: Sequence[str | Path], watch: Watch) -> I
     ]
     accuracy, train = plan.metrics.get("accuracy"), partial(train_trace, plugins=plugins)
     for (_, planned, _), result in run_trainings(work, train, "learning", LEARNING_STEPS, watch):
+        steps = format_count(len(result.losses), "step")
         half = max(1, len(result.losses) // 2)  # long enough for the noise of batches to even out
         sides = {"training": (fmean(result.losses[:half]), fmean(result.losses[-half:]))}
         sides["validation"] = result.before, result.after
         rises = [
-            f"the {which} loss went from {before:.4g} to {after:.4g} in {format_count(len(result.losses), 'step')}"
+            f"the {which} loss does not fall in {steps}: {before:.4g} -> {after:.4g}"
             for which, (before, after) in sides.items()
             if not after < before
         ]
         chance = None if accuracy is None else accuracy.chance.get(planned.arm)
         if not rises and chance and result.after >= -math.log(chance):
             rises = [
-                f"the validation loss is {result.after:.4g}, the loss of equal probabilities {-math.log(chance):.4g}"
+                f"the validation loss after {steps} is {result.after:.4g}, no lower than the loss of equal "
+                f"probabilities, {-math.log(chance):.4g}"
             ]
         verdict: Verdict = ("pass", "inconclusive", "regressed")[len(rises)]
         yield Finding(planned.arm, "learning", verdict, "; ".join(rises))
@@ -223,30 +242,13 @@ def summarize_checks(
     return CheckResult(study.study, verdict, fails, tuple(findings), tuple(cells), tuple(notes))
 
 
-def judge_costs(
-    study: Study, old: Revision, new: Revision, arms: Sequence[str], request: Mapping[str, object]
-) -> list[Finding]:
-    """Measure arms under two revisions, and judge their limits; costs without a limit pass."""
-    alpha, limits = study.check.alpha, study.check.cost
-    findings = []
-    for cost in measure_costs(old, new, arms, request, alpha):
-        limit = getattr(limits, cost.quantity, None)
-        interval = f"simultaneous {percent(1 - alpha)} interval {cost.low:.3f} to {cost.high:.3f}"
-        sentence = f"{cost.median:.3f} times as before ({interval}, {format_count(cost.rounds, 'round')} in turns)"
-        verdict: Verdict = "pass"
-        if limit is not None:
-            verdict = "regressed" if cost.low > limit else "pass" if cost.high <= limit else "inconclusive"
-            sentence += f"{', which cannot tell' * (verdict == 'inconclusive')}; at most {limit:g} times is allowed"
-        findings.append(Finding(cost.arm, cost.quantity, verdict, sentence))
-    return findings
-
-
 def outlook(study: Study, values: Values) -> list[Outlook]:
-    """Return for each cell the probability that an unchanged model passes, and the drop that is found.
+    """Return for each cell the probability that an unchanged model passes, and the change for the worse that is found.
 
     Of two looks, the second counts, as the first one can only add to the probability.
     """
-    cells, alpha = [], _look_alpha(study)
+    cells, more = [], second_look_seeds(study)
+    alpha = study.check.alpha / (1 if more is None else 2)
     family = sum(1 for metric in judged_goals(study) for seeds in values.metrics.get(metric, {}).values() if seeds)
     for metric, goal in judged_goals(study).items():
         sign, by_arm = 1 if goal == "max" else -1, values.metrics.get(metric, {})
@@ -258,17 +260,12 @@ def outlook(study: Study, values: Values) -> list[Outlook]:
             if not seeds:
                 continue
             arm_sd = float(pooled_sd(values_to_array([seeds])[None])[0]) or sd
-            n = len(seeds.keys() & {*(second_look_seeds(study) or study.seeds.values)})
+            n = len(seeds.keys() & {*(more or study.seeds.values)})
             chance = decide.chance_to_pass(n, arm_sd, margin, alpha)
-            needs = decide.seeds_to_pass(arm_sd, margin, alpha)
-            drop = decide.detectable_drop(n, arm_sd, margin, min_abs, alpha, family)
-            cells.append(Outlook(arm, metric, n, arm_sd, margin, chance, needs, drop))
+            needs = decide.seeds_to_pass(arm_sd, margin, alpha, decide.TARGET_CHANCE ** (1 / family))
+            worse_by = decide.detectable_drop(n, arm_sd, margin, min_abs, alpha, family)
+            cells.append(Outlook(arm, metric, n, arm_sd, margin, chance, needs, worse_by))
     return cells
-
-
-def _look_alpha(study: Study) -> float:
-    """Return the alpha of one look: half of the study's if there may be two looks."""
-    return study.check.alpha / (1 if second_look_seeds(study) is None else 2)
 
 
 def _margin_and_min_abs(study: Study, values: Values, metric: str) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from xml.etree import ElementTree
 
 from vitlab.errors import format_count
-from vitlab.regression.decide import MAX_SEEDS, TARGET_CHANCE, Cell
+from vitlab.regression.decide import MAX_SEEDS, TARGET_CHANCE, Cell, Finding
 from vitlab.regression.gate import CheckResult, Outlook
 from vitlab.report import Report, formats
 from vitlab.report.phrasing import Column, Columns, Scale, percent
@@ -18,23 +18,21 @@ RowT = TypeVar("RowT", Cell, Outlook)
 
 def render_check(result: CheckResult, form: str) -> str:
     """Return the verdict, what differs and a table of cells as Markdown (``md``), or fitted to the terminal."""
-    verdicts = [*(finding.verdict for finding in result.findings), *(cell.verdict for cell in result.cells)]
-    lines = [f"{verdicts.count('pass')} of {len(verdicts)} checks pass."] if verdicts else []
+    findings = _list_findings(result)
+    passing = [finding.verdict for finding in findings].count("pass")
+    lines = [f"{passing} of {len(findings)} checks pass."] if findings else []
     lines += [
-        f"{cell.verdict}: {cell.arm}: {_cell_sentence(cell, result.units)}"
-        for cell in result.cells
-        if cell.verdict != "pass"
+        f"{item.verdict}: {f'{item.arm}: ' if item.arm else ''}{item.check}: {item.sentence}"
+        for item in findings
+        if item.verdict != "pass" or item.sentence
     ]
-    for item in result.findings:
-        if item.verdict != "pass" or item.sentence:
-            lines.append(f"{item.verdict}: {f'{item.arm}: ' if item.arm else ''}{item.check}: {item.sentence}")
     column = Columns([_in_unit(cell, Scale.of(cell.metric, result.units)) for cell in result.cells])
     table = [
         *map(column.text_column, ("arm", "metric")),
-        column("verdict", lambda cell: "identical" if cell.test == "identical" else cell.verdict, right=False),
+        column("verdict", lambda cell: "identical" if cell.reason == "identical" else cell.verdict, right=False),
         _number(column, "baseline", "old", rank=2),
         _number(column, "candidate", "new", rank=2),
-        _number(column, "drop", "drop"),
+        _number(column, "worse by", "worse_by"),
         _number(column, "at most", "worst"),
         _number(column, "margin", "margin"),
         _number(column, "p (adjusted)", "p_adjusted", rank=1),
@@ -50,7 +48,7 @@ def render_check(result: CheckResult, form: str) -> str:
 
 
 def render_outlook(cells: Sequence[Outlook], units: Mapping[str, str], form: str) -> str:
-    """Return a table of the probabilities that an unchanged model passes, and of the drops that are found."""
+    """Return a table of the probabilities that an unchanged model passes, and of the regressions that are found."""
     column = Columns([_in_unit(cell, Scale.of(cell.metric, units)) for cell in cells])
     table = [
         *map(column.text_column, ("arm", "metric")),
@@ -59,22 +57,22 @@ def render_outlook(cells: Sequence[Outlook], units: Mapping[str, str], form: str
         _number(column, "margin", "margin", rank=1),
         column("passes", lambda cell: f"{100 * cell.chance:.0f} %"),
         column("seeds for 80 %", lambda cell: str(cell.needs or f"over {MAX_SEEDS}")),
-        _number(column, "finds drop", "drop"),
+        _number(column, "found if worse by", "worse_by"),
     ]
     chance = math.prod(cell.chance for cell in cells)
     notes = [
         "A model that computes equal bits passes. "
         f"A model that differs by rounding alone passes with probability {100 * chance:.0f} %, "
         "or more if its cells are correlated.",
-        f"A drop of this size is found with probability {percent(TARGET_CHANCE)}, by the spread of the baseline. "
-        "More seeds do not find drops below the margin, which pass.",
+        f"An arm that is worse by this much is found with probability {percent(TARGET_CHANCE)}, by the spread of the "
+        "baseline. More seeds do not find an arm that is worse by less than the margin: it passes.",
     ]
     if chance < TARGET_CHANCE:
         notes.append(
-            f"Warning: unchanged models pass at less than {percent(TARGET_CHANCE)}; "
-            "more seeds, or a wider margin (check.margin_sd), raise it."
+            f"Warning: unchanged models pass at less than {percent(TARGET_CHANCE)}. The study reaches it if every arm "
+            "has the largest number of seeds for 80 % in the table, or with a wider margin (check.margin_sd)."
         )
-    return _render(form, "How likely an unchanged model passes, and which drop is found", [], table, notes)
+    return _render(form, "How likely an unchanged model passes, and which regression is found", [], table, notes)
 
 
 def _render(form: str, title: str, lines: Sequence[str], table: Sequence[Column], notes: Sequence[str]) -> str:
@@ -93,29 +91,39 @@ def render_json(result: CheckResult, report: Report | None = None) -> str:
 
 def render_junit(result: CheckResult) -> str:
     """Return JUnit XML: a test case for each check of an arm and each cell; inconclusive ones are skipped."""
-    cases = [(item.arm or "plan", item.check, item.verdict, item.sentence, item.seconds) for item in result.findings]
-    cases += [
-        (cell.arm, cell.metric, cell.verdict, _cell_sentence(cell, result.units), cell.seconds) for cell in result.cells
-    ]
     suite = ElementTree.Element("testsuite", name=f"vitlab check {result.study}", errors="0")
     children = {"regressed": "failure", "differs": "failure", "inconclusive": "skipped"}
-    for arm, name, verdict, sentence, seconds in cases:
-        case = ElementTree.SubElement(
-            suite, "testcase", classname=formats.replace_controls(arm), name=formats.replace_controls(name)
-        )
-        if math.isfinite(seconds):
-            case.set("time", f"{seconds:.3f}")
-        if verdict in children:
-            ElementTree.SubElement(case, children[verdict], message=formats.replace_controls(sentence))
+    for item in _list_findings(result):
+        arm, name, message = map(formats.replace_controls, (item.arm or "plan", item.check, item.sentence))
+        case = ElementTree.SubElement(suite, "testcase", classname=arm, name=name)
+        if math.isfinite(item.seconds):
+            case.set("time", f"{item.seconds:.3f}")
+        if item.verdict in children:
+            ElementTree.SubElement(case, children[item.verdict], message=message)
     for name, element in {"tests": "testcase", "failures": "failure", "skipped": "skipped"}.items():
         suite.set(name, str(sum(1 for _ in suite.iter(element))))
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
+def _list_findings(result: CheckResult) -> list[Finding]:
+    """Return the cells as findings, which have a sentence unless they pass, and the other findings."""
+    cells = [
+        Finding(
+            cell.arm,
+            Scale.of(cell.metric, result.units).title,
+            cell.verdict,
+            "" if cell.verdict == "pass" else _cell_sentence(cell, result.units),
+            cell.seconds,
+        )
+        for cell in result.cells
+    ]
+    return [*cells, *result.findings]
+
+
 def _in_unit(row: RowT, scale: Scale) -> RowT:
     """Return a row with the label of its metric, and its numbers in the unit of the metric."""
-    numbers = vars(row).keys() & {"old", "new", "drop", "worst", "margin", "sd"}
+    numbers = vars(row).keys() & {"old", "new", "worse_by", "worst", "margin", "sd"}
     return replace(row, metric=scale.title, **{name: scale.factor * getattr(row, name) for name in numbers})
 
 
@@ -124,19 +132,17 @@ def _number(column: Columns[Any], title: str, name: str, rank: int = 0) -> Colum
 
 
 def _cell_sentence(cell: Cell, units: Mapping[str, str]) -> str:
-    """Return the drop of a cell with its interval, and the reason of its verdict."""
-    if not math.isfinite(cell.drop):
+    """Return by how much a cell is worse, with the interval, and the reason of its verdict."""
+    if not math.isfinite(cell.worse_by):
         return cell.reason
     scale = Scale.of(cell.metric, units)
     cell = _in_unit(cell, scale)
-    old, new, drop, low, high = map(
-        _format_number, (cell.old, cell.new, cell.drop, 2 * cell.drop - cell.worst, cell.worst)
+    old, new, worse_by, low, high = map(
+        _format_number, (cell.old, cell.new, cell.worse_by, 2 * cell.worse_by - cell.worst, cell.worst)
     )
     interval = f" ({percent(1 - 2 * cell.alpha)} interval {low} to {high})" if cell.test == "paired t" else ""
-    drop = f"{drop} {scale.points}".rstrip()
-    return (
-        f"{cell.metric}: {old} -> {new} over {format_count(cell.n, 'seed')}, worse by {drop}{interval}; {cell.reason}"
-    )
+    worse_by = f"{worse_by} {scale.points}".rstrip()
+    return f"{old} -> {new} over {format_count(cell.n, 'seed')}, worse by {worse_by}{interval}; {cell.reason}"
 
 
 def _format_number(value: float) -> str:

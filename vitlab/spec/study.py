@@ -93,8 +93,8 @@ class CostLimits(Frozen):
 class Check(Frozen):
     """The regression gate.  A cell is an arm and a metric; all cells of a study are one family.
 
-    A cell has regressed if the corrected one-sided test rejects and the mean drop is at least ``min_abs``; it passes if
-    a drop as large as the margin is ruled out; otherwise it is inconclusive.
+    A cell has regressed if the corrected one-sided test rejects and its mean is worse by ``min_abs`` or more; it passes
+    if its mean is shown not to be worse by the margin; otherwise it is inconclusive.
     """
 
     metrics: dict[str, Goal] = Field(default_factory=dict)
@@ -102,13 +102,13 @@ class Check(Frozen):
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     """Family-wise error rate of the gate."""
     margin_sd: Annotated[float, Field(gt=0)] = 2.0
-    """Smallest relevant drop, in pooled standard deviations of the baseline without outliers; at least two quanta and
-    ``min_abs``."""
+    """Smallest relevant change for the worse, in pooled standard deviations of the baseline without outliers; at least
+    two quanta and ``min_abs``."""
     margin: dict[str, Annotated[Amount, Field(gt=0)]] = Field(default_factory=dict)
     """The same in units of a metric, by metric."""
     min_abs: dict[str, Annotated[Amount, Field(ge=0)]] = Field(default_factory=dict)
-    """Smallest mean drop that counts as a regression, by metric; by default one pooled standard deviation of the
-    baseline or two quanta of the metric, whichever is larger."""
+    """Smallest change of a mean for the worse that counts as a regression, by metric; by default one pooled standard
+    deviation of the baseline or two quanta of the metric, whichever is larger."""
     escalate_to: Annotated[int, Field(ge=3)] | None = None
     """Total number of seeds that inconclusive arms get for a second analysis; each analysis then has half of
     ``alpha``."""
