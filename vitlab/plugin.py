@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from vitlab.training.evaluation import EvaluationResult
     from vitlab.training.losses import Loss, Value, flat, loss, mean_labelled
     from vitlab.training.metrics import Metric, metric
-    from vitlab.training.objective import Objective, Setup, Weights, objective
+    from vitlab.training.objective import Objective, Setup, objective
     from vitlab.training.objective.supervised import Supervised
     from vitlab.training.optim import Group, Optimizer, WeightAverage, optimizer
     from vitlab.training.optim.schedules import Schedule, schedule
@@ -124,7 +124,6 @@ __all__ = [
     "Unhashed",
     "Value",
     "WeightAverage",
-    "Weights",
     "WeightsError",
     "WorkerCommand",
     "attention",

@@ -21,7 +21,7 @@ width, M = T * B; H heads, E channels of a head; Q tokens as queries, S the same
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple, cast
 
@@ -41,7 +41,7 @@ from vitlab.components.position import Position, Together, encodings_by_prefix
 from vitlab.components.position.additive import Additive, Conditional
 from vitlab.engines.base import engine
 from vitlab.engines.batch_last_kernels import Attend, Normalise, Rotate, apply_affine_map
-from vitlab.engines.vmap import Vmap
+from vitlab.engines.vmap import Call, PartCall, Vmap
 from vitlab.models.contract import Model, State
 from vitlab.models.vit import ViT
 from vitlab.training.evaluation import forward_logits
@@ -261,7 +261,7 @@ class BatchLastForward:
 
     def _call_vectorised(self, at: str, call: Call, *inputs: Tensor) -> Any:
         """Call a part of each trial with its own weights, and with inputs that have the trials on axis 0."""
-        call_part = _PartCall(self.model.get_submodule(at), call)
+        call_part = PartCall(self.model.get_submodule(at), call)
 
         def one(row: Tensor, rows: State, draws: noise.Draws | None, *inputs: Tensor) -> Any:
             with noise.use_model_draws(draws) if draws is not None else nullcontext():
@@ -270,22 +270,6 @@ class BatchLastForward:
         rows = {f"part.{name}": row for name, row in _tensors_of_part(at, self.rows).items()}
         in_dims = (0, 0, None if self.draws is None else 0, *(0 for _ in inputs))
         return vmap(one, in_dims)(self.row_K, rows, self.draws, *inputs)
-
-
-Call = Callable[..., Any]
-"""A call of a part, which is the first argument, with inputs of one trial."""
-
-
-class _PartCall(nn.Module):
-    """A part and a call of it, as a module, so that ``functional_call`` can replace its weights."""
-
-    def __init__(self, part: nn.Module, call: Call) -> None:
-        super().__init__()
-        self.part = part
-        self.call = call
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.call(self.part, *inputs)
 
 
 def _to_KBTD(x_KDTB: Tensor) -> Tensor:

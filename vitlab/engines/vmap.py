@@ -17,24 +17,40 @@ Reference: arXiv:2102.02344 (HFTA).
 import copy
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
+from torch.func import functional_call, vmap
 
 from vitlab import noise
 from vitlab.components.base import Part, draw_path_scales
 from vitlab.data.batches import join_feeds, sample_ids
 from vitlab.engines.base import Engine, engine
-from vitlab.models.contract import State
+from vitlab.models.contract import NewState, State
 from vitlab.training.evaluation import NARROW, EvaluationResult, MetricAccumulator, Split, evaluation_batches
 from vitlab.training.loop import Training
 from vitlab.training.losses import Value
 from vitlab.training.memory import WeightedLoss
 from vitlab.training.optim import Composite, Group, find_or_add_group, subclass_without_compile_hooks
+
+Call = Callable[..., Any]
+"""A call of a module, which is the first argument, with inputs of one trial."""
+
+
+class PartCall(nn.Module):
+    """A part and a call of it, as a module, so that ``functional_call`` can replace its weights."""
+
+    def __init__(self, part: nn.Module, call: Call) -> None:
+        super().__init__()
+        self.part = part
+        self.call = call
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.call(self.part, *inputs)
 
 
 @engine.register("vmap")
@@ -146,37 +162,36 @@ class Vmap(Engine):
 
     def _compute_losses(self, rows: State, x_KBCHW: Tensor, y_KB: Tensor, draws: noise.Draws) -> Value:
         """Return the losses of the batches of all trials, whose stacked weights are ``rows``."""
-        first = self.trainings[0]
 
-        def loss(rows: State, x_BCHW: Tensor, y_B: Tensor, draws: noise.Draws) -> Value:
+        def loss(rows: NewState, x_BCHW: Tensor, y_B: Tensor, draws: noise.Draws) -> Any:
             with noise.use_model_draws(draws):
-                return first.objective.loss(x_BCHW, y_B, rows)
+                return functional_call(self._loss, rows, (x_BCHW, y_B))
 
         losses: Value = vmap(loss)(self._cast_biases(rows), x_KBCHW, y_KB, draws)
         return losses
 
     def _compute_views(self, rows: State, x_BCHW: Tensor, y_B: Tensor) -> dict[str, Tensor]:
         """Return the views of the objective on a batch that all trials share, each with the trials on axis 0."""
-        first = self.trainings[0]
-        views: dict[str, Tensor] = vmap(first.objective.views, in_dims=(None, None, 0))(
-            x_BCHW, y_B, self._cast_biases(rows)
-        )
+        call = partial(functional_call, self._views, args=(x_BCHW, y_B))
+        views: dict[str, Tensor] = vmap(call)(self._cast_biases(rows))
         return views
 
-    def _cast_biases(self, rows: State) -> State:
-        """Return the stacked weights, with the biases of linear maps in the dtype that autocast gives their products.
+    def _cast_biases(self, rows: State) -> NewState:
+        """Return the weights of a :class:`PartCall`, biases of linear maps in the dtype that autocast gives products.
 
         Autocast does not reach biases inside of vmap, where a layer is a product and a sum; a bias in 32 bits would
         then widen the output of the layer.
         """
         dtype = NARROW.get(self.trainings[0].spec.precision)
-        return {name: row.to(dtype) if dtype and name in self.biases else row for name, row in rows.items()}
+        return {f"part.{name}": row.to(dtype) if dtype and name in self.biases else row for name, row in rows.items()}
 
     def _stack_weights(self) -> None:
         count = len(self.trainings)
         self.rows = range(count) if count > 1 else [0, 0]  # the trial of each row
         models = [training.module for training in self.trainings]
-        self.module = models[0]
+        self.module, objective = models[0], self.trainings[0].objective
+        self._loss = PartCall(self.module, lambda _, *inputs: objective.loss(*inputs))
+        self._views = PartCall(self.module, lambda _, *inputs: objective.views(*inputs))
         linear = [path for path, part in self.module.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)]
         self.biases = {f"{path}.bias" for path in linear}
         self.trainable: dict[str, Tensor] = {}

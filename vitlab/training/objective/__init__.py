@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from vitlab.training.distillation import Distillation
     from vitlab.training.distributed import ByBatch
 
-Weights = Mapping[str, Any]
-"""Parameters and buffers of :attr:`Objective.module` by name, which replace its own."""
-
 
 @dataclass(frozen=True)
 class Setup:
@@ -52,7 +49,7 @@ class Objective(ABC):
 
     A step calls ``batch``, ``loss`` on its images and targets, and ``after_step``; an evaluation calls
     ``evaluation_batch`` and ``views``, from which ``standard_metrics`` are computed.  ``loss`` and ``views`` are pure
-    functions of their arguments if ``vmap_safe``: engines vectorise them over trials, with the weights of each.
+    functions of their arguments and of the weights of ``module`` if ``vmap_safe``: engines vectorise them over trials.
     """
 
     labels: ClassVar[bool] = True
@@ -101,11 +98,11 @@ class Objective(ABC):
         return batch
 
     @abstractmethod
-    def loss(self, x: Tensor, target: Tensor, weights: Weights | None = None) -> Value:
-        """Return the mean loss of a training batch; ``weights`` replace the module's own."""
+    def loss(self, x: Tensor, target: Tensor) -> Value:
+        """Return the mean loss of a training batch."""
 
     @abstractmethod
-    def views(self, x: Tensor, target: Tensor, weights: Weights | None = None) -> dict[str, Tensor]:
+    def views(self, x: Tensor, target: Tensor) -> dict[str, Tensor]:
         """Return the tensors that the metrics of an evaluation read, by view; ``""`` is the main one, (B, ...)."""
 
     def weight(self, target: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from vitlab.registry import ResolvedChoice
 from vitlab.training.ema import move_towards
 from vitlab.training.evaluation import autocast, to_float32_or_wider
 from vitlab.training.losses import Value
-from vitlab.training.objective import Objective, Setup, Weights, objective
+from vitlab.training.objective import Objective, Setup, objective
 
 TEACHER_VIEWS = 2
 """Views that the teacher sees."""
@@ -128,7 +128,7 @@ class DINO(Objective):
         x_BVCHW: Tensor = batch.x_BCHW.unflatten(0, (-1, self.count))  # type: ignore[no-untyped-call]
         return Batch(x_BVCHW, batch.y_B[:: self.count], batch.id_B[:: self.count], batch.epoch)
 
-    def loss(self, x: Tensor, target: Tensor, weights: Weights | None = None) -> Value:
+    def loss(self, x: Tensor, target: Tensor) -> Value:
         """Return the mean cross-entropy over pairs of different views, and update the centre."""
         views = x.unbind(1)
         with torch.no_grad():
@@ -147,7 +147,7 @@ class DINO(Objective):
         return Value(torch.stack(terms).mean(), {})
 
     @torch.no_grad()
-    def views(self, x: Tensor, target: Tensor, weights: Weights | None = None) -> dict[str, Tensor]:
+    def views(self, x: Tensor, target: Tensor) -> dict[str, Tensor]:
         """Return the cross-entropy of student and teacher on each image, (B,), for the metrics to read."""
         return {"": -(self._sharpen(self._outputs(self.module.teacher, x)) * self._student_logs(x)).sum(1)}
 

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from vitlab import noise
 from vitlab.components.attention.softmax import SOFTMAX
@@ -33,7 +32,7 @@ from vitlab.models.vit_parts import Anatomy
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.training.evaluation import autocast, to_float32_or_wider
 from vitlab.training.losses import Value
-from vitlab.training.objective import Objective, Setup, Weights, objective
+from vitlab.training.objective import Objective, Setup, objective
 
 VARIANCE_EPS = 1e-6
 """Added to the variance of a patch's pixels, as in the authors' code."""
@@ -110,16 +109,14 @@ class MAE(Objective):
         # Key 0 for all seeds: losses of trials are then of the same patches.
         return self._with_patch_order(batch, noise.key(0, "mae", "evaluation"))
 
-    def loss(self, x: Tensor, target: Tensor, weights: Weights | None = None) -> Value:
+    def loss(self, x: Tensor, target: Tensor) -> Value:
         """Return the mean over hidden patches; all images have as many."""
-        return Value(self.views(x, target, weights)[""].mean(), {})
+        return Value(self.views(x, target)[""].mean(), {})
 
-    def views(self, x: Tensor, target: Tensor, weights: Weights | None = None) -> dict[str, Tensor]:
+    def views(self, x: Tensor, target: Tensor) -> dict[str, Tensor]:
         """Return the mean squared error of each image, (B,)."""
         with autocast(x.device, self.setup.spec.precision):
-            if weights is None:
-                return {"": self.module(x, target)}
-            return {"": functional_call(self.module, dict(weights), (x, target))}
+            return {"": self.module(x, target)}
 
     def _with_patch_order(self, batch: Batch, key: noise.Key) -> Batch:
         draw_BN = noise.uniform(key, batch.id_B, self.patches)

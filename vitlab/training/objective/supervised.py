@@ -13,7 +13,7 @@ from vitlab.registry import import_optional, slot
 from vitlab.training.evaluation import forward_logits
 from vitlab.training.losses import Loss, Value
 from vitlab.training.metrics import Metric, build_metrics
-from vitlab.training.objective import Objective, Setup, Weights, objective
+from vitlab.training.objective import Objective, Setup, objective
 
 if TYPE_CHECKING:
     from vitlab.training.distributed import ByBatch
@@ -52,13 +52,13 @@ class Supervised(Objective):
         own = slice(len(rows))
         return Batch(x_BCHW[own], y_B[own], id_B[own], epoch, None if host_id_B is None else host_id_B[own])
 
-    def loss(self, x: Tensor, target: Tensor, weights: Weights | None = None) -> Value:
+    def loss(self, x: Tensor, target: Tensor) -> Value:
         if self.distillation is None:
-            return self.criterion(self.views(x, target, weights), target)
+            return self.criterion(self.views(x, target), target)
         return self.distillation(self.criterion, self.module, target, x)
 
-    def views(self, x: Tensor, target: Tensor, weights: Weights | None = None) -> dict[str, Tensor]:
-        return forward_logits(self.setup.model, x, self.setup.spec.precision, weights)
+    def views(self, x: Tensor, target: Tensor) -> dict[str, Tensor]:
+        return forward_logits(self.setup.model, x, self.setup.spec.precision)
 
     def weight(self, target: Tensor) -> Tensor:
         return self.criterion.weight(target)
