@@ -235,7 +235,9 @@ def _check_outputs(case: _Case, out: Mapping[str, Tensor], x: Tensor) -> None:
             allowed = [tuple(x.shape)]
         shape = tuple(value.shape)
         assert shape in allowed, f"{name} has shape {shape}; expected {' or '.join(map(str, allowed))}"
-        assert of_position or value.dtype == x.dtype, f"{name} is {value.dtype} for an input of {x.dtype}"
+        assert of_position or value.dtype == x.dtype, (
+            f"{name} is {value.dtype} for an input of {x.dtype}; convert it by .to(x.dtype)"
+        )
         assert value.is_meta or value.isfinite().all(), f"{name} has values that are not finite"
 
 
