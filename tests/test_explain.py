@@ -630,7 +630,7 @@ def test_unfinished_trial_of_arm_is_named(tmp_path: Path) -> None:
     trial = SimpleNamespace(key="k", code="c")
     plan: Any = SimpleNamespace(first_trials={"plain": SimpleNamespace(trial=trial)})
     with folder.lease():
-        [sentence] = explain_arms(plan, store, [0])
+        [sentence] = explain_arms(plan, store, [0], print)
     assert sentence.startswith("plain is not explained: another process is writing its trial")
 
 

@@ -114,7 +114,11 @@ def explain_command(
     if mistakes or not any(explanations.values()) or (reasons and (arms or is_trial)):
         lines = [(line, name) for name, reason in reasons.items() for line in reason.splitlines()]
         models_by_line = {line: [name for other, name in lines if other == line] for line, _ in lines}
-        raise UserError(*mistakes, *(f"{'; '.join(names)}: {line}" for line, names in models_by_line.items()))
+        texts = (
+            f"{'every model' if len(names) == len(models) > 1 else '; '.join(names)}: {line}"
+            for line, names in models_by_line.items()
+        )
+        raise UserError(*mistakes, *texts)
     for name, reason in reasons.items():
         say(f"{name} is not explained: {reason}")
     rows, files = list[Mapping[str, Any]](), list[Path]()
@@ -197,7 +201,7 @@ def _format_predictions(rows: Sequence[Mapping[str, Any]]) -> str:
     columns = [column.text_column(title) for title in ("model", "image", "true", "predicted")]
     shares = (row["probability"] for row in rows)
     texts = tuple("" if share is None else percent(share) for share in shares)
-    return to_text([*columns, Column("probability", texts)])
+    return to_text([*columns, Column("probability", texts, rank=1)])
 
 
 def _name_with_digest(name: str, source: str) -> str:

@@ -55,10 +55,8 @@ class Coordinates:
         """Return in one sentence whether every layer stays within a factor."""
         ratio = self.ratio(self.worst)
         verdict = "within" if ratio <= factor else "beyond"
-        layer = self.worst
-        return (
-            f"{self.parametrization}: {verdict} the factor {factor:g}; {layer} depends most on width, by {ratio:.3g}."
-        )
+        sentence = f"{verdict} the factor {factor:g}; {self.worst} depends most on width, by {ratio:.3g}."
+        return f"{self.parametrization}: {sentence}"
 
 
 def check_coordinates(

@@ -38,7 +38,6 @@ from vitlab.store.files import read_json, write_bytes
 from vitlab.store.folders import OUT, Store, TrialFolder
 from vitlab.store.locks import Busy
 
-Say = Callable[[str], None]
 Truth = tuple[str | None, NDArray[np.int64] | None]
 """The true class of an image, or of each of its pixels, (H, W)."""
 
@@ -48,7 +47,7 @@ UNTRAINED = (
 )
 
 
-def explain_arms(plan: Plan, store: Store, images: Sequence[int], say: Say = lambda sentence: None) -> list[str]:
+def explain_arms(plan: Plan, store: Store, images: Sequence[int], say: Callable[[str], object]) -> list[str]:
     """Explain images for the first seed of every arm whose trial has ended, unless already explained.
 
     Args:

@@ -34,6 +34,7 @@ from vitlab.planning.values import UNDECIDED, Plan, Planned
 from vitlab.registry.options import check_arguments
 from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
 from vitlab.spec.changes import format_changes, full_path
+from vitlab.spec.yaml import MAPPING
 from vitlab.store.files import read_json, require_mapping, to_safe_name, write_bytes
 from vitlab.store.folders import OUT, Store
 
@@ -71,7 +72,7 @@ def find_or_write_study_file(study: str | Path | Mapping[str, object], out: str 
     except (TypeError, ValueError) as error:
         raise UserError(f"a study has texts, numbers, lists and mappings alone: {error}") from None
     file = Path(out) / "written" / f"{to_safe_name(str(study.get('study', 'study')))}.yaml"
-    write_bytes(file, f"{text}\n".encode())
+    write_bytes(file, f"{MAPPING}\n{text}\n".encode())
     return file
 
 
@@ -215,8 +216,8 @@ def plan(
 ) -> pd.DataFrame:
     """Return the plan of a study as a frame, one row per trial; nothing is trained.
 
-    Columns: ``arm``, ``seed``, ``trained`` (whether its result is stored), ``params``, and ``macs``, the
-    multiply-accumulates of one image, forward.
+    Columns: ``arm``, ``seed``, ``trained`` (whether its result is stored), ``params``, ``macs`` (the
+    multiply-accumulates of one image, forward), and one per varied path, as the design has its values.
 
     Args:
         file: see :func:`vitlab.run`.
@@ -238,6 +239,7 @@ def plan(
             "seed": item.seed,
             "trained": store.folder(item.trial).done(),
             **by_arm[item.arm],
+            **planned.arm(item.arm).values,
         }
         for item in (*planned.trials, *planned.pending)
     )

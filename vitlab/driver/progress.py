@@ -22,10 +22,11 @@ from rich.table import Table
 from rich.text import Text
 
 from vitlab.driver.session import Watch
-from vitlab.errors import format_count
+from vitlab.errors import format_count, list_some
 from vitlab.identity.trial import Trial
 from vitlab.planning.values import Plan, Planned
 from vitlab.report.phrasing import Scale, format_duration, format_seeds
+from vitlab.spec.run import REPORTING_SEEDS
 from vitlab.store.folders import CHECKPOINT, Store, TrialFolder
 from vitlab.store.result import Ending
 
@@ -462,8 +463,7 @@ def names_with_seeds(trials: Sequence[Planned]) -> str:
     seeds: dict[str, list[int]] = {}
     for planned in trials:
         seeds.setdefault(planned.arm, []).append(planned.seed)
-    arms = [f"{arm} {format_seeds(numbers, 's')}" for arm, numbers in list(seeds.items())[:MAX_ARMS]]
-    return ", ".join([*arms, *([f"... and {len(seeds) - MAX_ARMS} more arms"] if len(seeds) > MAX_ARMS else [])])
+    return list_some((f"{arm} {format_seeds(numbers, 's')}" for arm, numbers in seeds.items()), MAX_ARMS)
 
 
 def describe_size(plan: Plan, todo: Sequence[Planned], store: Store) -> str:
@@ -472,12 +472,16 @@ def describe_size(plan: Plan, todo: Sequence[Planned], store: Store) -> str:
     others = [store.folder(item.trial) for item in plan.trials if trial_name(item) not in identities]
     trained = sum((folder.path / "result.json").exists() for folder in others)
     resumed = sum(store.folder(item.trial).checkpoint.exists() for item in todo)
-    parts = [f"{len(todo)} to train" if todo else "nothing to train"]
+    needed = len(todo) + len(others) - len(plan.trials)
+    parts = [
+        f"{len(todo)} to train{f', {needed} of them needed by others' * (needed > 0)}" if todo else "nothing to train"
+    ]
     if resumed:
         parts.append(f"{resumed} of them from a checkpoint")
     if trained:
         parts.append(f"{trained} trained already")
-    return f"{format_count(len(plan.arms), 'arm')}, {format_count(len(plan.trials), 'trial')}; {', '.join(parts)}"
+    kind = f"{'tuning ' * any(item.seed >= REPORTING_SEEDS for item in plan.trials)}trial"
+    return f"{format_count(len(plan.arms), 'arm')}, {format_count(len(plan.trials), kind)}; {', '.join(parts)}"
 
 
 def trial_name(planned: Planned) -> str:

@@ -79,6 +79,9 @@ def make_plan(
     looks = _plan_looks(resolver, arms, decisions)
     notes += [f"'{arm.name}' is in the design more than once; it is one arm." for arm in arms if arm.is_repeated]
     planned, pending = _plan_trials(resolver, arms, looks)
+    needed = {name for item in tuning for rival in item.trials for name in rival.trial.needs.values()}
+    # Of the trainings that decided tunings, which are not planned again, those of no arm.
+    decided = {trial.key: trial for trial in decisions.prerequisites if trial.name in needed}
     keys = {item.trial.key for item in planned}
     facts = metrics.collect_facts({arm.name: arm.trial for arm in arms})
     return Plan(
@@ -88,7 +91,7 @@ def make_plan(
         trials=tuple(planned),
         analysis=study.analysis,
         # An arm may itself be a trial that others start from; it is planned once.
-        prerequisites=tuple(trial for key, trial in resolver.prerequisites.items() if key not in keys),
+        prerequisites=tuple(trial for key, trial in (decided | resolver.prerequisites).items() if key not in keys),
         notes=(*notes, *_collect_notes(study, arms, facts)),
         tuning=tuple(tuning),
         pending=tuple(pending),

@@ -258,18 +258,18 @@ class Plan:
         """Return the trial of an arm, by default the baseline, and a seed, by default the first one.
 
         Raises:
-            UserError: if there is none, naming the arms and seeds of the plan.
+            UserError: if there is none, naming the seeds of the arm, or the arms of the plan.
         """
         if arm is None:
             arm = next((each.name for each in self.arms if each.baseline is None and not each.skip), self.arms[0].name)
         for planned in self.trials:
             if planned.arm == arm and seed in (None, planned.seed):
                 return planned
+        if seeds := sorted({planned.seed for planned in self.trials if planned.arm == arm}):
+            raise UserError(f"no trial with seed {seed}. Seeds: {', '.join(map(str, seeds))}.")
         arms = [candidate.name for candidate in self.arms]
-        seeds = ", ".join(map(str, sorted({planned.seed for planned in self.trials})))
         hint = nearest(arm, arms) if arm not in arms else ""
-        which = "" if seed is None else f" with seed {seed}"
-        raise UserError(f"no trial of arm '{arm}'{which}.{hint} Arms: {'; '.join(arms)}. Seeds: {seeds}.")
+        raise UserError(f"no trial of arm '{arm}'.{hint} Arms: {'; '.join(arms)}.")
 
     def to_json(self) -> NewTree:
         """Return the plan as JSON values, with the resolved spec of an arm once rather than once per seed."""
@@ -324,6 +324,7 @@ class Decisions:
     tunings: Mapping[str, Tuning] = field(default_factory=dict)  #: decided tunings by key
     benchmarks: Mapping[str, EngineBenchmark] = field(default_factory=dict)  #: by shape
     looks: Looks | None = None
+    prerequisites: tuple[Trial, ...] = ()  #: of the trials that decided them, too
 
 
 UNDECIDED = Decisions()

@@ -104,21 +104,23 @@ class Answer:
         return f"<Answer {self.plan.study}: {self._counts}; {self.report}>"
 
     def __str__(self) -> str:
-        return "\n".join([self.plan.question or self.plan.study, *self._main_answers, f"{self._counts}. {self.report}"])
+        return "\n".join(
+            [
+                self.plan.question or self.plan.study,
+                *self.compare().report.main_answers,
+                f"{self._counts}. {self.report}",
+            ]
+        )
 
     def _repr_html_(self) -> str:
         """Return the question, the answers, the counts and a link to the report; every text is escaped."""
-        answers = "".join(f"<li>{escape(answer)}</li>" for answer in self._main_answers)
+        answers = "".join(f"<li>{escape(answer)}</li>" for answer in self.compare().report.main_answers)
         here = Path.cwd()
         # A notebook serves only the files below its folder.
         link = self.report.relative_to(here).as_posix() if self.report.is_relative_to(here) else self.report.as_uri()
         anchor = f'<a href="{escape(quote(link, safe="/:%"))}" target="_blank">{escape(self.report.name)}</a>'
         question = escape(self.plan.question or self.plan.study)
         return f"<div><b>{question}</b><ul>{answers}</ul><p>{escape(self._counts)}. Report: {anchor}</p></div>"
-
-    @property
-    def _main_answers(self) -> list[str]:
-        return self.compare().report.main_answers
 
     @property
     def _counts(self) -> str:

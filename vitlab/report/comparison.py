@@ -13,7 +13,7 @@ from vitlab.comparison import Verdict
 from vitlab.comparison.study import Sample, is_futile, judge_study
 from vitlab.planning.registration import newly_compared_arms
 from vitlab.planning.values import Looks, Plan
-from vitlab.report.frame import GROUPS, STATUSES, StudyResults, parse_descriptions
+from vitlab.report.frame import GROUPS, OPEN, STATUSES, StudyResults, parse_descriptions
 from vitlab.report.phrasing import Row
 from vitlab.spec import Analysis
 from vitlab.statistics import replicates
@@ -32,7 +32,8 @@ done | int64 | trials that ended well
 diverged | int64 | trials whose loss was not finite
 failed | int64 | trials that ended without a result
 running | int64 | trials that run now
-missing | int64 | trials that have not started, or stopped before their end
+paused | int64 | trials that have stopped before their end, with a checkpoint
+missing | int64 | trials that have not started
 n | int64 | values judged
 mean | float64 | their mean
 sd | float64 | their sample standard deviation; missing for one
@@ -198,7 +199,7 @@ def _lost_seeds(trials: Sequence[_Trial], values: Mapping[int, float]) -> list[i
 
 def _count_awaited(trials: Sequence[_Trial], arm: str, plan: Plan) -> int:
     """Return how many trials of one side of an arm's comparison have not ended, its latest look included."""
-    open_seeds = {trial.seed for trial in trials if trial.status in ("running", "missing")}
+    open_seeds = {trial.seed for trial in trials if trial.status in OPEN}
     if plan.looks is not None:
         due = set(plan.looks.seeds[plan.looks.latest_look(arm)])
         # Seeds of a look that has just become due may not be planned yet.

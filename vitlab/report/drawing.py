@@ -114,8 +114,6 @@ def svg_to_element(svg: str, name: str, alternative: str) -> str:
     """
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     svg = svg.replace('id="figure_1"', 'id="figure"')
-    referenced = {"figure", *re.findall(r'(?:url\(#|href="#)([^")]+)', svg)}
-    svg = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in referenced else "", svg)
     return re.sub(r"<[^>]+>", lambda tag: _adapt_tag(tag[0], name, alternative), svg)
 
 

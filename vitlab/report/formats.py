@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from vitlab.errors import list_some
 from vitlab.report.page import render_page
-from vitlab.report.phrasing import DASH, MINUS, PLUS_MINUS, Column, truncate_list
+from vitlab.report.phrasing import DASH, MAX_LISTED, MINUS, PLUS_MINUS, Column
 from vitlab.report.sections import Table, all_sections
 from vitlab.report.sections.arms import paper_table
 
@@ -27,12 +28,22 @@ if TYPE_CHECKING:
 
     from vitlab.report.report import Report
 
-TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", DASH: "--"}
-TEX |= {MINUS: "$-$", "<": r"\textless{}", ">": r"\textgreater{}", '"': "''"}
-TEX |= {"\N{SUPERSCRIPT TWO}": "$^2$", "|": r"\textbar{}", PLUS_MINUS: r"$\pm$"}
-TEX |= {char: f"\\{char}" for char in "&%$#_{}"}
-_FORMULA = (*"=+-@\t\r\n", "\N{FULLWIDTH EQUALS SIGN}", "\N{FULLWIDTH PLUS SIGN}")
-_FORMULA += ("\N{FULLWIDTH HYPHEN-MINUS}", "\N{FULLWIDTH COMMERCIAL AT}")
+TEX = {char: f"\\{char}" for char in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "|": r"\textbar{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    '"': "''",
+    "\N{SUPERSCRIPT TWO}": "$^2$",
+    DASH: "--",
+    MINUS: "$-$",
+    PLUS_MINUS: r"$\pm$",
+}
+_FORMULA = tuple(
+    "=+-@\t\r\n\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH COMMERCIAL AT}"
+)
 BOLD = " Bold: the best mean, and means that none is shown to be better than."
 TEX_LINE, TEX_WRAP = 26, 0.3  #: characters from which on a column wraps, and its width then, as a share of the line
 
@@ -170,12 +181,12 @@ def _print_table(columns: Sequence[Column], console: Console, page: str = "") ->
     console.print(_make_rich_table(fitting, width))
     if hidden := [column.title for column in columns if column not in fitting and any(column.cells)]:
         console.print(
-            f"Not shown: {', '.join(truncate_list(hidden))}. See a wider terminal{page}.\n", style="dim", markup=False
+            f"Not shown: {list_some(hidden, MAX_LISTED)}. See a wider terminal{page}.\n", style="dim", markup=False
         )
 
 
-def _make_rich_table(columns: Sequence[Column], width: int = 0) -> RichTable:
-    """Return a table; with a width, texts are wrapped into it, and titles into the width of their columns."""
+def _make_rich_table(columns: Sequence[Column], width: int) -> RichTable:
+    """Return a table; with a width, not 0, texts are wrapped into it, and titles into the width of their columns."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -280,9 +291,9 @@ def _latex_alignment(column: Column) -> str:
     return rf"p{{{TEX_WRAP}\linewidth}}" if max(map(len, column.cells), default=0) > TEX_LINE else "l"
 
 
-def _tables_by_section(report: Report) -> dict[str, Table]:
-    """Return the tables of all sections, each with its heading in the caption."""
-    tables = {part.heading: report.table(name) for name, part in all_sections().items()}
+def _tables_by_section(report: Report, *names: str) -> dict[str, Table]:
+    """Return the tables of some sections by label, each with its heading in the caption."""
+    tables = {all_sections()[name].heading: report.table(name) for name in names}
     return {
         heading.lower().replace(" ", "-"): Table(table.columns, f"{heading}. {table.caption}")
         for heading, table in tables.items()
@@ -296,8 +307,11 @@ FORMATS = {
     "html": Format(render_page, "report.html", of_results=True),
     "csv": Format(lambda report: frame_to_csv(report.frame), "results.csv", of_results=True),
     "parquet": Format(lambda report: report.frame.to_parquet(index=False), "results.parquet", of_results=True),
-    "latex": Format(lambda report: render_latex(report, {"arms": paper_table(report)}), "report.tex"),
-    "latex-all": Format(lambda report: render_latex(report, _tables_by_section(report))),
+    "latex": Format(
+        lambda report: render_latex(report, {"arms": paper_table(report), **_tables_by_section(report, "crossed")}),
+        "report.tex",
+    ),
+    "latex-all": Format(lambda report: render_latex(report, _tables_by_section(report, *all_sections()))),
     "json": Format(
         lambda report: json.dumps(report.to_json(), indent=1, allow_nan=False, ensure_ascii=False) + "\n", "report.json"
     ),

@@ -21,7 +21,7 @@ from vitlab.planning.values import Plan, Planned, Trial
 from vitlab.spec import Analysis
 from vitlab.spec.design import format_value
 from vitlab.store.files import read_stored
-from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.folders import PAUSED, Store, TrialFolder
 from vitlab.store.result import Ending, TrialResult
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 GROUPS = ("val", "test", "train")  #: splits that metrics begin with
-STATUSES = (Ending.DONE, Ending.DIVERGED, Ending.FAILED, "running", "missing")
+OPEN = ("running", PAUSED, "missing")  #: statuses of trials that have not ended
+STATUSES = (Ending.DONE, Ending.DIVERGED, Ending.FAILED, *OPEN)
 
 
 def parse_descriptions(table: str) -> dict[str, tuple[str, str]]:
@@ -101,8 +102,10 @@ def gather_trials(plan: Plan, store: Store, trials: Sequence[Planned] | None = N
 
 def gather_prerequisites(plan: Plan, store: Store) -> list[StoredTrial]:
     """Return the trials that others need and that belong to no arm, such as teachers, with status and result."""
-    labels = [(f"prerequisite {trial.key[:8]}", trial) for trial in plan.prerequisites]
-    return gather_trials(plan, store, [Planned(name, trial.seeds.get("init", 0), trial) for name, trial in labels])
+    items = [
+        Planned(f"prerequisite {trial.key[:8]}", trial.seeds.get("init", 0), trial) for trial in plan.prerequisites
+    ]
+    return gather_trials(plan, store, items)
 
 
 def metric_column(analysis: Analysis) -> str:
@@ -226,8 +229,7 @@ def read_predictions(folder: TrialFolder, split: str, columns: Sequence[str]) ->
 
 def is_metric(name: str) -> bool:
     """Return whether a column holds a metric; a varied path ``train`` has no slash and does not."""
-    group, slash, _ = name.partition("/")
-    return bool(slash) and group in GROUPS
+    return "/" in name and name.partition("/")[0] in GROUPS
 
 
 def history(plan: Plan, store: Store) -> pd.DataFrame:
@@ -304,7 +306,7 @@ def _read_trial(planned: Planned, store: Store, specs: Mapping[str, Trial]) -> S
             if needed.status in (Ending.DIVERGED, Ending.FAILED):
                 reason = f"its {role} {needed.status}: {needed.failure}"
                 return StoredTrial(planned, folder, Ending.FAILED, reason, None, "prerequisite")
-    return StoredTrial(planned, folder, "missing", "", None)
+    return StoredTrial(planned, folder, PAUSED if folder.checkpoint.exists() else "missing", "", None)
 
 
 def _typed_column(values: list[Any]) -> pd.Series[Any]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from html import escape
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 
-from vitlab.errors import format_count
+from vitlab.errors import UserError, format_count, nearest
 from vitlab.planning.values import Plan
 from vitlab.report import comparison, frame
 from vitlab.report.formats import to_text
@@ -56,7 +56,7 @@ class Comparison(pd.DataFrame):
     @property
     def figures(self) -> dict[str, Figure]:
         """The figures of the report by section, such as ``arms`` and ``curves``; a notebook shows one as a picture."""
-        return {name: drawing.figure for name, drawing in self.report.figures.items()}
+        return ByName({name: drawing.figure for name, drawing in self.report.figures.items()})
 
     @property
     def tables(self) -> Tables:
@@ -158,7 +158,14 @@ class Results(pd.DataFrame):
         return f"{table._repr_html_()}<p>{escape(line)}</p>"  # type: ignore[operator]
 
 
-class Tables(dict[str, Results]):
+class ByName(dict[str, Any]):
+    """Parts of a report by the name of their section."""
+
+    def __missing__(self, name: str) -> Any:
+        raise UserError(f"the report has no '{name}' here.{nearest(name, self)} Names: {', '.join(self) or 'none'}.")
+
+
+class Tables(ByName):
     """Frames by name, whose text has their names and sizes."""
 
     def __repr__(self) -> str:

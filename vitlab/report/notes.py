@@ -22,7 +22,7 @@ from vitlab.planning.registration import (
 from vitlab.planning.tune import knobs_at_edge
 from vitlab.planning.values import Plan
 from vitlab.report import phrasing
-from vitlab.report.frame import StoredTrial, StudyResults, is_metric, metric_column
+from vitlab.report.frame import OPEN, StoredTrial, StudyResults, is_metric, metric_column
 from vitlab.report.phrasing import (
     Row,
     Scale,
@@ -43,9 +43,19 @@ MAX_GAP_SCORE = 3.0  #: normal seeds have a larger one in 1 % of studies
 RATE = "train.optimizer.lr"
 PREREQUISITES = {"init_from": "pre-training"}  #: in notes; other roles have their names
 NUMERICS = (
-    *("torch", "device", "processor", "engine", "threads", "deterministic", "processes", "micro_batch_size"),
+    "torch",
+    "device",
+    "processor",
+    "engine",
+    "threads",
+    "deterministic",
+    "processes",
+    "micro_batch_size",
     "resumed",
-    *("matmul", "cudnn", "cudnn_benchmark", "sdpa"),
+    "matmul",
+    "cudnn",
+    "cudnn_benchmark",
+    "sdpa",
 )
 """Settings that affect the last bits and should not differ within a comparison."""
 
@@ -125,13 +135,12 @@ def _note_cut_intervals(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _note_open_trials(trials: Sequence[StoredTrial]) -> Iterator[str]:
-    counts = Counter(item.status for item in trials)
-    missing = [item.folder for item in trials if item.status == "missing"]
-    if counts["running"] + len(missing):
-        line = f"Preliminary: of {format_count(len(trials), 'trial')}, {phrasing.format_status_counts(counts)}"
-        if paused := sum(folder.checkpoint.exists() for folder in missing):
-            line += f", {paused} of them paused with a checkpoint"
-        if outdated := sum(any(folder.path.parent.glob("*/result.json")) for folder in missing):
+    if unended := [item.folder.path for item in trials if item.status in OPEN]:
+        line = (
+            f"Preliminary: of {format_count(len(trials), 'trial')}, "
+            f"{phrasing.format_status_counts(Counter(item.status for item in trials))}"
+        )
+        if outdated := sum(any(path.parent.glob("*/result.json")) for path in unended):
             line += f" ({outdated} with a result of other code, which is kept and not used)"
         yield f"{line}."
 
@@ -142,7 +151,8 @@ def _note_early_stops(trials: Sequence[StoredTrial]) -> Iterator[str]:
         if item.planned.trial.spec.train.stop_early is not None and item.result is not None:
             steps[item.planned.arm].append(item.result.outcome.steps)
     if len({number for some in steps.values() for number in some}) > 1:
-        arms = ", ".join(f"{arm} {min(some):,} to {max(some):,}" for arm, some in steps.items())
+        ends = {arm: dict.fromkeys((f"{min(some):,}", f"{max(some):,}")) for arm, some in steps.items()}
+        arms = ", ".join(f"{arm} {' to '.join(each)}" for arm, each in ends.items())
         yield f"train.stop_early: trainings ended after different numbers of steps, and so differ in cost: {arms}."
 
 

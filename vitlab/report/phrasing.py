@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from vitlab.comparison import Verdict
 from vitlab.errors import format_count
 from vitlab.planning.values import declared_metric
-from vitlab.report.frame import STATUSES
+from vitlab.report.frame import OPEN, STATUSES
 from vitlab.spec import Analysis
 
 Row = Mapping[str, Any]
@@ -23,6 +23,7 @@ RowT = TypeVar("RowT")
 MINUS, PLUS_MINUS, DASH = "\N{MINUS SIGN}", "\N{PLUS-MINUS SIGN}", "\N{EN DASH}"
 ROUNDING = 1e-9  #: relative to a value: smaller widths are floating-point rounding
 MAX_LISTED = 12  #: notes of one kind, and arms of one sentence, that are listed one by one
+LONGEST_LIST = 100  #: characters of the names of arms in an answer that stands for several
 OVERVIEW_FROM = 12  #: above this number of comparisons, an overview comes first
 
 
@@ -187,6 +188,12 @@ def started_rows(rows: Sequence[Row]) -> list[Row]:
 def compared_rows(rows: Sequence[Row]) -> list[Row]:
     """Return the rows of arms that are compared with a baseline."""
     return [row for row in rows if row["baseline"] is not None]
+
+
+def name_baseline(baselines: Iterable[str | None]) -> str:
+    """Return ``the baseline``, with its name if all arms are compared with one."""
+    names = {*baselines} - {None}
+    return f"the baseline{f' ({names.pop()})' if len(names) == 1 and names != {'baseline'} else ''}"
 
 
 def half_width(low: float | None, high: float | None) -> float | None:
@@ -423,8 +430,10 @@ def fold_unclear_answers(
             arms = [row["arm"] for row in unclear]
             low = scale.end(min(row["difference_low"] for row in unclear), decimals)
             high = scale.end(max(row["difference_high"] for row in unclear), decimals)
+            names = "; ".join(arms)
             sentence = (
-                f"{Verdict.CANNOT_TELL}: {list_or_count(arms)}. The {interval_name(family, analysis)}s of their "
+                f"{Verdict.CANNOT_TELL}: {names if len(names) <= LONGEST_LIST else f'{len(arms)} arms'}. "
+                f"The {interval_name(family, analysis)}s of their "
                 f"differences from {baseline} lie within {f'{low} to {high} {scale.points}'.rstrip()}."
             )
             folded.append(Answer(sentence, Verdict.CANNOT_TELL))
@@ -432,7 +441,7 @@ def fold_unclear_answers(
     return [answer for answer in answers if not (answer.row and answer.row["arm"] in hidden)], folded
 
 
-def count_verdicts(rows: Sequence[Row], among: str = "Of") -> str:
+def count_verdicts(rows: Sequence[Row], among: str) -> str:
     """Return the number of comparisons per verdict, after the words ``among``; empty if there are few."""
     counts = Counter(row["verdict"] for row in compared_rows(rows))
     if counts.total() <= OVERVIEW_FROM:
@@ -447,7 +456,7 @@ def list_or_count(arms: Sequence[str]) -> str:
 
 
 def _no_values_sentence(row: Row, baseline: str = "") -> str:
-    yet = " yet" if row["running"] or row["missing"] else ""
+    yet = " yet" * any(row[status] for status in OPEN)
     return f"no trial of {row['arm']}{baseline} can be judged{yet} ({format_status_counts(row)})."
 
 

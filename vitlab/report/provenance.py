@@ -31,21 +31,16 @@ class Provenance:
     data: Sequence[Mapping[str, str | None]]  #: ``set`` and ``identity`` of the data
     wall_s: float  #: of all trainings together
     ended: str | None
-    trained: int  #: in the last run
-    cached: int  #: trained by earlier runs
+    trained: int  #: with a result
     failed: int
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the provenance as pairs of heading and text."""
-        counts = {
-            "trained in the last run": self.trained,
-            "cached": self.cached,
-            "failed": self.failed,
-        }
-        parts = [f"{number} {text}" for text, number in counts.items() if number]
-        trainings = format_count(sum(counts.values()), "trial")
-        training = f"{trainings}, whose training times add up to {format_duration(self.wall_s)}"
-        training += f": {', '.join(parts)}" if len(parts) > 1 else ""
+        training = (
+            f"{format_count(self.trained + self.failed, 'training')} in all, tuning and teachers included"
+            f"{f', {self.failed} of them failed' * bool(self.failed)}; "
+            f"their times add up to {format_duration(self.wall_s)}"
+        )
         commit = f" The folder of the study was at git commit {self.commit}." if self.commit else ""
         lines = [
             (
@@ -64,10 +59,9 @@ class Provenance:
 
 def collect_provenance(plan: Plan, store: Store, trials: Sequence[StoredTrial]) -> Provenance:
     """Return the provenance: command, versions, data, time, and counts of distinct trainings."""
-    trials = list({(item.planned.trial.key, item.planned.trial.code): item for item in trials}.values())
+    trials = list({item.planned.trial.name: item for item in trials}.values())
     results = [item.result for item in trials if item.result is not None]
     version = study_folder.read_version(store.study(plan.study), plan.version)
-    fresh = sum(version is not None and result.circumstances.ended >= version.time for result in results)
     specs = [item.planned.trial for item in trials]
     data = {(trial.spec.data.type, None if trial.data is None else str(trial.data)) for trial in specs}
     last = max((result.circumstances.ended for result in results), default=None)
@@ -82,8 +76,7 @@ def collect_provenance(plan: Plan, store: Store, trials: Sequence[StoredTrial]) 
         data=[{"set": name, "identity": identity} for name, identity in sorted(data, key=str)],
         wall_s=sum(result.circumstances.wall_s for result in results),
         ended=None if last is None else datetime.fromtimestamp(last, UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        trained=fresh,
-        cached=len(results) - fresh,
+        trained=len(results),
         failed=sum(item.status == Ending.FAILED for item in trials),
     )
 

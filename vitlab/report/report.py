@@ -243,7 +243,7 @@ def state_digest(plan: Plan, store: Store) -> str:
         files = [folder.path / name for name in ("result.json", "failure.json")]
         endings.append([*(path.stat().st_mtime_ns if path.exists() else 0 for path in files), folder.is_locked()])
     inputs = [[name, str(section.find(name)[1]), part.inputs(plan, store)] for name, part in all_sections().items()]
-    # The time of the last run decides which trials it is said to have trained.
+    # A version is said to be the latest one, and when it was run.
     study = store.study(plan.study)
     latest, own = (study_folder.read_version(study, version) for version in ("", plan.version))
     earlier = sorted(file.parent.name for file in (study / study_folder.EARLIER).glob("*/plan.json"))

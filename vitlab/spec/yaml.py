@@ -28,6 +28,9 @@ DEEPEST = 50  #: largest depth of nesting
 TOO_DEEP = "nested too deeply; a study file is a page or two"
 PATH_IN_QUOTES = "in double quotes a backslash begins an escape such as \\n; put the text in single quotes: 'C:\\data'"
 
+MAPPING = "# from a mapping in Python"
+"""First line of a file that :func:`vitlab.run` writes: nobody has seen it, so problems are placed by path."""
+
 TAG = "tag:yaml.org,2002:"
 
 Place = tuple[int, int]
@@ -85,6 +88,8 @@ class Document:
         if near or (by_change and self.changes):
             change = max(near or self.changes, key=lambda each: sum(map(eq, each, path)))
             return Problem(self.changes[change], 0, 0, message, path=path, value=found)
+        if MAPPING in self.lines[:1]:
+            return Problem(".".join(map(str, here)), 0, 0, message, path=path)
         key, value = self.places[here]
         # What is written in one line from the key on, where look-alike letters and ${...} are found.
         entry = re.split(r"[,}\]]|\s#", _line(self.lines, key[0])[key[1] - 1 :])[0] if here else ""

@@ -32,6 +32,7 @@ from vitlab.report.phrasing import (
     compared_rows,
     format_p_value,
     interval_unless_collapsed,
+    name_baseline,
 )
 from vitlab.report.sections import Findings, Section, Table, section
 from vitlab.spec import Analysis
@@ -227,7 +228,10 @@ def paper_table(report: Report) -> Table:
         table.append(column(scale.title_of_difference("difference"), difference))
         table.append(column("verdict", format_verdict, right=False))
         interval = phrasing.interval_name(max(row["family"] for row in compared), analysis)
-        caption += f" Difference from the baseline with its {interval}; verdicts at level {analysis.alpha:g}."
+        caption += (
+            f" Difference from {name_baseline(row['baseline'] for row in compared)} with its {interval}; verdicts at "
+            f"level {analysis.alpha:g}."
+        )
     if len({row["params"] for row in rows}) > 1:
         table.append(_parameters(rows))
     return Table(table, f"{report.question} {caption}{describe_shared(labels)}".strip())
@@ -271,7 +275,7 @@ def _table_caption(plan: Plan, rows: Sequence[Row]) -> str:
     compared = [row for row in rows if row["difference"] is not None]
     if not compared:
         return f"Of every arm {text}."
-    text = f"First {text}, then the difference from the baseline"
+    text = f"First {text}, then the difference from {name_baseline(row['baseline'] for row in compared)}"
     if any(row["difference_low"] is not None for row in compared):
         several = phrasing.is_corrected(max(row["family"] for row in compared), plan.analysis)
         text += (

@@ -12,7 +12,7 @@ from vitlab.explaining.colours import GREY, INK, SERIES
 from vitlab.planning.values import Plan
 from vitlab.report.drawing import WIDTH, Drawing, apply_style, describe_shared, empty_figure, wrapped_labels
 from vitlab.report.frame import StudyResults
-from vitlab.report.phrasing import Scale, percent
+from vitlab.report.phrasing import Scale, name_baseline, percent
 from vitlab.report.sections import Findings, Section, section
 from vitlab.statistics.replicates import mean_interval
 from vitlab.store.result import Ending
@@ -108,7 +108,7 @@ def draw_curves(results: StudyResults, history: pd.DataFrame, metric: str) -> Dr
         if spreads:
             caption += f" with {' or '.join(spreads)}"
         caption += "; dashed curves diverged or failed" if len(done) < len(rows) else ""
-        caption += "; the baseline is in the colour of the text."
+        caption += f"; {name_baseline(baselines.values())} is in the colour of the text."
         if not share_panel:
             caption += " The baseline is grey behind other arms."
             caption += f" The first {MAX_PANELS} of {len(names)} arms are shown." * (len(names) > MAX_PANELS)

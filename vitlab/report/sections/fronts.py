@@ -19,7 +19,7 @@ from vitlab.report.drawing import (
     format_ticks,
     wrapped_labels,
 )
-from vitlab.report.phrasing import Columns
+from vitlab.report.phrasing import Columns, name_baseline
 from vitlab.report.sections import Findings, Section, Table, cost, section
 from vitlab.statistics import scaling
 
@@ -125,8 +125,9 @@ class Fronts(Section[Front]):
             sign_of_label = {text: sign for legend in legends for sign, text in legend}
             figure.legend(sign_of_label.values(), sign_of_label, loc="outside lower center", ncols=across)
             caption = (
-                "What each arm reaches, as the mean of its seeds, over what it costs; the baseline is in the colour of "
-                "the text. Filled, and joined by a line: arms that no other one beats in both."
+                "What each arm reaches, as the mean of its seeds, over what it costs; "
+                f"{name_baseline(row['baseline'] for row in findings.arms)} is in the colour of the text. Filled, and "
+                "joined by a line: arms that no other one beats in both."
             )
             caption += " Other arms are grey." * any(len(row.arms) > len(arms) for row in rows)
             return Drawing(figure, caption + describe_shared(labels))

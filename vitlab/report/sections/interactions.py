@@ -23,6 +23,7 @@ from vitlab.report.phrasing import (
     interval_name,
     interval_unless_collapsed,
     mean_and_difference_decimals,
+    name_baseline,
 )
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
 from vitlab.report.sections.arms import draw_effects
@@ -126,6 +127,7 @@ class Crossed(Section[Cell]):
         ]
         interval = interval_name(1, report.analysis)
         caption = f"Mean {scale.title} of every arm with its {interval}, by {join_paths(labels)}."
+        caption += f" Arms are compared with {name_baseline(row['baseline'] for row in report.arms)}."
         return Table(columns, caption, caption)
 
 
