@@ -34,7 +34,7 @@ from vitlab.__main__ import main as run_command
 from vitlab.cli import COMMANDS, MODULES, cli, main, options, weights
 from vitlab.cli import plan as plan_module
 from vitlab.cli import run as cli_run
-from vitlab.cli.models import arm_folder_name
+from vitlab.cli.models import _format_predictions, arm_folder_name
 from vitlab.cli.show import study_schema
 from vitlab.components.position import PRESETS
 from vitlab.data.prepare import DataSource
@@ -605,6 +605,15 @@ def test_plan(ran: tuple[Path, Path], tmp_path: Path) -> None:
     assert code == 0 and "0 of them trained already" in printed and not (tmp_path / "none").exists()
 
 
+def test_table_of_explanations_leaves_out_a_column_before_words_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"model": "no distillation, seed 0", "image": "test:0", "true": "2", "predicted": "2", "probability": 0.246}
+    for columns, shown in (("45", False), ("80", True)):
+        monkeypatch.setenv("COLUMNS", columns)
+        text = _format_predictions([row])
+        assert ("24.6 %" in text) == shown and "predicted" in text and "test:0" in text
+        assert max(map(len, text.splitlines())) <= int(columns) or not shown
+
+
 def test_plan_at_80_columns_breaks_no_word_and_shows_gpu_time(
     ran: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -962,15 +971,14 @@ def test_explain_reports_every_mistake_at_once(ran: tuple[Path, Path], tmp_path:
     command = ("explain", file, *words, "--arm", "basline", "--out", out, "--to", tmp_path / "seen", "--json")
     assert [mistake["message"] for mistake in parsed(call(*command)[1])["mistakes"]] == [missing, empty, arm]
     code, printed, err = call("explain", file, *words, "--seed", 7, "--out", out, "--to", tmp_path / "seen")
-    assert len(err.splitlines()) == 4 and "with seed 7" in err and "Seeds: 0, 1." in err
+    assert len(err.splitlines()) == 4 and "\nno trial with seed 7. Seeds: 0, 1.\n" in f"{err}\n"
     code, printed, err = call("explain", file, *words, "--out", out, "--to", tmp_path / "seen")
-    both = "baseline, seed 0; position=none, seed 0"
-    assert err.splitlines()[-1] == f"{both}: there is no test image 360: the split has 360, counted from 0"
+    assert err.splitlines()[-1] == "every model: there is no test image 360: the split has 360, counted from 0"
     target = ("--image", "test:360", "--target", "sven", "--out", out, "--to", tmp_path / "seen", "--json")
     mistakes = parsed(call("explain", file, *target)[1])["mistakes"]
     assert [mistake["message"] for mistake in mistakes] == [
-        f"{both}: there is no test image 360: the split has 360, counted from 0",
-        f"{both}: target sven: no such class; allowed: 0 to 9.",
+        "every model: there is no test image 360: the split has 360, counted from 0",
+        "every model: target sven: no such class; allowed: 0 to 9.",
     ]
     [trial, *_] = out.glob("trials/*/*")
     code, printed, err = call("explain", trial, "--seed", 0, "--to", tmp_path / "seen")

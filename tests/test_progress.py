@@ -9,7 +9,7 @@ import json
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from rich.console import Console
 
 from vitlab.driver import progress
 from vitlab.planning.values import Plan, Planned
+from vitlab.spec.run import REPORTING_SEEDS
 from vitlab.store.folders import Store
 from vitlab.training.artifacts import make_checkpoint_writer
 
@@ -248,6 +249,11 @@ def test_size_of_a_plan_counts_trained_and_resumed_trials(tmp_path: Path) -> Non
         "; 3 to train, 2 of them from a checkpoint, 2 trained already"
     )
     assert progress.describe_size(plan, (), store) == "2 arms, 5 trials; nothing to train, 2 trained already"
+    teacher = replace(todo[0], arm="prerequisite 1a2b3c4d", seed=0)
+    needed = progress.describe_size(plan, [teacher, *todo], store)
+    assert needed.startswith("2 arms, 5 trials; 4 to train, 1 of them needed by others, 2 of them from")
+    tuning = replace(plan, trials=tuple(replace(item, seed=REPORTING_SEEDS + item.seed) for item in plan.trials))
+    assert progress.describe_size(tuning, tuning.trials, store).startswith("2 arms, 5 tuning trials; 5 to train")
 
 
 def test_live_table_has_bars_and_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -49,12 +50,13 @@ from vitlab.comparison import MEANINGS, Verdict
 from vitlab.errors import UserError
 from vitlab.explaining.colours import GREY
 from vitlab.planning import registration
-from vitlab.planning.study_folder import RunRecord, read_plan, write_latest_run_record
+from vitlab.planning.study_folder import read_plan
 from vitlab.planning.values import Arm, EarlierResults, MetricFacts, Plan, Planned, Registration
 from vitlab.report import (
     comparison,
     drawing,
     frame,
+    notes,
     phrasing,
 )
 from vitlab.report.formats import to_text
@@ -1176,6 +1178,24 @@ def test_comparisons_that_cannot_tell_are_one_sentence_outside_of_json(tmp_path,
     assert page.index(sentence) < page.index("<summary>All 4 answers</summary>") < page.index(unclear[0])
 
 
+def test_many_arms_that_cannot_tell_are_counted(tmp_path: Path, undrawn: None) -> None:
+    arms = {"baseline": BASE, **{f"position=sincos2d, depth={depth}, heads=2": NEAR for depth in range(1, 5)}}
+    plan, store = study(tmp_path, arms)
+    assert "cannot tell: 4 arms. The simultaneous" in text_of(plan, store, "md")
+    assert "position=sincos2d, depth=1, heads=2" in document(plan, store)["answers"][0]
+
+
+def test_trainings_that_ended_at_one_step_have_no_range() -> None:
+    def ended(arm: str, steps: int) -> Any:
+        spec = SimpleNamespace(train=SimpleNamespace(stop_early={"patience": 2}))
+        planned = SimpleNamespace(arm=arm, trial=SimpleNamespace(spec=spec))
+        return SimpleNamespace(planned=planned, result=SimpleNamespace(outcome=SimpleNamespace(steps=steps)))
+
+    trials = [ended("lion", 280), ended("lion", 280), ended("adamw", 1200), ended("adamw", 900)]
+    [note] = notes._note_early_stops(trials)
+    assert note.endswith(": lion 280, adamw 900 to 1,200.")
+
+
 def folded_and_others(plan, store):
     report_ = report.collect(plan, store)
     main = report_.main_answers
@@ -1338,7 +1358,10 @@ def test_latex_fits_paper_width(tmp_path):
         return float(TextPath((0, 0), text, prop=font).get_extents().width) if text else 0.0
 
     plan, store = _grid(tmp_path)
-    [(layout, rows)] = _latex_tables(latex := text_of(plan, store, "latex"))
+    (layout, rows), (_, crossed) = _latex_tables(latex := text_of(plan, store, "latex"))
+    assert [cells[0].strip() for cells in crossed] == ["position", "none", "learned"]
+    assert r"\label{tab:positions-means-of-the-grid}" in latex
+    assert "Difference from the baseline (" in latex and "Arms are compared with the baseline (" in latex
     wrapped = re.match(r"p\{([\d.]+)\\linewidth\}", layout)
     assert wrapped is not None
     columns = [345 * float(wrapped[1]), *(max(map(width, cells)) for cells in list(zip(*rows, strict=True))[1:])]
@@ -1357,20 +1380,13 @@ def test_latex_fits_paper_width(tmp_path):
     assert {"tab:positions-arms", "tab:positions-comparisons", "tab:positions-interactions"} <= {*labels}
 
 
-def test_provenance_separates_trained_from_cached(tmp_path):
+def test_provenance_counts_every_training_once(tmp_path):
     plan, store = study(tmp_path)
-    write_latest_run_record(
-        store.study(plan.study), RunRecord(plan.version, 1.79e9 + 3600)
-    )  # a second run, after all had ended
-    last = plan.trials[-1].trial
-    result = result_of(last, {"val/accuracy": 0.9})
-    later = dataclasses.replace(result.circumstances, ended=1.79e9 + 3700)
-    store.trial(last.key, last.code).write_result(dataclasses.replace(result, circumstances=later))
     provenance = document(plan, store)["made"]
-    assert (provenance["trained"], provenance["cached"]) == (1, 19)
+    assert (provenance["trained"], provenance["failed"]) == (20, 0)
     assert provenance["data"] == [{"set": "digits", "identity": "sha256:c0ffee"}]
     assert provenance["wall_s"] == pytest.approx(20 * 7.5)
-    assert "1 trained in the last run, 19 cached" in text_of(plan, store, "md")
+    assert "20 trainings in all, tuning and teachers included" in text_of(plan, store, "md")
 
 
 def test_end_is_time_of_result(tmp_path):
@@ -1823,15 +1839,17 @@ def test_arms_that_have_not_run_are_named_once(tmp_path: Path, undrawn: None) ->
     checkpoint.parent.mkdir(parents=True)
     checkpoint.touch()
     doc = document(plan, store)
-    assert [answer.split(" ")[0] for answer in doc["answers"]] == ["b", "no"] and len(doc["arms"]) == 4
-    assert doc["answers"][-1] == "no result yet: c; d."
+    assert [answer.split(" ")[0] for answer in doc["answers"]] == ["b", "cannot", "no"] and len(doc["arms"]) == 4
+    assert "no trial of d can be judged yet (1 paused, 4 missing)" in doc["answers"][1]
+    assert doc["answers"][-1] == "no result yet: c."
     assert (
-        "Preliminary: of 20 trials, 10 done, 10 missing, 1 of them paused with a checkpoint (1 with a result of other "
-        "code, which is kept and not used)." in (doc["notes"])
+        "Preliminary: of 20 trials, 10 done, 1 paused, 9 missing (1 with a result of other code, which is kept and not "
+        "used)." in (doc["notes"])
     )
+    assert frame.results(plan, store)["status"].tolist()[-2:] == ["paused", "missing"]
     rows = re.findall(r"^\| (baseline|b|c|d) \|", text_of(plan, store, "md"), flags=re.MULTILINE)
-    assert set(rows) == {"baseline", "b"}
-    assert "<li>no result yet: c; d.</li>" in text_of(plan, store, "html")
+    assert set(rows) == {"baseline", "b", "d"}
+    assert "<li>no result yet: c.</li>" in text_of(plan, store, "html")
     plan, store = study(tmp_path / "none", {"baseline": [None], "b": [None]})
     assert document(plan, store)["answers"] == ["no result yet: baseline; b."]
     assert " n " not in text_of(plan, store, "terminal")

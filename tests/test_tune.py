@@ -391,6 +391,28 @@ def test_shared_choice_is_made_at_base(tmp_path: Path) -> None:
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 
+def test_teachers_of_tuning_are_counted_by_run_and_report_alike(tmp_path: Path) -> None:
+    train = {**BASE["train"], "steps": 2, "evaluations": 1}
+    teacher = {"trial": {"model": {**BASE["model"], "depth": 2}, "train": train}, "seed": "same"}
+    file = study(
+        tmp_path,
+        base={**BASE, "train": train, "distill": {"kind": "hard", "teacher": teacher}},
+        tune={"knobs": {LR: [1e-3, 1e-2]}, "per": "study", "seeds": 1},
+        design={"one_at_a_time": {"distill.kind": ["none"]}},
+        seeds=1,
+        run={**RUN, "tracker": "none"},
+    )
+    trainings = 2 + 2 + 2  # of candidates and arms, and a teacher for the seeds of each
+    assert vitlab.run(file, out=tmp_path).trained == trainings
+    again = vitlab.run(file, out=tmp_path)
+    made = report.collect(again.plan, again.store).made
+    assert made is not None and again.cached == made.trained == trainings and not made.failed
+    [teacher_of_tuning] = set(again.plan.tuning[0].trials[0].trial.needs.values())
+    shutil.rmtree(tmp_path / "trials" / teacher_of_tuning)
+    _, plan = plan_study(file, out=tmp_path)
+    assert len(plan.prerequisites) == 1, "a choice outlives the trials that made it"
+
+
 def test_report_shows_rivals_cost_and_edges(tuned: tuple[Path, Path, Answer]) -> None:
     answer = tuned[2]
     document = json.loads(str(report.render(answer.plan, answer.store, "json")))

@@ -112,7 +112,7 @@ def mean_changes_by_width(
     widths: Sequence[int],
     seeds: Sequence[int],
     steps: int,
-    say: Say = lambda sentence: None,
+    say: Say,
 ) -> dict[str, dict[int, float]]:
     """Return the mean absolute changes by layer and width, as means over seeds.
 

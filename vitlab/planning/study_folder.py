@@ -66,8 +66,8 @@ def read_decisions(store: Store, study: Study) -> Decisions:
     if plan is None:
         return UNDECIDED
     tunings = {tuning.key: tuning for tuning in plan.tuning if not tuning.open}
-    probes = plan.probes if study.run.engine == "measured" else {}
-    return Decisions(tunings, probes, plan.looks, plan.prerequisites)
+    trained = tuple(trial for trial in plan.prerequisites if store.folder(trial).done())
+    return Decisions(tunings, plan.probes if study.run.engine == "measured" else {}, plan.looks, trained)
 
 
 def apply_registration(plan: Plan, store: Store) -> Plan:

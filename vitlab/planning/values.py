@@ -324,7 +324,7 @@ class Decisions:
     tunings: Mapping[str, Tuning] = field(default_factory=dict)  #: decided tunings by key
     benchmarks: Mapping[str, EngineBenchmark] = field(default_factory=dict)  #: by shape
     looks: Looks | None = None
-    prerequisites: tuple[Trial, ...] = ()  #: of the trials that decided them, too
+    prerequisites: tuple[Trial, ...] = ()  #: with a result, of all trials
 
 
 UNDECIDED = Decisions()

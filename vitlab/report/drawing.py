@@ -112,8 +112,9 @@ def svg_to_element(svg: str, name: str, alternative: str) -> str:
 
     The name, unique in the page, stands before identifiers; the alternative is for readers who do not see the figure.
     """
-    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    svg = svg.replace('id="figure_1"', 'id="figure"')
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL).replace(
+        'id="figure_1"', 'id="figure"'
+    )
     return re.sub(r"<[^>]+>", lambda tag: _adapt_tag(tag[0], name, alternative), svg)
 
 
