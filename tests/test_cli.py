@@ -1020,7 +1020,7 @@ def test_explain_says_that_trials_kept_no_weights(ran: tuple[Path, Path], tmp_pa
     for result in out.glob("trials/*/*/result.json"):
         result.unlink()
     code, printed, err = call("explain", file, "--out", out, "--to", tmp_path / "seen")
-    sentence = "baseline, seed 0; position=none, seed 0: this version of the study has not trained it; type vitlab run"
+    sentence = "every model: this version of the study has not trained it; type vitlab run"
     assert (code, printed) == (2, "") and err.splitlines()[-1].startswith(sentence) and "trials/" not in err
     assert not (tmp_path / "seen").exists()
 

@@ -1359,7 +1359,7 @@ def test_latex_fits_paper_width(tmp_path):
 
     plan, store = _grid(tmp_path)
     (layout, rows), (_, crossed) = _latex_tables(latex := text_of(plan, store, "latex"))
-    assert [cells[0].strip() for cells in crossed] == ["position", "none", "learned"]
+    assert {cells[0].strip() for cells in crossed} == {"position", "none", "learned", "sincos2d"}
     assert r"\label{tab:positions-means-of-the-grid}" in latex
     assert "Difference from the baseline (" in latex and "Arms are compared with the baseline (" in latex
     wrapped = re.match(r"p\{([\d.]+)\\linewidth\}", layout)
