@@ -1185,6 +1185,18 @@ def test_many_arms_that_cannot_tell_are_counted(tmp_path: Path, undrawn: None) -
     assert "position=sincos2d, depth=1, heads=2" in document(plan, store)["answers"][0]
 
 
+def test_captions_name_one_baseline() -> None:
+    assert phrasing.name_baseline([None, "depth=2", "depth=2"]) == "the baseline (depth=2)"
+    assert {phrasing.name_baseline(names) for names in (["a", "b"], ["baseline"], [None])} == {"the baseline"}
+
+
+def test_figures_and_table_say_which_arm_is_the_baseline(tmp_path: Path) -> None:
+    plan, store = study(tmp_path, {"plain": BASE, "b": NONE})
+    latex, figures = text_of(plan, store, "latex"), report.collect(plan, store).figures
+    assert "Difference from the baseline (plain) with its" in latex
+    assert "the difference from the baseline (plain) with its" in figures["arms"].caption
+
+
 def test_trainings_that_ended_at_one_step_have_no_range() -> None:
     def ended(arm: str, steps: int) -> Any:
         spec = SimpleNamespace(train=SimpleNamespace(stop_early={"patience": 2}))
@@ -1361,7 +1373,6 @@ def test_latex_fits_paper_width(tmp_path):
     (layout, rows), (_, crossed) = _latex_tables(latex := text_of(plan, store, "latex"))
     assert {cells[0].strip() for cells in crossed} == {"position", "none", "learned", "sincos2d"}
     assert r"\label{tab:positions-means-of-the-grid}" in latex
-    assert "Difference from the baseline (" in latex and "Arms are compared with the baseline (" in latex
     wrapped = re.match(r"p\{([\d.]+)\\linewidth\}", layout)
     assert wrapped is not None
     columns = [345 * float(wrapped[1]), *(max(map(width, cells)) for cells in list(zip(*rows, strict=True))[1:])]

@@ -431,7 +431,8 @@ def fold_unclear_answers(
             low = scale.end(min(row["difference_low"] for row in unclear), decimals)
             high = scale.end(max(row["difference_high"] for row in unclear), decimals)
             sentence = (
-                f"{Verdict.CANNOT_TELL}: {'; '.join(arms) if len('; '.join(arms)) <= LONGEST_LIST else f'{len(arms)} arms'}. "
+                f"{Verdict.CANNOT_TELL}: "
+                f"{'; '.join(arms) if len('; '.join(arms)) <= LONGEST_LIST else f'{len(arms)} arms'}. "
                 f"The {interval_name(family, analysis)}s of their "
                 f"differences from {baseline} lie within {f'{low} to {high} {scale.points}'.rstrip()}."
             )
