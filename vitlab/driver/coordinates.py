@@ -55,8 +55,8 @@ class Coordinates:
         """Return in one sentence whether every layer stays within a factor."""
         ratio = self.ratio(self.worst)
         verdict = "within" if ratio <= factor else "beyond"
-        sentence = f"{verdict} the factor {factor:g}; {self.worst} depends most on width, by {ratio:.3g}."
-        return f"{self.parametrization}: {sentence}"
+        where = f"{self.parametrization}: {verdict} the factor {factor:g}"
+        return f"{where}; {self.worst} depends most on width, by {ratio:.3g}."
 
 
 def check_coordinates(
