@@ -54,9 +54,10 @@ class Coordinates:
     def describe_worst_layer(self, factor: float) -> str:
         """Return in one sentence whether every layer stays within a factor."""
         ratio = self.ratio(self.worst)
-        verdict = "within" if ratio <= factor else "beyond"
-        where = f"{self.parametrization}: {verdict} the factor {factor:g}"
-        return f"{where}; {self.worst} depends most on width, by {ratio:.3g}."
+        return (
+            f"{self.parametrization}: {'within' if ratio <= factor else 'beyond'} the factor {factor:g}; {self.worst} "
+            f"depends most on width, by {ratio:.3g}."
+        )
 
 
 def check_coordinates(

@@ -480,11 +480,8 @@ def describe_size(plan: Plan, todo: Sequence[Planned], store: Store) -> str:
         parts.append(f"{resumed} of them from a checkpoint")
     if trained:
         parts.append(f"{trained} trained already")
-    return (
-        f"{format_count(len(plan.arms), 'arm')}, {len(plan.trials):,} "
-        f"{'tuning ' * any(item.seed >= REPORTING_SEEDS for item in plan.trials)}trial{'s' * (len(plan.trials) != 1)}; "
-        f"{', '.join(parts)}"
-    )
+    kind = f"{'tuning ' * any(item.seed >= REPORTING_SEEDS for item in plan.trials)}trial"
+    return f"{format_count(len(plan.arms), 'arm')}, {format_count(len(plan.trials), kind)}; {', '.join(parts)}"
 
 
 def trial_name(planned: Planned) -> str:
