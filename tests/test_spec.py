@@ -76,7 +76,7 @@ def only(actual: list[str]) -> str:
         ("study: small", "study: small\nseeds: {count: 2, vary: [innit]}", "2:26", ["innit", "'init'"]),
         ("study: small", "study: small\nseeds: [1, 1]", "2:1", ["twice"]),
         ("study: small", "study: small\nseeds: 0", "2:8", ["greater than or equal to 1", "0"]),
-        ("study: small", "study: small\nanalysis: {metric: accuracy}", "2:20", ["val/accuracy", "'accuracy'"]),
+        ("study: small", "study: small\nanalysis: {metric: accuracy}", "2:20", ["no trial reports accuracy.", "'val/accuracy'"]),
         ("study: small", "study: small\nanalysis: {compare: basline}", "2:21", ["'basline'", "'baseline'"]),
         ("study: small", "study: small\nanalysis: {compare: {to: {}}}", "2:22", ["at least 1"]),
         ("study: small", "study: small\ndesign: {}", "2:1", ["exactly one of", "empty design"]),

@@ -28,6 +28,7 @@ from vitlab.registry import plugins as plugin_sources
 from vitlab.registry.slots import first_line, without_markup
 from vitlab.spec import Study, read_document
 from vitlab.spec.choice import SLOT_MARK, TOGETHER, Choice
+from vitlab.spec.design import format_value
 from vitlab.spec.tree import NewTree
 
 Schema = Mapping[str, Any]
@@ -68,8 +69,11 @@ def show_command(slot: str, name: str | None) -> list[str] | None:
     A NAME that only one slot has needs no SLOT, and a SLOT without NAME lists its components. 'vitlab show study NAME'
     prints the file of a study that comes with vitlab.
     """
-    if name is None and slot not in (*registry.SLOT_MODULES, *STUDIES):
-        slot, name = _find_slot_of_component(slot), slot
+    if slot not in (*registry.SLOT_MODULES, *STUDIES):
+        found = _find_slot_of_component(slot)
+        if name is not None:
+            raise UserError(f"'{slot}' is no slot; type 'vitlab show {slot}', which prints it with all it has")
+        slot, name = found, slot
     if name is None:
         _print_components(slot)
     elif slot in STUDIES:
@@ -93,7 +97,9 @@ def _find_slot_of_component(name: str) -> str:
             f"'{name}' is in {', '.join(slots)}; write one of them before it: 'vitlab show {slots[0]} {name}'"
         )
     hint = nearest(name, [*registry.SLOT_MODULES, *dict(named)])
-    raise UserError(f"no slot, component or study called '{name}'.{hint} 'vitlab list' lists them.")
+    raise UserError(
+        f"no slot, component or study called '{name}'.{hint} 'vitlab list' lists them; keys of a study are in 'vitlab schema'."
+    )
 
 
 def _print_components(slot: str | None) -> None:
@@ -177,7 +183,12 @@ def _print_component(slot: str, name: str) -> None:
         if options:
             click.echo(title)
         for option, field in options.items():
-            default = "required" if option in schema.get("required", []) else f"= {shown_default(field.get('default'))}"
+            value = field.get("default")
+            default = (
+                "required"
+                if option in schema.get("required", [])
+                else f"{'= ' * (value is not None)}{shown_default(value)}"
+            )
             click.echo(f"  {option:20} {describe_option_type(field):34} {default}")
             print_indented(" " * 6, " ".join(without_markup(field.get("description", "")).split()))
 
@@ -194,7 +205,18 @@ def _metric_facts(component: Any) -> str:
 
 def shown_default(value: Any) -> str:
     """Return a default as it is written in YAML."""
-    return str(value["type"]) if isinstance(value, dict) and set(value) == {"type"} else str(value)
+    return "not set" if value is None else format_value(value)
+
+
+WORDS = {
+    "any": "any value",
+    "integer": "whole number",
+    "string": "text",
+    "boolean": "true or false",
+    "array": "list",
+    "object": "mapping",
+}
+"""Type in a JSON Schema to the word for it; the only other one is ``number``."""
 
 
 def describe_option_type(field: Schema) -> str:
@@ -204,16 +226,18 @@ def describe_option_type(field: Schema) -> str:
     if "$ref" in field:
         return str(field["$ref"]).rpartition("/")[2]
     if "anyOf" in field:
-        return " or ".join(dict.fromkeys(describe_option_type(part) for part in field["anyOf"]))
+        parts = [part for part in field["anyOf"] if part != {"type": "null"}]
+        return " or ".join(dict.fromkeys(map(describe_option_type, parts)))
     if "enum" in field:
-        return "one of " + ", ".join(map(str, field["enum"]))
+        return "one of " + ", ".join(map(format_value, field["enum"]))
     if "const" in field:
         return str(field["const"])
     signs = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
     bounds = " and ".join(f"{sign} {field[name]:g}" for name, sign in signs.items() if name in field)
-    kind = str(field.get("type", "any"))
-    if kind == "array" and isinstance(field.get("items"), dict):
-        kind = f"list of {describe_option_type(field['items'])}"
+    kind = WORDS.get(field.get("type", "any"), "number")
+    items = field.get("items") or field.get("prefixItems", [None])[0]
+    if isinstance(items, dict):
+        kind = f"list of {describe_option_type(items)}"
     return f"{kind} {bounds}".strip()
 
 

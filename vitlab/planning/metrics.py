@@ -1,6 +1,7 @@
 """The metrics that a study's trials report: their facts, the goal of the analysis, and mistakes in naming them."""
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -86,7 +87,8 @@ def _is_reported(metric: str, reported: Metrics) -> bool:
     """Return whether one of the metrics by name is reported as ``metric``, of its split too."""
     group, _, name = metric.partition("/")
     own = declared_metric(name, reported)
-    return group == "train" or (own is not None and group in reported[own].splits)
+    is_of_split = group == "train" or (own is not None and group in reported[own].splits)
+    return is_of_split and re.fullmatch(r"\w+", name) is not None
 
 
 def fill_in_goal(study: Study, reported: Metrics) -> Study:
@@ -135,25 +137,21 @@ def find_mistakes(
         complete: whether every metric that a trial names could be resolved; if not, a metric that no trial reports may
             be one of those, which have their own mistake.
     """
-    if complete:
-        yield from _find_unreported(study, reported, trials)
-        validation = study.analysis.metric.replace("test/", "val/")
-        if (
-            study.run.keep.which == "best"
-            and reported
-            and not (validation.startswith("val/") and _is_reported(validation, reported))
-        ):
-            sentence = f"best is by a metric of validation, and no trial reports {validation} there; write keep: last"
-            yield ("run", "keep"), sentence
+    unreported = [*_find_unreported(study, reported, trials)] if complete else []
+    yield from unreported
     yield from _find_excess_amounts(study, document, reported)
+    if study.blocks is None and study.analysis.over_blocks is not None:
+        yield ("analysis", "over_blocks"), "there are no blocks to judge over; remove it"
+    if not complete or not reported or ("analysis", "metric") in dict(unreported):
+        return  # what follows would be a consequence
+    validation = study.analysis.metric.replace("test/", "val/")
+    if study.run.keep.which == "best" and not (validation.startswith("val/") and _is_reported(validation, reported)):
+        sentence = f"best is by a metric of validation, and no trial reports {validation} there; write keep: last"
+        yield ("run", "keep"), sentence
     own = declared_metric(study.analysis.metric.partition("/")[2], reported)
-    if study.blocks is None:
-        fault = "there are no blocks to judge over; remove it" * (study.analysis.over_blocks is not None)
-    elif own is None:  # of a split without metrics but the loss, or reported as unknown
-        fault = why_no_block_average(study.analysis, "number", (0.0, math.inf))
-    else:
-        fault = why_no_block_average(study.analysis, unit_of(reported[own]), reported[own].bounds)
-    if fault:
+    # A metric without a declaration is of a split without metrics but the loss.
+    unit, bounds = ("number", (0.0, math.inf)) if own is None else (unit_of(reported[own]), reported[own].bounds)
+    if study.blocks is not None and (fault := why_no_block_average(study.analysis, unit, bounds)):
         yield ("analysis", "over_blocks"), fault
 
 
@@ -181,15 +179,18 @@ def _find_unreported(
     for plain, info in trials:
         is_data_known &= info is not None
         reported |= _possible_metrics(plain) if info is None else reported_metrics(plain, info)
-        if plain.get("distill"):
-            return  # distillation reports values that are not metrics
     for place, metric in required.items():
         if not _is_reported(metric, reported):
-            group, _, name = metric.partition("/")
+            group, _, name = metric.rpartition("/")
+            group = group if group in ("train", "test") else "val"
             names = [one for one, facts in reported.items() if group in facts.splits]
             choices = f" Reported: {', '.join(f'{group}/{one}' for one in names)}." if is_data_known else ""
             hint_to_name = ""
-            if name in slot("metric").names() and group in (facts := slot("metric").get(name)).splits:
+            if (
+                name not in names
+                and name in slot("metric").names()
+                and group in (facts := slot("metric").get(name)).splits
+            ):
                 hint_to_name = f" Write base.{facts.option or f'train.metrics: [{name}]'}."
             close = closest(name, names)
             hint = f" Did you mean '{group}/{close}'?" if close is not None else ""

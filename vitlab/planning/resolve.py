@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
-from vitlab.errors import DataError, GeometryError, OptionError, Path, WeightsError, nearest
+from vitlab.errors import DataError, GeometryError, OptionError, Path, WeightsError, closest, nearest
 from vitlab.geometry import DataInfo
 from vitlab.identity.code import NOTHING, Surroundings, component_modules, optional_modules, trial_code_digest
 from vitlab.identity.trial import Trial, checkpoint_identity, hash_of, weight_file_digests
@@ -199,7 +199,8 @@ class Resolver:
             if path in (("model",), ("data",)):
                 setattr(draft, str(path[0]), choice)
             # A default component can stand in for a wrong one while the rest is checked; other defaults would mislead.
-            if all(is_choice(choice.fields[str(option)]) for option in draft.wrong.get(path, ())):
+            wrong = draft.wrong.get(path, ())
+            if "type" not in wrong and all(is_choice(choice.fields[str(option)]) for option in wrong):
                 draft.parts[path] = choice
                 set_value(draft.plain, path, choice.plain())
                 if choice.hashed() == DEFAULT_CHOICES.get(path):
@@ -207,8 +208,8 @@ class Resolver:
                 else:
                     set_value(draft.identity, path, choice.hashed())
             elif isinstance(value, Mapping):  # arms may change options of parts that have their defaults
-                wrong = {name: value[name] for name in draft.wrong[path] if name in value}
-                set_value(draft.plain, path, {**choice.plain(), **wrong})
+                as_written = {name: value[name] for name in wrong if name in value}
+                set_value(draft.plain, path, {**choice.plain(), **as_written})
         if OBJECTIVE in draft.parts:
             draft.objective = draft.parts[OBJECTIVE].component
         elif OBJECTIVE not in draft.wrong:  # the rest of ``train`` is wrong, and leaves no spec with defaults
@@ -373,16 +374,14 @@ class Resolver:
         place = (*path, "trial")
         own = value_at(draft.tree, place)
         tree = own if isinstance(own, Mapping) else source["trial"]
-        if role == "teacher" and "data" not in tree:
-            data = draft.section("data")
-            if data is None or any(fault[0] == "data" for fault, _ in draft.faults):
-                return  # its mistakes are reported already
+        inherits = role == "teacher" and "data" not in tree
+        if inherits and (data := draft.section("data")) is not None:
             # Test sets beside the test split are of the student alone.
             tree = {"data": {name: value for name, value in data.items() if name not in TEST_SET_OPTIONS}, **tree}
         try:
             trial = self.resolve_trial(tree)
-        except Faults as error:
-            draft.add_faults(*error.faults, below=place)
+        except Faults as error:  # those of the student's data are reported already
+            draft.add_faults(*(each for each in error.faults if not (inherits and each[0][0] == "data")), below=place)
             return
         draft.add_faults((place, trial.incompatibility))
         set_value(draft.identity, place, trial.identity)
@@ -432,12 +431,22 @@ class Resolver:
         )
 
     def _resolve_choice(self, name: str, value: Any) -> tuple[ResolvedChoice | None, OptionError | None]:
-        """Return the choice and its mistakes; if it has some, with defaults for the wrong options, or None."""
+        """Return the choice and its mistakes; if it has some, with defaults for the wrong options, or None.
+
+        The options of a misspelt component are checked as options of the nearest one.
+        """
         if value is None:
             return None, None  # reported by TrialSpec
         try:
             return slot(name).resolve_choice(value), None
         except OptionError as error:
+            if error.faults[0][0] == ("type",):
+                written = Choice.parse(value)
+                close = closest(written.type, slot(name).names()) or ""
+                if close != written.type and abs(len(close) - len(written.type)) < 2:
+                    guess, more = self._resolve_choice(name, {"type": close, **written.options})
+                    faults, wrong = ((), ()) if more is None else (more.faults, more.wrong)
+                    return guess, OptionError([*error.faults, *faults], wrong={"type", *wrong})
             return error.sound if isinstance(error.sound, ResolvedChoice) else None, error
 
 

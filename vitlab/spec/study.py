@@ -15,7 +15,6 @@ from pydantic import (
 
 from vitlab.spec.choice import Amount, Frozen, Goal, OverBlocks
 from vitlab.spec.design import Node, Zip
-from vitlab.spec.mistakes import conflict_error
 from vitlab.spec.run import RunSpec, Seeds, SeedsOrNumber
 from vitlab.spec.tree import NewTree
 from vitlab.spec.trial import TrialSpec
@@ -30,12 +29,6 @@ class Rule(Frozen):
     """What happens to an arm that breaks it."""
     because: str
     """Reason, shown with the arms that break it."""
-
-
-def metric_name_error(name: str) -> str:
-    """Return the error message for a text that is not a metric of a split."""
-    hint = f" Did you mean 'val/{name}'?" if re.fullmatch(r"\w+", name) else ""
-    return f"found '{name}'; allowed: train/NAME, val/NAME or test/NAME, such as val/accuracy.{hint}"
 
 
 class Counterpart(Frozen):
@@ -116,14 +109,6 @@ class Check(Frozen):
     """Exit code 0 or 5."""
     cost: CostLimits | None = None
     """Limits of time and memory, which are measured in turns with the baseline's commit."""
-
-    @field_validator("metrics", "margin", "min_abs")
-    @classmethod
-    def _check_metric_names(cls, value: dict[str, object]) -> dict[str, object]:
-        for name in value:
-            if not re.fullmatch(r"(train|val|test)/\w+", name):
-                raise ValueError(metric_name_error(name))
-        return value
 
 
 class Match(Frozen):
@@ -216,10 +201,3 @@ class Study(Frozen):
     """Execution of trials."""
     plugins: Plugins = Plugins()
     """Plugins that the study requires."""
-
-    @field_validator("analysis")
-    @classmethod
-    def _check_metric(cls, analysis: Analysis) -> Analysis:
-        if not re.fullmatch(r"(train|val|test)/\w+", analysis.metric):
-            raise conflict_error(metric_name_error(analysis.metric), "metric")
-        return analysis
