@@ -46,7 +46,7 @@ def install() -> None:
     """Install the handlers of Ctrl-C in this process, unless its parent process set Ctrl-C to be ignored."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _handle_ctrl_c)
-        atexit.register(_exit_process)  # registered first, it is called last
+    atexit.register(_exit_process)  # registered first, it is called last
     sys.excepthook = _excepthook
     sys.unraisablehook = _unraisablehook
 

@@ -70,10 +70,9 @@ def show_command(slot: str, name: str | None) -> list[str] | None:
     prints the file of a study that comes with vitlab.
     """
     if slot not in (*registry.SLOT_MODULES, *STUDIES):
-        found = _find_slot_of_component(slot)
-        if name is not None:
-            raise UserError(f"'{slot}' is no slot; type 'vitlab show {slot}', which prints it with all it has")
-        slot, name = found, slot
+        slot, name, option = _find_slot_of_component(slot), slot, name
+        if option is not None:
+            raise UserError(f"'{name}' is no slot; type 'vitlab show {name}', which prints it with all its options")
     if name is None:
         _print_components(slot)
     elif slot in STUDIES:
@@ -98,7 +97,7 @@ def _find_slot_of_component(name: str) -> str:
         )
     hint = nearest(name, [*registry.SLOT_MODULES, *dict(named)])
     raise UserError(
-        f"no slot, component or study called '{name}'.{hint} 'vitlab list' lists them; keys of a study are in 'vitlab schema'."
+        f"no slot, component or study called '{name}'.{hint} 'vitlab list' lists them, and 'vitlab schema' all keys."
     )
 
 
@@ -209,14 +208,13 @@ def shown_default(value: Any) -> str:
 
 
 WORDS = {
-    "any": "any value",
     "integer": "whole number",
     "string": "text",
     "boolean": "true or false",
     "array": "list",
     "object": "mapping",
 }
-"""Type in a JSON Schema to the word for it; the only other one is ``number``."""
+"""Type in a JSON Schema to the word for it, where they differ."""
 
 
 def describe_option_type(field: Schema) -> str:
@@ -234,7 +232,7 @@ def describe_option_type(field: Schema) -> str:
         return str(field["const"])
     signs = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
     bounds = " and ".join(f"{sign} {field[name]:g}" for name, sign in signs.items() if name in field)
-    kind = WORDS.get(field.get("type", "any"), "number")
+    kind = WORDS.get(kind := str(field.get("type", "any value")), kind)
     items = field.get("items") or field.get("prefixItems", [None])[0]
     if isinstance(items, dict):
         kind = f"list of {describe_option_type(items)}"

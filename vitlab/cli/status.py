@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -18,7 +18,7 @@ from vitlab.cli.options import PATH, display_path, out_option, parse_changes, pr
 from vitlab.errors import UserError
 from vitlab.planning.study_folder import EARLIER, Version, format_differences, read_plan, read_versions
 from vitlab.planning.values import Plan, Planned
-from vitlab.spec.tree import NewTree
+from vitlab.spec.tree import NewTree, flatten
 from vitlab.store.files import remove
 from vitlab.store.folders import Event, Store, TrialFolder
 from vitlab.store.locks import Busy
@@ -254,27 +254,21 @@ def _find_latest_trial(plan: Plan, store: Store, arm: str | None, seed: int | No
         which += "" if seed is None else f" with seed {seed}"
         raise UserError(f"no trial{which} has begun; type vitlab run FILE, with the study's file")
     folders = {store.folder(item.trial): item for item in begun}
-    return folders[max(folders, key=lambda folder: (folder.is_locked(), _last_written(folder)))]
 
+    def last_written(folder: TrialFolder) -> tuple[bool, float]:
+        # A trial that failed before it had a journal has its folder alone.
+        file = folder.journal if folder.journal.is_file() else folder.path
+        return folder.is_locked(), file.stat().st_mtime
 
-def _last_written(folder: TrialFolder) -> float:
-    """Return when a trial's journal was last written to, or the folder, if the trial failed before it had one."""
-    return (folder.journal if folder.journal.is_file() else folder.path).stat().st_mtime
+    return folders[max(folders, key=last_written)]
 
 
 def _format_event(event: Event) -> str:
     moment = datetime.fromtimestamp(event.t / 1000).isoformat(" ", "seconds")
-    return f"{moment}  {event.kind:8}  {'  '.join(_format_names_and_values(event.body))}"
-
-
-def _format_names_and_values(values: Mapping[str, object]) -> list[str]:
-    pairs: list[str] = []
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            pairs += _format_names_and_values(value)
-        else:
-            pairs.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
-    return pairs
+    pairs = (
+        f"{name} {f'{value:.4g}' if isinstance(value, float) else value}" for name, value in flatten(event.body).items()
+    )
+    return f"{moment}  {event.kind:8}  {'  '.join(pairs)}"
 
 
 @click.command()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -112,15 +112,7 @@ def plan_study(
     try:
         plan = make_plan(study, document, problems, machine, decisions)
     except SpecError as error:
-        mistakes = _without_consequences(error.mistakes, problems)
-        in_file: Sequence[Problem] = mistakes
-        if changes:
-            try:
-                plan_study(file, plugins=plugins, out=out)
-                in_file = ()
-            except VitlabError as of_file:
-                in_file = of_file.mistakes
-        raise SpecError(_name_changes(mistakes, document, changes, in_file)) from None
+        raise SpecError(_without_consequences(error.mistakes, problems, changes)) from None
     assert study is not None  # otherwise make_plan has raised the problems
     if study.run.tracker.options:
         registry.slot("tracker").build(study.run.tracker, plan, store, study.run)  # raises if they cannot work
@@ -132,24 +124,20 @@ def plan_study(
     return study.model_copy(update={"analysis": plan.analysis}), plan
 
 
-def _without_consequences(problems: Sequence[Problem], causes: Sequence[Problem]) -> Sequence[Problem]:
-    """Return the problems that no missing plugin explains."""
+def _without_consequences(
+    problems: Sequence[Problem], causes: Sequence[Problem], changes: Mapping[str, object]
+) -> list[Problem]:
+    """Return the problems that no missing plugin explains; those at lines of the file name the changes.
+
+    One at a line of the base does not: what a change makes wrong there is at the change.
+    """
     if any(cause.path[:2] == ("plugins", "require") for cause in causes):  # the plugin may have the component
-        return [each for each in problems if not re.match(r"no \w+ called '", each.message)]
-    return problems
-
-
-def _name_changes(
-    problems: Iterable[Problem], document: Document, changes: Mapping[str, object], in_file: Collection[Problem]
-) -> Iterator[Problem]:
-    """Yield the problems; one that the file alone does not have names the changes, or is at the closest."""
-    for each in problems:
-        if not each.line or each in in_file:
-            yield each
-        elif each.path[:1] == ("base",):
-            yield document.problem(each.path, each.message, by_change=True)
-        else:
-            yield replace(each, message=f"{each.message} (with {format_changes(changes)})")
+        problems = [each for each in problems if not re.match(r"no \w+ called '", each.message)]
+    suffix = f" (with {format_changes(changes)})" if changes else ""
+    return [
+        replace(each, message=each.message + suffix) if each.line and each.path[:1] != ("base",) else each
+        for each in problems
+    ]
 
 
 def _notes_on_machine(plan: Plan, document: Document, store: Store, device: str) -> list[str]:

@@ -1,7 +1,6 @@
 """The metrics that a study's trials report: their facts, the goal of the analysis, and mistakes in naming them."""
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -88,7 +87,7 @@ def _is_reported(metric: str, reported: Metrics) -> bool:
     group, _, name = metric.partition("/")
     own = declared_metric(name, reported)
     is_of_split = group == "train" or (own is not None and group in reported[own].splits)
-    return is_of_split and re.fullmatch(r"\w+", name) is not None
+    return is_of_split and name.isidentifier()
 
 
 def fill_in_goal(study: Study, reported: Metrics) -> Study:
@@ -173,8 +172,6 @@ def _find_unreported(
                 "tune.select, such as val/accuracy",
             )
     reported = dict(of_base)
-    if reported and all(_is_reported(metric, reported) for metric in required.values()):
-        return  # the usual case, in which no arm need be examined
     is_data_known = bool(reported)
     for plain, info in trials:
         is_data_known &= info is not None

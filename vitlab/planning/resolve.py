@@ -445,8 +445,8 @@ class Resolver:
                 close = closest(written.type, slot(name).names()) or ""
                 if close != written.type and abs(len(close) - len(written.type)) < 2:
                     guess, more = self._resolve_choice(name, {"type": close, **written.options})
-                    faults, wrong = ((), ()) if more is None else (more.faults, more.wrong)
-                    return guess, OptionError([*error.faults, *faults], wrong={"type", *wrong})
+                    more = more or OptionError([])
+                    return guess, OptionError([*error.faults, *more.faults], wrong={"type", *more.wrong})
             return error.sound if isinstance(error.sound, ResolvedChoice) else None, error
 
 

@@ -168,7 +168,10 @@ class BackgroundDelivery:
         try:
             with suppress(Exception):  # the delivery reports its own errors
                 missing = tracker.count_undelivered()
-            say(f"delivering to {tracker.title}" + (f"; {format_count(missing, 'trial')} to go" if missing else ""))
+            say(
+                f"delivering to {tracker.title}"
+                + (f"; {format_count(missing, 'trial')} not there yet" if missing else "")
+            )
             if self._thread is not None:
                 self._thread.join()
             link = self._call_tracker("close", report)
