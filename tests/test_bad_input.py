@@ -1040,3 +1040,38 @@ def test_random_damage_gives_plan_or_user_error(tmp_path: Path, text: str) -> No
     assert bool(err) == (code == 2)
     for line in messages(err):
         assert re.match(rf"{re.escape(str(file))}(:\d+:\d+)?: \S", line), line
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "further"),
+    [
+        ("type: digits", "type: digts, fractoin: 1", "dataset 'digits' has no option 'fractoin'"),
+        ("type: adamw", "type: adamv, beta: 1", "optimizer 'adam' has no option 'beta'"),
+        ("model.position: [none]", "model.positoin: [none]", "model 'vit' has no option 'positoin'"),
+    ],
+)
+def test_misspelt_component_hides_no_mistake_of_its_options(here: Path, first: str, second: str, further: str) -> None:
+    text = STUDY.replace(first, second)
+    assert text != STUDY
+    text = text if "vit'" not in further else text.replace("type: vit", "type: vitt")
+    lines = mistakes(here, text)
+    assert len(lines) == 2 and any(further in line for line in lines), lines
+    assert any(" called '" in line and "Did you mean" in line for line in lines), lines
+
+
+def test_name_far_from_every_component_brings_one_mistake(here: Path) -> None:
+    text = STUDY.replace("type: adamw", "type: my_adamw, beta: 1")
+    assert text != STUDY and "'my_adamw'" in one(mistakes(here, text))
+
+
+@pytest.mark.parametrize("metric", ["accc", "val/accc"])
+@pytest.mark.parametrize("section", ["run: {keep: best}", "blocks: {data.fraction: [0.5, 1]}"])
+def test_wrong_metric_is_one_mistake(here: Path, metric: str, section: str) -> None:
+    line = one(mistakes(here, f"{STUDY}analysis: {{metric: {metric}}}\n{section}\n"))
+    assert f"no trial reports {metric}. Did you mean 'val/accuracy'?" in line
+
+
+def test_mistake_in_the_base_names_no_change_elsewhere(here: Path) -> None:
+    (here / "s.yaml").write_text(STUDY.replace("lr: 1.0e-3", "lr: -1"))
+    line = one(refused(here, "plan", "s.yaml", "--set", "seeds=5"))
+    assert "with --set" not in line and "lr" in line

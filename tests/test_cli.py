@@ -307,7 +307,8 @@ def test_option_that_no_value_of_a_study_resembles_brings_no_hint(ran: tuple[Pat
         (["show", "ropd2d"], ["no slot, component or study called 'ropd2d'. Did you mean 'rope2d'?"]),
         (["show", "none"], ["'none' is in position, norm, tracker", "'vitlab show position none'"]),
         (["show", "dino"], ["'dino' is in objective, study"]),
-        (["show", "postion", "learned"], ["no slot called 'postion'", "'position'"]),
+        (["show", "postion", "learned"], ["no slot, component or study called 'postion'", "'position'"]),
+        (["show", "adamw", "lr"], ["'adamw' is no slot; type 'vitlab show adamw'"]),
         (["sync", "{out}/nowhere"], ["nowhere", "does not exist"]),
         (["ui", "--port", "0"], ["0 is not in the range"]),
         (["explain", "{file}", "--image", "test:0", "--arm", "basline"], ["basline", "'baseline'"]),
@@ -578,6 +579,10 @@ def test_unwritable_stdout_is_one_sentence(
     done = process(f"vitlab {command} >{target}", *ran, unbuffered=unbuffered)
     message = f"standard output, or the disk: {reason}. Results so far are kept; "
     assert done.returncode == 2 and done.stderr.startswith(message) and done.stderr.count("\n") == 1
+
+
+def test_unwritable_stdout_is_exit_code_2_where_ctrl_c_is_ignored() -> None:
+    assert process("trap '' INT; vitlab list >/dev/full").returncode == 2
 
 
 def test_closed_standard_streams_leave_their_descriptors_to_no_file(ran: tuple[Path, Path], tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_reference_has_every_key_of_the_study_file(reference: dict[str, str]) ->
         assert [key for key, _ in entries] == [
             f"{path}.{field.alias or name}" for name, field in model.model_fields.items()
         ], path
-    entry = "### `base.train.evaluations`\n\n*integer >= 1 and <= 1e+06, by default `10`*\n"
+    entry = "### `base.train.evaluations`\n\n*whole number >= 1 and <= 1e+06, by default `10`*\n"
     assert entry in sections["base.train"]
 
 
