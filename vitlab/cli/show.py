@@ -27,8 +27,7 @@ from vitlab.planning import packaged
 from vitlab.registry import plugins as plugin_sources
 from vitlab.registry.slots import first_line, without_markup
 from vitlab.spec import Study, read_document
-from vitlab.spec.choice import SLOT_MARK, TOGETHER, Choice
-from vitlab.spec.design import format_value
+from vitlab.spec.choice import SLOT_MARK, TOGETHER, Choice, component_label
 from vitlab.spec.tree import NewTree
 
 Schema = Mapping[str, Any]
@@ -182,12 +181,7 @@ def _print_component(slot: str, name: str) -> None:
         if options:
             click.echo(title)
         for option, field in options.items():
-            value = field.get("default")
-            default = (
-                "required"
-                if option in schema.get("required", [])
-                else f"{'= ' * (value is not None)}{shown_default(value)}"
-            )
+            default = "required" if option in schema.get("required", []) else f"= {shown_default(field.get('default'))}"
             click.echo(f"  {option:20} {describe_option_type(field):34} {default}")
             print_indented(" " * 6, " ".join(without_markup(field.get("description", "")).split()))
 
@@ -204,7 +198,7 @@ def _metric_facts(component: Any) -> str:
 
 def shown_default(value: Any) -> str:
     """Return a default as it is written in YAML."""
-    return "not set" if value is None else format_value(value)
+    return "not set" if value is None else json.dumps(component_label(value)).strip('"')
 
 
 WORDS = {
@@ -227,7 +221,7 @@ def describe_option_type(field: Schema) -> str:
         parts = [part for part in field["anyOf"] if part != {"type": "null"}]
         return " or ".join(dict.fromkeys(map(describe_option_type, parts)))
     if "enum" in field:
-        return "one of " + ", ".join(map(format_value, field["enum"]))
+        return "one of " + ", ".join(map(str, field["enum"]))
     if "const" in field:
         return str(field["const"])
     signs = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
