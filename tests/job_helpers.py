@@ -48,10 +48,10 @@ def with_settings(job: Job, **changes: Any) -> Job:
 def run_trial(
     trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool] = lambda: False
 ) -> TrialResult | None:
-    """Run one trial in the loop engine; return its result, or None if it was stopped, and raise if it failed."""
+    """Run one trial by its engine; return its result, or None if it was stopped, and raise if it failed."""
     from vitlab.runner.execution import execute  # not above, since it imports torch
 
-    [end] = execute(Job((JobTrial(trial.key, folder.path, trial),), replace(settings, engine="loop")), stop)
+    [end] = execute(Job((JobTrial(trial.key, folder.path, trial),), settings), stop)
     if end.ending == Deferral.BUSY:
         raise Busy(end.detail)
     if end.ending not in (Ending.DONE, Ending.STOPPED):

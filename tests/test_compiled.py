@@ -14,6 +14,7 @@ from job_helpers import run_together, run_trial
 from test_engines import SETTINGS, results, state_of, training, trial, work
 from torch import Tensor
 
+from vitlab import noise
 from vitlab.engines import find_supported_engine
 from vitlab.engines.base import Loop, train
 from vitlab.engines.compiled import Compiled, CompiledVmap
@@ -56,6 +57,24 @@ def test_compiled_vmap_falls_back_to_vmap_and_loop() -> None:
     assert find_supported_engine("compiled_vmap", training())[0] == "compiled_vmap"
     assert find_supported_engine("compiled_vmap", training(precision="fp64"))[0] == "vmap"
     assert find_supported_engine("compiled_vmap", training(model={"attention": "sdpa"}))[0] == "loop"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # torch warns of its own code while it compiles
+@pytest.mark.parametrize("stacked", [False, True])
+def test_generated_code_drops_the_same_values(stacked: bool) -> None:
+    """Inductor once took the number of a draw for an index, and widened keys inside of vmap, and so drew others."""
+
+    def drop(x_BN: Tensor, key: Tensor, sample_B: Tensor) -> Tensor:
+        return x_BN * (noise.uniform(noise.fold(key, 5), sample_B, x_BN.shape[1]) >= 0.1)
+
+    function = torch.func.vmap(drop) if stacked else drop
+    keys = torch.tensor([noise.key(seed, "dropout") for seed in range(2)])
+    inputs = torch.ones(2, 16, 60), keys, torch.arange(32).view(2, 16)
+    inputs = inputs if stacked else tuple(each[0] for each in inputs)
+    expected = function(*inputs)
+    assert 0.05 < (expected == 0).float().mean() < 0.15
+    assert torch.equal(torch.compile(function, fullgraph=True, dynamic=False)(*inputs), expected)
 
 
 def test_part_that_breaks_graph_is_trained_by_loop_with_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -707,6 +707,10 @@ def test_engine_on_gpu_is_cohort_of_models_too_small_for_it() -> None:
     assert engine(1, steps=None, images=images) == "compiled_vmap"
     assert engine(1, steps=None, epochs=1000) == "vmap", "a plan does not know the steps of an epoch"
     assert engine(1, ema={"decay": 0.9}) == "loop"
+    alone = [engine(1, ema={"decay": 0.9}, **long), engine(most + 1, **long), engine(None, **long)]
+    assert alone == ["compiled"] * 3
+    assert engine(most + 1, **long, precision="fp64") == "loop"
+    assert choose_engine(trial(0, ema={"decay": 0.9}, **long), "vmap", lambda _: None, device="cuda").engine == "loop"
     planned = [Planned("a", seed, trial(seed, **long)) for seed in range(40)]
     groups = group_trials(planned, 1, "auto", lambda _: Work(1, 1), device="cuda")
     assert [(name, len(group)) for name, group in groups] == [

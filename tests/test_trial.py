@@ -681,11 +681,43 @@ def test_missing_device_is_reported_plainly(folder: Any) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.filterwarnings("default")  # torch warns of its own code while it compiles
+@pytest.mark.parametrize("engine", ["loop", "compiled"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_cuda_runs_and_resumed_run_are_equal(precision: str, folder: Any) -> None:
-    what = trial(train={"precision": precision})
-    one, two = (done(run_trial(what, folder(name), Settings(device="cuda"))) for name in ("one", "two"))
-    assert run_trial(what, folder("stopped"), Settings(device="cuda"), stop=stop_after(10)) is None
-    three = done(run_trial(what, folder("stopped"), Settings(device="cuda")))
+def test_cuda_runs_and_resumed_run_are_equal(precision: str, engine: str, folder: Any) -> None:
+    what, settings = trial(train={"precision": precision}), Settings(device="cuda", engine=engine)
+    one, two = (done(run_trial(what, folder(name), settings)) for name in ("one", "two"))
+    assert run_trial(what, folder("stopped"), settings, stop=stop_after(10)) is None
+    three = done(run_trial(what, folder("stopped"), settings))
     assert one.outcome == two.outcome == three.outcome
+    assert one.circumstances.numerics["engine"] == engine
     assert one.circumstances.numerics["device"] == "cuda" and one.circumstances.memory_bytes > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.filterwarnings("default")  # torch warns of its own code while it compiles
+@pytest.mark.parametrize(
+    ("engine", "micro_batch_size", "change", "tolerance"),
+    [
+        ("compiled", None, {}, 1e-4),
+        ("compiled", None, {"ema": {"decay": 0.9}}, 1e-4),
+        ("compiled", 4, {}, 1e-4),
+        ("compiled", None, {"precision": "fp16"}, 1e-2),
+        ("compiled_vmap", None, {}, 1e-4),
+    ],
+)
+def test_compiled_engines_equal_loop_up_to_rounding_on_cuda(
+    engine: str, micro_batch_size: int | None, change: dict[str, Any], tolerance: float, folder: Any
+) -> None:
+    """With dropout and drop path; losses are compared, too, because a CUDA graph overwrites its last results."""
+    what = trial(train={"optimizer": {"type": "sgd", "lr": 0.1}, **change})
+    settings = Settings(device="cuda", micro_batch_size=micro_batch_size)
+    one = done(run_trial(what, folder("loop"), settings))
+    two = done(run_trial(what, folder("compiled"), replace(settings, engine=engine)))
+    assert two.circumstances.numerics["engine"] == engine
+    for actual, expected in zip(two.outcome.history, one.outcome.history, strict=True):
+        assert actual.metrics["train/loss"] == pytest.approx(expected.metrics["train/loss"], rel=tolerance)
+    weights = load_model(folder("loop"))[0].state_dict()
+    for key, value in load_model(folder("compiled"))[0].state_dict().items():
+        torch.testing.assert_close(value, weights[key], rtol=tolerance, atol=tolerance)

@@ -43,11 +43,12 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 def fold(k: Key, number: int) -> Key:
     """Return a key derived from ``k``, such as the key of one layer; on the device of ``k`` if it is a tensor."""
-    low, high = _split_words(k)
+    # Torch.compile widens integers without axes to 64 bits inside of vmap, so they have one here.
+    low, high = _split_words(k[..., None] if isinstance(k, Tensor) else k)
     if isinstance(low, Tensor):
         low = _apply_lowbias32(low + _to_signed(number * 0x9E3779B9))
         high = _apply_lowbias32(high ^ low)
-        return (high.long() << 32) | (low.long() & 0xFFFFFFFF)
+        return ((high.long() << 32) | (low.long() & 0xFFFFFFFF))[..., 0]
     assert isinstance(high, int)
     low = _apply_lowbias32_to_int(low + number * 0x9E3779B9)
     return _to_signed(_apply_lowbias32_to_int(high ^ low)) << 32 | low
@@ -66,7 +67,8 @@ def bits(k: Key, sample_B: Tensor, n: int) -> Tensor:
     # Both halves of the sample and of the key are mixed in before the draws are counted.
     row_B = _apply_lowbias32(sample_B.int() ^ low)
     row_B = _apply_lowbias32(row_B ^ (sample_B >> 32).int() ^ high)
-    draw_N = torch.arange(n, dtype=torch.int32, device=sample_B.device) * _to_signed(0x9E3779B9)
+    # Without "&", torch.compile takes the product for an index, which does not overflow, and draws other numbers.
+    draw_N = (torch.arange(n, dtype=torch.int32, device=sample_B.device) & 0x7FFFFFFF) * _to_signed(0x9E3779B9)
     return _apply_lowbias32(_apply_lowbias32(row_B[..., None] + draw_N) ^ row_B[..., None])
 
 

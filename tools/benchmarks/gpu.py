@@ -135,14 +135,15 @@ def timm_step(shape: Shape, *, compiled: bool) -> Callable[[], object]:
     return step
 
 
-def peak_memory(step: Callable[[], object]) -> float:
-    """Return the peak memory of a step in GiB; 0 on a CPU."""
-    if DEVICE != "cuda":
-        return 0.0
-    torch.cuda.reset_peak_memory_stats()
+def start_and_measure_memory(start: Callable[[], Callable[[], object]]) -> tuple[Callable[[], object], float]:
+    """Return a training step that was taken once, and the memory of starting and taking it in GiB; 0 on a CPU."""
+    before = torch.cuda.memory_allocated() if DEVICE == "cuda" else 0
+    if DEVICE == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    step = start()
     step()
     synchronize()
-    return torch.cuda.max_memory_allocated() / 2**30
+    return step, (torch.cuda.max_memory_allocated() - before) / 2**30 if DEVICE == "cuda" else 0.0
 
 
 def free_memory() -> None:
@@ -160,22 +161,27 @@ def singles(small: bool) -> Iterator[Line]:
     shapes = {"ViT-S/16": SMALL} if small else {"ViT-S/16": S16, "ViT-B/16": B16}
     for name, shape in shapes.items():
         engine: Any = slot("engine").get("compiled")
-        loop, compiled = training(shape, "bf16"), training(shape, "bf16")
-        operations = 3 * 2 * count_macs(loop.model, loop.feed.info)
-        steps = {"vitlab, loop": loop.train_step, "timm": timm_step(shape, compiled=False)}
+        one = training(shape, "bf16")
+        operations = 3 * 2 * count_macs(one.model, one.feed.info)
+        del one
+        starts: dict[str, Callable[[], Callable[[], object]]] = {
+            "vitlab, loop": lambda shape=shape: training(shape, "bf16").train_step,
+            "timm": partial(timm_step, shape, compiled=False),
+        }
         if not small:  # compiling takes a minute on a CPU
-            steps["vitlab, compiled"] = engine([compiled]).train_step
-            steps["timm, compiled"] = timm_step(shape, compiled=True)
-        contenders = {what: blocks(step, shape.batch, 2 if small else 5) for what, step in steps.items()}
+            starts["vitlab, compiled"] = lambda shape=shape, engine=engine: engine([training(shape, "bf16")]).train_step
+            starts["timm, compiled"] = partial(timm_step, shape, compiled=True)
+        started = {what: start_and_measure_memory(start) for what, start in starts.items()}
+        contenders = {what: blocks(step, shape.batch, 2 if small else 5) for what, (step, _) in started.items()}
         speeds = in_turns(contenders, time.perf_counter, 1 if small else ROUNDS, 0.01 if small else BLOCK_S)
         for what, speed in medians(speeds).items():
-            note = f"MFU {100 * speed * operations / rate:.0f} %, {peak_memory(steps[what]):.1f} GiB"
+            note = f"MFU {100 * speed * operations / rate:.0f} %, {started[what][1]:.1f} GiB"
             if what.startswith("vitlab"):
                 peer = what.replace("vitlab, loop", "timm").replace("vitlab", "timm")
                 factors = ratios(speeds, what, peer)
                 note += f", {min(factors):.2f} to {max(factors):.2f} x {peer}"
             yield Line(f"{name}, bf16, batches of {shape.batch}: {what}", speed, note)
-        del loop, compiled, steps, contenders
+        del started, contenders
         free_memory()
 
 

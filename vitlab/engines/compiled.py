@@ -2,14 +2,15 @@
 
 The forward pass, the loss and their gradients become one graph without a break, so that a component that cannot be
 traced is a failure of the engine, and the trials are trained by its fallback.  Batches, augmentation, optimizer steps
-and evaluations are not compiled.  Keys of random draws are tensors here, so that a new epoch needs no new graph.
+and evaluations are not compiled.  Keys of random draws are tensors here, so that a new epoch needs no new graph.  On
+CUDA, ``compiled`` replays its kernels as a CUDA graph.
 
 Compilation takes up to a minute per trial or batch of trials; its result is cached on disk by torch.  Results equal the
 engine ``loop``'s up to rounding, except that third-party components that draw from torch's own generator draw other
 numbers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -68,8 +69,11 @@ class CompiledVmap(Vmap):
 
 def compile_loss(training: Training) -> LossFunction:
     """Return the loss function of a training, compiled to one graph at its first call."""
-    compiled = _compile_function(training.compute_loss)
     device = training.feed.device
+    # A small model's kernels take longer to launch than to run, and a CUDA graph is one launch.  It writes gradients to
+    # the same memory in every step, so those of the parts of a batch cannot be accumulated.
+    cuda_graph = device.type == "cuda" and training.micro_batches.whole
+    compiled = _compile_function(training.compute_loss, {"triton.cudagraphs": cuda_graph})
 
     def compute_loss(x_BCHW: Tensor, target: Tensor, draws: noise.Draws) -> Value:
         dropout, drop_path, step = noise.tensor_of([draws.dropout, draws.drop_path, draws.step], device).unbind()
@@ -78,13 +82,13 @@ def compile_loss(training: Training) -> LossFunction:
     return compute_loss
 
 
-def _compile_function(function: Function) -> Function:
+def _compile_function(function: Function, options: Mapping[str, bool] = {}) -> Function:
     # The function reads torch's stack of interpreters, which cannot be traced and is constant in a graph.
     torch.compiler.assume_constant_result(inside_vmap)  # type: ignore[no-untyped-call]
     # As torch.use_deterministic_algorithms sets it, which :func:`vitlab.runner.execution.torch_settings` avoids.
     deterministic = torch.are_deterministic_algorithms_enabled()
-    options: Any = {"deterministic": deterministic} if BACKEND == "inductor" else None
-    compiled: Any = torch.compile(function, backend=BACKEND, fullgraph=True, dynamic=False, options=options)
+    chosen: Any = {"deterministic": deterministic, **options} if BACKEND == "inductor" else None
+    compiled: Any = torch.compile(function, backend=BACKEND, fullgraph=True, dynamic=False, options=chosen)
     return compiled  # torch types it as any callable
 
 

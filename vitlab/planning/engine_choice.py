@@ -32,7 +32,7 @@ MAX_GPU_VALUES = 1 << 22
 loop, and 8 to 14 times by ``compiled_vmap``; the limit follows from the 5 us of a launch, and was not measured."""
 
 MIN_COMPILED_STEPS = 1 << 11
-"""Steps from which compiling pays on a GPU: there it took 23 to 29 s, and saved 18 to 22 ms a step of 16 trials."""
+"""Steps from which compiling pays on a GPU: there it took 23 to 44 s, and saved 12 to 22 ms a step."""
 
 MAX_PRODUCTS = 11_000
 """Largest number of query-key products, per image and head, at which ``batch_last`` is faster than ``vmap``."""
@@ -66,12 +66,13 @@ def choose_engine(
 
     1. A name in ``run.engine`` is used as given, but for rule 2.
     2. A trial that starts from another trial, learns from a teacher, averages its weights, scales its loss (fp16), or
-       has an objective that is not vectorised over trials, uses ``loop`` instead of an engine for several trials.
+       has an objective that is not vectorised over trials, is trained by itself, by ``loop`` (see rule 4).
     3. ``measured`` uses the result of the benchmark of the trial's shape; without a result, rule 4 applies.
     4. ``auto`` is ``loop`` if a whole batch has more than :data:`MAX_VALUES` values between two layers
        (:data:`MAX_GPU_VALUES` on CUDA), or if the model does not declare its work; otherwise rule 5 or 6 applies.
-    5. On CUDA, the engine is ``compiled_vmap`` from :data:`MIN_COMPILED_STEPS` steps on, and ``vmap`` otherwise: in
-       fp64, which is not compiled, and if the length is in epochs, whose steps a plan does not know.
+       On CUDA it is ``compiled`` instead of ``loop`` from :data:`MIN_COMPILED_STEPS` steps on, except in fp64, which
+       is not compiled, and if the length is in epochs, whose steps a plan does not know.
+    5. On CUDA, the engine is ``compiled_vmap`` under the same conditions, and ``vmap`` otherwise.
     6. On a CPU, it is ``batch_last`` in fp32, tf32 and fp64 if the objective is the default one and a head forms at
        most :data:`MAX_PRODUCTS` query-key products, and ``vmap`` if there are more or the model does not declare them.
 
@@ -80,27 +81,29 @@ def choose_engine(
     the journal.
 
     The engine therefore depends on the trial, ``run.engine``, plan.json and the type of device, such as ``cuda``,
-    and not on added seeds.  Nothing else is chosen: the number of threads is ``run.threads``, nothing else is compiled,
-    and the kernel of ``attention: auto`` follows a rule of its own and is recorded with every result.
+    and not on added seeds.  Nothing else is chosen: the number of threads is ``run.threads``, and the kernel of
+    ``attention: auto`` follows a rule of its own and is recorded with every result.
     """
     train = trial.spec.train
     if chosen not in RULES and (is_stackable(trial) or trains_one_at_a_time(chosen)):
         return EngineChoice(chosen, "")
+    steps = train.steps or (train.images or 0) // train.batch_size
+    compiles = device == "cuda" and steps >= MIN_COMPILED_STEPS and train.precision != "fp64"
+    alone = "compiled" if compiles and chosen in RULES else "loop"
     if not is_stackable(trial):
-        return EngineChoice("loop", "such trials cannot be trained together")
+        return EngineChoice(alone, "such trials cannot be trained together")
     if chosen == "measured" and (probe := probes.get(speed_digest(trial))) is not None:
         return EngineChoice(probe.engine, "")
     work = works(trial)
     if work is None:
-        return EngineChoice("loop", "the model does not declare its work")
+        return EngineChoice(alone, "the model does not declare its work")
     values, most = work.values * train.batch_size, MAX_GPU_VALUES if device == "cuda" else MAX_VALUES
     size = f"a batch has {values:,} values between two layers"
     if values > most:
         return EngineChoice(
-            "loop", f"too large to gain from training trials together: {size}, and the limit is {most:,}"
+            alone, f"too large to gain from training trials together: {size}, and the limit is {most:,}"
         )
-    steps = train.steps or (train.images or 0) // train.batch_size
-    if device == "cuda" and steps >= MIN_COMPILED_STEPS and train.precision != "fp64":
+    if compiles:
         return EngineChoice("compiled_vmap", f"small trials, together and compiled: {size}, and {steps:,} steps")
     is_supervised = _objective_class(trial) is slot("objective").get("vitlab:supervised")
     precise = device == "cpu" and train.precision in ("fp32", "tf32", "fp64") and is_supervised
@@ -111,8 +114,8 @@ def choose_engine(
 
 def trains_one_at_a_time(engine: str) -> bool:
     """Return whether an engine trains one trial at a time."""
-    if engine in ("loop", "vmap", "batch_last", "compiled_vmap"):  # results of the rule, known without importing torch
-        return engine == "loop"
+    if engine in ("loop", "compiled", "vmap", "batch_last", "compiled_vmap"):  # known without importing torch
+        return engine in ("loop", "compiled")
     component: Any = slot("engine").get(engine)
     return bool(component.one_at_a_time)
 
