@@ -33,7 +33,7 @@ from vitlab import lab, report
 from vitlab.cli import cli
 from vitlab.data.prepare import prepare
 from vitlab.driver.planning import prepare_tracker_and_executor
-from vitlab.driver.session import Watch
+from vitlab.driver.session import Session, Watch
 from vitlab.errors import Interrupted, SpecError, UserError
 from vitlab.executors.inline import Inline
 from vitlab.lab import Answer
@@ -42,6 +42,7 @@ from vitlab.planning.values import Plan, Planned
 from vitlab.registry import slot
 from vitlab.report.api import PREDICTIONS
 from vitlab.report.frame import HISTORY
+from vitlab.report.report import write
 from vitlab.store.files import read_json, write_json
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.locks import hold_lock
@@ -319,14 +320,27 @@ class Said(Watch):
 def test_interrupted_run_says_what_follows_and_counts_its_own_trials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only: str, count: str
 ) -> None:
-    def stop(*arguments: object, **options: object) -> None:
+    def stop(stage: Plan, missing: list[Planned], session: Session, **options: object) -> None:
+        session.store.folder(missing[0].trial).checkpoint.mkdir(parents=True, exist_ok=True)
         raise Interrupted("interrupted")
 
+    def stop_again(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
     monkeypatch.setattr(lab, "train_missing", stop)
+    monkeypatch.setattr(report, "write", write)
+    monkeypatch.setattr(report.Report, "figures", {})
     file, said = study(tmp_path, run={"executor": "inline", "tracker": "none"}), Said()
-    with pytest.raises(Interrupted, match=f"^interrupted; {count} trials done; the same command goes on$"):
+    with pytest.raises(Interrupted) as caught:
         lab.run(file, out=tmp_path / "out", only=only, watch=said)
+    page = tmp_path.resolve() / "out" / "studies" / "tiny" / "report" / "report.html"
+    counts = f"interrupted; {count} trials done, 1 with a checkpoint"
+    assert str(caught.value) == f"{counts}; the report is {page}; the same command goes on" and page.is_file()
     assert said.sentences[-1] == "writing the report; Ctrl-C again ends this at once."
+    page.unlink()
+    monkeypatch.setattr(report, "write", stop_again)
+    with pytest.raises(Interrupted, match=f"^{counts}; the same command goes on$"):
+        lab.run(file, out=tmp_path / "out", only=only, watch=said)
 
 
 def test_interrupted_delivery_gives_one_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

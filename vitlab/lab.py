@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -44,7 +45,7 @@ from vitlab.planning.values import Plan, Planned
 from vitlab.registry.options import check_arguments
 from vitlab.report.api import Answer as Answer
 from vitlab.spec import Study
-from vitlab.store.folders import OUT, Store
+from vitlab.store.folders import OUT, PAUSED, Store
 from vitlab.trackers.delivery import DELIVERED
 
 Render = Callable[[str], str | bytes]
@@ -122,7 +123,7 @@ def run(
         session = Session(store, study.run, plugins, watch, tracker)
         current = _Run(plan, session, only, endings, make_current_plan)
         has_ended = False
-        try:
+        with current.count_after_ctrl_c():
             try:
                 # Trials of tunings are a stage before the trials of arms; those of arms may be several, as seeds are
                 # added.  Each stage depends on the endings of the one before, which are added here.
@@ -135,13 +136,6 @@ def run(
                 raise
             finally:  # also after Ctrl-C: what has been trained is reported and delivered
                 link = _report_and_deliver(current.plan, current.session, on_report if has_ended else None)
-        except (Interrupted, KeyboardInterrupt) as error:
-            if str(error) not in ("", "interrupted"):  # it says what is left
-                raise
-            done = [store.folder(item.trial).done() for item in current.plan.trials if is_selected(item.arm, only)]
-            raise Interrupted(
-                f"interrupted; {sum(done)} of {len(done)} trials done; the same command goes on"
-            ) from None
         return _make_answer(current, len(study.seeds.values), link)
 
 
@@ -184,6 +178,27 @@ class _Run:
             self.plan = write_plan(plan, store)
             tracker = registry.slot("tracker").build(study.run.tracker, self.plan, store, study.run)
             self.session = replace(self.session, tracker=tracker)
+
+    @contextmanager
+    def count_after_ctrl_c(self) -> Iterator[None]:
+        """Raise Interrupted with the numbers of trials and the report's path after Ctrl-C, unless it says what is left.
+
+        Only trials of the arms to train count.
+        """
+        try:
+            yield
+        except (Interrupted, KeyboardInterrupt) as error:
+            if str(error) not in ("", "interrupted"):
+                raise
+            plan, store = self.plan, self.session.store
+            folders = [store.folder(item.trial) for item in plan.trials if is_selected(item.arm, self.only)]
+            count = Counter(folder.state() for folder in folders)
+            done = sum(folder.done() for folder in folders)
+            paused = f", {count[PAUSED]} with a checkpoint" if count[PAUSED] else ""
+            file = store.study(plan.study) / "report" / "report.html"
+            written = f"; the report is {file}" if report.is_current(plan, store) else ""
+            sentence = f"interrupted; {done} of {len(folders)} trials done{paused}{written}; the same command goes on"
+            raise Interrupted(sentence) from None
 
 
 def _explain_and_measure(plan: Plan, session: Session, *, measure: bool) -> None:
