@@ -617,6 +617,14 @@ def test_mistake_that_a_change_makes_in_a_line_names_the_change(here: Path) -> N
     assert any("s.yaml:" in line and "(with --set model.dim=9)" in line for line in lines), lines
 
 
+def test_mistake_of_the_file_names_no_change_beside_one_that_does(here: Path) -> None:
+    text = STUDY.replace("model.position: [none]", "model.heads: [4]") + "analysis: {alpha: 2}\n"
+    (here / "s.yaml").write_text(text)
+    lines = refused(here, "plan", "s.yaml", "--set", "model.dim=9")
+    assert [("with --set" in line) for line in lines if "alpha" in line] == [False], lines
+    assert any("heads" in line and "(with --set model.dim=9)" in line for line in lines), lines
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [

@@ -22,8 +22,10 @@ from vitlab.cli import cli
 from vitlab.errors import UserError
 from vitlab.planning.values import Plan, Planned
 from vitlab.report import frame
+from vitlab.report.api import open_study
 from vitlab.report.comparison import COLUMNS
 from vitlab.report.phrasing import MINUS
+from vitlab.report.two_studies import compare_studies
 from vitlab.spec import Choice
 from vitlab.store.files import write_json
 from vitlab.store.folders import Store
@@ -190,7 +192,10 @@ def test_incomparable_arms_are_reported(out: Path) -> None:
     assert table.answers[0].startswith("refused: ") and "different data" in table.answers[0]
 
 
-def test_study_compared_with_itself_is_equal(out: Path) -> None:
-    table = vitlab.compare("old", "old", out=out)
-    assert table["arm"].tolist()[0] == "old (first): baseline"
-    assert all("reached the same val/accuracy at each of 5 seeds" in answer for answer in table.answers)
+def test_study_is_not_compared_with_itself_but_with_its_versions(out: Path) -> None:
+    with pytest.raises(UserError, match=r"both are the same run of old; .* 'vitlab compare old@VERSION old', which"):
+        vitlab.compare("old", "old", out=out)
+    plan, store = open_study("old", out=out)
+    report = compare_studies((dataclasses.replace(plan, version="0" * 64), store), (plan, store))
+    assert report.arms[0]["arm"] == "old (first): baseline"
+    assert all("reached the same val/accuracy at each of 5 seeds" in answer for answer in report.answers)

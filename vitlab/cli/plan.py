@@ -175,7 +175,8 @@ def _arm_columns(plan: Plan, arms: Sequence[Arm], states: States, costs: Costs) 
             column_of_costs("params", lambda cost: format_compact(cost.params) if cost else ""),
             column_of_costs("MACs", lambda cost: format_compact(cost.macs) if cost else ""),
             column_of_costs(
-                f"{next(iter(costs.values())).unit} time from", lambda cost: _format_hours(cost.hours) if cost else ""
+                f"{next(iter(costs.values())).unit} time at {100 * UTILISATION:g} %",
+                lambda cost: _format_hours(cost.hours) if cost else "",
             ),
         ]
     return columns
@@ -189,9 +190,9 @@ def _describe_costs(plan: Plan, costs: Costs) -> str:
     """Return what the times are, and the time of the whole study."""
     cost = next(iter(costs.values()))
     sentence = (
-        f"{cost.unit} time is of one training{', on one core' * (cost.unit == 'CPU')}, at the least: 3 x MACs x images "
-        f"seen, of 2 operations each, at {100 * UTILISATION:g} % of {cost.tflops:.3g} TFLOP/s (--device-tflops), as "
-        "large models reach; small models take longer, often several times, and a run shows its time"
+        f"{cost.unit} time is of one training{', on one core' * (cost.unit == 'CPU')}: 3 x MACs x images seen, of 2 "
+        f"operations each, at {100 * UTILISATION:g} % of {cost.tflops:.3g} TFLOP/s (--device-tflops); this share is an "
+        "assumption, and a run shows its time"
     )
     hours = {arm: cost.hours for arm, cost in costs.items() if cost.hours is not None}
     if len(hours) < len(costs):
@@ -199,9 +200,9 @@ def _describe_costs(plan: Plan, costs: Costs) -> str:
     total = sum(hours[planned.arm] for planned in (*plan.trials, *plan.pending))
     for tuning in plan.tuning:
         if tuning.arm not in hours:  # tuned once, at the base, for all arms
-            return f"{sentence}; in all from {_format_hours(total)}, and the tuning."
+            return f"{sentence}; in all {_format_hours(total)}, and the tuning."
         total += len(tuning.trials) * hours[tuning.arm]
-    return f"{sentence}; in all from {_format_hours(total)}."
+    return f"{sentence}; in all {_format_hours(total)}."
 
 
 def _describe_trials(plan: Plan, states: States) -> str:

@@ -112,7 +112,17 @@ def plan_study(
     try:
         plan = make_plan(study, document, problems, machine, decisions)
     except SpecError as error:
-        raise SpecError(_without_consequences(error.mistakes, problems, changes)) from None
+        mistakes = _without_consequences(error.mistakes, problems)
+        # In the base, what a change makes wrong is at the change already.
+        by_changes = {each for each in mistakes if each.line and each.path[:1] != ("base",)}
+        if changes and by_changes:
+            try:
+                plan_study(file, plugins=plugins, out=out)
+            except VitlabError as of_file:
+                by_changes -= {*of_file.mistakes}
+            suffix = f" (with {format_changes(changes)})"
+            mistakes = [replace(each, message=each.message + suffix * (each in by_changes)) for each in mistakes]
+        raise SpecError(mistakes) from None
     assert study is not None  # otherwise make_plan has raised the problems
     if study.run.tracker.options:
         registry.slot("tracker").build(study.run.tracker, plan, store, study.run)  # raises if they cannot work
@@ -124,20 +134,11 @@ def plan_study(
     return study.model_copy(update={"analysis": plan.analysis}), plan
 
 
-def _without_consequences(
-    problems: Sequence[Problem], causes: Sequence[Problem], changes: Mapping[str, object]
-) -> list[Problem]:
-    """Return the problems that no missing plugin explains; those at lines of the file name the changes.
-
-    One at a line of the base does not: what a change makes wrong there is at the change.
-    """
+def _without_consequences(problems: Sequence[Problem], causes: Sequence[Problem]) -> Sequence[Problem]:
+    """Return the problems that no missing plugin explains."""
     if any(cause.path[:2] == ("plugins", "require") for cause in causes):  # the plugin may have the component
-        problems = [each for each in problems if not re.match(r"no \w+ called '", each.message)]
-    suffix = f" (with {format_changes(changes)})" if changes else ""
-    return [
-        replace(each, message=each.message + suffix) if each.line and each.path[:1] != ("base",) else each
-        for each in problems
-    ]
+        return [each for each in problems if not re.match(r"no \w+ called '", each.message)]
+    return problems
 
 
 def _notes_on_machine(plan: Plan, document: Document, store: Store, device: str) -> list[str]:

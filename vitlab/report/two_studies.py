@@ -28,9 +28,15 @@ def compare_studies(
     ``exploratory`` says why the comparison is so; None if it was asked for before there were results.
 
     Raises:
-        UserError: if they are judged by different metrics, or no arm of one has its name in the other.
+        UserError: if they are the same, are judged by different metrics, or no arm of one has its name in the other.
     """
     plans = first[0], second[0]
+    if first == second:
+        name = plans[0].study
+        raise UserError(
+            f"both are the same run of {name}; name another study, or one of its earlier versions, 'vitlab compare "
+            f"{name}@VERSION {name}', which 'vitlab studies' lists"
+        )
     common, labels = _common_arms(plans), [plan.study for plan in plans]
     if labels[0] == labels[1]:
         labels = [f"{labels[0]} ({place})" for place in ("first", "second")]

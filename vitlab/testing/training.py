@@ -356,8 +356,8 @@ def _check_predictions(choice: ResolvedChoice, task: str) -> None:
     sign = 1 if cls.goal == "max" else -1
     best = max(values, key=lambda kind: sign * values[kind])
     assert sign * (values["right"] - values["wrong"]) > 0 and values["right"] == values[best], (
-        f"has the goal {cls.goal}, which the class sets by goal = 'max' or 'min', and is {values['right']:g} where "
-        f"predictions are right, {values['wrong']:g} where they are wrong and {values['random']:g} in between"
+        f"has the goal {cls.goal}, and is {values['right']:g} where predictions are right, {values['wrong']:g} where "
+        f"they are wrong and {values['random']:g} in between; the class sets goal = 'max' or goal = 'min'"
     )
     reference = values["random"]
     for cuts in CUTS[1:]:
