@@ -45,7 +45,7 @@ from vitlab.planning.values import Plan, Planned
 from vitlab.registry.options import check_arguments
 from vitlab.report.api import Answer as Answer
 from vitlab.spec import Study
-from vitlab.store.folders import OUT, PAUSED, Store
+from vitlab.store.folders import OUT, PAUSED, Store, TrialFolder
 from vitlab.trackers.delivery import DELIVERED
 
 Render = Callable[[str], str | bytes]
@@ -192,13 +192,11 @@ class _Run:
                 raise
             plan, store = self.plan, self.session.store
             folders = [store.folder(item.trial) for item in plan.trials if is_selected(item.arm, self.only)]
-            count = Counter(folder.state() for folder in folders)
-            done = sum(folder.done() for folder in folders)
-            paused = f", {count[PAUSED]} with a checkpoint" if count[PAUSED] else ""
+            done, paused = sum(map(TrialFolder.done, folders)), [*map(TrialFolder.state, folders)].count(PAUSED)
             file = store.study(plan.study) / "report" / "report.html"
             written = f"; the report is {file}" if report.is_current(plan, store) else ""
-            sentence = f"interrupted; {done} of {len(folders)} trials done{paused}{written}; the same command goes on"
-            raise Interrupted(sentence) from None
+            counts = f"{done} of {len(folders)} trials done, {paused} with a checkpoint"
+            raise Interrupted(f"interrupted; {counts}{written}; the same command goes on") from None
 
 
 def _explain_and_measure(plan: Plan, session: Session, *, measure: bool) -> None:
