@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from html import escape
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -356,16 +355,28 @@ def test_interrupted_delivery_gives_one_advice(tmp_path: Path, monkeypatch: pyte
     assert str(caught.value) == advice
 
 
-@pytest.mark.parametrize(("title", "delivers"), [("MLflow", " and delivering what is trained"), ("", "")])
-def test_second_ctrl_c_is_followed_by_nothing(monkeypatch: pytest.MonkeyPatch, title: str, delivers: str) -> None:
-    said = Said()
-    session: Any = SimpleNamespace(watch=said, tracker=SimpleNamespace(title=title))
-    lab._say_what_follows(session)
-    assert said.sentences == [f"writing the report{delivers}; Ctrl-C again ends this at once."]
-    monkeypatch.setattr("vitlab.interrupts.is_repeated", lambda: True)
-    lab._say_what_follows(session)
+@pytest.mark.parametrize(
+    ("tracker", "delivers"), [({"type": "mlflow", "uri": NOWHERE}, " and delivering what is trained"), ("none", "")]
+)
+def test_second_ctrl_c_is_followed_by_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracker: object, delivers: str
+) -> None:
+    def stop(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
     nothing: Any = None
-    assert len(said.sentences) == 1 and lab._report_and_deliver(nothing, nothing, None) is None
+    monkeypatch.setattr(lab, "train_missing", stop)
+    for is_repeated in (False, True):
+        said = Said()
+        with monkeypatch.context() as patch:
+            patch.setattr("vitlab.interrupts.is_repeated", lambda value=is_repeated: value)
+            if is_repeated:
+                assert lab._report_and_deliver(nothing, nothing, None) is None
+            patch.setattr(lab, "_report_and_deliver", lambda *_: None)
+            with pytest.raises(Interrupted):
+                lab.run(study(tmp_path, run={"executor": "inline", "tracker": tracker}), out=tmp_path, watch=said)
+        follows = f"writing the report{delivers}; Ctrl-C again ends this at once."
+        assert (follows in said.sentences) != is_repeated
 
 
 @pytest.mark.slow

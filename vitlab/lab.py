@@ -132,7 +132,9 @@ def run(
                 _explain_and_measure(current.plan, current.session, measure=measure)
                 has_ended = True
             except (Interrupted, KeyboardInterrupt):
-                _say_what_follows(current.session)
+                if not interrupts.is_repeated():
+                    delivers = " and delivering what is trained" if current.session.tracker.title else ""
+                    watch.say(f"writing the report{delivers}; Ctrl-C again ends this at once.")
                 raise
             finally:  # also after Ctrl-C: what has been trained is reported and delivered
                 link = _report_and_deliver(current.plan, current.session, on_report if has_ended else None)
@@ -228,13 +230,6 @@ def _make_answer(run: _Run, seeds: int, link: str | None) -> Answer:
         elsewhere=counts["elsewhere"],
         start_command=tracker.start_command(),
     )
-
-
-def _say_what_follows(session: Session) -> None:
-    """Say what follows the first Ctrl-C."""
-    if not interrupts.is_repeated():
-        delivers = " and delivering what is trained" if session.tracker.title else ""
-        session.watch.say(f"writing the report{delivers}; Ctrl-C again ends this at once.")
 
 
 def _report_and_deliver(plan: Plan, session: Session, on_report: Callable[[Render], None] | None) -> str | None:

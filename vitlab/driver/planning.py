@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,16 +114,8 @@ def plan_study(
         plan = make_plan(study, document, problems, machine, decisions)
     except SpecError as error:
         mistakes = _without_consequences(error.mistakes, problems)
-        # In the base, what a change makes wrong is at the change already.
-        by_changes = {each for each in mistakes if each.line and each.path[:1] != ("base",)}
-        if changes and by_changes:
-            try:
-                plan_study(file, plugins=plugins, out=out)
-            except VitlabError as of_file:
-                by_changes -= {*of_file.mistakes}
-            suffix = f" (with {format_changes(changes)})"
-            mistakes = [replace(each, message=each.message + suffix * (each in by_changes)) for each in mistakes]
-        raise SpecError(mistakes) from None
+        plan_file = partial(plan_study, file, plugins=plugins, out=out)
+        raise SpecError(_name_changes(mistakes, document, changes, plan_file) if changes else mistakes) from None
     assert study is not None  # otherwise make_plan has raised the problems
     if study.run.tracker.options:
         registry.slot("tracker").build(study.run.tracker, plan, store, study.run)  # raises if they cannot work
@@ -139,6 +132,24 @@ def _without_consequences(problems: Sequence[Problem], causes: Sequence[Problem]
     if any(cause.path[:2] == ("plugins", "require") for cause in causes):  # the plugin may have the component
         return [each for each in problems if not re.match(r"no \w+ called '", each.message)]
     return problems
+
+
+def _name_changes(
+    problems: Sequence[Problem], document: Document, changes: Mapping[str, object], plan_file: Callable[[], object]
+) -> Iterator[Problem]:
+    """Yield the problems; one that the file without changes does not have names these, or is at the closest."""
+    in_file: Sequence[Problem] = ()
+    try:
+        plan_file()
+    except VitlabError as error:
+        in_file = error.mistakes
+    for each in problems:
+        if not each.line or each in in_file:
+            yield each
+        elif each.path[:1] == ("base",):
+            yield document.problem(each.path, each.message, by_change=True)
+        else:
+            yield replace(each, message=f"{each.message} (with {format_changes(changes)})")
 
 
 def _notes_on_machine(plan: Plan, document: Document, store: Store, device: str) -> list[str]:

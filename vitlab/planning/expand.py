@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitlab.errors import Path, Problem, SpecError, VitlabError, format_count
+from vitlab.errors import Path, Problem, SpecError, format_count
 from vitlab.identity.code import NOTHING, Surroundings, clear_caches
 from vitlab.identity.trial import Trial, hash_of
 from vitlab.planning import match, metrics, tune
@@ -122,27 +122,12 @@ def _make_arm_resolver(
         resolved = error
         # Missing keys were reported while reading the file.
         new = [fault for fault in error.faults if is_sound or len(fault[0]) > 1 or fault[0][0] in base]
-        in_file = _faults_without_changes(resolver, document) if document.changes else []
-        problems += [
-            document.problem(("base", *path), sentence, (path, sentence) not in in_file) for path, sentence in new
-        ]
+        problems += [document.problem(("base", *path), sentence) for path, sentence in new]
     paths = paths_by_name(resolved.plain)
     problems[:] = [name_elsewhere(each, paths) for each in problems]
     study = metrics.fill_in_goal(study, metrics.reported_metrics(resolved.plain, resolved.info))
     # The values that stand in for wrong ones in the file would break rules that the file does not break.
     return ArmResolver(study, document, resolver, base, resolved, rules if is_sound else {})
-
-
-def _faults_without_changes(resolver: Resolver, document: Document) -> list[tuple[Path, str]]:
-    """Return the mistakes that the base has without the changes of the command line."""
-    try:
-        if isinstance(base := document.written.get("base"), Mapping):
-            resolver.resolve_trial(base)
-    except Faults as error:
-        return error.faults
-    except VitlabError:  # a change replaces a component that cannot be imported
-        pass
-    return []
 
 
 def _resolve_and_check_arms(resolver: ArmResolver, problems: list[Problem]) -> list[ResolvedArm]:
