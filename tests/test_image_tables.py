@@ -365,7 +365,8 @@ def again(path: Path) -> None:
 @pytest.mark.parametrize(
     ("container", "harm", "options", "message"),
     [
-        ("parquet", None, {"label": "labels", "image": "pic"}, r"parquet cannot be read: it has no column 'pic', 'labels', "),
+        ("parquet", None, {"label": "labels", "image": "pic"}, r"it has no column 'pic', 'labels', but 'image', 'label', 'tags'. Did you mean 'label'\?; correct"),
+        ("csv", None, {"image": "zzz"}, r"it has no column 'zzz', but .*'eel'; correct the options or the file$"),
         ("parquet", None, {"image": "label"}, r"cannot be read: its pictures are int64; allowed: bytes, {bytes, path}"),
         ("parquet", None, {"test": 0.2}, "has test rows; remove the option 'test'"),
         ("parquet", None, {"class_names": ["a", "b"]}, r"none of the 2 classes in '.*row \d+: 2', .*; correct it"),
@@ -378,7 +379,7 @@ def again(path: Path) -> None:
         ("tar", truncate("*train*0.tar", 0.5), {}, r"pics-train-000000.tar cannot be read: .*"),
         ("tar", truncate("*train*0.tar", 0.0), {}, r"pics-train-000000.tar cannot be read: empty file"),
         ("tar", overwrite("*train*0.tar", b"000003.png", b"\xff00003.png"), {}, r"damaged or truncated at byte [\d,]+;"),
-        ("tar", None, {"label": "txt"}, r"pics-test-000000.tar cannot be read: sample '002000' has no txt"),
+        ("tar", None, {"label": "txt"}, r"pics-test-000000.tar cannot be read: sample '002000' has no txt; members end in 'cls', 'json', 'png'; correct"),
         ("tar", None, {"label": "json.tag"}, r"cannot be read: 'tag'"),
         ("csv", overwrite("test.csv", b",dog,", b",,"), {}, r"no label in '.*test.csv, row \d'"),
         ("columns", None, {"label": list(NAMES), "class_names": ["a", "b"]}, "'class_names' has 2 names, and 'label' names 3 columns; name each"),
@@ -420,6 +421,20 @@ def test_damaged_and_missing_pictures_are_named_before_the_first_trial(tmp_path:
         DataSource(data(root)).notes()
     assert str(caught.value).startswith("image_table: 2 of 38 pictures cannot be read; replace or delete them: ")
     assert f"{root}/data/test-00000-of-00001.parquet, row 2 (cannot identify image file); " in str(caught.value)
+
+
+def test_parquet_of_paths_without_content_reads_the_files(tmp_path: Path) -> None:
+    """``datasets`` writes a folder of pictures so: their paths, and null in place of bytes."""
+    (tmp_path / "tables").mkdir()
+    for split, rows in ROWS.items():
+        content, paths = table(rows), [{"bytes": None, "path": str(tmp_path / f"{row.number}.png")} for row in rows]
+        for row, place in zip(rows, paths, strict=True):
+            Path(str(place["path"])).write_bytes(row.content)
+        content = content.set_column(0, "image", pa.array(paths, content["image"].type))
+        parquet.write_table(content, tmp_path / "tables" / f"{split}.parquet")
+    prepared = prepare(data(tmp_path / "tables"), SEEDS)
+    for rows, subset in zip(ROWS.values(), (prepared.train, prepared.val, prepared.test), strict=True):
+        assert np.array_equal(subset.x_NCHW.permute(0, 2, 3, 1), [row.pixels for row in rows])
 
 
 def test_missing_root_is_data_that_is_not_here(tmp_path: Path) -> None:

@@ -449,6 +449,11 @@ def test_share_to_test_on_beside_folders(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no folder 'train'; create it.* Did you mean .*outer/inner\?"):
         write(tmp_path / "outer" / "inner", "train", "test")
         data_info(folder(tmp_path / "outer"))
+    (tmp_path / "flat").mkdir()
+    with pytest.raises(
+        DataError, match=r"per class; for pictures with a table of labels, write type: image_table\. To plan"
+    ):
+        data_info(folder(tmp_path / "flat"))
 
 
 def test_split_of_a_folder_differs_from_another_only_by_its_own_validation(tmp_path: Path) -> None:

@@ -212,8 +212,9 @@ class ImageFolder(PictureSet):
         """Return the layout of a root without a folder ``train``, which has the folders of the classes."""
         root, no_train = self.where, f"image_folder: {self.where} has no folder '{TRAIN}'"
         if not set(classes).isdisjoint((TEST, *VALIDATION)) or len(classes) < 2:
-            below = [f" Did you mean {root / name}?" for name in classes if (root / name / TRAIN).is_dir()]
-            return f"{no_train}; create it, with one folder per class.{''.join(below[:1])}"
+            below = [f". Did you mean {root / name}?" for name in classes if (root / name / TRAIN).is_dir()]
+            hint = below[0] if below else "; for pictures with a table of labels, write type: image_table"
+            return f"{no_train}; create it, with one folder per class{hint}"
         if self.test is None:
             return (
                 f"{no_train}; if its {len(classes)} folders ({quote_names(classes)}) are the classes, set 'test: 0.2' "

@@ -202,7 +202,9 @@ class ImageTable(PictureSet):
         def check(present: Sequence[str]) -> None:
             if lacking := [column for column in (self.image, *columns) if column not in present]:
                 hints = "".join(nearest(column, present) for column in lacking)
-                raise ValueError(f"it has no column {quote_names(lacking)}, but {quote_names(present)}.{hints}")
+                raise ValueError(
+                    f"it has no column {quote_names(lacking)}, but {quote_names(present)}{hints and '.'}{hints}"
+                )
 
         try:
             match path.suffix:
@@ -224,6 +226,8 @@ class ImageTable(PictureSet):
                     table = pa.Table.from_pandas(cells, preserve_index=False)
             check(table.column_names)
             pictures, places = table[self.image], [f"{path}, row {row}" for row in range(len(table))]
+            if pa.types.is_struct(pictures.type) and not pa.compute.struct_field(pictures, "bytes").drop_null():
+                pictures = pa.compute.struct_field(pictures, "path")  # datasets wrote names of files, without content
             if pa.types.is_string(pictures.type) or pa.types.is_large_string(pictures.type):
                 names = [path.parent / str(name) for name in pictures.to_pylist()]
                 _refuse_places(places, [not name.is_file() for name in names], "there is no such file", names)
@@ -269,7 +273,7 @@ class ImageTable(PictureSet):
                 raise DataError(f"image_table: labels are numbers and names, first in {places[row]}; write all alike")
             names = sorted(of_train.unique(), key=int if are_numbers.all() else str)
             if len(names) < 2:
-                raise DataError(f"image_table: {self.where} has {format_count(len(names), 'label')}; 2 are the least")
+                raise DataError(f"image_table: {self.where} has {format_count(len(names), 'label')}; it needs 2")
         index_of = {name: index for index, name in enumerate(names)}
         index_M = tokens.map(lambda token: index_of.get(token, -1)).to_numpy("int64")
         if not why:
@@ -322,12 +326,14 @@ def _read_tar_samples(path: Path, image: str, columns: Sequence[str]) -> Iterato
     import pyarrow as pa
 
     samples: dict[str, dict[str, Any]] = {}
+    endings: set[str] = set()
     with tarfile.open(path, "r:") as archive:
         for member in archive:
             match = re.fullmatch(r"((?:.*/)?[^./][^./]*)\.([^/]+)", member.name)
             if not member.isfile() or match is None:
                 continue
             sample, ending = samples.setdefault(match[1], {"#key": match[1]}), match[2].lower()
+            endings.add(ending)
             if ending == image or (image == "image" and f".{ending}" in picture_suffixes()):
                 if "#image" in sample:
                     raise ValueError(f"sample '{match[1]}' has several pictures; name the ending of one by 'image'")
@@ -344,7 +350,8 @@ def _read_tar_samples(path: Path, image: str, columns: Sequence[str]) -> Iterato
                 raise ValueError(f"it is damaged or truncated at byte {archive.offset:,}")
     for key, sample in samples.items():
         for name in {"#image", *columns}.difference(sample):
-            raise ValueError(f"sample '{key}' has no {'picture' if name == '#image' else name}")
+            what = "picture" if name == "#image" else name
+            raise ValueError(f"sample '{key}' has no {what}; members end in {quote_names(sorted(endings))}")
     yield pa.RecordBatch.from_pylist(list(samples.values()))
 
 
