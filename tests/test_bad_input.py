@@ -614,6 +614,13 @@ def test_mistake_that_a_change_makes_in_a_line_names_the_change(here: Path) -> N
     assert any("s.yaml:" in line and "(with --set model.dim=9)" in line for line in lines), lines
 
 
+def test_decimal_comma_in_braces_is_answered_by_a_point(here: Path) -> None:
+    (here / "s.yaml").write_text(STUDY.replace("lr: 1.0e-3", "lr: 0,05") + "analysis: {margin: 0,02}\n")
+    lines = refused(here, "plan", "s.yaml")
+    assert any("has no option '05'." in line and "write 0.05." in line for line in lines), lines
+    assert any("unknown key '02'." in line and "write 0.02." in line for line in lines), lines
+
+
 def test_mistake_of_the_file_names_no_change_beside_one_that_does(here: Path) -> None:
     text = STUDY.replace("model.position: [none]", "model.heads: [4]") + "analysis: {alpha: 2}\n"
     (here / "s.yaml").write_text(text)
