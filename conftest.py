@@ -191,9 +191,9 @@ def _disk_is_not_waited_for() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="session")
 def _code_of_vitlab_stays() -> None:
     """Read the code of vitlab once, as fork servers do, and not for every plan: nobody edits it meanwhile."""
-    from vitlab.identity.code import preload_sources
+    from vitlab.identity.code import preload_vitlab_digests
 
-    preload_sources()
+    preload_vitlab_digests()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -215,12 +215,12 @@ def store_results(study: str, out: Path, picture: Path | None = None) -> Path:
         out: the output folder in which it has been run.
         picture: a picture of ``vitlab explain`` that has all arms beside each other.
     """
-    from vitlab.report import collect, frame
+    from vitlab.report import collect_report, frame
     from vitlab.report.api import open_study
     from vitlab.store.files import write_bytes
 
     plan, store = open_study(study, out=out)
-    content = collect(plan, store)
+    content = collect_report(plan, store)
     doc = content.to_json()
     del doc["trials"], doc["state"]
     doc["made"] |= {"place": "In any folder", "command": command(study)}

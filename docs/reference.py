@@ -23,7 +23,7 @@ from vitlab.cli.show import describe_option_type, shown_default, study_schema
 from vitlab.comparison import MEANINGS
 from vitlab.components.head import DistilledLogits, DistilledProbabilities, Logits, Probabilities
 from vitlab.lab import Answer
-from vitlab.registry.options import parse_arguments
+from vitlab.registry.options import parse_docstring_args
 from vitlab.report import api, comparison, frame
 from vitlab.report.notebook import Comparison
 from vitlab.report.sections import all_sections
@@ -173,7 +173,7 @@ def _options(fields: dict[str, Any], schema: dict[str, Any]) -> Iterator[str]:
 
 def _split_sections(text: str) -> tuple[str, dict[str, str]]:
     """Return a docstring's prose and the entries of its "Args:" section."""
-    return re.split(r"\n+(?:Args|Raises|Returns):\n", text)[0], parse_arguments(text)
+    return re.split(r"\n+(?:Args|Raises|Returns):\n", text)[0], parse_docstring_args(text)
 
 
 def _python() -> Iterator[str]:

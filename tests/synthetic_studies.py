@@ -118,13 +118,15 @@ def outcome(root: Path, *args: Any, **options: Any) -> tuple[Plan, Store, StudyR
 
 
 def arms_table(results: StudyResults) -> pd.DataFrame:
-    return comparison.summary_frame(comparison.summary(results), results.plan.analysis).set_index("arm")
+    return comparison.summary_frame(comparison.summary_rows(results), results.plan.analysis).set_index("arm")
 
 
 def answers_of(results: StudyResults) -> list[str]:
     return [
         answer.sentence
-        for answer in phrasing.answer_arms(comparison.summary(results), results.plan.analysis, results.plan.units)
+        for answer in phrasing.answer_per_arm(
+            comparison.summary_rows(results), results.plan.analysis, results.plan.units
+        )
     ]
 
 

@@ -18,7 +18,7 @@ from vitlab.models import ViT, model
 from vitlab.registry import slot
 from vitlab.spec.trial import InitFrom
 from vitlab.training.optim import hidden_matrices
-from vitlab.weights.transfer import load_starting_weights
+from vitlab.weights.transfer import load_and_freeze_weights
 
 DATA = DataInfo(image=(8, 12), channels=3, classes=5)
 SIZES = {"dim": 16, "depth": 2, "heads": 2, "patch_size": 4}
@@ -173,8 +173,8 @@ def test_blocks_differ_by_range() -> None:
 def test_start_from_another_block_names_the_difference() -> None:
     """The weights of a post-norm model fit a pre-norm one, which computes another function of them."""
     source, own = build(block="respostnorm"), build()
-    differences = load_starting_weights(own, source, InitFrom.model_validate({"checkpoint": "x"}))[1:]
+    differences = load_and_freeze_weights(own, source, InitFrom.model_validate({"checkpoint": "x"}))[1:]
     assert [sentence.split(",")[0] for sentence in differences] == ["block is prenorm"]
     assert torch.equal(own.blocks[1].norm2.weight, source.blocks[1].norm2.weight)  # type: ignore[union-attr]
     with pytest.raises(WeightsError, match=r"blocks\.0\.post_norm1\.weight"):
-        load_starting_weights(own, build(block="sandwich"), InitFrom.model_validate({"checkpoint": "x"}))
+        load_and_freeze_weights(own, build(block="sandwich"), InitFrom.model_validate({"checkpoint": "x"}))

@@ -96,7 +96,7 @@ def test_interval_equals_hartung_knapp_with_equal_weights() -> None:
     assert (result.difference, result.se, result.df) == pytest.approx((mean, se, 12))
     assert (result.low, result.high) == pytest.approx((mean - half, mean + half))
     assert result.p == pytest.approx(stats.ttest_1samp(y, 0).pvalue)
-    new = judge_blocks(y[None, None], np.sqrt(v)[None, None], Comparisons.with_one_baseline(1))
+    new = judge_blocks(y[None, None], np.sqrt(v)[None, None], Comparisons.all_with_first(1))
     spread = y.std(ddof=1) * math.sqrt(1 + 1 / len(y)) * stats.t.ppf(0.975, len(y) - 1)
     assert (new.new_low[0, 0], new.new_high[0, 0]) == pytest.approx((mean - spread, mean + spread))
 
@@ -134,7 +134,7 @@ def test_false_alarms_intervals_and_predictions_hold(between: float, apart: floa
     seeds = draws.standard_normal((studies, arms + 1, blocks + 1, n)) * sd[..., None]
     d = (seeds[:, 1:] - seeds[:, :1]).transpose(3, 0, 1, 2) + effects
     mean, se = d.mean(axis=0), d.std(axis=0, ddof=1) / math.sqrt(n)
-    result = judge_blocks(mean[..., :blocks], se[..., :blocks], Comparisons.with_one_baseline(arms))
+    result = judge_blocks(mean[..., :blocks], se[..., :blocks], Comparisons.all_with_first(arms))
     error = math.sqrt(0.05 * 0.95 / studies)
     assert (result.verdict >= VERDICTS.index(Verdict.BETTER)).any(axis=1).mean() <= 0.05 + 3 * error
     new, known = mean[:, 0, blocks], np.isfinite(result.new_low[:, 0])
@@ -229,9 +229,9 @@ def test_arms_and_blocks_dropped_after_the_first_run_still_count(tmp_path: Path)
 
     from vitlab.planning.registration import make_registration
     from vitlab.planning.values import Arm
-    from vitlab.report.comparison import summary
+    from vitlab.report.comparison import summary_rows
     from vitlab.report.frame import StudyResults
-    from vitlab.report.sections.blocks import average_over_blocks
+    from vitlab.report.sections.blocks import compare_over_blocks
 
     draws, registered = np.random.default_rng(0), None
     found: list[Any] = []
@@ -245,7 +245,7 @@ def test_arms_and_blocks_dropped_after_the_first_run_still_count(tmp_path: Path)
         folder = tmp_path / str(len(found))
         plan, store = study(folder, values, planned_arms=tuple(arms), registered=registered)
         registered = registered or make_registration(plan)
-        found.append(average_over_blocks(plan, summary(StudyResults.read(plan, store))))
+        found.append(compare_over_blocks(plan, summary_rows(StudyResults.read(plan, store))))
     assert [[(row.arm, row.family, row.remark) for row in rows] for rows in found] == [
         [("a", 2, ""), ("b", 2, "")],
         [("a", 2, "")],

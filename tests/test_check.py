@@ -33,15 +33,15 @@ from vitlab.cli import check as check_cli
 from vitlab.cli import cli, main
 from vitlab.cli.check import check_command as command
 from vitlab.data.augment.geometric import Crop
-from vitlab.driver.planning import make_due_decisions
+from vitlab.driver.planning import plan_with_due_decisions
 from vitlab.driver.session import Session, Watch
 from vitlab.errors import DataError, Refused, SpecError, TrialFailed, UserError
-from vitlab.planning.study_folder import write_plan
+from vitlab.planning.study_folder import write_registered_plan
 from vitlab.regression import check
 from vitlab.regression.baseline import Trace, read_baseline, write_baseline
 from vitlab.regression.decide import Finding
 from vitlab.regression.facts import train_trace
-from vitlab.regression.gate import check_learning, doubt_if_guessed
+from vitlab.regression.gate import doubt_if_guessed, train_and_check_learning
 from vitlab.report import api
 from vitlab.runner import circumstances
 from vitlab.spec.tree import parse_as
@@ -120,7 +120,9 @@ def test_second_interim_analysis_does_not_affect_gate(accepted: Path) -> None:
     changes = {"seeds": {"count": 2, "escalate_to": 4}, "analysis.alpha": 1e-9}
     study, plan = lab.plan_study(accepted / "gate.yaml", out=accepted / "out", changes=changes)
     store = Store((accepted / "out").resolve())
-    write_plan(make_due_decisions(plan, Session(store, study.run)), store)  # as a run does after its first stage
+    write_registered_plan(
+        plan_with_due_decisions(plan, Session(store, study.run)), store
+    )  # as a run does after its first stage
     _, plan = lab.plan_study(accepted / "gate.yaml", out=accepted / "out", changes=changes)
     assert plan.looks is not None and plan.looks.open == (("position=none",),)
     once = ("--set", "seeds=2", "--set", "analysis.alpha=1e-9")
@@ -239,8 +241,8 @@ def test_engine_of_seeds_is_traced(accepted: Path, monkeypatch: pytest.MonkeyPat
     facts = read_baseline(accepted / "gate.baseline.yaml").facts
     assert facts is not None and {trace.engine for arm in facts.arms.values() for trace in arm.traces} == {"batch_last"}
     (sound, *_) = facts.arms["baseline"].traces
-    products = batch_last_kernels.sum_over_channels
-    monkeypatch.setattr(batch_last_kernels, "sum_over_channels", lambda a, b: products(0.5 * a, b))
+    products = batch_last_kernels.pairwise_dot_products
+    monkeypatch.setattr(batch_last_kernels, "pairwise_dot_products", lambda a, b: products(0.5 * a, b))
     alone, stacked = (train_trace(plan, plan.trials[0], 20, "fp64", engine).losses for engine in ("loop", "batch_last"))
     assert alone == pytest.approx(sound.losses, rel=1e-9) != pytest.approx(stacked, rel=1e-6)
 
@@ -268,7 +270,7 @@ def test_changed_option_is_named_although_trials_fail(accepted: Path, monkeypatc
 
 def test_acceptance_is_advised_only_where_baseline_is_compared(accepted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = Finding("a", "learning", "regressed", "no loss falls")
-    monkeypatch.setattr(check.gate, "check_learning", lambda *_: [failing])
+    monkeypatch.setattr(check.gate, "train_and_check_learning", lambda *_: [failing])
     tiers = ("--tier", "exact", "--tier", "learning", "--set")
     same, other = (vitlab(accepted, *tiers, f"train.optimizer.weight_decay={decay}") for decay in (0.05, 0.3))
     assert same.exit_code == other.exit_code == 1 and "git" not in same.stdout, "there is no repository"
@@ -279,9 +281,9 @@ def test_untrained_arm_is_detected(accepted: Path, monkeypatch: pytest.MonkeyPat
     easier = {"data.augment": [], "train.batch_size": 32, "train.optimizer.lr": 0.005, "train.steps": 100}
     easier |= {"design": None}
     _, plan = check.lab.plan_study(accepted / "gate.yaml", changes=easier)
-    assert [item.verdict for item in check_learning(plan, (), Watch())] == ["pass"]
+    assert [item.verdict for item in train_and_check_learning(plan, (), Watch())] == ["pass"]
     monkeypatch.setattr(Training, "learning_rate", lambda self, step: 0.0)
-    findings = list(check_learning(plan, (), Watch()))
+    findings = list(train_and_check_learning(plan, (), Watch()))
     assert [item.verdict for item in findings] == ["regressed"]
     assert "validation loss does not fall in" in findings[0].sentence
 
@@ -294,7 +296,7 @@ def test_arm_whose_loss_falls_to_the_loss_of_guesses_has_not_learnt(
     for after, verdict in ((2.3027, "inconclusive"), (2.3025, "pass")):
         trace = Trace(precision="fp32", losses=(2.5, 2.4), before=2.6, after=after)
         monkeypatch.setattr("vitlab.regression.gate.train_trace", lambda *_, trace=trace, **__: trace)
-        (finding,) = check_learning(plan, (), Watch())
+        (finding,) = train_and_check_learning(plan, (), Watch())
         assert (finding.verdict, "equal probabilities" in finding.sentence) == (verdict, verdict != "pass")
 
 
@@ -304,7 +306,7 @@ def test_acceptance_warns_of_arms_that_learn_too_little(accepted: Path, monkeypa
         Finding("a", "learning", "inconclusive", "no better than equal probabilities"),
         Finding("b", "learning", "pass"),
     ]
-    monkeypatch.setattr(check.gate, "check_learning", lambda *_: found)
+    monkeypatch.setattr(check.gate, "train_and_check_learning", lambda *_: found)
     baseline = ("--baseline", str(accepted / "other.yaml"), "--accept", "--reason", "r")
     lines = vitlab(accepted, *baseline).stdout.splitlines()
     assert [line for line in lines if line.startswith("Warning: ") and "learning" in line] == [

@@ -38,7 +38,7 @@ def test_variance_of_choice_equals_its_integral(scores: tuple[float, ...]) -> No
 
 def test_comparison_adds_variance_of_choices() -> None:
     first, second = [0.82, 0.84, 0.83, 0.85], [0.80, 0.81, 0.83, 0.80]
-    values, design = np.array([[second, first]]), replace(Comparisons.with_one_baseline(1), alpha=0.1)
+    values, design = np.array([[second, first]]), replace(Comparisons.all_with_first(1), alpha=0.1)
 
     def contrast(values: np.ndarray, *variances: float) -> Contrast:
         choices = Choices(np.array([[variances]]), np.full((1, 1, len(variances)), 2.0))
@@ -83,7 +83,7 @@ def test_arms_that_respond_alike_are_told_apart_in_one_of_twenty_studies(
             choice = rechoice_variance(scores, chosen, x.mean(), x.std(ddof=1), tuning_seeds)
             places = slice(None) if arm == 0 else arm - 1
             variance[study, places, int(arm > 0)], df[study, places, int(arm > 0)] = choice
-    design = Comparisons.with_one_baseline(arms)
+    design = Comparisons.all_with_first(arms)
     naive = (judge_studies(values, design).contrasts.p_corrected <= 0.05).any(axis=1).mean()
     found = (
         (judge_studies(values, replace(design, choices=Choices(variance, df))).contrasts.p_corrected <= 0.05)

@@ -43,10 +43,10 @@ from vitlab.errors import BrokenComponent, Interrupted, UserError
 from vitlab.explaining import one_image
 from vitlab.geometry import DataInfo
 from vitlab.planning.packaged import packaged_studies
-from vitlab.planning.study_folder import write_plan
+from vitlab.planning.study_folder import write_registered_plan
 from vitlab.planning.values import Arm, Plan
 from vitlab.report.api import Answer, open_study
-from vitlab.report.formats import to_text
+from vitlab.report.formats import parts_to_text
 from vitlab.store.files import write_json
 from vitlab.store.folders import Store
 from vitlab.store.locks import hold_lock
@@ -645,7 +645,7 @@ def test_narrow_plan_keeps_the_engines_of_arms_that_differ(
     made, _ = synthetic_studies.study(tmp_path, {"baseline": [None], "position=none": [None]})
     arms = [replace(arm, engine=engine) for arm, engine in zip(made.arms, engines, strict=True)]
     states = {(planned.arm, planned.seed): "missing" for planned in made.trials}
-    table = to_text(plan_module._arm_columns(made, arms, states, {}))
+    table = parts_to_text(plan_module._arm_columns(made, arms, states, {}))
     assert ("loop" in table and "vmap" in table) if "loop" in engines else "vmap" not in table
 
 
@@ -802,7 +802,7 @@ def test_report_in_every_format(ran: tuple[Path, Path]) -> None:
 
 def test_studies_without_results_have_no_verdicts(tmp_path: Path) -> None:
     plan, store = synthetic_studies.study(tmp_path, {"baseline": [None] * 3, "b": [None] * 3})
-    write_plan(plan, store)
+    write_registered_plan(plan, store)
     assert "6 missing; nothing compared" in call("studies", "--out", store.root)[1]
 
 

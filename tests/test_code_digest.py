@@ -406,12 +406,12 @@ def test_loaded_code_continues_if_digest_is_known(tmp_path: Path) -> None:
     module = write(tmp_path / "forked.py", component("forked", 1))
     importlib.import_module("forked")
     clear_caches()
-    before = trial_code_digest(frozenset({"forked"}), reader=source.read_imported)
+    before = trial_code_digest(frozenset({"forked"}), reader=source.read_source_as_imported)
     assert before == trial_code_digest(frozenset({"forked"}))
     write(module, component("forked", 555))
     clear_caches()
     assert (
-        trial_code_digest(frozenset({"forked"}), reader=source.read_imported)
+        trial_code_digest(frozenset({"forked"}), reader=source.read_source_as_imported)
         == before
         != trial_code_digest(frozenset({"forked"}))
     )
@@ -425,10 +425,10 @@ def test_edit_of_vitlab_does_not_disturb_running_study(monkeypatch: pytest.Monke
     clear_caches()
     assert (
         transitive_digests({"vitlab.training.loop"})
-        == transitive_digests({"vitlab.training.loop"}, source.read_imported)
+        == transitive_digests({"vitlab.training.loop"}, source.read_source_as_imported)
         == digest
     )
-    assert transitive_digests({"vitlab.training.loop"}, source.read_current) != digest
+    assert transitive_digests({"vitlab.training.loop"}, source.read_current_source) != digest
 
 
 def test_two_versions_of_plugin_file_are_distinguished(tmp_path: Path) -> None:

@@ -22,14 +22,14 @@ from vitlab.comparison.arrays import VERDICTS, Comparisons, Contrast, Contrasts,
 from vitlab.comparison.study import CONTRAST_COLUMNS, Sample, judge_study
 from vitlab.planning.values import Arm, MetricFacts, Plan
 from vitlab.report import phrasing
-from vitlab.report.comparison import summary
+from vitlab.report.comparison import summary_rows
 from vitlab.report.frame import StudyResults
 from vitlab.spec import Analysis
 from vitlab.statistics import replicates
 
 A = [0.951, 0.947, 0.958, 0.949, 0.955]
 B = [0.972, 0.969, 0.971, 0.975, 0.968]
-ONE = Comparisons.with_one_baseline(1)
+ONE = Comparisons.all_with_first(1)
 
 
 def contrast(first: dict[int, float], second: dict[int, float], design: Comparisons = ONE) -> Contrast:
@@ -212,7 +212,7 @@ def test_variances_are_shared_by_the_rule() -> None:
     """Written out for one study; a loud arm counts at most 100 times a quiet one's variance."""
     draws = np.random.default_rng(1)
     values = draws.normal(size=(1, 9, 4)) * np.array([1, 1, 1, 1, 1, 1, 1, 1, 300])[:, None]
-    found = judge_studies(values, Comparisons.with_one_baseline(8)).contrasts
+    found = judge_studies(values, Comparisons.all_with_first(8)).contrasts
     d = values[0, 1:] - values[0, :1]
     v = d.var(axis=1, ddof=1)
     c = min(1, (8 - 1) / 6)
@@ -222,7 +222,7 @@ def test_variances_are_shared_by_the_rule() -> None:
     assert found.se[0] == pytest.approx(np.sqrt(variance / 4)) and found.df[0] == pytest.approx([3 * (1 + c)] * 8)
     p = 2 * stats.t.sf(np.abs(d.mean(axis=1)) / np.sqrt(variance / 4), 3 * (1 + c))
     assert found.p_corrected[0] == pytest.approx(np.minimum(1, 8 * p))
-    own = judge_studies(values, replace(Comparisons.with_one_baseline(8), variance="own")).contrasts
+    own = judge_studies(values, replace(Comparisons.all_with_first(8), variance="own")).contrasts
     assert own.p[0] == pytest.approx([stats.ttest_1samp(row, 0).pvalue for row in d])
 
 
@@ -231,16 +231,16 @@ def test_comparisons_share_with_those_of_their_baseline_and_seeds() -> None:
     values[0, 3, 4] = math.nan  # other seeds
     values[0, 4] = values[0, 0] + 1  # no spread
     values[0, 5, 0] = -1000.0  # collapsed
-    design = replace(Comparisons.with_one_baseline(7), baselines=np.array([0, 0, 0, 0, 0, 0, 1]))
+    design = replace(Comparisons.all_with_first(7), baselines=np.array([0, 0, 0, 0, 0, 0, 1]))
     found = judge_studies(values, design).contrasts
     assert found.shared[0].tolist() == [3, 3, 1, 1, 1, 3, 1]
     assert [found.single(0, place).test for place in (0, 2, 3, 4)] == ["paired t", "paired t", "sign flip", "sign flip"]
     # Registered comparisons share with registered ones alone, so that later ones change nothing of them.
-    later = replace(Comparisons.with_one_baseline(3), registered=np.array([True, True, False]))
+    later = replace(Comparisons.all_with_first(3), registered=np.array([True, True, False]))
     both = judge_studies(values[:, :4, :4], later).contrasts
-    alone = judge_studies(values[:, :3, :4], Comparisons.with_one_baseline(2)).contrasts
+    alone = judge_studies(values[:, :3, :4], Comparisons.all_with_first(2)).contrasts
     assert both.shared[0].tolist() == [2, 2, 3] and both.se[0, :2] == pytest.approx(alone.se[0])
-    two = judge_studies(values[:, :4, :2], Comparisons.with_one_baseline(3)).contrasts
+    two = judge_studies(values[:, :4, :2], Comparisons.all_with_first(3)).contrasts
     assert two.shared[0].tolist() == [1, 1, 1], "two pairs tell too little"
 
 
@@ -252,7 +252,7 @@ def test_many_studies_are_judged_as_each_alone() -> None:
     values[30:35, 3] = values[30:35, 0]  # equal
     values[35:40, 4] = values[35:40, 0] + 0.5  # without spread
     lost = np.isnan(values) & (draws.random(values.shape) < 0.5)
-    design, chance = replace(Comparisons.with_one_baseline(5), margin=1.5), np.array([0.0, 0, 0, math.nan, 0, 0])
+    design, chance = replace(Comparisons.all_with_first(5), margin=1.5), np.array([0.0, 0, 0, math.nan, 0, 0])
     together = judge_studies(values, design, lost_SAN=lost, chance_A=chance)
     verdicts = set()
     for study in range(60):
@@ -271,7 +271,7 @@ def test_report_judges_as_the_array_function_does(seeds: int) -> None:
     arms = ["baseline", "a", "b", "c"]
     values = 0.8 + 0.01 * draws.normal(size=(50, 4, seeds)) + 0.02 * draws.normal(size=(50, 4, 1))
     plan = Plan("s", "", tuple(Arm(arm, {}, None if arm == "baseline" else "baseline") for arm in arms), (), Analysis())
-    judged = judge_studies(values, Comparisons.with_one_baseline(3))
+    judged = judge_studies(values, Comparisons.all_with_first(3))
     for study in range(50):
         samples = {arm: Sample(dict(enumerate(row))) for arm, row in zip(arms, values[study].tolist(), strict=True)}
         found = judge_study(plan, dict.fromkeys(arms[1:], "baseline"), samples)
@@ -287,7 +287,7 @@ def test_report_judges_as_the_array_function_does(seeds: int) -> None:
 def test_a_verdict_and_its_interval_never_disagree() -> None:
     draws = np.random.default_rng(3)
     values = draws.normal(size=(400, 5, 4)) + 1.5 * draws.normal(size=(400, 5, 1))
-    for design in (Comparisons.with_one_baseline(4), replace(Comparisons.with_one_baseline(4), share=0.3, margin=1.0)):
+    for design in (Comparisons.all_with_first(4), replace(Comparisons.all_with_first(4), share=0.3, margin=1.0)):
         judged = judge_studies(values, design)
         excludes_zero = (judged.contrasts.low > 0) | (judged.contrasts.high < 0)
         has_interval = ~np.isnan(judged.contrasts.low)
@@ -313,7 +313,7 @@ def test_alpha_holds_where_arms_scatter_differently(name: str) -> None:
     n, spread = SPREADS[name]
     studies, m = 3000, len(spread) - 1
     values = np.random.default_rng([7, n, m]).standard_normal((studies, m + 1, n)) * spread[:, None]
-    alarms = (judge_studies(values, Comparisons.with_one_baseline(m)).verdict >= BETTER).any(axis=1).mean()
+    alarms = (judge_studies(values, Comparisons.all_with_first(m)).verdict >= BETTER).any(axis=1).mean()
     assert alarms <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / studies)
 
 
@@ -323,7 +323,7 @@ def test_alpha_holds_for_a_loud_arm_beside_arms_that_differ() -> None:
     values = np.random.default_rng(8).standard_normal((studies, m + 1, n))
     values[:, 1] *= 10
     values[:, 2:] += 1e4
-    alarms = (judge_studies(values, Comparisons.with_one_baseline(m)).verdict[:, 0] >= BETTER).mean()
+    alarms = (judge_studies(values, Comparisons.all_with_first(m)).verdict[:, 0] >= BETTER).mean()
     assert alarms <= 0.05
 
 
@@ -333,7 +333,7 @@ def test_equal_arms_are_told_apart_by_differences_of_which_single_comparisons_se
     values[:, 1] += 6.1
     found = {
         kind: (
-            judge_studies(values, replace(Comparisons.with_one_baseline(m), variance=kind)).verdict[:, 0] >= BETTER
+            judge_studies(values, replace(Comparisons.all_with_first(m), variance=kind)).verdict[:, 0] >= BETTER
         ).mean()
         for kind in ("shared", "own")
     }
@@ -345,7 +345,7 @@ def test_intervals_cover_at_once() -> None:
     values = np.random.default_rng(21).standard_normal((studies, m + 1, n))
     truth = np.array([1.0, 0.0, 0.0, 0.0])
     values[:, 1:] += truth[:, None]
-    found = judge_studies(values, Comparisons.with_one_baseline(m)).contrasts
+    found = judge_studies(values, Comparisons.all_with_first(m)).contrasts
     covered = ((found.low <= truth) & (truth <= found.high)).all(axis=1).mean()
     assert covered >= 0.95 - 3 * math.sqrt(0.05 * 0.95 / studies)
 
@@ -357,18 +357,18 @@ def test_collapsed_seeds_are_found_by_the_scale_of_their_pair() -> None:
     draws = np.random.default_rng(4)
     values = 0.9 + 0.002 * draws.normal(size=(1, 3, 8))
     values[0, 1, 5] = 0.1
-    arms, baselines = np.moveaxis(find_collapsed_sides(values, Comparisons.with_one_baseline(2)), 2, 0)
+    arms, baselines = np.moveaxis(find_collapsed_sides(values, Comparisons.all_with_first(2)), 2, 0)
     assert np.argwhere(arms).tolist() == [[0, 0, 5]] and not baselines.any()
-    arms, _ = np.moveaxis(find_collapsed_sides(2 - values, replace(Comparisons.with_one_baseline(2), sign=-1)), 2, 0)
+    arms, _ = np.moveaxis(find_collapsed_sides(2 - values, replace(Comparisons.all_with_first(2), sign=-1)), 2, 0)
     assert np.argwhere(arms).tolist() == [[0, 0, 5]], "of a loss, larger is worse"
-    arms, _ = np.moveaxis(find_collapsed_sides(2 - values, Comparisons.with_one_baseline(2)), 2, 0)
+    arms, _ = np.moveaxis(find_collapsed_sides(2 - values, Comparisons.all_with_first(2)), 2, 0)
     assert not arms.any(), "far better is no collapse"
-    judged = judge_studies(values, Comparisons.with_one_baseline(2))
+    judged = judge_studies(values, Comparisons.all_with_first(2))
     assert judged.contrasts.single(0, 0).test == "sign flip" and judged.contrasts.single(0, 1).test == "paired t"
     unpaired = values.copy()
     unpaired[0, 0, :4], unpaired[0, 1, 4:] = math.nan, math.nan
     unpaired[0, 1, 0] = 0.1
-    assert judge_studies(unpaired, Comparisons.with_one_baseline(2)).contrasts.single(0, 0).test == "none", (
+    assert judge_studies(unpaired, Comparisons.all_with_first(2)).contrasts.single(0, 0).test == "none", (
         "nothing rests on t"
     )
 
@@ -416,11 +416,11 @@ def rows_of(arms: Mapping[str, Sequence[float]], quantum: float = 0.0, **analysi
         Analysis(**analysis),
         metrics={"accuracy": MetricFacts("max", "share", (0.0, 1.0))},
     )
-    return summary(StudyResults(plan, frame, quantum=quantum))
+    return summary_rows(StudyResults(plan, frame, quantum=quantum))
 
 
 def sentences(rows: list[dict[str, object]]) -> list[str]:
-    return [answer.sentence for answer in phrasing.answer_arms(rows, Analysis(), {"accuracy": "share"})]
+    return [answer.sentence for answer in phrasing.answer_per_arm(rows, Analysis(), {"accuracy": "share"})]
 
 
 def test_intervals_stay_within_the_bounds_of_an_accuracy() -> None:

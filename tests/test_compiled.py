@@ -15,7 +15,7 @@ from test_engines import SETTINGS, results, state_of, training, trial, work
 from torch import Tensor
 
 from vitlab import noise
-from vitlab.engines import find_supported_engine
+from vitlab.engines import engine_or_fallback
 from vitlab.engines.base import Loop, train
 from vitlab.engines.compiled import Compiled, CompiledVmap
 from vitlab.planning.engine_choice import choose_engine, group_trials
@@ -54,9 +54,9 @@ def test_compiled_is_one_graph_and_equals_loop(
 
 
 def test_compiled_vmap_falls_back_to_vmap_and_loop() -> None:
-    assert find_supported_engine("compiled_vmap", training())[0] == "compiled_vmap"
-    assert find_supported_engine("compiled_vmap", training(precision="fp64"))[0] == "vmap"
-    assert find_supported_engine("compiled_vmap", training(model={"attention": "sdpa"}))[0] == "loop"
+    assert engine_or_fallback("compiled_vmap", training())[0] == "compiled_vmap"
+    assert engine_or_fallback("compiled_vmap", training(precision="fp64"))[0] == "vmap"
+    assert engine_or_fallback("compiled_vmap", training(model={"attention": "sdpa"}))[0] == "loop"
 
 
 @pytest.mark.slow
@@ -101,7 +101,7 @@ def test_compiled_trains_one_trial_at_a_time() -> None:
     assert choose_engine(planned[0].trial, "compiled", lambda _: None, {}).engine == "compiled"
     groups = group_trials(planned, 1, "compiled", lambda _: None)
     assert [(engine, len(group)) for engine, group in groups] == [("compiled", 1)] * 3
-    engine, _, note = find_supported_engine("compiled", training(precision="fp64"))
+    engine, _, note = engine_or_fallback("compiled", training(precision="fp64"))
     assert engine == "loop" and "does not support precision fp64" in note
 
 
@@ -136,7 +136,7 @@ GeluMLP.forward = forward
 gpu_dry_run.DEPTH, gpu_dry_run.TOGETHER = 2, 4
 print(gpu_dry_run.at_depth(arm, "loop")[1], gpu_dry_run.together()[1])
 loop.number_drop_paths = lambda model: []
-vmap.join_feeds = lambda feeds: None
+vmap.link_feeds = lambda feeds: None
 print(gpu_dry_run.at_depth(arm, "loop")[1], gpu_dry_run.together()[1])
 """
 

@@ -26,7 +26,7 @@ from vitlab.spec import STREAMS, TrialSpec
 from vitlab.spec.trial import InitFrom
 from vitlab.store.folders import TrialFolder
 from vitlab.training import artifacts
-from vitlab.weights.transfer import load_starting_weights
+from vitlab.weights.transfer import load_and_freeze_weights
 
 NAMES = ("resnet18", "resnet50", "regnet_y_16gf")
 models = torchvision("torchvision.models")
@@ -294,7 +294,7 @@ def test_frozen_body_keeps_statistics() -> None:
     info = data(8)
     net, source = built("resnet8", info), built("resnet8", data(8, classes=3), seed=1)
     source.train()(images(info))
-    load_starting_weights(net, source, InitFrom.model_validate({"checkpoint": "x", "head": "new", "freeze": "body"}))
+    load_and_freeze_weights(net, source, InitFrom.model_validate({"checkpoint": "x", "head": "new", "freeze": "body"}))
     before = {name: value.clone() for name, value in net.state_dict().items()}
     net.train()
     torch.autograd.backward(net(images(info)).logits.square().sum())

@@ -556,7 +556,7 @@ RESNET18 = "ResNet18_Weights.IMAGENET1K_V1"
 def test_published_torchvision_weights_teach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read from torch's cache, under the name of the published file, without network."""
     from vitlab.weights import opening
-    from vitlab.weights.opening import open_pretrained
+    from vitlab.weights.opening import open_torchvision_weights
 
     monkeypatch.setattr(opening, "_torchvision_weights", opening._torchvision_weights.__wrapped__)
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
@@ -568,14 +568,14 @@ def test_published_torchvision_weights_teach(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(
         WeightsError, match=r"resnet18-f37072fd\.pth is not the expected file: .* expected is one with f37072fd"
     ):
-        open_pretrained(RESNET18)
+        open_torchvision_weights(RESNET18)
     published = hashlib.sha256(file.read_bytes()).hexdigest()[:8]
     file = file.rename(file.with_name(f"resnet18-{published}.pth"))
     weights = models.get_weight(RESNET18)
     ours = SimpleNamespace(url=f"https://host/{file.name}", transforms=weights.transforms, meta=weights.meta)
     get_weight = models.get_weight
     monkeypatch.setattr(models, "get_weight", lambda name: ours if name == RESNET18 else get_weight(name))
-    model = open_pretrained(RESNET18)
+    model = open_torchvision_weights(RESNET18)
     x_BCHW = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         torch.testing.assert_close(model.model(x_BCHW).logits, theirs(x_BCHW), rtol=1e-4, atol=1e-4)
@@ -584,7 +584,7 @@ def test_published_torchvision_weights_teach(tmp_path: Path, monkeypatch: pytest
     assert model.info.labels[:2] == ("tench", "goldfish") and model.info.classes == 1000
 
     with pytest.raises(WeightsError, match=r"no weights called 'ResNet18_Weights.IMAGENET1K_V7'.*IMAGENET1K_V1"):
-        open_pretrained("ResNet18_Weights.IMAGENET1K_V7")
+        open_torchvision_weights("ResNet18_Weights.IMAGENET1K_V7")
 
     def no_network(url: str, **_: Any) -> None:
         raise OSError("the network is unreachable")
@@ -593,13 +593,13 @@ def test_published_torchvision_weights_teach(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(
         WeightsError, match=r"put https://.*regnet_y_16gf.*\.pth at .*checkpoints.* by hand: the network"
     ):
-        open_pretrained("RegNet_Y_16GF_Weights.IMAGENET1K_V2")
+        open_torchvision_weights("RegNet_Y_16GF_Weights.IMAGENET1K_V2")
 
 
 def test_plan_with_published_weights_downloads_nothing(tmp_path: Path) -> None:
     from torchvision.models import ResNet18_Weights
 
-    from vitlab.weights.opening import open_pretrained
+    from vitlab.weights.opening import open_torchvision_weights
 
     data = {"type": "synthetic", "num_classes": 1000}
     taught = {**base(teacher={"pretrained": RESNET18}), "data": data}
@@ -608,7 +608,7 @@ def test_plan_with_published_weights_downloads_nothing(tmp_path: Path) -> None:
     digest = ResNet18_Weights.IMAGENET1K_V1.url.rpartition("-")[2].removesuffix(".pth")
     assert plan.trials[0].trial.files == {"teacher": {RESNET18: digest}}
     with pytest.raises(WeightsError, match=f"publishes other weights .*{digest}.* than the plan names .0123abcd"):
-        open_pretrained(RESNET18, "0123abcd")
+        open_torchvision_weights(RESNET18, "0123abcd")
     other = planned(
         tmp_path, base={**base(teacher={"pretrained": "ResNet50_Weights.IMAGENET1K_V2"}), "data": data}, design=None
     )
@@ -659,12 +659,12 @@ def test_split_search_ends_for_cycles_and_foreign_files(taught: Answer, monkeypa
     for file, dependency in (("/out/trials/a/c/w.safetensors", "a/c"), ("/w.safetensors", "b/c")):
         spec = {**teacher.to_json(), "needs": {"init_from": dependency}}
         monkeypatch.setattr(sources, "read_json", lambda path, spec=spec: spec)
-        assert sources._find_leak_of_file(Path(file), trial, Seeds()) == ""
+        assert sources._find_validation_leak(Path(file), trial, Seeds()) == ""
     around = {"a": "b/c", "b": "a/c"}
     monkeypatch.setattr(
         sources, "read_json", lambda path: {**teacher.to_json(), "needs": {"teacher": around[path.parts[3]]}}
     )
-    assert sources._find_leak_of_file(Path("/out/trials/a/c/w.safetensors"), trial, Seeds()) == ""
+    assert sources._find_validation_leak(Path("/out/trials/a/c/w.safetensors"), trial, Seeds()) == ""
 
 
 # -- plans ------------------------------------------------------------------------------------------------------------

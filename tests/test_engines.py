@@ -51,7 +51,7 @@ from vitlab.spec.trial import InitFrom
 from vitlab.store.folders import TrialFolder
 from vitlab.store.result import Outcome, TrialResult
 from vitlab.training.loop import Training
-from vitlab.weights.transfer import load_starting_weights
+from vitlab.weights.transfer import load_and_freeze_weights
 
 DATA = {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images": 30, "num_classes": 6}
 MODEL = {"type": "vit", "patch_size": 4, "dim": 16, "depth": 2, "heads": 2, "drop": 0.1, "drop_path": 0.2}
@@ -71,7 +71,7 @@ def training(
         source = slot("model").build({**MODEL, **model}, prepared.info)
         source.initialise(seed)
         source.train()(torch.randn(32, 1, 8, 8, generator=torch.Generator().manual_seed(seed)))  # statistics of a body
-        load_starting_weights(built, source, InitFrom.model_validate({"checkpoint": "x", "freeze": "body"}))
+        load_and_freeze_weights(built, source, InitFrom.model_validate({"checkpoint": "x", "freeze": "body"}))
     dtype = torch.float64 if spec.precision == "fp64" else torch.float32
     feed = Feed(prepared, choice.options["augment"], seeds, dtype=dtype)
     return Training(built.to(dtype), feed, spec, seeds)

@@ -20,7 +20,7 @@ from vitlab.comparison.study import refusals_by_arm
 from vitlab.errors import SpecError
 from vitlab.planning.registration import describe_analysis_changes, make_registration, with_first_registration
 from vitlab.planning.values import Arm, Looks, Plan
-from vitlab.report.comparison import inconclusive_arms
+from vitlab.report.comparison import arms_to_continue
 from vitlab.spec import Analysis, Study
 from vitlab.store.folders import Store
 
@@ -178,25 +178,25 @@ def registered_study(root: Path, arms: dict[str, list[float | None]], names: Seq
 
 def test_escalation_waits_for_all_registered_trials(tmp_path):
     arms = {"baseline": BASE, "far": FAR, "near": NEAR}
-    assert inconclusive_arms(*registered_study(tmp_path / "a", arms, list(arms))) == ("near",)
-    assert inconclusive_arms(*registered_study(tmp_path / "b", {**arms, "far": [*FAR[:3], None]}, list(arms))) == ()
+    assert arms_to_continue(*registered_study(tmp_path / "a", arms, list(arms))) == ("near",)
+    assert arms_to_continue(*registered_study(tmp_path / "b", {**arms, "far": [*FAR[:3], None]}, list(arms))) == ()
 
 
 def test_escalated_arm_stays_escalated_after_changes(tmp_path):
     arms = {"baseline": BASE, "far": FAR, "near": NEAR}
     added = registered_study(tmp_path / "a", {**arms, "new": [None] * 4}, list(arms))
-    assert inconclusive_arms(*added) == inconclusive_arms(*added, before=("near",)) == ("near",)
+    assert arms_to_continue(*added) == arms_to_continue(*added, before=("near",)) == ("near",)
     anew = registered_study(tmp_path / "b", {**arms, "far": [None] * 4}, list(arms))
-    assert inconclusive_arms(*anew) == () and inconclusive_arms(*anew, before=("near",)) == ("near",)
+    assert arms_to_continue(*anew) == () and arms_to_continue(*anew, before=("near",)) == ("near",)
     itself = registered_study(tmp_path / "c", {**arms, "near": [None] * 4}, list(arms))
-    assert inconclusive_arms(*itself, before=("near",)) == ()
+    assert arms_to_continue(*itself, before=("near",)) == ()
 
 
 def test_failed_trial_blocks_further_seeds_until_retried(tmp_path):
     plan, store = registered_study(tmp_path, {"baseline": BASE, "near": [*NEAR[:3], None]}, ["baseline", "near"])
     failed = plan.trials[-1].trial
     store.trial(failed.key, failed.code).write_failure("memory ran out", kind="oom")
-    assert inconclusive_arms(plan, store) == ()
+    assert arms_to_continue(plan, store) == ()
     [notes] = [note for note in synthetic_studies.document(plan, store)["notes"] if note.startswith("2 looks")]
     assert (
         "near can get further seeds: first run 'vitlab run --retry-failed' to train the failed trials again." in notes

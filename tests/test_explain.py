@@ -24,13 +24,13 @@ from vitlab.explaining.attribution import integrated_gradients
 from vitlab.explaining.capture import capture
 from vitlab.explaining.measures import (
     attention_distance,
+    attention_to_patch_maps,
     patch_distances,
     position_similarity,
     rollout,
-    to_patches,
-    token_norms,
+    token_norm_statistics,
 )
-from vitlab.explaining.one_image import Subject, common_scales, compare, draw, explain
+from vitlab.explaining.one_image import Subject, common_scales, draw, explain, write_side_by_side
 from vitlab.explaining.pictures import Map, Scale
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.models import ViT
@@ -105,16 +105,16 @@ def test_rollout_peaks_at_planted_patch() -> None:
     for block in maps:
         block[..., planted] = 1
         block /= block.sum(-1, keepdim=True)
-    heat = to_patches(rollout(maps), g, ("class",))["class"][0]
+    heat = attention_to_patch_maps(rollout(maps), g, ("class",))["class"][0]
     assert divmod(int(heat.argmax()), 4) == (1, 3)
 
 
 def test_rollout_covers_tokens_of_model() -> None:
     both = ("class", "distillation")
-    assert set(to_patches(rollout(random_maps(1, 2, 18, 18)), geometry(32, 8, both), both)) == set(both)
+    assert set(attention_to_patch_maps(rollout(random_maps(1, 2, 18, 18)), geometry(32, 8, both), both)) == set(both)
     g = geometry(32, 8, ())
     rolled = rollout(random_maps(1, 2, 16, 16))
-    mean = to_patches(rolled, g, ("class",))
+    mean = attention_to_patch_maps(rolled, g, ("class",))
     assert list(mean) == ["mean"]
     torch.testing.assert_close(mean["mean"].flatten(1), rolled.mean(1))
 
@@ -131,10 +131,10 @@ def test_token_norm_outliers_scale_with_model() -> None:
     g = geometry(32, 4, ("class",))
     tokens = torch.randn(1, g.tokens, 16, generator=torch.Generator().manual_seed(2))
     tokens[0, 0] = 1e6  # the class token is no patch
-    assert token_norms(tokens, g).outliers == 0
+    assert token_norm_statistics(tokens, g).outliers == 0
     tokens[0, 5] *= 100
     for scale in (1, 400):
-        norms = token_norms(tokens * scale, g)
+        norms = token_norm_statistics(tokens * scale, g)
         assert norms.outliers == 1 / g.patches and norms.ratio > 50
 
 
@@ -143,9 +143,9 @@ def test_border_without_positions_does_not_create_outliers() -> None:
     g = geometry(32, 4, ())
     tokens = torch.ones(1, g.tokens, 16)
     tokens[0, :20] = torch.linspace(1.5, 2, 20)[:, None]
-    assert token_norms(tokens, g).outliers == 0
+    assert token_norm_statistics(tokens, g).outliers == 0
     tokens[0, 0] = 500
-    assert token_norms(tokens, g).outliers == 1 / g.patches
+    assert token_norm_statistics(tokens, g).outliers == 1 / g.patches
 
 
 # -- capture ----------------------------------------------------------------------------------------------------------
@@ -450,9 +450,9 @@ def test_common_scales_cover_all_maps_of_a_kind(tmp_path: Path) -> None:
 
 def test_map_without_a_large_value_is_noted_as_faint_on_a_common_scale() -> None:
     one = Map.of("rollout", "m", np.full((2, 2), 0.02), {"largest share": "2.0 %"})
-    assert one.on(one.scale) == one
-    assert "colours" not in one.on(Scale(0.0, 0.079)).facts
-    assert one.on(Scale(0.0, 0.081)).facts["colours"] == "faint on the common scale; --scale own shows them"
+    assert one.with_scale(one.scale) == one
+    assert "colours" not in one.with_scale(Scale(0.0, 0.079)).facts
+    assert one.with_scale(Scale(0.0, 0.081)).facts["colours"] == "faint on the common scale; --scale own shows them"
 
 
 @pytest.mark.parametrize(
@@ -466,7 +466,7 @@ def test_prediction_below_twice_the_odds_of_chance_is_noted(logit: float, classe
         model.head.fc.weight.zero_()
         model.head.fc.bias.zero_()[1] = logit
     explanation = explain(model, torch.randn(1, 3, 8, 12), torch.rand(8, 12, 3), (), Subject("m", "i"))
-    assert explanation.chance == chance
+    assert explanation.chance_if_close == chance
     assert ("chance is" in explanation.sentence) == (chance is not None)
 
 
@@ -517,7 +517,7 @@ def test_numbers_behind_pictures_equal_model(tmp_path: Path) -> None:
     assert tables["predictions"]["label"].tolist() == [("a", "b", "c", "d")[index] for index in np.argsort(-share)]
     np.testing.assert_allclose(tables["predictions"]["probability"], np.sort(share)[::-1], rtol=1e-6)
     assert tables["predictions"].query("true")["label"].tolist() == ["b"]
-    heat = to_patches(rollout(capture(model, x).maps_LBHTT), model.geometry, ("class",))["class"][0]
+    heat = attention_to_patch_maps(rollout(capture(model, x).maps_LBHTT), model.geometry, ("class",))["class"][0]
     np.testing.assert_allclose(tables["rollout_class"], heat.numpy(), rtol=1e-9)
     distances = [attention_distance(maps, model.geometry)[0] for maps in capture(model, x).maps_LBHTT]
     np.testing.assert_allclose(tables["distance"]["distance_px"], torch.cat(distances).numpy(), rtol=1e-9)
@@ -553,7 +553,7 @@ def test_large_grid_draws_every_second_position(tmp_path: Path) -> None:
 
 
 def test_axis_labels_stay_inside_picture() -> None:
-    figure = pictures.draw_norms(np.ones(3))
+    figure = pictures.draw_norm_ratios(np.ones(3))
     figure.draw_without_rendering()
     for label in (figure.axes[0].yaxis.label, figure.axes[0].xaxis.label):
         box = label.get_window_extent()
@@ -577,7 +577,7 @@ def test_side_by_side_draws_each_model_for_shared_tokens(tmp_path: Path, monkeyp
     }
     captions: list[str] = []
     monkeypatch.setattr("vitlab.explaining.pictures.add_caption", lambda figure, text: captions.append(text))
-    files = compare(explanations, "study s", tmp_path)
+    files = write_side_by_side(explanations, "study s", tmp_path)
     assert {file.name for file in files} == {"rollout_class.png", "rollout_mean.png", "attribution.png"}
     assert all(file.stat().st_size for file in files)
     assert captions == ["study s; image i"] * 3
@@ -599,7 +599,7 @@ def test_segmentation_is_drawn_beside_its_true_labels(tmp_path: Path) -> None:
         explanations[name] = draw(explain(model, x, image, ("a", "b", "c", "d"), subject), tmp_path / name)
         np.testing.assert_array_equal(pd.read_csv(tmp_path / name / "labels.csv"), expected_HW)
         assert str(subject) == f"{name}; image i"
-    files = {file.name for file in compare(explanations, "s", tmp_path)}
+    files = {file.name for file in write_side_by_side(explanations, "s", tmp_path)}
     assert files == {"attribution.png", "rollout_mean.png", "labels.png"}
     figure = pictures.draw_label_maps(
         image.numpy(), {"two": expected_HW}, labels=("a", "b", "c", "d"), truth_HW=label_HW

@@ -18,7 +18,7 @@ import vitlab
 from vitlab.components.head import Logits
 from vitlab.data.prepare import Feed, data_info, prepare
 from vitlab.data.torchvision_import import torchvision
-from vitlab.engines import find_supported_engine
+from vitlab.engines import engine_or_fallback
 from vitlab.engines.compiled import compile_loss
 from vitlab.errors import SpecError, WeightsError
 from vitlab.geometry import DataInfo
@@ -282,7 +282,7 @@ def test_resume_equals_uninterrupted(tmp_path: Path) -> None:
 def gradients(one: Training) -> dict[str, Tensor]:
     one.optimizer.zero_grad()
     parts = [one.forward_backward(rows) for rows in one.micro_batches.rows(16)]
-    loss = one.micro_batches.combine_losses(parts, one.parameters)
+    loss = one.micro_batches.combine_losses_and_gradients(parts, one.parameters)
     return {"loss": loss.total} | {
         name: p.grad.clone() for name, p in one.module.named_parameters() if p.grad is not None
     }
@@ -311,7 +311,7 @@ def test_compiled_loss_is_one_graph_and_engines_that_stack_are_refused(monkeypat
     for name, value in looped.items():
         torch.testing.assert_close(compiled[name], value, rtol=1e-9, atol=1e-12)
     for engine in ("vmap", "batch_last"):
-        name, _, note = find_supported_engine(engine, one)
+        name, _, note = engine_or_fallback(engine, one)
         assert name == "loop" and "does not support distillation" in note
 
 

@@ -132,12 +132,12 @@ def test_feature_metrics_apply_to_objectives_without_labels() -> None:
 def test_attentive_probe_trains_the_query_alone() -> None:
     """``pool: map`` under ``freeze: body`` is an attentive probe: the body's weights and its patch tokens are fixed."""
     from vitlab.spec.trial import InitFrom
-    from vitlab.weights.transfer import load_starting_weights
+    from vitlab.weights.transfer import load_and_freeze_weights
 
     model = built(head={"type": "linear", "pool": "map"}, prefix=[])
     source = built(1, head={"type": "linear", "pool": "gap"}, prefix=[])
     how = InitFrom.model_validate({"trial": {"data": "digits"}, "freeze": "body"})
-    load_starting_weights(model, source, how)
+    load_and_freeze_weights(model, source, how)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     spec = TrainSpec.model_validate({"steps": 3, "batch_size": 32, "evaluations": 1, "precision": "fp64"})
     feed = Feed(prepare(DATA, SEEDS), [], SEEDS, dtype=torch.float64)

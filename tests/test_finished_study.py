@@ -83,7 +83,7 @@ def state(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 def test_finished_study_writes_nothing_and_shows_its_report(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = state(finished)
-    for owner, name in ((report, "collect"), (report, "write"), (scheduler.Schedule, "plan_jobs")):
+    for owner, name in ((report, "collect_report"), (report, "write"), (scheduler.Schedule, "for_trials")):
         monkeypatch.setattr(owner, name, lambda *_: pytest.fail("a finished study needs none of these"))
     answer, printed = run()
     assert (answer.trained, answer.cached, answer.failed, answer.elsewhere) == (0, 4, 0, 0)
@@ -216,15 +216,15 @@ def test_trainings_of_other_processes_are_counted_apart(finished: Path) -> None:
     assert (answer.trained, answer.elsewhere) == (4, 0)
     trial = answer.plan.trials[0].trial
     folder = answer.store.trial(trial.key, trial.code)
-    assert scheduler._classify_ending(folder) == "trained"
+    assert scheduler._trained_elsewhere_or_failed(folder) == "trained"
     journal = folder.path / "events.jsonl"
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     assert lines[0]["driver"].split("/")[1] == str(os.getpid())
     lines[0]["driver"] = "elsewhere/1/1"
     journal.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert scheduler._classify_ending(folder) == "elsewhere"
+    assert scheduler._trained_elsewhere_or_failed(folder) == "elsewhere"
     (folder.path / "result.json").unlink()
-    assert scheduler._classify_ending(folder) == "failed"
+    assert scheduler._trained_elsewhere_or_failed(folder) == "failed"
 
 
 @pytest.mark.slow

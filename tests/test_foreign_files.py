@@ -22,8 +22,8 @@ from vitlab.cli import cli
 from vitlab.cli import run as cli_run
 from vitlab.errors import TrialFailed, UserError
 from vitlab.executors.worker import WorkerCommand, redirect_output_to_log
-from vitlab.planning.study_folder import commit_of
-from vitlab.store.files import append_json, open_in_place
+from vitlab.planning.study_folder import checked_out_commit
+from vitlab.store.files import append_json, open_nofollow
 from vitlab.store.locks import hold_lock
 from vitlab.trackers import delivery, server
 
@@ -105,7 +105,7 @@ def test_server_imports_nothing_from_the_results(foreign: Path, monkeypatch: pyt
     monkeypatch.setattr(subprocess, "Popen", popen)
     responses = iter([False, True])  # the port is free, then the server responds
     monkeypatch.setattr(server, "parse_uri", lambda *_: SimpleNamespace(is_reachable=lambda: next(responses)))
-    with server.run_server(Path.cwd(), port=45_931) as started:
+    with server.running_server(Path.cwd(), port=45_931) as started:
         assert started.wait(60) == 0
     assert not foreign.exists()
 
@@ -128,7 +128,7 @@ def test_git_starts_no_program_that_a_repository_names(tmp_path: Path) -> None:
         f'pager = "echo pager >> {marks}"\n[filter "mine"]\nclean = "echo clean >> {marks}; cat"\n'
     )
     (tmp_path / "study.yaml").write_text("study: two\n")  # of equal size
-    assert commit_of(tmp_path) == head
+    assert checked_out_commit(tmp_path) == head
     assert not marks.exists()
     subprocess.run([*git, "status"], capture_output=True, check=True)
     assert "fsmonitor" in marks.read_text()  # the programs of this repository would run
@@ -161,7 +161,7 @@ def test_files_written_in_place_have_the_rights_of_the_umask(tmp_path: Path) -> 
     before = os.umask(0o002)
     try:
         append_json(tmp_path / "events.jsonl", {})
-        os.close(open_in_place(tmp_path / "log.txt"))
+        os.close(open_nofollow(tmp_path / "log.txt"))
         with hold_lock(tmp_path / "lock"):
             pass
     finally:

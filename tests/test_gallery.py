@@ -20,11 +20,11 @@ from vitlab.planning.packaged import packaged_studies, read_header
 from vitlab.planning.study_folder import read_plan
 from vitlab.planning.values import Plan
 from vitlab.report import Report, phrasing
-from vitlab.report.comparison import summary
+from vitlab.report.comparison import summary_rows
 from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import Column
 from vitlab.report.sections.arms import arm_columns
-from vitlab.report.sections.main_effects import grid_answers
+from vitlab.report.sections.main_effects import describe_factor_effects
 
 FOLDER = ROOT / "docs" / "pages" / "gallery"
 STUDIES = sorted(folder.name for folder in FOLDER.iterdir() if folder.is_dir())
@@ -52,7 +52,7 @@ def stored(study: str) -> tuple[Plan, pd.DataFrame, pd.DataFrame, dict[str, Any]
 @pytest.mark.parametrize("study", STUDIES)
 def test_table_of_arms_follows_from_parquet(study: str, pages: dict[str, str]) -> None:
     plan, results, _, doc = stored(study)
-    rows = summary(StudyResults(plan, results))
+    rows = summary_rows(StudyResults(plan, results))
     for row, reported in zip(rows, doc["arms"], strict=True):
         for name in row.keys() - set(OF_IMAGES):
             expected = row[name]
@@ -60,8 +60,11 @@ def test_table_of_arms_follows_from_parquet(study: str, pages: dict[str, str]) -
                 expected = pytest.approx(expected, rel=1e-9, abs=1e-12)
             assert reported[name] == expected, (row["arm"], name)
     if not doc.get("blocks"):  # with blocks, the answers are those over all blocks
-        sentences = [answer.sentence for answer in phrasing.answer_arms(rows, plan.analysis, plan.units)]
-        assert doc["answers"] == [*grid_answers(Report.from_json(doc).sections, plan.analysis, plan.units), *sentences]
+        sentences = [answer.sentence for answer in phrasing.answer_per_arm(rows, plan.analysis, plan.units)]
+        assert doc["answers"] == [
+            *describe_factor_effects(Report.from_json(doc).sections, plan.analysis, plan.units),
+            *sentences,
+        ]
     page = pages[f"gallery/{study}.md"]
     for text in (plan.question, *doc["answers"], *doc["notes"]):
         assert " ".join(text.split()) in page

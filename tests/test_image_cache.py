@@ -345,14 +345,19 @@ def test_storage_rule_equals_documentation(root: Path, tmp_path: Path, monkeypat
     monkeypatch.setattr(files, "total_memory", lambda: 4 * size)
     assert image_cache.choose_place("auto", size) == "memory" and image_cache.choose_place("auto", size + 1) == "never"
     assert {image_cache.choose_place(place_name, 1 << 50) for place_name in PLACES} == set(PLACES)
-    assert len(DataSource(choice(root, "auto")).notes()) == 1 and DataSource("digits").notes() == []
-    assert "cached decoded in" in DataSource(choice(root, "disk")).notes()[-1]
-    assert DataSource({"type": "image_folder", "root": "nowhere", "num_classes": 2}).notes() == []
+    assert (
+        len(DataSource(choice(root, "auto")).check_pictures_and_note()) == 1
+        and DataSource("digits").check_pictures_and_note() == []
+    )
+    assert "cached decoded in" in DataSource(choice(root, "disk")).check_pictures_and_note()[-1]
+    assert DataSource({"type": "image_folder", "root": "nowhere", "num_classes": 2}).check_pictures_and_note() == []
     monkeypatch.setattr(files, "total_memory", lambda: size)
-    message = DataSource(choice(root, "auto")).notes()[-1]
+    message = DataSource(choice(root, "auto")).check_pictures_and_note()[-1]
     assert message.startswith("The 90 pictures of image_folder are decoded again for every batch: 0.0 GiB")
     assert "'decoded: disk' keeps them" in message
-    cut = DataSource(choice(root, "auto", augment=[{"type": "random_resized_crop", "of": "picture"}])).notes()[-1]
+    cut = DataSource(
+        choice(root, "auto", augment=[{"type": "random_resized_crop", "of": "picture"}])
+    ).check_pictures_and_note()[-1]
     assert message.startswith(cut) and "decoded: disk" not in cut
     monkeypatch.setattr(files, "total_memory", lambda: 2 * size)
     assert not feed(root, "memory").stored and feed(root, "auto").stored

@@ -293,28 +293,33 @@ def test_rows_of_a_table_are_mapped_and_copied_once(tmp_path: Path, cache: Path)
     assert [path.suffix for path in copies] == [".arrow"]
     assert DataSource(data(root, test=0.5)).info().test_images == 16
     assert {path: path.stat().st_mtime_ns for path in (cache / "tables").iterdir()} == copies
-    assert source.notes()[1].startswith("The test split is 0.25 of the pictures of each class in")
+    assert source.check_pictures_and_note()[1].startswith("The test split is 0.25 of the pictures of each class in")
 
 
 def test_one_table_is_split_by_a_share_and_other_files_are_named(tmp_path: Path) -> None:
     write_csv(tmp_path, "labels", [row for rows in ROWS.values() for row in rows])
     for root in (tmp_path, tmp_path / "labels.csv"):
         whole = DataSource(data(root, test=0.5))
-        assert whole.notes()[0].endswith("train 18 pictures of 3 classes, test 20, in 1 file.")
+        assert whole.check_pictures_and_note()[0].endswith("train 18 pictures of 3 classes, test 20, in 1 file.")
     root = written(tmp_path / "more", write_parquet)
     (root / "beside.parquet").write_bytes(b"")
-    assert DataSource(data(root)).notes()[1] == f"Files whose names say no split are not read: '{root}/beside.parquet'."
+    assert (
+        DataSource(data(root)).check_pictures_and_note()[1]
+        == f"Files whose names say no split are not read: '{root}/beside.parquet'."
+    )
 
 
 def test_validation_rows_are_the_test_split_if_there_is_no_other(tmp_path: Path) -> None:
     rows = {split: of_split for split, of_split in ROWS.items() if split != "test"}
     source = DataSource(data(written(tmp_path, write_parquet, rows)))
-    assert source.notes()[0].endswith("train 24 pictures of 3 classes, test 6 (the val rows), in 2 files.")
+    assert source.check_pictures_and_note()[0].endswith(
+        "train 24 pictures of 3 classes, test 6 (the val rows), in 2 files."
+    )
 
 
 def test_equal_pictures_of_two_splits_are_counted(tmp_path: Path) -> None:
     rows = {"train": ROWS["train"], "test": [*ROWS["test"], *ROWS["train"][:2]]}
-    notes = DataSource(data(written(tmp_path, write_tar, rows), label="cls")).notes()
+    notes = DataSource(data(written(tmp_path, write_tar, rows), label="cls")).check_pictures_and_note()
     assert "2 of 10 test pictures are also in train, byte for byte." in notes
 
 
@@ -418,7 +423,7 @@ def test_damaged_and_missing_pictures_are_named_before_the_first_trial(tmp_path:
     break_cell("image", {"bytes": None, "path": "gone.png"}, row=2)(root)
     break_cell("image", {"bytes": ROWS["test"][5].content[:60], "path": None}, row=5)(root)
     with pytest.raises(DataError) as caught:
-        DataSource(data(root)).notes()
+        DataSource(data(root)).check_pictures_and_note()
     assert str(caught.value).startswith("image_table: 2 of 38 pictures cannot be read; replace or delete them: ")
     assert f"{root}/data/test-00000-of-00001.parquet, row 2 (cannot identify image file); " in str(caught.value)
 
@@ -439,7 +444,10 @@ def test_parquet_of_paths_without_content_reads_the_files(tmp_path: Path) -> Non
 
 def test_missing_root_is_data_that_is_not_here(tmp_path: Path) -> None:
     source = DataSource(data(tmp_path / "nowhere"))
-    assert source.missing() == f"image_table: there is no {tmp_path}/nowhere; correct 'root'" and source.notes() == []
+    assert (
+        source.missing() == f"image_table: there is no {tmp_path}/nowhere; correct 'root'"
+        and source.check_pictures_and_note() == []
+    )
 
 
 def study(root: Path, **changes: Any) -> Path:
@@ -510,4 +518,4 @@ def test_plan_says_how_large_a_decoded_set_is_and_how_long_it_takes(
     root = written(tmp_path, write_parquet)
     monkeypatch.setattr(image_cache, "measure_seconds_per_picture", lambda pictures: 0.5)
     pattern = f"The 38 pictures of image_table are cached decoded in {image_cache.decoded_folder()} for all workers: 0.0 GiB, "
-    assert DataSource(data(root)).notes()[-1].startswith(f"{pattern}about 19 s of one core, ")
+    assert DataSource(data(root)).check_pictures_and_note()[-1].startswith(f"{pattern}about 19 s of one core, ")

@@ -21,9 +21,9 @@ from vitlab.errors import UserError
 from vitlab.judging.judgement import judge
 from vitlab.planning.study_folder import read_plan
 from vitlab.planning.values import Looks
-from vitlab.report.comparison import summary
+from vitlab.report.comparison import summary_rows
 from vitlab.report.frame import StudyResults
-from vitlab.report.phrasing import answer_arms
+from vitlab.report.phrasing import answer_per_arm
 from vitlab.spec import Analysis
 
 GALLERY = Path(__file__).parents[1] / "docs" / "pages" / "gallery"
@@ -88,15 +88,15 @@ def test_shipped_study_is_judged_to_last_digit(tmp_path: Path, name: str) -> Non
     plan = read_plan(GALLERY / name / "plan.json")
     assert plan is not None
     frame = pd.read_parquet(GALLERY / name / "results.parquet")
-    own = summary(StudyResults(plan, frame))
+    own = summary_rows(StudyResults(plan, frame))
     file = tmp_path / "results.csv"
     options: dict[str, Any] = {"metric": plan.analysis.metric, "arm": "arm", "seed": "seed"}
     frame.to_csv(file, index=False)
     judged = judge(file, **options, baselines="baseline")
     arms = judged.report.to_json()["arms"]
-    assert judged.answers == [each.sentence for each in answer_arms(own, plan.analysis, plan.units)] and equal_but_for(
-        own, arms, {"exploratory"}
-    )
+    assert judged.answers == [
+        each.sentence for each in answer_per_arm(own, plan.analysis, plan.units)
+    ] and equal_but_for(own, arms, {"exploratory"})
     baselines = [row["arm"] for row in own if row["baseline"] is None]
     if len(baselines) == 1:
         assert judge(file, **options, baseline=baselines[0]).report.to_json()["arms"] == arms
@@ -108,7 +108,7 @@ def test_shipped_study_of_tuned_arms_is_judged_to_last_digit_but_for_the_tuning(
     plan = read_plan(GALLERY / name / "plan.json")
     assert plan is not None and plan.tuning
     frame = pd.read_parquet(GALLERY / name / "results.parquet")
-    own = summary(StudyResults(dataclasses.replace(plan, tuning=()), frame))
+    own = summary_rows(StudyResults(dataclasses.replace(plan, tuning=()), frame))
     file = tmp_path / "results.csv"
     frame.to_csv(file, index=False)
     analysis = plan.analysis

@@ -153,7 +153,7 @@ def address(folder: Path) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with server.run_server(folder, port=port):
+    with server.running_server(folder, port=port):
         yield f"http://127.0.0.1:{port}"
 
 

@@ -31,7 +31,7 @@ import vitlab
 from vitlab import lab, report
 from vitlab.cli import cli
 from vitlab.data.prepare import prepare
-from vitlab.driver.planning import prepare_tracker_and_executor
+from vitlab.driver.planning import warm_up_tracker_and_executor
 from vitlab.driver.session import Session, Watch
 from vitlab.errors import Interrupted, SpecError, UserError
 from vitlab.executors.inline import Inline
@@ -210,7 +210,7 @@ def test_executor_starts_early_unless_nothing_is_left_to_train(
 
     def is_started(file: Path, store: Path, **changes: Any) -> bool:
         started.clear()
-        prepare_tracker_and_executor(file, changes, Store(store))
+        warm_up_tracker_and_executor(file, changes, Store(store))
         return bool(started)
 
     assert not is_started(file, out)

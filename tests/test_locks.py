@@ -114,7 +114,7 @@ def test_unwritable_folder_gives_one_sentence(
     if bad == "open":
         write_bytes(folder.path / "result.json", b"{}")
         write_bytes(folder.checkpoint / "last.safetensors", b"")
-        folder.remove_checkpoint()  # this must not be an error
+        folder.remove_leftover_checkpoint()  # this must not be an error
         assert folder.checkpoint.exists()
 
 
@@ -221,7 +221,7 @@ def _hold_and_write(path: Path, parent: Connection) -> None:
             folder.emit("start", attempt=1)
             parent.send(process_name(os.getpid()))
             parent.recv()
-            for write in (folder.recover_journal, lambda: folder.emit("metrics", step=1)):
+            for write in (folder.prepare_for_attempt, lambda: folder.emit("metrics", step=1)):
                 try:
                     write()
                     parent.send("written")
@@ -254,7 +254,7 @@ def test_silent_owner_is_declared_dead_and_stops(tmp_path: Path, monkeypatch: py
             ours.send("write")
             assert [ours.recv(), ours.recv(), ours.recv()] == ["taken", "taken", "left"]
             assert folder.failure().failure == "memory ran out" and partial.exists()
-            folder.recover_journal()
+            folder.prepare_for_attempt()
             assert folder.is_locked() and lock_owner(folder.lock)[0] == process_name(os.getpid()), (
                 "it has not let go for us"
             )
@@ -393,7 +393,7 @@ def test_training_that_lost_its_lock_writes_nothing(
         assert each.is_locked() == (each is folder), "what was not taken over is let go of"
 
 
-@pytest.mark.parametrize("at", ["train", "begin"])
+@pytest.mark.parametrize("at", ["train", "build_or_resume_training"])
 def test_lost_lock_in_batch_is_not_taken_for_stacking_failure(
     at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,7 +35,7 @@ def test_commands_that_train_nothing_run_without_posix(tmp_path: Path) -> None:
     plan, store = synthetic_studies.study(
         tmp_path / "out", {"baseline": [0.9, 0.8, 0.85], "position=none": [0.7, 0.6, 0.65]}
     )
-    report.write(report.collect(plan, store), store.study(plan.study) / "report")
+    report.write(report.collect_report(plan, store), store.study(plan.study) / "report")
     (tmp_path / "r.csv").write_text(
         "arm,seed,acc\n" + "".join(f"{arm},{seed},0.{8 + seed}\n" for arm in "ab" for seed in (0, 1))
     )
@@ -91,13 +91,13 @@ def test_trials_are_locked_where_there_is_no_flock(tmp_path: Path, monkeypatch: 
         assert locks.is_locked(file)
         with pytest.raises(locks.Busy), locks.hold_lock(file):
             pass
-        locks.require_lock(file)
+        locks.raise_if_lock_lost(file)
     assert not locks.is_locked(file)
 
 
 def test_plan_on_a_mac_says_that_its_gpu_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert machine.notes_on_device("auto") == []
+    assert machine.notes_on_unused_mps("auto") == []
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr("platform.machine", lambda: "arm64")
-    (note,) = machine.notes_on_device("auto")
-    assert "mps" in note and not machine.notes_on_device("cpu") and not machine.notes_on_device("mps")
+    (note,) = machine.notes_on_unused_mps("auto")
+    assert "mps" in note and not machine.notes_on_unused_mps("cpu") and not machine.notes_on_unused_mps("mps")

@@ -63,7 +63,7 @@ from vitlab.runner.job import Settings
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.trackers import dashboard, delivery, records, replay, service, trials
-from vitlab.trackers.arms import COMPARED, OWN, Summary, deliver_summaries, describe_answer, summarize_arms
+from vitlab.trackers.arms import COMPARED, OWN, Summary, deliver_summaries, summarize_arms, summarize_report
 from vitlab.trackers.delivery import Delivery, sync
 from vitlab.trackers.server import study_links
 from vitlab.trackers.service import Address, parse_uri
@@ -1185,11 +1185,11 @@ def test_arms_are_described_with_the_digits_of_the_report_and_told_apart_first(d
     of_two_seeds = {"difference_low": None, "difference_high": None, "verdict": "better", "exploratory": "a margin"}
     assert notes(first, {**other, **of_two_seeds})[1] == "better (exploratory), +5.4 points"
     rows = [first, other, {**other, "arm": "c, d", "verdict": "better"}, {**other, "arm": "e", "verdict": "better"}]
-    answer = describe_answer({"arms": rows, "answers": ["one", "two"]})
+    answer = summarize_report({"arms": rows, "answers": ["one", "two"]})
     assert answer == "better: c, d; e \N{MIDDLE DOT} cannot tell: position=none"
     later = [{**row, "exploratory": "its margin was changed"} for row in rows[1:]]
     later[2] |= {"verdict": "cannot tell", "complete_verdict": "better", "broken": 1}
-    answer = describe_answer({"arms": later, "answers": []})
+    answer = summarize_report({"arms": later, "answers": []})
     assert answer == (
         "better (exploratory): c, d \N{MIDDLE DOT} cannot tell: position=none \N{MIDDLE DOT} "
         "cannot tell (1 broken seed): e"
@@ -1302,15 +1302,15 @@ def test_answer_of_a_partial_study_counts_the_arms_that_have_run(delivered: Runs
         report_row("position=none", verdict="cannot tell", missing=2, baseline="baseline"),
     ]
     report = {"arms": rows, "answers": ["no result yet: position=none."]}
-    assert describe_answer(report) == "1 of 2 arms run so far: no result yet: position=none."
+    assert summarize_report(report) == "1 of 2 arms run so far: no result yet: position=none."
     tags = [summary.tags for summary in summarize_arms(delivered.plan, rows, "here").values()]
     assert [each["verdict"] for each in tags] == ["baseline", "no result yet"]
     assert [each["mlflow.note.content"] for each in tags] == ["baseline, mean 50.0 %", "no result yet"]
     more = report_row("c", verdict="worse", mean=0.1, missing=1)
     report = {"arms": [*rows, more], "answers": ["worse: c is 40 points below", "no result yet: position=none."]}
-    assert describe_answer(report) == "2 of 3 arms run so far: worse: c"
+    assert summarize_report(report) == "2 of 3 arms run so far: worse: c"
     more["awaited"] = 1  # the report calls such a comparison preliminary
-    assert describe_answer(report) == "2 of 3 arms run so far: worse so far: c"
+    assert summarize_report(report) == "2 of 3 arms run so far: worse so far: c"
 
 
 def test_long_description_is_cut_at_line_and_names_are_escaped() -> None:
@@ -1650,7 +1650,7 @@ def test_ui_opens_latest_or_named_study(tmp_path: Path, monkeypatch: Patch) -> N
         served.append(root)
         yield Stopped()
 
-    monkeypatch.setattr(server, "run_server", running)
+    monkeypatch.setattr(server, "running_server", running)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     for words, number in ((["ui"], 2), (["ui", "older"], 1), (["ui", "older/arms"], 1)):
         shown = runner.invoke(cli.cli, [*words, "--out", str(tmp_path)])
@@ -1670,7 +1670,7 @@ def test_port_of_server_that_speaks_no_http_is_refused(tmp_path: Path) -> None:
         port = other.getsockname()[1]
         with (
             pytest.raises(UserError, match=f"port {port} of 127.0.0.1 is used by another server"),
-            server.run_server(tmp_path, port=port),
+            server.running_server(tmp_path, port=port),
         ):
             pass
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -1692,13 +1692,13 @@ def test_server_answers_from_a_folder_of_its_own_and_is_ended(delivered: Runs, m
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     before = sorted(delivered.out.iterdir())
-    with server.run_server(delivered.out, port=port) as process:
+    with server.running_server(delivered.out, port=port) as process:
         assert Path(f"/proc/{process.pid}/cwd").resolve() not in (Path.cwd(), delivered.out)
         client = MlflowClient(tracking_uri=f"http://127.0.0.1:{port}")
         assert client.get_experiment_by_name("tiny") is not None
         with (
             pytest.raises(UserError, match=f"port {port} of 127.0.0.1 is used by another server"),
-            server.run_server(delivered.out, port=port),
+            server.running_server(delivered.out, port=port),
         ):
             pass
     assert process.poll() is not None and sorted(delivered.out.iterdir()) == before

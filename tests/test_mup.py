@@ -16,7 +16,7 @@ from test_cli import call
 from test_engines import DATA, training
 
 from vitlab.data.prepare import data_info
-from vitlab.driver.coordinates import Coordinates, mean_changes_by_width
+from vitlab.driver.coordinates import Coordinates, measure_changes_by_width
 from vitlab.errors import OptionError
 from vitlab.geometry import DataInfo
 from vitlab.planning.resolve import Faults, Resolver
@@ -24,7 +24,7 @@ from vitlab.registry import slot
 from vitlab.spec.trial import InitFrom
 from vitlab.training.evaluation import forward_logits
 from vitlab.training.loop import Training
-from vitlab.weights.transfer import load_starting_weights
+from vitlab.weights.transfer import load_and_freeze_weights
 
 INFO = DataInfo(image=(8, 8), channels=1, classes=6)
 
@@ -44,7 +44,7 @@ def test_coordinates_do_not_grow_with_width() -> None:
         def make(width: int, seed: int, parametrization: str = parametrization) -> Training:
             return of_width(width, parametrization, seed)
 
-        changes = mean_changes_by_width(make, (16, 256), range(3), steps=4, say=print)
+        changes = measure_changes_by_width(make, (16, 256), range(3), steps=4, say=print)
         of_blocks = [by_width for layer, by_width in changes.items() if layer.startswith("blocks")]
         assert len(of_blocks) == 4 and "logits" in changes
         sizes = [sum(by_width[width] for by_width in of_blocks) for width in (16, 256)]
@@ -58,7 +58,7 @@ def test_coordinates_do_not_grow_with_width() -> None:
 def test_diverged_width_is_beyond_every_factor(change: float, width: int) -> None:
     one = Coordinates("mup", {"blocks.0.attn": {32: 0.1, 64: 0.1}, "logits": {32: 0.1, 64: 0.1, width: change}})
     assert one.worst == "logits" and one.ratio("logits") == math.inf
-    assert one.describe_worst_layer(2).startswith("mup: beyond the factor 2")
+    assert one.describe_width_dependence(2).startswith("mup: beyond the factor 2")
 
 
 @pytest.mark.parametrize("attention", ["explicit", "split", "per_head", "sdpa"])
@@ -198,11 +198,11 @@ def test_start_from_another_scale_of_attention_names_it() -> None:
     how = InitFrom.model_validate({"checkpoint": "x"})
     standard = build(parametrization="standard")
     sentence = "parametrization is mup with base_width 64, and in the model that the weights were trained in it is "
-    assert load_starting_weights(build(), standard, how)[1:] == [f"{sentence}standard"]
-    assert load_starting_weights(build(), build(base_width=16), how)[1:] == [f"{sentence}mup with base_width 16"]
+    assert load_and_freeze_weights(build(), standard, how)[1:] == [f"{sentence}standard"]
+    assert load_and_freeze_weights(build(), build(base_width=16), how)[1:] == [f"{sentence}mup with base_width 16"]
     assert (
-        load_starting_weights(build(base_width=32), standard, how)[1:]
-        == load_starting_weights(build(), build(), how)[1:]
+        load_and_freeze_weights(build(base_width=32), standard, how)[1:]
+        == load_and_freeze_weights(build(), build(), how)[1:]
         == []
     )
 

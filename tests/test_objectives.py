@@ -21,7 +21,7 @@ from trainings import train
 from vitlab.data.prepare import Feed, data_info, prepare
 from vitlab.data.torchvision_import import torchvision
 from vitlab.driver.planning import plan_study
-from vitlab.engines import find_supported_engine
+from vitlab.engines import engine_or_fallback
 from vitlab.engines.base import train as train_together
 from vitlab.errors import SpecError
 from vitlab.identity.code import iter_resolved_choices, modules_of_spec, transitive_digests
@@ -212,7 +212,7 @@ def test_trials_together_equal_trials_alone(options: dict[str, Any]) -> None:
     train_spec = spec(steps=3, optimizer={"type": "adamw", "lr": 3e-3, "weight_decay": 0.1}, ema={"decay": 0.5})
     alone = [training(train_spec, seed, **options) for seed in range(2)]
     together = [training(train_spec, seed, **options) for seed in range(2)]
-    assert find_supported_engine("batch_last", together[0])[0] == "vmap"
+    assert engine_or_fallback("batch_last", together[0])[0] == "vmap"
     expected = [train_together([one])[0] for one in alone]
     for before, after in zip(expected, train_together(together, slot("engine").get("vmap")), strict=True):
         assert isinstance(before, Outcome) and isinstance(after, Outcome)

@@ -27,7 +27,7 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import DataError, SpecError
 from vitlab.geometry import DataInfo
 from vitlab.lab import plan_study
-from vitlab.planning.sources import why_splits_differ
+from vitlab.planning.sources import why_held_out_images_differ
 from vitlab.registry import slot
 from vitlab.spec import STREAMS
 
@@ -61,7 +61,7 @@ def folder(root: Path, **options: Any) -> Any:
 
 
 def first_note(root: Path, **options: Any) -> str:
-    note = DataSource(folder(root, **options)).notes()[0]
+    note = DataSource(folder(root, **options)).check_pictures_and_note()[0]
     assert note.startswith(f"{root}: ")
     return note.removeprefix(f"{root}: ")
 
@@ -315,7 +315,7 @@ def test_links_are_followed_once_and_loops_named(tmp_path: Path) -> None:
     (root / "train/dog/up").symlink_to(root / "train")
     (root / "train/dog/self").symlink_to("self")
     (root / "train/dog/gone.png").symlink_to(other / "gone.png")
-    notes = DataSource(folder(root)).notes()
+    notes = DataSource(folder(root)).check_pictures_and_note()
     note = notes[0].removeprefix(f"{root}: ")
     assert note.startswith("train 25 pictures of 3 classes, test 12, 4 files left out (")
     for part in ("cat/linked 1", "dog/up 1", "no suffix 1", "broken link or special file 1"):
@@ -388,13 +388,15 @@ def test_own_validation_folder_is_the_validation_split(tmp_path: Path, name: str
     assert first_note(root) == "train 12 pictures of 2 classes, val 8, test 12, no files left out."
     pooled = prepare(folder(root, validation=0.25), SEEDS)
     assert len(pooled.train) + len(pooled.val) == 20 and pooled.val.y_N.bincount().tolist() == [3, 3]
-    (note,) = DataSource(folder(root, validation=0.25)).notes()[1:]
+    (note,) = DataSource(folder(root, validation=0.25)).check_pictures_and_note()[1:]
     assert note.startswith("'validation: 0.25' is set, so the 8 validation pictures of the data set join the training")
 
 
 def test_one_of_several_validation_folders_is_used_and_the_others_named(tmp_path: Path) -> None:
     root = write(tmp_path, "train", "val", "valid", "test")
-    assert DataSource(folder(root)).notes()[1:] == [f"'{root}/valid' is not used: 'val' has validation pictures."]
+    assert DataSource(folder(root)).check_pictures_and_note()[1:] == [
+        f"'{root}/valid' is not used: 'val' has validation pictures."
+    ]
 
 
 @pytest.mark.parametrize("layout", ["flat", "class of no training picture"])
@@ -403,7 +405,7 @@ def test_unlabelled_test_folder_is_named_and_val_is_the_test_split(tmp_path: Pat
     place = root / "test" / ("" if layout == "flat" else "unknown")
     place.mkdir(parents=True)
     noise_picture(1).save(place / "0.png")
-    notes = DataSource(folder(root)).notes()
+    notes = DataSource(folder(root)).check_pictures_and_note()
     assert notes[0].endswith("train 12 pictures of 2 classes, test 12 (folder 'val'), no files left out.")
     assert notes[1:] == [
         f"'{root}/test' has no folder of a class of 'train', so its pictures have no labels; they are not used."
@@ -435,7 +437,10 @@ def test_flat_folder_is_split_by_class_and_equally_for_all_seeds(tmp_path: Path)
         assert torch.equal(again.test.x_NCHW, prepared.test.x_NCHW)
     more = set(DataSource(folder(root, test=0.6)).dataset.pictures("test").names)  # type: ignore[union-attr]
     assert names["test"] < more, "a larger share contains a smaller one"
-    assert any("0.3 of the pictures of each class" in note for note in DataSource(folder(root, test=0.3)).notes())
+    assert any(
+        "0.3 of the pictures of each class" in note
+        for note in DataSource(folder(root, test=0.3)).check_pictures_and_note()
+    )
     assert data_info(folder(root, test=0.3)).identity != data_info(folder(root, test=0.6)).identity
 
 
@@ -458,8 +463,10 @@ def test_share_to_test_on_beside_folders(tmp_path: Path) -> None:
 
 def test_split_of_a_folder_differs_from_another_only_by_its_own_validation(tmp_path: Path) -> None:
     cut, own = write(tmp_path / "cut", "train", "test"), write(tmp_path / "own", "train", "val", "test")
-    assert why_splits_differ(folder(cut), folder(cut, validation=0.1)) is None
-    assert "unset (the authors' own images)" in (why_splits_differ(folder(own), folder(own, validation=0.1)) or "")
+    assert why_held_out_images_differ(folder(cut), folder(cut, validation=0.1)) is None
+    assert "unset (the authors' own images)" in (
+        why_held_out_images_differ(folder(own), folder(own, validation=0.1)) or ""
+    )
 
 
 def test_training_images_are_counted_without_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -497,8 +504,8 @@ def test_identical_pictures_are_counted_by_place(tmp_path: Path) -> None:
         "2 train pictures are identical to another.",
         "1 picture is in more than one class, byte for byte.",
     ]
-    assert DataSource(folder(root)).notes()[1:] == expected
-    assert DataSource(folder(root)).notes()[1:] == expected, "remembered with the identity"
+    assert DataSource(folder(root)).check_pictures_and_note()[1:] == expected
+    assert DataSource(folder(root)).check_pictures_and_note()[1:] == expected, "remembered with the identity"
 
 
 # -- labels of ImageNet-ReaL ------------------------------------------------------------------------------------------
@@ -647,7 +654,7 @@ def test_base_class_reads_another_container_as_a_folder(tmp_path: Path, monkeypa
     with pytest.raises(
         DataError, match=r"tar_of_test: 1 of 32 pictures cannot be read; replace or delete it: .*train.tar:cat/3.png"
     ):
-        DataSource("tar_of_test").notes()
+        DataSource("tar_of_test").check_pictures_and_note()
 
 
 def test_unreadable_member_is_named_when_it_is_read(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from vitlab import lab
 from vitlab.cli import cli
 from vitlab.driver import planning
 from vitlab.driver.smoke import run_smoke_test
-from vitlab.planning.match import device_hours, train_macs
+from vitlab.planning.match import train_macs, training_hours
 from vitlab.planning.values import Plan
 from vitlab.report.phrasing import format_duration
 from vitlab.spec import TrainSpec
@@ -74,7 +74,7 @@ def test_imagenet_sizes_equal_published() -> None:
     sizes = set()
     for file in (FOLDER / "imagenet" / f"{name}.yaml" for name in ("model_size", "patch_size", "data_scale", "recipe")):
         plan = plan_of(file)
-        costs = planning.count_costs(plan, "")
+        costs = planning.count_params_and_macs(plan, "")
         for arm, spec in specs(plan).items():
             model = spec["model"]
             assert spec["data"]["type"] == "image_folder" and spec["data"]["num_classes"] == 1000
@@ -94,7 +94,7 @@ def test_imagenet_sizes_equal_published() -> None:
 
 def test_imagenet_recipe_equals_hand_calculation() -> None:
     """S/16 with the mean of 196 patches and a hidden layer: the cost of a part follows from its shapes."""
-    costs = planning.count_costs(plan_of(FOLDER / "imagenet" / "recipe.yaml"), "")
+    costs = planning.count_params_and_macs(plan_of(FOLDER / "imagenet" / "recipe.yaml"), "")
     d, plain = 384, PUBLISHED["S", 16][0]
     params = {arm: cost["params"] for arm, cost in costs.items()}
     assert params["linear for MLP head"] == plain - d - 197 * d  # no class token, and fixed positions
@@ -107,7 +107,7 @@ def test_imagenet_recipe_equals_hand_calculation() -> None:
 @pytest.mark.parametrize("name", LAPTOP)
 def test_laptop_studies_have_reference_and_named_models(name: str) -> None:
     plan = plan_of(FOLDER / f"{name}.yaml")
-    trial_specs, costs = specs(plan), planning.count_costs(plan, "")
+    trial_specs, costs = specs(plan), planning.count_params_and_macs(plan, "")
     references = [arm for arm, spec in trial_specs.items() if spec["model"] == {"type": "linear"}]
     assert references and all(costs[arm]["params"] == 784 * 10 + 10 for arm in references)
     assert all(plan.arm(arm).baseline for arm in references), "a reference is compared"
@@ -126,7 +126,10 @@ def test_laptop_studies_have_reference_and_named_models(name: str) -> None:
 
 def test_header_numbers_equal_plan() -> None:
     def params(name: str) -> dict[str, int]:
-        return {arm: cost["params"] for arm, cost in planning.count_costs(plan_of(FOLDER / f"{name}.yaml"), "").items()}
+        return {
+            arm: cost["params"]
+            for arm, cost in planning.count_params_and_macs(plan_of(FOLDER / f"{name}.yaml"), "").items()
+        }
 
     sizes, patches = params("model_size"), params("patch_size")
     assert sizes["16x2"] == sizes["linear"] == 7850 and round(sizes["64x4"] / sizes["16x2"]) == 26
@@ -150,7 +153,7 @@ def test_equal_images(name: str) -> None:
 @pytest.mark.parametrize("name", ["model_size_macs", "patch_size_macs"])
 def test_equal_work(name: str) -> None:
     plan = plan_of(FOLDER / f"{name}.yaml")
-    trial_specs, costs = specs(plan), planning.count_costs(plan, "")
+    trial_specs, costs = specs(plan), planning.count_params_and_macs(plan, "")
     work = {
         arm: 3 * costs[arm]["macs"] * spec["train"]["steps"] * spec["train"]["batch_size"]
         for arm, spec in trial_specs.items()
@@ -165,8 +168,8 @@ def test_equal_work(name: str) -> None:
 def test_gpu_hours_equal_hand_calculation() -> None:
     """DeiT-S, 300 epochs of 1.28 million: 3 x 4.6e9 x 3.84e8 multiply-accumulates, at 40 % of 312e12 operations."""
     assert train_macs(4_600_000_000, 384_000_000) == 5_299_200_000_000_000_000
-    assert device_hours(5.2992e18, 312) == pytest.approx(5.2992e18 * 2 / 124.8e12 / 3600, rel=1e-12)
-    assert device_hours(1e18, 989) == pytest.approx(device_hours(1e18, 312) * 312 / 989, rel=1e-12)
+    assert training_hours(5.2992e18, 312) == pytest.approx(5.2992e18 * 2 / 124.8e12 / 3600, rel=1e-12)
+    assert training_hours(1e18, 989) == pytest.approx(training_hours(1e18, 312) * 312 / 989, rel=1e-12)
 
 
 def plan_json(*arguments: str) -> Any:
@@ -193,7 +196,7 @@ def test_gpu_hours_need_data_if_lengths_are_epochs(tmp_path: Path) -> None:
     images = 20 * (1149 // 32) * 32  # 20 epochs of the 1,149 training images of the digits, in batches of 32
     costs = [arm["cost"] for arm in plan_json(file, "--out", out, "--set", "run.device=cpu")["arms"]]
     assert {(cost["images"], cost["unit"]) for cost in costs} == {(images, "CPU")}
-    hours = [device_hours(cost["train_macs"], cost["tflops"]) for cost in costs]
+    hours = [training_hours(cost["train_macs"], cost["tflops"]) for cost in costs]
     assert [cost["hours"] for cost in costs] == pytest.approx(hours) and 1e-3 < costs[0]["tflops"] < 10
     absent = (file, "--out", out, "--set", "data.type=cifar10", "--set", f"data.root={tmp_path}")
     assert all(arm["cost"]["hours"] is None for arm in plan_json(*absent)["arms"])

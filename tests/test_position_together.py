@@ -23,7 +23,7 @@ from vitlab.planning.values import Plan
 from vitlab.registry import slot
 from vitlab.spec.trial import InitFrom
 from vitlab.testing import check_component
-from vitlab.weights.transfer import load_starting_weights
+from vitlab.weights.transfer import load_and_freeze_weights
 
 torchvision()  # timm imports torchvision, whose import may need a workaround
 timm = pytest.importorskip("timm")
@@ -144,10 +144,10 @@ def test_part_has_names_and_draws_of_itself_alone(name: str) -> None:
 
 def test_rows_are_resampled_and_taken_from_learned_alone() -> None:
     small, large = built(1), built(2, DataInfo(image=(32, 48), channels=3, classes=5), position=["learned", "rope2d"])
-    notes = load_starting_weights(large, small, InitFrom(checkpoint="x"))
+    notes = load_and_freeze_weights(large, small, InitFrom(checkpoint="x"))
     assert any("position is learned+rope2d" in note for note in notes)
     reference = built(2, DataInfo(image=(32, 48), channels=3, classes=5))
-    load_starting_weights(reference, small, InitFrom(checkpoint="x"))
+    load_and_freeze_weights(reference, small, InitFrom(checkpoint="x"))
     rows = large.to_canonical(large.state_dict())["pos_embed"]
     assert rows.shape == (1, 25, 16) and torch.equal(rows, reference.to_canonical(reference.state_dict())["pos_embed"])
 

@@ -19,7 +19,7 @@ from vitlab import lab
 from vitlab.cli import cli
 from vitlab.comparison.arrays import Comparisons, judge_studies
 from vitlab.errors import UserError
-from vitlab.planning.study_folder import write_plan
+from vitlab.planning.study_folder import write_registered_plan
 from vitlab.planning.values import Plan
 from vitlab.report.power import detectable_difference, forecast
 from vitlab.spec import Analysis
@@ -34,7 +34,7 @@ def stored(root: Path, sd: float, arms: int = 4, seeds: int = 5, seed: int = 0) 
     names = ["baseline", *(f"arm{number}" for number in range(1, arms))]
     values = {name: draws.normal(0.8, sd, seeds).tolist() for name in names}
     plan, store = synthetic_studies.study(root, values, analysis=Analysis(variance="own"))
-    write_plan(plan, store)
+    write_registered_plan(plan, store)
     return plan, store
 
 
@@ -69,7 +69,7 @@ def test_predicted_power_is_realised_in_most_studies(tmp_path: Path) -> None:
         effect = dict(forecast(*stored(tmp_path / str(number), sd, arms=5, seed=number)).detectable)[seeds]
         shift = effect / sd
         values = draws + np.where(np.arange(5) == 1, shift, 0.0)[:, None]
-        judged = judge_studies(values, Comparisons.with_one_baseline(4))
+        judged = judge_studies(values, Comparisons.all_with_first(4))
         realised = (judged.contrasts.p_corrected[:, 0] <= 0.05).mean()
         within += 0.75 <= realised / 0.8 <= 1.33
     assert within >= 24
@@ -122,7 +122,9 @@ def test_trainings_that_studies_share_count_once(tmp_path: Path) -> None:
     plan, store = stored(tmp_path, 0.01)
     once = forecast(plan, store)
     part = replace(plan, study="part", arms=plan.arms[:2], trials=tuple(item for item in plan.trials if item.seed < 4))
-    write_plan(replace(part, trials=tuple(item for item in part.trials if item.arm in ("baseline", "arm1"))), store)
+    write_registered_plan(
+        replace(part, trials=tuple(item for item in part.trials if item.arm in ("baseline", "arm1"))), store
+    )
     again = forecast(plan, store)
     assert (again.comparisons, again.sd, again.sd_low) == (once.comparisons, once.sd, once.sd_low)
     single = replace(plan, trials=tuple(item for item in plan.trials if item.seed == 0))

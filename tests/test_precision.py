@@ -15,7 +15,7 @@ from test_engines import SETTINGS, results, same, state_of, training, trial, wor
 from torch import Tensor, nn
 
 from vitlab import noise
-from vitlab.engines import find_supported_engine
+from vitlab.engines import engine_or_fallback
 from vitlab.engines.base import Loop, train
 from vitlab.errors import UserError
 from vitlab.geometry import DataInfo
@@ -90,7 +90,7 @@ def test_fp16_resumes_scale_and_skipped_steps() -> None:
     assert same(state_of(second), state_of(whole))
     assert result is not None and expected is not None and result.history == expected.history
     assert [point.metrics["train/skipped_steps"] for point in result.history] == [2, 1]
-    assert find_supported_engine("vmap", training(0, **FP16))[1] is Loop
+    assert engine_or_fallback("vmap", training(0, **FP16))[1] is Loop
     assert choose_engine(trial(0, precision="fp16"), "auto", lambda _: None).engine == "loop"
 
 
@@ -201,4 +201,4 @@ def test_tf32_is_fp32_on_cpu() -> None:
     train([wide])
     train([narrow])
     assert same(state_of(wide), state_of(narrow))
-    assert find_supported_engine("batch_last", training(0, precision="tf32"))[0] == "batch_last"
+    assert engine_or_fallback("batch_last", training(0, precision="tf32"))[0] == "batch_last"

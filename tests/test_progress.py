@@ -115,13 +115,13 @@ def test_share_of_a_resumed_trial(tmp_path: Path) -> None:
     measure(store, planned, -1000, 50)
     folder = store.folder(planned.trial)
     reader = progress.TrialProgress(folder, planned.trial, folder.journal_size())
-    reader.update()
+    reader.read_new_events()
     assert not reader.latest and reader.share == 0
     append(store, planned, 0, "start", attempt=2, step=100)
-    reader.update()
+    reader.read_new_events()
     assert reader.share == reader.share_at_start == pytest.approx(100 / STEPS)
     measure(store, planned, 40, 140)
-    reader.update()
+    reader.read_new_events()
     assert reader.share == pytest.approx(140 / STEPS) and reader.share_at_start == pytest.approx(100 / STEPS)
 
 
@@ -242,18 +242,18 @@ def test_plain_lines_have_one_line_for_trials_that_end_together(
 def test_size_of_a_plan_counts_trained_and_resumed_trials(tmp_path: Path) -> None:
     plan, store = synthetic_studies.study(tmp_path, {"baseline": [0.9, 0.9], "none": [None] * 3})
     todo = plan.trials[2:]
-    assert progress.describe_size(plan, todo, store) == "2 arms, 5 trials; 3 to train, 2 trained already"
+    assert progress.describe_workload(plan, todo, store) == "2 arms, 5 trials; 3 to train, 2 trained already"
     for planned in todo[1:]:
         store.folder(planned.trial).checkpoint.mkdir(parents=True)
-    assert progress.describe_size(plan, todo, store).endswith(
+    assert progress.describe_workload(plan, todo, store).endswith(
         "; 3 to train, 2 of them from a checkpoint, 2 trained already"
     )
-    assert progress.describe_size(plan, (), store) == "2 arms, 5 trials; nothing to train, 2 trained already"
+    assert progress.describe_workload(plan, (), store) == "2 arms, 5 trials; nothing to train, 2 trained already"
     teacher = replace(todo[0], arm="prerequisite 1a2b3c4d", seed=0)
-    needed = progress.describe_size(plan, [teacher, *todo], store)
+    needed = progress.describe_workload(plan, [teacher, *todo], store)
     assert needed.startswith("2 arms, 5 trials; 4 to train, 1 of them needed by others, 2 of them from")
     tuning = replace(plan, trials=tuple(replace(item, seed=REPORTING_SEEDS + item.seed) for item in plan.trials))
-    assert progress.describe_size(tuning, tuning.trials, store).startswith("2 arms, 5 tuning trials; 5 to train")
+    assert progress.describe_workload(tuning, tuning.trials, store).startswith("2 arms, 5 tuning trials; 5 to train")
 
 
 def test_live_table_has_bars_and_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,7 +488,7 @@ def test_status_is_a_line_in_a_terminal_and_a_late_sentence_elsewhere(
         assert printed.wait(10)
     plan, store = synthetic_studies.study(tmp_path, {"baseline": [None] * 2})
     told = threading.Event()
-    monkeypatch.setattr(lines, "_print", lambda text: (progress.click.echo(text), told.set()))
+    monkeypatch.setattr(lines, "_print_with_progress", lambda text: (progress.click.echo(text), told.set()))
     lines.on_plan(plan, plan.trials, store)
     assert told.wait(10), "nothing calls tick while the first worker starts"
     lines.close()

@@ -178,7 +178,7 @@ def test_study_has_same_results_on_ray(cluster: Any, tmp_path: Path) -> None:
         store = Store(tmp_path / name)
         spec, plan = lab.plan_study(study(tmp_path, executor))
         todo = add_missing_prerequisites(plan, plan.trials, store)
-        schedule = Schedule.plan_jobs(todo, Session(store, spec.run), plan)
+        schedule = Schedule.for_trials(todo, Session(store, spec.run), plan)
         schedule.run_jobs()
         assert schedule.failed == 0
         folders = [file.parent for file in store.root.glob("trials/*/*/result.json")]

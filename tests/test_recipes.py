@@ -20,7 +20,7 @@ from trainings import train
 from vitlab import lab, noise
 from vitlab.data.prepare import Batch, Feed, Prepared, data_info, prepare
 from vitlab.data.torchvision_import import torchvision
-from vitlab.identity.code import optional_modules, trial_code_digest
+from vitlab.identity.code import trial_code_digest, used_optional_modules
 from vitlab.models.contract import Model
 from vitlab.planning.resolve import Faults, Resolver
 from vitlab.planning.values import Trial
@@ -227,7 +227,7 @@ def test_zero_mixing_is_no_mixing() -> None:
 def test_mixing_code_is_only_in_digest_of_mixing_trials() -> None:
     mixed, without = resolve_section({"mix": BOTH}), resolve_section({})
     assert OPTIONAL_MODULES["mixing"] in mixed.modules and OPTIONAL_MODULES["mixing"] not in without.modules
-    assert mixed.modules - without.modules == optional_modules(mixed.spec) == {OPTIONAL_MODULES["mixing"]}
+    assert mixed.modules - without.modules == used_optional_modules(mixed.spec) == {OPTIONAL_MODULES["mixing"]}
     assert trial_code_digest(mixed.modules) != trial_code_digest(without.modules)
 
 

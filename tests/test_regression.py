@@ -22,8 +22,8 @@ from vitlab.regression.baseline import (
     Facts,
     Trace,
     Values,
+    accept_into_baseline,
     read_baseline,
-    update_baseline,
     write_baseline,
 )
 from vitlab.regression.decide import (
@@ -32,11 +32,11 @@ from vitlab.regression.decide import (
     Cells,
     Finding,
     Pair,
+    capped_pooled_sd,
     chance_to_pass,
     detectable_drop,
     judge_arrays,
     pooled_sd,
-    robust_sd,
     seeds_to_pass,
     worst_verdict,
 )
@@ -45,7 +45,7 @@ from vitlab.regression.facts import compare_facts
 from vitlab.regression.gate import (
     CheckResult,
     doubt_if_guessed,
-    outlook,
+    forecast_by_cell,
     pair_cells,
     second_look_seeds,
     train_and_judge,
@@ -253,7 +253,7 @@ def test_equal_values_have_no_spread_and_the_outlook_takes_the_spread_of_other_a
     assert sum(equal.values()) / 6 != 0.1 and pooled_sd(values_to_array([equal])[None]) == 0
     baseline = values(seeds=6)
     baseline.metrics["val/accuracy"]["a"] = equal
-    first, second = outlook(study(), baseline)
+    first, second = forecast_by_cell(study(), baseline)
     assert second.sd == pytest.approx(np.std([*baseline.metrics["val/accuracy"]["b"].values()], ddof=1))
     assert first.sd == pytest.approx(second.sd / math.sqrt(2))
 
@@ -353,12 +353,12 @@ def test_arm_without_metric_gets_no_more_seeds() -> None:
 
 def test_outlook_is_for_all_seeds() -> None:
     """Each of two looks has half of alpha, and a model that passes at the second one passes."""
-    (one, *_), (two, *_) = (outlook(study(escalate_to=most), values(seeds=6)) for most in (None, 6))
+    (one, *_), (two, *_) = (forecast_by_cell(study(escalate_to=most), values(seeds=6)) for most in (None, 6))
     assert (one.n, two.n) == (3, 6) and two.chance > one.chance
 
 
 def test_outlook_is_for_seeds_of_file() -> None:
-    cells = outlook(study(), values(seeds=6))
+    cells = forecast_by_cell(study(), values(seeds=6))
     assert [cell.n for cell in cells] == [3, 3]
     sd = np.std([0.90, 0.92, 0.94, 0.91, 0.93, 0.92], ddof=1)
     assert cells[0].chance == pytest.approx(chance_to_pass(3, float(sd), 2 * float(sd), 0.05), rel=1e-9)
@@ -481,14 +481,14 @@ def test_added_removed_and_skipped_arms_are_named() -> None:
 def test_baseline_file_round_trips(tmp_path: Path) -> None:
     file = tmp_path / "s.baseline.yaml"
     trace = Trace(precision="fp32", losses=(1e-5, math.inf), before=0.1, after=math.inf)
-    first = update_baseline(Baseline(study="s", accepted=()), facts(traces=(trace,)), values(), "why")
+    first = accept_into_baseline(Baseline(study="s", accepted=()), facts(traces=(trace,)), values(), "why")
     write_baseline(file, first)
     assert read_baseline(file) == first
     assert file.read_text().startswith("#") and "reason: why" in file.read_text()
-    second = update_baseline(first, facts(), values(-0.1), "because")
+    second = accept_into_baseline(first, facts(), values(-0.1), "because")
     assert second.values == values(-0.1)
     assert [entry.reason for entry in second.accepted] == ["why", "because"]
-    assert update_baseline(second, facts(), None, "so").values == values(-0.1)
+    assert accept_into_baseline(second, facts(), None, "so").values == values(-0.1)
 
 
 @pytest.mark.parametrize(
@@ -718,7 +718,7 @@ def test_false_alarms_with_collapses_are_rare(lost: bool) -> None:
     values_SA2N = draws.normal(size=(count, arms, 2, seeds))
     bad = draws.random(values_SA2N.shape) < 0.2
     values_SA2N = np.where(bad, math.nan if lost else values_SA2N - 50, values_SA2N)
-    sd = robust_sd(values_SA2N[:, :, 0])[:, None]
+    sd = capped_pooled_sd(values_SA2N[:, :, 0])[:, None]
     judged = judge_arrays(values_SA2N, bad & lost, cells_of(arms, 2 * sd, sd))
     verdicts = np.maximum(judged.verdict.max(axis=1), judged.count_verdict)
     assert (verdicts == REGRESSED).mean() <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / count)
@@ -731,7 +731,7 @@ def test_margin_does_not_grow_with_outlying_seed() -> None:
     sound = pytest.approx(np.std(seeds[:9], ddof=1))
 
     def robust(seeds: list[float]) -> float:
-        return float(robust_sd(np.array([[seeds]]))[0])
+        return float(capped_pooled_sd(np.array([[seeds]]))[0])
 
     assert robust(seeds) == robust(seeds[:9]) == sound
     assert robust([*seeds[:9], 1.7]) < 5 * np.std(seeds[:9], ddof=1)  # far above: no collapse

@@ -59,7 +59,7 @@ from vitlab.report import (
     notes,
     phrasing,
 )
-from vitlab.report.formats import to_text
+from vitlab.report.formats import parts_to_text
 from vitlab.report.frame import StudyResults
 from vitlab.report.notebook import Comparison
 from vitlab.report.page import trial_columns
@@ -148,7 +148,7 @@ def test_trial_with_failed_prerequisite_is_failed(tmp_path):
     assert results["failure_kind"].tolist()[2:4] == ["prerequisite"] * 2
     assert results["failure"].iloc[2] == "its teacher diverged: loss is nan"
     assert results["failure"].iloc[3].startswith("its body failed: its teacher")
-    assert comparison.summary(StudyResults.read(plan, store))[1]["broken"] == 2
+    assert comparison.summary_rows(StudyResults.read(plan, store))[1]["broken"] == 2
 
 
 def test_varied_values_are_numeric_if_all_are(tmp_path):
@@ -204,7 +204,7 @@ def test_best_value_comes_from_history_with_bias_note(tmp_path):
         results = frame.results(plan, store)
         assert results["val/accuracy@best"].tolist()[3:] == [best] * 3
         assert results["val/accuracy"].tolist()[3:] == [0.4] * 3
-        assert comparison.summary(StudyResults.read(plan, store))[1]["mean"] == pytest.approx(best)
+        assert comparison.summary_rows(StudyResults.read(plan, store))[1]["mean"] == pytest.approx(best)
         assert any("optimistic" in note for note in document(plan, store)["notes"])
 
 
@@ -219,7 +219,7 @@ def test_metric_judged_at_best_is_no_further_metric(tmp_path):
         store.trial(trial.key, trial.code).write_result(result_of(trial, finals, curve=[0.2, 0.9, 0.5, 0.4, 0.4]))
         trials.append(dataclasses.replace(planned, trial=trial))
     results = StudyResults.read(dataclasses.replace(plan, trials=tuple(trials)), store)
-    rows = comparison.summary(results)
+    rows = comparison.summary_rows(results)
     assert [row["mean"] for row in rows] == [0.9, 0.9]
     further = list(all_sections()["heads"].rows(Findings(results, rows, store)))
     assert [row.means for row in further] == [{"val/brier": pytest.approx(0.35)}] * 2
@@ -323,13 +323,13 @@ def test_verdict_is_equal_in_every_format(tmp_path, undrawn):
     plan = _with_teachers(plan, {"baseline": ["k1/c"] * 5, "taught": ["k2/c"] * 5})
     expected = [None, "better", "worse", "same", "equivalent", "cannot tell", "refused"]
     assert expected[1:] == list(Verdict) == list(MEANINGS)
-    summary = comparison.summary_frame(comparison.summary(StudyResults.read(plan, store)), plan.analysis)
+    summary = comparison.summary_frame(comparison.summary_rows(StudyResults.read(plan, store)), plan.analysis)
     assert summary["verdict"].dtype == "string" and summary["verdict"].isna().tolist() == [True, *[False] * 6]
     assert summary["verdict"].tolist()[1:] == expected[1:]
     assert summary["refused"].notna().tolist() == [*[False] * 6, True]
     doc = document(plan, store)
     assert [row["verdict"] for row in doc["arms"]] == expected
-    report.write(report.collect(plan, store), tmp_path / "report")
+    report.write(report.collect_report(plan, store), tmp_path / "report")
     assert pd.read_csv(tmp_path / "report" / "summary.csv")["verdict"].tolist()[1:] == expected[1:]
     html = text_of(plan, store, "html")
     assert re.findall(r'<td class="verdict"[^>]*>(.*?)</td>', html) == ["", *expected[1:]]
@@ -369,7 +369,7 @@ def test_own_unit_is_shown_in_every_format(tmp_path):
     assert "difference (images)" in tex and "deviation of val blunders (images) over 5 seeds; lower is better." in tex
     html = text_of(plan, store, "html")
     assert ">val blunders (images)</th>" in html and "points" not in page + tex + terminal
-    notebook = Comparison.of(report.collect(plan, store))._repr_html_()
+    notebook = Comparison.of(report.collect_report(plan, store))._repr_html_()
     assert ">val blunders (images)</th>" in notebook and "val/blunders: lower is better." in notebook
     drawn = figures_of(plan, store)["arms"]
     assert [axes.get_xlabel() for axes in drawn.axes] == [
@@ -456,7 +456,7 @@ def test_step_of_count_widens_interval_of_equal_values(tmp_path):
     ],
 )
 def test_values_are_rounded_to_step(value, step, expected):
-    assert frame._round_to_quantum(value, step) == pytest.approx(expected, rel=1e-15)
+    assert frame._remove_float32_rounding(value, step) == pytest.approx(expected, rel=1e-15)
 
 
 def test_diverged_seeds_are_counted_excluded_and_reported(tmp_path):
@@ -893,10 +893,12 @@ def test_comparisons_of_varied_splits_share_their_variance_and_leave_no_sign_fli
     collapsed = {**arms, "arm1": [*arms["arm1"][:4], 0.1]}
     plan, _, results, _ = outcome(tmp_path / "collapsed", collapsed)
     results = dataclasses.replace(results, overlap=dict.fromkeys(arms, 0.1))
-    rows = comparison.summary(results)
+    rows = comparison.summary_rows(results)
     row = next(row for row in rows if row["arm"] == "arm1")
     assert (row["test"], row["verdict"]) == ("none", "cannot tell")
-    assert "collapsed seeds of other splits leave no test" in phrasing.answer_arms(rows, plan.analysis, {})[0].sentence
+    assert (
+        "collapsed seeds of other splits leave no test" in phrasing.answer_per_arm(rows, plan.analysis, {})[0].sentence
+    )
 
 
 @pytest.mark.parametrize("values", [{}, {"baseline": [None]}, {"baseline": BASE}, {"baseline": BASE, "b": NONE}])
@@ -904,7 +906,7 @@ def test_columns_of_comparison_are_same_for_every_study(tmp_path: Path, values: 
     plan, store, _, table = outcome(tmp_path, values)
     columns = [*comparison.COLUMNS, "test/accuracy", "test/accuracy_sd"]
     assert ["arm", *table.columns] == columns and len(table) == len(values)
-    assert list(Comparison.of(report.collect(plan, store)).columns) == columns
+    assert list(Comparison.of(report.collect_report(plan, store)).columns) == columns
     assert table["test/accuracy"].dtype == "float64" and table["test/accuracy"].notna().all() == (
         values != {"baseline": [None]}
     )
@@ -913,7 +915,7 @@ def test_columns_of_comparison_are_same_for_every_study(tmp_path: Path, values: 
 def test_infinite_test_metric_is_shown_as_such(tmp_path: Path) -> None:
     plan, _, results, _ = outcome(tmp_path, {"baseline": BASE, "b": NONE})
     results.frame.loc[results.frame["arm"].eq("b"), "test/accuracy"] = math.inf
-    rows = comparison.summary(results)
+    rows = comparison.summary_rows(results)
     json.dumps(rows, allow_nan=False)
     assert [row["test/accuracy"] for row in rows] == [pytest.approx(np.mean(BASE) - 0.01), "inf"]
     assert comparison.summary_frame(rows, plan.analysis)["test/accuracy"].tolist()[1] == math.inf
@@ -964,9 +966,9 @@ def test_failed_prerequisite_is_reported(tmp_path, undrawn):
     plan = dataclasses.replace(plan, prerequisites=(teacher,))
     fresh = frame.gather_prerequisites(plan, store)[0]
     assert fresh.status == "missing"
-    report.write(report.collect(plan, store), store.study(plan.study) / "report")
+    report.write(report.collect_report(plan, store), store.study(plan.study) / "report")
     store.trial(teacher.key, teacher.code).write_failure("the worker ran out of memory")
-    assert report.read_report(plan, store, "json") is None
+    assert report.read_report_if_current(plan, store, "json") is None
     notes = document(plan, store)["notes"]
     assert f"prerequisite {teacher.key[:8]}, seed 0, failed: the worker ran out of memory." in notes
     assert notes[0] == "Preliminary: of 11 trials, 5 done, 1 failed, 5 missing."
@@ -1081,7 +1083,7 @@ def test_panels_are_stacked_only_where_they_show_the_whole_figure(draw: Callable
     draw(figure)
     drawn = drawing.Drawing(figure, "of a plugin")
     assert drawing.svg_to_element(drawn.svg, "own", drawn.caption)
-    assert drawing.stack_panels(drawn, "own").count("max-width") == panels
+    assert drawing.stacked_panels_svg(drawn, "own").count("max-width") == panels
 
 
 def test_stored_report_says_that_it_has_no_figures(tmp_path):
@@ -1099,8 +1101,8 @@ def test_texts_of_an_image_are_named():
 def test_write_stores_every_file_and_stored_reads_them(tmp_path):
     plan, store = study(tmp_path)
     folder = store.study(plan.study) / "report"
-    assert report.read_report(plan, store, "md") is None
-    files = report.write(report.collect(plan, store), folder)
+    assert report.read_report_if_current(plan, store, "md") is None
+    files = report.write(report.collect_report(plan, store), folder)
     assert {file.name for file in files} == {
         *("report.md", "report.html", "report.tex", "report.json", "results.csv", "results.parquet", "history.parquet"),
         *("summary.csv", *(f"{name}.{form}" for name in ("arms", "curves") for form in ("png", "pdf", "svg"))),
@@ -1110,21 +1112,21 @@ def test_write_stores_every_file_and_stored_reads_them(tmp_path):
     pd.testing.assert_frame_equal(pd.read_parquet(folder / "results.parquet"), frame.results(plan, store))
     pd.testing.assert_frame_equal(pd.read_parquet(folder / "history.parquet"), frame.history(plan, store))
     for form in ("csv", "json", "terminal", "latex", "latex-all", "html", "md"):
-        assert report.read_report(plan, store, form) == report.collect(plan, store).render(form)
+        assert report.read_report_if_current(plan, store, form) == report.collect_report(plan, store).render(form)
     text = (folder / "report.md").read_text()
     assert "![arms](arms.png)\n\nFirst each seed (small)" in text
-    assert report.read_report(plan, store, "parquet") == (folder / "results.parquet").read_bytes()
+    assert report.read_report_if_current(plan, store, "parquet") == (folder / "results.parquet").read_bytes()
 
 
 def test_stored_report_is_stale_after_trial_ends(tmp_path, undrawn):
     plan, store = study(tmp_path, {"baseline": BASE, "b": [*NONE[:4], None]})
-    report.write(report.collect(plan, store), store.study(plan.study) / "report")
-    assert report.read_report(plan, store, "terminal") is not None
+    report.write(report.collect_report(plan, store), store.study(plan.study) / "report")
+    assert report.read_report_if_current(plan, store, "terminal") is not None
     last = plan.trials[-1].trial
     store.trial(last.key, last.code).write_result(result_of(last, {"val/accuracy": 0.9}))
-    assert report.read_report(plan, store, "terminal") is None
+    assert report.read_report_if_current(plan, store, "terminal") is None
     (store.study(plan.study) / "report" / "report.json").write_text("{torn")
-    assert report.read_report(plan, store, "terminal") is None
+    assert report.read_report_if_current(plan, store, "terminal") is None
 
 
 def test_trial_ending_during_report_makes_it_stale(tmp_path, monkeypatch, undrawn):
@@ -1138,8 +1140,8 @@ def test_trial_ending_during_report_makes_it_stale(tmp_path, monkeypatch, undraw
         return content
 
     monkeypatch.setattr(frame, "gather_trials", then_ends)
-    report.write(report.collect(plan, store), store.study(plan.study) / "report")
-    assert report.read_report(plan, store, "csv") is None
+    report.write(report.collect_report(plan, store), store.study(plan.study) / "report")
+    assert report.read_report_if_current(plan, store, "csv") is None
 
 
 def test_many_comparisons_start_with_overview(tmp_path, monkeypatch):
@@ -1192,7 +1194,7 @@ def test_captions_name_one_baseline() -> None:
 
 def test_figures_and_table_say_which_arm_is_the_baseline(tmp_path: Path) -> None:
     plan, store = study(tmp_path, {"plain": BASE, "b": NONE})
-    latex, figures = text_of(plan, store, "latex"), report.collect(plan, store).figures
+    latex, figures = text_of(plan, store, "latex"), report.collect_report(plan, store).figures
     assert "Difference from the baseline (plain) with its" in latex
     assert "the difference from the baseline (plain) with its" in figures["arms"].caption
 
@@ -1209,7 +1211,7 @@ def test_trainings_that_ended_at_one_step_have_no_range() -> None:
 
 
 def folded_and_others(plan, store):
-    report_ = report.collect(plan, store)
+    report_ = report.collect_report(plan, store)
     main = report_.main_answers
     return [answer for answer in main if "lie within" in answer], [
         answer for answer in report_.answers if answer in main
@@ -1252,7 +1254,7 @@ def test_page_shows_the_folded_sentence_and_classes_by_verdict(tmp_path, undrawn
 def test_attention_pictures_are_in_page(tmp_path, undrawn):
     plan, store = study(tmp_path)
     folder = store.study(plan.study) / "report"
-    report.write(report.collect(plan, store), folder)
+    report.write(report.collect_report(plan, store), folder)
     assert document(plan, store)["explained"] == [] and "<img" not in text_of(plan, store, "html")
     pixels = b"\x89PNG, or whatever was drawn"
     for arm, image in ((5, 3), (0, 12), (0, 3), (6, 3)):  # the last is no first seed
@@ -1260,7 +1262,7 @@ def test_attention_pictures_are_in_page(tmp_path, undrawn):
         place.mkdir(parents=True)
         (place / "rollout_class.png").write_bytes(pixels)
         (place / "heads_class.png").write_bytes(b"")
-    assert report.read_report(plan, store, "html") is None  # it is older than they are
+    assert report.read_report_if_current(plan, store, "html") is None  # it is older than they are
     pictures = document(plan, store)["explained"]
     assert [(row["arm"], row["image"], row["of"]) for row in pictures] == [
         ("baseline", 3, "class"), ("baseline", 12, "class"), ("position=none", 3, "class"),
@@ -1276,7 +1278,7 @@ def test_attention_pictures_are_in_page(tmp_path, undrawn):
 
 def test_study_without_results_is_reported(tmp_path):
     plan, store = study(tmp_path, {arm: [None] * 3 for arm in POSITIONS})
-    files = report.write(report.collect(plan, store), store.study(plan.study) / "report")
+    files = report.write(report.collect_report(plan, store), store.study(plan.study) / "report")
     assert not [file for file in files if file.suffix == ".png"]
     assert "Preliminary: of 12 trials, 12 missing." in text_of(plan, store, "md")
     skipped = Plan("positions", "", (Arm("a", {}, skip="no"),), (), Analysis())
@@ -1308,7 +1310,7 @@ def test_each_class_has_a_line_and_a_terminal_shows_those_that_differ_most(tmp_p
         means = [{f"val/accuracy_{c}": 0.01 * c * place for c in range(classes)} for place in range(3)]
         sds = {f"val/accuracy_{c}": 0.005 * c**2 for c in range(classes)}  # large differences of larger spread
         rows = [MetricsOfArm(arm, of_arm, sds) for arm, of_arm in zip(("baseline", "b", "c"), means, strict=True)]
-        content = dataclasses.replace(report.collect(plan, store), sections={"heads": rows})
+        content = dataclasses.replace(report.collect_report(plan, store), sections={"heads": rows})
         lines = content.render("terminal").partition("Further metrics")[2].splitlines()
         cells = [line.split() for line in lines if line.startswith(" val accuracy_")]
         assert [int(line[1].removeprefix("accuracy_")) for line in cells] == shown
@@ -1320,7 +1322,7 @@ def test_each_class_has_a_line_and_a_terminal_shows_those_that_differ_most(tmp_p
 
 def test_intervals_of_means_and_of_differences_have_names_of_their_own(tmp_path):
     plan, store = study(tmp_path, dict(itertools.islice(POSITIONS.items(), 2)))
-    titles = [column.title for column in report.collect(plan, store).table("arms").columns]
+    titles = [column.title for column in report.collect_report(plan, store).table("arms").columns]
     assert [title for title in titles if "interval" in title] == ["95 % interval of mean", "95 % interval"]
 
 
@@ -1444,7 +1446,7 @@ def test_labels_have_only_differences():
         "position=rope2d, attention=linear(eps=1, dim=2), seedless",
     ]
     assert list(drawing.short_labels(names).values()) == ["position=none", "position=rope2d"]
-    assert drawing.split_name(names[0]) == ("position=none", "attention=linear(eps=1, dim=2)", "seedless")
+    assert drawing.split_name_at_commas(names[0]) == ("position=none", "attention=linear(eps=1, dim=2)", "seedless")
     assert drawing.short_labels(["a=1"]) == {"a=1": "a=1"} and drawing.short_labels(["a, b", "a"]) == {
         "a, b": "b",
         "a": "a",
@@ -1468,12 +1470,12 @@ def test_labels_are_unique_and_not_empty(names, width):
 
 def findings_of(plan: Plan, store: Store) -> Findings:
     results = StudyResults.read(plan, store)
-    return Findings(results, comparison.summary(results), store)
+    return Findings(results, comparison.summary_rows(results), store)
 
 
 def figures_of(plan: Plan, store: Store) -> dict[str, Any]:
     """Return the figures of a report, by section."""
-    return {name: drawing.figure for name, drawing in report.collect(plan, store).figures.items()}
+    return {name: drawing.figure for name, drawing in report.collect_report(plan, store).figures.items()}
 
 
 def test_figure_shows_numbers(tmp_path):
@@ -1546,7 +1548,7 @@ def test_grid_has_panel_per_arm_with_distinct_labels(tmp_path):
 def test_captions_say_what_is_drawn(tmp_path):
     def captions_of(name: str, seeds: int) -> dict[str, str]:
         arms = {"baseline": BASE[:seeds], "b": [value - 0.1 for value in reversed(BASE[:seeds])]}
-        figures = report.collect(*study(tmp_path / name, arms)).figures
+        figures = report.collect_report(*study(tmp_path / name, arms)).figures
         return {name: drawing.caption for name, drawing in figures.items()}
 
     one, five = captions_of("one", 1), captions_of("five", 5)
@@ -1555,13 +1557,13 @@ def test_captions_say_what_is_drawn(tmp_path):
     assert "a filled dot is a verdict" in five["arms"] and "for all of them at once" not in five["arms"]
     assert five["curves"].startswith("val accuracy (%) over training: the mean of the seeds with its 95 % t-interval")
     assert "dashed" not in five["curves"] and "grey" not in five["curves"]
-    many = report.collect(*study(tmp_path / "fifth", {**POSITIONS, "fifth": SINE})).figures
+    many = report.collect_report(*study(tmp_path / "fifth", {**POSITIONS, "fifth": SINE})).figures
     assert "The baseline is grey behind other arms." in many["curves"].caption
     assert "holds for all of them at once" in many["arms"].caption
 
 
 def test_figure_of_arms_marks_the_baseline(tmp_path):
-    axes = report.collect(*study(tmp_path, {"a": BASE, "b": NEAR})).figures["arms"].figure.axes[0]
+    axes = report.collect_report(*study(tmp_path, {"a": BASE, "b": NEAR})).figures["arms"].figure.axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a (baseline)", "b"]
 
 
@@ -1604,7 +1606,7 @@ def test_loss_has_own_curves(tmp_path):
 
 def test_figure_of_interactions_has_the_numbers_of_their_table(tmp_path):
     plan, store = _grid(tmp_path)
-    content = report.collect(plan, store)
+    content = report.collect_report(plan, store)
     rows, (axes,) = content.sections["interactions"], content.figures["interactions"].figure.axes
     assert len(rows) == 2 and axes.get_xlabel() == "difference of differences (points)"
     lines = [line.get_xdata() for line in axes.get_lines()[1:]]  # after the rule at 0: intervals and their dots
@@ -1617,7 +1619,7 @@ def test_figure_of_interactions_has_the_numbers_of_their_table(tmp_path):
 
 def test_selected_arms_stand_beside_their_baseline_and_sections_are_frames(tmp_path):
     plan, store = _grid(tmp_path)
-    arms = Comparison.of(report.collect(plan, store))
+    arms = Comparison.of(report.collect_report(plan, store))
     last = plan.arms[-1]
     shown = [line.strip() for line in repr(arms[arms["arm"] == last.name]).splitlines()]
     names = [line for line in shown if line.startswith("position=")]
@@ -1634,7 +1636,7 @@ def test_selected_arms_stand_beside_their_baseline_and_sections_are_frames(tmp_p
 
 
 def test_comparison_with_drawn_figures_is_pickled(tmp_path):
-    arms = Comparison.of(report.collect(*study(tmp_path, POSITIONS)))
+    arms = Comparison.of(report.collect_report(*study(tmp_path, POSITIONS)))
     assert arms.figures["arms"]._repr_png_().startswith(b"\x89PNG")
     again = pickle.loads(pickle.dumps(arms))
     assert again.answers == arms.answers and list(again.figures) == list(arms.figures)
@@ -1777,12 +1779,12 @@ def test_importing_report_is_light():
 
 def test_stored_report_is_printed_without_pandas(tmp_path, undrawn):
     plan, store = study(tmp_path)
-    report.write(report.collect(plan, store), store.study(plan.study) / "report")
+    report.write(report.collect_report(plan, store), store.study(plan.study) / "report")
     code = (
         "import sys\nfrom vitlab import report\nfrom vitlab.planning.values import Plan\n"
         "from vitlab.store.folders import Store, read_json\nfrom pathlib import Path\n"
         f"store = Store(Path({str(tmp_path)!r}))\nplan = Plan.from_json(read_json(store.study('positions') / 'plan.json'))\n"
-        "assert all(report.read_report(plan, store, form) for form in report.FORMATS)\n"
+        "assert all(report.read_report_if_current(plan, store, form) for form in report.FORMATS)\n"
         "sys.exit(bool({'pandas', 'scipy', 'matplotlib', 'torch'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
@@ -1864,7 +1866,7 @@ def test_arms_that_have_not_run_are_named_once(tmp_path: Path, undrawn: None) ->
     plan, store = study(tmp_path / "none", {"baseline": [None], "b": [None]})
     assert document(plan, store)["answers"] == ["no result yet: baseline; b."]
     assert " n " not in text_of(plan, store, "terminal")
-    arms = Comparison.of(report.collect(plan, store))
+    arms = Comparison.of(report.collect_report(plan, store))
     assert "standard deviation" not in repr(arms) and "<table" not in (arms._repr_html_() or "")
 
 
@@ -1885,7 +1887,7 @@ def test_words_of_tables_break_at_signs_and_lines_fit(monkeypatch: pytest.Monkey
     whole = " ".join((*names, "val accuracy (%) 97.1 ± 0.3 arm verdict same (exploratory)")).split()
     for width in (45, 50, 60, 80):
         monkeypatch.setenv("COLUMNS", str(width))
-        lines = to_text(columns).splitlines()
+        lines = parts_to_text(columns).splitlines()
         assert max(map(len, lines)) <= width
         for part in " ".join(lines).replace("─", "").split():
             assert any(word.endswith(part) or (part in word and part[-1] in "=,_/-.") for word in whole), part

@@ -140,13 +140,13 @@ def test_revision_imports_its_own_package_and_entry_points(
         "import acme; from importlib.metadata import entry_points;"
         "print(acme.NAME, [point.name for point in entry_points(group='vitlab.position') if point.dist.name == 'acme'])"
     )
-    assert Revision("here").run("-c", program) == "after ['after']\n"
+    assert Revision("here").run_python("-c", program) == "after ['after']\n"
     with checkout(resolve_commit("HEAD~"), "base", tmp_path / "out") as base:
-        assert base.run("-c", program) == "before ['before']\n"
+        assert base.run_python("-c", program) == "before ['before']\n"
         (tmp_path / "elsewhere" / "acme").mkdir(parents=True)
         (tmp_path / "elsewhere" / "acme" / "__init__.py").write_text("")
         with pytest.raises(UserError, match="exit code 2"):
-            base.run("-c", revisions.IMPORT_CHECK, str(tmp_path / "elsewhere"))
+            base.run_python("-c", revisions.IMPORT_CHECK, str(tmp_path / "elsewhere"))
     assert "acme/__init__.py is imported instead of" in capfd.readouterr().err
     assert len(git("worktree", "list").splitlines()) == 1 and not [*(tmp_path / "out" / "revisions").iterdir()]
 
@@ -164,7 +164,7 @@ def test_worktree_leaves_the_index_and_other_worktrees_of_the_user_alone(
     monkeypatch.setenv("GIT_DIR", str(repository / ".git"))
     with checkout(resolve_commit("HEAD~"), "base", tmp_path / "out", [Path("own.py")]) as base:
         assert base.plugins[0].read_text() == PART.format(value="0.0")
-        names = base.run("-c", "import os; print([name for name in os.environ if name.startswith('GIT_')])")
+        names = base.run_python("-c", "import os; print([name for name in os.environ if name.startswith('GIT_')])")
         assert "GIT_INDEX_FILE" not in names and "GIT_DIR" not in names
     assert git("status", "--short") == staged == "M  own.py\n"
     assert len(git("worktree", "list").splitlines()) == 2
@@ -223,7 +223,7 @@ def test_commits_that_cannot_be_compared_are_refused(repository: Path, tmp_path:
 def test_failing_revision_is_named_with_its_exit_code() -> None:
     for code, own in ((2, 2), (3, 3), (4, 4), (1, 4), (130, 130)):
         with pytest.raises(VitlabError, match=f"fails there, with exit code {code}") as failure:
-            Revision("base").run("-c", f"import sys; sys.exit({code})", "--x", "--y")
+            Revision("base").run_python("-c", f"import sys; sys.exit({code})", "--x", "--y")
         assert failure.value.exit_code == own
 
 
@@ -263,7 +263,7 @@ class Measured(Revision):
 
 def judged_costs(old: Revision, new: Revision, watch: Watch | None = None, **limits: float) -> list[Finding]:
     study = Study.model_validate({**STUDY, "check": {"cost": limits}})
-    return list(cost.judge_costs(study, old, new, ["a"], {}, watch or Watch()))
+    return list(cost.measure_and_judge_costs(study, old, new, ["a"], {}, watch or Watch()))
 
 
 def test_interval_of_ratio_is_of_sign_test() -> None:
@@ -326,7 +326,7 @@ def test_check_limits_costs_beside_commit_of_baseline(repository: Path, monkeypa
         yield Finding("baseline", "time", "regressed", "1.4 times as before")
         yield Finding("baseline", "memory", "pass")
 
-    monkeypatch.setattr("vitlab.regression.check.judge_costs", judged)
+    monkeypatch.setattr("vitlab.regression.check.measure_and_judge_costs", judged)
     words = ("check", "study.yaml", "--plugin", "own.py")
     Path("study.yaml").write_text(yaml.safe_dump({**STUDY, "check": {"cost": {"time": 1.2}}}))
     with pytest.raises(UserError, match=r"study.yaml: not committed, .* run 'git commit -a'"):
@@ -369,8 +369,8 @@ def test_ab_trains_and_compares_by_both_commits(repository: Path, monkeypatch: p
         ]
         yield Finding(arms[0], "time", "pass", "1.100 times as before")
 
-    monkeypatch.setattr(Revision, "run", run_in_fork)
-    monkeypatch.setattr(ab, "judge_costs", judged)
+    monkeypatch.setattr(Revision, "run_python", run_in_fork)
+    monkeypatch.setattr(ab, "measure_and_judge_costs", judged)
     words = ("ab", "HEAD~..HEAD", "study.yaml", "--plugin", "own.py")
     with_costs = (*words, "--set", "check={cost: {memory: 1.1}}")
     done = vitlab(*with_costs, "--json", "--junit", "ab.xml")
@@ -405,7 +405,7 @@ def test_ab_trains_and_compares_by_both_commits(repository: Path, monkeypatch: p
 
 
 def test_ab_of_commits_that_differ_in_words_trains_nothing(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Revision, "run", run_in_fork)
+    monkeypatch.setattr(Revision, "run_python", run_in_fork)
     Path("README.md").write_text("A bias.")
     Path("own.py").write_text(PART.format(value="0.5") + "# a comment\n")
     commit("words")
@@ -422,7 +422,7 @@ def test_ab_of_environments_with_other_versions_trains_every_arm_apart(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No digest of code covers torch, so neither is an arm out of reach, nor is a result shared."""
-    monkeypatch.setattr(Revision, "run", run_in_fork)
+    monkeypatch.setattr(Revision, "run_python", run_in_fork)
     monkeypatch.setattr(ab, "checkout", lambda *words: checkout(*words[:-1]))  # the environments are those here
     monkeypatch.setattr(ab, "_numeric_versions", lambda it: {"torch": "1" if it.name.startswith("HEAD~") else "2"})
     Path("README.md").write_text("A bias.")
@@ -434,7 +434,7 @@ def test_ab_of_environments_with_other_versions_trains_every_arm_apart(
 
 
 def test_ab_names_the_revision_that_cannot_run_the_study(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Revision, "run", run_in_fork)
+    monkeypatch.setattr(Revision, "run_python", run_in_fork)
     git("mv", "own.py", "other.py")
     commit("renamed")
     with pytest.raises(UserError, match=r"HEAD~ \(\w{7}\) has no other\.py; commit it, .* or compare later commits"):
@@ -451,7 +451,7 @@ def test_ab_that_is_stopped_says_that_it_resumes(repository: Path, monkeypatch: 
     def stop(*_: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Revision, "run", stop)
+    monkeypatch.setattr(Revision, "run_python", stop)
     with pytest.raises(Interrupted, match="the same command goes on"):
         vitlab("ab", "HEAD~..HEAD", "study.yaml", "--plugin", "own.py")
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from vitlab import registry, report
 from vitlab.cli import cli
 from vitlab.errors import VitlabError
-from vitlab.planning.study_folder import write_plan
+from vitlab.planning.study_folder import write_registered_plan
 from vitlab.report.sections import Section, section
 from vitlab.testing import check_component
 
@@ -61,17 +61,17 @@ def plugin(tmp_path: Path) -> Path:
 @pytest.mark.usefixtures("no_figures")
 def test_plugin_file_adds_section_to_every_format(tmp_path: Path, plugin: Path) -> None:
     plan, store = synthetic_studies.study(tmp_path / "out")
-    write_plan(plan, store)
+    write_registered_plan(plan, store)
     folder = store.study(plan.study) / "report"
-    report.write(report.collect(plan, store), folder)
-    stored = report.read_report(plan, store, "json")
+    report.write(report.collect_report(plan, store), folder)
+    stored = report.read_report_if_current(plan, store, "json")
     assert stored is not None and "best_seeds" not in json.loads(stored)
 
     words = ["report", plan.study, "--out", str(store.root), "--plugin", str(plugin)]
     shown = {form: CliRunner().invoke(cli, [*words, "--format", form]) for form in report.FORMATS}
     assert all(result.exit_code == 0 for result in shown.values())
     print(f"\nfiles to add a section: 1, {plugin.name}")
-    assert report.read_report(plan, store, "json") is None, "the stored report lacks a section"
+    assert report.read_report_if_current(plan, store, "json") is None, "the stored report lacks a section"
     best = f"{100 * max(synthetic_studies.BASE):.1f}"
     [first, *_] = json.loads(shown["json"].output)["best_seeds"]
     assert first == {"arm": "baseline", "value": max(synthetic_studies.BASE)}
@@ -81,12 +81,12 @@ def test_plugin_file_adds_section_to_every_format(tmp_path: Path, plugin: Path) 
     assert "The best of several seeds is optimistic." in shown["md"].output
     check_component("section", "best_seeds")
 
-    report.write(report.collect(plan, store), folder)
-    stored = report.read_report(plan, store, "json")
+    report.write(report.collect_report(plan, store), folder)
+    stored = report.read_report_if_current(plan, store, "json")
     assert stored is not None and json.loads(stored)["best_seeds"][0] == first
     plugin.write_text(PLUGIN.replace("optimistic", "the largest"))
     registry.load_file(plugin)
-    assert report.read_report(plan, store, "json") is None, "the section has been edited"
+    assert report.read_report_if_current(plan, store, "json") is None, "the section has been edited"
 
 
 @pytest.mark.parametrize(

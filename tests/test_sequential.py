@@ -19,7 +19,7 @@ from vitlab import lab
 from vitlab.errors import SpecError
 from vitlab.planning.registration import describe_analysis_changes, make_registration, with_first_registration
 from vitlab.planning.values import Looks, Plan
-from vitlab.report.comparison import update_looks
+from vitlab.report.comparison import looks_with_open_arms
 from vitlab.report.frame import StudyResults
 from vitlab.spec import Study
 from vitlab.statistics.power import predictive_power, sequential_levels, t_test_power
@@ -170,7 +170,7 @@ LEVEL = [0.80, 0.812, 0.788, 0.799] * 3
 
 def looks_of(root: Path, arms: dict[str, list[float]], seeds: int) -> Looks:
     plan, store = synthetic_studies.study(root, {arm: values[:seeds] for arm, values in arms.items()}, looks=LOOKS)
-    looks = update_looks(Plan(**{**vars(plan), "registered": make_registration(plan)}), store)
+    looks = looks_with_open_arms(Plan(**{**vars(plan), "registered": make_registration(plan)}), store)
     assert looks is not None
     return looks
 

@@ -39,7 +39,7 @@ NOUNS = {
 }
 NOUNS |= {
     "decide_verdicts",
-    "collect",
+    "collect_report",
 }  #: a first reading passes study, plan, trial, job, training, result, verdict, report
 STOP = re.compile(r"(?m)^(?:(\d+)\.|- (\d+)([a-z])) `([\w/.]+)`:((?:,?\s+`[\w.]+`\s+\(\d+\))+)")
 
@@ -176,6 +176,6 @@ def test_format_is_an_entry_of_one_table(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(FORMATS, "title", Format(lambda content: content.title, "title.txt"))
     plan, store = study(tmp_path)
     assert report.render(plan, store, "title") == plan.question
-    files = report.write(report.collect(plan, store), tmp_path / "report")
+    files = report.write(report.collect_report(plan, store), tmp_path / "report")
     assert (tmp_path / "report" / "title.txt") in files
     print("\nfiles to add a format: 1, by its entry in FORMATS")

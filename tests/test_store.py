@@ -13,7 +13,7 @@ import pytest
 import synthetic_studies
 
 from vitlab.errors import UserError
-from vitlab.planning.study_folder import read_plan, write_plan
+from vitlab.planning.study_folder import read_plan, write_registered_plan
 from vitlab.store.files import find_abandoned, read_json, remove, temporary_path, write_bytes, write_json
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.result import Circumstances, Ending, Measurement, Outcome, TrialResult
@@ -83,20 +83,20 @@ def test_leftovers_of_killed_writer_are_deleted(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
     for path in (folder.weights_file, folder.predictions, tmp_path / "result.json"):
         temporary_path(path).touch()
-    folder.recover_journal()
+    folder.prepare_for_attempt()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_checkpoint_of_finished_trial_is_deleted_unless_in_use(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
     write_bytes(folder.checkpoint / "last.safetensors", b"")
-    folder.remove_checkpoint()
+    folder.remove_leftover_checkpoint()
     assert folder.checkpoint.exists()
     folder.write_result(result())
     with folder.lease():
-        folder.remove_checkpoint()
+        folder.remove_leftover_checkpoint()
         assert folder.checkpoint.exists()
-    folder.remove_checkpoint()
+    folder.remove_leftover_checkpoint()
     assert not folder.checkpoint.exists()
 
 
@@ -119,7 +119,7 @@ def test_torn_journal_line_is_completed(tmp_path: Path) -> None:
     events, offset = folder.events()
     assert [event.kind for event in events] == ["start", "metrics"]
     assert folder.events(offset) == ([], offset)
-    folder.recover_journal()
+    folder.prepare_for_attempt()
     folder.emit("end", status="done")
     events, _ = folder.events(offset)
     assert [event.kind for event in events] == ["end"]
@@ -142,7 +142,7 @@ def test_resumed_attempt_clears_earlier_failure(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
     folder.write_failure("the disk was full")
     with folder.lease():
-        folder.recover_journal()
+        folder.prepare_for_attempt()
     assert folder.failure() is None
 
 
@@ -191,7 +191,7 @@ def test_damaged_result_counts_as_absent_and_is_renamed(
     assert ("nested too deeply" in record.getMessage()) == (damage == "deep")
     assert file.exists(), "reading moves nothing"
     with folder.lease():
-        folder.recover_journal()
+        folder.prepare_for_attempt()
     (aside,) = folder.path.glob("result.json.damaged-*")
     assert not file.exists() and aside.is_dir() == (damage == "folder")
     folder.write_result(result())
@@ -229,7 +229,7 @@ def test_damaged_failure_does_not_block_trial(tmp_path: Path, damage: str) -> No
     assert folder.has_failed_for_good() and folder.failure().failure == "because"
     damaged(tmp_path / "failure.json", damage)
     assert not folder.has_failed_for_good() and folder.failure() is None
-    folder.recover_journal()
+    folder.prepare_for_attempt()
     assert len(list(tmp_path.glob("failure.json.damaged-*"))) == 1
     folder.write_failure("again")
     assert folder.failure().failure == "again"
@@ -251,7 +251,7 @@ def test_folder_in_place_of_journal_or_checkpoint_is_renamed(tmp_path: Path) -> 
     (tmp_path / "events.jsonl").mkdir()
     folder.checkpoint.write_bytes(b"no folder")
     assert folder.events() == ([], 0)
-    folder.recover_journal()
+    folder.prepare_for_attempt()
     folder.emit("start", attempt=1)
     assert [event.kind for event in folder.events()[0]] == ["start"]
     names = sorted(path.name.partition(".damaged-")[0] for path in tmp_path.iterdir())
@@ -307,7 +307,7 @@ def test_damaged_plan_names_no_folder_outside_store(tmp_path: Path) -> None:
 def test_registration_with_missing_or_wrong_value_is_damaged(tmp_path: Path, damage: Mapping[str, Any] | str) -> None:
     plan, store = synthetic_studies.study(tmp_path)
     file = store.study(plan.study) / "plan.json"
-    write_plan(plan, store)
+    write_registered_plan(plan, store)
     stored = json.loads(file.read_text())
     assert json.loads(json.dumps(asdict(read_plan(file).registered))) == stored["registered"]
     if isinstance(damage, str):

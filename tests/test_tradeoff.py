@@ -51,7 +51,7 @@ def study(
 
 def findings(plan: Plan, store: Store) -> Findings:
     results = StudyResults.read(plan, store)
-    return Findings(results, comparison.summary(results), store)
+    return Findings(results, comparison.summary_rows(results), store)
 
 
 def rows_of(name: str, plan: Plan, store: Store) -> list[Any]:
@@ -159,7 +159,7 @@ def test_front_arms_with_diverged_seeds_are_marked(tmp_path: Path) -> None:
         result = folder.result()
         assert result is not None
         folder.write_result(replace(result, status="diverged", outcome=replace(result.outcome, metrics={})))
-    content = report.collect(plan, store)
+    content = report.collect_report(plan, store)
     _, arms_on_front = all_sections()["fronts"].table(content.sections["fronts"], content).columns
     assert set(arms_on_front.cells) == {"small; large (2 broken seeds)"}
 

@@ -439,7 +439,7 @@ def test_rate_of_several_threads_is_unknown_on_cpu(
         )
     circumstances.measured_matrix_rate.cache_clear()
     assert "system/mfu is not recorded: the peak speed of 3 threads of a CPU is not known" in capsys.readouterr().err
-    assert set(circumstances.utilisation({"system/images_per_s": 2.0}, 3, math.nan)) == {"system/tflops"}
+    assert set(circumstances.flops_utilisation({"system/images_per_s": 2.0}, 3, math.nan)) == {"system/tflops"}
 
 
 def test_failing_matmul_benchmark_does_not_prevent_training(
@@ -473,7 +473,7 @@ def test_benchmark_matrices_are_not_counted_as_trial_memory(folder: Any, monkeyp
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
     monkeypatch.setattr(attempt, "measured_matrix_rate", lambda *_: calls.append("rate") or 1.0)
     with pytest.raises(InterruptedError):
-        attempt.Attempt(trial(), folder("t"), Settings(), torch.device("cuda")).begin("loop")
+        attempt.Attempt(trial(), folder("t"), Settings(), torch.device("cuda")).build_or_resume_training("loop")
     assert calls == ["init", "rate", "reset"]
 
 

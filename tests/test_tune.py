@@ -405,7 +405,7 @@ def test_teachers_of_tuning_are_counted_by_run_and_report_alike(tmp_path: Path) 
     trainings = 2 + 2 + 2  # of candidates and arms, and a teacher for the seeds of each
     assert vitlab.run(file, out=tmp_path).trained == trainings
     again = vitlab.run(file, out=tmp_path)
-    made = report.collect(again.plan, again.store).made
+    made = report.collect_report(again.plan, again.store).made
     assert made is not None and again.cached == made.trained == trainings and not made.failed
     [teacher_of_tuning] = set(again.plan.tuning[0].trials[0].trial.needs.values())
     shutil.rmtree(tmp_path / "trials" / teacher_of_tuning)

@@ -25,7 +25,7 @@ from vitlab.errors import UserError
 from vitlab.planning import study_folder
 from vitlab.planning.study_folder import (
     archive_latest,
-    commit_of,
+    checked_out_commit,
     format_differences,
     read_versions,
     select_result_content,
@@ -295,7 +295,10 @@ def test_advice_of_report_reuses_every_stored_trial(here: Path) -> None:
     who = ["-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run(["git", *who, "commit", "-qm", "x"], check=True)
     Path("lib/site-packages/studies").mkdir(parents=True)
-    assert re.fullmatch(r"[0-9a-f]{40}", commit_of(here)) and commit_of(Path("lib/site-packages/studies")) == ""
+    assert (
+        re.fullmatch(r"[0-9a-f]{40}", checked_out_commit(here))
+        and checked_out_commit(Path("lib/site-packages/studies")) == ""
+    )
     lab.run("first.yaml", out="out", changes={"question": "Why not?"})
     lab.run("other.yaml", out="out")
     commands = []

@@ -25,7 +25,7 @@ from vitlab.runner.models import load_model
 from vitlab.spec import STREAMS, TrialSpec
 from vitlab.store.folders import TrialFolder
 from vitlab.weights.architecture import ModelFacts
-from vitlab.weights.conversion import convert
+from vitlab.weights.conversion import convert_weights_file
 from vitlab.weights.opening import open_model
 
 torchvision("torchvision.models")
@@ -151,7 +151,7 @@ def test_trial_starts_from_file_with_other_grid_and_classes(form: str, attention
     theirs = vit()
     source = saved(theirs, tmp_path / "a.pth")
     file = tmp_path / ("b.npz" if form == "google" else "b.safetensors")
-    convert(source, file, form, facts=ModelFacts(heads=2))
+    convert_weights_file(source, file, form, facts=ModelFacts(heads=2))
     state = canonical(start(tmp_path, file, model={"attention": attention}, resample="timm"))
     theirs.set_input_size((24, 24))
     for name, value in theirs.state_dict().items():
@@ -187,7 +187,7 @@ def test_position_rows_are_moved_without_changing_the_function(tmp_path: Path) -
     own, none = vit(reg_tokens=2), vit(reg_tokens=2, no_embed_class=True)
     for theirs, rows in ((own, "none"), (none, "own")):
         file = saved(theirs, tmp_path / f"{rows}.pth")
-        convert(file, tmp_path / f"{rows}.safetensors", "timm", facts=ModelFacts(heads=2))
+        convert_weights_file(file, tmp_path / f"{rows}.safetensors", "timm", facts=ModelFacts(heads=2))
         position = {"type": "learned", "prefix_rows": rows}
         model, _ = load_model(
             start(tmp_path, tmp_path / f"{rows}.safetensors", model={"registers": 2, "position": position})
@@ -231,7 +231,7 @@ def test_unfitting_weights_are_refused(tmp_path: Path) -> None:
         start(tmp_path, file, model={"layer_scale": 0.1})
     with pytest.raises(TrialFailed, match=r"head\.fc\.weight, head\.fc\.bias are of another shape"):
         start(tmp_path, file, head="keep")
-    convert(file, tmp_path / "b.safetensors", "timm", facts=ModelFacts(heads=2))
+    convert_weights_file(file, tmp_path / "b.safetensors", "timm", facts=ModelFacts(heads=2))
     with pytest.raises(TrialFailed, match="the file says heads 2, and 4 was given"):
         start(tmp_path, tmp_path / "b.safetensors", model={"heads": 4})
 
@@ -262,7 +262,7 @@ def test_code_of_trial_with_weight_file_includes_reader(tmp_path: Path) -> None:
 def test_trial_weights_are_exported_to_other_formats(tmp_path: Path) -> None:
     folder = start(tmp_path, saved(vit(), tmp_path / "a.pth"), steps=2, model={"attention": "per_head"})
     mine, _ = load_model(folder)
-    done = convert(folder.weights_file, tmp_path / "b.pth", "timm")
+    done = convert_weights_file(folder.weights_file, tmp_path / "b.pth", "timm")
     assert [note.partition("(")[0] for note in done.notes] == ["timm.create_model"]
     theirs = vit(img_size=24, num_classes=3)
     theirs.load_state_dict(torch.load(tmp_path / "b.pth"), strict=True)
@@ -282,7 +282,7 @@ def test_trial_weights_are_exported_to_other_formats(tmp_path: Path) -> None:
 
 def test_unsupported_model_is_not_exported(tmp_path: Path) -> None:
     file = saved(vit(pos_embed="none", img_size=24), tmp_path / "a.pth")
-    convert(file, tmp_path / "b.safetensors", "timm", facts=ModelFacts(heads=2, image=(24, 24)))
+    convert_weights_file(file, tmp_path / "b.safetensors", "timm", facts=ModelFacts(heads=2, image=(24, 24)))
     folder = start(tmp_path, tmp_path / "b.safetensors", model={"position": "rope2d"})
     sentence = refused("weights", "convert", folder.weights_file, tmp_path / "c.pth", "--to", "torchvision")
     assert "the format torchvision requires pos_embed" in sentence

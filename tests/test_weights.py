@@ -21,7 +21,7 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import WeightsError
 from vitlab.registry import slot
 from vitlab.weights.architecture import ModelFacts
-from vitlab.weights.conversion import convert
+from vitlab.weights.conversion import convert_weights_file
 from vitlab.weights.conversion import inspect as look
 from vitlab.weights.opening import FORMATS, open_checkpoint, open_model
 
@@ -211,7 +211,7 @@ def test_hugging_face_output_equals_transformers(tmp_path: Path) -> None:
     theirs = hugging_face("DeiTForImageClassificationWithTeacher")
     theirs.save_pretrained(tmp_path / "theirs")
     source = saved(theirs, tmp_path / "memory.pth")
-    convert(source, tmp_path / "ours" / "model.safetensors", "hf", facts=HEADS)
+    convert_weights_file(source, tmp_path / "ours" / "model.safetensors", "hf", facts=HEADS)
     output, expected = (safetensors.torch.load_file(tmp_path / who / "model.safetensors") for who in ("ours", "theirs"))
     assert output.keys() == expected.keys() and all(torch.equal(output[name], expected[name]) for name in expected)
     again = transformers.DeiTForImageClassificationWithTeacher.from_pretrained(tmp_path / "ours").eval()
@@ -247,7 +247,7 @@ def test_google_round_trip_through_timm_reader(name: str, tmp_path: Path) -> Non
         "hybrid of a stem alone": lambda: hybrid(()),
     }[name]
     theirs, file = make(), tmp_path / "a.npz"
-    convert(saved(theirs, tmp_path / "a.pth"), file, "google", facts=HEADS)
+    convert_weights_file(saved(theirs, tmp_path / "a.pth"), file, "google", facts=HEADS)
     again = randomised(make(), seed=9)
     again.load_pretrained(str(file))
     assert all(torch.equal(value, again.state_dict()[name]) for name, value in theirs.state_dict().items())
@@ -355,7 +355,7 @@ def test_format_chain_changes_no_bit(way: list[str]) -> None:
 @pytest.mark.parametrize("how", ["timm", "google", "torchvision", "hf"])
 def test_other_resolution_equals_library(how: str, tmp_path: Path) -> None:
     theirs, file = vit(), tmp_path / "b.safetensors"
-    convert(saved(theirs, tmp_path / "a.pth"), file, "timm", facts=HEADS, image=(24, 32), resample=how)
+    convert_weights_file(saved(theirs, tmp_path / "a.pth"), file, "timm", facts=HEADS, image=(24, 32), resample=how)
     table = theirs.state_dict()["pos_embed"]
     resampled = open_checkpoint(file).state["pos_embed"]
     grid = table[:, 1:].reshape(1, 4, 4, 16)
@@ -380,7 +380,7 @@ def test_other_resolution_equals_library(how: str, tmp_path: Path) -> None:
 
 def test_missing_class_token_row_is_added_without_changing_function(tmp_path: Path) -> None:
     theirs, other = vit(no_embed_class=True), torchvision_vit(mlp_dim=64)
-    convert(saved(theirs, tmp_path / "a.pth"), tmp_path / "b.pth", "torchvision", facts=SQUARE)
+    convert_weights_file(saved(theirs, tmp_path / "a.pth"), tmp_path / "b.pth", "torchvision", facts=SQUARE)
     other.load_state_dict(torch.load(tmp_path / "b.pth"), strict=True)
     torch.testing.assert_close(logits(other, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
 
@@ -388,13 +388,13 @@ def test_missing_class_token_row_is_added_without_changing_function(tmp_path: Pa
 def test_pre_logits_are_kept_or_dropped_by_option(tmp_path: Path) -> None:
     source = saved(torchvision_vit(representation_size=16), tmp_path / "a.pth")
     with pytest.raises(WeightsError, match="have no pre-logits"):
-        convert(source, tmp_path / "b.pth", "hf", facts=HEADS)
+        convert_weights_file(source, tmp_path / "b.pth", "hf", facts=HEADS)
     with pytest.raises(WeightsError, match="the head reads the pre-logits; keep both, or drop both"):
-        convert(source, tmp_path / "b.pth", "timm", facts=HEADS, pre_logits="drop")
-    _, notes = convert(source, tmp_path / "b.pth", "timm", facts=HEADS, pre_logits="drop", head="drop")
+        convert_weights_file(source, tmp_path / "b.pth", "timm", facts=HEADS, pre_logits="drop")
+    _, notes = convert_weights_file(source, tmp_path / "b.pth", "timm", facts=HEADS, pre_logits="drop", head="drop")
     assert any("pre_logits.fc.weight" in note and "head.bias" in note for note in notes)
     assert not any(name.startswith(("head", "pre_logits")) for name in torch.load(tmp_path / "b.pth"))
-    convert(source, tmp_path / "c.npz", "google", facts=HEADS)
+    convert_weights_file(source, tmp_path / "c.npz", "google", facts=HEADS)
     assert "pre_logits/kernel" in np.load(tmp_path / "c.npz").files
 
 
@@ -413,7 +413,7 @@ def test_unsupported_model_is_refused_by_name(
     make: Callable[[], nn.Module], to: str, sentence: str, tmp_path: Path
 ) -> None:
     with pytest.raises(WeightsError, match=sentence):
-        convert(saved(make(), tmp_path / "a.pth"), tmp_path / "b.pth", to, facts=HEADS)
+        convert_weights_file(saved(make(), tmp_path / "a.pth"), tmp_path / "b.pth", to, facts=HEADS)
     assert not (tmp_path / "b.pth").exists()
 
 
@@ -432,7 +432,7 @@ def refusal(file: Path, **how: Any) -> str:
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
 def test_truncated_file_gives_one_sentence(suffix: str, share: float, tmp_path: Path) -> None:
     whole = tmp_path / f"whole.{suffix}"
-    convert(saved(vit(), tmp_path / "a.pth"), whole, "google" if suffix == "npz" else "timm", facts=HEADS)
+    convert_weights_file(saved(vit(), tmp_path / "a.pth"), whole, "google" if suffix == "npz" else "timm", facts=HEADS)
     torn = tmp_path / f"torn.{suffix}"
     torn.write_bytes(whole.read_bytes()[: int(whole.stat().st_size * share)])
     assert "cannot be read as" in refusal(torn)

@@ -24,7 +24,7 @@ from vitlab.spec import TrialSpec
 from vitlab.store.files import write_json
 from vitlab.store.result import Circumstances, Ending, Outcome, TrialResult
 from vitlab.weights.architecture import ModelFacts
-from vitlab.weights.conversion import convert
+from vitlab.weights.conversion import convert_weights_file
 from vitlab.weights.opening import open_model
 
 tv = torchvision("torchvision.models")  # before timm and transformers, which import it without the workaround
@@ -145,7 +145,7 @@ def outcome(folder: Path, options: dict[str, Any], to: str) -> str:
             other.unlink()
     target.unlink(missing_ok=True)
     try:
-        _, notes = convert(file, target, to)
+        _, notes = convert_weights_file(file, target, to)
     except WeightsError as error:
         assert not target.exists() and "\n" not in str(error)
         return str(error).partition(": ")[2]
@@ -312,7 +312,7 @@ def test_unsupported_property_is_named(options: dict[str, Any], to: str, sentenc
 def test_trial_is_equal_in_timm(options: dict[str, Any], tmp_path: Path) -> None:
     """The reference is the model that timm builds by the call, or from the folder, that the conversion names."""
     file, model = write_trial(tmp_path / "trial", options)
-    files, notes = convert(file, tmp_path / "model.safetensors", "timm")
+    files, notes = convert_weights_file(file, tmp_path / "model.safetensors", "timm")
     library = sys.modules["timm"]
     if len(files) == 2:
         theirs = library.create_model(f"local-dir:{tmp_path}", pretrained=True)
@@ -331,14 +331,14 @@ def test_trial_is_equal_in_timm(options: dict[str, Any], tmp_path: Path) -> None
 def test_torchvision_requires_square_images(tmp_path: Path) -> None:
     file, _ = write_trial(tmp_path / "trial", {}, image=(16, 8))
     with pytest.raises(WeightsError, match="its images are of 16x8 pixels, and the format supports square ones alone"):
-        convert(file, tmp_path / "b.pth", "torchvision")
+        convert_weights_file(file, tmp_path / "b.pth", "torchvision")
 
 
 def test_foreign_config_beside_target_is_noticed(tmp_path: Path) -> None:
     file, _ = write_trial(tmp_path / "trial", {})
     write_json(tmp_path / "config.json", {"model_type": "vit", "hidden_size": 16, "num_attention_heads": 4})
     with pytest.raises(WeightsError, match="heads"):
-        convert(file, tmp_path / "model.safetensors", "hf")
+        convert_weights_file(file, tmp_path / "model.safetensors", "hf")
 
 
 # -- as the libraries read them ---------------------------------------------------------------------------------------
@@ -361,7 +361,7 @@ def test_foreign_config_beside_target_is_noticed(tmp_path: Path) -> None:
 )
 def test_timm_computes_the_same(options: dict[str, Any], arguments: dict[str, Any], tmp_path: Path) -> None:
     file, model = write_trial(tmp_path / "trial", options)
-    convert(file, tmp_path / "b.pth", "timm")
+    convert_weights_file(file, tmp_path / "b.pth", "timm")
     base = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5}
     theirs = timm.VisionTransformer(**base, **arguments)
     theirs.load_state_dict(torch.load(tmp_path / "b.pth"), strict=True)
@@ -378,7 +378,7 @@ def test_timm_computes_the_same(options: dict[str, Any], arguments: dict[str, An
 )
 def test_transformers_computes_the_same(options: dict[str, Any], tmp_path: Path) -> None:
     file, model = write_trial(tmp_path / "trial", options)
-    convert(file, tmp_path / "model.safetensors", "hf")
+    convert_weights_file(file, tmp_path / "model.safetensors", "hf")
     kind = "DeiTForImageClassificationWithTeacher" if "prefix" in options else "ViTForImageClassification"
     theirs = getattr(transformers, kind).from_pretrained(tmp_path, attn_implementation="sdpa")
     torch.testing.assert_close(logits(theirs), logits(model), rtol=1e-10, atol=1e-10)
@@ -388,7 +388,7 @@ def test_transformers_computes_the_same(options: dict[str, Any], tmp_path: Path)
 def test_torchvision_computes_the_same(pooled: bool, tmp_path: Path) -> None:
     options = {"final_norm_at": "pooled"} if pooled else {"head": {"type": "mlp", "representation_size": 8}}
     file, model = write_trial(tmp_path / "trial", options)
-    convert(file, tmp_path / "b.pth", "torchvision")
+    convert_weights_file(file, tmp_path / "b.pth", "torchvision")
     theirs = tv.VisionTransformer(
         image_size=16,
         patch_size=4,
@@ -412,7 +412,9 @@ def test_selected_outputs_of_a_head_equal_those_of_the_whole_head(tmp_path: Path
     torch.nn.init.normal_(whole.head.bias)
     safetensors.torch.save_file(whole.state_dict(), tmp_path / "a.safetensors")
     indices = Path(timm.__file__).parents[1] / "data" / "_info" / "imagenet_a_indices.txt"
-    convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "timm", facts=ModelFacts(heads=2), classes=indices)
+    convert_weights_file(
+        tmp_path / "a.safetensors", tmp_path / "b.safetensors", "timm", facts=ModelFacts(heads=2), classes=indices
+    )
     part = timm.VisionTransformer(**sizes, num_classes=200).eval()
     part.load_state_dict(safetensors.torch.load_file(tmp_path / "b.safetensors"))
     x_BCHW = torch.randn(3, 3, 16, 16)
@@ -426,7 +428,7 @@ def test_selected_outputs_of_a_head_equal_those_of_the_whole_head(tmp_path: Path
     safetensors.torch.save_file(whole.state_dict(), hub / "model.safetensors")
     described = {"architecture": "vit_tiny_patch16_224", "num_classes": 1000, "model_args": sizes}
     write_json(hub / "config.json", {**described, "pretrained_cfg": {"input_size": [3, 16, 16]}})
-    convert(hub / "model.safetensors", tmp_path / "e.safetensors", "timm", classes=indices)
+    convert_weights_file(hub / "model.safetensors", tmp_path / "e.safetensors", "timm", classes=indices)
     selected = safetensors.torch.load_file(tmp_path / "e.safetensors")
     assert all(torch.equal(selected[name], value) for name, value in part.state_dict().items())
     for text, message in (
@@ -435,7 +437,7 @@ def test_selected_outputs_of_a_head_equal_those_of_the_whole_head(tmp_path: Path
     ):
         (tmp_path / "c.txt").write_text(text)
         with pytest.raises(WeightsError, match=message):
-            convert(
+            convert_weights_file(
                 tmp_path / "a.safetensors",
                 tmp_path / "d.safetensors",
                 "timm",

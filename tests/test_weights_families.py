@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import WeightsError
 from vitlab.weights.architecture import ModelFacts
-from vitlab.weights.conversion import convert
+from vitlab.weights.conversion import convert_weights_file
 from vitlab.weights.opening import open_model
 
 torchvision("torchvision.models")
@@ -197,7 +197,7 @@ def test_family_of_timm_computes_the_same(name: str, depth: int, tmp_path: Path)
         )
     if depth == 1:
         return  # the way back is tried at one size: each builds all architectures that timm may need
-    convert(tmp_path / "pytorch_model.bin", tmp_path / "back" / "model.safetensors", "timm")
+    convert_weights_file(tmp_path / "pytorch_model.bin", tmp_path / "back" / "model.safetensors", "timm")
     written = json.loads((tmp_path / "back" / "config.json").read_text())
     again = timm.create_model(written["architecture"], num_classes=5, **written["model_args"]).eval().double()
     from safetensors.torch import load_file
@@ -278,8 +278,8 @@ def test_rotary_model_is_equal_in_transformers(mlp: str, tmp_path: Path) -> None
     theirs, side = hugging_face("DINOv3ViTModel", {**SMALL, **options}, tmp_path)
     # Through timm's names and vitlab's order of channels, and back.
     with pytest.raises(WeightsError, match=r"write to model\.safetensors"):
-        convert(tmp_path / "model.safetensors", tmp_path / "other.safetensors", "hf", head="drop")
-    convert(tmp_path / "model.safetensors", tmp_path / "back" / "model.safetensors", "hf", head="drop")
+        convert_weights_file(tmp_path / "model.safetensors", tmp_path / "other.safetensors", "hf", head="drop")
+    convert_weights_file(tmp_path / "model.safetensors", tmp_path / "back" / "model.safetensors", "hf", head="drop")
     again = transformers.DINOv3ViTModel.from_pretrained(tmp_path / "back", dtype=torch.float64).eval()
     x_BCHW = images(side)
     with torch.no_grad():

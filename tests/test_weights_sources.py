@@ -17,7 +17,7 @@ from vitlab.cli import cli
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import SpecError, WeightsError
 from vitlab.lab import plan_study
-from vitlab.weights.hub import fetch, find_named_weights, repository_of
+from vitlab.weights.hub import fetch, find_named_weights, timm_weights_repository
 from vitlab.weights.opening import fetch_by_name, open_model
 
 torchvision("torchvision.models")
@@ -82,7 +82,7 @@ def test_names_of_timm_and_hub_become_file_revision_and_digest(cache: Path, tmp_
         }
         keys.add(trial.key)
     assert len(keys) == 1
-    assert repository_of(NAME) == f"timm/{NAME}" and fetch_by_name("timm", NAME) == file
+    assert timm_weights_repository(NAME) == f"timm/{NAME}" and fetch_by_name("timm", NAME) == file
     assert open_model(file, head="new").info.image == (8, 8)
 
 
@@ -185,22 +185,22 @@ def test_exported_file_computes_the_same_and_a_false_one_is_deleted(
     model.initialise(0)
     mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
     file = tmp_path / "a.pt2"
-    assert export.export(model.eval(), info, mean, std, file, "torch") <= 1e-6
+    assert export.export_and_verify(model.eval(), info, mean, std, file, "torch") <= 1e-6
     x_BCHW = torch.rand(7, 3, 8, 12)
     with torch.no_grad():
         scaled = (x_BCHW - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
         torch.testing.assert_close(torch.export.load(file).module()(x_BCHW), model(scaled).logits, rtol=0, atol=1e-5)
     pytest.importorskip("onnxruntime")
-    assert export.export(model, info, mean, std, tmp_path / "a.onnx", "onnx") <= 1e-5
+    assert export.export_and_verify(model, info, mean, std, tmp_path / "a.onnx", "onnx") <= 1e-5
     with torch.no_grad():
         for name, value in model.named_parameters():
             value.mul_(not name.startswith("head."))
-    assert export.export(model, info, mean, std, tmp_path / "zero.pt2", "torch") == 0
+    assert export.export_and_verify(model, info, mean, std, tmp_path / "zero.pt2", "torch") == 0
     model.initialise(0)  # 1.1 times logits of zero would be equal
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     monkeypatch.setattr(
         export, "_export_torch", lambda program, file: file.touch() or (lambda x: program.module()(x) * 1.1)
     )
     with pytest.raises(WeightsError, match="computes other logits than the model"):
-        export.export(model, info, mean, std, file, "torch")
+        export.export_and_verify(model, info, mean, std, file, "torch")
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before, "an earlier file stays"

@@ -13,7 +13,7 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import WeightsError
 from vitlab.weights import hugging_face as tables
 from vitlab.weights.architecture import ModelFacts
-from vitlab.weights.conversion import convert
+from vitlab.weights.conversion import convert_weights_file
 from vitlab.weights.conversion import inspect as look
 from vitlab.weights.from_timm import from_timm
 from vitlab.weights.opening import open_model
@@ -172,7 +172,7 @@ def test_rotary_positions_are_refused_by_torchvision(tmp_path: Path) -> None:
     rotary = {"type": "rope2d", "theta": 100.0, "coordinates": "centred", "normalize": "separate"}
     assert look(case.file).architecture.options["position"] == [rotary]
     with pytest.raises(WeightsError, match="the format torchvision requires pos_embed"):
-        convert(case.file, tmp_path / "b.pth", "torchvision")
+        convert_weights_file(case.file, tmp_path / "b.pth", "torchvision")
 
 
 def test_pooled_norm_is_documented_as_in_timm(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_pooled_norm_is_documented_as_in_timm(tmp_path: Path) -> None:
         folder = tmp_path / str(norm)
         folder.mkdir()
         case = weights_zoo.small(folder, "vit_tiny_patch16_224", global_pool="avg", fc_norm=norm)
-        _, notes = convert(case.file, folder / "b.pth", "timm")
+        _, notes = convert_weights_file(case.file, folder / "b.pth", "timm")
         assert f"fc_norm={norm}, global_pool='avg'" in notes[-1]
 
 

@@ -367,7 +367,7 @@ class Bench:
         import torch
         from safetensors.torch import save_file
 
-        from vitlab.weights.conversion import convert
+        from vitlab.weights.conversion import convert_weights_file
 
         shapes = {"cls_token": (1, 1, 64), "pos_embed": (1, 5, 64), "patch_embed.proj.weight": (64, 3, 4, 4)}
         shapes |= {"blocks.0.attn.qkv.weight": (192, 64), "blocks.0.attn.proj.weight": (64, 64), "head.weight": (3, 64)}
@@ -377,7 +377,7 @@ class Bench:
         state = {name: torch.randn(shape) for name, shape in (shapes | biases).items()}
         save_file(state, whole := self.store / "whole.safetensors")
         for suffix, to in ((".pth", "timm"), (".npz", "google")):
-            convert(whole, whole.with_suffix(suffix), to)
+            convert_weights_file(whole, whole.with_suffix(suffix), to)
 
     def restore(self) -> None:
         """Make the folder anew."""

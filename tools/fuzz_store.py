@@ -188,7 +188,7 @@ class Bench:
             folder = TrialFolder(path)
             before = TrialFolder(self.whole / folder.path.relative_to(self.out.resolve()))
             with folder.lease():
-                folder.recover_journal()
+                folder.prepare_for_attempt()
                 write_json(folder.spec, planned.trial.to_json())
                 folder.emit("start", attempt=2)
                 for file in (before.weights_file, before.predictions):

@@ -116,9 +116,9 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        from vitlab.trackers.server import run_server
+        from vitlab.trackers.server import running_server
 
-        self._process = self._stack.enter_context(run_server(self.root, port=self.port))
+        self._process = self._stack.enter_context(running_server(self.root, port=self.port))
         self._back = 0.0
 
     def stop(self) -> bool:

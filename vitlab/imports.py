@@ -102,13 +102,13 @@ def record_import(module: str, file: str | os.PathLike[str], reloaded: bool = Fa
 
 def record_imports() -> None:
     """Start recording imports; modules imported before count as imported now."""
-    if any(isinstance(finder, _Witness) for finder in sys.meta_path):
+    if any(isinstance(finder, _ImportRecorder) for finder in sys.meta_path):
         return
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and INSTALLED.isdisjoint(PurePath(file).parts):
             record_import(name, file)
-    sys.meta_path.insert(0, _Witness())
+    sys.meta_path.insert(0, _ImportRecorder())
 
 
 _numbers = itertools.count()
@@ -122,7 +122,7 @@ def _delete_outdated_bytecode(spec: ModuleSpec) -> None:
             os.unlink(str(spec.cached))
 
 
-class _Witness:
+class _ImportRecorder:
     """Finder that records the modules found by the other finders of ``sys.meta_path``."""
 
     def __init__(self) -> None:

@@ -48,7 +48,7 @@ def install() -> None:
         signal.signal(signal.SIGINT, _handle_ctrl_c)
     atexit.register(_exit_process)  # registered first, it is called last
     sys.excepthook = _excepthook
-    sys.unraisablehook = _unraisablehook
+    sys.unraisablehook = _exit_on_unraisable_interrupt
 
 
 def is_repeated() -> bool:
@@ -98,7 +98,7 @@ def _excepthook(kind: type[BaseException], error: BaseException, traceback: Trac
     sys.__excepthook__(kind, error, traceback)
 
 
-def _unraisablehook(unraisable: Any) -> None:
+def _exit_on_unraisable_interrupt(unraisable: Any) -> None:
     """End the process if Ctrl-C came where no exception can be raised, as in a destructor; print any other as usual."""
     if isinstance(unraisable.exc_value, KeyboardInterrupt):
         exit_interrupted()

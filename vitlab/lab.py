@@ -25,8 +25,8 @@ from vitlab import interrupts, registry, report
 from vitlab.driver.planning import (
     ensure_data_identities,
     find_or_write_study_file,
-    make_due_decisions,
-    prepare_tracker_and_executor,
+    plan_with_due_decisions,
+    warm_up_tracker_and_executor,
 )
 from vitlab.driver.planning import plan_study as plan_study
 from vitlab.driver.scheduler import train_missing
@@ -36,11 +36,11 @@ from vitlab.driver.session import (
     become_sole_driver,
     find_cached_trials,
     is_selected,
-    next_stage,
+    next_trials_to_train,
     require_matching_arm,
 )
 from vitlab.errors import Interrupted
-from vitlab.planning.study_folder import write_plan, write_study_files
+from vitlab.planning.study_folder import write_registered_plan, write_study_files
 from vitlab.planning.values import Plan, Planned
 from vitlab.registry.options import check_arguments
 from vitlab.report.api import Answer as Answer
@@ -100,7 +100,7 @@ def run(
     watch = watch or make_watch()
     store = Store(Path(out).resolve())
     file = find_or_write_study_file(file, out, watch)
-    prepare_tracker_and_executor(file, changes, store)
+    warm_up_tracker_and_executor(file, changes, store)
     make_current_plan = partial(plan_study, file, changes=changes, plugins=plugins, out=out, versions=versions)
     with watch.status("loading PyTorch, and planning"):
         study, plan = make_current_plan()
@@ -112,7 +112,7 @@ def run(
         if followed:  # the other driver may have tuned, or opened arms for more seeds
             study, plan = make_current_plan()
         endings = find_cached_trials(plan, only, store)
-        trains = bool(next_stage(plan, only, endings)[1])
+        trains = bool(next_trials_to_train(plan, only, endings)[1])
         # Built to see that they can work here, which raises before anything is written.
         registry.slot("tracker").build(study.run.tracker, plan, store, study.run)
         if trains:
@@ -156,8 +156,8 @@ class _Run:
         """Yield each stage with its missing trials, the next one once these are trained, until none is missing."""
         is_first = True
         while True:
-            self.decide()
-            stage, missing = next_stage(self.plan, self.only, self.endings)
+            self.decide_and_replan()
+            stage, missing = next_trials_to_train(self.plan, self.only, self.endings)
             # The first stage runs even if nothing is missing: it shows the plan and names earlier failures.
             if not missing and not is_first:
                 return
@@ -166,18 +166,18 @@ class _Run:
             yield stage, missing
             is_first = False
 
-    def decide(self) -> None:
+    def decide_and_replan(self) -> None:
         """Make the decisions that are due, and plan again with them, until none is."""
         store = self.session.store
         while True:
             self.endings |= find_cached_trials(self.plan, self.only, store, self.endings)
-            decided = make_due_decisions(self.plan, self.session)
+            decided = plan_with_due_decisions(self.plan, self.session)
             if decided == self.plan:
                 return
             # make_current_plan reads decisions from plan.json, so that they are the same after a restart.
-            write_plan(decided, store)
+            write_registered_plan(decided, store)
             study, plan = self.make_current_plan()
-            self.plan = write_plan(plan, store)
+            self.plan = write_registered_plan(plan, store)
             tracker = registry.slot("tracker").build(study.run.tracker, self.plan, store, study.run)
             self.session = replace(self.session, tracker=tracker)
 
@@ -249,7 +249,7 @@ def _report_and_deliver(plan: Plan, session: Session, on_report: Callable[[Rende
     (folder.parent / DELIVERED).unlink(missing_ok=True)  # also for trackers that this run does not deliver to
     delivery.update()  # while the report is written
     with status("comparing the arms"):
-        new_report = report.collect(plan, session.store)
+        new_report = report.collect_report(plan, session.store)
     try:
         if on_report is not None:
             on_report(new_report.render)

@@ -120,7 +120,7 @@ def _judge_looks(
 
 def design_of(source: Source, comparisons: int) -> Comparisons:
     """Return the design of studies of a source."""
-    return replace(Comparisons.with_one_baseline(comparisons), quantum=source.quantum, sign=source.sign)
+    return replace(Comparisons.all_with_first(comparisons), quantum=source.quantum, sign=source.sign)
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Cell:
     def rate(self, studies: int, seed: Sequence[int]) -> float:
         """Return the share of so many studies in which something is found."""
         [source] = [source for source in patterns(self.comparisons) if source.name == self.pattern]
-        design, found = Comparisons.with_one_baseline(self.comparisons), 0
+        design, found = Comparisons.all_with_first(self.comparisons), 0
         draws = np.random.default_rng([*seed, self.comparisons, *self.sizes, *self.pattern.encode()])
         for first in range(0, studies, BLOCK):
             shape = min(BLOCK, studies - first), self.comparisons + 1, self.sizes[-1]
@@ -235,7 +235,7 @@ def of_looks(studies: int, seed: int) -> tuple[str, bool]:
             draws = np.random.default_rng([seed, 11, m, *sizes])
             values = draws.standard_normal((studies, m + 1, sizes[-1]))
             values[:, 1] += factor * unit
-            outcome = judged(values, Comparisons.with_one_baseline(m), sizes)
+            outcome = judged(values, Comparisons.all_with_first(m), sizes)
             truth = np.zeros(m)
             truth[0] = factor * unit
             alarms = outcome.finds[:, int(factor > 0) :].any(axis=1).mean() if m > 1 or not factor else math.nan
@@ -304,7 +304,7 @@ def of_detection(studies: int, seed: int) -> tuple[str, bool]:
                 values = draws.standard_normal((studies, m + 1, n))
                 values[:, 0] *= baseline
                 for kind in ("own", "shared"):
-                    design = replace(Comparisons.with_one_baseline(m), variance=kind)
+                    design = replace(Comparisons.all_with_first(m), variance=kind)
                     parts = [judge_studies(values[some], design).contrasts for some in chunks(values)]
                     bounds = np.concatenate(
                         [(part.high - part.low)[:, 0] / 2 - part.difference[:, 0] for part in parts]
@@ -353,7 +353,7 @@ def tuned_rates(
     for first in range(0, studies, BLOCK):
         shape = min(BLOCK, studies - first), m + 1, sizes[-1]
         values, choices = tuned_studies(draws, response, tuning_seeds, shape, sizes)
-        outcomes = [_judge_looks(values, Comparisons.with_one_baseline(m), sizes, some) for some in ({}, choices)]
+        outcomes = [_judge_looks(values, Comparisons.all_with_first(m), sizes, some) for some in ({}, choices)]
         found += [outcome.finds.any(axis=1).sum() for outcome in outcomes]
     return (found / studies).tolist()
 
@@ -454,12 +454,12 @@ def over_blocks(
         values = draws.standard_normal((studies, blocks, m + 1, n)) * apart ** draws.random((studies, blocks, 1, 1))
         noise = draws.standard_normal(studies) * apart ** draws.random(studies) * math.sqrt(2 / n)
     values[:, :, 1:] += np.moveaxis(effects[:, :, :blocks], 1, 2)[..., None]
-    single = replace(Comparisons.with_one_baseline(m), family=np.full(m, m * blocks))
+    single = replace(Comparisons.all_with_first(m), family=np.full(m, m * blocks))
     contrasts = judge_studies(values.reshape(-1, m + 1, n), single).contrasts
     difference, se = (
         np.moveaxis(one.reshape(studies, blocks, m), 1, 2) for one in (contrasts.difference, contrasts.se)
     )
-    return values, judge_blocks(difference, se, Comparisons.with_one_baseline(m)), effects, noise
+    return values, judge_blocks(difference, se, Comparisons.all_with_first(m)), effects, noise
 
 
 def of_pool(studies: int, seed: int) -> tuple[str, bool]:

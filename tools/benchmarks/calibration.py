@@ -40,7 +40,16 @@ from tables import markdown
 from vitlab.comparison.arrays import Comparisons
 from vitlab.comparison.arrays import judge_studies as judge_contrasts
 from vitlab.regression.baseline import Values
-from vitlab.regression.decide import VERDICTS, Cell, Cells, JudgedCells, Verdict, judge_arrays, robust_sd, worst_verdict
+from vitlab.regression.decide import (
+    VERDICTS,
+    Cell,
+    Cells,
+    JudgedCells,
+    Verdict,
+    capped_pooled_sd,
+    judge_arrays,
+    worst_verdict,
+)
 from vitlab.regression.gate import train_and_judge
 from vitlab.spec import Study
 
@@ -109,7 +118,7 @@ def gate(
 def gates(values_SA2N: Floats, lost_SA2N: NDArray[np.bool_] | None = None) -> JudgedCells:
     """Judge many studies with the default margin: arms of a baseline and a candidate."""
     lost = np.zeros(values_SA2N.shape, bool) if lost_SA2N is None else lost_SA2N
-    sd, arms = robust_sd(values_SA2N[:, :, 0])[:, None], values_SA2N.shape[1]
+    sd, arms = capped_pooled_sd(values_SA2N[:, :, 0])[:, None], values_SA2N.shape[1]
     cells = Cells(2 * sd, sd, np.zeros(arms), np.arange(arms), np.ones(arms, bool))
     return judge_arrays(values_SA2N, lost, cells, ALPHA)
 
@@ -276,7 +285,7 @@ def bug_rows(
     for bug in [code for code in pool if code != "sound"]:
         ((arm, values),) = pool[bug].items()
         sound = pool["sound"][arm][: len(values)]
-        effect = judge_contrasts(np.array([[values, sound]]), Comparisons.with_one_baseline(1)).contrasts.single(0, 0)
+        effect = judge_contrasts(np.array([[values, sound]]), Comparisons.all_with_first(1)).contrasts.single(0, 0)
         for margin, seeds in itertools.product(MARGINS, BUGGED):
             (cell,), _ = gate(sound[None, :seeds], values[None, :seeds], seeds, quantum, margin=margin)
             shares: Counter[str] = Counter()

@@ -63,7 +63,7 @@ def _run_s(seeds: int, engine: str) -> tuple[float, float]:
         store = Store(Path(folder) / "runs")
         run = RunSpec.model_validate({"executor": "local", "workers": 1, "engine": engine})
         began, worked = time.perf_counter(), time.process_time() + _workers_cpu_s()
-        schedule = Schedule.plan_jobs(plan.trials, Session(store, run), plan)
+        schedule = Schedule.for_trials(plan.trials, Session(store, run), plan)
         schedule.run_jobs()
         passed = time.perf_counter() - began, time.process_time() + _workers_cpu_s() - worked
         folders = [store.trial(item.trial.key, item.trial.code) for item in plan.trials]

@@ -294,7 +294,7 @@ def resume(small: bool) -> Iterator[Line]:
         for one, steps in ((whole, 6), (begun, 3)):
             for _ in range(steps):
                 one.train_step()
-        begun.save()
+        begun.save_if_finite()
         state = read_checkpoint(Path(folder))
         assert state is not None
         resumed.load(state)

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import yaml
 
-from vitlab.trackers.server import run_server
+from vitlab.trackers.server import running_server
 
 sys.path.append(str(Path(__file__).parents[1]))
 from compose_runner import free_port
@@ -170,7 +170,7 @@ def tracked(folder: Path, template: Path, trials: int, workers: int) -> list[Row
     port = free_port()
     rows, words = list[Row](), ("sync", str(out), "--tracking-uri", f"http://127.0.0.1:{port}")
     place.mkdir()
-    with run_server(place, port=port) as server:
+    with running_server(place, port=port) as server:
         of_many = 20.0 if trials >= 10_000 else math.nan  # of fewer, those with files have too large a part
         for which, bound in (("", of_many), ("again, ", math.nan)):
             began, before = time.monotonic(), cpu_s(server.pid)

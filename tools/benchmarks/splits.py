@@ -108,7 +108,7 @@ def section(studies: int, seed: int) -> tuple[str, bool]:
             values, ratio, count = simulate(learner, part, images, share, seeds, m + 1, studies, seed)
             rates = []
             for overlap, kind in itertools.product((0.0, ratio), ("own", "shared")):
-                design = replace(Comparisons.with_one_baseline(m), overlap=overlap, variance=kind, quantum=1 / count)
+                design = replace(Comparisons.all_with_first(m), overlap=overlap, variance=kind, quantum=1 / count)
                 found = judge_studies(values, design).verdict >= VERDICTS.index(Verdict.BETTER)
                 rates.append(float(found.any(axis=1).mean()))
             wider = math.sqrt(1 + seeds * ratio)

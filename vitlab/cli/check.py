@@ -169,7 +169,7 @@ def ab_command(
 def _print_check_and_exit(
     checked: CheckResult,
     render: Callable[[str], str | bytes],
-    form: str,
+    output_format: str,
     junit: Path | None,
     report: Report | None = None,
 ) -> None:
@@ -179,7 +179,7 @@ def _print_check_and_exit(
     if wants_json():
         print_json(phrasing.render_json(checked, report))
     else:
-        click.echo(render(form).rstrip())
+        click.echo(render(output_format).rstrip())
     if junit is not None:
         junit.parent.mkdir(parents=True, exist_ok=True)
         junit.write_text(phrasing.render_junit(checked), encoding="utf-8")
@@ -294,7 +294,7 @@ def coordinates_command(
         for layer, by_width in one.changes.items():
             numbers = "".join(f"{by_width[width]:11.3g}" for width in widths)
             lines.append(f"{layer:20}{numbers}{one.ratio(layer):9.3g}")
-    lines += ["", *(one.describe_worst_layer(factor) for one in results)]
+    lines += ["", *(one.describe_width_dependence(factor) for one in results)]
     if any(one.parametrization == "mup" and one.ratio(one.worst) > factor for one in results):
         print_lines(lines)
         context.exit(1)

@@ -58,7 +58,7 @@ def _completion_of_values(values: Callable[[click.Context, str], Iterable[str]])
 
 
 @_completion_of_values
-def complete_file(context: click.Context, typed: str) -> Iterable[str]:
+def complete_packaged_or_file(context: click.Context, typed: str) -> Iterable[str]:
     """Complete the name of a packaged study, or the path of a study file."""
     from vitlab.planning.packaged import packaged_studies
 
@@ -82,7 +82,7 @@ def complete_slot(context: click.Context, typed: str) -> Iterable[str]:
 def complete_component(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
     """Complete the name of a component of the slot before it on the command line, or of a study."""
     slot = str(context.params.get("slot"))
-    return (complete_file if slot in STUDIES else completion_of_components(slot))(context, parameter, typed)
+    return (complete_packaged_or_file if slot in STUDIES else completion_of_components(slot))(context, parameter, typed)
 
 
 def completion_of_components(slot: str) -> Complete:

@@ -79,13 +79,13 @@ def explain_command(
     has every picture as a file, and the numbers behind them.
     """
     say(f"reading {study}")  # importing PyTorch takes seconds
-    from vitlab.driver.explanations import Picture, explain_images, write_comparison_page
-    from vitlab.explaining.one_image import Explanation, common_scales, compare, draw
+    from vitlab.driver.explanations import Picture, iterate_explanations, write_comparison_page
+    from vitlab.explaining.one_image import Explanation, common_scales, draw, write_side_by_side
 
     mistakes, models = list[str](), list[TrainedModel]()
     shown: dict[str, int | Picture] = {}
     for image in images:
-        with _collect_mistakes(mistakes):
+        with _collecting_mistakes(mistakes):
             test = re.fullmatch(rf"{TEST}(\d+)", image)
             shown[image] = int(test[1]) if test else Picture.read(image)
     title, question, is_trial = study.name, "", any((study / name).is_file() for name in ("spec.json", "result.json"))
@@ -95,7 +95,7 @@ def explain_command(
         if arms or seed is not None:
             mistakes.append(f"--arm and --seed choose trials of a study, and {study} is one trial; leave them out")
     else:
-        with _collect_mistakes(mistakes):
+        with _collecting_mistakes(mistakes):
             title, question, models = _find_models(study, out, arms, seed, mistakes)
 
     to /= to_safe_name(title)
@@ -103,7 +103,7 @@ def explain_command(
     reasons: dict[str, str] = {}
     for name, subject, _, folder in models:
         try:
-            explained = explain_images(folder, subject, list(shown.values()), target)
+            explained = iterate_explanations(folder, subject, list(shown.values()), target)
             if mistakes:  # the models are only searched for more of them
                 continue
             for image in shown:
@@ -131,13 +131,13 @@ def explain_command(
         of_image = to / (image.replace(":", "-") if is_test else _name_with_digest(Path(image).stem, image))
         for name in by_model:
             each = by_model[name] = draw(by_model[name], of_image / places[name], scales)
-            predicted, share = each.answer
-            if each.chance is not None:
+            predicted, share = each.prediction_and_probability
+            if each.chance_if_close is not None:
                 say(f"{name}, {image}: {each.sentence}")
             truth = each.subject.class_name
             rows.append({"model": name, "image": image, "true": truth, "predicted": predicted, "probability": share})
             files += each.files
-        files += compare(by_model, title if is_trial else f"study {title}", of_image)
+        files += write_side_by_side(by_model, title if is_trial else f"study {title}", of_image)
     page = to / "index.html"
     write_comparison_page(page, title, question, explanations, reasons)
     if wants_json():
@@ -156,7 +156,7 @@ class TrainedModel(NamedTuple):
 
 
 @contextmanager
-def _collect_mistakes(mistakes: list[str]) -> Iterator[None]:
+def _collecting_mistakes(mistakes: list[str]) -> Iterator[None]:
     """Append a mistake to others, so that all are reported at once."""
     try:
         yield
@@ -180,10 +180,10 @@ def _find_models(
     selection = [arm for arm in plan.arms if (arm.name in arms if arms else not arm.skip)]
     selection.sort(key=lambda arm: (names.index(arm.baseline or arm.name), arm.baseline is not None))
     for name in arms:
-        with _collect_mistakes(mistakes):
+        with _collecting_mistakes(mistakes):
             plan.find(name)
     models = list[TrainedModel]()
-    with _collect_mistakes(mistakes):  # a seed that the study lacks is one mistake, however many arms there are
+    with _collecting_mistakes(mistakes):  # a seed that the study lacks is one mistake, however many arms there are
         for arm in selection:
             planned = plan.find(arm.name, seed)
             subject = f"{arm.name}, seed {planned.seed}"
@@ -194,14 +194,14 @@ def _find_models(
 
 def _format_predictions(rows: Sequence[Mapping[str, Any]]) -> str:
     from vitlab.explaining.pictures import percent
-    from vitlab.report.formats import to_text
+    from vitlab.report.formats import parts_to_text
     from vitlab.report.phrasing import Column, Columns
 
     column = Columns(rows)
     columns = [column.text_column(title) for title in ("model", "image", "true", "predicted")]
     shares = (row["probability"] for row in rows)
     texts = tuple("" if share is None else percent(share) for share in shares)
-    return to_text([*columns, Column("probability", texts, rank=1)])
+    return parts_to_text([*columns, Column("probability", texts, rank=1)])
 
 
 def _name_with_digest(name: str, source: str) -> str:
@@ -250,13 +250,13 @@ def export_command(study: Path, arm: str, seed: int | None, form: Any, target: P
     say("importing PyTorch")
     from vitlab.report import render
     from vitlab.runner.models import load_model
-    from vitlab.weights.export import SUFFIX, export
+    from vitlab.weights.export import SUFFIX, export_and_verify
 
     model, transform = load_model(store.folder(planned.trial))
     sees = transform.input_spec
     folder = target / to_safe_name(plan.study) / arm_folder_name(plan, arm, planned.seed)
     file = folder / f"model{SUFFIX[form]}"
-    difference = export(model, sees.info, sees.mean, sees.std, file, form)
+    difference = export_and_verify(model, sees.info, sees.mean, sees.std, file, form)
     name = f"study {plan.study}, arm {arm}, seed {planned.seed}"
     text = model_card(name, sees, file.name, difference, str(render(plan, store, "md")))
     (folder / "README.md").write_text(text, encoding="utf-8")
@@ -264,11 +264,11 @@ def export_command(study: Path, arm: str, seed: int | None, form: Any, target: P
         click.echo(str(path))
 
 
-def model_card(name: str, sees: InputSpec, file: str, difference: float, report: str) -> str:
+def model_card(name: str, input_spec: InputSpec, file: str, difference: float, report: str) -> str:
     """Return the model card in Markdown; ``difference`` is relative to the largest logit."""
     from vitlab.report.formats import escape_markdown
 
-    info = sees.info
+    info = input_spec.info
     shape = ", ".join(map(str, (info.channels, *info.image)))
     return f"""---
 tags: [image-classification, vitlab]

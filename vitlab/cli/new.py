@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vitlab._version import __version__
-from vitlab.cli.completion import complete_file, complete_slot
+from vitlab.cli.completion import complete_packaged_or_file, complete_slot
 from vitlab.cli.options import FILE, FOLDER
 from vitlab.cli.show import Schema, describe_option_type, shown_default, study_schema
 from vitlab.errors import SpecError, UserError
@@ -46,7 +46,7 @@ def new_command() -> None:
     "--from",
     "source",
     default="quickstart",
-    shell_complete=complete_file,
+    shell_complete=complete_packaged_or_file,
     help="The study to begin with: a file, or a study that comes with vitlab, as 'vitlab list studies' lists them.",
 )
 def study(file: Path, source: str) -> list[str]:
@@ -151,9 +151,9 @@ def write_plugin(name: str, slot: str, *, component: str | None = None, out: Pat
         UserError: for a name that cannot be used, or a folder that exists already.  Nothing is written then.
     """
     slot_module_name(slot)  # raises for a name that no slot has
-    _require_free_package_name(name)
+    _require_valid_package_name(name)
     component = name.partition("-")[0] if component is None else component
-    _require_free_component_name(component, slot)
+    _require_valid_component_name(component, slot)
     folder = out / name
     if folder.exists() or folder.is_symlink():
         raise UserError(f"{folder} exists already and is not overwritten; choose another NAME or --out")
@@ -212,7 +212,7 @@ def template_environment() -> Environment:
     )
 
 
-def _require_free_package_name(name: str) -> None:
+def _require_valid_package_name(name: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name) or len(name) > 60:
         raise UserError(
             f"'{name}' cannot be the name of a package; use at most 60 lower-case letters, digits and single '-' "
@@ -223,7 +223,7 @@ def _require_free_package_name(name: str) -> None:
         raise UserError(f"'{name}' would be imported as {module}, which Python has already; choose another name")
 
 
-def _require_free_component_name(name: str, slot: str) -> None:
+def _require_valid_component_name(name: str, slot: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or len(name) > 40 or keyword.iskeyword(name):
         raise UserError(
             f"'{name}' cannot be the name of a component; use at most 40 lower-case letters, digits and '_', begin "

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from vitlab.cli import say
-from vitlab.cli.completion import complete_file, complete_study
+from vitlab.cli.completion import complete_packaged_or_file, complete_study
 from vitlab.cli.errors import line_width
 from vitlab.errors import UserError, wrap_text
 
@@ -21,7 +21,7 @@ PATH = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 
-file_argument = click.argument("file", type=PATH, shell_complete=complete_file)
+file_argument = click.argument("file", type=PATH, shell_complete=complete_packaged_or_file)
 study_argument = click.argument("study", type=PATH, shell_complete=complete_study)
 out_option = click.option("--out", type=FOLDER, default=OUT, help="Folder for everything that is written.")
 set_option = click.option(

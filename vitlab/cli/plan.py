@@ -8,14 +8,14 @@ from pathlib import Path
 import click
 
 from vitlab.cli import print_json, wants_json
-from vitlab.cli.completion import complete_file
+from vitlab.cli.completion import complete_packaged_or_file
 from vitlab.cli.options import PATH, add_study_options, find_study_file, parse_changes, plugin_option, set_option
 from vitlab.errors import BrokenComponent, Problem, SpecError, UserError, format_count
 from vitlab.executors.machine import device_type
-from vitlab.planning.match import UTILISATION, device_hours, train_macs
+from vitlab.planning.match import UTILISATION, train_macs, training_hours
 from vitlab.planning.tune import PENDING, format_knobs
 from vitlab.planning.values import Arm, Plan, Tuning
-from vitlab.report.formats import to_text
+from vitlab.report.formats import parts_to_text
 from vitlab.report.phrasing import Column, Columns, format_compact, format_duration
 from vitlab.spec.choice import component_label
 from vitlab.spec.design import format_value
@@ -62,7 +62,7 @@ def plan_command(
     folders = {(planned.arm, planned.seed): store.folder(planned.trial) for planned in trials}
     states = {name: Ending.DONE if folder.done() else folder.state() for name, folder in folders.items()}
     device = device_type(study.run)
-    costs = _costs_by_arm(plan, file, device, device_tflops) if cost else {}
+    costs = _estimate_costs_by_arm(plan, file, device, device_tflops) if cost else {}
     forecast = None
     if power:
         from vitlab.report.power import forecast as forecast_of
@@ -92,7 +92,7 @@ def plan_command(
     more = [f"... {len(plan.arms) - MAX_ROWS:,} more ..."] if len(plan.arms) > MAX_ROWS else []
     skipped = [f"{arm.name}: skipped: {arm.skip}" for arm in arms if arm.skip]
     columns = _arm_columns(plan, arms, states, costs)
-    click.echo(to_text(*filter(None, [plan.question]), columns, *more, *skipped, *sentences), nl=False)
+    click.echo(parts_to_text(*filter(None, [plan.question]), columns, *more, *skipped, *sentences), nl=False)
     if forecast is not None:
         for sentence in forecast.sentences(plan):
             click.echo(sentence)
@@ -118,11 +118,11 @@ Costs = Mapping[str, ArmCost]
 """The cost of each arm by its name."""
 
 
-def _costs_by_arm(plan: Plan, file: Path, device: str, tflops: float | None) -> Costs:
+def _estimate_costs_by_arm(plan: Plan, file: Path, device: str, tflops: float | None) -> Costs:
     import torch
 
     from vitlab.data.prepare import DataSource
-    from vitlab.driver.planning import count_costs
+    from vitlab.driver.planning import count_params_and_macs
     from vitlab.runner.circumstances import measured_matrix_rate
 
     unit = "GPU" if tflops or device != "cpu" else "CPU"
@@ -134,7 +134,7 @@ def _costs_by_arm(plan: Plan, file: Path, device: str, tflops: float | None) -> 
     trials = {planned.arm: planned for planned in reversed(plan.pending)} | plan.first_trials
     examples_by_data: dict[tuple[str, int, int], int | None] = {}
     by_arm = {}
-    for arm, cost in count_costs(plan, file).items():
+    for arm, cost in count_params_and_macs(plan, file).items():
         spec, seeds = trials[arm].trial.spec, trials[arm].trial.seeds
         data = str(spec.data), seeds["split"], seeds["subset"]
         # Only epochs depend on the number of examples, for which data may have to be read.
@@ -142,7 +142,7 @@ def _costs_by_arm(plan: Plan, file: Path, device: str, tflops: float | None) -> 
             examples_by_data[data] = DataSource(spec.data).count_training_images(seeds)
         images = spec.train.images_seen(examples_by_data.get(data))
         work = None if images is None else train_macs(cost["macs"], images)
-        hours = None if work is None else device_hours(work, tflops)
+        hours = None if work is None else training_hours(work, tflops)
         by_arm[arm] = ArmCost(cost["params"], cost["macs"], images, work, hours, unit, tflops)
     return by_arm
 
@@ -258,7 +258,7 @@ def _describe_tuning(tunings: Sequence[Tuning], states: States) -> Iterator[str]
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, type=PATH, shell_complete=complete_file)
+@click.argument("files", nargs=-1, required=True, type=PATH, shell_complete=complete_packaged_or_file)
 @set_option
 @plugin_option
 @click.option(
@@ -272,7 +272,7 @@ def validate_command(files: tuple[Path, ...], changes: tuple[str, ...], plugins:
 
     Baselines of 'vitlab check' (.baseline.yaml), which lie beside studies, are skipped.
     """
-    from vitlab.driver.planning import count_costs, plan_study
+    from vitlab.driver.planning import count_params_and_macs, plan_study
 
     problems, is_plugin_broken, rows = list[Problem](), False, []
     for path in files:
@@ -285,7 +285,7 @@ def validate_command(files: tuple[Path, ...], changes: tuple[str, ...], plugins:
             if build:
                 from vitlab.testing import check_plugin_components
 
-                count_costs(plan, file)
+                count_params_and_macs(plan, file)
                 check_plugin_components(plan)
         except (UserError, BrokenComponent) as error:
             problems += error.mistakes

@@ -134,7 +134,7 @@ def _start_detached(
     from vitlab.driver.planning import plan_study
     from vitlab.driver.session import describe_driver
     from vitlab.report.api import status_command
-    from vitlab.store.files import open_in_place
+    from vitlab.store.files import open_nofollow
     from vitlab.store.folders import Store
 
     # Mistakes are reported here, where the user looks, and not only in the log.
@@ -152,7 +152,7 @@ def _start_detached(
     if (elsewhere := executor.component.detach(executor.options, driver_words, log)) is not None:
         name, stop = elsewhere
         return [f"{plan.study} is run by {name}; its log will be {display_path(log)}", look, f"stop    {stop}"]
-    with open(open_in_place(log), "ab") as output:
+    with open(open_nofollow(log), "ab") as output:
         driver = subprocess.Popen(
             [sys.executable, "-m", *words],
             stdin=subprocess.DEVNULL,

@@ -51,7 +51,7 @@ def list_command(slot: str | None, pattern: str | None) -> None:
     if slot == "weights":
         _print_weights(pattern or "")
     elif slot or wants_json():
-        _print_components(slot)
+        _print_components_or_studies(slot)
     else:
         for name in registry.SLOT_MODULES:
             print_indented(f"{name:12} ", ", ".join(entry.name for entry in registry.list_entries(name)))
@@ -73,7 +73,7 @@ def show_command(slot: str, name: str | None) -> list[str] | None:
         if option is not None:
             raise UserError(f"'{name}' is no slot; type 'vitlab show {name}', which prints it with all its options")
     if name is None:
-        _print_components(slot)
+        _print_components_or_studies(slot)
     elif slot in STUDIES:
         file = packaged.find_study_file(Path(name))
         read_document(file)  # a file that is no study gets a sentence
@@ -100,10 +100,10 @@ def _find_slot_of_component(name: str) -> str:
     )
 
 
-def _print_components(slot: str | None) -> None:
+def _print_components_or_studies(slot: str | None) -> None:
     """Print the packaged studies, or the components of a slot, or of all slots."""
     if slot in STUDIES:
-        _print_studies()
+        _print_packaged_studies()
         return
     entries = registry.list_entries(slot)
     if wants_json():
@@ -132,7 +132,7 @@ def _print_weights(pattern: str) -> None:
         click.echo(f"{row.name:{width}}  {row.image} pixels  {classes:14}  {row.license or 'licence not stated'}")
 
 
-def _print_studies() -> None:
+def _print_packaged_studies() -> None:
     rows = []
     for name, file in packaged.packaged_studies().items():
         data = read_document(file).data
@@ -244,7 +244,7 @@ def study_schema() -> NewTree:
     schema = Study.model_json_schema()
     for name in registry.SLOT_MODULES:
         schema["$defs"][f"slot.{name}"] = _slot_schema(name, schema["$defs"])
-    result: NewTree = _replace_slot_marks(schema)
+    result: NewTree = _slot_marks_to_refs(schema)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **result}
 
 
@@ -276,13 +276,13 @@ def _slot_schema(name: str, definitions: NewTree) -> NewTree:
     return {"anyOf": [{"enum": names}, *forms]}
 
 
-def _replace_slot_marks(value: Any) -> Any:
+def _slot_marks_to_refs(value: Any) -> Any:
     """Return the schema with every slot mark replaced by a reference."""
     if isinstance(value, list):
-        return [_replace_slot_marks(item) for item in value]
+        return [_slot_marks_to_refs(item) for item in value]
     if not isinstance(value, dict):
         return value
-    fields = {key: _replace_slot_marks(item) for key, item in value.items() if key != SLOT_MARK}
+    fields = {key: _slot_marks_to_refs(item) for key, item in value.items() if key != SLOT_MARK}
     if SLOT_MARK not in value:
         return fields
     if set(fields.get("default") or ()) == {"type", "options"}:
@@ -317,7 +317,7 @@ def plugins_command(strict: bool) -> None:
     failing = [offer for offer in offered if offer.health != "works"]
     rows = [asdict(offer) for offer in offered]
     if not wants_json():
-        _print_offers(offered)
+        _print_plugin_offers(offered)
     elif not (failing and strict):
         print_json(rows)
     if failing and strict:
@@ -335,7 +335,7 @@ def load_plugin_components() -> Iterator[Offer]:
         for point in sorted(plugin_sources.slot_points(slot)):
             health, text = _diagnose_component(slot, point)
             reason, _, detail = text.partition("\n")
-            offering, place = plugin_sources.dist_origin(point), _distribution_origin(point.dist)
+            offering, place = plugin_sources.dist_origin(point), _install_location(point.dist)
             yield Offer(slot, point.name, offering.source, offering.version, place, health, reason, detail)
 
 
@@ -356,7 +356,7 @@ def _diagnose_component(slot: str, point: EntryPoint) -> tuple[str, str]:
     return "works", ""
 
 
-def _print_offers(offered: list[Offer]) -> None:
+def _print_plugin_offers(offered: list[Offer]) -> None:
     if not offered:
         click.echo("no plugins are installed")
     for plugin in sorted({offer.plugin for offer in offered}):
@@ -367,7 +367,7 @@ def _print_offers(offered: list[Offer]) -> None:
             click.echo(f"  {offer.slot:12} {offer.name:20} {detail}")
 
 
-def _distribution_origin(dist: Distribution | None) -> str:
+def _install_location(dist: Distribution | None) -> str:
     """Return the recorded folder or address a distribution was installed from, or else its location."""
     if dist is None:
         return "unknown"

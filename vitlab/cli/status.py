@@ -36,10 +36,10 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
 
     By default STUDY is the one that was run last. A paused trial has a checkpoint, from which the next run goes on.
     """
-    from vitlab.driver.progress import names_with_seeds
+    from vitlab.driver.progress import format_arms_with_seeds
     from vitlab.driver.session import describe_driver
     from vitlab.report.api import open_study
-    from vitlab.report.formats import to_text
+    from vitlab.report.formats import parts_to_text
     from vitlab.report.phrasing import Column
 
     plan, store = open_study(
@@ -81,10 +81,10 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
     if driver:
         log = store.study(plan.study) / "driver.log"
         progress.insert(0, f"run by {driver}" + (f"; its log is {display_path(log)}" if log.exists() else ""))
-    progress += [f"{names_with_seeds(trials)} diverged: {why}" for why, trials in diverged.items()]
+    progress += [f"{format_arms_with_seeds(trials)} diverged: {why}" for why, trials in diverged.items()]
     if failures:
         failures.append("'vitlab run FILE --retry-failed' trains failed trials again.")
-    click.echo(to_text(columns, *progress, *failures), nl=False)
+    click.echo(parts_to_text(columns, *progress, *failures), nl=False)
 
 
 def _find_latest_study(out: Path) -> Path:
@@ -109,7 +109,7 @@ def _describe_progress(arm: str, state: str, trials: Sequence[Planned], store: S
         folder = store.folder(planned.trial)
         progress = TrialProgress(folder, planned.trial)
         # A damaged checkpoint is set aside, and the trial begins again.
-        (progress.go_to_checkpoint if state == "paused" else progress.update)()
+        (progress.go_to_checkpoint if state == "paused" else progress.read_new_events)()
         steps.append(last := progress.latest.get("step", 0))
         total = f" of {round(last / progress.share):,}" if progress.share else total
     span = " to ".join(f"{step:,}" for step in sorted({min(steps), max(steps)}))
@@ -126,7 +126,9 @@ def studies_command(out: Path) -> None:
     as NAME@VERSION, for 'vitlab report' and wherever else a study is asked for; NAME alone is the latest.
     """
     store = Store(out.resolve())
-    studies = [item for file in sorted(out.glob("studies/*/plan.json")) if (item := _study_row(file.parent, store))]
+    studies = [
+        item for file in sorted(out.glob("studies/*/plan.json")) if (item := _study_with_versions(file.parent, store))
+    ]
     if wants_json():
         print_json(studies)
         return
@@ -140,7 +142,7 @@ def studies_command(out: Path) -> None:
         print_indented("of 'vitlab check' and 'vitlab ab': ", ", ".join(gate_studies))
 
 
-def _study_row(folder: Path, store: Store) -> NewTree | None:
+def _study_with_versions(folder: Path, store: Store) -> NewTree | None:
     """Return a study with its versions, the latest first, as ``--json`` prints it; None if it was deleted meanwhile."""
     recorded = read_versions(folder.resolve())
     plans = [(version, plan) for version in recorded if (plan := read_plan(version.folder / "plan.json"))]
@@ -159,7 +161,7 @@ def _version_row(version: Version, plan: Plan, latest: Version, store: Store) ->
         "version": version.name,
         "run": version.when,
         "file": version.run.file,
-        "set": version.set_options,
+        "set": version.set_options_text,
         "differs": format_differences(version.content or {}, latest.content or {}) if comparable else "",
         **{state: states[state] for state in STATES},
         "answer": _format_verdict_counts(plan, store),

@@ -27,9 +27,9 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
     of its arms. The browser is opened where there is a display; the addresses of all studies are printed.
     """
     from vitlab.planning.packaged import resolve_study_name
-    from vitlab.trackers.server import reachable_host, run_server, study_links
+    from vitlab.trackers.server import host_for_url, running_server, study_links
 
-    base, root = f"http://{reachable_host(host)}:{port}", out.resolve()
+    base, root = f"http://{host_for_url(host)}:{port}", out.resolve()
     pages = study_links(root, base)
     if not pages:
         remedy = ": vitlab run or sync makes one"
@@ -45,7 +45,7 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
     # A kill must end the server, too, which is a child.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     say("starting MLflow")  # its import takes seconds
-    with run_server(root, port=port, host=host) as server:
+    with running_server(root, port=port, host=host) as server:
         if click.get_current_context().obj is not None:
             print_json({"server": base, "pages": pages})
         for page in sorted(pages, key=lambda page: page.removesuffix("/arms") != name.removesuffix("/arms")):

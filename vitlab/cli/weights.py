@@ -94,13 +94,13 @@ def convert(
     tensor that the other format cannot hold is an error. SOURCE may be timm:NAME or
     hub:ORG/NAME, which are fetched.
     """
-    from vitlab.weights.conversion import convert as write
+    from vitlab.weights.conversion import convert_weights_file as write
 
     files, notes = write(
         _fetch_if_named(source),
         target,
         to,
-        form=form,
+        source_format=form,
         facts=_model_facts(heads, source_grid),
         grid=parse_size("--grid", grid),
         image=parse_size("--image", image),

@@ -74,12 +74,12 @@ class Comparisons:
     reach: float = math.inf  #: largest difference that the bounds of the metric allow
 
     @classmethod
-    def with_one_baseline(cls, number: int, analysis: Analysis = DEFAULTS) -> Comparisons:
+    def all_with_first(cls, n_arms: int, analysis: Analysis = DEFAULTS) -> Comparisons:
         """Return the comparisons of so many arms with the first one, by the rules of an analysis."""
         return cls(
-            1 + np.arange(number),
-            np.zeros(number, int),
-            np.full(number, number),
+            1 + np.arange(n_arms),
+            np.zeros(n_arms, int),
+            np.full(n_arms, n_arms),
             alpha=analysis.alpha,
             correction=analysis.correction,
             variance=analysis.variance,
@@ -220,9 +220,9 @@ def compute_contrasts(values_SAN: Floats, comparisons: Comparisons, collapsed_SC
     """
     from scipy.special import stdtr  # not at the top: a stored report is shown without scipy
 
-    samples = _collect_samples(values_SAN, comparisons)
+    samples = _compute_pair_statistics(values_SAN, comparisons)
     test = _choose_tests(samples, comparisons, collapsed_SC)
-    se, df, shared = _standard_errors(samples, test, comparisons)
+    se, df, shared = _standard_errors_and_df(samples, test, comparisons)
     p = _p_values(samples, test, se, df)
     test = np.where((test == SIGN_FLIP) & np.isnan(p), NONE, test)
     difference, reach = samples.difference, comparisons.reach
@@ -272,7 +272,7 @@ class _Samples:
     scatters: Mask  #: False where all spread is rounding
 
 
-def _collect_samples(values_SAN: Floats, comparisons: Comparisons) -> _Samples:
+def _compute_pair_statistics(values_SAN: Floats, comparisons: Comparisons) -> _Samples:
     x_SCN, y_SCN = values_SAN[:, comparisons.arms], values_SAN[:, comparisons.baselines]
     d_SCN = x_SCN - y_SCN
     d, x, y = map(moments, (d_SCN, x_SCN, y_SCN))
@@ -301,7 +301,7 @@ def _choose_tests(samples: _Samples, comparisons: Comparisons, collapsed_SC: Int
     return np.select([by_t & is_paired, by_t & samples.is_welch, flips], [PAIRED, WELCH, SIGN_FLIP], NONE)
 
 
-def _standard_errors(samples: _Samples, test: Ints, comparisons: Comparisons) -> tuple[Floats, Floats, Ints]:
+def _standard_errors_and_df(samples: _Samples, test: Ints, comparisons: Comparisons) -> tuple[Floats, Floats, Ints]:
     """Return standard errors and degrees of freedom of tests by t, else NaN, and the number of shared variances."""
     d, x, y, overlap, choices = samples.d, samples.x, samples.y, np.asarray(comparisons.overlap), comparisons.choices
     added = choices.total

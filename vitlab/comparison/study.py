@@ -60,18 +60,18 @@ def refusals_by_arm(plan: Plan, seeds: Collection[int] | None = None) -> dict[st
         first, second = of_arms.get(arm.name, {}), of_arms.get(arm.baseline or "", {})
         for role in sorted(first.keys() & second.keys()):
             if first[role] != second[role] and (
-                reason := describe_small_sample(min(len(first[role]), len(second[role])))
+                reason := describe_few_prerequisites(min(len(first[role]), len(second[role])))
             ):
                 reasons[arm.name] = f"the arms differ by their {role}, of which {reason}"
     return reasons
 
 
-def describe_small_sample(prerequisites: int) -> str:
+def describe_few_prerequisites(n_prerequisites: int) -> str:
     """Return why so many distinct prerequisites of an arm are no sample; empty if they are."""
-    if prerequisites >= MIN_PREREQUISITES:
+    if n_prerequisites >= MIN_PREREQUISITES:
         return ""
-    stand = "training stands" if prerequisites == 1 else "trainings stand"
-    return f"{prerequisites} {stand} behind an arm: fewer than {MIN_PREREQUISITES} are no sample"
+    stand = "training stands" if n_prerequisites == 1 else "trainings stand"
+    return f"{n_prerequisites} {stand} behind an arm: fewer than {MIN_PREREQUISITES} are no sample"
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class _StudyArrays:
         low, high = self.facts.bounds
         overlap_C2 = np.array([[samples[name].overlap for name in pair] for pair in compared.items()])
         self.comparisons = replace(
-            Comparisons.with_one_baseline(len(compared), analysis),
+            Comparisons.all_with_first(len(compared), analysis),
             arms=np.array([arms.index(arm) for arm in compared]),
             baselines=np.array([arms.index(baseline) for baseline in compared.values()]),
             family=np.array([family.sizes[arm] for arm in compared]),
@@ -250,14 +250,14 @@ class _StudyArrays:
         added_C = np.where(np.isnan(variance_C2).all(axis=1), NAN, np.nansum(variance_C2, axis=1))
         return Choices(np.nan_to_num(variance_C2)[None], df_C2[None]), np.sqrt(added_C).tolist()
 
-    def _chance_to_decide(self, contrast: Contrast, place: int) -> float:
+    def _chance_to_decide(self, contrast: Contrast, index: int) -> float:
         """Return the probability that all seeds that a comparison may get decide it; NaN if it gets no more."""
         looks, comparisons = self.plan.looks, self.comparisons
         if looks is None or not looks.futility or not 1 < contrast.pairs < len(looks.seeds[-1]):
             return NAN
-        level = float(replace(comparisons, share=looks.shares[-1]).levels[place])
+        level = float(replace(comparisons, share=looks.shares[-1]).levels[index])
         sizes = contrast.pairs, len(looks.seeds[-1])
-        overlap = float(np.asarray(comparisons.overlap)[place])
+        overlap = float(np.asarray(comparisons.overlap)[index])
         return power.predictive_power(
             contrast.difference, contrast.se, contrast.df, sizes, level, comparisons.margin, overlap
         )

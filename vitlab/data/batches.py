@@ -127,7 +127,7 @@ class Feed:
                 feed._ready = {request: batch}
         return self._ready.pop(request)
 
-    def _read_stored(self, request: Request) -> Tensor:
+    def _read_prefetched_batch(self, request: Request) -> Tensor:
         """Return the images of a training batch from storage, uint8 (B, C, H, W)."""
         assert self._prefetcher is not None
 
@@ -187,7 +187,7 @@ class Feed:
         return noise.key(self._seeds["augment"], "augment", epoch, index)
 
 
-def join_feeds(feeds: Sequence[Feed]) -> None:
+def link_feeds(feeds: Sequence[Feed]) -> None:
     """Let feeds whose batches are asked for at the same steps make them by one call, if they are on a GPU.
 
     One call for all trials launches as many kernels as a call for one.  On a CPU, where an operation is computed for
@@ -210,7 +210,7 @@ def _make_joint_batches(feeds: Sequence[Feed], request: Request) -> Sequence[Bat
         torch.cat(each) for each in zip(*((one.row_B, one.y_B, one.id_B) for one in selections), strict=True)
     )
     if first.stored:
-        parts = [feed._read_stored(request) for feed in feeds]
+        parts = [feed._read_prefetched_batch(request) for feed in feeds]
         x_BCHW = torch.cat(parts) if several else parts[0]
     else:
         x_BCHW = first._subsets["train"].images_in_rows(row_B)

@@ -222,7 +222,9 @@ def snow(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
     height, width = x_BCHW.shape[-2:]
     factor = max(factor, 1)  # below 112 pixels, ImageNet's factors would be smaller: flakes of less than a pixel
     flakes_B1HW = mean + deviation * draws.normal(0, height * width).view(-1, 1, height, width)
-    flakes_B1HW = filter_rows_and_columns(flakes_B1HW, zoom_matrix(height, factor), zoom_matrix(width, factor))
+    flakes_B1HW = filter_rows_and_columns(
+        flakes_B1HW, zoom_resampling_matrix(height, factor), zoom_resampling_matrix(width, factor)
+    )
     flakes_B1HW = (flakes_B1HW.masked_fill(flakes_B1HW < threshold, 0).clamp(0, 1) * 255).floor() / 255
     flakes_B1HW = blur_along(flakes_B1HW, radius, sigma, draws.uniform(1, 1, -135, -45)[:, 0])
     flakes_B1HW = (flakes_B1HW * 255).round() / 255
@@ -367,7 +369,7 @@ def gaussian_matrix(n: int, sigma: float, truncate: float, mode: Border) -> Tens
 
 
 @cache
-def zoom_matrix(n: int, factor: float) -> Tensor:
+def zoom_resampling_matrix(n: int, factor: float) -> Tensor:
     """Return the matrix, (N, N), that enlarges the centre of ``n`` pixels to ``n`` pixels by scipy's linear zoom."""
     inner = math.ceil(n / factor)
     enlarged = ndimage.zoom(np.eye(inner), (factor, 1), order=1)
@@ -380,7 +382,7 @@ def zoom_matrix(n: int, factor: float) -> Tensor:
 @cache
 def zoom_matrices(n: int, stop: float, step: float) -> Tensor:
     """Return the matrices, (Z, N, N), of the identity and of the factors 1, 1 + ``step``, ... below ``stop``."""
-    return torch.stack([zoom_matrix(n, factor) for factor in (1.0, *np.arange(1, stop, step).tolist())])
+    return torch.stack([zoom_resampling_matrix(n, factor) for factor in (1.0, *np.arange(1, stop, step).tolist())])
 
 
 @cache

@@ -131,7 +131,7 @@ class Prefetcher:
         # The requested batch is submitted first, so that threads do not read the next ones before it.
         for at in range(step, step + 1 + PREFETCH_BATCHES):
             if (at, part) not in self._pending and (next_request := request(at)) is not None:
-                self._pending[at, part] = self._submit(next_request)
+                self._pending[at, part] = self._submit_batch_reads(next_request)
         for key in [key for key in self._pending if not step <= key[0] <= step + PREFETCH_BATCHES]:
             for read in self._pending.pop(key)[1]:
                 read.cancel()
@@ -140,7 +140,7 @@ class Prefetcher:
             read.result()
         return x_BCHW.to(self.device, non_blocking=True)
 
-    def _submit(self, request: ReadRequest) -> tuple[Tensor, list[Future[None]]]:
+    def _submit_batch_reads(self, request: ReadRequest) -> tuple[Tensor, list[Future[None]]]:
         """Return a batch that threads are filling, and their work."""
         pinned = self.device.type == "cuda"  # only pinned memory is copied to a GPU without blocking
         out_BCHW = torch.empty((len(request.row_B), *self.images.shape[1:]), dtype=torch.uint8, pin_memory=pinned)
@@ -159,11 +159,11 @@ def _thread_pool(threads: int) -> ThreadPoolExecutor:
 
 
 def iter_images(
-    images: StoredImages, row_N: Tensor | None = None, size: int = 64, device: torch.device = CPU
+    images: StoredImages, row_N: Tensor | None = None, batch_size: int = 64, device: torch.device = CPU
 ) -> Iterator[Tensor]:
-    """Yield the images at ``row_N``, or all of them, in order, ``size`` at a time, on a device."""
+    """Yield the images at ``row_N``, or all of them, in order, ``batch_size`` at a time, on a device."""
     prefetcher = Prefetcher(images, device)
-    parts = torch.split(torch.arange(images.shape[0]) if row_N is None else row_N, size)
+    parts = torch.split(torch.arange(images.shape[0]) if row_N is None else row_N, batch_size)
 
     def request(step: int) -> ReadRequest | None:
         return ReadRequest(parts[step], parts[step]) if step < len(parts) else None
@@ -203,7 +203,7 @@ def decoded_folder() -> Path:
     return files.cache_folder() / "decoded"
 
 
-def open_disk_cache(images: StoredImages, name: str, what: str, check: Callable[[], object]) -> np.ndarray:
+def open_disk_cache(images: StoredImages, name: str, description: str, check: Callable[[], object]) -> np.ndarray:
     """Return the images in a memory-mapped file that is written once for all processes of the machine.
 
     An invalid file, such as one truncated by a crash of the machine, is written again.
@@ -211,7 +211,7 @@ def open_disk_cache(images: StoredImages, name: str, what: str, check: Callable[
     Args:
         images: to decode.
         name: of the file; it identifies the content.
-        what: the pictures, for error messages.
+        description: the pictures, for error messages.
         check: called after reading; raises if the pictures are no longer those that the name identifies.
 
     Raises:
@@ -229,7 +229,8 @@ def open_disk_cache(images: StoredImages, name: str, what: str, check: Callable[
             raise OSError("its content differs from what was written; check the disk")
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{what} could not be cached in {file}: {error}; set XDG_CACHE_HOME to another disk, or 'decoded: never'"
+            f"{description} could not be cached in {file}: {error}; set XDG_CACHE_HOME to another disk, "
+            "or 'decoded: never'"
         ) from None
     return x_MCHW
 

@@ -24,7 +24,7 @@ from vitlab.data.datasets.base import MIN_CORRUPTED_SIDE, SPLITS, Dataset, Image
 from vitlab.data.datasets.pictures import EncodedPictures, Pictures
 from vitlab.data.image_cache import StoredImages
 from vitlab.data.pixels import channel_statistics
-from vitlab.data.splits import Prepared, Subset, TestSet, apply_options, make_test_sets, select_images
+from vitlab.data.splits import Prepared, Subset, TestSet, make_test_sets, select_and_resize, select_images
 from vitlab.errors import DataError, format_count
 from vitlab.geometry import DataInfo, Task
 from vitlab.identity import source
@@ -76,7 +76,7 @@ class DataSource:
         with self.raising_data_errors():
             return self.dataset.missing()
 
-    def notes(self) -> list[str]:
+    def check_pictures_and_note(self) -> list[str]:
         """Return sentences about the data for the plan, after every picture has been checked.
 
         Raises:
@@ -128,11 +128,11 @@ class DataSource:
             where = "" if error.filename is None else f": {error.filename!s:.200}"
             raise DataError(f"{self.choice.type} cannot be read: {error.strerror or error}{where}") from None
 
-    def read_splits(self, info: DataInfo, check: Callable[[], object]) -> list[Subset]:
+    def read_official_splits(self, info: DataInfo, check: Callable[[], object]) -> list[Subset]:
         """Return both official splits, in memory or in storage; ``check`` is :func:`image_cache.open_disk_cache`'s."""
         pictures, subsets = self.pictures(), []
         if not pictures:
-            return [apply_options(self.dataset.read(split), self.options) for split in SPLITS]
+            return [select_and_resize(self.dataset.read(split), self.options) for split in SPLITS]
         where, name = _choose_storage(pictures, info)[0], self.digest(info, (*NON_PIXEL_OPTIONS, "classes"))
         for split, one in zip(SPLITS, pictures, strict=True):
             images, what = StoredImages(one, info.channels, info.image), f"{self.choice.type}: its {split} split"
@@ -141,7 +141,7 @@ class DataSource:
             if where != "never":
                 images.decoded = image_cache.open_disk_cache(images, f"{name}.{split}", what, check)
             if where == "memory" and not self.crops_full_size_pictures:
-                subsets.append(apply_options(Images(torch.from_numpy(images.decoded), one.y_N), self.options))
+                subsets.append(select_and_resize(Images(torch.from_numpy(images.decoded), one.y_N), self.options))
             else:
                 subsets.append(select_images(images, self.options["classes"]))
         return subsets
@@ -164,7 +164,7 @@ class DataSource:
         """
         # Imports of the data set outside of vitlab count, since they decode what vitlab cannot.
         begin = class_modules(self.choice.component) | DECODING_MODULES
-        texts = transitive_digests(begin, source.read_imported).items()
+        texts = transitive_digests(begin, source.read_source_as_imported).items()
         return hash_of({name: text for name, text in texts if name in begin or name.partition(".")[0] != BUILT_IN})[:32]
 
     def _check_and_time_pictures(self, pictures: Sequence[Pictures]) -> float:
@@ -318,7 +318,7 @@ def _load_official_splits(data: DataSource) -> _Raw:
         return _cache[key]
     # Reading a set without pictures may download it, and its identity is then known only afterwards.
     check = partial(_reread_unchanged_info, data, info.content if data.pictures() else None)
-    train, test = data.read_splits(apply_options_to_info(data.choice, info), check)
+    train, test = data.read_official_splits(apply_options_to_info(data.choice, info), check)
     for which, subset in zip(SPLITS, (train, test), strict=True):
         if not len(subset):
             raise DataError(f"{data.choice.type} has no {which} images; add some, or select other 'classes'")
@@ -360,7 +360,7 @@ def apply_options_to_info(resolved: ResolvedChoice, info: DataInfo) -> DataInfo:
     size, channels, classes = options["size"], options["channels"], options["classes"]
     if info.task != "classification":
         _check_options_for_task(resolved, info.task)
-    _check_crops(resolved)
+    _check_full_size_crops(resolved)
     outside = [label for label in classes or () if label >= info.classes]
     if outside:
         raise DataError(f"{resolved.type} has classes 0 to {info.classes - 1}; found {outside[0]} in 'classes'")
@@ -415,7 +415,7 @@ def _check_options_for_task(resolved: ResolvedChoice, task: Task) -> None:
             )
 
 
-def _check_crops(resolved: ResolvedChoice) -> None:
+def _check_full_size_crops(resolved: ResolvedChoice) -> None:
     """Reject crops of full-size pictures if there are none, or if the crop is not the first augmentation."""
     for place, choice in enumerate(resolved.options["augment"]):
         change = slot("augment").build(choice)

@@ -106,9 +106,9 @@ class Prepared:
     test_sets: Mapping[str, TestSet]  #: by name
 
 
-def apply_options(images: Images, options: Mapping[str, Any]) -> Subset:
+def select_and_resize(split: Images, options: Mapping[str, Any]) -> Subset:
     """Return an official split after ``classes``, ``channels`` and ``size``."""
-    x_NCHW, y_N = images
+    x_NCHW, y_N = split
     id_N, y_N = select_classes(y_N, options["classes"])
     if options["classes"]:
         x_NCHW = x_NCHW[id_N]

@@ -124,7 +124,7 @@ def measurement_settings(run: RunSpec, plugins: Sequence[str]) -> Settings:
 
 
 @contextmanager
-def shorten_trial(
+def temporary_short_trial(
     plan: Plan, planned: Planned, steps: int, settings: Settings, precision: str | None = None
 ) -> Iterator[tuple[Trial, TrialFolder]]:
     """Yield a trial with its training limited to a number of steps, and a temporary folder for it.
@@ -172,7 +172,7 @@ def shorten_trial(
 def measure_speed_and_memory(plan: Plan, planned: Planned, settings: Settings) -> dict[str, Any]:
     """Measure images per second of a trial in training and inference, and the peak memory, in this process."""
     with (
-        shorten_trial(plan, planned, WARM_UP, settings) as (trial, folder),
+        temporary_short_trial(plan, planned, WARM_UP, settings) as (trial, folder),
         begin_attempt(trial, folder, settings) as attempt,
     ):
         training = attempt.training
@@ -200,7 +200,7 @@ def measure_speed_and_memory(plan: Plan, planned: Planned, settings: Settings) -
 def _measure_engines(plan: Plan, planned: Planned, settings: Settings, together: int) -> dict[str, Any]:
     """Measure images per second of every engine, in turns, with reasons for engines not measured."""
     with ExitStack() as stack:
-        trial, folder = stack.enter_context(shorten_trial(plan, planned, WARM_UP, settings))
+        trial, folder = stack.enter_context(temporary_short_trial(plan, planned, WARM_UP, settings))
 
         def make_training(number: int, engine: str) -> Training:
             # A training holds the lock of its folder, so every engine has its own.
@@ -264,7 +264,7 @@ def _measure_in_own_process(measure: Callable[..., Mapping[str, Any]], *argument
     Raises:
         UserError: if it fails there.
     """
-    process, pipe = fork_server.start_process(_send_measurement, (measure, arguments), "measurement")
+    process, pipe = fork_server.start_process(_measure_and_send, (measure, arguments), "measurement")
     try:
         measured: Mapping[str, Any] | str = pipe.recv()
     except EOFError:
@@ -278,7 +278,7 @@ def _measure_in_own_process(measure: Callable[..., Mapping[str, Any]], *argument
     return measured
 
 
-def _send_measurement(measure: Callable[..., Mapping[str, Any]], arguments: Sequence[Any], pipe: Connection) -> None:
+def _measure_and_send(measure: Callable[..., Mapping[str, Any]], arguments: Sequence[Any], pipe: Connection) -> None:
     try:
         pipe.send(measure(*arguments))
     except Exception as error:  # a component may raise anything

@@ -51,7 +51,7 @@ class Coordinates:
         """The layer whose change depends most on the width."""
         return max(self.changes, key=self.ratio)
 
-    def describe_worst_layer(self, factor: float) -> str:
+    def describe_width_dependence(self, factor: float) -> str:
         """Return in one sentence whether every layer stays within a factor."""
         ratio = self.ratio(self.worst)
         return (
@@ -93,10 +93,12 @@ def check_coordinates(
     resolver = Resolver(data_info)
 
     kinds: tuple[Parametrization, ...] = get_args(Parametrization)
-    trials = {kind: {width: _resolve_base(study, resolver, width, kind, steps) for width in widths} for kind in kinds}
+    trials = {
+        kind: {width: _resolve_base_at_width(study, resolver, width, kind, steps) for width in widths} for kind in kinds
+    }
 
     def coordinates(kind: Parametrization) -> Coordinates:
-        layers = mean_changes_by_width(
+        layers = measure_changes_by_width(
             lambda width, seed: _make_training(trials[kind][width], seed),
             widths,
             range(seeds),
@@ -108,7 +110,7 @@ def check_coordinates(
     return [coordinates(kind) for kind in kinds]
 
 
-def mean_changes_by_width(
+def measure_changes_by_width(
     make: Callable[[int, int], Training],
     widths: Sequence[int],
     seeds: Sequence[int],
@@ -162,7 +164,7 @@ def _layer_outputs(model: Model, x_BCHW: Tensor) -> dict[str, Tensor]:
     return {**outputs, "logits": views[""]}
 
 
-def _resolve_base(
+def _resolve_base_at_width(
     study: Study, resolver: Resolver, width: int, parametrization: Parametrization, steps: int
 ) -> ResolvedTrial:
     """Return the base of a study at a width.

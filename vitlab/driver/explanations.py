@@ -25,7 +25,7 @@ from vitlab.data.pixels import IGNORED, VOID
 from vitlab.data.prepare import prepare
 from vitlab.errors import UserError, VitlabError, WeightsError, format_count, list_some, nearest
 from vitlab.explaining import one_image, pictures
-from vitlab.explaining.one_image import Explanation, Head, Subject, compare, draw
+from vitlab.explaining.one_image import Explanation, Head, Subject, draw, write_side_by_side
 from vitlab.geometry import DataInfo
 from vitlab.planning.values import Plan
 from vitlab.registry import slot
@@ -47,13 +47,13 @@ UNTRAINED = (
 )
 
 
-def explain_arms(plan: Plan, store: Store, images: Sequence[int], say: Callable[[str], object]) -> list[str]:
+def explain_arms(plan: Plan, store: Store, indices: Sequence[int], say: Callable[[str], object]) -> list[str]:
     """Explain images for the first seed of every arm whose trial has ended, unless already explained.
 
     Args:
         plan: the study.
         store: the store of its trials.
-        images: indices in the test split.
+        indices: indices in the test split.
         say: called with a sentence before each arm.
 
     Returns:
@@ -62,7 +62,7 @@ def explain_arms(plan: Plan, store: Store, images: Sequence[int], say: Callable[
     sentences = []
     for arm, planned in plan.first_trials.items():
         folder = store.folder(planned.trial)
-        missing = [index for index in images if not _explanation_folder(folder, index).exists()]
+        missing = [index for index in indices if not _explanation_folder(folder, index).exists()]
         if not missing or not folder.done():
             continue
         try:
@@ -76,7 +76,7 @@ def explain_arms(plan: Plan, store: Store, images: Sequence[int], say: Callable[
     return sentences
 
 
-def write_explanations(folder: TrialFolder, images: Sequence[int]) -> None:
+def write_explanations(folder: TrialFolder, indices: Sequence[int]) -> None:
     """Write explanations of test images to a trial's folder, each atomically.
 
     The caller holds the trial's lease.
@@ -87,12 +87,12 @@ def write_explanations(folder: TrialFolder, images: Sequence[int]) -> None:
     """
     # The caption names no arm or study, because the same trial may belong to several.
     name = f"trial {folder.path.parent.name[:12]}, seed {read_json(folder.spec)['seeds']['init']}"
-    for index, explanation in zip(images, explain_images(folder, name, images), strict=True):
+    for index, explanation in zip(indices, iterate_explanations(folder, name, indices), strict=True):
         place = _explanation_folder(folder, index)
         temporary = folder.path / f".explain.{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)
         try:
-            compare({"model": draw(explanation, temporary)}, name, temporary)
+            write_side_by_side({"model": draw(explanation, temporary)}, name, temporary)
             place.parent.mkdir(exist_ok=True)
             os.replace(temporary, place)
         finally:
@@ -132,7 +132,9 @@ def explain(
     planned = plan.find(arm, seed)
     example = image if isinstance(image, int) else Picture.read(image)
     name = f"study {plan.study}, arm {planned.arm}, seed {planned.seed}"
-    return next(explain_images(store.folder(planned.trial), name, [example], None if target is None else str(target)))
+    return next(
+        iterate_explanations(store.folder(planned.trial), name, [example], None if target is None else str(target))
+    )
 
 
 class Picture(NamedTuple):
@@ -159,7 +161,7 @@ class Picture(NamedTuple):
             return cls(path.name, Decoding(size=(1, 1)).to_upright_rgb(picture))
 
 
-def explain_images(
+def iterate_explanations(
     folder: TrialFolder, name: str, images: Sequence[int | Picture], target: str | None = None
 ) -> Iterator[Explanation]:
     """Return explanations of images by the trained model of a trial; each is computed when it is asked for.
@@ -254,21 +256,21 @@ def _to_png_address(picture: Image.Image) -> str:
         return png_address(file.getvalue())
 
 
-def load_test_images(trial: Mapping[str, Any], images: Sequence[int]) -> list[tuple[Tensor, Truth]]:
+def load_test_images(trial_json: Mapping[str, Any], indices: Sequence[int]) -> list[tuple[Tensor, Truth]]:
     """Return images of a trial's own test split by index, each uint8 (C, H, W), with the truth.
 
     Args:
-        trial: the content of the trial's ``spec.json``.
-        images: indices, from 0.
+        trial_json: the content of the trial's ``spec.json``.
+        indices: indices, from 0.
 
     Raises:
         UserError: if the split has no such image.
     """
-    prepared = prepare(slot("dataset").resolve_choice(trial["spec"]["data"]), trial["seeds"])
+    prepared = prepare(slot("dataset").resolve_choice(trial_json["spec"]["data"]), trial_json["seeds"])
     subset, names = prepared.test, prepared.info.labels
-    if beyond := [str(index) for index in images if not 0 <= index < len(subset)]:
+    if beyond := [str(index) for index in indices if not 0 <= index < len(subset)]:
         raise UserError(f"there is no test image {', '.join(beyond)}: the split has {len(subset)}, counted from 0")
-    position_N = torch.tensor(list(images))
+    position_N = torch.tensor(list(indices))
     y_N = subset.y_N[position_N]
     return [(image_CHW, _make_truth(y, names)) for image_CHW, y in zip(subset.at(position_N), y_N, strict=True)]
 

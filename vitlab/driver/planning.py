@@ -26,7 +26,7 @@ from vitlab.errors import (
     VitlabError,
     public,
 )
-from vitlab.executors.machine import device_type, notes_on_device
+from vitlab.executors.machine import device_type, notes_on_unused_mps
 from vitlab.planning.engine_choice import RULES, trials_to_benchmark
 from vitlab.planning.packaged import find_study_file
 from vitlab.planning.study_folder import qualify_default_builtins, read_decisions, select_result_content, version_name
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from vitlab.models.cost import Cost
 
 
-def prepare_tracker_and_executor(file: str | Path, changes: Mapping[str, object], store: Store) -> None:
+def warm_up_tracker_and_executor(file: str | Path, changes: Mapping[str, object], store: Store) -> None:
     """Have tracker and executor of a study start up while it is planned, unless its last run left nothing to train."""
     with suppress(VitlabError, OSError, LookupError, TypeError):
         study, _, problems = read_study(file, changes)
@@ -155,12 +155,12 @@ def _name_changes(
 def _notes_on_machine(plan: Plan, document: Document, store: Store, device: str) -> list[str]:
     """Return notes on what depends on this machine: its data, averages of weights by number of images, the device."""
     from vitlab.data.prepare import DataSource
-    from vitlab.planning.sources import notes_on_averages
+    from vitlab.planning.sources import notes_on_short_ema
 
     about_data = _notes_on_data(plan, document)
     missing = [f"data not here: {reason}" for reason in _reasons_for_missing_data(plan, store)]
-    about_averages = notes_on_averages(plan, lambda data, seeds: DataSource(data).count_training_images(seeds))
-    return [*about_averages, *about_data, *missing, *notes_on_device(device)]
+    about_averages = notes_on_short_ema(plan, lambda data, seeds: DataSource(data).count_training_images(seeds))
+    return [*about_averages, *about_data, *missing, *notes_on_unused_mps(device)]
 
 
 def _read_and_check_study(
@@ -175,7 +175,7 @@ def _read_and_check_study(
     return study, document, problems
 
 
-def make_due_decisions(plan: Plan, session: Session) -> Plan:
+def plan_with_due_decisions(plan: Plan, session: Session) -> Plan:
     """Return the plan with the decisions that are due: tunings, looks, and engine benchmarks.
 
     Args:
@@ -188,9 +188,9 @@ def make_due_decisions(plan: Plan, session: Session) -> Plan:
     )
     decided = replace(plan, tuning=tuple(tunings))
     if plan.looks is not None:
-        from vitlab.report.comparison import update_looks
+        from vitlab.report.comparison import looks_with_open_arms
 
-        decided = replace(decided, looks=update_looks(plan, session.store))
+        decided = replace(decided, looks=looks_with_open_arms(plan, session.store))
     if session.run.engine == "measured" and decided == plan:  # otherwise other trials may be planned
         trials = [*plan.trials, *plan.pending]
         missing = [item for item in trials if not session.store.folder(item.trial).done()]
@@ -250,7 +250,7 @@ def plan(
 
     path = find_or_write_study_file(file, out, Watch())
     _, planned = plan_study(path, changes=changes, plugins=plugins, out=out)
-    store, by_arm = Store(Path(out).resolve()), count_costs(planned, path)
+    store, by_arm = Store(Path(out).resolve()), count_params_and_macs(planned, path)
     return pd.DataFrame(
         {
             "arm": item.arm,
@@ -263,7 +263,7 @@ def plan(
     )
 
 
-def count_costs(plan: Plan, file: str | Path) -> dict[str, dict[str, int]]:
+def count_params_and_macs(plan: Plan, file: str | Path) -> dict[str, dict[str, int]]:
     """Return parameters and multiply-accumulates (one image, forward) of each arm's model, built on the meta device.
 
     Arms with the same model share its cost, or its one mistake.
@@ -335,7 +335,9 @@ def _notes_on_data(plan: Plan, document: Document) -> list[str]:
 
     distinct = {str(data): data for data in (item.trial.spec.data for item in (*plan.trials, *plan.pending))}
     try:
-        return list(dict.fromkeys(note for data in distinct.values() for note in DataSource(data).notes()))
+        return list(
+            dict.fromkeys(note for data in distinct.values() for note in DataSource(data).check_pictures_and_note())
+        )
     except DataError as error:
         raise SpecError([document.problem(("base", "data"), str(error))]) from None
 

@@ -64,7 +64,7 @@ class TrialProgress:
         self.share_at_start = 0.0  #: more than 0 after a resume
         self.has_begun = False  #: whether a worker has written since
 
-    def update(self) -> None:
+    def read_new_events(self) -> None:
         """Read the lines that have been appended to the journal."""
         events, self._offset = self.folder.events(self._offset)
         for event in events:
@@ -78,7 +78,7 @@ class TrialProgress:
         """Read the journal up to its end, and go to the step of the checkpoint; to 0 if that is damaged."""
         from safetensors import SafetensorError, safe_open
 
-        self.update()
+        self.read_new_events()
         step, last, unit = 0, self.latest.get("step", 0), COUNTED[self._unit]
         with (
             suppress(OSError, SafetensorError, ValueError, LookupError, TypeError, RecursionError),
@@ -128,14 +128,15 @@ def make_table(rows: Sequence[Row], width: int, widest: Row) -> Table:
     return table
 
 
-def shorten_names(names: Sequence[str], room: int) -> list[str]:
-    """Return names of at most ``room`` letters, shortened in the middle; no two of them are equal."""
+def shorten_names(names: Sequence[str], max_length: int) -> list[str]:
+    """Return names of at most ``max_length`` letters, shortened in the middle; no two of them are equal."""
     shortened: list[str] = []
-    heads = sorted(range(room), key=lambda head: abs(3 * head - room))  # ends, with seeds, say more than beginnings
+    # Ends, with seeds, say more than beginnings.
+    heads = sorted(range(max_length), key=lambda head: abs(3 * head - max_length))
     for name in names:
-        cuts = [f"{name[:head]}…{name[len(name) - room + 1 + head :]}" for head in heads]
-        cuts += [f"…{name[start : start + room - 2]}…" for start in range(len(name))]
-        options = [name] if len(name) <= room else cuts
+        cuts = [f"{name[:head]}…{name[len(name) - max_length + 1 + head :]}" for head in heads]
+        cuts += [f"…{name[start : start + max_length - 2]}…" for start in range(len(name))]
+        options = [name] if len(name) <= max_length else cuts
         shortened.append(next((cut for cut in options if cut not in shortened), cuts[-1]))
     return shortened
 
@@ -178,7 +179,7 @@ class _Display(Watch):
         self._read_journals()
         skipped = sum(1 for arm in plan.arms if arm.skip)
         self.say(
-            f"{plan.study}: {describe_size(plan, todo, store)}"
+            f"{plan.study}: {describe_workload(plan, todo, store)}"
             + (f", {format_count(skipped, 'arm')} skipped" if skipped else "")
         )
 
@@ -209,7 +210,7 @@ class _Display(Watch):
         running = list(self._running.values())  # a timer calls this, too; a cluster may run thousands
         sample = running[:SAMPLE]
         for progress in sample:
-            progress.update()
+            progress.read_new_events()
         all_to_sample = len(running) / max(1, len(sample))
         paused = sum(progress.share for progress in self._paused.values())
         self._completed = self._done + paused + all_to_sample * sum(progress.share for progress in sample)
@@ -328,7 +329,7 @@ class PlainLines(_Display):
         self._flush()
         super().on_end(planned, ending, detail)
         if line := self._describe_ending(planned, ending, detail):
-            self._print(line)
+            self._print_with_progress(line)
 
     def tick(self) -> None:
         """Print the line of the trials that have ended since the last call, or one after a silence."""
@@ -338,7 +339,7 @@ class PlainLines(_Display):
 
     def _say_state(self) -> None:
         if self._done < self._total:
-            self._print("running")
+            self._print_with_progress("running")
 
     def say(self, sentence: str) -> None:
         """Print the sentence to stderr."""
@@ -354,9 +355,9 @@ class PlainLines(_Display):
     def _flush(self) -> None:
         trials, self._ended = self._ended, ()
         if trials:
-            self._print(f"{names_with_seeds(trials)} {Ending.DONE}")
+            self._print_with_progress(f"{format_arms_with_seeds(trials)} {Ending.DONE}")
 
-    def _print(self, text: str) -> None:
+    def _print_with_progress(self, text: str) -> None:
         self._timer.cancel()
         self._read_journals()
         self._printed = time.monotonic()
@@ -458,7 +459,7 @@ def _format_value(value: float, scale: Scale) -> str:
     return scale.number(value, scale.decimals_for_values([value], 1, 4))
 
 
-def names_with_seeds(trials: Sequence[Planned]) -> str:
+def format_arms_with_seeds(trials: Sequence[Planned]) -> str:
     """Return the names of trials: each arm once, with its seeds."""
     seeds: dict[str, list[int]] = {}
     for planned in trials:
@@ -466,7 +467,7 @@ def names_with_seeds(trials: Sequence[Planned]) -> str:
     return list_some((f"{arm} {format_seeds(numbers, 's')}" for arm, numbers in seeds.items()), MAX_ARMS)
 
 
-def describe_size(plan: Plan, todo: Sequence[Planned], store: Store) -> str:
+def describe_workload(plan: Plan, todo: Sequence[Planned], store: Store) -> str:
     """Return the size of a plan in words; ``todo`` may contain prerequisites, which belong to no arm."""
     identities = {trial_name(planned) for planned in todo}
     others = [store.folder(item.trial) for item in plan.trials if trial_name(item) not in identities]

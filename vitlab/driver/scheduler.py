@@ -54,19 +54,20 @@ def train_missing(stage: Plan, trials: Sequence[Planned], session: Session, *, r
             f"{format_count(len(failed_before), 'trial')} failed before under this code; --retry-failed trains them "
             "again."
         )
-    _say_what_lacks_weights(stage, trials, session)
+    _report_ended_without_weights(stage, trials, session)
     session.watch.on_plan(stage, todo, session.store)
     try:
         if todo:
-            Schedule.plan_jobs(todo, session, stage).run_jobs()
+            Schedule.for_trials(todo, session, stage).run_jobs()
     finally:
         session.watch.close()
     return {
-        planned.trial.name: _classify_ending(session.store.folder(planned.trial)) for planned in (*todo, *failed_before)
+        planned.trial.name: _trained_elsewhere_or_failed(session.store.folder(planned.trial))
+        for planned in (*todo, *failed_before)
     }
 
 
-def _say_what_lacks_weights(stage: Plan, missing: Sequence[Planned], session: Session) -> None:
+def _report_ended_without_weights(stage: Plan, missing: Sequence[Planned], session: Session) -> None:
     keep = _weights_to_keep(session.run, stage.analysis, is_needed=False)
     names = {planned.trial.name for planned in missing}
     folders = {session.store.folder(planned.trial) for planned in stage.trials if planned.trial.name not in names}
@@ -77,7 +78,7 @@ def _say_what_lacks_weights(stage: Plan, missing: Sequence[Planned], session: Se
         )
 
 
-def _classify_ending(folder: TrialFolder) -> str:
+def _trained_elsewhere_or_failed(folder: TrialFolder) -> str:
     """Return ``trained`` if this process has trained a trial, ``elsewhere`` if another has, ``failed`` if none has."""
     if not folder.done():
         return "failed"
@@ -116,7 +117,7 @@ class Schedule:
         self._refusals: list[str] = []
 
     @classmethod
-    def plan_jobs(cls, todo: Sequence[Planned], session: Session, plan: Plan) -> Schedule:
+    def for_trials(cls, todo: Sequence[Planned], session: Session, plan: Plan) -> Schedule:
         """Return the schedule of trials of a plan, after looking for jobs that an earlier driver has left."""
         run = session.run
         executor: Executor = registry.slot("executor").build(run.executor, run)
@@ -124,7 +125,7 @@ class Schedule:
 
         make_job = partial(_make_job, session, plan.analysis, dependencies)
         by_folder = {session.store.folder(item.trial).path: item for item in todo}
-        engine_arguments = run.effective_engine, _count_model_work, plan.probes, machine.device_type(run)
+        engine_arguments = run.effective_engine, _model_work_per_image, plan.probes, machine.device_type(run)
         # One by one: how an earlier driver has batched them is not known here.  The executor returns its own jobs.
         running = executor.reattach(
             [make_job(choose_engine(item.trial, *engine_arguments).engine, [item]) for item in todo]
@@ -199,7 +200,7 @@ class Schedule:
                 detail += "; it is resumed" if ending == Ending.PREEMPTED else "; it is tried again"
             elif ending == Ending.DONE:
                 self._done += 1
-                TrialFolder(folder).remove_checkpoint()
+                TrialFolder(folder).remove_leftover_checkpoint()
                 TrialFolder(folder).remove_empty_log()
             else:
                 self.failed += 1
@@ -249,7 +250,7 @@ def _is_ready(job: Job) -> bool:
     return all(TrialFolder(trials / name).has_weights() for item in job.trials for name in item.trial.needs.values())
 
 
-def _count_model_work(trial: Trial) -> Work | None:
+def _model_work_per_image(trial: Trial) -> Work | None:
     """Return the model's work per image; see :data:`vitlab.planning.engine_choice.Works`."""
     from vitlab.data.prepare import data_info
 

@@ -98,12 +98,12 @@ def find_cached_trials(plan: Plan, only: str, store: Store, ended: Collection[st
     for trial in (trial for trial in trials if trial.name not in ended):
         folder = store.folder(trial)
         if folder.has_weights() if trial.name in dependencies else folder.done():
-            folder.remove_checkpoint(trial.to_json())
+            folder.remove_leftover_checkpoint(trial.to_json())
             cached.append(trial)
     return {trial.name: "cached" for trial in cached}
 
 
-def next_stage(plan: Plan, only: str, ended: Collection[str]) -> tuple[Plan, list[Planned]]:
+def next_trials_to_train(plan: Plan, only: str, ended: Collection[str]) -> tuple[Plan, list[Planned]]:
     """Return the next trials to train: the trials of open tunings before the trials of arms.
 
     Args:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitlab.driver.planning import count_costs, ensure_data_identities, plan_study
+from vitlab.driver.planning import count_params_and_macs, ensure_data_identities, plan_study
 from vitlab.driver.scheduler import train_missing
 from vitlab.driver.session import Session, Watch
 from vitlab.errors import TrialFailed
-from vitlab.identity.code import optional_modules
+from vitlab.identity.code import used_optional_modules
 from vitlab.identity.trial import Trial
 from vitlab.planning.values import Plan
 from vitlab.spec import read_study
@@ -44,7 +44,8 @@ def run_smoke_test(
     store = Store(Path(out).resolve())
     if ensure_data_identities(plan, store, file):
         study, plan = plan_study(file, changes=short, plugins=plugins)
-    count_costs(plan, file)  # builds and runs every model on torch's meta device, as 'vitlab validate --build' does
+    # This builds and runs every model on torch's meta device, as 'vitlab validate --build' does.
+    count_params_and_macs(plan, file)
     check_components(plan)
     by_name = {trial.name: trial for trial in (*plan.prerequisites, *(planned.trial for planned in plan.trials))}
     distinct = {_component_signature(planned.trial, by_name): planned for planned in reversed(plan.trials)}.values()
@@ -62,7 +63,7 @@ def _component_signature(trial: Trial, by_name: Mapping[str, Trial]) -> tuple[ob
     spec = trial.spec
     head = None if spec.init_from is None else spec.init_from.head
     test_sets = [bool(spec.data.options.get(name)) for name in TEST_SET_OPTIONS]
-    return (trial.origins, optional_modules(spec), spec.train.precision, head, *test_sets, *needs)
+    return (trial.origins, used_optional_modules(spec), spec.train.precision, head, *test_sets, *needs)
 
 
 def _changes_to_two_steps(tree: Any, place: str = "") -> dict[str, object]:

@@ -3,10 +3,10 @@
 from vitlab.engines.base import Engine, engine
 from vitlab.training.loop import Training
 
-__all__ = ["Engine", "engine", "find_supported_engine"]
+__all__ = ["Engine", "engine", "engine_or_fallback"]
 
 
-def find_supported_engine(name: str, training: Training) -> tuple[str, type[Engine], str]:
+def engine_or_fallback(name: str, training: Training) -> tuple[str, type[Engine], str]:
     """Return the named engine, or the first of its fallbacks that supports the training.
 
     Returns:

@@ -136,7 +136,7 @@ def train(
     for step in evaluation_steps(trainings[0].steps, trainings[0].spec.evaluations):
         if not group.advance_to(step):
             break
-        group.evaluate_at(step)
+        group.evaluate_and_finish_at(step)
     return [group.outcomes.get(training) for training in trainings]
 
 
@@ -168,7 +168,7 @@ class _JointTraining:
                 self._save_if_due(self._active, self._every_s)
         return True
 
-    def evaluate_at(self, step: int) -> None:
+    def evaluate_and_finish_at(self, step: int) -> None:
         """Measure the trainings that have not been measured at a step yet, and end those that are over."""
         # A training that was ahead after a resume may have been measured here already.  The last step is always due: a
         # training of 0 steps has no other one.
@@ -200,7 +200,7 @@ class _JointTraining:
         evaluations = self._reuse_or_build_engine(trainings).evaluate(splits)
         for training, own in zip(trainings, evaluations, strict=True):
             try:
-                measurements[training] = training.measure(own)
+                measurements[training] = training.add_measurement(own)
             except Diverged as error:
                 self.outcomes[training] = training.diverge(error)
         return measurements
@@ -215,7 +215,7 @@ class _JointTraining:
         """Save trainings if the work of more than ``unsaved_s`` is not saved."""
         if time.monotonic() - self._saved_at > unsaved_s:
             for training in trainings:
-                training.save()
+                training.save_if_finite()
             self._saved_at = time.monotonic()
 
 

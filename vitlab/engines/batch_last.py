@@ -170,20 +170,22 @@ class BatchLastForward:
 
     def _apply_position(self, hook: str, x_KDTB: Tensor, layer: int) -> Tensor:
         """Apply ``add`` or ``mix`` of the position encoding to the tokens of a layer."""
-        parts = list_positions(self.model)
+        parts = position_encodings_of_model(self.model)
         if all(not part.overrides(hook) or hook_does_nothing(hook, part, layer) for part in parts):
             return x_KDTB
         return self._apply_tokenwise("position", x_KDTB, lambda part, x_BTD: getattr(part, hook)(x_BTD, layer))
 
     def _position_hints(self, layer: int, queries: int | None) -> Hints:
         """Return what the position encoding tells the attention of a block."""
-        rotation = [each[:, None] if each.ndim == 3 else each for each in self._call_position_hook("rotation", layer)]
-        bias = [each_KHTT[:, :, :queries] for each_KHTT in self._call_position_hook("bias", layer)]
+        rotation = [
+            each[:, None] if each.ndim == 3 else each for each in self._call_rotation_or_bias("rotation", layer)
+        ]
+        bias = [each_KHTT[:, :, :queries] for each_KHTT in self._call_rotation_or_bias("bias", layer)]
         return Hints([each_KHTP.mT[..., None] for each_KHTP in rotation], *bias)
 
-    def _call_position_hook(self, hook: str, layer: int) -> Sequence[Tensor]:
+    def _call_rotation_or_bias(self, hook: str, layer: int) -> Sequence[Tensor]:
         """Return the tensors of ``rotation`` or ``bias`` of the position encoding, with the trials on axis 0."""
-        if not any(part.overrides(hook) for part in list_positions(self.model)):
+        if not any(part.overrides(hook) for part in position_encodings_of_model(self.model)):
             return ()
 
         def call(part: nn.Module) -> tuple[Tensor, ...]:
@@ -194,17 +196,19 @@ class BatchLastForward:
 
     # -- blocks -------------------------------------------------------------------------------------------------------
 
-    def _apply_block(self, at: str, x_KDTB: Tensor, hints: Hints, queries: int | None) -> Tensor:
-        y_KDTB = self._apply_attention(f"{at}.attn", self._apply_part(f"{at}.norm1", x_KDTB), hints, queries)
-        x_KDTB = x_KDTB[:, :, :queries] + self._apply_part(f"{at}.drop_path1", self._apply_part(f"{at}.ls1", y_KDTB))
-        y_KDTB = self._apply_part(f"{at}.mlp", self._apply_part(f"{at}.norm2", x_KDTB))
-        return x_KDTB + self._apply_part(f"{at}.drop_path2", self._apply_part(f"{at}.ls2", y_KDTB))
+    def _apply_block(self, path: str, x_KDTB: Tensor, hints: Hints, queries: int | None) -> Tensor:
+        y_KDTB = self._apply_attention(f"{path}.attn", self._apply_part(f"{path}.norm1", x_KDTB), hints, queries)
+        x_KDTB = x_KDTB[:, :, :queries] + self._apply_part(
+            f"{path}.drop_path1", self._apply_part(f"{path}.ls1", y_KDTB)
+        )
+        y_KDTB = self._apply_part(f"{path}.mlp", self._apply_part(f"{path}.norm2", x_KDTB))
+        return x_KDTB + self._apply_part(f"{path}.drop_path2", self._apply_part(f"{path}.ls2", y_KDTB))
 
-    def _apply_attention(self, at: str, x_KDTB: Tensor, hints: Hints, queries: int | None) -> Tensor:
-        attend = cast(softmax.SoftmaxAttention, self.model.get_submodule(at))
+    def _apply_attention(self, path: str, x_KDTB: Tensor, hints: Hints, queries: int | None) -> Tensor:
+        attend = cast(softmax.SoftmaxAttention, self.model.get_submodule(path))
         trials, width, tokens, images = x_KDTB.shape
         heads = (attend.num_heads, attend.head_dim)
-        rows = _tensors_of_part(at, self.rows)
+        rows = _tensors_of_part(path, self.rows)
         # Projections that are several matrices, or without a bias of keys.
         if "qkv.weight" not in attend.stacked_maps() or attend.qkv_bias == "qv":
             rows = vmap(attend.to_canonical)(rows)
@@ -216,7 +220,7 @@ class BatchLastForward:
             kv_K2HETB = Rotate.apply(kv_K2HETB, *hints.rotation)  # type: ignore[no-untyped-call]
         y_KHEQB: Tensor = Attend.apply(q_KHEQB, kv_K2HETB, hints.bias_KHQS, attend.scale)  # type: ignore[no-untyped-call]
         y_KDM = apply_affine_map(rows["proj.weight"], rows.get("proj.bias"), y_KHEQB.flatten(3).flatten(1, 2))
-        return self._apply_part(f"{at}.proj_drop", y_KDM.view(trials, width, -1, images))
+        return self._apply_part(f"{path}.proj_drop", y_KDM.view(trials, width, -1, images))
 
     def _queries_keys_values(self, rows: State, x_KDTB: Tensor, queries: int | None) -> Sequence[Tensor]:
         """Return the queries (K, D, Q * B), and keys and values (K, 2 * D, M) of all tokens."""
@@ -229,45 +233,45 @@ class BatchLastForward:
         inputs = (x_KDTB[:, :, :queries].flatten(2), x_KDTB.flatten(2))
         return [apply_affine_map(*each) for each in zip(weights, biases, inputs, strict=True)]
 
-    def _apply_mlp(self, at: str, x_KDTB: Tensor) -> Tensor:
-        perceive = cast(mlp.GeluMLP, self.model.get_submodule(at))
+    def _apply_mlp(self, path: str, x_KDTB: Tensor) -> Tensor:
+        perceive = cast(mlp.GeluMLP, self.model.get_submodule(path))
         hidden_KOM = F.gelu(
-            self._apply_linear(f"{at}.fc1", x_KDTB.flatten(2)), approximate=cast(nn.GELU, perceive.act).approximate
+            self._apply_linear(f"{path}.fc1", x_KDTB.flatten(2)), approximate=cast(nn.GELU, perceive.act).approximate
         )
-        hidden_KOTB = self._apply_part(f"{at}.drop1", hidden_KOM.view(*hidden_KOM.shape[:2], *x_KDTB.shape[2:]))
-        y_KDM = self._apply_linear(f"{at}.fc2", self._apply_part(f"{at}.norm", hidden_KOTB).flatten(2))
-        return self._apply_part(f"{at}.drop2", y_KDM.view(x_KDTB.shape))
+        hidden_KOTB = self._apply_part(f"{path}.drop1", hidden_KOM.view(*hidden_KOM.shape[:2], *x_KDTB.shape[2:]))
+        y_KDM = self._apply_linear(f"{path}.fc2", self._apply_part(f"{path}.norm", hidden_KOTB).flatten(2))
+        return self._apply_part(f"{path}.drop2", y_KDM.view(x_KDTB.shape))
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
-    def _apply_part(self, at: str, x_KDTB: Tensor) -> Tensor:
+    def _apply_part(self, path: str, x_KDTB: Tensor) -> Tensor:
         """Apply a part from tokens to tokens, batch-last if it is supported."""
-        part = self.model.get_submodule(at)
+        part = self.model.get_submodule(path)
         if _is_identity(part):
             return x_KDTB
-        if type(part) is norm.LayerNorm and f"{at}.bias" in self.rows:
-            weight_KD, bias_KD = self.rows[f"{at}.weight"], self.rows[f"{at}.bias"]
+        if type(part) is norm.LayerNorm and f"{path}.bias" in self.rows:
+            weight_KD, bias_KD = self.rows[f"{path}.weight"], self.rows[f"{path}.bias"]
             y_KDM: Tensor = Normalise.apply(x_KDTB.flatten(2), weight_KD, bias_KD, part.eps)  # type: ignore[no-untyped-call]
             return y_KDM.view(x_KDTB.shape)
         if type(part) is mlp.GeluMLP and type(part.act) is nn.GELU:
-            return self._apply_mlp(at, x_KDTB)
-        return self._apply_tokenwise(at, x_KDTB, nn.Module.__call__)
+            return self._apply_mlp(path, x_KDTB)
+        return self._apply_tokenwise(path, x_KDTB, nn.Module.__call__)
 
-    def _apply_linear(self, at: str, x_KIM: Tensor) -> Tensor:
-        return apply_affine_map(self.rows[f"{at}.weight"], self.rows.get(f"{at}.bias"), x_KIM)
+    def _apply_linear(self, path: str, x_KIM: Tensor) -> Tensor:
+        return apply_affine_map(self.rows[f"{path}.weight"], self.rows.get(f"{path}.bias"), x_KIM)
 
-    def _apply_tokenwise(self, at: str, x_KDTB: Tensor, call: Call) -> Tensor:
-        return _to_KDTB(self._call_vectorised(at, call, _to_KBTD(x_KDTB)))
+    def _apply_tokenwise(self, path: str, x_KDTB: Tensor, call: Call) -> Tensor:
+        return _to_KDTB(self._call_vectorised(path, call, _to_KBTD(x_KDTB)))
 
-    def _call_vectorised(self, at: str, call: Call, *inputs: Tensor) -> Any:
+    def _call_vectorised(self, path: str, call: Call, *inputs: Tensor) -> Any:
         """Call a part of each trial with its own weights, and with inputs that have the trials on axis 0."""
-        call_part = PartCall(self.model.get_submodule(at), call)
+        call_part = PartCall(self.model.get_submodule(path), call)
 
         def one(row: Tensor, rows: State, draws: noise.Draws | None, *inputs: Tensor) -> Any:
             with noise.use_model_draws(draws) if draws is not None else nullcontext():
                 return functional_call(call_part, dict(rows), inputs)
 
-        rows = {f"part.{name}": row for name, row in _tensors_of_part(at, self.rows).items()}
+        rows = {f"part.{name}": row for name, row in _tensors_of_part(path, self.rows).items()}
         in_dims = (0, 0, None if self.draws is None else 0, *(0 for _ in inputs))
         return vmap(one, in_dims)(self.row_K, rows, self.draws, *inputs)
 
@@ -282,9 +286,9 @@ def _to_KDTB(x_KBTD: Tensor) -> Tensor:
     return x_KBTD.permute(0, 3, 2, 1).contiguous()
 
 
-def _tensors_of_part(at: str, rows: State) -> dict[str, Tensor]:
+def _tensors_of_part(path: str, rows: State) -> dict[str, Tensor]:
     """Return the tensors of a part by their names in it."""
-    return {name.removeprefix(f"{at}."): row for name, row in rows.items() if name.startswith(f"{at}.")}
+    return {name.removeprefix(f"{path}."): row for name, row in rows.items() if name.startswith(f"{path}.")}
 
 
 def _is_identity(part: nn.Module) -> bool:
@@ -352,12 +356,15 @@ def count_tokens_head_reads(model: ViT) -> int | None:
     ]
     if any(type(module) not in (*TOKENWISE, LayerScale) for part in parts for module in part.modules()):
         return None
-    if not all(not part.overrides("mix") or hook_does_nothing("mix", part, layer) for part in list_positions(model)):
+    if not all(
+        not part.overrides("mix") or hook_does_nothing("mix", part, layer)
+        for part in position_encodings_of_model(model)
+    ):
         return None
     return 1 + max(model.geometry.prefix.index(token) for token in head.reads)
 
 
-def list_positions(model: ViT) -> list[Position]:
+def position_encodings_of_model(model: ViT) -> list[Position]:
     """Return the position encodings of a model; a list of a derived class, which may combine them otherwise, is one."""
     whole = model.position
     if any(isinstance(part, Together) and type(part) is not Together for part in whole.modules()):

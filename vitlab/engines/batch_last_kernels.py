@@ -85,7 +85,7 @@ class Attend(torch.autograd.Function):
     def forward(ctx: Any, q_KHEQB: Tensor, kv: Tensor, bias_KHQS: Tensor | None, scale: float) -> Tensor:
         """Return the weighted values, (K, H, E, Q, B)."""
         k, v = kv.unbind(1)
-        logits_KHQSB = sum_over_channels(q_KHEQB * scale, k)
+        logits_KHQSB = pairwise_dot_products(q_KHEQB * scale, k)
         if bias_KHQS is not None:
             logits_KHQSB.add_(bias_KHQS[..., None])
         weights_KHQSB = logits_KHQSB.softmax(3)
@@ -101,7 +101,7 @@ class Attend(torch.autograd.Function):
         grad_kv = torch.empty_like(kv)
         grad_k, grad_v = grad_kv.unbind(1)
         sum_over_tokens(weights_KHQSB.unbind(2), grad_KHEQB.unbind(3), grad_v)
-        logits_KHQSB = sum_over_channels(grad_KHEQB, v)
+        logits_KHQSB = pairwise_dot_products(grad_KHEQB, v)
         # Gradient of the softmax: w * (g - sum of w * g over keys).
         logits_KHQSB = torch._softmax_backward_data(logits_KHQSB, weights_KHQSB, 3, logits_KHQSB.dtype)
         grad_bias = logits_KHQSB.sum(-1).sum_to_size(ctx.bias_shape) if ctx.needs_input_grad[2] else None
@@ -111,7 +111,7 @@ class Attend(torch.autograd.Function):
         return grad_q, grad_kv, grad_bias, None
 
 
-def sum_over_channels(a_KHEQB: Tensor, b_KHESB: Tensor) -> Tensor:
+def pairwise_dot_products(a_KHEQB: Tensor, b_KHESB: Tensor) -> Tensor:
     """Return the sums over channels of the products of all pairs of tokens, (K, H, Q, S, B)."""
     (a, *others), (b, *partners) = a_KHEQB.unbind(2), b_KHESB.unbind(2)
     sum_KHQSB = a[:, :, :, None] * b[:, :, None]

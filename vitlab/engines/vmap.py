@@ -28,7 +28,7 @@ from torch.func import functional_call, vmap
 
 from vitlab import noise
 from vitlab.components.base import Part, draw_path_scales
-from vitlab.data.batches import join_feeds, sample_ids
+from vitlab.data.batches import link_feeds, sample_ids
 from vitlab.engines.base import Engine, engine
 from vitlab.models.contract import NewState, State
 from vitlab.training.evaluation import NARROW, EvaluationResult, MetricAccumulator, Split, evaluation_batches
@@ -61,7 +61,7 @@ class Vmap(Engine):
 
     def __init__(self, trainings: Sequence[Training]) -> None:
         super().__init__(trainings)
-        join_feeds([training.feed for training in trainings])
+        link_feeds([training.feed for training in trainings])
         with self._raise_engine_failed():
             self._stack_weights()
 
@@ -102,7 +102,7 @@ class Vmap(Engine):
                 )
                 for loss, weight in losses
             ]
-            values.append(training.micro_batches.combine_losses(parts, training.parameters))
+            values.append(training.micro_batches.combine_losses_and_gradients(parts, training.parameters))
             training.apply_learning_rate()
             training.clip_gradients()
         for optimizer in self.optimizers:
@@ -226,7 +226,7 @@ ADAMS, SGDS = (
 """Classes of elementwise optimizers; a derived class may compute another step."""
 
 
-class _Joined:
+class _JointOptimizer:
     """Optimizers of one class as one.
 
     Several Adam or AdamW optimizers step by torch's fused kernel alone.  The method ``step`` of torch's optimizer calls
@@ -293,7 +293,7 @@ class _Joined:
         )
 
 
-def join_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.optim.Optimizer | _Joined]:
+def join_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.optim.Optimizer | _JointOptimizer]:
     """Return optimizers of several models as ones that step together, one call for all parameters of equal settings.
 
     Torch's elementwise optimizers, and those with the attribute ``joint_safe``, are joined: their result for a
@@ -306,4 +306,4 @@ def join_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.o
     for part in parts:
         is_joined = type(part) in (*ADAMS, *SGDS) or getattr(part, "joint_safe", False)
         (by_type[type(part)] if is_joined else alone).append(part)
-    return [*alone, *map(_Joined, by_type.values())]
+    return [*alone, *map(_JointOptimizer, by_type.values())]

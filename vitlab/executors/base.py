@@ -154,7 +154,7 @@ class Executor(ABC):
 
 
 class PollingExecutor(Executor):
-    """Executor that looks for news of its jobs; a subclass defines :meth:`_wait_for_news`, and adds to ``_ends``."""
+    """Executor that polls: a subclass defines :meth:`_wait_and_collect_ends`, which adds ended jobs to ``_ends``."""
 
     _running: Collection[object]  #: jobs that have begun, set by a subclass that calls :meth:`_wait_for_all`
 
@@ -167,20 +167,20 @@ class PollingExecutor(Executor):
         """Wait for ended jobs, at most ``timeout_s`` seconds."""
         deadline = time.monotonic() + timeout_s
         while True:
-            self._wait_for_news(0.0 if self._ends else max(0.0, deadline - time.monotonic()))
+            self._wait_and_collect_ends(0.0 if self._ends else max(0.0, deadline - time.monotonic()))
             if self._ends or time.monotonic() >= deadline:
                 ends, self._ends = self._ends, []
                 return ends
 
     @abstractmethod
-    def _wait_for_news(self, timeout_s: float) -> None:
+    def _wait_and_collect_ends(self, timeout_s: float) -> None:
         """Note jobs that have ended; return after ``timeout_s`` at most, and earlier at any news."""
 
     def _wait_for_all(self, timeout_s: float) -> None:
         """Wait until no job is running, at most ``timeout_s`` seconds."""
         deadline = time.monotonic() + timeout_s
         while self._running and (remaining_s := deadline - time.monotonic()) > 0:
-            self._wait_for_news(remaining_s)
+            self._wait_and_collect_ends(remaining_s)
 
     def _drop_waiting_jobs(self) -> None:
         self._ends += [JobEnd(job, Ending.STOPPED) for job in self._waiting]

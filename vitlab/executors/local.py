@@ -183,7 +183,7 @@ class Local(PollingExecutor):
         watchdog.start(base.START_S)
         self._running[process.sentinel] = _Worker(job, place, process, pipe, watchdog)
 
-    def _wait_for_news(self, timeout_s: float) -> None:
+    def _wait_and_collect_ends(self, timeout_s: float) -> None:
         """Wait for workers to exit or to send messages, and record the endings of their jobs."""
         if not self._running:
             time.sleep(timeout_s)

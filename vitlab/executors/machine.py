@@ -47,7 +47,7 @@ def _cgroup_quota() -> float:
     return math.inf if allowed in ("max", "-1") else int(allowed) / int(period)
 
 
-def notes_on_device(device: str) -> list[str]:
+def notes_on_unused_mps(device: str) -> list[str]:
     """Return a sentence where the device ``auto`` leaves the GPU of a Mac unused."""
     if device != "auto" or sys.platform != "darwin" or platform.machine() != "arm64":
         return []
@@ -63,7 +63,7 @@ def usable_gpus() -> list[str]:
         return _parse_visible_devices(visible)
     if shutil.which("nvidia-smi") is None:  # as in containers with the devices but without the tools
         return [str(index) for index, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
-    return _parse_gpu_list(_run_nvidia_smi())
+    return _parse_nvidia_smi_list(_run_nvidia_smi_list())
 
 
 def device_type(run: RunSpec) -> str:
@@ -73,7 +73,7 @@ def device_type(run: RunSpec) -> str:
     return "cuda" if usable_gpus() else "cpu"
 
 
-def _run_nvidia_smi() -> str:
+def _run_nvidia_smi_list() -> str:
     """Return the list of GPUs that nvidia-smi prints; empty if it is missing or fails."""
     try:
         return subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True).stdout
@@ -91,7 +91,7 @@ def _parse_visible_devices(value: str) -> list[str]:
     return devices
 
 
-def _parse_gpu_list(listing: str) -> list[str]:
+def _parse_nvidia_smi_list(listing: str) -> list[str]:
     """Return the UUIDs in the output of ``nvidia-smi -L``; for a sliced GPU (MIG), its slices' UUIDs."""
     devices: list[list[str]] = []
     for line in listing.splitlines():

@@ -56,7 +56,7 @@ from vitlab.executors.task import (
 )
 from vitlab.runner.job import Job
 from vitlab.spec import RunSpec
-from vitlab.store.files import open_in_place
+from vitlab.store.files import open_nofollow
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import Busy, kill_process
 from vitlab.store.result import Ending
@@ -157,7 +157,7 @@ class Ray(PollingExecutor):
         try:
             if self._running:
                 self._bell.set.remote()
-                self._wait_for_news(0.0)
+                self._wait_and_collect_ends(0.0)
             for running in [running for running in self._running.values() if not running.started.host]:
                 self._ray.cancel(running.stream)  # still in the queue
             self._wait_for_all(grace_s)
@@ -185,12 +185,12 @@ class Ray(PollingExecutor):
                 except Busy:
                     return False
                 for folder in folders:
-                    folder.recover_journal()
+                    folder.prepare_for_attempt()
                 worker.refer_to_shared_log(job)
                 files = [(path, self._put_file(file, job)) for path, file in list_input_files(job)]
             else:
                 job.folder.mkdir(parents=True, exist_ok=True)
-                with open(open_in_place(job.folder / "log.txt"), "a", encoding="utf-8") as log:
+                with open(open_nofollow(job.folder / "log.txt"), "a", encoding="utf-8") as log:
                     log.write(f"handed to Ray as {token}\n")
             if self._bell is None:
                 bell = self._ray.remote(num_cpus=0, max_concurrency=100_000, max_restarts=-1, max_task_retries=-1)(
@@ -249,7 +249,7 @@ class Ray(PollingExecutor):
             self._shared[file] = self._ray.put(file.read_bytes())
         return self._shared[file]
 
-    def _wait_for_news(self, timeout_s: float) -> None:
+    def _wait_and_collect_ends(self, timeout_s: float) -> None:
         """Wait for an item of any stream, and take one item of each stream that has some."""
         if time.monotonic() - self._looked > COUNT_S:
             self._looked = time.monotonic()
@@ -265,12 +265,12 @@ class Ray(PollingExecutor):
         if self._ray.wait(list(self._running), num_returns=1, timeout=wait_s)[0]:
             count = len(self._running)
             for ready in self._ray.wait(list(self._running), num_returns=count, timeout=0)[0]:
-                self._handle_next_item(self._running[ready])
+                self._handle_stream_item(self._running[ready])
         for running in self._running.values():
             if running.watchdog.must_kill():
                 self._kill_worker(running)
 
-    def _handle_next_item(self, running: _SubmittedJob) -> None:
+    def _handle_stream_item(self, running: _SubmittedJob) -> None:
         try:
             item = self._ray.get(next(running.stream))
         except (StopIteration, self._ray.exceptions.RayError) as error:

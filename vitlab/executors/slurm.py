@@ -265,14 +265,14 @@ class Slurm(PollingExecutor):
         if nodes > 1:
             needs["srun_args"] = ["--wait=60"]  # a node whose first one has failed ends
         devices = {job.settings.device for job in jobs}
-        if not ("cuda" in devices or ("auto" in devices and self._has_gpus)):
+        if not ("cuda" in devices or ("auto" in devices and self._auto_gets_gpus)):
             return needs
         shares = [job.gpu or resources.gpu or 1.0 for job in jobs if job.settings.device != "cpu"]
         count = math.ceil(sum(shares) / nodes - 1e-6)
         return {**needs, **({"gres": f"{self._gres}:{count}"} if self._gres else {"gpus_per_node": count})}
 
     @cached_property
-    def _has_gpus(self) -> bool:
+    def _auto_gets_gpus(self) -> bool:
         """Whether trials of ``device: auto`` get GPUs: some are requested, or the partition has some.
 
         Raises:
@@ -293,7 +293,7 @@ class Slurm(PollingExecutor):
         )
         return False
 
-    def _wait_for_news(self, timeout_s: float) -> None:
+    def _wait_and_collect_ends(self, timeout_s: float) -> None:
         """Send waiting jobs and collect ended ones."""
         free = self._jobs - len(self._sent)
         if self._waiting and free > 0 and time.monotonic() >= self._again_at:

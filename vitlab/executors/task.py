@@ -28,7 +28,7 @@ from vitlab.errors import VitlabError
 from vitlab.executors import worker
 from vitlab.executors.base import Stage, thread_variables
 from vitlab.runner.job import NODE_VARIABLE, Job
-from vitlab.store.files import open_in_place, write_bytes
+from vitlab.store.files import open_nofollow, write_bytes
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import process_name
 from vitlab.store.result import Ending
@@ -81,9 +81,9 @@ def run_ray_task(
     token: str,
     sent: Sequence[tuple[str, Any]] | None,
     on_gpu: bool,
-    bell: Any,
+    stop_signal: Any,
     folder: str,
-    place: tuple[int, str] | None = None,
+    node: tuple[int, str] | None = None,
 ) -> Iterator[Started | Stage | FileChange | Finished]:
     """Run one job in this process, as a Ray task; a stage is yielded when the attempt has reached it.
 
@@ -94,9 +94,9 @@ def run_ray_task(
         token: text in the log of a shared folder, by which the worker recognises it.
         sent: destination paths and contents of the files of a folder that is not shared; None for a shared folder.
         on_gpu: True if Ray has assigned a GPU to this process.
-        bell: the actor that signals the stop.
+        stop_signal: the actor that signals the stop.
         folder: the driver's current folder, entered if it exists here; nothing is imported from it.
-        place: for a trial on several machines the number of this one, and the address of the first one on the others.
+        node: for a trial on several machines the number of this one, and the address of the first one on the others.
     """
     import ray
 
@@ -105,13 +105,13 @@ def run_ray_task(
 
     os.environ.update(thread_variables(job) | ({} if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}))
     host, address = socket.gethostname(), ""
-    if place is not None:
-        address = place[1] or f"{ray.util.get_node_ip_address()}:{_find_free_port()}"
+    if node is not None:
+        address = node[1] or f"{ray.util.get_node_ip_address()}:{_find_free_port()}"
         os.environ["MASTER_ADDR"], _, os.environ["MASTER_PORT"] = address.rpartition(":")
-        os.environ[NODE_VARIABLE] = str(place[0])
+        os.environ[NODE_VARIABLE] = str(node[0])
     yield Started(host, process_name(os.getpid()), ray.get_runtime_context().get_node_id(), address)
     stop = threading.Event()
-    bell.wait.remote().future().add_done_callback(lambda _: stop.set())  # also when the actor is gone
+    stop_signal.wait.remote().future().add_done_callback(lambda _: stop.set())  # also when the actor is gone
     with ExitStack() as scratch:
         outbox = None
         if sent is not None:
@@ -250,12 +250,12 @@ def apply_file_change(change: FileChange, folders: Sequence[Path]) -> None:
     """
     index, path = change.place
     folder, inside = folders[index], PurePosixPath(path)
-    TrialFolder(folder).require_lock()
+    TrialFolder(folder).raise_if_lock_lost()
     if inside.is_absolute() or ".." in inside.parts:
         raise VitlabError(f"a worker sent a file for {path}, which is not in its trial's folder")
     file = folder / inside
     if change.data is not None and change.offset:
-        with open(open_in_place(file, os.O_WRONLY), "wb") as grown:
+        with open(open_nofollow(file, os.O_WRONLY), "wb") as grown:
             grown.seek(change.offset)
             grown.write(change.data)
             grown.truncate()  # last, because a reader would take a shorter journal for another training

@@ -45,7 +45,7 @@ from vitlab.imports import import_object
 from vitlab.runner import fork_server
 from vitlab.runner.job import NODE_VARIABLE, Deferral, Job, TrialEnd
 from vitlab.spec.tree import parse_as, type_adapter
-from vitlab.store.files import open_in_place, read_json, read_json_strictly, require_mapping, write_json
+from vitlab.store.files import open_nofollow, read_json, read_json_strictly, require_mapping, write_json
 from vitlab.store.folders import Keep, TrialFolder
 from vitlab.store.locks import DRIVER, is_alive, kill_orphan
 from vitlab.store.result import Ending
@@ -65,7 +65,7 @@ def run_piped_worker(job: Job, environment: Mapping[str, str], cores: Sequence[i
         cores: cores to pin the process to; empty for all.
         driver: the pipe to the driver.
     """
-    stop_requested = fork_server.set_up_process(environment, driver)
+    stop_requested = fork_server.set_environment_and_listen(environment, driver)
     if cores and hasattr(os, "sched_setaffinity"):
         with suppress(OSError):  # a sandbox may forbid it; then the kernel places the threads
             os.sched_setaffinity(0, cores)
@@ -94,7 +94,7 @@ class _Clock:
         self._steps = -1
         report_stage("tries")
 
-    def must_stop(self) -> bool:
+    def count_step_and_check_stop(self) -> bool:
         """Count a step and return True if the attempt has to stop."""
         self._steps += 1
         if self._steps == 1:
@@ -125,7 +125,7 @@ def run_job(
         all_ends = _stored_ends(job.folders, job.settings.keep)  #: of the trials that have ended, by folder
         while remaining := tuple(item for item in job.trials if item.folder not in all_ends):
             clock = _Clock(stop, job.timeout_s, report_stage)
-            ends = execute(replace(job, trials=remaining), clock.must_stop)
+            ends = execute(replace(job, trials=remaining), clock.count_step_and_check_stop)
             by_folder = dict(zip((item.folder for item in remaining), ends, strict=True))
             busy = [folder for folder, end in by_folder.items() if end.ending == Deferral.BUSY]
             is_stopped = Ending.STOPPED in [end.ending for end in ends]
@@ -138,7 +138,7 @@ def run_job(
                 return Ending.STOPPED, ""
             if busy:  # another process trains them; this one trains what remains
                 report_stage("waits")
-                _wait_for_lease(TrialFolder(busy[0]), stop)
+                _wait_for_lease_release(TrialFolder(busy[0]), stop)
                 if stop():
                     return Ending.STOPPED, ""
                 all_ends |= _stored_ends(busy, job.settings.keep)
@@ -161,7 +161,7 @@ def _stored_ends(folders: Sequence[Path], keep: Keep) -> dict[Path, TrialEnd]:
     return {folder: TrialEnd(Ending.DONE, result.failure) for folder, result in results.items() if result is not None}
 
 
-def _wait_for_lease(folder: TrialFolder, stop: Callable[[], bool]) -> None:
+def _wait_for_lease_release(folder: TrialFolder, stop: Callable[[], bool]) -> None:
     """Wait until no process holds the trial's lease, or until ``stop`` returns True."""
     since = time.monotonic()
     while True:
@@ -214,7 +214,7 @@ def run_job_and_exit(
 def redirect_output_to_log(folder: Path) -> None:
     """Redirect all output of this process, including C libraries and crash traces, to ``log.txt``."""
     folder.mkdir(parents=True, exist_ok=True)
-    log = open_in_place(folder / "log.txt")
+    log = open_nofollow(folder / "log.txt")
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     os.close(log)
@@ -227,7 +227,7 @@ def refer_to_shared_log(job: Job) -> None:
     """Append to the logs of the job's other trials a reference to the log of the job."""
     for folder in job.folders[1:]:
         folder.mkdir(parents=True, exist_ok=True)
-        with open(open_in_place(folder / "log.txt"), "a", encoding="utf-8") as log:
+        with open(open_nofollow(folder / "log.txt"), "a", encoding="utf-8") as log:
             log.write(f"trained along with {job.name}, whose log is {job.folder / 'log.txt'}\n")
 
 

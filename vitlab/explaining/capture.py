@@ -78,5 +78,8 @@ def capture(model: ViT, x_BCHW: Tensor) -> Captured:
     if len({len(of_block) for of_block in maps}) != 1 or not maps[0]:
         raise UserError(f"explanations need as many attention maps in each block; found {list(map(len, maps))}")
     by_block = [torch.cat(of_block, 1) for of_block in maps]  # several attentions of a block are more heads
-    spread = [each if merged is None else merged.spread(each) for each, merged in zip(by_block, received, strict=True)]
+    spread = [
+        each if merged is None else merged.expand_attention_maps(each)
+        for each, merged in zip(by_block, received, strict=True)
+    ]
     return Captured(tuple(spread), tuple(tokens), logits_by_head, model.geometry)

@@ -32,7 +32,7 @@ def rollout(maps_LBHTT: Sequence[Tensor]) -> Tensor:
     return rolled_BTT
 
 
-def to_patches(rolled_BTT: Tensor, geometry: Geometry, reads: Collection[str] | None) -> dict[str, Tensor]:
+def attention_to_patch_maps(rolled_BTT: Tensor, geometry: Geometry, reads: Collection[str] | None) -> dict[str, Tensor]:
     """Return the contribution of each patch to the output: ``{token: (B, rows, columns)}``, without prefix columns.
 
     There is one map for each prefix token that the head reads; if there is none, ``mean`` over all patch rows.
@@ -90,7 +90,7 @@ class Norms(NamedTuple):
     outliers: float  #: share of patch tokens beyond the threshold
 
 
-def token_norms(tokens_BTD: Tensor, geometry: Geometry) -> Norms:
+def token_norm_statistics(tokens_BTD: Tensor, geometry: Geometry) -> Norms:
     """Return norms of patch tokens, and the share of outliers by the threshold median + 10 x MAD.
 
     Darcet et al. (arXiv:2309.16588) use a fixed norm that was chosen by eye for one model (150 for DINOv2-g).  Norms of

@@ -89,7 +89,7 @@ class Explanation:
         return table["true"] == table["predicted"] if table and "true" in table else None
 
     @property
-    def answer(self) -> tuple[str, float | None]:
+    def prediction_and_probability(self) -> tuple[str, float | None]:
         """Return what is predicted as text, and the probability of a single class.
 
         It is a class, any number of classes, or of a segmentation the share of right pixels.
@@ -103,9 +103,9 @@ class Explanation:
         return (", ".join(name for name, _ in classes) or "none"), classes[0][1] if len(classes) == 1 else None
 
     @property
-    def chance(self) -> float | None:
+    def chance_if_close(self) -> float | None:
         """The probability of a class by chance, if the odds of the predicted one are less than twice its odds."""
-        shares, share = [share for _, share in self.ranking], self.answer[1]
+        shares, share = [share for _, share in self.ranking], self.prediction_and_probability[1]
         if share is None or len(shares) < 2 or self.head == "multilabel":
             return None
         return 1 / len(shares) if share * (len(shares) - 1) < 2 * (1 - share) else None
@@ -113,14 +113,18 @@ class Explanation:
     @property
     def sentence(self) -> str:
         """Return the answer in words, such as ``predicts 3 (97.2 %)``; empty if there is none."""
-        label, share = self.answer
+        label, share = self.prediction_and_probability
         if self.predicted_HW is not None or not label:
             return label
         if share is None:
             return f"predicts {label}"
         true = dict(self.ranking).get(self.subject.class_name or "") if self.is_right is False else None
         rest = "" if true is None else f", not {self.subject.class_name} ({pictures.percent(true)})"
-        rest += "" if self.chance is None else f"; chance is {pictures.percent(self.chance)}, so its maps say little"
+        rest += (
+            ""
+            if self.chance_if_close is None
+            else f"; chance is {pictures.percent(self.chance_if_close)}, so its maps say little"
+        )
         return f"predicts {label} ({pictures.percent(share)}){rest}"
 
 
@@ -150,9 +154,13 @@ def explain(
     """
     captured = capture(model, x_BCHW)
     geometry, logits_BC, reads = captured.geometry, captured.logits_by_head[""], model.head.reads
-    by_block = [measures.to_patches(maps_BHTT[0].double(), geometry, reads) for maps_BHTT in captured.maps_LBHTT]
+    by_block = [
+        measures.attention_to_patch_maps(maps_BHTT[0].double(), geometry, reads) for maps_BHTT in captured.maps_LBHTT
+    ]
     maps = dict[str, Map]()
-    for token, map_BYX in measures.to_patches(measures.rollout(captured.maps_LBHTT), geometry, reads).items():
+    for token, map_BYX in measures.attention_to_patch_maps(
+        measures.rollout(captured.maps_LBHTT), geometry, reads
+    ).items():
         values_YX = map_BYX[0].numpy()
         largest, mean = float(values_YX.max()), float(values_YX.mean())
         facts = {"largest share": f"{pictures.percent(largest)}, {largest / mean:.1f} x the mean"}
@@ -176,7 +184,7 @@ def explain(
         {token: np.stack([of_block[token].numpy() for of_block in by_block]) for token in by_block[0]},
         torch.stack([measures.attention_distance(each, geometry)[0] for each in captured.maps_LBHTT]).numpy(),
         float(measures.patch_distances(geometry).mean()) * geometry.patches / geometry.tokens,
-        [measures.token_norms(tokens_BTD, geometry) for tokens_BTD in captured.tokens_LBTD],
+        [measures.token_norm_statistics(tokens_BTD, geometry) for tokens_BTD in captured.tokens_LBTD],
         _position_similarity(model),
         head,
         table,
@@ -200,7 +208,7 @@ def draw(explanation: Explanation, out: Path, scales: Mapping[Kind, Scale] = {})
 
     Maps whose kind has no scale keep their own.
     """
-    maps = {name: each.on(scales.get(each.kind, each.scale)) for name, each in explanation.maps.items()}
+    maps = {name: each.with_scale(scales.get(each.kind, each.scale)) for name, each in explanation.maps.items()}
     figures: dict[str, Figure] = {}
     tables: dict[str, Table] = {name: _grid_table(each.values_YX) for name, each in maps.items()}
     for token, maps_LHYX in explanation.heads.items():
@@ -211,7 +219,7 @@ def draw(explanation: Explanation, out: Path, scales: Mapping[Kind, Scale] = {})
     tables["distance"] = {"block": blocks, "head": heads, "distance_px": distance_LH.flatten()}
     by_name = dict(zip(measures.Norms._fields, zip(*explanation.norms, strict=True), strict=True))
     tables["norms"] = {"depth": range(len(explanation.norms)), **by_name}
-    figures["norms"] = pictures.draw_norms(np.array(by_name["ratio"]))
+    figures["norms"] = pictures.draw_norm_ratios(np.array(by_name["ratio"]))
     if (similarity := explanation.similarity_YXYX) is not None:
         figures["positions"] = pictures.draw_position_grids(similarity)
         tables["positions"] = _grid_table(similarity.reshape(-1, similarity.shape[2] * similarity.shape[3]))
@@ -226,7 +234,7 @@ def draw(explanation: Explanation, out: Path, scales: Mapping[Kind, Scale] = {})
     )
 
 
-def compare(explanations: Mapping[str, Explanation], caption: str, out: Path) -> list[Path]:
+def write_side_by_side(explanations: Mapping[str, Explanation], caption: str, out: Path) -> list[Path]:
     """Write pictures of models and the same image, side by side: one for each map, and one of the labels of pixels.
 
     Args:

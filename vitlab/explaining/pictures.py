@@ -79,7 +79,7 @@ class Map(NamedTuple):
         """Return a map with a scale of its own."""
         return cls(kind, title, values_YX, facts, Scale.of(kind, [values_YX]))
 
-    def on(self, scale: Scale) -> Map:
+    def with_scale(self, scale: Scale) -> Map:
         """Return the map on a scale that it may share, with a note if that leaves little of it to see."""
         is_faint = self.scale.high < FAINT * scale.high
         note = {"colours": "faint on the common scale; --scale own shows them"} if is_faint else {}
@@ -100,11 +100,11 @@ def to_picture(image_HWC: Array) -> Image.Image:
     return picture
 
 
-def render_map(one: Map, size: tuple[int, int], how: Image.Resampling = Image.Resampling.NEAREST) -> Image.Image:
+def render_map(one: Map, size: tuple[int, int], resample: Image.Resampling = Image.Resampling.NEAREST) -> Image.Image:
     """Return a map as an RGB picture of a width and a height."""
     low, high = one.scale
     share_YX = ((one.values_YX - low) / (high - low)).astype(np.float32)
-    share_HW = np.asarray(Image.fromarray(share_YX).resize(size, how))
+    share_HW = np.asarray(Image.fromarray(share_YX).resize(size, resample))
     return Image.fromarray(np.ascontiguousarray(one.scale.colours(share_HW, bytes=True)[..., :3]))
 
 
@@ -140,7 +140,7 @@ def draw_side_by_side(models: Mapping[str, Panel], *, truth: str | None) -> Figu
         models: name to panel, all of one kind; the facts of each map are written below it.
         truth: the true label; None where it is not known.
     """
-    figure, (first, *others) = _make_panels(len(models) + 1)
+    figure, (first, *others) = _make_subplots(len(models) + 1)
     picture = to_picture(next(iter(models.values())).image_HWC)
     titles = {panel.map.title for panel in models.values()}
     _show_picture(first, picture, "image" if truth is None else f"image: {truth}")
@@ -150,7 +150,7 @@ def draw_side_by_side(models: Mapping[str, Panel], *, truth: str | None) -> Figu
         own = f"\n{panel.map.title}" * (len(titles) > 1)  # each model may have a class of its own
         _show_picture(axis, shown, f"{name}\n{panel.answer}{own}", facts, ALARM if panel.is_wrong else INK)
     if len(scales := {panel.map.scale for panel in models.values()}) == 1:
-        _add_scale(figure, [first, *others], scales.pop(), [panel.map.values_YX for panel in models.values()])
+        _add_colorbar(figure, [first, *others], scales.pop(), [panel.map.values_YX for panel in models.values()])
     if len(titles) == 1:
         figure.suptitle(titles.pop(), fontsize=10, wrap=True)
     return figure
@@ -173,7 +173,7 @@ def draw_label_maps(
     # Of 20 colours every second is dark: these come first, so that few classes are easy to tell apart.
     colours = np.reshape(colormaps["tab20"](range(20))[:, :3], (10, 2, 3)).swapaxes(0, 1).reshape(20, 3)
     colour_of = {label: colours[index % len(colours)] for index, label in enumerate(classes)}
-    figure, (first, *others) = _make_panels(len(maps) + 1)
+    figure, (first, *others) = _make_subplots(len(maps) + 1)
     _show_picture(first, to_picture(image_HWC), "image")
     for axis, (name, map_HW) in zip(others, maps.items(), strict=True):
         picture_HWC = np.ones((*map_HW.shape, 3))  # pixels without a label stay white
@@ -203,7 +203,7 @@ def draw_head_maps(maps_LHYX: Array, scale: Scale | None, *, query: str) -> Figu
     figure, axis = _draw_tiles(shown_LHYX, 1.2, scale or Scale(0.0, 1.0), "inferno")
     axis.set(xlabel="head", ylabel="block")
     if scale:
-        _add_scale(figure, axis, scale, [maps_LHYX])
+        _add_colorbar(figure, axis, scale, [maps_LHYX])
     own = "" if scale else ", each map on its own scale"
     figure.suptitle(f"attention of the {query}{own}", fontsize=10, wrap=True)
     return figure
@@ -230,7 +230,7 @@ def draw_position_grids(similarity_YXYX: Array) -> Figure:
     return figure
 
 
-def draw_norms(ratio_L: Array) -> Figure:
+def draw_norm_ratios(ratio_L: Array) -> Figure:
     """Draw the largest norm of patch tokens over the median by depth; depth 0 is before the first block."""
     figure, axis = _new_plot("depth, blocks", "norm of patch tokens,\nlargest over median")
     axis.plot(ratio_L, "o-", ms=4)
@@ -266,7 +266,7 @@ def _draw_tiles(tiles_RCYX: Array, width: float, scale: Scale, colours: str) -> 
     return figure, axis
 
 
-def _make_panels(count: int) -> tuple[Figure, list[Any]]:
+def _make_subplots(count: int) -> tuple[Figure, list[Any]]:
     """Return a figure of some pictures in the fewest rows, as even as possible, and their axes."""
     rows = -(-count // COLUMNS)
     columns = -(-count // rows)
@@ -291,7 +291,7 @@ def _wrap_lines(text: str, width: int) -> str:
     )
 
 
-def _add_scale(figure: Figure, axes: Any, scale: Scale, shown: Iterable[Array]) -> None:
+def _add_colorbar(figure: Figure, axes: Any, scale: Scale, shown: Iterable[Array]) -> None:
     """Add the scale of the colours of maps beside some axes, of shares with a mark at the mean of each map."""
     colours = ScalarMappable(Normalize(scale.low, scale.high), scale.colours)
     ticks = None if scale.low else PercentFormatter(1, symbol=" %")

@@ -45,17 +45,17 @@ NOTHING = Surroundings()
 
 def modules_of_spec(spec: TrialSpec) -> frozenset[str]:
     """Return the root modules of a trial's code in this process, including every loaded component file."""
-    return component_modules(iter_resolved_choices(spec)) | optional_modules(spec) | frozenset(plugins.files)
+    return component_modules(iter_resolved_choices(spec)) | used_optional_modules(spec) | frozenset(plugins.files)
 
 
 def imported_requirements(spec: TrialSpec) -> dict[str, str]:
     """Return name to version of the installed distributions that a trial's code imports in this process."""
-    digests = trial_module_digests(modules_of_spec(spec), source.read_imported)
+    digests = trial_module_digests(modules_of_spec(spec), source.read_source_as_imported)
     pairs = (name.partition("==") for name in digests if "==" in name)
     return {name: version for name, _, version in pairs}
 
 
-def optional_modules(spec: TrialSpec) -> frozenset[str]:
+def used_optional_modules(spec: TrialSpec) -> frozenset[str]:
     """Return the optional modules that a trial uses."""
     is_used = {
         "distillation": spec.distill is not None,
@@ -133,10 +133,13 @@ They hold for as long as the process lives, whatever happens to the files.
 """
 
 
-def preload_sources() -> None:
+def preload_vitlab_digests() -> None:
     """Read every imported module of vitlab, for the processes that are forked from this one."""
     for module in [name for name in sys.modules if name.partition(".")[0] == BUILT_IN]:
-        _inherited[module] = source.read_imported(module).digest, source.dependencies(module, source.read_imported)
+        _inherited[module] = (
+            source.read_source_as_imported(module).digest,
+            source.dependencies(module, source.read_source_as_imported),
+        )
     clear_caches()  # every worker clears its caches, and clearing inherited ones would copy their memory
 
 
@@ -175,7 +178,10 @@ def transitive_digests(modules: Iterable[str], reader: source.Reader = source.re
 def edited_module_message(modules: Iterable[str]) -> str:
     """Return an error message about the first module edited since this process imported it, or ``""``."""
     for module in modules:
-        if "==" not in module and source.read_imported(module).digest != source.read_for_worker(module).digest:
+        if (
+            "==" not in module
+            and source.read_source_as_imported(module).digest != source.read_for_worker(module).digest
+        ):
             return (
                 f"{source.file_of(module)} was edited after this process had imported it; restart the process (in a "
                 "notebook, restart the kernel, or reload the module) and run again"
@@ -202,7 +208,7 @@ def mixed_versions_message(modules: Iterable[str]) -> str:
         mine = last_imports.get(module)
         if mine is None or module not in sys.modules:
             continue
-        for base, name in source.read_imported(module).imports if reloads else ():
+        for base, name in source.read_source_as_imported(module).imports if reloads else ():
             if reloads.get(base, -1) <= mine.number or not name:
                 continue
             if not isinstance(getattr(sys.modules.get(base), name, None), ModuleType):

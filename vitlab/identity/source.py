@@ -54,17 +54,18 @@ class ModuleSource:
 
 
 Reader = Callable[[str], ModuleSource]
-"""Returns the source of a module: :func:`read_current`, :func:`read_imported` or :func:`read_for_worker`."""
+"""Returns the source of a module: :func:`read_current_source`, :func:`read_source_as_imported` or
+:func:`read_for_worker`."""
 
 
 def clear_caches() -> None:
     """Clear the caches, so that every file is checked again."""
-    for cached in (file_of, read_current, read_imported, name_or_requirement):
+    for cached in (file_of, read_current_source, read_source_as_imported, name_or_requirement):
         cached.cache_clear()
 
 
 @cache
-def read_current(module: str) -> ModuleSource:
+def read_current_source(module: str) -> ModuleSource:
     """Return the source in a module's file as it is now."""
     if module in plugins.files:
         return _analyse_source(plugins.files[module].text, "", is_package=False)
@@ -76,7 +77,7 @@ def read_current(module: str) -> ModuleSource:
 
 
 @cache
-def read_imported(module: str) -> ModuleSource:
+def read_source_as_imported(module: str) -> ModuleSource:
     """Return the source of a module as imported by this process, from which its file may have changed since.
 
     For a module that is not imported, this is the source in its file.  A module whose file changed before it was read
@@ -85,7 +86,7 @@ def read_imported(module: str) -> ModuleSource:
     last, file = last_imports.get(module), file_of(module)
     is_imported = module in sys.modules and last is not None and module not in plugins.files
     if not is_imported or last is None or file is None or last.stamp == file_stamp(file):
-        return read_current(module)
+        return read_current_source(module)
     return _texts.get((module, file, last.stamp), ModuleSource(f"unknown {SESSION}"))
 
 
@@ -95,7 +96,7 @@ def read_for_worker(module: str) -> ModuleSource:
     Workers are forked from a process with this process's vitlab, so that editing vitlab does not disturb a running
     study.  Other modules are imported anew by every worker.
     """
-    return read_imported(module) if _top_level_name(module) == BUILT_IN else read_current(module)
+    return read_source_as_imported(module) if _top_level_name(module) == BUILT_IN else read_current_source(module)
 
 
 def dependencies(module: str, reader: Reader) -> list[str]:
@@ -179,7 +180,7 @@ def name_or_requirement(module: str) -> str:
         is_own = top not in sys.stdlib_module_names or not file.is_relative_to(Path(os.__file__).parent)
         return module if is_own else ""
     installed = _distribution_of(file.relative_to(site).as_posix(), top, site)
-    if installed is None or _is_from_folder(installed):
+    if installed is None or _is_installed_from_source(installed):
         return module
     requirement = f"{installed.name}=={installed.version}"
     tops[requirement] = top  # by which mixed_versions_message finds what was imported
@@ -242,7 +243,7 @@ def _distribution_of(file: str, top: str, site: Path) -> Distribution | None:
     return next(filter(has, others), None)
 
 
-def _is_from_folder(installed: Distribution) -> bool:
+def _is_installed_from_source(installed: Distribution) -> bool:
     """Return whether a distribution was installed from a folder or a repository."""
     try:
         origin = json.loads(installed.read_text("direct_url.json") or "{}")
@@ -262,16 +263,18 @@ def _analyse_source(text: bytes, package: str, is_package: bool) -> ModuleSource
         return ModuleSource(_digest(text))  # the error is reported when the module is imported
     words: list[str] = []
     running: list[ast.AST] = []
-    _write_noting_imports(tree, words.append, running.append)
+    _dump_ast_noting_imports(tree, words.append, running.append)
     # What only type checkers import does not run, unless the module hands it out by __getattr__.
-    lazy = [] if is_package else _imports_for_type_checkers(tree)
+    lazy = [] if is_package else _lazy_imports(tree)
     nodes = [*running, *(node for statement in lazy for node in ast.walk(statement))]
     imports = tuple(dict.fromkeys(place for node in nodes for place in _imported_names(node, package)))
     passed_on = _find_reexports(tree.body if is_package else lazy, package)
     return ModuleSource(_digest("\n".join(words).encode()), imports, passed_on)
 
 
-def _write_noting_imports(node: ast.AST, write: Callable[[str], None], note: Callable[[ast.AST], None] | None) -> None:
+def _dump_ast_noting_imports(
+    node: ast.AST, write: Callable[[str], None], note: Callable[[ast.AST], None] | None
+) -> None:
     """Write a syntax tree without docstrings word by word, and note the imports among the statements that can run.
 
     It takes half as long as ``ast.dump`` and a search for imports: planning and the fork server read a hundred modules.
@@ -291,14 +294,14 @@ def _write_noting_imports(node: ast.AST, write: Callable[[str], None], note: Cal
             write("[")
             for item in value:
                 if isinstance(item, ast.AST):
-                    _write_noting_imports(item, write, inner)
+                    _dump_ast_noting_imports(item, write, inner)
                 else:
                     write(repr(item))
             write("]")
         elif not isinstance(value, ast.AST):
             write(repr(value))
         elif name != "ctx":  # whether a name is read or set follows from its place
-            _write_noting_imports(value, write, note)
+            _dump_ast_noting_imports(value, write, note)
 
 
 def _is_imported_module(module: str) -> bool:
@@ -306,7 +309,7 @@ def _is_imported_module(module: str) -> bool:
     return module in sys.modules and not hasattr(sys.modules[module], "__path__")
 
 
-def _imports_for_type_checkers(tree: ast.Module) -> list[ast.stmt]:
+def _lazy_imports(tree: ast.Module) -> list[ast.stmt]:
     """Return the imports for type checkers in a module that imports these names when they are first read."""
     if not any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree.body):
         return []

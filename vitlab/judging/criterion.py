@@ -85,7 +85,7 @@ def infer_goal(metric: str) -> Goal | None:
     return goal
 
 
-def infer_scale(metric: str, frame: pd.DataFrame, has_signs: bool, remarks: Remarks) -> ColumnUnit:
+def infer_column_unit(metric: str, frame: pd.DataFrame, has_signs: bool, remarks: Remarks) -> ColumnUnit:
     """Return the scale of a metric, which percent signs in cells and the name may say, or else the whole column."""
     name_words, finite = {*split_words(metric)}, frame["value"].dropna()
     is_share = not SHARES.isdisjoint(name_words)
@@ -118,7 +118,7 @@ def infer_scale(metric: str, frame: pd.DataFrame, has_signs: bool, remarks: Rema
     return ColumnUnit("%", 100.0)
 
 
-def margin_in_units(margin: float | str | None, metric: str, scale: ColumnUnit, remarks: Remarks) -> float | None:
+def parse_margin(margin: float | str | None, metric: str, scale: ColumnUnit, remarks: Remarks) -> float | None:
     """Return a margin in units of the column, from a number or from a text such as ``0.5 points``."""
     if margin is None:
         return None
@@ -140,35 +140,35 @@ def margin_in_units(margin: float | str | None, metric: str, scale: ColumnUnit, 
 
 
 def chance_in_units(
-    chance: float | None, classes: int | None, metric: str, scale: ColumnUnit, remarks: Remarks
+    chance: float | None, classes: int | None, metric: str, unit: ColumnUnit, remarks: Remarks
 ) -> float | None:
     """Return what guesses reach in units of the column, if it is given, or follows from the number of classes."""
-    if chance is not None and not (math.isfinite(chance) and (scale.whole is None or 0 <= chance <= scale.whole)):
+    if chance is not None and not (math.isfinite(chance) and (unit.whole is None or 0 <= chance <= unit.whole)):
         remarks.of_options.append(f"--chance {chance:g} is no value of '{metric}'; write it in units of the column")
     if classes is None or classes < 2:
         return chance
     name_words = {*split_words(metric)}
     if chance is not None:
         remarks.add_mistakes("--chance and --classes say the same; give one of them")
-    if scale.whole is None or COUNTED.isdisjoint(name_words):
+    if unit.whole is None or COUNTED.isdisjoint(name_words):
         remarks.of_options.append(f"--classes: what guesses reach in '{metric}' does not follow from it; give --chance")
         return None
     guesses = max((int(word[3:]) for word in name_words if re.fullmatch(r"top[0-9]+", word)), default=1)
     share = min(1.0, guesses / classes)
-    return scale.whole * (share if ERRORS.isdisjoint(name_words) else 1 - share)
+    return unit.whole * (share if ERRORS.isdisjoint(name_words) else 1 - share)
 
 
 MAX_IMAGES = 10**12
 """Largest number of images: the step of a larger set is below the precision of an accuracy."""
 
 
-def quantum_in_units(images: int | None, metric: str, scale: ColumnUnit, remarks: Remarks) -> float:
+def quantum_in_units(images: int | None, metric: str, unit: ColumnUnit, remarks: Remarks) -> float:
     """Return the smallest step of a metric that counts images, in units of the column; 0 if it is not known."""
     if images is None or not 1 <= images <= MAX_IMAGES:
         return 0.0
-    if scale.whole is None or COUNTED.isdisjoint(split_words(metric)):
+    if unit.whole is None or COUNTED.isdisjoint(split_words(metric)):
         remarks.of_options.append(
             f"--images: the step of '{metric}' does not follow from the number of images; leave it out"
         )
         return 0.0
-    return scale.whole / images
+    return unit.whole / images

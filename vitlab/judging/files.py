@@ -362,7 +362,7 @@ def parse_values(cells: pd.Series[Any], place: Callable[[int], str], remarks: Re
     import pandas as pd
 
     if pd.api.types.is_numeric_dtype(cells) and not pd.api.types.is_bool_dtype(cells):
-        return _values_with_endings(cells.to_numpy("float64", na_value=np.nan))
+        return _infer_endings(cells.to_numpy("float64", na_value=np.nan))
     lower = cells_to_text(cells).str.casefold().str.replace("\N{MINUS SIGN}", "-")
     bare = lower.str.removesuffix("%").str.rstrip()
     numerals = bare[~bare.isin(DIVERGED | FAILED)]
@@ -385,17 +385,17 @@ def parse_values(cells: pd.Series[Any], place: Callable[[int], str], remarks: Re
         )
     numbers = numerals[has_point | has_comma].str.replace(",", ".").astype("float64").reindex(cells.index)
     endings = np.where(bare.isin(DIVERGED), Ending.DIVERGED, Ending.FAILED)
-    return replace(_values_with_endings(np.asarray(numbers, np.float64), endings), is_percent=bool(has_sign.any()))
+    return replace(_infer_endings(np.asarray(numbers, np.float64), endings), is_percent=bool(has_sign.any()))
 
 
-def has_values(cells: pd.Series[Any]) -> bool:
+def are_metric_values(cells: pd.Series[Any]) -> bool:
     """Return whether all cells of a column are values of a metric, or marks of lost trainings."""
     remarks = Remarks("")
     parse_values(cells, str, remarks)
     return not remarks.of_table
 
 
-def _values_with_endings(numbers: Floats, lost: np.ndarray[Any, Any] | Ending = Ending.FAILED) -> Values:
+def _infer_endings(numbers: Floats, lost: np.ndarray[Any, Any] | Ending = Ending.FAILED) -> Values:
     """Return numbers with the endings of their trainings; ``lost`` holds the endings of trainings without a number."""
     has_diverged = np.abs(numbers) > LARGEST  # False of NaN
     endings = np.where(has_diverged, Ending.DIVERGED, np.where(np.isnan(numbers), lost, Ending.DONE)).astype(object)

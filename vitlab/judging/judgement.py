@@ -19,16 +19,16 @@ from vitlab.judging.files import (
     Remarks,
     Table,
     adapt_option_names,
+    are_metric_values,
     column_names,
     frame_to_table,
-    has_values,
     read_table,
     shortlist,
 )
 from vitlab.judging.trainings import Trainings, add_column_mistakes, read_trainings
 from vitlab.planning.values import Arm, Looks, MetricFacts, Plan, why_no_block_average
 from vitlab.registry.options import check_arguments
-from vitlab.report.comparison import summary
+from vitlab.report.comparison import summary_rows
 from vitlab.report.frame import StudyResults
 from vitlab.report.notes import table_notes
 from vitlab.report.report import Report
@@ -107,7 +107,7 @@ def judge(
     remarks.of_options += _find_wrong_options(columns, goal, alpha, images, classes, looks, over_blocks)
     table = _read_results(results, columns, remarks)
     names = column_names(table.rows)
-    if arm is None and names.count("arm") == 1 and (metric in names or not has_values(table.rows["arm"])):
+    if arm is None and names.count("arm") == 1 and (metric in names or not are_metric_values(table.rows["arm"])):
         columns = replace(columns, arm="arm")
         remarks.notes.append("Arms are those of column 'arm'.")
     if baselines is not None and (baseline is not None or columns.arm is None):
@@ -122,8 +122,8 @@ def judge(
     remarks.raise_mistakes()
     trainings = read_trainings(table, columns, remarks)
     compared = _choose_baselines(trainings, baseline, remarks)
-    scale = criterion.infer_scale(metric, trainings.frame, trainings.is_percent, remarks)
-    margin = criterion.margin_in_units(margin, metric, scale, remarks)
+    scale = criterion.infer_column_unit(metric, trainings.frame, trainings.is_percent, remarks)
+    margin = criterion.parse_margin(margin, metric, scale, remarks)
     chance = criterion.chance_in_units(chance, classes, metric, scale, remarks)
     quantum = criterion.quantum_in_units(images, metric, scale, remarks)
     seeds = trainings.frame["seed"].nunique()
@@ -147,7 +147,7 @@ def judge(
     if looks:
         plan = _with_judged_looks(plan, frame, looks, quantum)
     of_study = StudyResults(plan, frame, quantum=quantum)
-    rows = summary(of_study)
+    rows = summary_rows(of_study)
     report = Report.from_findings(Findings(of_study, rows), table_notes(of_study, rows))
     notes = (
         *map(adapt_option_names, remarks.notes),
@@ -257,7 +257,7 @@ def _with_judged_looks(plan: Plan, frame: pd.DataFrame, sizes: Sequence[int], qu
     looks = Looks(tuple(tuple(seeds[:size]) for size in sizes), tuple(shares))
     for size in sizes[:-1]:
         so_far = frame[frame["seed"].isin(seeds[:size])]
-        rows = summary(StudyResults(replace(plan, looks=looks), so_far, quantum=quantum))
+        rows = summary_rows(StudyResults(replace(plan, looks=looks), so_far, quantum=quantum))
         undecided = tuple(row["arm"] for row in rows if row["verdict"] == Verdict.CANNOT_TELL)
         if not undecided:
             break

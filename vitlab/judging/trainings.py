@@ -15,9 +15,9 @@ from vitlab.judging.files import (
     Columns,
     Remarks,
     Table,
+    are_metric_values,
     cells_to_text,
     column_names,
-    has_values,
     infer_column_role,
     shortlist,
 )
@@ -54,7 +54,9 @@ def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> Non
     to_find = {name: names for name in options if name is not None}
     if columns.arm is not None:
         numbers = [
-            name for name, role in _infer_column_roles(table).items() if not role and has_values(table.rows[name])
+            name
+            for name, role in _infer_column_roles(table).items()
+            if not role and are_metric_values(table.rows[name])
         ]
         to_find[columns.metric] = sorted(names, key=lambda name: name not in numbers)
     remarks.add_mistakes(
@@ -65,7 +67,9 @@ def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> Non
         found = f"name the column of the arms with --arm (found: {shortlist(others)}).{nearest('arm', others)}"
         if columns.metric in names:
             remarks.add_mistakes(f"'{columns.metric}' is a column: {found}")
-        elif nearest("arm", [name for name in others if names.count(name) == 1 and not has_values(table.rows[name])]):
+        elif nearest(
+            "arm", [name for name in others if names.count(name) == 1 and not are_metric_values(table.rows[name])]
+        ):
             remarks.add_mistakes(_column_fault(columns.metric, names, others), found)
 
 
@@ -173,7 +177,7 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
     sizes = frame["arm"].value_counts(sort=False)
     _refuse_seeds_in_names([*sizes[sizes == 1].index], remarks)
     if seed is not None:
-        frame["seed"] = _seed_numbers(frame["name"], remarks)
+        frame["seed"] = _number_seeds(frame["name"], remarks)
         frame = _drop_repetitions(frame, others, table, remarks)
     else:
         frame["seed"] = np.arange(len(frame))
@@ -223,7 +227,7 @@ def _refuse_seeds_in_names(arms: Sequence[str], remarks: Remarks) -> None:
             )
 
 
-def _seed_numbers(names: pd.Series[Any], remarks: Remarks) -> pd.Series[Any]:
+def _number_seeds(names: pd.Series[Any], remarks: Remarks) -> pd.Series[Any]:
     """Return a number per seed: whole numbers as they are, others in the order of their first appearance."""
     import pandas as pd
 

@@ -118,7 +118,7 @@ class Model(nn.Module):
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name in trained)
         # Paths, not modules: deep copies then freeze their own.
-        self._frozen = tuple(_find_untrained(self, "", trained))
+        self._frozen = tuple(_find_untrained_modules(self, "", trained))
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Self:
@@ -166,7 +166,7 @@ def state_digest(state: State) -> str:
     return sha256.hexdigest()
 
 
-def _find_untrained(module: nn.Module, path: str, trained: Collection[str]) -> Iterator[str]:
+def _find_untrained_modules(module: nn.Module, path: str, trained: Collection[str]) -> Iterator[str]:
     """Yield the paths of the outermost submodules that hold no trained entry.
 
     A module without any entries, such as dropout, counts as part of the frozen body where its parent also holds frozen
@@ -178,7 +178,7 @@ def _find_untrained(module: nn.Module, path: str, trained: Collection[str]) -> I
         if not any(is_trained):
             yield below.removesuffix(".")
         elif not all(is_trained):
-            yield from _find_untrained(child, below, trained)
+            yield from _find_untrained_modules(child, below, trained)
 
 
 model = Slot("model", Model)

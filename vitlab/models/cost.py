@@ -35,17 +35,17 @@ def count_parameters(of: nn.Module) -> int:
     return sum(parameter.numel() for parameter in of.parameters())
 
 
-def count_macs(of: Model, data: DataInfo) -> int:
+def count_macs(model: Model, data: DataInfo) -> int:
     """Return the multiply-accumulates of one forward pass of one image, in matrix products and convolutions.
 
     The pass runs in evaluation mode, on the device of the model.
     """
-    first = next(of.parameters())
+    first = next(model.parameters())
     x_1CHW = torch.zeros((1, data.channels, *data.image), device=first.device, dtype=first.dtype)
     counter = _Counter()  # type: ignore[no-untyped-call]
     # Fused kernels have no formula on CPUs.
-    with evaluation_mode(of), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
-        of(x_1CHW)
+    with evaluation_mode(model), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
+        model(x_1CHW)
     return counter.flops // 2
 
 

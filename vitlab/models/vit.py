@@ -308,13 +308,15 @@ class ViT(Model):
         return {path: one for path, one in self.blocks.named_modules(prefix="blocks") if isinstance(one, Attention)}
 
     def to_canonical(self, state: State) -> NewState:
-        return self._convert_state(state, {name: self.canonical_name(name) for name in state}, "to_canonical")
+        return self._convert_to_or_from_canonical(
+            state, {name: self.canonical_name(name) for name in state}, "to_canonical"
+        )
 
     def from_canonical(self, state: State) -> NewState:
         names = {self.canonical_name(name): name for name in self.state_dict()}
-        return self._convert_state(state, names, "from_canonical")
+        return self._convert_to_or_from_canonical(state, names, "from_canonical")
 
-    def _convert_state(
+    def _convert_to_or_from_canonical(
         self, state: State, names: Mapping[str, str], method: Literal["to_canonical", "from_canonical"]
     ) -> NewState:
         """Return a state whose attentions are converted, and whose other entries are renamed."""

@@ -142,7 +142,7 @@ class Anatomy:
             if reason := part.component.incompatibility(g, part.options):
                 yield reason
         yield from self._attention_faults()
-        yield from self._missing_patch_faults()
+        yield from self._removed_patch_faults()
         if head.component.task != self.task:
             yield (
                 f"head '{head.type}' is for {head.component.task}, and the task of the data is {self.task}; use "
@@ -174,7 +174,7 @@ class Anatomy:
                     f"and {end}"
                 )
 
-    def _missing_patch_faults(self) -> Iterator[str]:
+    def _removed_patch_faults(self) -> Iterator[str]:
         """Yield the parts that need patches which were dropped, or merged with others, before them."""
         head, causes = self.head, []
         if self.patch_drop:

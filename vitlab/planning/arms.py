@@ -167,7 +167,7 @@ def resolve_arms(resolver: ArmResolver, design: Sequence[Changes], problems: lis
     controls = [each for arm in arms if arm.is_base for each in _make_controls(arm, resolver.study.controls)]
     blocks = list(dict.fromkeys(arm.changes.block for arm in arms))
     arms = sorted([*arms, *controls], key=lambda arm: blocks.index(arm.changes.block))
-    problems += [resolver.document.problem(arm.place, sentence) for arm, sentence in _find_conflicts(arms)]
+    problems += [resolver.document.problem(arm.place, sentence) for arm, sentence in _find_conflicting_arms(arms)]
     faults = [path for _, trial in trials if isinstance(trial, Faults) for path, _ in trial.faults]
     return ResolvedDesign(arms, [(trial.plain, trial.info) for _, trial in trials], faults)
 
@@ -259,9 +259,9 @@ def _locate_fault(changes: Changes, path: Path) -> tuple[Path, Path]:
     return ("base",), ("base", *path)
 
 
-def _make_controls(arm: ResolvedArm, number: int) -> Iterator[ResolvedArm]:
+def _make_controls(arm: ResolvedArm, count: int) -> Iterator[ResolvedArm]:
     """Yield so many controls of an arm, which equal it but for their seeds."""
-    for place in range(number):
+    for place in range(count):
         label = "control" if not place else f"control {place + 1}"
         name = f"{arm.changes.block}: {label}" if arm.changes.block else label
         first = CONTROL_SEEDS + place * REPORTING_SEEDS
@@ -270,7 +270,7 @@ def _make_controls(arm: ResolvedArm, number: int) -> Iterator[ResolvedArm]:
         )
 
 
-def _find_conflicts(arms: Collection[ResolvedArm]) -> Iterator[tuple[ResolvedArm, str]]:
+def _find_conflicting_arms(arms: Collection[ResolvedArm]) -> Iterator[tuple[ResolvedArm, str]]:
     """Yield each arm that cannot be in a study with another one, with a sentence."""
     by_training: dict[str, ResolvedArm] = {}
     by_name: dict[str, ResolvedArm] = {}

@@ -58,7 +58,7 @@ class EngineChoice(NamedTuple):
 
 
 def choose_engine(
-    trial: Trial, chosen: str, works: Works, probes: Mapping[str, EngineBenchmark] = {}, device: str = "cpu"
+    trial: Trial, requested: str, works: Works, probes: Mapping[str, EngineBenchmark] = {}, device: str = "cpu"
 ) -> EngineChoice:
     """Return the engine of a trial: ``vmap`` or ``batch_last`` for one to train with others, even if there are none.
 
@@ -77,7 +77,7 @@ def choose_engine(
        most :data:`MAX_PRODUCTS` query-key products, and ``vmap`` if there are more or the model does not declare them.
 
     A worker falls back from ``batch_last`` and ``compiled_vmap`` to ``vmap``, and from that and ``compiled`` to
-    ``loop``, where a training is not supported (:func:`vitlab.engines.find_supported_engine`), and writes the reason to
+    ``loop``, where a training is not supported (:func:`vitlab.engines.engine_or_fallback`), and writes the reason to
     the journal.
 
     The engine therefore depends on the trial, ``run.engine``, plan.json and the type of device, such as ``cuda``,
@@ -85,14 +85,14 @@ def choose_engine(
     ``attention: auto`` follows a rule of its own and is recorded with every result.
     """
     train = trial.spec.train
-    if chosen not in RULES and (is_stackable(trial) or trains_one_at_a_time(chosen)):
-        return EngineChoice(chosen, "")
+    if requested not in RULES and (is_stackable(trial) or trains_one_at_a_time(requested)):
+        return EngineChoice(requested, "")
     steps = train.steps or (train.images or 0) // train.batch_size
     compiles = device == "cuda" and steps >= MIN_COMPILED_STEPS and train.precision != "fp64"
-    alone = "compiled" if compiles and chosen in RULES else "loop"
+    alone = "compiled" if compiles and requested in RULES else "loop"
     if not is_stackable(trial):
         return EngineChoice(alone, "such trials cannot be trained together")
-    if chosen == "measured" and (probe := probes.get(speed_digest(trial))) is not None:
+    if requested == "measured" and (probe := probes.get(speed_digest(trial))) is not None:
         return EngineChoice(probe.engine, "")
     work = works(trial)
     if work is None:
@@ -138,7 +138,7 @@ def speed_digest(trial: Trial) -> str:
     decoded for every batch, is part of the digest.
     """
     beside = (*FREE, *LENGTHS, "evaluations")
-    spec = _spec_without_keys(trial.spec, beside)
+    spec = _spec_without_train_keys(trial.spec, beside)
     if any(
         Choice.parse(change).options.get("of") == "picture" for change in trial.spec.data.options.get("augment", ())
     ):
@@ -161,14 +161,14 @@ def joint_training_key(trial: Trial) -> str:
     Such trials differ in seeds and in :data:`FREE` and :data:`AUGMENT` alone.  They share their validation and test
     images, because they are evaluated together.
     """
-    spec = _spec_without_keys(trial.spec, FREE)
+    spec = _spec_without_train_keys(trial.spec, FREE)
     return json.dumps([spec, trial.seeds["split"], trial.data, trial.code], sort_keys=True)
 
 
 def group_trials(
     todo: Sequence[Planned],
     places: int,
-    chosen: str,
+    requested: str,
     works: Works,
     probes: Mapping[str, EngineBenchmark] = {},
     device: str = "cpu",
@@ -178,7 +178,7 @@ def group_trials(
     Args:
         todo: trials to train.
         places: number of groups that can run at a time; groups are split as far as that ends the last one earlier.
-        chosen: ``run.engine``.
+        requested: ``run.engine``.
         works: see :data:`Works`.
         probes: benchmarks by shape, see :func:`choose_engine`.
         device: type of the device, ``cpu`` or ``cuda``.
@@ -186,7 +186,7 @@ def group_trials(
     groups: list[tuple[str, list[Planned]]] = []
     stacks: dict[str, list[Planned]] = {}
     for planned in todo:
-        engine = choose_engine(planned.trial, chosen, works, probes, device).engine
+        engine = choose_engine(planned.trial, requested, works, probes, device).engine
         if trains_one_at_a_time(engine):
             groups.append((engine, [planned]))
             continue
@@ -204,10 +204,10 @@ def group_trials(
         for engine, group in groups
         for part in _split_evenly(group, max(-(-len(group) // MAX_TOGETHER), places))
     ]
-    return min((few, mixed, many), key=lambda groups: _estimate_duration([len(group) for _, group in groups], places))
+    return min((few, mixed, many), key=lambda groups: _estimate_makespan([len(group) for _, group in groups], places))
 
 
-def _estimate_duration(sizes: Iterable[int], places: int) -> int:
+def _estimate_makespan(sizes: Iterable[int], places: int) -> int:
     """Return how long batches take that start in order, each where a place is free, in the time of a further trial."""
     free_at = [0] * places
     for size in sizes:
@@ -215,7 +215,7 @@ def _estimate_duration(sizes: Iterable[int], places: int) -> int:
     return max(free_at)
 
 
-def _spec_without_keys(spec: TrialSpec, keys: Sequence[str]) -> NewTree:
+def _spec_without_train_keys(spec: TrialSpec, keys: Sequence[str]) -> NewTree:
     """Return a spec in plain values without these keys of ``train``, and those of :data:`AUGMENT`."""
     tree = spec.plain()
     for part, names in (("train", keys), ("data", AUGMENT)):

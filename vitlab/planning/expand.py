@@ -24,7 +24,14 @@ from vitlab.planning.values import UNDECIDED, Arm, Decisions, Looks, MetricFacts
 from vitlab.spec import Document, Study
 from vitlab.spec.changes import name_elsewhere, paths_by_name
 from vitlab.spec.choice import component_label
-from vitlab.spec.design import MAX_TRIALS, Changes, DesignFault, expand_design, list_to_component, repeat_in_blocks
+from vitlab.spec.design import (
+    MAX_TRIALS,
+    Changes,
+    DesignFault,
+    component_list_to_long_form,
+    expand_design,
+    repeat_in_blocks,
+)
 from vitlab.spec.tree import keys_of, value_at
 from vitlab.spec.trial import METRICS, OBJECTIVE
 
@@ -87,7 +94,7 @@ def make_plan(
     return Plan(
         study=study.study,
         question=study.question,
-        arms=_plan_arms(resolver, arms, [*planned, *pending], decisions, machine.device),
+        arms=_make_plan_arms(resolver, arms, [*planned, *pending], decisions, machine.device),
         trials=tuple(planned),
         analysis=study.analysis,
         # An arm may itself be a trial that others start from; it is planned once.
@@ -98,7 +105,7 @@ def make_plan(
         probes=decisions.benchmarks,
         looks=looks,
         metrics=facts,
-        identities=_arm_digests(study, arms),
+        identities=_arm_identities(study, arms),
     )
 
 
@@ -239,7 +246,7 @@ def _plan_trials(
     return planned, pending
 
 
-def _plan_arms(
+def _make_plan_arms(
     resolver: ArmResolver, arms: Sequence[ResolvedArm], trials: Sequence[Planned], decisions: Decisions, device: str
 ) -> tuple[Arm, ...]:
     """Return the arms as the plan stores them, each with its varied values and the engine of its trials."""
@@ -282,7 +289,7 @@ def _shown_value(resolver: ArmResolver, arm: ResolvedArm, path: str) -> Any:
     full = value_at(arm.trial.plain, keys_of(path))
     for value in (arm.solved.get(path), arm.changes.values.get(path), value_at(own, keys_of(path))):
         if value is not None:
-            return list_to_component(value, full)
+            return component_list_to_long_form(value, full)
     return component_label(full)
 
 
@@ -300,7 +307,7 @@ def _collect_notes(study: Study, arms: Sequence[ResolvedArm], facts: Mapping[str
     return notes
 
 
-def _arm_digests(study: Study, arms: Sequence[ResolvedArm]) -> dict[str, str]:
+def _arm_identities(study: Study, arms: Sequence[ResolvedArm]) -> dict[str, str]:
     """Return arm to a digest of what it trains; values chosen by matching and tuning follow from it."""
     chosen_by = {
         "match": study.match and study.match.model_dump(mode="json"),

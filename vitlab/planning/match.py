@@ -67,14 +67,14 @@ class Matcher:
         return amount / target - 1
 
     def solve_knob(
-        self, arm: ResolvedArm, reference: ResolvedTrial, at: Callable[[int | float], ResolvedTrial]
+        self, arm: ResolvedArm, reference: ResolvedTrial, trial_at: Callable[[int | float], ResolvedTrial]
     ) -> None:
         """Give an arm the value of the knob at which its trial costs as much as the reference.
 
         Args:
             arm: the arm; its trial is replaced, and the value, the difference and a note are added.
             reference: the trial to match.
-            at: returns the trial with another value of the knob; raises Faults if it cannot take the value.
+            trial_at: returns the trial with another value of the knob; raises Faults if it cannot take the value.
 
         Raises:
             Unmatched: if no value is within the tolerance, naming the nearest.
@@ -89,7 +89,7 @@ class Matcher:
         def candidate_at(k: int) -> tuple[ResolvedTrial, float] | None:
             """Return the trial at the k-th value and its relative difference; None if the arm cannot take it."""
             with suppress(Faults):
-                other = at(k * unit if isinstance(unit, int) else round(k * unit, 9))
+                other = trial_at(k * unit if isinstance(unit, int) else round(k * unit, 9))
                 if not other.incompatibility:
                     return other, self.relative_difference(other, reference)
             return None
@@ -137,7 +137,7 @@ class Matcher:
         counts = self._costs[cache_key]
         if self.match.quantity != "train_macs":
             return getattr(counts, self.match.quantity), ""
-        length, unit = _images_or_epochs(trial)
+        length, unit = _training_length_and_unit(trial)
         return BACKWARD * counts.macs * length, unit
 
 
@@ -241,31 +241,31 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _bracket_target(off: Callable[[int], float | None], start: int) -> list[int]:
+def _bracket_target(excess: Callable[[int], float | None], start: int) -> list[int]:
     """Return the largest possible k below the target and the smallest possible k at or above it, if they exist.
 
     Args:
-        off: difference from the target, increasing in k; None if k is impossible.
+        excess: difference from the target, increasing in k; None if k is impossible.
         start: the first k to try.
     """
-    low, high, last = 0, _first_possible(off, start, start + SPAN), None
+    low, high, last = 0, _first_possible(excess, start, start + SPAN), None
     for _ in range(DOUBLINGS):
         if high is None:
             break
-        here = off(high)
+        here = excess(high)
         assert here is not None
         if here >= 0 or (last is not None and here <= last):
             break
         low, last = high, here
-        high = _first_possible(off, 2 * high, 2 * high + SPAN)
+        high = _first_possible(excess, 2 * high, 2 * high + SPAN)
     if high is None:
         return [low] if low else []
     while True:
         middle = (low + high) // 2
-        k = _first_possible(off, max(middle, low + 1), high) or _first_possible(off, middle - 1, low, -1)
+        k = _first_possible(excess, max(middle, low + 1), high) or _first_possible(excess, middle - 1, low, -1)
         if k is None:
             return [k for k in (low, high) if k]
-        if (off(k) or 0.0) < 0:
+        if (excess(k) or 0.0) < 0:
             low = k
         else:
             high = k
@@ -285,7 +285,7 @@ def _knob_spacing(trial: ResolvedTrial, knob: str, now: int | float) -> int | fl
     return 10.0 ** (floor(log10(now)) - 3) if now > 0 else 0.001
 
 
-def _images_or_epochs(trial: ResolvedTrial) -> tuple[float, str]:
+def _training_length_and_unit(trial: ResolvedTrial) -> tuple[float, str]:
     """Return the number of images that a training sees, and the unit.
 
     The unit is epochs of the data set if the number of its images is not known yet.
@@ -316,17 +316,17 @@ BACKWARD = 3  #: work of a training step in forward passes: one forward, and a b
 UTILISATION = 0.4  #: share of the peak rate that a training attains; 0.3 to 0.5 if data loading keeps up
 
 
-def train_macs(macs: int, images: int) -> int:
+def train_macs(forward_macs: int, images: int) -> int:
     """Return the multiply-accumulates of a training on ``images`` images; a teacher's do not count.
 
     Args:
-        macs: multiply-accumulates of one forward pass of one image.
+        forward_macs: multiply-accumulates of one forward pass of one image.
         images: number of images seen.
     """
-    return BACKWARD * macs * images
+    return BACKWARD * forward_macs * images
 
 
-def device_hours(train_macs: float, tflops: float) -> float:
+def training_hours(train_macs: float, tflops: float) -> float:
     """Return the hours that a training takes on one GPU, or on one core of a CPU.
 
     Args:

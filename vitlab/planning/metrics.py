@@ -138,7 +138,7 @@ def find_mistakes(
     """
     unreported = [*_find_unreported(study, reported, trials)] if complete else []
     yield from unreported
-    yield from _find_excess_amounts(study, document, reported)
+    yield from _find_amounts_beyond_range(study, document, reported)
     if study.blocks is None and study.analysis.over_blocks is not None:
         yield ("analysis", "over_blocks"), "there are no blocks to judge over; remove it"
     if not complete or not reported or ("analysis", "metric") in dict(unreported):
@@ -194,7 +194,9 @@ def _find_unreported(
             yield place, f"no trial reports {metric}.{hint}{choices}{hint_to_name}"
 
 
-def _find_excess_amounts(study: Study, document: Document, metrics_by_name: Metrics) -> Iterator[tuple[Path, str]]:
+def _find_amounts_beyond_range(
+    study: Study, document: Document, metrics_by_name: Metrics
+) -> Iterator[tuple[Path, str]]:
     """Yield a mistake for each amount that is as large as the whole range of its metric."""
     amounts: list[tuple[Path, str, float]] = []
     if study.analysis.margin is not None:

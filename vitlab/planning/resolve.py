@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from vitlab.errors import DataError, GeometryError, OptionError, Path, WeightsError, closest, nearest
 from vitlab.geometry import DataInfo
-from vitlab.identity.code import NOTHING, Surroundings, component_modules, optional_modules, trial_code_digest
+from vitlab.identity.code import NOTHING, Surroundings, component_modules, trial_code_digest, used_optional_modules
 from vitlab.identity.trial import Trial, checkpoint_identity, hash_of, weight_file_digests
 from vitlab.planning.sources import (
     describe_label_difference,
@@ -86,11 +86,11 @@ class ResolvedTrial:
         """The origins in a trial's key, without built-ins: a slot added later changes no key."""
         return [origin for origin in self.origins if not origin.endswith(f" {BUILTIN_ORIGIN}")]
 
-    def to_seeded_trial(self, streams: Mapping[str, int], needs: Mapping[str, str]) -> Trial:
+    def to_seeded_trial(self, seeds: Mapping[str, int], needs: Mapping[str, str]) -> Trial:
         """Return the trial with its seeds, its key and the digest of its code.
 
         Args:
-            streams: stream to seed.
+            seeds: stream to seed.
             needs: role to ``key/code`` of the trials that it starts from.
         """
         # ``files`` is missing, because the digests of the files stand in ``self.identity``.
@@ -98,12 +98,12 @@ class ResolvedTrial:
             "spec": self.identity,  # the options that are no defaults
             "origins": self.foreign_origins,
             "data": self.info.content,
-            "seeds": streams,
+            "seeds": seeds,
             "needs": {role: name.partition("/")[0] for role, name in needs.items()},  # their code is part of the code
         }
         return Trial(
             self.spec,
-            streams,
+            seeds,
             self.origins,
             self.info.content,
             needs,
@@ -174,7 +174,7 @@ class Resolver:
         # Every step goes on with what the steps before it found sound, so that all mistakes are reported together.
         self._resolve_components(draft)
         self._load_and_check_data_info(draft)
-        self._check_model(draft)
+        self._check_model_compatibility(draft)
         self._check_optimizer(draft)
         self._resolve_metrics(draft)
         self._check_early_stop(draft)
@@ -228,7 +228,7 @@ class Resolver:
             return
         draft.info = self._infos[key]
         if ("data",) in draft.parts:
-            draft.identity["data"] = _cap_corrupted_images(draft.identity["data"], draft.info)
+            draft.identity["data"] = _drop_redundant_image_cap(draft.identity["data"], draft.info)
         task = draft.info.task
         if task != "classification" and value_at(draft.plain, ("train", "mix")) is not None:
             sentence = f"train.mix needs classification, and the task of this data is {task}; remove it"
@@ -239,7 +239,7 @@ class Resolver:
             sentence = f"loss '{loss.type}' is for {' and '.join(tasks)}, and the task of this data is {task}"
             draft.add_faults((("train", "loss"), f"{sentence}; write loss: bce"))
 
-    def _check_model(self, draft: _Draft) -> None:
+    def _check_model_compatibility(self, draft: _Draft) -> None:
         """Check that the model fits the data, and the objective both."""
         model, info, objective = draft.model, draft.info, draft.objective
         if model is None:
@@ -287,7 +287,7 @@ class Resolver:
                 choices.append(choice)
         if choices and len(choices) == len(values) and draft.info is not None and draft.objective is not None:
             without_labels = "" if draft.objective.labels else str(value_at(draft.plain, (*OBJECTIVE, "type")))
-            indices, faults = import_slot("metric").find_added_metrics(draft.info, choices, without_labels)
+            indices, faults = import_slot("metric").find_extra_metrics(draft.info, choices, without_labels)
             draft.add_faults(*(((index,), sentence) for index, sentence in faults), below=METRICS)
             draft.metrics = [choices[index] for index in indices]
         set_value(draft.plain, METRICS, [choice.plain() for choice in draft.metrics])
@@ -337,8 +337,8 @@ class Resolver:
                 case {"trial": Mapping()} as source:
                     self._resolve_prerequisite(draft, role, path, source)
 
-    def _resolve_checkpoint(self, draft: _Draft, role: str, path: Path, name: str) -> None:
-        place, file = (*path, "checkpoint"), FilePath(name)
+    def _resolve_checkpoint(self, draft: _Draft, role: str, path: Path, file_name: str) -> None:
+        place, file = (*path, "checkpoint"), FilePath(file_name)
         if not os.path.isfile(file):  # False, where Path raises, for names that no file can have
             draft.add_faults((place, f"no such file: {file}"))
             return
@@ -420,7 +420,7 @@ class Resolver:
             draft.plain,
             draft.identity,
             origins=tuple(sorted({f"{part.slot}:{part.type.rpartition(':')[2]} {part.origin}" for part in parts})),
-            modules=optional_modules(spec) | self._surroundings.files | component_modules(choices),
+            modules=used_optional_modules(spec) | self._surroundings.files | component_modules(choices),
             info=draft.info,
             model=draft.parts["model",],
             incompatibility=draft.incompatibility,
@@ -454,7 +454,7 @@ def _is_mup(model: ResolvedChoice) -> bool:
     return model.options.get("parametrization") == "mup"
 
 
-def _cap_corrupted_images(data: Tree, info: DataInfo) -> Tree:
+def _drop_redundant_image_cap(data: Tree, info: DataInfo) -> Tree:
     """Return the data of a key, where corrupting as many test images as there are, or more, is corrupting all."""
     count = (data.get("corrupted") or {}).get("images")
     if count is None or info.test_images is None or count < info.test_images:

@@ -85,7 +85,7 @@ def _evaluate(node: ast.expr, trial: Tree) -> Any:
         case ast.Constant(value=value):
             return value
         case ast.Name() | ast.Attribute():
-            return _value_or_label(ast.unparse(node), trial)
+            return _value_or_component_name(ast.unparse(node), trial)
         case ast.List(elts=items) | ast.Tuple(elts=items):
             return [_evaluate(item, trial) for item in items]
         case ast.BoolOp(op=ast.And(), values=values):
@@ -112,7 +112,7 @@ def _require_number(value: Any) -> int | float:
     return value
 
 
-def _value_or_label(path: str, trial: Tree) -> Any:
+def _value_or_component_name(path: str, trial: Tree) -> Any:
     """Return the value at a dotted path of the trial; for a slot, the name of its component, or several by ``+``."""
     value: Any = trial
     for part in path.split("."):

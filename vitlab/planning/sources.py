@@ -80,18 +80,18 @@ def teacher_faults(
         yield place, f"the teacher learned other classes: {reason}"
 
 
-def describe_label_difference(data: Tree, info: DataInfo, their_data: Tree, theirs: DataInfo) -> str:
+def describe_label_difference(data: Tree, info: DataInfo, their_data: Tree, their_info: DataInfo) -> str:
     """Return in a clause how the classes of another trial differ from a trial's; empty if they do not, or are unknown.
 
     Args:
         data: the trial's data in plain values.
         info: the model's view of it.
         their_data: the same of the other trial.
-        theirs: the same of the other trial.
+        their_info: the same of the other trial.
     """
-    if theirs.labels and info.labels:
-        same = theirs.labels == info.labels
-        return "" if same else f"{_format_labels(theirs.labels)}, and here they are {_format_labels(info.labels)}"
+    if their_info.labels and info.labels:
+        same = their_info.labels == info.labels
+        return "" if same else f"{_format_labels(their_info.labels)}, and here they are {_format_labels(info.labels)}"
     if data["type"] == their_data["type"] and data["classes"] != their_data["classes"]:
         return f"data.classes {their_data['classes']}, and here {data['classes']}"
     return ""
@@ -108,7 +108,9 @@ def find_leak(data: Choice, identity: str | None, role: str, source: ResolvedTri
     while queue:
         name, trial = queue.pop(0)
         theirs = trial.spec.data
-        if may_share_images(data, identity, theirs, trial.info.content) and (reason := why_splits_differ(data, theirs)):
+        if may_share_images(data, identity, theirs, trial.info.content) and (
+            reason := why_held_out_images_differ(data, theirs)
+        ):
             return f"{name} {reason}: one would be trained on validation images of the other; give both the same"
         queue += [(f"{name} {whose[other]}", prerequisite.trial) for other, prerequisite in trial.needs.items()]
     return None
@@ -149,7 +151,7 @@ def may_share_images(mine: Choice, my_identity: str | None, theirs: Choice, thei
     )
 
 
-def why_splits_differ(mine: Choice, theirs: Choice) -> str | None:
+def why_held_out_images_differ(mine: Choice, theirs: Choice) -> str | None:
     """Return why two trials on the same images hold out different ones under one seed, or None.
 
     The form is ``NAME is THEIRS, and here it is MINE``.  Fractions, images per class, colours and sizes do not change
@@ -181,7 +183,7 @@ def _format_held_out(data: Choice) -> str:
 # -- notes ------------------------------------------------------------------------------------------------------------
 
 
-def notes_on_averages(plan: Plan, training_images: Callable[[Choice, Mapping[str, int]], int | None]) -> list[str]:
+def notes_on_short_ema(plan: Plan, training_images: Callable[[Choice, Mapping[str, int]], int | None]) -> list[str]:
     """Return a note for each average of weights that ends with much of the initial weights.
 
     Args:
@@ -224,7 +226,7 @@ def notes_on_leaks(arms: Iterable[ResolvedArm], seeds: Seeds) -> list[str]:
             if source.trial is not None:
                 continue
             file = FilePath(source.pretrained or str(source.checkpoint))
-            reason = _find_leak_of_file(file, arm.trial, seeds) if source.pretrained is None else None
+            reason = _find_validation_leak(file, arm.trial, seeds) if source.pretrained is None else None
             if reason is None and role == "teacher":
                 reason = (
                     f"the teacher {file.name} may have been trained on their validation images, so accuracies on these "
@@ -238,7 +240,7 @@ def notes_on_leaks(arms: Iterable[ResolvedArm], seeds: Seeds) -> list[str]:
 _SEEN_BY = {"init_from": "Validation seen in pretraining", "teacher": "Validation seen by teacher"}
 
 
-def _find_leak_of_file(
+def _find_validation_leak(
     file: FilePath, trial: ResolvedTrial, seeds: Seeds, visited: frozenset[FilePath] = frozenset()
 ) -> str | None:
     """Return how the weights in a file may have been trained on a trial's validation images.
@@ -251,7 +253,7 @@ def _find_leak_of_file(
         theirs, identity, split = source.spec.data, source.data, source.seeds["split"]
         mine = trial.spec.data
         if may_share_images(mine, trial.info.content, theirs, identity):
-            reason = why_splits_differ(mine, theirs)
+            reason = why_held_out_images_differ(mine, theirs)
             if reason is not None or {seeds.stream_seeds(seed)["split"] for seed in seeds.all} != {split}:
                 why = f" ({reason})" if reason else ""
                 return f"{file.parent.name[:8]}/{file.name} was trained on another split of {mine.type}{why}"
@@ -262,6 +264,6 @@ def _find_leak_of_file(
     visited |= {file}
     for source_key in source.needs.values():
         needs_file = file.parents[2] / source_key / file.name
-        if needs_file not in visited and (clause := _find_leak_of_file(needs_file, trial, seeds, visited)):
+        if needs_file not in visited and (clause := _find_validation_leak(needs_file, trial, seeds, visited)):
             return clause
     return ""

@@ -76,7 +76,7 @@ def apply_registration(plan: Plan, store: Store) -> Plan:
     return with_first_registration(plan, _read_intact_plan(file), lambda *trial: store.trial(*trial).done())
 
 
-def write_plan(plan: Plan, store: Store) -> Plan:
+def write_registered_plan(plan: Plan, store: Store) -> Plan:
     """Write the plan and return it as :func:`apply_registration` does."""
     plan = apply_registration(plan, store)
     write_json(store.study(plan.study) / "plan.json", plan.to_json())
@@ -132,7 +132,7 @@ class Version:
         return datetime.fromtimestamp(self.time, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
     @property
-    def set_options(self) -> str:
+    def set_options_text(self) -> str:
         """The changes of the command line as ``--set`` options, without changes of ``run`` and ``check``."""
         return " ".join(
             f"--set {shlex.quote(f'{path}={value if isinstance(value, str) else json.dumps(value)}')}"
@@ -152,10 +152,10 @@ def read_study_content(file: Path, changes: Values) -> NewTree:
     Raises:
         SpecError: if the file cannot be read as a study.
     """
-    return select_result_content(_read_sound_study(file, changes)[1].data)
+    return select_result_content(_read_study_or_raise(file, changes)[1].data)
 
 
-def _read_sound_study(file: Path, changes: Values) -> tuple[Study, Document]:
+def _read_study_or_raise(file: Path, changes: Values) -> tuple[Study, Document]:
     study, document, problems = read_study(file, changes)
     if study is None or problems:
         raise SpecError(problems)
@@ -212,18 +212,18 @@ def write_study_files(
     *,
     trains: bool,
 ) -> Plan:
-    """Write the files of a study at the start of a run and return the plan as :func:`write_plan` does.
+    """Write the files of a study at the start of a run and return the plan as :func:`write_registered_plan` does.
 
     If the last run was of another version of the study, that version is kept, and ``say`` is called with the
     differences.  Unless the run ``trains``, files that are current are left as they are, with the time of their run, so
     that the stored report stays current, too.
     """
-    if not trains and _is_recorded(plan, store, file, changes, plugins):
+    if not trains and _are_study_files_current(plan, store, file, changes, plugins):
         return apply_registration(plan, store)
     folder = store.study(plan.study)
     record = _make_run_record(folder, plan, file, plugins, time.time())
     latest = archive_latest(folder, plan.version)
-    plan = write_plan(plan, store)
+    plan = write_registered_plan(plan, store)
     write_bytes(folder / "study.yaml", Path(file).read_bytes())
     write_json(folder / "changes.json", without_secrets(changes))
     write_latest_run_record(folder, record)
@@ -239,7 +239,9 @@ def write_study_files(
     return plan
 
 
-def _is_recorded(plan: Plan, store: Store, file: str | Path, changes: Values, plugins: Sequence[str | Path]) -> bool:
+def _are_study_files_current(
+    plan: Plan, store: Store, file: str | Path, changes: Values, plugins: Sequence[str | Path]
+) -> bool:
     """Return True if the files of a study are those that :func:`write_study_files` would write, but for the time."""
     folder = store.study(plan.study)
     try:
@@ -260,7 +262,7 @@ def _make_run_record(
     if source.is_relative_to(folder.parent):  # a stored copy, run again
         source = Path(_read_record(folder).file or source)
     modules = tuple(str(Path(plugin).resolve()) for plugin in plugins)
-    return RunRecord(plan.version, time_s, str(source), str(Path.cwd()), modules, commit_of(source.parent))
+    return RunRecord(plan.version, time_s, str(source), str(Path.cwd()), modules, checked_out_commit(source.parent))
 
 
 def _read_record(folder: Path) -> RunRecord:
@@ -282,7 +284,7 @@ def read_run_spec(folder: Path) -> RunSpec:
         SpecError: if the file cannot be read as a study.
     """
     changes = read_json(folder / "changes.json", require_mapping) or {}
-    return qualify_default_builtins(_read_sound_study(folder / "study.yaml", changes)[0].run)
+    return qualify_default_builtins(_read_study_or_raise(folder / "study.yaml", changes)[0].run)
 
 
 def qualify_default_builtins(run_spec: RunSpec) -> RunSpec:
@@ -292,7 +294,7 @@ def qualify_default_builtins(run_spec: RunSpec) -> RunSpec:
     return run_spec.model_copy(update=defaults)
 
 
-def commit_of(folder: Path) -> str:
+def checked_out_commit(folder: Path) -> str:
     """Return the git commit that is checked out in a folder; empty outside of a repository, or among installed files.
 
     Installed files may lie below a project, but are none of it.
@@ -344,7 +346,7 @@ def find_version(study: Path, version: str) -> Version:
 def format_differences(first: Tree, second: Tree) -> str:
     """Format the differences of two contents: ``train.epochs 10 -> 1; seeds 5 -> 2``."""
     before, after = flatten(first), flatten(second)
-    before, after = _lengthen_components(before, after), _lengthen_components(after, before)
+    before, after = _append_type_to_paths(before, after), _append_type_to_paths(after, before)
     paths = [path for path in {**before, **after} if before.get(path, _ABSENT) != after.get(path, _ABSENT)]
     parts = (
         f"{path.removeprefix('base.')} "
@@ -394,7 +396,7 @@ def _normalise(value: Any, name: str = "") -> Any:
     return [_normalise(item) for item in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
-def _lengthen_components(leaves: Values, others: Values) -> NewTree:
+def _append_type_to_paths(leaves: Values, others: Values) -> NewTree:
     """Return the leaves with a component in its long form, ``data.type``, where that is what others name it by."""
     return {
         f"{path}.type" if path not in others and f"{path}.type" in others and isinstance(value, str) else path: value

@@ -62,7 +62,7 @@ def tuning_key(trial: ResolvedTrial, study: Study) -> str:
 
 def find_mistakes(
     study: Study,
-    at: Callable[[Values], ResolvedTrial],
+    resolve_at: Callable[[Values], ResolvedTrial],
     reported: Metrics,
     design: Sequence[Changes],
 ) -> Iterator[tuple[Path, str]]:
@@ -70,7 +70,7 @@ def find_mistakes(
 
     Args:
         study: the study.
-        at: returns the base with other values; raises Faults if it cannot take them.
+        resolve_at: returns the base with other values; raises Faults if it cannot take them.
         reported: name to metric, for the metrics of the base.
         design: the changes of every arm.
     """
@@ -85,7 +85,7 @@ def find_mistakes(
         indices_by_sentence: dict[str, list[int]] = {}
         for index, value in enumerate(values):
             try:
-                at({knob: value})
+                resolve_at({knob: value})
             except Faults as error:
                 for _, sentence in error.faults:
                     indices_by_sentence.setdefault(sentence, []).append(index)

@@ -51,11 +51,11 @@ def documented_arguments(component: type) -> dict[str, str]:
     meanings: dict[str, str] = {}
     for base in reversed(component.__mro__):  # an argument that a subclass documents again has its words
         for documented in (base, vars(base).get("__init__")):
-            meanings |= parse_arguments(inspect.cleandoc(getattr(documented, "__doc__", None) or ""))
+            meanings |= parse_docstring_args(inspect.cleandoc(getattr(documented, "__doc__", None) or ""))
     return meanings
 
 
-def parse_arguments(text: str) -> dict[str, str]:
+def parse_docstring_args(text: str) -> dict[str, str]:
     """Return the entries of a docstring's ``Args:`` section."""
     _, _, section = text.partition("Args:\n")
     section = re.split(r"\n(?=\S)", section)[0]
@@ -181,7 +181,7 @@ class ResolvedChoice(Choice):
         changed default changes the code digest.  Options marked :class:`Unhashed` are left out, too.
         """
         name = self.type.removeprefix(f"{BUILT_IN}:") if self.origin.source == BUILT_IN else self.type
-        return {"type": name, **_key_options(self.options, self.fields)}
+        return {"type": name, **_options_to_hash(self.options, self.fields)}
 
 
 def _unpickle_choice(slot: str, plain: Tree) -> Any:
@@ -203,16 +203,16 @@ def _choices_in(value: Any) -> Iterator[ResolvedChoice]:
             yield from _choices_in(dict(value))
 
 
-def _key_options(values: Values, fields: Mapping[str, FieldInfo]) -> NewTree:
+def _options_to_hash(values: Values, fields: Mapping[str, FieldInfo]) -> NewTree:
     """Return the options that are part of a key: at another value than their default, and not :class:`Unhashed`."""
     return {
-        name: _key_value(value)
+        name: _value_to_hash(value)
         for name, value in values.items()
         if not _is_unhashed(fields[name]) and not _is_default(value, fields[name])
     }
 
 
-def _key_value(value: Any) -> Any:
+def _value_to_hash(value: Any) -> Any:
     """Return an option's value in plain JSON values, as a key contains it."""
     match value:
         case ResolvedChoice():
@@ -220,11 +220,11 @@ def _key_value(value: Any) -> Any:
         case Choice():
             return value.plain()
         case BaseModel():
-            return _key_options(dict(value), type(value).model_fields)
+            return _options_to_hash(dict(value), type(value).model_fields)
         case Mapping():
-            return {name: _key_value(item) for name, item in value.items()}
+            return {name: _value_to_hash(item) for name, item in value.items()}
         case list() | tuple():
-            return [_key_value(item) for item in value]
+            return [_value_to_hash(item) for item in value]
     return value
 
 
@@ -239,4 +239,6 @@ def _is_default(value: Any, info: FieldInfo) -> bool:
     if isinstance(value, ResolvedChoice) and isinstance(default, str):
         return value.hashed() == {"type": default}
     # True equals 1, and is another value of an option that takes both.
-    return isinstance(value, bool) == isinstance(default, bool) and bool(_key_value(value) == _key_value(default))
+    return isinstance(value, bool) == isinstance(default, bool) and bool(
+        _value_to_hash(value) == _value_to_hash(default)
+    )

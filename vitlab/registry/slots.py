@@ -32,7 +32,7 @@ from vitlab.registry.slot_modules import (
     import_slot,
     slot_module_name,
 )
-from vitlab.spec.choice import PARTS, SLOT_MARK, TOGETHER, Choice, choice_schema
+from vitlab.spec.choice import PARTS, SLOT_MARK, TOGETHER, Choice, choice_core_schema
 from vitlab.spec.mistakes import NESTED, collect_mistakes, foreign_model_hint
 from vitlab.spec.tree import Tree
 
@@ -110,7 +110,7 @@ class Slot(Generic[T]):
 
     def names(self) -> list[str]:
         """Return the names of all components, plugins included, without importing any."""
-        return sorted({entry.name for entry in _entries(self.name)})
+        return sorted({entry.name for entry in _list_components(self.name)})
 
     def find(self, name: str) -> tuple[type[T], Origin]:
         """Return the component called ``name`` and its origin.
@@ -226,7 +226,7 @@ class Slot(Generic[T]):
         options = dict(getattr(component, "complete", dict)(choice.options))
         # The default of a built-in stays what it is after a plugin with a component of that name is installed.
         if origin.source == BUILT_IN:
-            options |= _default_components(model, options)
+            options |= _qualified_defaults(model, options)
         collected = collect_mistakes(model, options, who=f"{self.name} '{choice.type}'")
         result = None
         if collected.value is not None:
@@ -300,7 +300,7 @@ class Pick:
                 # A validator can raise only one error, so it carries all mistakes.
                 raise PydanticCustomError(NESTED, "{text}", {"text": str(error), NESTED: error.faults}) from None
 
-        return choice_schema(validate)
+        return choice_core_schema(validate)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         # Not a $ref, which pydantic would follow; vitlab.cli.show replaces the mark by one.
@@ -316,7 +316,7 @@ def _has_pick(annotation: Any) -> bool:
     return any(isinstance(part, Pick) or _has_pick(part) for part in typing.get_args(annotation))
 
 
-def _default_components(model: type[BaseModel], given: Tree) -> dict[str, str]:
+def _qualified_defaults(model: type[BaseModel], given: Tree) -> dict[str, str]:
     """Return the default of each component that is not given, as ``vitlab:NAME`` where a plugin offers the name too."""
     return {
         name: slot(mark.slot).qualify_builtin(info.default)
@@ -382,10 +382,10 @@ def list_entries(name: str | None = None) -> list[Entry]:
     if name is None:
         return [entry for each in SLOT_MODULES for entry in list_entries(each)]
     slot_module_name(name)  # raises for a name that no slot has
-    return sorted(_entries(name), key=lambda entry: (entry.name, str(entry.origin)))
+    return sorted(_list_components(name), key=lambda entry: (entry.name, str(entry.origin)))
 
 
-def _entries(slot: str) -> list[Entry]:
+def _list_components(slot: str) -> list[Entry]:
     """Return the components of a slot: built-ins, those of installed plugins, and those that a file has registered."""
     entries = [
         Entry(slot, component, BUILTIN_ORIGIN, f"{place.module}:{place.cls}", without_markup(place.summary))

@@ -20,7 +20,7 @@ from vitlab.identity.trial import hash_of
 from vitlab.regression import gate
 from vitlab.regression.check import CheckRequest, changes_for_own_study, refuse_tuning
 from vitlab.regression.checkout import Revision, checkout, resolve_revisions, uncommitted_files
-from vitlab.regression.cost import judge_costs
+from vitlab.regression.cost import measure_and_judge_costs
 from vitlab.regression.decide import Finding
 from vitlab.regression.decide import Verdict as CheckVerdict
 from vitlab.report.api import open_study
@@ -80,7 +80,7 @@ def compare_revisions(
             printed = []
             for revision, _, _, words in sides:
                 request.watch.say(f"{revision.name}: {doing}")
-                printed.append(revision.run("-m", "vitlab", command, *words, *options))
+                printed.append(revision.run_python("-m", "vitlab", command, *words, *options))
             return printed
 
         before, after = map(_trial_keys, run("plan", "planning", "--json"))
@@ -111,19 +111,19 @@ def compare_revisions(
                 sentence = answer if answer.startswith(verdict) else f"{verdict}: {answer}"
                 findings.append(Finding(arm, metric, VERDICTS.get(verdict, "pass"), sentence, row["wall_s"]))
             if study.check.cost is not None:
-                costs = [*judge_costs(study, old, new, reached, request.study_arguments, request.watch)]
+                costs = [*measure_and_judge_costs(study, old, new, reached, request.study_arguments, request.watch)]
     same = [Finding(arm, metric, "pass", OUT_OF_REACH) for arm in after if arm not in reached]
     report = replace(
         report,
         answers=[*report.answers, *(f"{item.arm}: {item.sentence}." for item in same)],
         notes=[*(f"{item.arm}: {item.check} {item.sentence}." for item in costs), *remarks, *report.notes],
     )
-    return report, gate.summarize_checks(study, [*findings, *same, *costs])
+    return report, gate.make_check_result(study, [*findings, *same, *costs])
 
 
 def _numeric_versions(revision: Revision) -> dict[str, str]:
     """Return the versions that determine a trial's numbers and that its code does not cover."""
-    installed = json.loads(revision.run("-c", VERSIONS).splitlines()[-1])
+    installed = json.loads(revision.run_python("-c", VERSIONS).splitlines()[-1])
     return {name: version for name, version in installed.items() if name != "vitlab"}
 
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vitlab import lab
-from vitlab.driver.planning import count_costs, ensure_data_identities
+from vitlab.driver.planning import count_params_and_macs, ensure_data_identities
 from vitlab.driver.session import Watch
 from vitlab.errors import Problem, SpecError, TrialFailed, UserError, format_count
 from vitlab.identity.code import imported_requirements
 from vitlab.planning.study_folder import rev_parse
 from vitlab.planning.values import Plan
 from vitlab.regression import TIERS, Tier, gate
-from vitlab.regression.baseline import Baseline, Values, read_baseline, update_baseline, write_baseline
+from vitlab.regression.baseline import Baseline, Values, accept_into_baseline, read_baseline, write_baseline
 from vitlab.regression.checkout import Revision, checkout, resolve_commit, uncommitted_files
-from vitlab.regression.cost import judge_costs
+from vitlab.regression.cost import measure_and_judge_costs
 from vitlab.regression.decide import Cell, Finding, worst_verdict
 from vitlab.regression.facts import compare_facts, compute_facts
 from vitlab.regression.gate import CheckResult, Outlook
@@ -75,12 +75,12 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
     cells: list[Cell] = []
     notes = _note_other_versions(plan, baseline)
     if "exact" in tiers and baseline.facts is not None:
-        new_facts = compute_facts(plan, count_costs(plan, request.file), request.plugins, request.watch)
+        new_facts = compute_facts(plan, count_params_and_macs(plan, request.file), request.plugins, request.watch)
         findings += compare_facts(baseline.facts, new_facts)
     if "learning" in tiers:
-        findings += gate.check_learning(plan, request.plugins, request.watch)
+        findings += gate.train_and_check_learning(plan, request.plugins, request.watch)
     if "statistical" in tiers and baseline.values is not None:
-        pinned = _pinned_versions(request, study)
+        pinned = _versions_to_record(request, study)
         try:
             cells, counts, more_notes = gate.train_and_judge(
                 study, baseline.values, lambda seeds, arms: _train_missing(request, study, seeds, arms, pinned)
@@ -97,8 +97,8 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
         commit, arms = resolve_commit(baseline.commit), [*plan.first_trials]
         with checkout(commit, f"the baseline's commit {commit[:7]}", request.out, request.plugins) as old:
             this_code = Revision("this code", request.plugins)
-            findings += judge_costs(study, old, this_code, arms, request.study_arguments, request.watch)
-    result = gate.summarize_checks(study, findings, cells, notes)
+            findings += measure_and_judge_costs(study, old, this_code, arms, request.study_arguments, request.watch)
+    result = gate.make_check_result(study, findings, cells, notes)
     if result.verdict in ("differs", "regressed"):
         own_study = str(changes_for_own_study("check", request, study)["study"])
         report = shlex.join(["vitlab", "report", own_study, *Store(request.out.resolve()).out_option])
@@ -120,7 +120,7 @@ def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) ->
     Without ``statistical`` among the tiers nothing is trained, and the previous values are kept.  What the tier
     ``learning`` finds is accepted, too, with a warning.
     """
-    study, plan = _plan_with_data(request)
+    study, plan = _read_data_and_plan(request)
     commit = "" if study.check.cost is None else resolve_commit("HEAD")
     if commit and (changed := uncommitted_files(request.baseline)):
         raise UserError(
@@ -128,13 +128,13 @@ def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) ->
             "-a', then the same command again"
         )
     old = _read_baseline(request) if request.baseline.exists() else Baseline(study=study.study, accepted=())
-    facts = compute_facts(plan, count_costs(plan, request.file), request.plugins, request.watch)
-    learning = [*gate.check_learning(plan, request.plugins, request.watch)] if "learning" in tiers else []
+    facts = compute_facts(plan, count_params_and_macs(plan, request.file), request.plugins, request.watch)
+    learning = [*gate.train_and_check_learning(plan, request.plugins, request.watch)] if "learning" in tiers else []
     values = None
     if "statistical" in tiers:
-        pinned = _pinned_versions(request, study)
+        pinned = _versions_to_record(request, study)
         values = _train_missing(request, study, gate.second_look_seeds(study), (), pinned)
-    write_baseline(request.baseline, update_baseline(old, facts, values, reason, commit))
+    write_baseline(request.baseline, accept_into_baseline(old, facts, values, reason, commit))
     return [f"Warning: {item.arm}: learning: {item.sentence}" for item in learning if item.verdict != "pass"]
 
 
@@ -142,7 +142,7 @@ def read_outlook(request: CheckRequest) -> tuple[list[Outlook], Mapping[str, str
     """Return what the seeds of the baseline can tell, without training, and the units of metrics."""
     study, plan, baseline = _read_study_and_baseline(request, ("statistical",))
     assert baseline.values is not None
-    return gate.outlook(study, baseline.values), plan.units
+    return gate.forecast_by_cell(study, baseline.values), plan.units
 
 
 def _read_study_and_baseline(request: CheckRequest, tiers: Sequence[Tier]) -> tuple[Study, Plan, Baseline]:
@@ -158,7 +158,7 @@ def _read_study_and_baseline(request: CheckRequest, tiers: Sequence[Tier]) -> tu
             raise SpecError([*mistakes.problems, *error.mistakes]) from None
         raise
     try:
-        return *_plan_with_data(request), baseline
+        return *_read_data_and_plan(request), baseline
     except SpecError as mistakes:
         origins = {origin for arm in (baseline.facts.arms.values() if baseline.facts else ()) for origin in arm.origins}
         used = {origin.split()[1] for origin in origins if origin.split()[1].endswith(".py")}
@@ -184,7 +184,7 @@ def _read_baseline(request: CheckRequest, tiers: Sequence[Tier] = ()) -> Baselin
     return baseline
 
 
-def _plan_with_data(request: CheckRequest) -> tuple[Study, Plan]:
+def _read_data_and_plan(request: CheckRequest) -> tuple[Study, Plan]:
     """Return the study and its plan, after its data was read."""
     study, plan = request.plan(request.changes)
     refuse_tuning(study, request.file)
@@ -212,7 +212,7 @@ def _installed_versions() -> dict[str, str]:
     return {name: version for name, version in versions().items() if name != "vitlab"}
 
 
-def _pinned_versions(request: CheckRequest, study: Study) -> Mapping[str, str]:
+def _versions_to_record(request: CheckRequest, study: Study) -> Mapping[str, str]:
     """Return the versions that the gate's trials record; none if stored results have them, and can be reused."""
     _, plan = request.plan(changes_for_own_study("check", request, study, gate.second_look_seeds(study)))
     store, trials = Store(request.out.resolve()), (*(planned.trial for planned in plan.trials), *plan.prerequisites)

@@ -55,7 +55,7 @@ class Revision:
     python: str = sys.executable
     environment: Mapping[str, str] = field(default_factory=_subprocess_environment)
 
-    def run(self, *words: str, folder: Path | None = None) -> str:
+    def run_python(self, *words: str, folder: Path | None = None) -> str:
         """Run Python with these words and return what it prints; its messages are shown.
 
         The subprocess is in a session of its own, so that Ctrl-C reaches it once, through this process: a run then
@@ -104,11 +104,11 @@ def resolve_commit(name: str) -> str:
     return commit
 
 
-def uncommitted_files(but: Path) -> list[str]:
+def uncommitted_files(excluded: Path) -> list[str]:
     """Return the tracked files, other than one, that differ from the checked-out commit."""
     root = find_repository()  # first, as outside of a repository git prints its help
     names = _run_git("diff", "--no-ext-diff", "--name-only", "-z", "HEAD").split("\0")
-    return [name for name in names if name and root / name != but.resolve()]
+    return [name for name in names if name and root / name != excluded.resolve()]
 
 
 def resolve_revisions(revisions: str) -> list[tuple[str, str]]:
@@ -170,11 +170,11 @@ def checkout(
                 venv.create(environment, with_pip=True)
                 python = environment / ("Scripts" if os.name == "nt" else "bin") / "python"
                 revision = replace(revision, python=str(python))
-                revision.run("-m", "pip", "install", "--quiet", *shlex.split(install), folder=tree)
+                revision.run_python("-m", "pip", "install", "--quiet", *shlex.split(install), folder=tree)
             elif packages:
                 pip = ("-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site))
-                revision.run(*pip, *(str(moved(package)) for package in packages))
-                revision.run("-c", IMPORT_CHECK, str(site))
+                revision.run_python(*pip, *(str(moved(package)) for package in packages))
+                revision.run_python("-c", IMPORT_CHECK, str(site))
             yield revision
         finally:
             _run_git("worktree", "remove", "--force", str(tree))

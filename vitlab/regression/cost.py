@@ -29,7 +29,7 @@ QUANTITIES = ("time", "memory")
 SPARE_ROUNDS = 4  #: beyond the fewest that give an interval
 
 
-def judge_costs(
+def measure_and_judge_costs(
     study: Study, old: Revision, new: Revision, arms: Sequence[str], request: Mapping[str, object], watch: Watch
 ) -> Iterator[Finding]:
     """Measure arms of a study under two revisions, and judge the limits of their costs; costs without a limit pass.
@@ -48,7 +48,7 @@ def judge_costs(
             costs = {}
             for revision in (old, new) if number % 2 else (new, old):
                 words = json.dumps({**request, "plugins": revision.plugins}, default=str)
-                output = revision.run("-m", "vitlab.regression.cost", arm, words)
+                output = revision.run_python("-m", "vitlab.regression.cost", arm, words)
                 costs[revision is new] = json.loads(output.splitlines()[-1])
             for quantity in QUANTITIES:
                 ratios[arm, quantity].append(costs[True][quantity] / costs[False][quantity])
@@ -63,12 +63,12 @@ def judge_costs(
         yield Finding(arm, quantity, verdict, sentence)
 
 
-def measure_and_print(arm: str, text: str) -> None:
+def measure_and_print(arm: str, request_json: str) -> None:
     """Measure an arm of a study, given as JSON, in this process, and print its cost as JSON."""
     from vitlab import lab
     from vitlab.driver import benchmark
 
-    request = json.loads(text)
+    request = json.loads(request_json)
     study, plan = lab.plan_study(**request)
     planned = next(planned for planned in plan.trials if planned.arm == arm)
     cost = benchmark.measure_speed_and_memory(

@@ -141,9 +141,9 @@ def judge_family(family: Sequence[Pair], alpha: float = 0.05) -> tuple[list[Cell
     return decisions, [Finding("", "trainings", VERDICTS[judgements.count_verdict[0]], sentence + test)]
 
 
-def _make_cell(pair: Pair, judgements: JudgedCells, place: int, alpha: float) -> Cell:
+def _make_cell(pair: Pair, judgements: JudgedCells, index: int, alpha: float) -> Cell:
     names = ("pairs", "identical", "means", "drop", "se", "worst", "p", "p_adjusted", "broken", "seeds", "collapsed")
-    of_cell = {name: getattr(judgements, name)[0, place].tolist() for name in names}
+    of_cell = {name: getattr(judgements, name)[0, index].tolist() for name in names}
     n, identical = of_cell["pairs"], of_cell["identical"]
     is_judged = not pair.refused and (identical or (n >= MIN_SEEDS and not pair.no_sample))
     by_t = is_judged and not identical and of_cell["se"] > 0
@@ -153,7 +153,7 @@ def _make_cell(pair: Pair, judgements: JudgedCells, place: int, alpha: float) ->
     same |= {name: of_cell[name] if is_judged else NAN for name in ("worst", "p", "p_adjusted")}
     same |= {name: tuple(of_cell[name]) for name in ("broken", "seeds", "collapsed")}
     cell = Cell(
-        verdict=VERDICTS[judgements.verdict[0, place]] if is_judged else "inconclusive",
+        verdict=VERDICTS[judgements.verdict[0, index]] if is_judged else "inconclusive",
         reason="",
         n=n,
         test="none" if not is_judged else "identical" if identical else "paired t" if by_t else "sign flip",
@@ -166,7 +166,7 @@ def _make_cell(pair: Pair, judgements: JudgedCells, place: int, alpha: float) ->
         **same,
     )
     more = ""
-    if judgements.has_more[0, place]:
+    if judgements.has_more[0, index]:
         kind = "were lost or collapsed" if any(cell.collapsed) else "diverged or have no finite value"
         kind = "collapsed" if cell.collapsed == cell.broken else kind
         (old, new), (seeds_old, seeds_new) = cell.broken, cell.seeds
@@ -372,7 +372,7 @@ def pooled_sd(values_SAN: Floats) -> Floats:
     return np.asarray(np.sqrt(squares / np.maximum(df.sum(axis=1), 1)))
 
 
-def robust_sd(values_SAN: Floats, sign: int = 1) -> Floats:
+def capped_pooled_sd(values_SAN: Floats, sign: int = 1) -> Floats:
     """Return the pooled standard deviation of the seeds that did not collapse, limited where a few outliers dominate.
 
     The limit is a multiple of the standard deviation that follows from the median distance to the median of an arm.

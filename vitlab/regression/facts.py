@@ -56,7 +56,7 @@ def compute_facts(
         return train_trace(plan, planned, EXACT_STEPS, precision, engine, plugins)
 
     traces = defaultdict[str, list[Trace]](list)
-    for (planned, _), trace in run_trainings(work, train, "exact", EXACT_STEPS, watch):
+    for (planned, _), trace in iterate_traces(work, train, "exact", EXACT_STEPS, watch):
         traces[planned.arm].append(trace)
     arms = {}
     for arm, planned in plan.first_trials.items():
@@ -80,7 +80,7 @@ def compute_facts(
     )
 
 
-def run_trainings(
+def iterate_traces(
     work: Sequence[tuple[Any, ...]], train: Callable[..., Trace], tier: Tier, steps: int, watch: Watch
 ) -> Iterator[tuple[tuple[Any, ...], Trace]]:
     """Yield the arguments of each training of a tier and its trace by ``train``, and show which one is running."""
@@ -142,7 +142,7 @@ def _describe_differences(old: Mapping[str, object], new: Mapping[str, object], 
 
 def _compare_traces(arm: str, old: Trace, new: Trace, before: Facts, after: Facts) -> Finding:
     check, limit = f"trace {new.precision}", TOLERANCE[new.precision]
-    difference = _describe_first_difference(old, new, limit)
+    difference = _describe_first_loss_difference(old, new, limit)
     if not difference:
         largest = max(itertools.starmap(_relative_difference, _loss_pairs(old, new)))
         how = f"losses differ by at most {largest:.2g}; up to {limit:g} is rounding" if largest else ""
@@ -155,12 +155,16 @@ def _compare_traces(arm: str, old: Trace, new: Trace, before: Facts, after: Fact
     if not environment:
         return Finding(arm, check, "differs", difference)
     # Another torch may draw different random numbers; another processor or engine only rounds differently.
-    if new.precision == "fp64" and before.torch == after.torch and _describe_first_difference(old, new, NO_ROUNDING):
+    if (
+        new.precision == "fp64"
+        and before.torch == after.torch
+        and _describe_first_loss_difference(old, new, NO_ROUNDING)
+    ):
         return Finding(arm, check, "differs", f"{difference}, which is more than rounding; {environment}")
     return Finding(arm, check, "inconclusive", f"{difference}, but under other conditions; {environment}")
 
 
-def _describe_first_difference(old: Trace, new: Trace, tolerance: float) -> str:
+def _describe_first_loss_difference(old: Trace, new: Trace, tolerance: float) -> str:
     """Describe the first loss that differs; empty if none does."""
     if len(old.losses) != len(new.losses):
         return f"{format_count(len(old.losses), 'step')} -> {len(new.losses)}"
@@ -204,19 +208,19 @@ def train_trace(
     # Imported here, because 'vitlab ab' needs no torch in its own process.
     import torch
 
-    from vitlab.driver.benchmark import shorten_trial
-    from vitlab.engines import find_supported_engine
+    from vitlab.driver.benchmark import temporary_short_trial
+    from vitlab.engines import engine_or_fallback
     from vitlab.engines.base import EngineFailed
     from vitlab.runner.execution import begin_attempt
     from vitlab.runner.job import Settings
 
     settings = Settings(device="cpu", plugins=tuple(str(Path(plugin).resolve()) for plugin in plugins))
-    with shorten_trial(plan, planned, steps, settings, precision) as (trial, folder):
+    with temporary_short_trial(plan, planned, steps, settings, precision) as (trial, folder):
         while True:
             with begin_attempt(trial, folder, settings) as attempt:
                 training = attempt.training
-                before = _validation_loss(training)
-                engine, engine_type, _ = find_supported_engine(engine, training)
+                before = _first_batch_validation_loss(training)
+                engine, engine_type, _ = engine_or_fallback(engine, training)
                 try:
                     computation = engine_type([training])
                     while training.step < training.steps:
@@ -230,11 +234,11 @@ def train_trace(
                     engine=engine,
                     losses=tuple(losses),
                     before=before,
-                    after=_validation_loss(training),
+                    after=_first_batch_validation_loss(training),
                 )
 
 
-def _validation_loss(training: Training) -> float:
+def _first_batch_validation_loss(training: Training) -> float:
     """Return the mean loss on the first batch of validation images, as in an evaluation."""
     import torch
     import torch.nn.functional as F

@@ -8,17 +8,17 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from vitlab.comparison.study import describe_small_sample, prerequisites_by_arm
+from vitlab.comparison.study import describe_few_prerequisites, prerequisites_by_arm
 from vitlab.driver.session import Watch
 from vitlab.errors import UserError, format_count, nearest
 from vitlab.planning.values import Plan
 from vitlab.regression import decide
 from vitlab.regression.baseline import Values
 from vitlab.regression.decide import Cell, Finding, Pair, Verdict, pooled_sd, worst_verdict
-from vitlab.regression.facts import LEARNING_STEPS, run_trainings, train_trace
+from vitlab.regression.facts import LEARNING_STEPS, iterate_traces, train_trace
 from vitlab.report import frame
 from vitlab.report.phrasing import Scale
-from vitlab.report.provenance import join_distinct
+from vitlab.report.provenance import merge_distinct_values
 from vitlab.spec import Study
 from vitlab.spec.choice import Goal
 from vitlab.statistics import replicates
@@ -92,7 +92,9 @@ def read_final_values(plan: Plan, store: Store, study: Study) -> Values:
 
 def recorded_versions(results: Iterable[TrialResult | None]) -> dict[str, str]:
     """Return the versions under which trials were trained; of several, all of them."""
-    return join_distinct((result.circumstances.installed_versions for result in results if result is not None), ", ")
+    return merge_distinct_values(
+        (result.circumstances.installed_versions for result in results if result is not None), ", "
+    )
 
 
 def differing_versions(recorded: Mapping[str, str], installed: Mapping[str, str]) -> str:
@@ -134,7 +136,7 @@ def pair_cells(study: Study, values: Values, new: Values) -> tuple[list[Pair], l
                     quantum=values.quanta.get(metric, 0.0),
                     lost=[frozenset(diverged.get(arm, ())).difference(has_value) for has_value, diverged in sides],
                     refused=refused,
-                    no_sample=describe_small_sample(new.behind[arm]) if arm in new.behind else "",
+                    no_sample=describe_few_prerequisites(new.behind[arm]) if arm in new.behind else "",
                     seconds=new.seconds.get(arm, NAN),
                 )
             )
@@ -201,7 +203,7 @@ def second_look_seeds(study: Study) -> tuple[int, ...] | None:
     return study.seeds.values_extended_to(most) if most > len(study.seeds.values) else None
 
 
-def check_learning(plan: Plan, plugins: Sequence[str | Path], watch: Watch) -> Iterator[Finding]:
+def train_and_check_learning(plan: Plan, plugins: Sequence[str | Path], watch: Watch) -> Iterator[Finding]:
     """Check that the loss of every arm falls within a hundred steps, on training and on validation images.
 
     If only one of the two falls, the finding is inconclusive: noisy batches do that to sound networks too.  So it is
@@ -212,7 +214,7 @@ def check_learning(plan: Plan, plugins: Sequence[str | Path], watch: Watch) -> I
         (plan, planned, LEARNING_STEPS) for planned in plan.first_trials.values() if planned.trial.spec.train.steps != 0
     ]
     accuracy, train = plan.metrics.get("accuracy"), partial(train_trace, plugins=plugins)
-    for (_, planned, _), result in run_trainings(work, train, "learning", LEARNING_STEPS, watch):
+    for (_, planned, _), result in iterate_traces(work, train, "learning", LEARNING_STEPS, watch):
         steps = format_count(len(result.losses), "step")
         half = max(1, len(result.losses) // 2)  # long enough for the noise of batches to even out
         sides = {"training": (fmean(result.losses[:half]), fmean(result.losses[-half:]))}
@@ -232,7 +234,7 @@ def check_learning(plan: Plan, plugins: Sequence[str | Path], watch: Watch) -> I
         yield Finding(planned.arm, "learning", verdict, "; ".join(rises))
 
 
-def summarize_checks(
+def make_check_result(
     study: Study, findings: Sequence[Finding], cells: Sequence[Cell] = (), notes: Sequence[str] = ()
 ) -> CheckResult:
     """Return the result of a check, whose verdict is the worst of all."""
@@ -242,7 +244,7 @@ def summarize_checks(
     return CheckResult(study.study, verdict, fails, tuple(findings), tuple(cells), tuple(notes))
 
 
-def outlook(study: Study, values: Values) -> list[Outlook]:
+def forecast_by_cell(study: Study, values: Values) -> list[Outlook]:
     """Return for each cell the probability that an unchanged model passes, and the change for the worse that is found.
 
     Of two looks, the second counts, as the first one can only add to the probability.
@@ -271,7 +273,7 @@ def outlook(study: Study, values: Values) -> list[Outlook]:
 def _margin_and_min_abs(study: Study, values: Values, metric: str) -> tuple[float, float]:
     """Return the margin and ``min_abs`` of a metric; their defaults follow from the spread of the baseline."""
     sign = 1 if judged_goals(study)[metric] == "max" else -1
-    sd = float(decide.robust_sd(values_to_array(values.metrics.get(metric, {}).values())[None], sign)[0])
+    sd = float(decide.capped_pooled_sd(values_to_array(values.metrics.get(metric, {}).values())[None], sign)[0])
     check, steps = study.check, 2 * values.quanta.get(metric, 0.0)
     min_abs = check.min_abs.get(metric, max(sd, steps))
     return check.margin.get(metric, max(check.margin_sd * sd, steps, min_abs)), min_abs

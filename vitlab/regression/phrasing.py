@@ -78,7 +78,7 @@ def render_outlook(cells: Sequence[Outlook], units: Mapping[str, str], form: str
 def _render(form: str, title: str, lines: Sequence[str], table: Sequence[Column], notes: Sequence[str]) -> str:
     rows = formats.markdown_table(table) if table[0].cells else []
     if form == "terminal":
-        return formats.to_text(title, *lines, *([table] if rows else []), *notes)
+        return formats.parts_to_text(title, *lines, *([table] if rows else []), *notes)
     above, below = ([f"- {formats.escape_markdown(line)}" for line in part] for part in (lines, notes))
     return "\n".join([f"## {title}", "", *above, "", *rows, "", *below, ""])
 

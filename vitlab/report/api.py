@@ -25,7 +25,7 @@ from vitlab.planning.values import Plan
 from vitlab.registry import list_entries
 from vitlab.registry.options import check_arguments
 from vitlab.report import frame
-from vitlab.report.report import collect
+from vitlab.report.report import collect_report
 from vitlab.store.files import read_stored
 from vitlab.store.folders import OUT, Store, TrialFolder
 
@@ -94,7 +94,7 @@ class Answer:
         """Return one row per arm, see :func:`vitlab.compare`."""
         from vitlab.report.notebook import Comparison
 
-        return Comparison.of(collect(self.plan, self.store))
+        return Comparison.of(collect_report(self.plan, self.store))
 
     def history(self) -> pd.DataFrame:
         """Return the curves, see :func:`vitlab.history`."""
@@ -195,7 +195,9 @@ def compare(first: str | Path, second: str | Path | None = None, *, out: str | P
     from vitlab.report.two_studies import compare_studies
 
     study = open_study(first, out=out)
-    return Comparison.of(collect(*study) if second is None else compare_studies(study, open_study(second, out=out)))
+    return Comparison.of(
+        collect_report(*study) if second is None else compare_studies(study, open_study(second, out=out))
+    )
 
 
 @check_arguments()
@@ -239,7 +241,7 @@ def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     kinds = {name: kind for name, (kind, _) in PREDICTIONS.items() if name in table}
     table = table[[*kinds, *table.columns.drop([*kinds])]]  # a value per image of a plugin's metric is last
     table = table.astype({name: kind for name, kind in kinds.items() if kind == "string"})
-    return Results.showing(table, ["arm", "seed", "split", "id", "label", "prediction", "pixel_accuracy", "loss"])
+    return Results.from_table(table, ["arm", "seed", "split", "id", "label", "prediction", "pixel_accuracy", "loss"])
 
 
 @check_arguments()
@@ -282,7 +284,7 @@ def list_components(slot: str | None = None) -> pd.DataFrame:
     from vitlab.report.notebook import Results
 
     table = pd.DataFrame(map(vars, list_entries(slot))).astype("string")
-    return Results.showing(table, ["slot", "name", "summary"])
+    return Results.from_table(table, ["slot", "name", "summary"])
 
 
 def status_command(plan: Plan, store: Store) -> str:
@@ -293,7 +295,7 @@ def status_command(plan: Plan, store: Store) -> str:
 def _history(plan: Plan, store: Store) -> pd.DataFrame:
     from vitlab.report.notebook import Results
 
-    return Results.showing(frame.history(plan, store), ["arm", "seed", "step", "metric", "value"])
+    return Results.from_table(frame.history(plan, store), ["arm", "seed", "step", "metric", "value"])
 
 
 def _version_folder_of_file(file: Path, changes: Mapping[str, Any], study: Path) -> Path:
@@ -305,7 +307,7 @@ def _version_folder_of_file(file: Path, changes: Mapping[str, Any], study: Path)
     for version in stored:
         if version.name == version_name(requested):
             return version.folder
-    name, options = study.name, f" with {stored[0].set_options}" if stored[0].set_options else ""
+    name, options = study.name, f" with {stored[0].set_options_text}" if stored[0].set_options_text else ""
     latest = stored[0].content
     difference = "" if latest is None else f": {format_differences(requested, latest)}"
     raise UserError(

@@ -89,7 +89,7 @@ params | Int64 | parameters of the model
 macs | Int64 | multiply-accumulates of one image, forward
 wall_s | float64 | seconds of all trials together
 """)
-"""Columns of :func:`summary` with their types and meanings; the same for every study."""
+"""Columns of :func:`summary_rows` with their types and meanings; the same for every study."""
 
 
 COSTS = {"params": "max", "macs": "max", "wall_s": "sum"}
@@ -107,7 +107,7 @@ class _Trial(NamedTuple):
     tested: float  #: the test metric of the same name as the metric; NaN where there is none
 
 
-def summary(results: StudyResults, refused: Mapping[str, str] = {}) -> list[Row]:
+def summary_rows(results: StudyResults, refused: Mapping[str, str] = {}) -> list[Row]:
     """Return one row per arm, in JSON values: its mean and its difference from the baseline.
 
     Columns are :func:`column_names`, also where nothing was measured.  What is missing is None; infinities are
@@ -208,7 +208,7 @@ def _count_awaited(trials: Sequence[_Trial], arm: str, plan: Plan) -> int:
 
 
 def column_names(analysis: Analysis) -> list[str]:
-    """Return the columns of :func:`summary`, which depend on the study's metric alone.
+    """Return the columns of :func:`summary_rows`, which depend on the study's metric alone.
 
     They are ``COLUMNS``, followed by the mean of the test metric of the same name and its standard deviation
     (``test/NAME``, ``test/NAME_sd``), unless a table of other programs does not say which split its metric is of.
@@ -218,7 +218,7 @@ def column_names(analysis: Analysis) -> list[str]:
 
 
 def summary_frame(rows: Sequence[Row], analysis: Analysis) -> pd.DataFrame:
-    """Return the rows of :func:`summary` as a frame."""
+    """Return the rows of :func:`summary_rows` as a frame."""
     import pandas as pd
 
     columns = column_names(analysis)
@@ -279,7 +279,7 @@ def _column_type(column: str) -> str:
 
 
 def _json_value(value: Any, kind: str) -> str | int | float | bool | None:
-    """Return a value of a column of a type as a JSON value, see :func:`summary`."""
+    """Return a value of a column of a type as a JSON value, see :func:`summary_rows`."""
     if value is None or kind == "string":
         return None if value is None else str(value)
     if math.isnan(value):
@@ -292,7 +292,7 @@ def _json_value(value: Any, kind: str) -> str | int | float | bool | None:
 # -- looks -------------------------------------------------------------------------------------------------------------
 
 
-def update_looks(plan: Plan, store: Store) -> Looks | None:
+def looks_with_open_arms(plan: Plan, store: Store) -> Looks | None:
     """Return the plan's looks with the arms that each leaves open, by the results that exist; None without looks."""
     looks = plan.looks
     if looks is None or plan.pending:  # tunings come first
@@ -303,14 +303,14 @@ def update_looks(plan: Plan, store: Store) -> Looks | None:
             break  # the next plan has the seeds of this look
         trials = tuple(planned for planned in plan.trials if planned.seed in seeds)
         so_far = replace(plan, trials=trials, looks=replace(looks, open=looks.open[:look]))
-        arms = inconclusive_arms(so_far, store, *looks.open[look : look + 1])
+        arms = arms_to_continue(so_far, store, *looks.open[look : look + 1])
         looks = replace(looks, open=(*looks.open[:look], arms, *looks.open[look + 1 :]) if arms else looks.open[:look])
         if not arms:
             break
     return looks
 
 
-def inconclusive_arms(plan: Plan, store: Store, before: Sequence[str] = ()) -> tuple[str, ...]:
+def arms_to_continue(plan: Plan, store: Store, before: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the arms whose comparison is inconclusive at the latest of the plan's looks, and may become conclusive.
 
     It may not if it is refused, if a trial of one of its arms failed, which must be retried first, or if all seeds that
@@ -320,7 +320,7 @@ def inconclusive_arms(plan: Plan, store: Store, before: Sequence[str] = ()) -> t
     """
     if plan.looks is None or plan.pending:
         return ()
-    rows = summary(StudyResults.read(plan, store))
+    rows = summary_rows(StudyResults.read(plan, store))
     failed = {row["arm"] for row in rows if row["failed"]}
     rows = [row for row in rows if plan.looks.latest_look(row["arm"]) == len(plan.looks.open)]
     pending = {row["arm"] for row in rows if row["awaited"]}

@@ -107,7 +107,7 @@ def render_pdf(figure: Figure) -> bytes:
         return file.getvalue()
 
 
-def svg_to_element(svg: str, name: str, alternative: str) -> str:
+def svg_to_element(svg: str, id_prefix: str, alt_text: str) -> str:
     """Convert the SVG of a :class:`Drawing` to an element of a page, in the page's colours (``var(--ink)``, ...).
 
     The name, unique in the page, stands before identifiers; the alternative is for readers who do not see the figure.
@@ -115,10 +115,10 @@ def svg_to_element(svg: str, name: str, alternative: str) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL).replace(
         'id="figure_1"', 'id="figure"'
     )
-    return re.sub(r"<[^>]+>", lambda tag: _adapt_tag(tag[0], name, alternative), svg)
+    return re.sub(r"<[^>]+>", lambda tag: _adapt_tag(tag[0], id_prefix, alt_text), svg)
 
 
-def stack_panels(drawing: Drawing, name: str) -> str:
+def stacked_panels_svg(drawing: Drawing, name: str) -> str:
     """Return the panels of a figure as elements that show parts of its element in a page, for narrow screens.
 
     Each panel of a row has the labels of the first one on its left.  Empty for anything but one row of several panels
@@ -182,24 +182,24 @@ def apply_style() -> Iterator[None]:
         yield
 
 
-def _adapt_tag(tag: str, name: str, alternative: str) -> str:
+def _adapt_tag(tag: str, id_prefix: str, alt_text: str) -> str:
     """Adapt a tag of matplotlib's SVG to a page, which sets colours and width."""
     tag = re.sub(r' xmlns(:\w+)?="[^"]*"', "", tag)
     tag = re.sub(r"(\d\.\d\d)\d+", r"\1", tag)  # hundredths of a point
     if size := re.match(r'<svg width="([\d.]+)pt" height="[^"]*"', tag):
         # As a share of the width of a page, so that text has the same size in all pictures.
         share = float(size[1]) / (72 * WIDTH)
-        label = escape(alternative, quote=True)
+        label = escape(alt_text, quote=True)
         tag = f'<svg role="img" aria-label="{label}" style="--share: {share:.3g}"{tag[size.end() :]}'
     # Lines of one label stand where the font of the figure puts them; Verdana is as wide.
     tag = re.sub(r"font-family: [^;\"]*", "font-family: 'DejaVu Sans', Verdana, sans-serif", tag)
-    tag = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", tag)  # unique among the pictures of a page
+    tag = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{id_prefix}-", tag)  # unique among the pictures of a page
     for colour, variable in VARIABLES.items():
         tag = tag.replace(colour, f"var(--{variable})")
     return tag
 
 
-def split_name(name: str) -> tuple[str, ...]:
+def split_name_at_commas(name: str) -> tuple[str, ...]:
     """Split an arm's name at its commas, except within brackets."""
     parts, depth, current = [], 0, ""
     for char in " ".join(name.split()):
@@ -214,7 +214,7 @@ def split_name(name: str) -> tuple[str, ...]:
 
 def _shared_parts(names: Collection[str]) -> list[str]:
     """Return the parts that all of several names share."""
-    first, *others = map(split_name, names) if len(names) > 1 else [()]
+    first, *others = map(split_name_at_commas, names) if len(names) > 1 else [()]
     return [part for part in first if all(part in other for other in others)]
 
 
@@ -222,7 +222,7 @@ def short_labels(names: Collection[str]) -> dict[str, str]:
     """Return each name on one line, without the parts that all names share, which :func:`describe_shared` says."""
     shared, labels = _shared_parts(names), {}
     for name in names:
-        own_parts = [part for part in split_name(name) if part not in shared]
+        own_parts = [part for part in split_name_at_commas(name) if part not in shared]
         labels[name] = ", ".join(own_parts) if shared and own_parts else " ".join(name.split())
     return _number_duplicates(labels)
 

@@ -129,7 +129,7 @@ def render_terminal(report: Report) -> str:
     return _text_of(console)
 
 
-def to_text(*parts: str | Sequence[Column]) -> str:
+def parts_to_text(*parts: str | Sequence[Column]) -> str:
     """Return sentences and tables, fitted to the width of the terminal."""
     from rich.text import Text
 

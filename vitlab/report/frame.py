@@ -274,11 +274,11 @@ def judged_values(frame: pd.DataFrame, analysis: Analysis, quantum: float = 0.0)
     columns = (done[name].tolist() for name in ("arm", "seed", metric_column(analysis)))
     for arm, seed, value in zip(*columns, strict=True):
         if math.isfinite(value):
-            values[str(arm)][int(seed)] = _round_to_quantum(value, quantum)
+            values[str(arm)][int(seed)] = _remove_float32_rounding(value, quantum)
     return values
 
 
-def _round_to_quantum(value: float, quantum: float) -> float:
+def _remove_float32_rounding(value: float, quantum: float) -> float:
     """Return a value without the rounding of single precision, if it is a multiple of the quantum but for that."""
     if not quantum:
         return float(value)

@@ -12,7 +12,7 @@ import pandas as pd
 from vitlab.errors import UserError, format_count, nearest
 from vitlab.planning.values import Plan
 from vitlab.report import comparison, frame
-from vitlab.report.formats import to_text
+from vitlab.report.formats import parts_to_text
 from vitlab.report.report import Report
 from vitlab.report.sections.arms import arm_columns, paper_table
 from vitlab.store.folders import Store
@@ -62,7 +62,7 @@ class Comparison(pd.DataFrame):
     def tables(self) -> Tables:
         """The numbers of the report's sections by name, such as ``main_effects`` and ``interactions``."""
         sections = self.report.sections.items()
-        return Tables({name: Results.showing(pd.DataFrame(rows), SHOWN) for name, rows in sections if rows})
+        return Tables({name: Results.from_table(pd.DataFrame(rows), SHOWN) for name, rows in sections if rows})
 
     def render(self, format: str = "terminal") -> str | bytes:
         """Return the report in a format, such as ``md``, ``html`` or ``latex``; bytes for parquet, otherwise text.
@@ -98,7 +98,7 @@ class Comparison(pd.DataFrame):
         table = paper_table(selected)
         more = f"{format_count(len(self.notes), 'note')} in .notes, the whole report in .render()."
         shown = (table.columns, table.caption) if table.columns[0].cells else ()
-        return to_text(*self._main_answers, *shown, more).rstrip()
+        return parts_to_text(*self._main_answers, *shown, more).rstrip()
 
     def _repr_html_(self) -> str | None:
         """Return answers, the table of arms and notes as HTML; every text is escaped."""
@@ -133,13 +133,13 @@ class Results(pd.DataFrame):
         """Return the results of the trials of a plan."""
         test = f"test/{plan.analysis.metric.partition('/')[2]}"
         main = ["arm", "seed", "status", frame.metric_column(plan.analysis), test, "wall_s"]
-        return cls.showing(frame.results(plan, store), main)
+        return cls.from_table(frame.results(plan, store), main)
 
     @classmethod
-    def showing(cls, table: pd.DataFrame, main: Sequence[str]) -> Results:
+    def from_table(cls, table: pd.DataFrame, shown: Sequence[str]) -> Results:
         """Return a frame with the columns that its text shows."""
         view = cls(table)
-        view.others = [name for name in table if name not in main]
+        view.others = [name for name in table if name not in shown]
         return view
 
     def _selected(self) -> tuple[pd.DataFrame, str]:

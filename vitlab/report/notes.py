@@ -80,15 +80,15 @@ def notes(results: StudyResults, prerequisite_trials: Sequence[StoredTrial], row
         *_note_prerequisites(plan),
         *_note_large_batches(results.trials),
         *_note_early_stops(results.trials),
-        *_note_initial_weights(trials),
+        *_note_pretrained_weights(trials),
         *_note_mixed_numerics(plan, trials),
         *_note_best_evaluation(plan),
         *_note_exploratory(plan),
         *_note_looks(plan, rows),
         *_note_controls(plan, rows),
         *table_notes(results, rows),
-        *_note_seeds(results),
-        *_note_split_noise(plan, rows),
+        *_note_varied_streams(results),
+        *_note_seed_scatter(plan, rows),
         *_note_learning_rate(plan),
     ]
 
@@ -100,7 +100,7 @@ def table_notes(results: StudyResults, rows: Sequence[Row]) -> list[str]:
         *_note_chance(results.plan, rows),
         *note_unpaired_seeds(results, rows),
         *_note_shared_variance(results.plan, rows),
-        *_note_grouped_seeds(results, rows),
+        *_note_non_normal_seeds(results, rows),
         *_note_collapsed_seeds(rows),
         *_note_cut_intervals(results.plan, rows),
     ]
@@ -234,7 +234,7 @@ def _note_prerequisites(plan: Plan) -> list[str]:
     )
 
 
-def _note_initial_weights(trials: Sequence[StoredTrial]) -> list[str]:
+def _note_pretrained_weights(trials: Sequence[StoredTrial]) -> list[str]:
     arms: dict[str, dict[str, None]] = defaultdict(dict)
     for item in trials:
         if item.result is not None and item.result.circumstances.weights:
@@ -399,7 +399,7 @@ def _note_shared_variance(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     )
 
 
-def _note_grouped_seeds(results: StudyResults, rows: Sequence[Row]) -> Iterator[str]:
+def _note_non_normal_seeds(results: StudyResults, rows: Sequence[Row]) -> Iterator[str]:
     """Return a note if the seeds of the arms lie in groups, or far to one side, more than normal values do."""
     sound = [results.values[row["arm"]] for row in rows if row["n"] and not row["collapsed"]]
     seeds = sorted(set.intersection(*map(set, sound))) if sound else []
@@ -437,7 +437,7 @@ def _note_collapsed_seeds(rows: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def _note_seeds(results: StudyResults) -> Iterator[str]:
+def _note_varied_streams(results: StudyResults) -> Iterator[str]:
     """Return a note on the random streams that seeds vary, and on what intervals cover thereby."""
     plan, streams = results.plan, defaultdict(set)
     seeds = sorted({planned.seed for planned in plan.trials})
@@ -485,7 +485,7 @@ def _describe_varied_splits(ratios: set[float]) -> str:
     )
 
 
-def _note_split_noise(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
+def _note_seed_scatter(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     # Pooled, because the spread of a single arm with few seeds is hardly known.
     usable = [row for row in rows if row["split_sd"] is not None and row["n"] > 1]
     df = sum(row["n"] - 1 for row in usable)

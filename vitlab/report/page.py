@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vitlab.comparison import Verdict
 from vitlab.explaining.colours import SERIES
 from vitlab.report import phrasing
-from vitlab.report.drawing import stack_panels, svg_to_element
+from vitlab.report.drawing import stacked_panels_svg, svg_to_element
 from vitlab.report.phrasing import DASH, Column, Columns, Row, Scale, format_duration
 from vitlab.report.sections import Section, all_sections
 
@@ -94,7 +94,7 @@ def _section_context(report: Report, name: str, part: Section[Any]) -> Mapping[s
         "table": _table_context([column for column in columns if column.rank < SECONDARY]) if table else None,
         "more": _table_context([columns[0], *more]) if more else None,
         "figure": drawing and Markup(svg_to_element(drawing.svg, name, drawing.caption)),
-        "panels": drawing and Markup(stack_panels(drawing, name)),
+        "panels": drawing and Markup(stacked_panels_svg(drawing, name)),
         "figure_caption": drawing and drawing.caption,
         "images": images,
     }

@@ -1,7 +1,7 @@
 """Formatting of numbers, sentences and columns of tables.
 
-Inputs are plain rows (an arm's row of :func:`vitlab.report.comparison.summary` as a mapping, None for missing values),
-so that a stored report is rendered without pandas.
+Inputs are plain rows (an arm's row of :func:`vitlab.report.comparison.summary_rows` as a mapping, None for missing
+values), so that a stored report is rendered without pandas.
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ def _comparison_sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale,
         return f"{sentence}, and {_too_few_clause(row)} to judge that by."
     p = f"p {format_p_equation(row['p_corrected'], analysis.alpha)}{_correction_clause(row, analysis)}"
     if row["test"] == "sign flip":
-        sentence += _exact_clause(row, scale, decimals, p)
+        sentence += _sign_flip_clause(row, scale, decimals, p)
     elif row["difference_low"] is not None:
         sentence += (
             f" ({interval_name(row['family'], analysis)} {_format_ends(row, 'difference_', scale, decimals)}, {p})"
@@ -323,7 +323,7 @@ def _comparison_sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale,
             f"({interval_name(row['family'], analysis, 2 * analysis.alpha)} "
             f"{_format_ends(row, 'equal_', scale, decimals)})"
         )
-    return f"{sentence}{_chance_clause(row, analysis, scale, decimals)}."
+    return f"{sentence}{_lost_as_chance_clause(row, analysis, scale, decimals)}."
 
 
 def _format_ends(row: Row, of: str, scale: Scale, decimals: int) -> str:
@@ -337,7 +337,7 @@ def _two_values_clause(mean: float, sd: float | None, scale: Scale, decimals: in
     return f"{low} and {high} at the two seeds, which gives no useful interval"
 
 
-def _exact_clause(row: Row, scale: Scale, decimals: int, p: str) -> str:
+def _sign_flip_clause(row: Row, scale: Scale, decimals: int, p: str) -> str:
     if not row["collapsed_pairs"]:
         return f" at each of {format_count(row['pairs'], 'seed')} alike, which gives no interval (sign-flip {p})"
     clause = f" (sign-flip {p}; {format_count(row['collapsed_pairs'], 'seed')} collapsed, so t is not used"
@@ -346,7 +346,7 @@ def _exact_clause(row: Row, scale: Scale, decimals: int, p: str) -> str:
     return f"{clause})"
 
 
-def _chance_clause(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
+def _lost_as_chance_clause(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
     if not row["broken"]:
         return ""
     seeds = f"{format_count(row['broken'], 'seed')} that diverged or failed"
@@ -363,7 +363,7 @@ def _chance_clause(row: Row, analysis: Analysis, scale: Scale, decimals: int) ->
     return f"{clause} ({interval_name(row['family'], analysis)} {_format_ends(row, 'chance_', scale, decimals)}, {p})"
 
 
-def describe_arm(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
+def describe_arm_result(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
     """Return one sentence about an arm, for studies without comparisons."""
     if row["n"] == 0:
         return _no_values_sentence(row)
@@ -389,7 +389,7 @@ def format_status_counts(row: Row) -> str:
     return ", ".join(f"{row[status]} {status}" for status in STATUSES if row[status]) or "none planned"
 
 
-def answer_arms(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> list[Answer]:
+def answer_per_arm(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> list[Answer]:
     """Return one answer per comparison, or one per arm if there are no comparisons, of the arms that have begun.
 
     The last answer names the others.
@@ -404,7 +404,7 @@ def answer_arms(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str
             row,
         )
         if compared
-        else Answer(describe_arm(row, analysis, scale, own))
+        else Answer(describe_arm_result(row, analysis, scale, own))
         for row in (compared_rows(started) if compared else started)
     ]
     others = [row["arm"] for row in rows if row["missing"] == row["planned"]]
@@ -441,13 +441,13 @@ def fold_unclear_answers(
     return [answer for answer in answers if not (answer.row and answer.row["arm"] in hidden)], folded
 
 
-def count_verdicts(rows: Sequence[Row], among: str) -> str:
-    """Return the number of comparisons per verdict, after the words ``among``; empty if there are few."""
+def count_verdicts(rows: Sequence[Row], prefix: str) -> str:
+    """Return the number of comparisons per verdict, after the words ``prefix``; empty if there are few."""
     counts = Counter(row["verdict"] for row in compared_rows(rows))
     if counts.total() <= OVERVIEW_FROM:
         return ""
     verdicts = [f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict]]
-    return f"{among} {format_count(counts.total(), 'comparison')}: {', '.join(verdicts)}."
+    return f"{prefix} {format_count(counts.total(), 'comparison')}: {', '.join(verdicts)}."
 
 
 def list_or_count(arms: Sequence[str]) -> str:

@@ -80,7 +80,7 @@ def forecast(plan: Plan, store: Store) -> Forecast:
         raise UserError("the study compares nothing, so there is nothing to detect")
     planned = [item.trial for item in (*plan.trials, *plan.pending)]  # the last are of arms that are not tuned yet
     own, like = {trial.key for trial in planned}, planned[0]
-    earlier = [spread for stored in _similar_plans(plan, store) for spread in _spreads_of_plan(stored, store)]
+    earlier = [spread for stored in _plans_of_same_metric(plan, store) for spread in _spreads_of_plan(stored, store)]
     vary_split = _varies_split(plan, planned)
     alike = [item for item in earlier if item.varies_split == vary_split]
     for kind, spreads in (
@@ -154,7 +154,7 @@ def detectable_difference(
     studies = max(20, min(STUDIES, MAX_VALUES // (n * (comparisons + 1))))
     values = np.random.default_rng(1).standard_normal((studies, comparisons + 1, n)) / math.sqrt(2)
     design = replace(
-        Comparisons.with_one_baseline(comparisons),
+        Comparisons.all_with_first(comparisons),
         family=np.full(comparisons, family),
         alpha=alpha,
         correction=correction,
@@ -167,7 +167,7 @@ def detectable_difference(
     return float(difference) * math.sqrt(1 + n * overlap)  # seeds whose splits overlap are fewer independent ones
 
 
-def _similar_plans(plan: Plan, store: Store) -> Iterator[Plan]:
+def _plans_of_same_metric(plan: Plan, store: Store) -> Iterator[Plan]:
     """Yield the stored plans that are judged by the same metric, and the plan itself."""
     yield plan
     for file in sorted(store.root.glob("studies/*/plan.json")):

@@ -65,13 +65,13 @@ def collect_provenance(plan: Plan, store: Store, trials: Sequence[StoredTrial]) 
     specs = [item.planned.trial for item in trials]
     data = {(trial.spec.data.type, None if trial.data is None else str(trial.data)) for trial in specs}
     last = max((result.circumstances.ended for result in results), default=None)
-    place, command, commit = _rerun_source(version, store)
+    place, command, commit = _rerun_instructions(version, store)
     return Provenance(
         command,
         place,
         commit,
-        versions=join_distinct(result.circumstances.versions for result in results),
-        numerics=join_distinct(result.circumstances.numerics for result in results),
+        versions=merge_distinct_values(result.circumstances.versions for result in results),
+        numerics=merge_distinct_values(result.circumstances.numerics for result in results),
         components=sorted({origin for trial in specs for origin in trial.origins}),
         data=[{"set": name, "identity": identity} for name, identity in sorted(data, key=str)],
         wall_s=sum(result.circumstances.wall_s for result in results),
@@ -81,7 +81,7 @@ def collect_provenance(plan: Plan, store: Store, trials: Sequence[StoredTrial]) 
     )
 
 
-def join_distinct(mappings: Iterable[Mapping[str, object]], separator: str = " and ") -> dict[str, str]:
+def merge_distinct_values(mappings: Iterable[Mapping[str, object]], separator: str = " and ") -> dict[str, str]:
     """Return each name with the distinct values that the mappings have for it."""
     values = defaultdict(set)
     for mapping in mappings:
@@ -97,8 +97,8 @@ def describe_version(plan: Plan, store: Store) -> Iterator[str]:
     this, versions = study_folder.read_version(study, plan.version), study_folder.read_versions(study)
     if this is None or not versions:
         return
-    if this.set_options:
-        yield f"Version {this.name[:8]} of this study was run with {this.set_options}."
+    if this.set_options_text:
+        yield f"Version {this.name[:8]} of this study was run with {this.set_options_text}."
     is_latest = this.name == versions[0].name
     for other in versions[1:2] if is_latest else versions[:1]:
         role = "one before" if is_latest else "latest"
@@ -113,7 +113,7 @@ def describe_version(plan: Plan, store: Store) -> Iterator[str]:
         )
 
 
-def _rerun_source(version: study_folder.Version | None, store: Store) -> tuple[str, str, str]:
+def _rerun_instructions(version: study_folder.Version | None, store: Store) -> tuple[str, str, str]:
     """Return folder, command and git commit to run the study again; executor and tracker do not affect the results."""
     run = study_folder.RunRecord() if version is None else version.run
     place = Path(run.folder)
@@ -127,6 +127,6 @@ def _rerun_source(version: study_folder.Version | None, store: Store) -> tuple[s
     if version is not None:
         command += [quoted(version.folder.resolve() / "study.yaml"), f"--out {quoted(store.root)}"]
         command += [f"--plugin {quoted(Path(plugin))}" for plugin in run.plugins]
-        command += [version.set_options] if version.set_options else []
+        command += [version.set_options_text] if version.set_options_text else []
     place_name = f"In the folder that holds {store.root.name}" if place == store.root.parent else f"In {place}"
     return place_name, " ".join(command), run.commit

@@ -19,7 +19,7 @@ from vitlab.errors import UserError, nearest
 from vitlab.planning import study_folder
 from vitlab.planning.values import Plan
 from vitlab.report import phrasing
-from vitlab.report.comparison import summary, summary_frame
+from vitlab.report.comparison import summary_frame, summary_rows
 from vitlab.report.drawing import Drawing, render_pdf, render_png
 from vitlab.report.formats import FORMATS, Format, frame_to_csv, render_markdown
 from vitlab.report.frame import StudyResults, frame_to_json, gather_prerequisites, gather_trials
@@ -28,7 +28,7 @@ from vitlab.report.phrasing import Answer, Row, Scale
 from vitlab.report.provenance import Provenance, collect_provenance, describe_version
 from vitlab.report.sections import Findings, Table, all_sections, section
 from vitlab.report.sections.blocks import block_answers
-from vitlab.report.sections.main_effects import grid_answers
+from vitlab.report.sections.main_effects import describe_factor_effects
 from vitlab.spec import Analysis
 from vitlab.store.files import read_json, write_bytes
 from vitlab.store.folders import Store
@@ -36,7 +36,7 @@ from vitlab.store.folders import Store
 if TYPE_CHECKING:
     import pandas as pd
 
-STORED = "a stored report has no figures and no results; collect makes the report anew"
+STORED = "a stored report has no figures and no results; collect_report makes the report anew"
 PACKAGES = ("report", "comparison", "statistics")  #: packages whose code makes a report
 
 
@@ -93,9 +93,9 @@ class Report:
     @property
     def all_answers(self) -> list[Answer]:
         """The answers with their verdicts: on the factors of a grid, then over blocks or of arms."""
-        grid = map(Answer, grid_answers(self.sections, self.analysis, self.units))
+        grid = map(Answer, describe_factor_effects(self.sections, self.analysis, self.units))
         blocks = block_answers(self.sections.get("blocks", ()), self.analysis, self.units)
-        answers = [*grid, *(blocks or phrasing.answer_arms(self.arms, self.analysis, self.units))]
+        answers = [*grid, *(blocks or phrasing.answer_per_arm(self.arms, self.analysis, self.units))]
         return [*answers, *map(Answer, self.answers[len(answers) :])]  # what a comparison of commits has added
 
     @property
@@ -164,15 +164,15 @@ class Report:
 
 def render(plan: Plan, store: Store, format: str) -> str | bytes:
     """Return the report of a study in one of ``FORMATS``, the stored one if it is current; bytes for parquet."""
-    stored = read_report(plan, store, format)
-    return collect(plan, store).render(format) if stored is None else stored
+    stored = read_report_if_current(plan, store, format)
+    return collect_report(plan, store).render(format) if stored is None else stored
 
 
-def collect(plan: Plan, store: Store) -> Report:
+def collect_report(plan: Plan, store: Store) -> Report:
     """Return the report of a study."""
     state = state_digest(plan, store)  # before results are read: a trial that ends in between makes the report outdated
     results = StudyResults.read(plan, store)
-    findings = Findings(results, summary(results), store)
+    findings = Findings(results, summary_rows(results), store)
     prerequisites = gather_prerequisites(plan, store)
     notes = [*describe_version(plan, store), *notes_of(results, prerequisites, findings.arms)]
     trials = [*prerequisites, *gather_trials(plan, store, plan.rival_trials), *results.trials]
@@ -181,7 +181,7 @@ def collect(plan: Plan, store: Store) -> Report:
     return replace(report, made=provenance, trials=frame_to_json(results.frame), state=state)
 
 
-def read_report(plan: Plan, store: Store, format: str) -> str | bytes | None:
+def read_report_if_current(plan: Plan, store: Store, format: str) -> str | bytes | None:
     """Return the report that :func:`write` stored, without pandas; None if it is missing or outdated."""
     folder, form = _report_folder(plan, store), _find_format(format)
     try:
@@ -200,7 +200,7 @@ def is_current(plan: Plan, store: Store) -> bool:
     """Return True if the stored report is up to date in every format, without pandas."""
     files = [form.file for form in FORMATS.values() if form.file]
     present = all((_report_folder(plan, store) / name).is_file() for name in files)
-    return present and read_report(plan, store, "json") is not None
+    return present and read_report_if_current(plan, store, "json") is not None
 
 
 def import_libraries() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from vitlab.errors import UserError
 from vitlab.planning.study_folder import format_differences
 from vitlab.planning.values import Plan, Trial
-from vitlab.report.comparison import summary
+from vitlab.report.comparison import summary_rows
 from vitlab.report.frame import StudyResults
 from vitlab.report.notes import note_unpaired_seeds
 from vitlab.report.phrasing import list_or_count
@@ -37,19 +37,23 @@ def compare_studies(
             f"both are the same run of {name}; name another study, or one of its earlier versions, 'vitlab compare "
             f"{name}@VERSION {name}', which 'vitlab studies' lists"
         )
-    common, labels = _common_arms(plans), [plan.study for plan in plans]
+    common, labels = _require_common_arms(plans), [plan.study for plan in plans]
     if labels[0] == labels[1]:
         labels = [f"{labels[0]} ({place})" for place in ("first", "second")]
-    old, new = _read_arms(*first, common, labels[0]), _read_arms(*second, common, labels[1], labels[0])
-    results = _join_results(old, new, labels)
-    pairs = _first_trials(old.plan, new.plan)
+    old, new = (
+        _read_labelled_arms(*first, common, labels[0]),
+        _read_labelled_arms(*second, common, labels[1], labels[0]),
+    )
+    results = _concat_results(old, new, labels)
+    pairs = _first_trial_pairs(old.plan, new.plan)
     refused = {
         arm: f"the studies have different data ({before.data or 'not here'} and {after.data or 'not here'})"
         for (_, arm), (before, after) in pairs.items()
         if before.data != after.data
     }
     rows = [
-        row if row["baseline"] is None else {**row, "exploratory": exploratory} for row in summary(results, refused)
+        row if row["baseline"] is None else {**row, "exploratory": exploratory}
+        for row in summary_rows(results, refused)
     ]
     notes = [f"{exploratory[0].upper()}{exploratory[1:]}: it is exploratory."] if exploratory else []
     notes += _describe_differences(pairs)
@@ -59,7 +63,7 @@ def compare_studies(
     return Report.from_findings(Findings(results, rows), [*notes, *note_unpaired_seeds(results, rows)])
 
 
-def _common_arms(plans: Sequence[Plan]) -> list[str]:
+def _require_common_arms(plans: Sequence[Plan]) -> list[str]:
     """Return the names of the arms that run in both of two studies, in the order of the second."""
     criteria = [(plan.analysis.metric, plan.analysis.goal, plan.analysis.at) for plan in plans]
     if criteria[0] != criteria[1]:
@@ -75,7 +79,9 @@ def _common_arms(plans: Sequence[Plan]) -> list[str]:
     return common
 
 
-def _read_arms(plan: Plan, store: Store, names: Sequence[str], label: str, baseline: str | None = None) -> StudyResults:
+def _read_labelled_arms(
+    plan: Plan, store: Store, names: Sequence[str], label: str, baseline: str | None = None
+) -> StudyResults:
     """Read some arms of a study, named after it; each is compared with the arm of its name in another study."""
     arms = (
         replace(
@@ -95,7 +101,7 @@ def _read_arms(plan: Plan, store: Store, names: Sequence[str], label: str, basel
     return StudyResults.read(replace(plan, arms=tuple(arms), trials=tuple(trials), metrics=metrics), store)
 
 
-def _join_results(old: StudyResults, new: StudyResults, labels: Sequence[str]) -> StudyResults:
+def _concat_results(old: StudyResults, new: StudyResults, labels: Sequence[str]) -> StudyResults:
     """Return the results of both studies, with the facts of their metrics."""
     import pandas as pd
 
@@ -117,7 +123,7 @@ def _join_results(old: StudyResults, new: StudyResults, labels: Sequence[str]) -
     return StudyResults(plan, frame, quantum=quantum, overlap={**old.overlap, **new.overlap})
 
 
-def _first_trials(old: Plan, new: Plan) -> dict[tuple[str, str], tuple[Trial, Trial]]:
+def _first_trial_pairs(old: Plan, new: Plan) -> dict[tuple[str, str], tuple[Trial, Trial]]:
     """Return the first trials of every two arms that are compared, by their names."""
     before, after = old.first_trials, new.first_trials
     return {

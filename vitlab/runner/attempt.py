@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from vitlab.data.prepare import Feed, prepare
-from vitlab.engines import Engine, find_supported_engine
+from vitlab.engines import Engine, engine_or_fallback
 from vitlab.identity.code import imported_requirements
 from vitlab.identity.trial import Trial
 from vitlab.models.contract import state_digest
@@ -28,9 +28,9 @@ from vitlab.runner.circumstances import (
     count_cost,
     cuda_settings,
     describe_kernels,
+    flops_utilisation,
     hook_chosen_kernels,
     measured_matrix_rate,
-    utilisation,
     versions,
 )
 from vitlab.runner.job import Deferral, Settings, TrialEnd
@@ -90,7 +90,7 @@ class Attempt:
         self._writing: Future[None] | None = None
         self.resumed = ""  #: numerics of earlier attempts that differ from this one's, such as ``from device cuda``
 
-    def begin(self, engine: str, note: str = "") -> Training:
+    def build_or_resume_training(self, engine: str, note: str = "") -> Training:
         """Return the training before its first step, or its next one after a resume.
 
         Args:
@@ -99,7 +99,7 @@ class Attempt:
         """
         self.wait_for_checkpoint()
         if self.writes:
-            self.folder.recover_journal()
+            self.folder.prepare_for_attempt()
             write_json(self.folder.spec, self.trial.to_json(), fsync=False)
         if self.device.type == "cuda":
             torch.cuda.init()  # type: ignore[no-untyped-call]
@@ -108,7 +108,7 @@ class Attempt:
         if self.device.type == "cuda":  # excludes the memory of the rate measurement
             torch.cuda.reset_peak_memory_stats(self.device)  # a process may run several trials
         training = self.training = self._build_training()
-        self.engine, self.engine_type, engine_note = find_supported_engine(engine, training)
+        self.engine, self.engine_type, engine_note = engine_or_fallback(engine, training)
         content, damage = self._read_checkpoint()
         if content is not None:
             self._resume_from(content)
@@ -140,7 +140,7 @@ class Attempt:
             trial.seeds,
             make_distillation(trial, self.folder, prepared, self.device),
             MicroBatches(self.settings.micro_batch_size, self.peers),
-            emit=self.record_measurement,
+            emit=self.record_and_keep_best,
             write=self.save_checkpoint,
             on_step=self.keep_due_weights,
         )
@@ -182,7 +182,7 @@ class Attempt:
             outcome: The outcome of the training.
             wall_s: Its share of :meth:`spent_s`.
         """
-        self.folder.require_lock()
+        self.folder.raise_if_lock_lost()
         self.wait_for_checkpoint()
         failure = self.training.failure
         status: EndingWithResult = Ending.DIVERGED if failure else Ending.DONE
@@ -225,7 +225,7 @@ class Attempt:
         state, keep = content["training"], self.settings.keep
         if not state["history"]:
             keep = keep._replace(best=None)
-        if not all(file.exists() for file in self.folder.kept_weights_files(keep, state["step"])):
+        if not all(file.exists() for file in self.folder.expected_weights_files(keep, state["step"])):
             return None, "weights that run.keep asks for now were not kept so far; started from the beginning"
         return content, ""
 
@@ -245,11 +245,11 @@ class Attempt:
         """Write a checkpoint of the training, by a thread that goes on during the next steps."""
         if not self.writes:
             return
-        self.folder.require_lock()
+        self.folder.raise_if_lock_lost()
         self.wait_for_checkpoint()
         content = {"training": state, "wall_s": self.spent_s(), "numerics": self._describe_numerics()}
         self._writing = self.writer.submit(
-            artifacts.make_checkpoint_writer(self.folder.checkpoint, content, self.folder.require_lock)
+            artifacts.make_checkpoint_writer(self.folder.checkpoint, content, self.folder.raise_if_lock_lost)
         )
 
     def wait_for_checkpoint(self) -> None:
@@ -258,7 +258,7 @@ class Attempt:
         if writing is not None:
             writing.result()
 
-    def record_measurement(self, measurement: Measurement) -> None:
+    def record_and_keep_best(self, measurement: Measurement) -> None:
         """Log a measurement, unless an earlier attempt logged its step; keep the weights if it is the best so far."""
         if not self.writes:
             return
@@ -269,24 +269,27 @@ class Attempt:
                 step=measurement.step,
                 epoch=measurement.epoch,
                 images=measurement.images,
-                metrics={**measurement.metrics, **utilisation(measurement.metrics, self.step_macs, self.matrix_rate)},
+                metrics={
+                    **measurement.metrics,
+                    **flops_utilisation(measurement.metrics, self.step_macs, self.matrix_rate),
+                },
             )
         keep, history = self.settings.keep, self.training.history
         if keep.best is not None and not is_restored and index_of_best(history, *keep.best) == len(history) - 1:
-            self.keep_weights(keep.best_name)
+            self.write_extra_weights(keep.best_name)
 
     def keep_due_weights(self, step: int) -> None:
         """Keep the weights after a step if ``run.keep`` says so."""
         every = self.settings.keep.every
         if self.writes and every and step % every == 0:
-            self.keep_weights(f"step-{step}")
+            self.write_extra_weights(f"step-{step}")
 
-    def keep_weights(self, name: str) -> None:
+    def write_extra_weights(self, suffix: str) -> None:
         """Write the weights that are evaluated at this moment, beside the last ones."""
         began = time.perf_counter()
-        self.folder.require_lock()
+        self.folder.raise_if_lock_lost()
         with self.training.evaluated_weights():
-            file = self.folder.path / f"weights-{name}.safetensors"
+            file = self.folder.path / f"weights-{suffix}.safetensors"
             write_weights(file, self.training.model.state_dict(), self.input_spec)
         self.training.exclude_time_since(began)
 

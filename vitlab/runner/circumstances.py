@@ -119,7 +119,7 @@ TIMED_PRODUCTS = 4
 """Number of timed products; the fastest counts."""
 
 
-def utilisation(metrics: Mapping[str, float], macs: int, rate: float) -> dict[str, float]:
+def flops_utilisation(metrics: Mapping[str, float], macs: int, rate: float) -> dict[str, float]:
     """Return ``system/tflops`` (10^12 operations per second) and ``system/mfu`` (their share of the rate), if known.
 
     A trial of a batch counts its own operations over the time of the whole batch.

@@ -49,10 +49,10 @@ def resolve_as_planned(trials: Iterable[Trial]) -> list[Trial]:
         Refused: If this process runs other code or versions than a trial was planned with, or lacks a component.
     """
     clear_caches()
-    return [replace(trial, spec=_resolve_trial(trial)) for trial in trials]
+    return [replace(trial, spec=_resolve_and_verify_code(trial)) for trial in trials]
 
 
-def _resolve_trial(trial: Trial) -> TrialSpec:
+def _resolve_and_verify_code(trial: Trial) -> TrialSpec:
     """Return the spec of a trial, resolved; for what it raises see :func:`resolve_as_planned`."""
     if not trial.code:  # it has no plan
         return resolve_spec(trial.spec)
@@ -62,8 +62,8 @@ def _resolve_trial(trial: Trial) -> TrialSpec:
     try:
         spec = resolve_spec(trial.spec)
         roots = modules_of_spec(spec)
-        code = trial_code_digest(roots, trial.needs, trial.versions, source.read_imported)
-        modules = trial_module_digests(roots, source.read_imported)
+        code = trial_code_digest(roots, trial.needs, trial.versions, source.read_source_as_imported)
+        modules = trial_module_digests(roots, source.read_source_as_imported)
     except VitlabError as error:
         raise Refused(
             f"the components of this trial differ from its plan: {error}; plan it again with 'vitlab run'"
@@ -156,7 +156,7 @@ def begin_attempt(trial: Trial, folder: TrialFolder, settings: Settings) -> Iter
     with folder.lease(), torch_settings(settings, device, trial.spec.train.precision):
         attempt = Attempt(trial, folder, settings, device)
         with attempt.writer:
-            attempt.begin("loop")
+            attempt.build_or_resume_training("loop")
             yield attempt
 
 
@@ -236,7 +236,7 @@ def _try_begin_trainings(attempts: Sequence[Attempt], engine: str, note: str) ->
     started = []
     for attempt in attempts:
         try:
-            attempt.begin(engine, note)
+            attempt.build_or_resume_training(engine, note)
             started.append(attempt)
         except Exception as error:
             if is_out_of_memory(error):
@@ -282,7 +282,7 @@ def _run_in_ranks(trial: Trial, folder: TrialFolder, settings: Settings, stop: C
 
 
 def _run_rank(
-    rank: int, place: Path, stop: Callable[[], bool], trial: Trial, folder: TrialFolder, settings: Settings
+    rank: int, rendezvous: Path, stop: Callable[[], bool], trial: Trial, folder: TrialFolder, settings: Settings
 ) -> TrialEnd:
     """Run one rank; see :data:`vitlab.runner.ranks.RankFunction`."""
     try:
@@ -294,13 +294,15 @@ def _run_rank(
                     return TrialEnd(Ending.DONE, result.failure)
             device = torch_device(settings.device)
             peers = contexts.enter_context(
-                join_process_group(rank, settings.processes, place, device, settings.nodes)
+                join_process_group(rank, settings.processes, rendezvous, device, settings.nodes)
             )  # first, since it chooses the GPU
             contexts.enter_context(torch_settings(settings, device, trial.spec.train.precision))
             own = replace(trial, spec=resolve_spec(trial.spec))
             attempt = Attempt(own, folder, settings, device, peers)
             contexts.enter_context(attempt.writer)
-            [outcome] = train([attempt.begin("loop")], stop=peers.share_stop(stop), every_s=settings.every_s)
+            [outcome] = train(
+                [attempt.build_or_resume_training("loop")], stop=peers.share_stop(stop), every_s=settings.every_s
+            )
             if outcome is not None and attempt.writes:
                 attempt.end_with_outcome(outcome, attempt.spent_s())
             attempt.wait_for_checkpoint()

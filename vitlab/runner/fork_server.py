@@ -45,9 +45,9 @@ def ensure_server_running() -> None:
     from multiprocessing import forkserver, resource_tracker
 
     if server_pid() is None:
-        atexit.register(_end_server)
+        atexit.register(_kill_idle_server)
     _multiprocessing_context()
-    with _protect_new_processes():
+    with _isolate_new_processes():
         # Otherwise the fork server starts it, which unblocks Ctrl-C.
         resource_tracker.ensure_running()
         if _output is None:
@@ -82,7 +82,7 @@ def start_process(
     ours, theirs = multiprocessing.Pipe()
     child: ForkServerProcess = _multiprocessing_context().Process(target=target, args=(*args, theirs), name=name)
     try:
-        with theirs, _protect_new_processes():
+        with theirs, _isolate_new_processes():
             child.start()
     except (EOFError, ConnectionError):
         ours.close()
@@ -90,7 +90,7 @@ def start_process(
     return child, ours
 
 
-def set_up_process(
+def set_environment_and_listen(
     environment: Mapping[str, str], parent: Connection, orphan_s: float | None = None
 ) -> threading.Event:
     """Set the environment of a started process, and return an event that a message of its parent sets.
@@ -146,7 +146,7 @@ def _multiprocessing_context() -> Any:
     return context
 
 
-def _end_server() -> None:
+def _kill_idle_server() -> None:
     """End the server unless it has workers: while it is importing, it does not notice that this process has ended."""
     pid = server_pid()
     if pid is not None and not multiprocessing.active_children():
@@ -155,7 +155,7 @@ def _end_server() -> None:
 
 
 @contextmanager
-def _protect_new_processes() -> Iterator[None]:
+def _isolate_new_processes() -> Iterator[None]:
     """Have processes that start inside the block run no script again, and import nothing from the current folder.
 
     multiprocessing would run the user's script in each of them, and a file random.py there would hide Python's.

@@ -111,7 +111,7 @@ def _load_starting_weights(model: Model, trial: Trial, folder: TrialFolder, info
     if how is None:
         return []
     # Imported for the trials that need it alone, with the readers of other libraries' weights.
-    from vitlab.weights.transfer import load_starting_weights
+    from vitlab.weights.transfer import load_and_freeze_weights
 
     notes: list[str] = []
     if how.trial is None:
@@ -127,7 +127,7 @@ def _load_starting_weights(model: Model, trial: Trial, folder: TrialFolder, info
             )
     else:
         source, _ = load_model(TrialFolder(folder.path.parents[1] / trial.needs["init_from"]))
-    return [*load_starting_weights(model, source, how), *notes]
+    return [*load_and_freeze_weights(model, source, how), *notes]
 
 
 def _open_weights(
@@ -144,7 +144,7 @@ def _open_weights(
     """
     weights, digests = import_optional("weights"), trial.files.get(role)
     if source.pretrained is not None:
-        return weights.open_pretrained(source.pretrained, (digests or {}).get(source.pretrained))
+        return weights.open_torchvision_weights(source.pretrained, (digests or {}).get(source.pretrained))
     assert source.checkpoint is not None  # planning makes one of the other sources
     return weights.open_model(Path(source.checkpoint), facts=weights.ModelFacts(**facts), head=head, digests=digests)
 

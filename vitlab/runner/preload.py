@@ -14,7 +14,7 @@ import signal
 from contextlib import suppress
 
 from vitlab.identity import source
-from vitlab.identity.code import preload_sources, trial_module_digests
+from vitlab.identity.code import preload_vitlab_digests, trial_module_digests
 from vitlab.imports import import_object
 from vitlab.registry import SLOT_MODULES, slot
 from vitlab.registry.plugins import slot_points
@@ -57,10 +57,10 @@ for name in SLOTS:
         with suppress(Exception):  # as above, or it has options without a default, or shares its name with a plugin
             slot(name).resolve_choice(component)
 
-for module in trial_module_digests(frozenset(), source.read_imported):
+for module in trial_module_digests(frozenset(), source.read_source_as_imported):
     with suppress(Exception):  # as above
         import_object(module)
-preload_sources()  # every worker compares the installed code with its plan's
+preload_vitlab_digests()  # every worker compares the installed code with its plan's
 
 with suppress(Exception):  # as above
     from vitlab.runner.circumstances import fill_caches_before_fork

@@ -64,7 +64,7 @@ def launch_ranks(ranks: range, work: RankFunction, arguments: Sequence[Any], sto
             for number in ranks:
                 own = number, work, (Path(folder) / "meeting", *arguments), dict(os.environ)
                 processes.append(_Process(number, *fork_server.start_process(_run_rank_process, own, f"part {number}")))
-            return _supervise(processes, stop)
+            return _await_outcome(processes, stop)
         except ServerDied as error:
             return TrialEnd(Ending.LOST, str(error))
         finally:
@@ -81,7 +81,7 @@ def _run_rank_process(
     """Run the work of one rank, send its result and exit."""
     for forwarded in (signal.SIGINT, signal.SIGTERM):  # the supervisor handles them and forwards the stop
         signal.signal(forwarded, signal.SIG_IGN)
-    stop_requested = fork_server.set_up_process(environment, supervisor, orphan_s=0.0)
+    stop_requested = fork_server.set_environment_and_listen(environment, supervisor, orphan_s=0.0)
     rendezvous, *rest = arguments
     result = work(number, rendezvous, stop_requested.is_set, *rest)
     supervisor.send(result)
@@ -90,7 +90,7 @@ def _run_rank_process(
     os._exit(0)  # without waiting for threads that a library may have left behind
 
 
-def _supervise(processes: Sequence[_Process], stop: Callable[[], bool]) -> TrialEnd:
+def _await_outcome(processes: Sequence[_Process], stop: Callable[[], bool]) -> TrialEnd:
     """Wait for rank 0 to finish, or for the cause of a failure."""
     stop_requested, deadline = False, float("inf")
     while True:

@@ -129,10 +129,10 @@ class Choice:
             except ValueError as error:
                 raise conflict_error(str(error)) from None
 
-        return choice_schema(validate)
+        return choice_core_schema(validate)
 
 
-def choice_schema(validate: Callable[[Any], Choice]) -> CoreSchema:
+def choice_core_schema(validate: Callable[[Any], Choice]) -> CoreSchema:
     """Return pydantic's schema of a choice that a function validates."""
     return core_schema.no_info_plain_validator_function(
         validate, serialization=core_schema.plain_serializer_function_ser_schema(lambda choice: choice.plain())

@@ -55,7 +55,7 @@ class Zip(Frozen):
         return self.__pydantic_extra__
 
     @model_validator(mode="after")
-    def _check_lengths(self) -> Zip:
+    def _check_lengths_and_labels(self) -> Zip:
         lengths = {path: len(levels) for path, levels in self.levels.items()}
         if self.labels is not None:
             lengths["labels"] = len(self.labels)
@@ -309,7 +309,10 @@ def arm_names(design: Sequence[Changes], resolved: Sequence[Values]) -> list[str
         resolved: the trial of each arm, which shows where a list stands for one component.
     """
     values = [
-        {path: list_to_component(value, value_at(trial, keys_of(path))) for path, value in changes.values.items()}
+        {
+            path: component_list_to_long_form(value, value_at(trial, keys_of(path)))
+            for path, value in changes.values.items()
+        }
         for changes, trial in zip(design, resolved, strict=True)
     ]
     shown = [
@@ -320,7 +323,7 @@ def arm_names(design: Sequence[Changes], resolved: Sequence[Values]) -> list[str
         }
         for changes, own in zip(design, values, strict=True)
     ]
-    with_path = _paths_in_names(shown) | {path for own in shown if len(own) == 1 for path in own}
+    with_path = _find_ambiguous_paths(shown) | {path for own in shown if len(own) == 1 for path in own}
     short, names = short_names(list(dict.fromkeys(path for own in values for path in own))), []
     for changes, own in zip(design, shown, strict=True):
         name = ", ".join(filter(None, (changes.label, _name_values(own, short, with_path)))) or "baseline"
@@ -334,7 +337,7 @@ def _name_values(values: Values, short: Mapping[str, str], with_path: Collection
     return ", ".join(f"{short[path]}={text}" if path in with_path else text for path, text in texts.items())
 
 
-def _paths_in_names(arms: Sequence[Values]) -> set[str]:
+def _find_ambiguous_paths(arms: Sequence[Values]) -> set[str]:
     """Return the paths that are in the names of all arms that set them, because their values alone tell too little.
 
     They have a value other than a component or a text, or ``none``, or a value that another path has, too.
@@ -362,7 +365,7 @@ def repeat_in_blocks(design: Sequence[Changes], blocks: Zip) -> list[Changes]:
             raise DesignFault(("blocks", key), f"the design sets {path}, too; a block is the same for all of its arms")
     number = len(next(iter(blocks.levels.values())))
     rows = [{path: blocks.levels[key][row] for key, path in paths.items()} for row in range(number)]
-    short, with_path, crossed = short_names([*paths.values()]), _paths_in_names(rows), {}
+    short, with_path, crossed = short_names([*paths.values()]), _find_ambiguous_paths(rows), {}
     for row, values in enumerate(rows):
         places: dict[str, Path] = {path: ("blocks", key, row) for key, path in paths.items()}
         name = blocks.labels[row] if blocks.labels else _name_values(values, short, with_path)
@@ -375,7 +378,7 @@ def repeat_in_blocks(design: Sequence[Changes], blocks: Zip) -> list[Changes]:
     return [changes for arms in crossed.values() for changes in arms]
 
 
-def list_to_component(value: Any, resolved: Any) -> Any:
+def component_list_to_long_form(value: Any, resolved: Any) -> Any:
     """Return a value of the document, and a list that stands for one component in its long form.
 
     Args:

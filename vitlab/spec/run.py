@@ -47,7 +47,7 @@ class Resources(Frozen):
         return self.cpu or threads * self.together
 
     @model_validator(mode="after")
-    def _check_whole_gpus(self) -> Resources:
+    def _check_gpus_and_nodes(self) -> Resources:
         if self.gpu is not None and self.gpu > 1 and self.gpu != int(self.gpu):
             raise conflict_error(
                 f"found gpu: {self.gpu}; allowed: a share of one GPU, such as 0.25, or whole GPUs, such as 1 or 8",
@@ -185,7 +185,7 @@ class RunSpec(Frozen):
         return self
 
     @model_validator(mode="after")
-    def _check_processes(self) -> RunSpec:
+    def _check_engine_and_resources(self) -> RunSpec:
         count, resources = self.resources.together, self.resources
         if resources.processes is not None and self.device != "cpu":
             raise conflict_error(
@@ -309,11 +309,11 @@ class Seeds(Frozen):
             )
         return self
 
-    def values_extended_to(self, most: int) -> tuple[int, ...]:
-        """Return these seeds and the smallest others, ``most`` in all."""
+    def values_extended_to(self, count: int) -> tuple[int, ...]:
+        """Return these seeds and the smallest others, ``count`` in all."""
         existing = set(self.values)
         further = (seed for seed in itertools.count() if seed not in existing)
-        return (*self.values, *itertools.islice(further, max(0, most - len(existing))))
+        return (*self.values, *itertools.islice(further, max(0, count - len(existing))))
 
     @property
     def all(self) -> tuple[int, ...]:
@@ -341,7 +341,7 @@ class Seeds(Frozen):
         return {stream: seed if stream in self.vary else 0 for stream in STREAMS}
 
 
-def _expand_shorthand(value: Any) -> Any:
+def _expand_seeds_shorthand(value: Any) -> Any:
     """Expand ``5`` and ``[0, 1, 7]``."""
     if isinstance(value, bool | float | str):
         found = str(value).lower() if isinstance(value, bool) else repr(value)
@@ -351,5 +351,7 @@ def _expand_shorthand(value: Any) -> Any:
     return {"values": value} if isinstance(value, list | tuple) else value
 
 
-SeedsOrNumber = Annotated[Seeds, BeforeValidator(_expand_shorthand, json_schema_input_type=Count | Values | Seeds)]
+SeedsOrNumber = Annotated[
+    Seeds, BeforeValidator(_expand_seeds_shorthand, json_schema_input_type=Count | Values | Seeds)
+]
 """Seeds as a study file has them: their number, a list, or a mapping."""

@@ -110,7 +110,7 @@ class TrainSpec(Frozen):
     """Rule by which trainings end before their length, the same for all arms; with a constant schedule alone."""
 
     @model_validator(mode="after")
-    def _check_evaluations(self) -> Self:
+    def _check_patience(self) -> Self:
         if self.stop_early is not None and self.stop_early.patience >= self.evaluations:
             raise conflict_error(
                 f"stop_early.patience {self.stop_early.patience} is never used up by {self.evaluations} evaluations; "
@@ -178,7 +178,7 @@ class Source(Frozen):
 
     @field_validator("trial", mode="plain", json_schema_input_type=NewTree | None)
     @classmethod
-    def _parse_complete_trial(cls, value: Any) -> TrialSpec | NewTree | None:
+    def _parse_trial_if_complete(cls, value: Any) -> TrialSpec | NewTree | None:
         """Parse a complete trial; any other mapping is completed by planning, which reports the mistakes in it."""
         if value is None or isinstance(value, TrialSpec):
             return value
@@ -249,7 +249,7 @@ class Teacher(Source):
     """Pixels per side of its images, for a checkpoint without them."""
 
     @model_validator(mode="after")
-    def _check_source(self) -> Self:
+    def _check_needs_checkpoint(self) -> Self:
         for name in ("heads", "size"):
             if getattr(self, name) is not None and self.checkpoint is None:
                 raise conflict_error(
@@ -308,7 +308,7 @@ class Distill(Frozen):
         return None if value is None or not value.weight else value
 
     @model_validator(mode="after")
-    def _check_teacher(self) -> Self:
+    def _check_needs_teacher(self) -> Self:
         if self.teacher is None and self.kind in ("hard", "soft"):
             sentence = f"kind '{self.kind}' needs a teacher; set teacher.trial or teacher.checkpoint"
             raise conflict_error(sentence, "kind", "teacher")
@@ -344,7 +344,7 @@ class TrialSpec(Frozen):
 
     @field_validator("distill")
     @classmethod
-    def _drop_unused_options(cls, value: Distill | None) -> Distill | None:
+    def _drop_unused_distill_options(cls, value: Distill | None) -> Distill | None:
         """Drop the options that the kind does not use, so that they do not change the trial."""
         if value is None or (value.kind == "none" and not value.matchings):
             return None

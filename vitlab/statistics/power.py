@@ -55,7 +55,7 @@ def sequential_levels(sizes: tuple[int, ...], alpha: float = 0.05, family: int =
     for look, (before, size) in enumerate(itertools.pairwise(sizes), 2):
         spend = spent[look] - spent[look - 1]
         middles = _bounds_on_u((scores[1:] + scores[:-1]) / 2, before)
-        beyond = mass @ _two_sided_exceedance(middles, _bounds_on_u(scores, size), before, size - before)
+        beyond = mass @ _exceedance_at_next_look(middles, _bounds_on_u(scores, size), before, size - before)
         # Both tails are nearly linear in their logarithms.
         known = beyond > 1e-300
         log_level = np.interp(-math.log(spend), -np.log(beyond[known]), np.log(outside[known]))
@@ -72,7 +72,7 @@ def _bounds_on_u(scores: Floats, pairs: int) -> Floats:
     return np.asarray(np.minimum(np.abs(t) / np.hypot(t, math.sqrt(pairs - 1)), 1.0))
 
 
-def _two_sided_exceedance(u_I: Floats, bounds_J: Floats, before: int, added: int) -> Floats:
+def _exceedance_at_next_look(u_I: Floats, bounds_J: Floats, before: int, added: int) -> Floats:
     """Return the probability (I, J) that the next u exceeds each bound in size, given u."""
     if added == 1:
         cosines, weights = np.array([1.0, -1.0]), np.array([0.5, 0.5])

@@ -170,7 +170,9 @@ def _expected_normal_gaps(n: int) -> Floats:
     return np.asarray(np.sort(gaps.max(axis=1) / gaps.sum(axis=1)))
 
 
-def rechoice_variance(scores: Sequence[float], chosen: int, value: float, sd: float, seeds: int) -> tuple[float, float]:
+def rechoice_variance(
+    scores: Sequence[float], chosen: int, value: float, sd: float, n_seeds: int
+) -> tuple[float, float]:
     """Return the mean squared change of an arm's value if its knobs were chosen again, and its degrees of freedom.
 
     The scores are drawn again around themselves, the chosen rival's around the arm's value, which no choice has
@@ -182,14 +184,14 @@ def rechoice_variance(scores: Sequence[float], chosen: int, value: float, sd: fl
         chosen: index of the chosen rival.
         value: mean of the arm over its seeds, in the same sense.
         sd: standard deviation of the arm between seeds.
-        seeds: number of tuning seeds.
+        n_seeds: number of tuning seeds.
     """
     if len(scores) < 2 or not sd > 0:
         return 0.0, 1.0
     means_K = np.array(scores, dtype=float)
     means_K[chosen] = value
     draws_MK = np.random.default_rng(len(scores)).standard_normal((CHOICES, len(scores)))
-    again_M = (means_K + sd / math.sqrt(seeds) * draws_MK).argmax(axis=1)
+    again_M = (means_K + sd / math.sqrt(n_seeds) * draws_MK).argmax(axis=1)
     shares_K = np.bincount(again_M, minlength=len(scores)) / CHOICES
     return float(((means_K[again_M] - value) ** 2).mean()), max(1.0, 1 / float((shares_K**2).sum()) - 1)
 

@@ -68,7 +68,7 @@ class _Sample:
         se = values_S.std(axis=0, ddof=1) * math.sqrt(1 / n + self.overlap)
         return np.asarray(t_quantile(1 - self.alpha / 2, n - 1) * se)
 
-    def residual_scores(self, fit_X: Floats, along_X: Floats, explained_X: Sequence[Floats]) -> Floats:
+    def project_residuals(self, fit_X: Floats, along_X: Floats, explained_X: Sequence[Floats]) -> Floats:
         """Return how far each seed's residuals point along a change of a fit, beyond what other changes explain."""
         others = np.stack(explained_X, axis=1) / fit_X[:, None]
         along = along_X / fit_X
@@ -89,26 +89,26 @@ class _Sample:
         return float(((1 - self.fit_with_exponent(exponent)[2] / self.means_X) ** 2).sum())
 
     def scores_of_exponent(self, exponent: float) -> Floats:
-        """Return the :meth:`residual_scores` of the exponent at a value of it."""
+        """Return the :meth:`project_residuals` of the exponent at a value of it."""
         offset, factor, fit = self.fit_with_exponent(exponent)
         falling = factor * np.exp(-exponent * self.log_x)
-        return self.residual_scores(fit, -self.log_x * falling, [falling, np.ones_like(fit)] if offset else [falling])
+        return self.project_residuals(fit, -self.log_x * falling, [falling, np.ones_like(fit)] if offset else [falling])
 
     def scores_of_offset(self, offset: float) -> Floats:
-        """Return the :meth:`residual_scores` of the offset at a value of it."""
+        """Return the :meth:`project_residuals` of the offset at a value of it."""
         slope, level = np.polyfit(self.log_x, np.log(self.means_X - offset), 1)
         falling = np.exp(level + slope * self.log_x)
-        return self.residual_scores(offset + falling, np.ones_like(falling), [falling, self.log_x * falling])
+        return self.project_residuals(offset + falling, np.ones_like(falling), [falling, self.log_x * falling])
 
-    def interval(self, value: float, scores: Callable[[float], Floats], least: float, most: float) -> Estimate:
+    def interval(self, value: float, scores_at: Callable[[float], Floats], lower: float, upper: float) -> Estimate:
         """Return a parameter with the interval of the values whose scores are not told from 0."""
 
         def is_rejected(candidate: float) -> bool:
-            scores_S = scores(candidate)
+            scores_S = scores_at(candidate)
             return bool(abs(scores_S.mean()) > self.half_width(scores_S))
 
         ends = []
-        for end in (least, most):
+        for end in (lower, upper):
             inside = value
             for _ in range(40 if is_rejected(end) else 0):
                 middle = (inside + end) / 2

@@ -168,7 +168,7 @@ def require_mapping(data: Any) -> Mapping[str, Any]:
     return data
 
 
-def check_weights(file: Path) -> bool:
+def check_safetensors_header(file: Path) -> bool:
     """Check that the header of a safetensors file fits its length, and return True.  Reads the header only.
 
     Raises:
@@ -203,7 +203,7 @@ def append_json(path: Path, data: Any) -> None:
         OSError: If the disk is full; the file is then unchanged.
     """
     line = (json.dumps(data) + "\n").encode()
-    descriptor = open_in_place(path)
+    descriptor = open_nofollow(path)
     try:
         count = os.write(descriptor, line)
         if count < len(line):
@@ -213,7 +213,7 @@ def append_json(path: Path, data: Any) -> None:
         os.close(descriptor)
 
 
-def open_in_place(path: Path, how: int = os.O_WRONLY | os.O_APPEND) -> int:
+def open_nofollow(path: Path, access_flags: int = os.O_WRONLY | os.O_APPEND) -> int:
     """Return the descriptor of a file that is written in place, and create it with the rights that the umask gives.
 
     A results folder may come from other people, so a link is not followed: it could lead to any file of the user.
@@ -227,7 +227,7 @@ def open_in_place(path: Path, how: int = os.O_WRONLY | os.O_APPEND) -> int:
         raise UserError(f"{path} is a link, and vitlab writes to no linked file; delete the link")
     # A link that is made meanwhile is refused where the system can.
     flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-    return os.open(path, how | os.O_CREAT | flags, 0o666)
+    return os.open(path, access_flags | os.O_CREAT | flags, 0o666)
 
 
 def read_complete_lines(path: Path, offset: int = 0) -> tuple[list[bytes], int]:

@@ -31,7 +31,7 @@ from vitlab.store.files import (
     DAMAGED,
     DRIVER_LOCK,
     append_json,
-    check_weights,
+    check_safetensors_header,
     find_abandoned,
     fsync_all,
     parse_json,
@@ -46,7 +46,7 @@ from vitlab.store.files import (
     truncate_torn_line,
     write_json,
 )
-from vitlab.store.locks import Busy, hold_lock, is_locked, require_lock
+from vitlab.store.locks import Busy, hold_lock, is_locked, raise_if_lock_lost
 from vitlab.store.result import Count, Ending, Failure, Measurement, Millis, TrialResult
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class TrialFolder:
             return Ending.FAILED
         return PAUSED if self.checkpoint.exists() else "missing"
 
-    def kept_weights_files(self, keep: Keep, steps: int) -> list[Path]:
+    def expected_weights_files(self, keep: Keep, steps: int) -> list[Path]:
         """Return the files of weights, beside the last ones, that a training of so many steps leaves."""
         names = [keep.best_name] if keep.best is not None else []
         names += [f"step-{step}" for step in range(keep.every, steps + 1, keep.every)] if keep.every else []
@@ -138,13 +138,13 @@ class TrialFolder:
         result = self.result()
         if result is None or not keep.last or result.status != Ending.DONE:
             return result
-        files = self.kept_weights_files(keep, result.outcome.steps)
-        is_kept = self.has_weights() and all(read_stored(file, check_weights) is not None for file in files)
+        files = self.expected_weights_files(keep, result.outcome.steps)
+        is_kept = self.has_weights() and all(read_stored(file, check_safetensors_header) is not None for file in files)
         return result if is_kept else None
 
     def has_weights(self) -> bool:
         """Return True if another trial can start from this one: it has ended, and its weights exist undamaged."""
-        return self.done() and read_stored(self.weights_file, check_weights) is not None and self._has_spec()
+        return self.done() and read_stored(self.weights_file, check_safetensors_header) is not None and self._has_spec()
 
     def _has_spec(self) -> bool:
         return read_json(self.spec, require_mapping) is not None
@@ -169,13 +169,13 @@ class TrialFolder:
         """
         weights = [*self.path.glob("weights*.safetensors")]
         fsync_all([file for file in (self.spec, self.predictions, *weights) if file.exists()])
-        self.require_lock()
+        self.raise_if_lock_lost()
         write_json(self.path / "result.json", {**asdict(result), "trial": read_json(self.spec, require_mapping)})
         if not weights:
             self.spec.unlink(missing_ok=True)
         self.clear_failure()
 
-    def remove_checkpoint(self, spec: Mapping[str, object] | None = None) -> None:
+    def remove_leftover_checkpoint(self, spec: Mapping[str, object] | None = None) -> None:
         """Remove the checkpoint of a trial that has ended, and restore a damaged or missing spec.json beside weights.
 
         A checkpoint remains if a worker was killed between writing the result and deleting it.
@@ -203,7 +203,7 @@ class TrialFolder:
 
     def write_failure(self, failure: str, traceback: str = "", kind: Ending = Ending.ERROR) -> None:
         """Write failure.json: why an attempt ended without a result."""
-        self.require_lock()
+        self.raise_if_lock_lost()
         write_json(self.path / "failure.json", asdict(Failure(failure, kind, traceback, time.time())))
 
     def mark_failed(self, failure: str, kind: Ending) -> None:
@@ -245,13 +245,13 @@ class TrialFolder:
             if (self.path / "result.json").exists():  # nothing is written any more; large studies count files
                 self.lock.unlink(missing_ok=True)
 
-    def require_lock(self) -> None:
+    def raise_if_lock_lost(self) -> None:
         """Check that no other process has taken over the lock of this process; nothing may be written then.
 
         Raises:
             LockLost: If another process has.
         """
-        require_lock(self.lock)
+        raise_if_lock_lost(self.lock)
 
     def is_locked(self) -> bool:
         """Return True if a process holds the lock.  Nothing is written, so that read-only folders work."""
@@ -265,10 +265,10 @@ class TrialFolder:
         Raises:
             OSError: If the disk is full; the journal is then unchanged.
         """
-        self.require_lock()
+        self.raise_if_lock_lost()
         append_json(self.journal, {"t": int(time.time() * 1000), "kind": kind, **body})
 
-    def recover_journal(self) -> None:
+    def prepare_for_attempt(self) -> None:
         """Prepare the folder for an attempt; call it first after taking the lock.
 
         Truncate a torn last line of the journal, delete temporary files of killed writers, set damaged files aside and
@@ -277,7 +277,7 @@ class TrialFolder:
         Raises:
             LockLost: If another process has taken the trial over; then nothing is changed.
         """
-        self.require_lock()
+        self.raise_if_lock_lost()
         self.clear_failure()
         if self.result() is None:
             set_aside_damaged(self.path / "result.json")

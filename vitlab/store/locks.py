@@ -5,8 +5,8 @@
 **Heartbeats.**  Where there are none (NFS without its lock service, Lustre mounted without flock, Windows), a file
 ``FILE.held`` beside the locked one names the owner.  Only one of several processes succeeds in creating it, and renews
 it every :data:`BEAT_S`.  An owner without a heartbeat for :data:`SILENT_S`, by the file system's own clock, counts as
-dead, and another process may take the lock over.  A suspended owner detects this by :func:`require_lock` before it
-writes again, and writes nothing more.
+dead, and another process may take the lock over.  A suspended owner detects this by :func:`raise_if_lock_lost` before
+it writes again, and writes nothing more.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def hold_lock(file: Path) -> Iterator[None]:
         yield
 
 
-def require_lock(file: Path) -> None:
+def raise_if_lock_lost(file: Path) -> None:
     """Check that no other process has taken over a lock of this process.
 
     Raises:
@@ -279,7 +279,7 @@ class _Heartbeat:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._content = f"{own_and_driver_name()} {os.urandom(8).hex()}\n"
-        if not self._create() and not (reclaim_stale(path) and self._create()):
+        if not self._try_create_file() and not (reclaim_stale(path) and self._try_create_file()):
             raise Busy(str(path))
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._beat, name=f"holds {path}", daemon=True)
@@ -302,7 +302,7 @@ class _Heartbeat:
         except FileNotFoundError:
             return False
 
-    def _create(self) -> bool:
+    def _try_create_file(self) -> bool:
         try:
             file = open(self._path, "x", encoding="utf-8")  # noqa: SIM115  # errors of writing are handled below
         except FileExistsError:
@@ -343,7 +343,7 @@ def reclaim_stale(path: Path) -> bool:
     """Remove a stale heartbeat file, and return True if there is none now.
 
     Of several processes doing so at once, one may remove the file another has just created; the latter detects this by
-    :func:`require_lock`.
+    :func:`raise_if_lock_lost`.
     """
     probe_file = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:

@@ -36,7 +36,7 @@ from vitlab.spec import Choice
 from vitlab.testing.assertions import FirstCallFailed, about, check_each
 from vitlab.testing.data import check_augment, check_dataset
 from vitlab.testing.executors import check_executor
-from vitlab.testing.models import check_model, check_part, check_scheme
+from vitlab.testing.models import check_init_scheme, check_model, check_part
 from vitlab.testing.results import check_section, check_tracker
 from vitlab.testing.training import (
     check_engine,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 CHECKS: Mapping[str, Callable[[registry.ResolvedChoice], None]] = {
     **dict.fromkeys(("patch", "position", "block", "attention", "mlp", "norm", "head"), check_part),
-    "init": check_scheme,
+    "init": check_init_scheme,
     "model": check_model,
     "dataset": check_dataset,
     "augment": check_augment,

@@ -33,12 +33,12 @@ def check_dataset(choice: ResolvedChoice) -> None:
         info = dataset.info()
     assert isinstance(info, DataInfo), f"info returns {info!r}; it is a DataInfo"
     assert info.identity, "info has no identity, and its files are here; give a digest of their content"
-    train, test = (_read_split(dataset, split) for split in SPLITS)
+    train, test = (_read_split_sample(dataset, split) for split in SPLITS)
     for split, images in zip(SPLITS, (train, test), strict=True):
         with about(f"split {split}"):
             _check_images(images, info)
         # Read by a new instance, as every worker does.
-        again = _read_split(slot("dataset").build(choice), split)
+        again = _read_split_sample(slot("dataset").build(choice), split)
         assert torch.equal(images.x_NCHW, again.x_NCHW) and torch.equal(images.y_N, again.y_N), (
             f"split {split} differs at the second reading; draw from vitlab.plugin.noise, keyed by the split"
         )
@@ -49,7 +49,7 @@ def check_dataset(choice: ResolvedChoice) -> None:
         f"{shared} of {len(test.x_NCHW)} test images are training images, too; the splits must not share images"
     )
     pictures = dataset.pictures("train")
-    _check_rows(dataset, len(train.x_NCHW) if pictures is None else len(pictures))
+    _check_groups_and_held_out(dataset, len(train.x_NCHW) if pictures is None else len(pictures))
 
 
 def check_augment(choice: ResolvedChoice) -> None:
@@ -103,7 +103,7 @@ def _check_keyed(change: Callable[[Tensor, noise.Key, Tensor], Tensor], x_BCHW: 
     return y_BCHW
 
 
-def _read_split(dataset: Dataset, split: Any) -> Images:
+def _read_split_sample(dataset: Dataset, split: Any) -> Images:
     with about(f"read('{split}')"):
         pictures = dataset.pictures(split)
         if pictures is None:
@@ -134,7 +134,7 @@ def _check_images(images: Images, info: DataInfo) -> None:
     )
 
 
-def _check_rows(dataset: Dataset, count: int) -> None:
+def _check_groups_and_held_out(dataset: Dataset, count: int) -> None:
     """Check the groups and the authors' validation images among ``count`` training images."""
     with about("groups and held_out"):
         groups, held_out = dataset.groups(), dataset.held_out()

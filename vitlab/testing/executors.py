@@ -55,11 +55,11 @@ def check_executor(choice: ResolvedChoice) -> None:
         driver = _Driver(choice)
         try:  # whatever fails, no worker may outlive the test
             if driver.executor.in_driver:
-                _check_in_driver(driver, work)
+                _check_in_driver_executor(driver, work)
             else:
-                _check_workers(driver, work, lambda: _Driver(choice))
+                _check_job_ends(driver, work, lambda: _Driver(choice))
         finally:
-            driver.clean_up(work.values())
+            driver.kill_leftover_jobs(work.values())
 
 
 def _make_trials(folder: Path) -> tuple[Trial, ...]:
@@ -121,7 +121,7 @@ class _Driver:
         while not condition() and time.monotonic() < deadline:
             yield from self.poll(0.2)
 
-    def await_end(self, job: Job, ending: Ending, rule: str, patience_s: float = START_S) -> JobEnd:
+    def expect_end(self, job: Job, ending: Ending, rule: str, patience_s: float = START_S) -> JobEnd:
         """Poll until a job ends, and check that it ends in this way; no other job may end meanwhile."""
         ends: list[JobEnd] = []
         for end in self.ends_until(lambda: bool(ends), patience_s):
@@ -132,7 +132,7 @@ class _Driver:
         assert ends, f"poll reports no end of job '{job.name}' within {patience_s:g} s; {rule}{_last_log_line(job)}"
         return ends[0]
 
-    def await_process_name(self, job: Job) -> str:
+    def await_waiting_job(self, job: Job) -> str:
         """Poll until a job waits to be stopped, as its log says, and return the name of its process."""
         for end in self.ends_until(lambda: jobs.WAITS in _read_log(job), START_S):
             raise AssertionError(
@@ -145,7 +145,7 @@ class _Driver:
         )
         return _processes([job])[-1]
 
-    def clean_up(self, work: Iterable[Job]) -> None:
+    def kill_leftover_jobs(self, work: Iterable[Job]) -> None:
         """Kill what a faulty executor has left running on this machine."""
         if not self.executor.in_driver:
             _kill_workers(work)
@@ -153,37 +153,37 @@ class _Driver:
             self.executor.cancel(0.0)
 
 
-def _check_workers(driver: _Driver, work: Mapping[str, Job], again: Callable[[], _Driver]) -> None:
+def _check_job_ends(driver: _Driver, work: Mapping[str, Job], new_driver: Callable[[], _Driver]) -> None:
     killed, stopped = work["kill"], work["stop"]
     assert driver.poll(0.0) == [], "poll reports ends before a job was submitted"
     driver.submit(killed)
     if driver.slots > 1:
         driver.submit(stopped)
-    victim = driver.await_process_name(killed)
-    _check_timeout(driver)
+    victim = driver.await_waiting_job(killed)
+    _check_poll_timeout(driver)
     if victim.partition("/")[0] == socket.gethostname():
         kill_process(victim)
-        driver.await_end(killed, Ending.LOST, "a worker that died is lost, so that the trial is tried again", END_S)
+        driver.expect_end(killed, Ending.LOST, "a worker that died is lost, so that the trial is tried again", END_S)
     else:  # on another machine, where it cannot be killed from here
         _check_cancel(driver)
-        driver = again()
+        driver = new_driver()
     if stopped.folder not in driver.running:
         driver.submit(stopped)
-    driver.await_process_name(stopped)
+    driver.await_waiting_job(stopped)
     _check_cancel(driver)
     assert TrialFolder(stopped.folder).checkpoint.is_dir(), (
         "there is no checkpoint of a job that cancel stopped; request the stop, and wait up to grace_s"
     )
-    driver = again()
+    driver = new_driver()
     driver.submit(work["raise"])
-    end = driver.await_end(work["raise"], Ending.ERROR, "a job whose trial raises an exception ends as error")
+    end = driver.expect_end(work["raise"], Ending.ERROR, "a job whose trial raises an exception ends as error")
     assert jobs.FAILURE in end.detail, (
         f"the detail of a job that ended as error is '{end.detail}'; return the detail of run_job"
     )
     _check_done(driver, replace(stopped, trials=(JobTrial("train", stopped.folder, stopped.trials[0].trial),)))
 
 
-def _check_timeout(driver: _Driver) -> None:
+def _check_poll_timeout(driver: _Driver) -> None:
     """Check that ``poll`` waits for its timeout and no longer; after :data:`LATE_S`, the jobs are killed."""
     timer = threading.Timer(TIMEOUT_S + LATE_S, _kill_workers, [list(driver.running.values())])
     timer.daemon = True
@@ -229,21 +229,21 @@ def _check_cancel(driver: _Driver) -> None:
 def _check_done(driver: _Driver, job: Job) -> None:
     """Check that a job ends once as done, with its result in the store."""
     driver.submit(job)
-    driver.await_end(job, Ending.DONE, "a job whose trial has a result ends as done")
+    driver.expect_end(job, Ending.DONE, "a job whose trial has a result ends as done")
     assert TrialFolder(job.folder).done(), (
         f"job '{job.name}' ended as done, and its trial has no result in the store; report what run_job returned"
     )
     driver.poll(0.2)  # no further end
 
 
-def _check_in_driver(driver: _Driver, work: Mapping[str, Job]) -> None:
+def _check_in_driver_executor(driver: _Driver, work: Mapping[str, Job]) -> None:
     """Check an executor whose ``poll`` runs the jobs in this process."""
     driver.submit(work["stop"])
     with _naming_method("cancel"):
         driver.executor.cancel(GRACE_S)
-    driver.await_end(work["stop"], Ending.STOPPED, "cancel drops a job that has not begun, as stopped", END_S)
+    driver.expect_end(work["stop"], Ending.STOPPED, "cancel drops a job that has not begun, as stopped", END_S)
     driver.submit(work["raise"])
-    driver.await_end(work["raise"], Ending.ERROR, "a job whose trial raises an exception ends as error")
+    driver.expect_end(work["raise"], Ending.ERROR, "a job whose trial raises an exception ends as error")
     _check_done(driver, work["train"])
 
 

@@ -76,7 +76,7 @@ def check_part(choice: ResolvedChoice) -> None:
     assert cases, refusal
     if component.exact_gradient:
         # On one geometry only: the check takes two passes per parameter.
-        check_gradient(cases[0].probe().double().eval(), cases[0].input().double())
+        check_gradient(cases[0].build_perturbed().double().eval(), cases[0].input().double())
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class _Case:
             return _Probe(self, block)
         return _Probe(self, component_slot.build(self.choice, g.dim if self.choice.slot == "norm" else g))
 
-    def probe(self, seed: int = 0) -> _Probe:
+    def build_perturbed(self, seed: int = 0) -> _Probe:
         """Build the part and move its parameters away from special values, such as zero initialisation."""
         probe = self.build()
         generator = torch.Generator().manual_seed(seed)
@@ -186,9 +186,9 @@ def _checks_of(case: _Case) -> list[Callable[[_Case], None]]:
     """Return the checks of a part, each of which another one may fail."""
     of_slot = {"position": _check_position, "attention": _check_attention, "head": _check_tokens_read}
     return [
-        _check_values,
+        _check_forward_and_backward,
         _check_state,
-        _check_devices,
+        _check_meta_device,
         _check_bfloat16,
         _check_samples_independent,
         *[_check_vmap] * case.choice.component.vmap_safe,
@@ -196,9 +196,9 @@ def _checks_of(case: _Case) -> list[Callable[[_Case], None]]:
     ]
 
 
-def _check_values(case: _Case) -> None:
+def _check_forward_and_backward(case: _Case) -> None:
     """Check shapes, and that values and the gradients of the input and of all parameters are finite."""
-    probe = case.probe()
+    probe = case.build_perturbed()
     for training in (False, True):
         probe.train(training)
         x = case.input().requires_grad_()
@@ -251,7 +251,7 @@ def _run_with_draws(probe: Callable[[Tensor], Any], x: Tensor, seed: int = 0) ->
 
 def _check_state(case: _Case) -> None:
     """Check that the state is all that a pass in training changes, and all that another instance needs."""
-    probe, other, x = case.probe().train(), case.build().eval(), case.input()
+    probe, other, x = case.build_perturbed().train(), case.build().eval(), case.input()
     _run_with_draws(probe, x + 1)  # running statistics change in it
     with about("its state is loaded into another instance"):
         other.load_state_dict(probe.state_dict(), strict=True)
@@ -265,7 +265,7 @@ def _check_state(case: _Case) -> None:
             )
 
 
-def _check_devices(case: _Case) -> None:
+def _check_meta_device(case: _Case) -> None:
     """Check a part on the meta device, in the place of a GPU: built there, and moved there after it was built."""
     x = case.input().to("meta")
     with about("built and run on the meta device, as a plan is checked"), torch.device("meta"):
@@ -281,7 +281,7 @@ def _check_devices(case: _Case) -> None:
 def _check_bfloat16(case: _Case) -> None:
     x = case.input().to(torch.bfloat16)
     with about("in bfloat16"):
-        _check_outputs(case, _run_with_draws(case.probe().to(torch.bfloat16).eval(), x), x)
+        _check_outputs(case, _run_with_draws(case.build_perturbed().to(torch.bfloat16).eval(), x), x)
 
 
 def _check_samples_independent(case: _Case) -> None:
@@ -289,7 +289,7 @@ def _check_samples_independent(case: _Case) -> None:
 
     In training, torch's batch norm may mix them: a training in micro-batches looks for its class and refuses it.
     """
-    probe, x = case.probe().double(), case.input().double()
+    probe, x = case.build_perturbed().double(), case.input().double()
     has_batch_norm = any(isinstance(module, _BatchNorm) for module in probe.modules())
     for training in (False,) if has_batch_norm else (False, True):
         with about("forward in float64, and of one sample"):
@@ -306,7 +306,7 @@ def _check_vmap(case: _Case) -> None:
     """Check that a stack of two members under ``torch.vmap`` computes the same as each alone, buffers included."""
     x = case.input().double()
     for when, training in (("evaluation", False), ("training", True)):
-        members = [case.probe(seed).double().train(training) for seed in (1, 2)]
+        members = [case.build_perturbed(seed).double().train(training) for seed in (1, 2)]
         parameters, buffers = torch.func.stack_module_state(members)
 
         def stack(x: Tensor, member: nn.Module = members[0], state: Any = (parameters, buffers)) -> Any:
@@ -339,7 +339,7 @@ def _check_vmap(case: _Case) -> None:
 def _check_position(case: _Case) -> None:
     from vitlab.components.position import Resampling, encodings_by_prefix
 
-    position, g = case.probe().part, case.g
+    position, g = case.build_perturbed().part, case.g
     layers = range(1, g.depth + 1)
     rotation = next((rotation for layer in layers if (rotation := position.rotation(layer))), None)
     if rotation is not None:
@@ -361,7 +361,7 @@ def _check_position(case: _Case) -> None:
 
 
 def _check_attention(case: _Case) -> None:
-    attention, x, g = case.probe().part, case.input(), case.g
+    attention, x, g = case.build_perturbed().part, case.input(), case.g
     rotation, bias = case.position_hints(attention, x)
     with torch.no_grad():
         plain = attention(x, None, None)  # a model without a position calls it like this
@@ -379,14 +379,14 @@ def _check_attention(case: _Case) -> None:
         assert torch.allclose(maps.sum(-1), torch.ones(shape[:-1]), atol=1e-5), "the rows of its maps do not sum to 1"
     if attention.canonical is None:
         return
-    qkv = _canonical_state(attention).get("qkv.weight")
+    qkv = _round_trip_canonical(attention).get("qkv.weight")
     detail = "is missing" if qkv is None else f"has shape {tuple(qkv.shape)}"
     assert qkv is not None and qkv.shape == (3 * g.dim, g.dim), (
         f"qkv.weight of the canonical form {detail}; expected {(3 * g.dim, g.dim)}, or canonical = None"
     )
 
 
-def _canonical_state(part: Any) -> State:
+def _round_trip_canonical(part: Any) -> State:
     """Return the state of an attention or a model in the canonical form, which is converted back to the same state."""
     state = part.state_dict()
     with about("its state is converted to the canonical form and back"):
@@ -398,7 +398,7 @@ def _canonical_state(part: Any) -> State:
 
 def _check_tokens_read(case: _Case) -> None:
     """Check that a head predicts from the tokens that it declares, and from no others."""
-    probe, x = case.probe().eval(), case.input().requires_grad_()
+    probe, x = case.build_perturbed().eval(), case.input().requires_grad_()
     reads = probe.part.reads
     if reads is None:
         return
@@ -417,7 +417,7 @@ def _check_tokens_read(case: _Case) -> None:
 # -- initialisation schemes and models --------------------------------------------------------------------------------
 
 
-def check_scheme(choice: ResolvedChoice) -> None:
+def check_init_scheme(choice: ResolvedChoice) -> None:
     """Check that draws depend only on the seed and the parameter's name, and set every value."""
     component, hooks = choice.component, ("fill_parameter", "initialise_parameter", "base_variance_ratio")
     # Hooks under other names, such as an earlier version's, would silently leave the values of the default.
@@ -473,7 +473,7 @@ def check_model(choice: ResolvedChoice) -> None:
         assert first.layer_of(name) >= 0, f"layer_of({name}) is below 0"
     unknown = first.no_weight_decay() - {name for name, _ in first.named_parameters()}
     assert not unknown, f"no_weight_decay returns names of no parameters: {', '.join(sorted(unknown))}"
-    _canonical_state(second)
+    _round_trip_canonical(second)
 
 
 def _model(choice: ResolvedChoice) -> Any:

@@ -40,18 +40,18 @@ def check_section(choice: ResolvedChoice) -> None:
     )
     with TemporaryDirectory() as folder:
         store = Store(Path(folder))
-        _check_rows(name, choice, plan, store, "without a result")
+        _check_section_renders(name, choice, plan, store, "without a result")
         write_trials(store, plan)
-        _check_rows(name, choice, plan, store, "with results")
+        _check_section_renders(name, choice, plan, store, "with results")
 
 
-def _check_rows(name: str, choice: ResolvedChoice, plan: Plan, store: Store, state: str) -> None:
-    from vitlab.report import collect
+def _check_section_renders(name: str, choice: ResolvedChoice, plan: Plan, store: Store, state: str) -> None:
+    from vitlab.report import collect_report
     from vitlab.report.report import Report
 
     part = slot("section").build(choice)
     with about(f"is part of a report {state}"):
-        report = collect(plan, store)
+        report = collect_report(plan, store)
         again = Report.from_json(json.loads(json.dumps(report.to_json())))
     assert again.to_json() == report.to_json(), f"rows {state} change when JSON is read again"
     rows = report.sections.get(name, ())
@@ -94,7 +94,7 @@ def _check_deliveries(choice: ResolvedChoice, folder: Path) -> None:
     after = _read_files(at_once.root / "trials")
     changed = [name for name, content in after.items() if before.get(f"trials/{name}") != content]
     assert not changed, f"the tracker writes to the folders of trials, such as {changed[:1]}; write elsewhere"
-    expected = _points(tracker)
+    expected = _read_stored_points(tracker)
     for planned in plan.trials:
         for point in [("val/accuracy", each.metrics["val/accuracy"], each.step) for each in _make_history(planned)]:
             times = expected[planned.trial.key].count(point)
@@ -104,7 +104,7 @@ def _check_deliveries(choice: ResolvedChoice, folder: Path) -> None:
         """Deliver by a new tracker, and compare its points once everything is delivered."""
         tracker = build(in_pieces)
         _deliver(tracker, final=final)
-        for key, points in _points(tracker).items() if final else ():
+        for key, points in _read_stored_points(tracker).items() if final else ():
             more, fewer = Counter(points) - Counter(expected[key]), Counter(expected[key]) - Counter(points)
             assert not (more or fewer), (
                 f"after {what}, a trial has {more.total()} points too many and lacks {fewer.total()}, such as "
@@ -129,7 +129,7 @@ def _check_deliveries(choice: ResolvedChoice, folder: Path) -> None:
         write_trials(store, plan, began=T_MS + 60_000, scale=2.0)
     tracker = build(anew)
     _deliver(tracker)
-    expected = _points(tracker)
+    expected = _read_stored_points(tracker)
     deliver("a retraining of the same trials")
 
 
@@ -139,7 +139,7 @@ def _deliver(tracker: Replay, *, final: bool = True) -> None:
     assert is_link, f"write_study returned {link!r}; return an address as text, or None"
 
 
-def _points(tracker: Replay) -> dict[str, list[tuple[str, float, int]]]:
+def _read_stored_points(tracker: Replay) -> dict[str, list[tuple[str, float, int]]]:
     """Return a tracker's points by the key of their trial."""
     marks = tracker.marks()
     tracker.begin_delivery(marks)

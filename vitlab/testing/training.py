@@ -63,18 +63,20 @@ def check_optimizer(choice: ResolvedChoice) -> None:
         made = built.build(built.route(group_by_decay(model, 0.5), model))
     check_type(made, torch.optim.Optimizer, "build", "a torch.optim.Optimizer")
     check_each(
-        lambda: check_training(optimizer=choice.plain()), lambda: _check_steps(choice), lambda: _check_decay(choice)
+        lambda: check_training(optimizer=choice.plain()),
+        lambda: _check_step_direction(choice),
+        lambda: _check_decay(choice),
     )
 
 
-def _check_steps(choice: ResolvedChoice) -> None:
+def _check_step_direction(choice: ResolvedChoice) -> None:
     # Warm-up begins at rates near 0, and a schedule may end there.
-    moved = _moved_weights(choice, rate=0.0)
+    moved = _measure_weight_moves(choice, rate=0.0)
     assert not moved, (
         f"steps at rate 0 move {list_some(moved)}; read the rate from group['lr'], which a training sets before "
         "every step"
     )
-    along_gradient = sum(_moved_weights(choice, rate=RATE).values())
+    along_gradient = sum(_measure_weight_moves(choice, rate=RATE).values())
     assert along_gradient < 0, f"steps at rate {RATE:g} move no weight, or follow the gradients; go against them"
 
 
@@ -83,7 +85,7 @@ def _check_decay(choice: ResolvedChoice) -> None:
     decaying = {name for group in groups if group["weight_decay"] for name, _ in group["params"]}
     for weight_decay, expected in ((0.5, decaying), (0.0, set[str]())):
         # Without gradients, what moves is what decays.
-        shrunk = set(_moved_weights(choice, rate=RATE, weight_decay=weight_decay, scale=0.0))
+        shrunk = set(_measure_weight_moves(choice, rate=RATE, weight_decay=weight_decay, scale=0.0))
         assert shrunk == expected, (
             f"steps without a gradient treat {list_some(sorted(shrunk ^ expected))} as if group['weight_decay'] were "
             "another; decay weights by it, and others not"
@@ -93,14 +95,14 @@ def _check_decay(choice: ResolvedChoice) -> None:
 def check_training(**fields: Any) -> None:
     """Check that a training with these fields of ``train`` repeats bit for bit, also if a checkpoint interrupts it."""
     # A component that draws from a global generator repeats only if that has the same state, so it never has.
-    with _scramble_generators(0), about("trains a small ViT", FirstCallFailed):
+    with _scrambled_generators(0), about("trains a small ViT", FirstCallFailed):
         whole = _train_steps(_build_training(fields), STEPS)
     # A component that draws from a global generator draws other numbers now.
-    with tempfile.TemporaryDirectory() as folder, _scramble_generators(1):
+    with tempfile.TemporaryDirectory() as folder, _scrambled_generators(1):
         first, second = _build_training(fields, folder=Path(folder)), _build_training(fields)
         _train_steps(first, STEPS // 2)
         with about("its state is written to a checkpoint and read again"):
-            first.save()
+            first.save_if_finite()
             state = artifacts.read_checkpoint(Path(folder))
             assert state is not None
             second.load(state)
@@ -146,7 +148,7 @@ def check_loss(choice: ResolvedChoice) -> None:
         value = loss({"": logits_BK}, target_B)
     with about("of class indices"):
         check_type(value, Value, "__call__", "Value(tensor, {})")
-        _check_mean(loss, logits_BK, target_B)
+        _check_loss_is_mean(loss, logits_BK, target_B)
     right, wrong = (
         float(loss({"": 8.0 * torch.nn.functional.one_hot(predicted_B, K).double()}, target_B).total)
         for predicted_B in (target_B, target_B.roll(1))
@@ -165,7 +167,7 @@ def check_loss(choice: ResolvedChoice) -> None:
         except Exception:  # not every loss is for mixed images, or for pixels
             continue
         with about(f"of {kind}"):
-            _check_mean(loss, logits, target)
+            _check_loss_is_mean(loss, logits, target)
 
 
 def check_objective(choice: ResolvedChoice) -> None:
@@ -217,7 +219,7 @@ def _train_by_engine(cls: type[Engine], trainings: Sequence[Training]) -> list[N
     return [_copy_weights(training.module) for training in trainings]
 
 
-def _check_mean(loss: Loss, logits: Tensor, target: Tensor) -> None:
+def _check_loss_is_mean(loss: Loss, logits: Tensor, target: Tensor) -> None:
     def of(part: slice) -> Tensor:
         return loss({"": logits[part]}, target[part]).total
 
@@ -264,7 +266,7 @@ def _train_steps(training: Training, steps: int) -> NewState:
 
 
 @contextmanager
-def _scramble_generators(seed: int) -> Iterator[None]:
+def _scrambled_generators(seed: int) -> Iterator[None]:
     """Run a block with the generators of Python, numpy and torch in a state that depends on ``seed``."""
     states = random.getstate(), np.random.get_state()
     random.seed(seed)
@@ -278,7 +280,7 @@ def _scramble_generators(seed: int) -> Iterator[None]:
         np.random.set_state(states[1])
 
 
-def _moved_weights(
+def _measure_weight_moves(
     choice: ResolvedChoice, *, rate: float, weight_decay: float = 0.0, scale: float = 1.0
 ) -> dict[str, float]:
     """Return the weights that three steps on normal gradients change, and how far each moves along its gradient.
@@ -328,14 +330,14 @@ def check_metric(choice: ResolvedChoice) -> None:
             if checked_reason(cls.incompatibility(data, choice.options)) is not None:
                 continue
             if cls.reads == "features":
-                _check_features(choice)
+                _check_feature_metric(choice)
             else:
                 level = slot("metric").build(choice).chance(data)
                 assert level is None or low <= level <= high, f"chance gives {level!r}, outside of {cls.bounds}"
-                _check_predictions(choice, task)
+                _check_prediction_metric(choice, task)
 
 
-def _check_predictions(choice: ResolvedChoice, task: str) -> None:
+def _check_prediction_metric(choice: ResolvedChoice, task: str) -> None:
     cls: Any = choice.component
     target = _make_targets(task)
     if task == "multilabel":
@@ -350,7 +352,7 @@ def _check_predictions(choice: ResolvedChoice, task: str) -> None:
         "right": 20 * one_hot,
         "wrong": -20 * one_hot if task == "multilabel" else 20 * one_hot.roll(1, 1),
     }
-    values = {kind: _evaluate(choice, logits, target) for kind, logits in predictions.items()}
+    values = {kind: _compute_metric(choice, logits, target) for kind, logits in predictions.items()}
     for kind, value in values.items():
         _check_bounds(cls, value, f"predictions are {kind}")
     sign = 1 if cls.goal == "max" else -1
@@ -361,19 +363,19 @@ def _check_predictions(choice: ResolvedChoice, task: str) -> None:
     )
     reference = values["random"]
     for cuts in CUTS[1:]:
-        value = _evaluate(choice, random, target, cuts)
+        value = _compute_metric(choice, random, target, cuts)
         assert _is_close(value, reference), f"is {value:g} in batches of {cuts}, and {reference:g} in one of {N}"
-    value = _evaluate(choice, random.flip(0), target.flip(0))
+    value = _compute_metric(choice, random.flip(0), target.flip(0))
     assert _is_close(value, reference), f"is {value:g} with the images in another order, and was {reference:g}"
-    value = _evaluate(choice, random.double(), target)
+    value = _compute_metric(choice, random.double(), target)
     assert _is_close(value, reference, 1e-4), f"is {value:g} of logits in float64, and {reference:g} of them in float32"
     if task == "segmentation":
         unlabelled = (target == IGNORED)[:, None]
-        value = _evaluate(choice, torch.where(unlabelled, random.flip(1), random), target)
+        value = _compute_metric(choice, torch.where(unlabelled, random.flip(1), random), target)
         assert _is_close(value, reference), "depends on predictions where there is no label; ignore these"
 
 
-def _check_features(choice: ResolvedChoice) -> None:
+def _check_feature_metric(choice: ResolvedChoice) -> None:
     """Check a metric of features on random ones and on those that tell the classes apart."""
     cls: Any = choice.component
     metric: Any = slot("metric").build(choice)
@@ -415,7 +417,7 @@ def _make_targets(task: str) -> Tensor:
     return target_NHW
 
 
-def _evaluate(choice: ResolvedChoice, logits: Tensor, target: Tensor, cuts: Sequence[int] = CUTS[0]) -> float:
+def _compute_metric(choice: ResolvedChoice, logits: Tensor, target: Tensor, cuts: Sequence[int] = CUTS[0]) -> float:
     """Return the metric's value of a split, computed by a new instance."""
     metric: Any = slot("metric").build(choice)
     inputs, labels = logits.clone(), target.clone()

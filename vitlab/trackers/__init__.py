@@ -158,7 +158,7 @@ class Tracker(ABC):
 
     def _try_to_deliver(self, *, final: bool, report: Sequence[Path]) -> str | None:
         try:
-            with lock(self.folder / f".{self.title.lower()}.lock", wait_s=WAIT_S if final else 0.0):
+            with hold_lock_with_timeout(self.folder / f".{self.title.lower()}.lock", wait_s=WAIT_S if final else 0.0):
                 link = self.deliver(final=final, report=files_within(self.store.root, report))
         except LockHeld as error:
             if final:
@@ -191,7 +191,7 @@ class LockHeld(Exception):
 
 
 @contextmanager
-def lock(file: Path, *, wait_s: float) -> Iterator[None]:
+def hold_lock_with_timeout(file: Path, *, wait_s: float) -> Iterator[None]:
     """Hold a file's lock.
 
     Raises:

@@ -103,7 +103,7 @@ def _describe_row(row: Row, verdict: str, scale: Scale, of_mean: int, of_differe
     return ", ".join(filter(None, (verdict.strip(records.ABSENT), " ".join(text.split())))) or records.ABSENT
 
 
-def describe_answer(report: Mapping[str, Any]) -> str:
+def summarize_report(report: Mapping[str, Any]) -> str:
     """Return in a line what ``report.json`` says: the arms of each verdict, or sentences if there is none.
 
     Arms of which no trial has begun are counted, and have no verdict.
@@ -185,7 +185,7 @@ logits = model(transform(images)).logits
 """
 
 
-def select_trials(trials: Iterable[TrackedTrial], seed: int | None) -> list[TrackedTrial]:
+def one_trial_per_arm(trials: Iterable[TrackedTrial], seed: int | None) -> list[TrackedTrial]:
     """Return each arm's trial with the given seed; by default its first trial."""
     selected: dict[str, TrackedTrial] = {}
     for item in trials:

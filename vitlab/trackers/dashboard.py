@@ -118,7 +118,7 @@ def sort_metrics_into_sections(metrics: Iterable[str], headline: str, first: Seq
 
 
 @cache
-def group_label(arm: str, place: int) -> str:
+def group_label(arm: str, index: int) -> str:
     """Return a label of an arm for its group: ``4, none (patch_size, position)`` of ``patch_size=4, position=none``.
 
     The page has little room for it, so what tells arms apart comes first.  The page computes the colour of a group from
@@ -127,9 +127,9 @@ def group_label(arm: str, place: int) -> str:
 
     Args:
         arm: the name.
-        place: place of the arm in the design.
+        index: place of the arm in the design.
     """
-    colour = list(COLOURS)[place % len(COLOURS)]
+    colour = list(COLOURS)[index % len(COLOURS)]
     path = r"(?:^|(?<=, ))([\w.]+)=(?=(?:[^()]|\((?:[^()]|\([^()]*\))*\))*$)"  # not of an option in brackets
     paths = re.findall(path, arm)
     label = re.sub(path, "", arm) + (f" ({', '.join(paths)})" if paths else "")
@@ -189,10 +189,10 @@ def view_state(view: View) -> Json:
     }
 
 
-def encode_view(view: View, made_ms: int) -> str:
+def encode_view(view: View, created_ms: int) -> str:
     """Return the tag's value; a state that exceeds the limit is compressed, as on the page itself."""
     text = json.dumps(view_state(view), separators=(",", ":"))
-    value = {"name": view.title, "createdAt": made_ms, "updatedAt": made_ms, "state": text}
+    value = {"name": view.title, "createdAt": created_ms, "updatedAt": created_ms, "state": text}
     if len(json.dumps(value)) > LIMIT:
         value["state"] = f"deflate;{base64.b64encode(zlib.compress(text.encode(), 9)).decode()}"
     return json.dumps(value)
@@ -238,19 +238,19 @@ def escape_markdown(text: str) -> str:
     return re.sub(special, lambda match: f"&#{ord(match[0])};", " ".join(text.split()))
 
 
-def describe_arms(answer: str, study: str, metric: str, run: str) -> str:
+def describe_arms(answer: str, study: str, metric: str, run_id: str) -> str:
     """Return the description of the experiment of summaries.
 
     Args:
         answer: what the report says, as a link to the table.
         study: link to the study, and which version of it is described.
         metric: the study's metric.
-        run: the id of the run that holds the figure of the arms; empty if there is none.
+        run_id: the id of the run that holds the figure of the arms; empty if there is none.
     """
     text = f"{answer}\n\n{study}\n\nMean, standard deviation (sd) and interval (low, high) of "
     text += f"{escape_markdown(metric)} over n seeds, differences and corrected p values, as in the report; "
     text += "shares are fractions here: 0.01 is 1 point of the report.\n"
-    return text + (f"\n{_picture('arms', 'arms.png', run)}\n" if run else "")
+    return text + (f"\n{_picture('arms', 'arms.png', run_id)}\n" if run_id else "")
 
 
 def describe_study(report: str, answer: str, links: Iterable[str], run: str) -> str:

@@ -251,7 +251,7 @@ class TrackerProcess:
 started: TrackerProcess | None = None
 
 
-def start_process() -> None:
+def start_tracker_process() -> None:
     """Start the process of a command, unless it has one, or the system cannot hand it a pipe, as Windows cannot."""
     global started
     if started is None and is_command() and os.name == "posix":

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from vitlab.errors import UserError, format_count, public
-from vitlab.planning.study_folder import commit_of
+from vitlab.planning.study_folder import checked_out_commit
 from vitlab.planning.values import Plan
 from vitlab.spec import RunSpec
 from vitlab.store.files import read_json, require_mapping
@@ -66,7 +66,7 @@ class MlflowTracker(Replay):
     ) -> None:
         super().__init__(plan, store, run)
         self.address = parse_uri(uri, store.root)
-        self._models = arms.select_trials(self.trials, model_seed) if models == "arms" else []
+        self._models = arms.one_trial_per_arm(self.trials, model_seed) if models == "arms" else []
         if models == "arms" and run.keep.which == "none":
             raise UserError("run.tracker.models: run.keep is none, and only kept models are stored. Write keep: last.")
         seeds = {item.planned.seed for item in self.trials if item.kind == "trial"}
@@ -83,7 +83,7 @@ class MlflowTracker(Replay):
     @classmethod
     def prepare(cls) -> None:
         """Start a process that imports MLflow and delivers beside the driver."""
-        delivery.start_process()
+        delivery.start_tracker_process()
 
     @classmethod
     def unconfirmed(cls, option: str, value: Any, root: Path) -> str:
@@ -153,7 +153,7 @@ class MlflowTracker(Replay):
         runs = TrialRuns(client, experiment, self.plan, self._root, source, self.delivered)
         runs.reconcile_runs(service.iterate_runs(client, experiment), self.trials, parsed)
         if self._verifies:
-            runs.verify_runs(parsed)
+            runs.recheck_intact_runs(parsed)
         self._runs = runs
 
     def holds(self, mark: Cursor) -> bool:
@@ -258,7 +258,7 @@ class MlflowTracker(Replay):
         files = {path.name: path for path in report}
         stored = read_json(files["report.json"], require_mapping) if "report.json" in files else None
         content = stored or {"arms": (), "answers": ()}
-        answer = arms.describe_answer(content) or self.plan.study
+        answer = arms.summarize_report(content) or self.plan.study
         headline = link(answer, curves)
         if summaries := arms.summarize_arms(self.plan, content["arms"], self._root):
             name, tags = f"{self.plan.study}/arms", {"vitlab.study": self.plan.study}
@@ -330,6 +330,6 @@ def _source_tags(study_file: Path) -> dict[str, str]:
     tags = {"mlflow.source.name": str(study_file), "mlflow.source.type": "LOCAL"}
     with suppress(OSError, KeyError):  # a container may run under an id that has no name
         tags["mlflow.user"] = getpass.getuser()
-    if commit := commit_of(Path.cwd()):
+    if commit := checked_out_commit(Path.cwd()):
         tags["mlflow.source.git.commit"] = commit
     return tags

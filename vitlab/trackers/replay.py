@@ -154,10 +154,10 @@ class Replay(Tracker):
                 except Exception as error:
                     first_error = first_error or error
                 if time.monotonic() > due:
-                    states.commit()
+                    states.save_if_changed()
                     due = time.monotonic() + COMMIT_S
         finally:
-            states.commit()
+            states.save_if_changed()
         link = self.write_study(report) if final else None
         if first_error is not None:
             raise first_error
@@ -333,7 +333,7 @@ class _StudyState:
         states.stored = states._to_json()
         return states
 
-    def commit(self) -> None:
+    def save_if_changed(self) -> None:
         """Write the state, if it has changed, beside the states at other destinations."""
         now = self._to_json()
         if now != self.stored:

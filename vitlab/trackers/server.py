@@ -33,14 +33,14 @@ ENVIRONMENT = {
 
 
 @contextmanager
-def run_server(root: Path, *, port: int, host: str = "127.0.0.1") -> Iterator[subprocess.Popen[bytes]]:
+def running_server(root: Path, *, port: int, host: str = "127.0.0.1") -> Iterator[subprocess.Popen[bytes]]:
     """Run a server for the duration of the block, which begins when the server responds.
 
     Raises:
         UserError: if the port is in use.
         VitlabError: if the server does not start.
     """
-    own = reachable_host(host)
+    own = host_for_url(host)
     # Any server occupies the port, whatever it speaks.
     with suppress(OSError), socket.create_connection((own.strip("[]"), port), PROBE_S):
         raise UserError(
@@ -83,7 +83,7 @@ def run_server(root: Path, *, port: int, host: str = "127.0.0.1") -> Iterator[su
             server.wait()
 
 
-def reachable_host(host: str) -> str:
+def host_for_url(host: str) -> str:
     """Return the host by which this machine reaches the server, in the form used in an address."""
     if host in ("0.0.0.0", "::", ""):
         return "127.0.0.1"

@@ -24,7 +24,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from vitlab.errors import MASK, UserError, nearest, public
 from vitlab.store.files import set_aside
-from vitlab.trackers import lock
+from vitlab.trackers import hold_lock_with_timeout
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -270,7 +270,7 @@ def initialise_database(database: Path) -> None:
     """
     if has_tables(database):
         return
-    with lock(database.with_name(f".{database.name}.lock"), wait_s=120):
+    with hold_lock_with_timeout(database.with_name(f".{database.name}.lock"), wait_s=120):
         if has_tables(database):
             return
         if problem := describe_foreign_file(database):

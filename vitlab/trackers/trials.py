@@ -129,7 +129,7 @@ class TrialRuns:
                 if _training_identity(own[index]) in map(_training_identity, own[:index]):
                     self.client.delete_run(own.pop(index).info.run_id)
 
-    def verify_runs(self, marks: Mapping[str, RunMark]) -> None:
+    def recheck_intact_runs(self, marks: Mapping[str, RunMark]) -> None:
         """Compare the study's metric and the number of files of every run with those delivered.
 
         A run that lacks some is not intact, nor a run without files whose trial has ended, and has files since an arm
@@ -352,11 +352,11 @@ def _training_identity(run: Run) -> tuple[str, str]:
     return began, "" if began else root
 
 
-def count_files(client: MlflowClient, run: str, place: str) -> int:
+def count_files(client: MlflowClient, run: str, artifact_uri: str) -> int:
     """Return the number of a run's artifacts; in a folder of this machine without MLflow, which takes 30 ms."""
-    if os.path.isabs(place):
+    if os.path.isabs(artifact_uri):
         # A name with a dot is of a file that a killed process has not completed.
-        return sum(not name.startswith(".") for _, _, files in os.walk(place) for name in files)
+        return sum(not name.startswith(".") for _, _, files in os.walk(artifact_uri) for name in files)
 
     def count_below(folder: str | None) -> int:
         items = client.list_artifacts(run, folder)
@@ -415,24 +415,27 @@ class Picture(NamedTuple):
     image: Image
 
 
-def write_image_files(pictures: Iterable[Picture], t: int, into: Path) -> dict[str, int]:
+def write_image_files(pictures: Iterable[Picture], ended_ms: int, folder: Path) -> dict[str, int]:
     """Write pictures, each in full size and as a thumbnail, under the file names that the page expects.
 
     Args:
         pictures: pictures of one run.
-        t: end of the trial in milliseconds since 1970.
-        into: the destination folder, which is created.
+        ended_ms: end of the trial in milliseconds since 1970.
+        folder: the destination folder, which is created.
 
     Returns:
         The first step of each key.
     """
-    into.mkdir()
+    folder.mkdir()
     steps: dict[str, int] = {}
     for key, step, image in pictures:
-        name = f"{key.replace('/', '~')}+step+{step}+timestamp+{t}+{uuid.uuid5(uuid.NAMESPACE_URL, f'{key} {step}')}"
-        image.save(into / f"{name}.png", compress_level=1)
+        name = (
+            f"{key.replace('/', '~')}+step+{step}+timestamp+{ended_ms}+"
+            f"{uuid.uuid5(uuid.NAMESPACE_URL, f'{key} {step}')}"
+        )
+        image.save(folder / f"{name}.png", compress_level=1)
         image.thumbnail((SMALL, SMALL))
-        image.save(into / f"{name}+compressed.webp", method=0)
+        image.save(folder / f"{name}+compressed.webp", method=0)
         steps[key] = min(step, steps.get(key, step))
     return steps
 

@@ -119,7 +119,7 @@ State = Mapping[str, Any]
 
 
 def make_checkpoint_writer(
-    folder: Path, state: State, require: Callable[[], None] = lambda: None
+    folder: Path, state: State, before_replace: Callable[[], None] = lambda: None
 ) -> Callable[[], None]:
     """Copy a state, and return a function that replaces the checkpoint in ``folder`` by it, in any thread.
 
@@ -127,7 +127,7 @@ def make_checkpoint_writer(
         folder: Created if it does not exist.
         state: Tensors on any device, numbers, strings and None, nested in lists, tuples and mappings.  Tuples are read
             back as lists.
-        require: Called before the file is replaced; raises if the caller may no longer do so.
+        before_replace: Called before the file is replaced; raises if the caller may no longer do so.
 
     Raises:
         VitlabError: If ``state`` contains anything else, with its type and place.
@@ -138,7 +138,7 @@ def make_checkpoint_writer(
     def write() -> None:
         # To memory, because safetensors' own writer leaves its temporary files after a kill, and ignores the umask.
         data = safetensors.torch.save(tensors, {HEADER: rest, DIGEST: _checkpoint_digest(tensors, rest)})
-        write_bytes(folder / CHECKPOINT, data, before_rename=require)
+        write_bytes(folder / CHECKPOINT, data, before_rename=before_replace)
 
     return write
 

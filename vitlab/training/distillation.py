@@ -131,7 +131,7 @@ class Distillation:
         return Value(total, {**base.parts, "loss_base": base.total, "loss_distillation": distillation_term})
 
     @contextmanager
-    def evaluation_metrics(self, student: Model) -> Iterator[ByBatch]:
+    def collecting_token_cosine(self, student: Model) -> Iterator[ByBatch]:
         """Yield a mapping that holds further metrics of the student's evaluation after the block, by batch.
 
         ``token_cosine`` is the mean cosine similarity of the class and the distillation token after the final norm.

@@ -72,7 +72,7 @@ class SingleProcess:
         """The evaluation batches that this process computes."""
         return slice(self.rank, None, self.count)
 
-    def gather(self, own: ByBatch) -> ByBatch:
+    def all_gather_by_batch(self, own: ByBatch) -> ByBatch:
         """Return the tensors of all evaluation batches in order, from each process's own; on the CPU if several."""
         return own
 
@@ -126,7 +126,7 @@ class ProcessGroup(SingleProcess):
 
     def _start_next_sum(self) -> None:
         flat = torch.cat([_gradient_or_zeros(parameter).reshape(-1) for parameter in self._buckets[len(self._sums)]])
-        with _detect_dead_peers():
+        with _raising_peer_died():
             self._sums.append((flat, dist.all_reduce(flat, async_op=True)))
 
     def finish_sums(self, numbers: Tensor) -> None:
@@ -136,7 +136,7 @@ class ProcessGroup(SingleProcess):
             self._start_next_sum()
         here = [parameter.grad is not None for bucket in self._buckets for parameter in bucket]
         has = iter(torch.stack(self._all_gather(torch.tensor(here, dtype=torch.int32))).any(0).tolist())
-        with _detect_dead_peers():
+        with _raising_peer_died():
             dist.all_reduce(numbers)
             for _, work in self._sums:
                 work.wait()
@@ -146,12 +146,12 @@ class ProcessGroup(SingleProcess):
                     parameter.grad = _gradient_or_zeros(parameter).copy_(total.view_as(parameter))
         self._reset_sums()
 
-    def gather(self, own: ByBatch) -> ByBatch:
+    def all_gather_by_batch(self, own: ByBatch) -> ByBatch:
         """Return the tensors of all ranks; each holds all of them in memory, several times for a moment."""
         # Copies, since a view would be sent with all that it is a view of.
         copies = {name: [tensor.to("cpu", copy=True) for tensor in tensors] for name, tensors in own.items()}
         received: list[Any] = [None] * self.count
-        with _detect_dead_peers():
+        with _raising_peer_died():
             dist.all_gather_object(received, copies)
         # The batches of an evaluation are dealt to the ranks in turns; a rank without one does not know the names.
         names = dict.fromkeys(name for each in received for name in each)
@@ -169,13 +169,13 @@ class ProcessGroup(SingleProcess):
     def _all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, which have one shape, by gloo."""
         received = [torch.empty_like(tensor) for _ in range(self.count)]
-        with _detect_dead_peers():
+        with _raising_peer_died():
             dist.all_gather(received, tensor)
         return received
 
 
 @contextmanager
-def _detect_dead_peers() -> Iterator[None]:
+def _raising_peer_died() -> Iterator[None]:
     """Raise PeerDied for an error of a collective call inside the block, by NCCL on GPUs and by gloo on CPUs."""
     try:
         yield

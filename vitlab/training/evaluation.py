@@ -95,9 +95,9 @@ class MetricAccumulator:
     def compute_result(self, split: Split, peers: SingleProcess = ALONE) -> EvaluationResult:
         """Return the evaluation of the split whose batches ``peers`` added: the loss alone if it is not finite."""
         values: dict[str, float] = {}
-        columns = {name: torch.cat(parts).cpu() for name, parts in peers.gather(self._columns).items()}
+        columns = {name: torch.cat(parts).cpu() for name, parts in peers.all_gather_by_batch(self._columns).items()}
         for name, one in self._metrics.items():
-            rows = {view: torch.cat(parts).cpu() for view, parts in peers.gather(self._rows[name]).items()}
+            rows = {view: torch.cat(parts).cpu() for view, parts in peers.all_gather_by_batch(self._rows[name]).items()}
             for view, rows_N in rows.items():
                 values[f"{name}_{view}" if view else name] = float(one.value(rows_N))
             values |= {f"{name}_{part}": value for part, value in one.parts(rows[""]).items()}

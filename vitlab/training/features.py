@@ -45,7 +45,7 @@ def evaluate_features(
     """
     with evaluation_mode(model):
         # One image shows which layers make the logits.
-        layers = list(find_classifiers(model, next(feed.evaluation("train", 1)).x_BCHW, precision).values())[:1]
+        layers = list(find_logit_layers(model, next(feed.evaluation("train", 1)).x_BCHW, precision).values())[:1]
         if not layers:
             raise WeightsError(
                 f"metrics of features need a head whose last layer is linear, and a {type(model).__name__} has none; "
@@ -79,12 +79,14 @@ def collect_layer_inputs(
         for batch in feed.evaluation(split, EVALUATION_BATCH, peers.batches):
             forward_logits(model, batch.x_BCHW, precision)
             labels.append(batch.y_B)
-    everything = peers.gather({str(index): parts for index, parts in enumerate([*inputs.values(), labels])})
+    everything = peers.all_gather_by_batch(
+        {str(index): parts for index, parts in enumerate([*inputs.values(), labels])}
+    )
     *features, y_N = (torch.cat(parts) for parts in everything.values())
     return features, y_N
 
 
-def find_classifiers(model: Model, x_BCHW: Tensor, precision: str) -> dict[str, nn.Linear]:
+def find_logit_layers(model: Model, x_BCHW: Tensor, precision: str) -> dict[str, nn.Linear]:
     """Return the linear layers whose outputs are the model's logits, by name.
 
     Args:
@@ -134,7 +136,7 @@ class FeatureReader:
         x_BCHW = torch.zeros(1, info.channels, *info.image).to(next(model.parameters()))
         with evaluation_mode(model), torch.no_grad():
             if "features" in names:
-                layers = list(find_classifiers(model, x_BCHW, precision).values())
+                layers = list(find_logit_layers(model, x_BCHW, precision).values())
                 if not layers:
                     raise _missing_feature_error(role, model, "features", "a head whose last layer is linear")
                 # A bound method, so that a deep copy of this reader has its own.
@@ -200,7 +202,7 @@ def fit_head(model: Model, feed: Feed, l2: float, precision: str) -> None:
         WeightsError: If the head does not consist of linear classifiers of images.
     """
     with evaluation_mode(model):
-        layers = find_classifiers(model, next(feed.evaluation("train", 1)).x_BCHW, precision)
+        layers = find_logit_layers(model, next(feed.evaluation("train", 1)).x_BCHW, precision)
         if reason := _fitting_incompatibility(model, layers, feed):
             raise WeightsError(
                 f"init_from.head: fitted needs a head of linear layers on the features of an image, and {reason}; "

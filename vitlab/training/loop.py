@@ -123,7 +123,7 @@ class Training:
         self.objective: Objective = slot("objective").build(spec.objective, setup)
         self.module = self.objective.module
         self.module.train()
-        self.micro_batches.require_divisible(self.module, self.images_per_batch)
+        self.micro_batches.require_splittable_batches(self.module, self.images_per_batch)
 
         self.schedule: Schedule = slot("schedule").build(spec.schedule)
         optimizer: Optimizer = slot("optimizer").build(spec.optimizer)
@@ -197,7 +197,7 @@ class Training:
         # A batch may be computed in micro-batches, and by several processes that each have some of its images; loss and
         # gradients are then combined to the ones of the whole batch.
         losses = [self.forward_backward(rows) for rows in self.micro_batches.rows(self.images_per_batch)]
-        loss = self.micro_batches.combine_losses(losses, self.parameters)
+        loss = self.micro_batches.combine_losses_and_gradients(losses, self.parameters)
         self.apply_learning_rate()
         if self.scaling is None:
             self.clip_gradients()
@@ -275,7 +275,9 @@ class Training:
                 for batch in map(objective.evaluation_batch, evaluation_batches(self.feed, split, peers)):
                     accumulator.add_batch(objective.views(batch.x_BCHW, batch.y_B), batch.y_B, batch.id_B)
             result = accumulator.compute_result(split, peers)
-            means = {name: mean(torch.cat(parts).cpu()) for name, parts in peers.gather(values).items() if parts}
+            means = {
+                name: mean(torch.cat(parts).cpu()) for name, parts in peers.all_gather_by_batch(values).items() if parts
+            }
             return self.add_feature_metrics(result._replace(metrics={**result.metrics, **means}))
 
     def add_feature_metrics(self, result: EvaluationResult) -> EvaluationResult:
@@ -320,7 +322,7 @@ class Training:
         self.predictions = dict(self.best["predictions"])
         self.result_index = self.best["index"]
 
-    def measure(self, evaluations: Iterable[EvaluationResult]) -> Measurement:
+    def add_measurement(self, evaluations: Iterable[EvaluationResult]) -> Measurement:
         """Add a measurement of this step to the history, and return it with ``system/*``.
 
         A training is measured twice at its last step: the second measurement adds the splits that are evaluated at the
@@ -335,7 +337,7 @@ class Training:
         """
         if self.result_index >= 0:
             before = self.history[self.result_index]
-            added = {**self._collect_evaluations(evaluations), WEIGHTS_STEP: float(before.step)}
+            added = {**self._merge_evaluations(evaluations), WEIGHTS_STEP: float(before.step)}
             self.history[self.result_index] = replace(before, metrics={**before.metrics, **added})
             return replace(before, metrics=added)
         if self.history and self.last_measured_step == self.step:
@@ -343,7 +345,7 @@ class Training:
         else:
             metrics = self._measure_interval()
             self.predictions = {}
-        metrics |= self._collect_evaluations(evaluations)
+        metrics |= self._merge_evaluations(evaluations)
         measurement = Measurement(self.step, self.epoch, self.images, metrics)
         self.history.append(measurement)
         self._keep_if_best()
@@ -375,7 +377,7 @@ class Training:
         self._system = {"system/images_per_s": speed}
         return metrics
 
-    def _collect_evaluations(self, evaluations: Iterable[EvaluationResult]) -> dict[str, float]:
+    def _merge_evaluations(self, evaluations: Iterable[EvaluationResult]) -> dict[str, float]:
         """Return the metrics of evaluations, those of test sets averaged, and store the predictions.
 
         Raises:
@@ -397,7 +399,7 @@ class Training:
         """Return a context in which the model has the weights that are evaluated."""
         return self.average.averaged_weights() if self.average is not None else nullcontext()
 
-    def save(self) -> None:
+    def save_if_finite(self) -> None:
         """Write a checkpoint, unless a loss is not finite, which the next measurement reports."""
         # By the measurement alone, so that the step at which a training ends does not depend on when it was saved.
         if self.losses and not torch.stack(self.losses["loss"]).isfinite().all():

@@ -63,7 +63,7 @@ class MicroBatches:
         self.peers = peers
         self.whole = size is None and peers.count == 1  #: whether one part is the full batch
 
-    def require_divisible(self, model: nn.Module, count: int) -> None:
+    def require_splittable_batches(self, model: nn.Module, count: int) -> None:
         """Check that batches of ``count`` images of a model can be divided.
 
         Raises:
@@ -88,7 +88,7 @@ class MicroBatches:
         size = self.size or len(own)
         return [own[begin : begin + size] for begin in range(0, len(own), size)]
 
-    def combine_losses(self, parts: Sequence[WeightedLoss], parameters: Sequence[nn.Parameter]) -> Value:
+    def combine_losses_and_gradients(self, parts: Sequence[WeightedLoss], parameters: Sequence[nn.Parameter]) -> Value:
         """Return the loss of the full batch, and normalise the accumulated gradients to it in place."""
         first = parts[0].loss
         if self.whole:

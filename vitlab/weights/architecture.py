@@ -192,7 +192,7 @@ class Inference:
         prefix = tuple(
             token for token, name in (("class", "cls_token"), ("distillation", "dist_token")) if name in state
         )
-        registers = self._require_shape("reg_token", 3)[1] if "reg_token" in state else 0
+        registers = self._shape_with_ndim("reg_token", 3)[1] if "reg_token" in state else 0
         # All blocks have the parts of the first one.
         branches = {match[1] for name in state if (match := re.match(r"blocks\.0\.attns\.(\d+)\.", name))}
         block: Any = "prenorm"
@@ -205,7 +205,7 @@ class Inference:
         final = "fc_norm" if "fc_norm.weight" in state else "norm"
         head, outputs = self._infer_head(prefix, registers, final)
         eps = self._get_or_assume("eps", "norms of eps {:g}, the default of " + self.title)
-        self._require_shape(f"{first}{norm1}.weight", 1)
+        self._shape_with_ndim(f"{first}{norm1}.weight", 1)
         norm = self._infer_norm(first + norm1, eps, known.norm)
         if norm["type"] == "rmsnorm" and known.norm is None:
             self.assumed.append("norms without a shift are RMSNorm, and subtract no mean")
@@ -240,13 +240,13 @@ class Inference:
         mean, std, assumed = choose_normalisation(known, self.usual, self.title, channels)
         return Architecture(options, info, mean, std, (*self.assumed, *assumed))
 
-    def _require_shape(self, name: str, axes: int) -> tuple[int, ...]:
+    def _shape_with_ndim(self, name: str, ndim: int) -> tuple[int, ...]:
         value = self.state.get(name)
         if value is None:
             raise WeightsError(self._missing_message(f"{name} is missing"))
-        if value.ndim != axes:
+        if value.ndim != ndim:
             raise WeightsError(
-                f"{name} has shape {tuple(value.shape)}; expected {axes} axes. Use a checkpoint of a Vision "
+                f"{name} has shape {tuple(value.shape)}; expected {ndim} axes. Use a checkpoint of a Vision "
                 "Transformer."
             )
         return tuple(value.shape)
@@ -270,7 +270,7 @@ class Inference:
 
     def _infer_patch_embedding(self) -> tuple[int, int, Pair, Options, Pair]:
         """Return width, channels, patch size, options of the patch embedding, and the pixels of a patch."""
-        dim, channels, height, width = self._require_shape("patch_embed.proj.weight", 4)
+        dim, channels, height, width = self._shape_with_ndim("patch_embed.proj.weight", 4)
         stems = (f"patch_embed.backbone.{at}conv.weight" for at in ("stem.", ""))
         stem = next((name for name in stems if name in self.state), None)
         if stem is None:
@@ -281,7 +281,7 @@ class Inference:
             return dim, channels, (height, width), patch, (height, width)
         stages = Counter(match[1] for match in map(_STAGE.fullmatch, self.state) if match)  # one name a block
         layers = [stages[stage] for stage in sorted(stages)]
-        out, channels, *_ = self._require_shape(stem, 4)
+        out, channels, *_ = self._shape_with_ndim(stem, 4)
         stride = 4 * 2 ** max(len(layers) - 1, 0)
         patch = {"type": "resnet", "layers": layers, "width_factor": out / 64}
         return dim, channels, (height, width), patch, (height * stride, width * stride)
@@ -296,9 +296,9 @@ class Inference:
                 )
             return heads
         if RELATIVE in self.state:
-            return self._require_shape(RELATIVE, 3)[2]
+            return self._shape_with_ndim(RELATIVE, 3)[2]
         if q_norm in self.state:
-            (head_dim,) = self._require_shape(q_norm, 1)
+            (head_dim,) = self._shape_with_ndim(q_norm, 1)
             if head_dim and dim % head_dim == 0:
                 return dim // head_dim
         for name in PUBLISHED:
@@ -323,7 +323,7 @@ class Inference:
         requested = compute_requested_grid(known.image, known.grid, pixels)
         if "pos_embed" not in self.state:
             if requested is None and RELATIVE in self.state:
-                side = (math.isqrt(self._require_shape(RELATIVE, 3)[1] - (3 if prefix else 0)) + 1) // 2
+                side = (math.isqrt(self._shape_with_ndim(RELATIVE, 3)[1] - (3 if prefix else 0)) + 1) // 2
                 self.assumed.append(f"a square grid, {side}x{side}")
                 return (side, side), known.prefix_rows or "own"
             if requested is None and self.unknown:
@@ -333,7 +333,7 @@ class Inference:
                     f"these weights have no learned positions, so nothing shows their grid; {_GRID_HINT}"
                 )
             return requested, known.prefix_rows or "own"
-        tables, rows, _ = self._require_shape("pos_embed", 3)
+        tables, rows, _ = self._shape_with_ndim("pos_embed", 3)
         if tables != 1:
             raise WeightsError(
                 f"pos_embed holds {tables} tables of positions (its first dimension), and vitlab supports one; use "
@@ -398,7 +398,7 @@ class Inference:
 
     def _infer_mlp(self, name: str, dim: int) -> Options:
         gated = f"{name}.fc1_g.weight" in self.state
-        hidden, _ = self._require_shape(f"{name}.{'fc1_g' if gated else 'fc1'}.weight", 2)
+        hidden, _ = self._shape_with_ndim(f"{name}.{'fc1_g' if gated else 'fc1'}.weight", 2)
         bias: Options = {} if f"{name}.fc2.bias" in self.state else {"bias": False}
         if gated:
             self._get_or_assume("gelu", "the gate of the MLP is a SiLU, the first half where one matrix holds both")
@@ -410,7 +410,7 @@ class Inference:
     def _infer_head(self, prefix: tuple[str, ...], registers: int, final: str) -> tuple[Options, int]:
         state = self.state
         has_head = "head.weight" in state
-        outputs = self._require_shape("head.weight", 2)[0] if has_head else 1
+        outputs = self._shape_with_ndim("head.weight", 2)[0] if has_head else 1
         if "head_dist.weight" in state:
             return {"type": "distilled"}, outputs
         stated = self.known.pool
@@ -420,7 +420,7 @@ class Inference:
         options: Options = {"type": "linear", "pool": stated}
         sentence = ""
         if "attn_pool.latent" in state:
-            hidden, dim = self._require_shape("attn_pool.mlp.fc1.weight", 2)
+            hidden, dim = self._shape_with_ndim("attn_pool.mlp.fc1.weight", 2)
             options |= {"pool": "map", "approximate": self.known.gelu or self.usual.gelu}
             if hidden != 4 * dim:
                 options["ratio"] = exact_ratio(hidden, dim)
@@ -434,7 +434,7 @@ class Inference:
         if stated is None and sentence and has_head:
             self.assumed.append(sentence)
         if "pre_logits.fc.weight" in state:
-            options |= {"type": "mlp", "representation_size": self._require_shape("pre_logits.fc.weight", 2)[0]}
+            options |= {"type": "mlp", "representation_size": self._shape_with_ndim("pre_logits.fc.weight", 2)[0]}
         return options, outputs
 
 

@@ -29,12 +29,12 @@ from vitlab.weights.opening import (
     open_checkpoint,
     require_same_tensors,
 )
-from vitlab.weights.to_timm import timm_config, to_timm
+from vitlab.weights.to_timm import find_timm_model, timm_config
 from vitlab.weights.transfer import (
-    drop_head,
+    drop_head_and_pre_logits,
     find_mismatches,
     find_option_differences,
-    load_starting_weights,
+    load_and_freeze_weights,
     select_head_rows,
 )
 
@@ -63,12 +63,12 @@ def inspect(file: Path, form: str | None = None, facts: ModelFacts = ModelFacts(
     return Inspection(checkpoint, architecture, find_mismatches(own, checkpoint.state, checkpoint.unknown))
 
 
-def convert(
+def convert_weights_file(
     source: Path,
     target: Path,
-    to: str,
+    target_format: str,
     *,
-    form: str | None = None,
+    source_format: str | None = None,
     facts: ModelFacts = ModelFacts(),  # noqa: B008
     grid: Pair | None = None,
     image: Pair | None = None,
@@ -85,8 +85,8 @@ def convert(
     Args:
         source: in any of :data:`~vitlab.weights.opening.FORMATS`, or the weights of a trial.
         target: the file to write; its suffix decides the container.
-        to: one of :data:`~vitlab.weights.opening.FORMATS`.
-        form: the format of ``source``; by default it is recognised.
+        target_format: one of :data:`~vitlab.weights.opening.FORMATS`.
+        source_format: the format of ``source``; by default it is recognised.
         facts: facts about ``source`` that the file may not state.
         grid: rows and columns of patches to resample positions for.
         image: the same in pixels.
@@ -98,40 +98,40 @@ def convert(
     Raises:
         WeightsError: one sentence that names the file, and the first keys that are to blame.
     """
-    library = FORMATS[to]
-    if (container_of(target) == "npz") != (to == "google"):
-        suffix = ".npz" if to == "google" else "another suffix than .npz, such as .safetensors"
-        raise WeightsError(f"{target}: a file in the format {to} needs {suffix}; rename the target")
+    library = FORMATS[target_format]
+    if (container_of(target) == "npz") != (target_format == "google"):
+        suffix = ".npz" if target_format == "google" else "another suffix than .npz, such as .safetensors"
+        raise WeightsError(f"{target}: a file in the format {target_format} needs {suffix}; rename the target")
     if target.exists() and source.exists() and target.samefile(source):
         raise WeightsError(f"{target} is the file to be converted; give the new one another name")
     contents = read_file(source)
     with name_file_in_errors(source):
-        checkpoint = checkpoint_from_contents(contents, form)
-        state, removed = drop_head(checkpoint.state, "new" if head == "drop" else "keep", pre_logits)
+        checkpoint = checkpoint_from_contents(contents, source_format)
+        state, removed = drop_head_and_pre_logits(checkpoint.state, "new" if head == "drop" else "keep", pre_logits)
         if classes is not None:
             if checkpoint.form.name == "vitlab":
                 raise WeightsError("the classes of a trial are those of its data; select them with data.classes")
             state = select_head_rows(state, classes)
         has_head = "head.weight" in state
-        old, state = _rename_norm_for_export(replace(checkpoint, state=state).architecture(facts), state)
-        if to == "hf":
+        old, state = _fc_norm_to_norm(replace(checkpoint, state=state).architecture(facts), state)
+        if target_format == "hf":
             library = HuggingFaceFormat(_family_name(old))
             if library.kind == "dinov3_vit" and target.name not in NAMES_ON_THE_HUB:
                 raise WeightsError(
                     f"only a config.json shows rotary positions; write to {NAMES_ON_THE_HUB[0]}, not {target}"
                 )
-        new = _adopt_prefix_rows(_change_grid(old, image, grid), state, library)
+        new = _with_library_prefix_rows(_architecture_for_grid(old, image, grid), state, library)
         # The two models differ in nothing but their positions.
         dtype = reduce(torch.promote_types, {value.dtype for value in state.values()})
         model = new.build().to(dtype)
         how = InitFrom.model_validate({"checkpoint": str(source), "head": "keep", "resample": resample})
-        load_starting_weights(model, build_from_canonical(old, state, checkpoint.unknown, dtype), how)
+        load_and_freeze_weights(model, build_from_canonical(old, state, checkpoint.unknown, dtype), how)
         state = _canonical_state(model, has_head)
         on_the_hub, has_config = target.name in NAMES_ON_THE_HUB, target.with_name("config.json").exists()
         beside: dict[Path, Json] = {}
         notes = [*checkpoint.notes(old, removed)]
-        if to == "timm":
-            timm_model = to_timm(new, state)
+        if target_format == "timm":
+            timm_model = find_timm_model(new, state)
             tensors = timm_model.tensors
             if on_the_hub and not has_config:
                 beside = {target.with_name("config.json"): timm_config(timm_model, new)}
@@ -147,8 +147,8 @@ def convert(
                 )
                 beside = {file: content for file, content in files if not file.exists()}
             else:
-                notes += _notes_on_defaults(new, library)
-        if to != "timm" or (on_the_hub and has_config):
+                notes += _notes_on_differing_defaults(new, library)
+        if target_format != "timm" or (on_the_hub and has_config):
             _verify_round_trip(target, library, tensors, beside, new, has_head)
     write_file(target, tensors, {HEADER: new.facts().model_dump_json(exclude_none=True)})
     for file, content in beside.items():
@@ -165,10 +165,10 @@ def _family_name(model: Architecture) -> str:
 def _canonical_state(model: ViT, has_head: bool) -> NewState:
     """Return the canonical state of a model, without a head that is not wanted."""
     state = model.to_canonical(model.state_dict())
-    return state if has_head else drop_head(state, "new", "keep")[0]
+    return state if has_head else drop_head_and_pre_logits(state, "new", "keep")[0]
 
 
-def _rename_norm_for_export(old: Architecture, state: NewState) -> tuple[Architecture, NewState]:
+def _fc_norm_to_norm(old: Architecture, state: NewState) -> tuple[Architecture, NewState]:
     """Rename ``fc_norm`` to ``norm`` for export, if the head reads the class or distillation token and no mean.
 
     A norm treats each token by itself, so the function stays the same.  Most libraries only have a norm on the tokens,
@@ -181,7 +181,7 @@ def _rename_norm_for_export(old: Architecture, state: NewState) -> tuple[Archite
     return replace(old, options={**old.options, "final_norm_at": "tokens"}), renamed
 
 
-def _change_grid(old: Architecture, image: Pair | None, grid: Pair | None) -> Architecture:
+def _architecture_for_grid(old: Architecture, image: Pair | None, grid: Pair | None) -> Architecture:
     """Return the architecture for images of another size, or of another grid of patches."""
     g = old.geometry
     step = (g.image[0] // g.grid[0], g.image[1] // g.grid[1])
@@ -189,9 +189,9 @@ def _change_grid(old: Architecture, image: Pair | None, grid: Pair | None) -> Ar
     return replace(old, info=replace(old.info, image=(rows * step[0], columns * step[1])))
 
 
-def _adopt_prefix_rows(model: Architecture, state: State, library: Format) -> Architecture:
+def _with_library_prefix_rows(model: Architecture, state: State, library: Format) -> Architecture:
     """Return the architecture with rows of positions for prefix tokens if the library requires them, or without."""
-    rows = library.facts(library.from_canonical(state, model.geometry.heads))[0].prefix_rows
+    rows = library.infer_facts(library.from_canonical(state, model.geometry.heads))[0].prefix_rows
     if rows is None or "learned" not in model.encoding_options:
         return model
     position = [
@@ -214,7 +214,7 @@ def _verify_round_trip(
     read_beside = [beside.get(file) or read_json(file) or {} for file in weight_files(target)[1:]]
     contents = WeightFile(target, container_of(target), dict(tensors), (), (), {}, *read_beside)
     # The head's pooling, where the format fixes it, and positions that no tensor shows are read from the file itself.
-    fixed, _ = library.facts(tensors)
+    fixed, _ = library.infer_facts(tensors)
     stated = ModelFacts(pool=fixed.pool).with_defaults(model.facts()).model_copy(update={"position": None})
     try:
         checkpoint = checkpoint_from_contents(contents, library.name)
@@ -236,7 +236,7 @@ def _verify_round_trip(
         raise WeightsError(f"{refusal}: {'; '.join(differences[:MAX_DIFFERENCES])}{more}")
 
 
-def _notes_on_defaults(model: Architecture, library: Format) -> list[str]:
+def _notes_on_differing_defaults(model: Architecture, library: Format) -> list[str]:
     """Return notes on options whose default in the format's library differs from this model."""
     usual, facts = library.convention.with_defaults(library.fixed), model.facts()
     notes = []

@@ -41,7 +41,7 @@ class FromPixels(nn.Module):
         return self.model.logits_by_head(self.model((pixels_BCHW - self.mean) / self.std))[""]
 
 
-def export(model: Model, info: DataInfo, mean: Values, std: Values, file: Path, form: ExportFormat) -> float:
+def export_and_verify(model: Model, info: DataInfo, mean: Values, std: Values, file: Path, form: ExportFormat) -> float:
     """Write a model to a file that takes pixels in [0, 1] in batches of any size, and compare its outputs.
 
     Mean and deviation are of the pixels, per channel; the model's parameters become float32.
@@ -65,7 +65,7 @@ def export(model: Model, info: DataInfo, mean: Values, std: Values, file: Path, 
             with torch.no_grad():  # with gradients, ONNX's exporter refuses the strides of some attentions
                 # The example has several images, so that a batch of one is no special case.
                 program = torch.export.export(module, (batches[-1],), dynamic_shapes=shapes, strict=False)
-                run = _export_onnx(program, new) if form == "onnx" else _export_torch(program, new)
+                run = _export_and_load_onnx(program, new) if form == "onnx" else _export_torch(program, new)
                 pairs = [(module(x_BCHW), run(x_BCHW)) for x_BCHW in batches]
         except WeightsError:
             raise
@@ -89,7 +89,7 @@ def _export_torch(program: Any, file: Path) -> Callable[[Tensor], Tensor]:
     return torch.export.load(file).module()
 
 
-def _export_onnx(program: Any, file: Path) -> Callable[[Tensor], Tensor]:
+def _export_and_load_onnx(program: Any, file: Path) -> Callable[[Tensor], Tensor]:
     try:
         import onnxruntime
         import onnxscript  # noqa: F401  # of torch's exporter

@@ -94,7 +94,8 @@ def read_file(file: Path, digests: Mapping[str, str] | None = None) -> WeightFil
         tensors = {name.removeprefix(_DISTRIBUTED): value for name, value in tensors.items()}
         wrappers.append(_DISTRIBUTED.removesuffix("."))
     config, preprocessor = (
-        _read_json(file.with_name(name), each) for name, each in zip(DESCRIPTIONS, beside or (None, None), strict=True)
+        _parse_json_mapping(file.with_name(name), each)
+        for name, each in zip(DESCRIPTIONS, beside or (None, None), strict=True)
     )
     return WeightFile(
         file,
@@ -214,7 +215,7 @@ def _unwrap(content: Mapping[Any, Any]) -> tuple[Mapping[Any, Any], list[str], l
     return content, wrappers, other_keys
 
 
-def _read_json(file: Path, data: bytes | None) -> Json:
+def _parse_json_mapping(file: Path, data: bytes | None) -> Json:
     try:
         content = {} if data is None else json.loads(data)
     except ValueError as error:

@@ -77,7 +77,7 @@ class Format:
     def _from_canonical(self, state: State, heads: int) -> NewState:
         return rename_from_canonical(self.table, state, self.title)
 
-    def facts(self, state: State) -> tuple[ModelFacts, ModelFacts]:
+    def infer_facts(self, state: State) -> tuple[ModelFacts, ModelFacts]:
         """Return the facts that names and shapes show, and facts to assume unless a file states others."""
         return self.fixed, self.convention
 
@@ -229,7 +229,7 @@ class TimmFormat(Format):
     def _from_canonical(self, state: State, heads: int) -> NewState:
         return dict(state)
 
-    def facts(self, state: State) -> tuple[ModelFacts, ModelFacts]:
+    def infer_facts(self, state: State) -> tuple[ModelFacts, ModelFacts]:
         """Return rotations and heads that DINOv3's periods show, and whether prefix tokens have rows."""
         if PERIODS not in state:
             of_deit = any(map(_GAMMA.fullmatch, state))
@@ -353,7 +353,7 @@ class GoogleFormat(Format):
     def to_canonical(self, state: State) -> Canonical:
         """Rename and transpose the weights, and fuse qkv."""
         inside, outside = _select_and_unstack_model(state)
-        translated = {name: _from_flax(name, value) for name, value in inside.items()}
+        translated = {name: _from_flax_layout(name, value) for name, value in inside.items()}
         canonical, unknown = rename_to_canonical((*self.table, *self.further), translated)
         canonical = join_qkv(canonical, *POOLING)
         if not any(".stages." in name for name in canonical):  # timm has no module "stem" then
@@ -368,9 +368,9 @@ class GoogleFormat(Format):
         if "patch_embed.backbone.conv.weight" in out:
             out = {name.replace(_STEM_ALONE, _STEM): value for name, value in out.items()}
         renamed = rename_from_canonical(self.table, out, self.title)
-        return {name: _to_flax(name, value, heads) for name, value in renamed.items()}
+        return {name: _to_flax_layout(name, value, heads) for name, value in renamed.items()}
 
-    def facts(self, state: State) -> tuple[ModelFacts, ModelFacts]:
+    def infer_facts(self, state: State) -> tuple[ModelFacts, ModelFacts]:
         """Return heads and rows of prefix tokens, and that big_vision's files without positions use computed ones."""
         inside, _ = _select_and_unstack_model(state)
         kernel = next(
@@ -402,7 +402,7 @@ def _select_and_unstack_model(state: State) -> tuple[NewState, tuple[str, ...]]:
     return out, tuple(name for name in state if not name.startswith(root))
 
 
-def _from_flax(name: str, value: Tensor) -> Tensor:
+def _from_flax_layout(name: str, value: Tensor) -> Tensor:
     *_, layer, kind = ("", *name.split("/"))
     if kind in ("bias", "scale"):
         return value.flatten()  # biases by head, and norms of groups, which keep further axes in old versions of flax
@@ -417,8 +417,8 @@ def _from_flax(name: str, value: Tensor) -> Tensor:
     return matrix.T.contiguous()
 
 
-def _to_flax(name: str, value: Tensor, heads: int) -> Tensor:
-    """Return a tensor in flax's layout; the inverse of :func:`_from_flax`."""
+def _to_flax_layout(name: str, value: Tensor, heads: int) -> Tensor:
+    """Return a tensor in flax's layout; the inverse of :func:`_from_flax_layout`."""
     *_, layer, kind = ("", *name.split("/"))
     if layer.startswith("gn"):
         return value.view(1, 1, 1, -1)

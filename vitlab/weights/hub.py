@@ -42,7 +42,7 @@ def find_named_weights(pattern: str = "") -> list[Named]:
     ]
 
 
-def repository_of(name: str) -> str:
+def timm_weights_repository(name: str) -> str:
     """Return the repository on the hub from which timm takes the weights of a name."""
     timm = import_timm()
     names = [each for each in timm.list_pretrained() if each.startswith(f"{name.partition('.')[0]}.")]

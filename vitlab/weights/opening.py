@@ -36,9 +36,15 @@ from vitlab.weights.formats import (
     rename_to_canonical,
 )
 from vitlab.weights.from_timm import build_timm_model, from_timm, names_timm_architecture
-from vitlab.weights.hub import fetch, read_facts_of_configs, repository_of
+from vitlab.weights.hub import fetch, read_facts_of_configs, timm_weights_repository
 from vitlab.weights.hugging_face import HuggingFaceFormat, detect_family
-from vitlab.weights.transfer import HEAD, describe_mismatches, drop_head, find_mismatches, to_native_rotation
+from vitlab.weights.transfer import (
+    HEAD,
+    describe_mismatches,
+    drop_head_and_pre_logits,
+    find_mismatches,
+    to_native_rotation,
+)
 
 HEADER = "vitlab.weights"
 """Key of the facts that tensors do not show, in the header of safetensors files that this package writes."""
@@ -102,7 +108,7 @@ class OpenedModel(NamedTuple):
     notes: tuple[str, ...]  #: one sentence for each assumption, wrapper and omission
 
 
-def open_checkpoint(file: Path, form: str | None = None) -> Checkpoint:
+def open_checkpoint(file: Path, format_name: str | None = None) -> Checkpoint:
     """Read a file of weights in any of :data:`FORMATS`, or a trial's file, whose ``spec.json`` stands beside it.
 
     Raises:
@@ -110,24 +116,24 @@ def open_checkpoint(file: Path, form: str | None = None) -> Checkpoint:
     """
     contents = read_file(file)
     with name_file_in_errors(file):
-        return checkpoint_from_contents(contents, form)
+        return checkpoint_from_contents(contents, format_name)
 
 
-def checkpoint_from_contents(contents: WeightFile, form: str | None = None) -> Checkpoint:
+def checkpoint_from_contents(contents: WeightFile, format_name: str | None = None) -> Checkpoint:
     """Return the checkpoint in the contents of a file; errors do not name the file."""
-    if TRIAL in contents.header and form is None:
+    if TRIAL in contents.header and format_name is None:
         model, whole = _build_trial_model(contents)
         if not isinstance(model, ViT):
             raise WeightsError(
                 f"only a ViT can be converted to other formats; this is a {type(model).__name__}. Keep its own file."
             )
         return Checkpoint(contents, Format(), model.to_canonical(model.state_dict()), whole.facts(), whole=whole)
-    if names_timm_architecture(contents.config) and form in (None, "timm"):
+    if names_timm_architecture(contents.config) and format_name in (None, "timm"):
         return _checkpoint_from_timm(contents)
-    fmt = _choose_format(contents, form)
+    fmt = _choose_format(contents, format_name)
     canonical = fmt.to_canonical(contents.tensors)
     config, unread = read_facts_of_configs(contents, canonical.state)
-    fixed, usual = fmt.facts(contents.tensors)
+    fixed, usual = fmt.infer_facts(contents.tensors)
     known = _header_facts(contents).with_defaults(config).with_defaults(fixed)
     if fmt.name == "timm" and contents.wrappers[:1] == ("model",):  # DeiT's own checkpoints
         usual = IMAGENET.with_defaults(usual)
@@ -188,7 +194,7 @@ def open_model(
         if head == "keep" and any(stem <= contents.tensors.keys() for stem in STEMS):
             return _open_convnet(contents.tensors, read_facts_of_configs(contents, {})[0].merge(facts))
         checkpoint = checkpoint_from_contents(contents)
-        state, removed = drop_head(checkpoint.state, head, "keep")
+        state, removed = drop_head_and_pre_logits(checkpoint.state, head, "keep")
         if head == "keep" and "head.weight" not in state:
             raise WeightsError(
                 "these weights have no head (head.weight); use weights with one, or start a training from them with "
@@ -363,10 +369,10 @@ def _choose_resnet(state: State) -> type[ResNet8 | ResNet18 | ResNet50]:
 
 def fetch_by_name(kind: Literal["timm", "hub"], name: str) -> Path:
     """Return the file of the weights that timm names, or of a repository on the hub; see :func:`.fetch`."""
-    return fetch(repository_of(name) if kind == "timm" else name)
+    return fetch(timm_weights_repository(name) if kind == "timm" else name)
 
 
-def open_pretrained(name: str, planned: str | None = None) -> OpenedModel:
+def open_torchvision_weights(name: str, planned: str | None = None) -> OpenedModel:
     """Open weights that torchvision publishes, after downloading them into torch's cache if they are not there.
 
     Args:

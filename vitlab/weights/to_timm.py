@@ -49,7 +49,7 @@ class TimmTarget(NamedTuple):
         return f"timm.create_model({self.name!r}, {arguments})"
 
 
-def to_timm(architecture: Architecture, state: State) -> TimmTarget:
+def find_timm_model(architecture: Architecture, state: State) -> TimmTarget:
     """Return the model of timm that computes what a ViT with these canonical tensors computes.
 
     Raises:

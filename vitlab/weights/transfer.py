@@ -35,8 +35,8 @@ _QKV = re.compile(r"blocks\.\d+\.attn\.qkv\.(weight|bias)")
 _NORMED = re.compile(r"blocks\.\d+\.attn\.[qk]_norm\.(weight|bias)")
 
 
-def load_starting_weights(model: Model, source: Model, how: InitFrom) -> list[str]:
-    """Load the weights of ``source`` into ``model``, and freeze the parameters that ``how`` excludes from training.
+def load_and_freeze_weights(model: Model, source: Model, init_from: InitFrom) -> list[str]:
+    """Load the weights of ``source`` into ``model``, and freeze parameters that ``init_from`` excludes from training.
 
     Returns:
         What was loaded and resampled, what is new, and each option in which the two compute differently although the
@@ -45,19 +45,19 @@ def load_starting_weights(model: Model, source: Model, how: InitFrom) -> list[st
     Raises:
         WeightsError: if a tensor other than a new head's has no counterpart of its shape.
     """
-    _require_comparable(model, source, how)
-    state, own, keeps = source.state_dict(), model.state_dict(), how.head == "keep"
+    _require_comparable(model, source, init_from)
+    state, own, keeps = source.state_dict(), model.state_dict(), init_from.head == "keep"
     excluded, new_head = (set(), set()) if keeps else (names_in_last_layer(source), names_in_last_layer(model))
     body = {name: value for name, value in state.items() if name not in excluded}
-    incoming = model.from_canonical(source.to_canonical(_convert_grid_and_tokens(model, source, body, own, how)))
+    incoming = model.from_canonical(source.to_canonical(_convert_grid_and_tokens(model, source, body, own, init_from)))
     if faults := find_mismatches({name: value for name, value in own.items() if name not in new_head}, incoming):
         hint = "; set init_from.head: new to leave out the stored head" if keeps else ""
         raise WeightsError(f"these weights do not fit this model: {describe_mismatches(faults)}{hint}")
     model.load_state_dict({**own, **incoming})
-    if how.freeze == "body":
+    if init_from.freeze == "body":
         model.freeze_except(names_in_last_layer(model))
     # Of a file, the reader lists what it leaves out, by the names in the file.
-    listed = {"new": sorted(own.keys() - incoming.keys()), "left out": sorted(excluded) if how.trial else []}
+    listed = {"new": sorted(own.keys() - incoming.keys()), "left out": sorted(excluded) if init_from.trial else []}
     loaded = [
         f"{len(incoming)} of {len(own)} tensors loaded"
         + "".join(f"; {kind}: {list_some(names)}" for kind, names in listed.items() if names)
@@ -65,7 +65,7 @@ def load_starting_weights(model: Model, source: Model, how: InitFrom) -> list[st
     mine, theirs = model.geometry, source.geometry
     if mine and theirs and mine.grid != theirs.grid:
         change = f"from a grid of {format_sides(theirs.grid)} patches to {format_sides(mine.grid)}"
-        loaded.append(f"positions resampled {change} (resample: {how.resample})")
+        loaded.append(f"positions resampled {change} (resample: {init_from.resample})")
     return loaded + [
         f"{option} is {here}, and in the model that the weights were trained in it is {there}"
         for option, here, there in find_option_differences(model, source, head=keeps)
@@ -136,7 +136,7 @@ def find_option_differences(model: Model, source: Model, *, head: bool) -> list[
                 continue  # of attention pooling
             values = mine.get(option, "none"), theirs.get(option, "none")
             blocks.setdefault((f"{name}{option}", *values), {})[block] = None
-    (width, one), (other_width, other) = _describe_parametrization(model), _describe_parametrization(source)
+    (width, one), (other_width, other) = _base_width_and_parametrization(model), _base_width_and_parametrization(source)
     if one != other and width != other_width:  # the scale of attention depends on it
         blocks["parametrization", one, other] = {-1: None}
     rows = []
@@ -147,7 +147,7 @@ def find_option_differences(model: Model, source: Model, *, head: bool) -> list[
     return rows
 
 
-def _describe_parametrization(model: Model) -> tuple[int | None, str]:
+def _base_width_and_parametrization(model: Model) -> tuple[int | None, str]:
     """Return the width at which the model's attention has the usual scale, and the parametrization in words."""
     if getattr(model, "parametrization", "standard") == "mup":
         width = cast(int, cast(Any, model).base_width)
@@ -155,23 +155,23 @@ def _describe_parametrization(model: Model) -> tuple[int | None, str]:
     return None if model.geometry is None else model.geometry.dim, "standard"
 
 
-def _convert_grid_and_tokens(model: Model, source: Model, state: State, own: State, how: InitFrom) -> NewState:
-    """Convert a state of ``source`` to the grid and, if ``how`` asks for it, to the tokens of ``model``."""
+def _convert_grid_and_tokens(model: Model, source: Model, state: State, own: State, init_from: InitFrom) -> NewState:
+    """Convert a state of ``source`` to the grid and, if ``init_from`` asks for it, to the tokens of ``model``."""
     out = dict(state)
     theirs, mine = source.geometry, model.geometry
     if theirs is None or mine is None or theirs.dim != mine.dim:
         return out
     shared = mine.prefix
-    if how.tokens == "convert":
+    if init_from.tokens == "convert":
         shared = tuple(t for t in TOKENS for _ in range(min(theirs.prefix.count(t), mine.prefix.count(t))))
-        _exchange_tokens(out, own, shared)
+        _adapt_tokens_to_model(out, own, shared)
     new_encodings = _position_encodings(model)
     for at, old in _position_encodings(source).items():
         to, new = next(((to, new) for to, new in new_encodings.items() if isinstance(new, type(old))), ("", None))
         if new is None:
             continue
         table = {name.removeprefix(at): value for name, value in out.items() if name.startswith(at)}
-        resampled = old.resample(table, theirs, replace(mine, prefix=shared), PRESETS[how.resample])
+        resampled = old.resample(table, theirs, replace(mine, prefix=shared), PRESETS[init_from.resample])
         # Rows are converted if both are added at the same layers, and only at the stem if their prefix rows differ.
         if (
             isinstance(old, Learned)
@@ -182,7 +182,7 @@ def _convert_grid_and_tokens(model: Model, source: Model, state: State, own: Sta
             if old.prefix_rows == "own" and new.prefix_rows == "none":
                 _add_rows_to_tokens(out, table["pos_embed"], theirs.prefix)
             own_LTD = own[f"{to}pos_embed"]
-            resampled["pos_embed"] = _convert_position_rows(resampled["pos_embed"], own_LTD, old, new, shared, mine)
+            resampled["pos_embed"] = _adapt_prefix_rows(resampled["pos_embed"], own_LTD, old, new, shared, mine)
         out |= {at + name: value for name, value in resampled.items()}
     return out
 
@@ -195,7 +195,7 @@ def _position_encodings(model: Model) -> dict[str, Position]:
     return {f"position.{at}": encoding for at, encoding in encodings_by_prefix(position).items()}
 
 
-def _exchange_tokens(out: NewState, own: State, shared: Sequence[str]) -> None:
+def _adapt_tokens_to_model(out: NewState, own: State, shared: Sequence[str]) -> None:
     """Drop the tokens that the model does not have, and insert initial values of those that only it has."""
     for token, name in TOKENS.items():
         count = shared.count(token)
@@ -213,7 +213,7 @@ def _add_rows_to_tokens(out: NewState, table_LTD: Tensor, prefix: Sequence[str])
             out[name] = torch.cat([out[name][:, : added.shape[1]] + added, out[name][:, added.shape[1] :]], 1)
 
 
-def _convert_position_rows(
+def _adapt_prefix_rows(
     fitted_LTD: Tensor, own_LTD: Tensor, old: Learned, new: Learned, shared: Sequence[str], mine: Geometry
 ) -> Tensor:
     """Return the model's table of positions.
@@ -255,7 +255,7 @@ def to_native_rotation(state: State, encoding: Encoding, heads: int, *, back: bo
     return out
 
 
-def drop_head(
+def drop_head_and_pre_logits(
     state: State, head: Literal["keep", "new"], pre_logits: Literal["keep", "drop"]
 ) -> tuple[NewState, tuple[str, ...]]:
     """Return the state without its head or pre-logits, and the names of the removed tensors."""

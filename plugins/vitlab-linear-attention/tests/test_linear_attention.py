@@ -19,7 +19,7 @@ from vitlab.models import ViT
 from vitlab.models.cost import count_macs
 from vitlab.plugin import DataInfo, Geometry, check_component, model, slot, torchvision
 from vitlab.spec.trial import InitFrom
-from vitlab.weights.transfer import load_starting_weights
+from vitlab.weights.transfer import load_and_freeze_weights
 
 STUDY = Path(__file__).parents[1] / "study.yaml"
 NAMES = ("linear", "performer", "neighborhood", "windowed")
@@ -350,7 +350,7 @@ def test_weights_of_other_attention_can_be_loaded(name: str) -> None:
     source, started = model.build(vit("split"), DATA), model.build(vit(name), DATA)
     source.initialise(0)
     started.initialise(1)
-    load_starting_weights(started, source, InitFrom(checkpoint="of-another.pt", head="keep"))
+    load_and_freeze_weights(started, source, InitFrom(checkpoint="of-another.pt", head="keep"))
     expected = source.to_canonical(source.state_dict())
     state = started.to_canonical(started.state_dict())
     assert all(torch.equal(state[key], value) for key, value in expected.items())

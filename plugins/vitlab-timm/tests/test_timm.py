@@ -21,7 +21,7 @@ from vitlab.plugin import DataInfo, OptionError, WeightsError, check_component, 
 from vitlab.runner.models import load_model
 from vitlab.spec.trial import InitFrom
 from vitlab.store.folders import TrialFolder
-from vitlab.weights.transfer import load_starting_weights
+from vitlab.weights.transfer import load_and_freeze_weights
 
 torchvision()
 import timm  # noqa: E402  # what it imports needs help first
@@ -132,7 +132,7 @@ def test_weights_are_exchanged_with_vit() -> None:
     for seed, (source, target) in enumerate(((vit, mine), (mine, vit))):
         source.initialise(seed)
         target.initialise(seed + 2)
-        load_starting_weights(target, source, InitFrom(checkpoint="x.pt", head="keep"))
+        load_and_freeze_weights(target, source, InitFrom(checkpoint="x.pt", head="keep"))
         logits = [one.logits_by_head(one.eval()(images(info)))[""] for one in (source, target)]
         torch.testing.assert_close(logits[0], logits[1], rtol=1e-4, atol=1e-5)
 

@@ -112,9 +112,9 @@ class SoftmaxAttention(Attention):
         if mix_values is not None:
             v_BHTK = mix_values(k_BHTK, v_BHTK)
         y_BTD = self._mix(q_BHTK, k_BHTK, v_BHTK, bias_HTT).transpose(1, 2).flatten(2)
-        return self.proj_drop(self.proj(self._projection_input(y_BTD, x_BTD)))
+        return self.proj_drop(self.proj(self._output_projection_input(y_BTD, x_BTD)))
 
-    def _projection_input(self, y_BTD: Tensor, x_BTD: Tensor) -> Tensor:
+    def _output_projection_input(self, y_BTD: Tensor, x_BTD: Tensor) -> Tensor:
         """Return the input of the output projection, from the mixed values and the input of the attention."""
         return self.norm(y_BTD)
 
@@ -231,7 +231,7 @@ class Auto(SoftmaxAttention):
         return self.kernel
 
 
-class _Apart(SoftmaxAttention):
+class _SeparateProjections(SoftmaxAttention):
     """Base of implementations with several matrices in the place of the canonical ``qkv``."""
 
     matrices: list[str]  #: paths of the projections; their rows, in this order, are the rows of ``qkv``
@@ -260,7 +260,7 @@ class _Apart(SoftmaxAttention):
 
 
 @attention.register("split")
-class Split(_Apart):
+class Split(_SeparateProjections):
     """Three projection matrices, for q, k and v; explicit kernel.
 
     Hugging Face's implementation has the same projections.
@@ -277,7 +277,7 @@ class Split(_Apart):
 
 
 @attention.register("per_head")
-class PerHead(_Apart):
+class PerHead(_SeparateProjections):
     """Three projection matrices per head; explicit kernel, head by head.
 
     The form of textbooks, and the slowest.
@@ -347,10 +347,10 @@ class Gated(Auto):
         )
         self.gate = nn.Linear(g.dim, g.dim if gate == "elementwise" else g.heads, bias=bool(qkv_bias))
 
-    def _projection_input(self, y_BTD: Tensor, x_BTD: Tensor) -> Tensor:
+    def _output_projection_input(self, y_BTD: Tensor, x_BTD: Tensor) -> Tensor:
         # From the attention's input, not from what it has found, as the reference's G1.
         gate_BTG = self.gate(x_BTD).sigmoid()
-        y_BTD = super()._projection_input(y_BTD, x_BTD)
+        y_BTD = super()._output_projection_input(y_BTD, x_BTD)
         return y_BTD * gate_BTG.repeat_interleave(y_BTD.shape[-1] // gate_BTG.shape[-1], -1)
 
 

@@ -20,7 +20,7 @@ Role = Literal["norm", "attention", "mlp"]
 
 Passed = Literal["values", "merged"]
 """What a block passes on: the values (B, H, T, K) of an attention, or the tokens that were merged,
-:class:`vitlab.components.block.token_merging.Merged`."""
+:class:`vitlab.components.block.token_merging.MergeState`."""
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,14 @@ from vitlab.components.base import Rotation
 from vitlab.components.block import Block, Place, block
 
 
-class Merged(NamedTuple):
+class MergeState(NamedTuple):
     """Tokens that were merged: the index of each among the remaining ones, and the size of each remaining one."""
 
     source_BT: Tensor  #: of every token before the first block that merged, its index among the remaining ones
     size_BS: Tensor
 
     @classmethod
-    def unmerged(cls, x_BTD: Tensor) -> Merged:
+    def initial(cls, x_BTD: Tensor) -> MergeState:
         """Return the state in which every token is its own."""
         images, tokens, _ = x_BTD.shape
         size_BT = x_BTD.new_ones(images, tokens, dtype=torch.promote_types(x_BTD.dtype, torch.float32))
@@ -34,7 +34,7 @@ class Merged(NamedTuple):
         """Return a row for each of the T tokens, the row of the token it was merged into, BTD."""
         return x_BSD.gather(1, self.source_BT[..., None].expand(-1, -1, x_BSD.shape[2]))
 
-    def spread(self, maps_BHSS: Tensor) -> Tensor:
+    def expand_attention_maps(self, maps_BHSS: Tensor) -> Tensor:
         """Return attention weights over the T tokens, BHTT: a merged key's are shared equally; rows sum to 1."""
         shared_BHSS = maps_BHSS / self.size_BS[:, None, None]
         _, heads, remaining, _ = shared_BHSS.shape
@@ -78,8 +78,8 @@ class TokenMerging(Block):
         x_BTD: Tensor,
         rotation: Rotation | None,
         bias_HTT: Tensor | None,
-        merged: Merged | None = None,
-    ) -> tuple[Tensor, Merged | None]:
+        merged: MergeState | None = None,
+    ) -> tuple[Tensor, MergeState | None]:
         """Return the tokens after this block, and what earlier blocks and this one merged; None if nothing."""
         keys: list[Tensor] = []
 
@@ -96,36 +96,38 @@ class TokenMerging(Block):
         # A pair leaves one patch, so at most half of them can go.
         count = min(self.tokens, (x_BTD.shape[1] - self.prefix) // 2)
         if count:
-            new_BT = match_tokens(keys[0].mean(1), count, self.prefix)
-            x_BTD, merged = merge_tokens(x_BTD, new_BT, count, Merged.unmerged(x_BTD) if merged is None else merged)
+            new_BT = index_after_merging(keys[0].mean(1), count, self.prefix)
+            x_BTD, merged = merge_tokens(x_BTD, new_BT, count, MergeState.initial(x_BTD) if merged is None else merged)
         x_BTD = x_BTD + self.drop_path2(self.ls2(self.mlp(self.norm2(x_BTD))))
         return x_BTD, merged
 
 
 @torch.no_grad()
-def match_tokens(key_BSK: Tensor, count: int, prefix: int) -> Tensor:
+def index_after_merging(key_BSK: Tensor, count: int, n_prefix: int) -> Tensor:
     """Return the index of every token after ``count`` of the patches, at most half of them, were merged, (B, S)."""
     images, tokens, _ = key_BSK.shape
     key_BSK = F.normalize(key_BSK, dim=-1, eps=torch.finfo(key_BSK.dtype).tiny)
-    halves = [torch.arange(prefix + first, tokens, 2, device=key_BSK.device) for first in (prefix % 2, 1 - prefix % 2)]
+    halves = [
+        torch.arange(n_prefix + first, tokens, 2, device=key_BSK.device) for first in (n_prefix % 2, 1 - n_prefix % 2)
+    ]
     a_BAK, b_BBK = (key_BSK.index_select(1, half) for half in halves)
     # Every patch of the first half has one edge, to its most similar one of the second.
     similarity_BA, partner_BA = (a_BAK @ b_BBK.mT).max(-1)
     order_BA = similarity_BA.argsort(dim=-1, descending=True, stable=True)
     # Sorted, so that those that remain keep their order.
     merged_BR, remaining_BA = order_BA[:, :count], order_BA[:, count:].sort(-1).values
-    second = prefix + remaining_BA.shape[1]
-    rank_A = torch.arange(prefix, second, device=key_BSK.device).expand_as(remaining_BA)
+    second = n_prefix + remaining_BA.shape[1]
+    rank_A = torch.arange(n_prefix, second, device=key_BSK.device).expand_as(remaining_BA)
     new_BA = torch.cat([rank_A, second + partner_BA.gather(1, merged_BR)], 1)
     new_BA = new_BA.gather(1, torch.cat([remaining_BA, merged_BR], 1).argsort(1))
     new_BB = torch.arange(second, second + len(halves[1]), device=key_BSK.device).expand(images, -1)
-    new_P = torch.arange(prefix, device=key_BSK.device)
+    new_P = torch.arange(n_prefix, device=key_BSK.device)
     # From the order prefix, first half, second half back to the order of the tokens.
     place_S = torch.cat([new_P, *halves]).argsort()
     return torch.cat([new_P.expand(images, -1), new_BA, new_BB], 1).index_select(1, place_S)
 
 
-def merge_tokens(x_BSD: Tensor, new_BS: Tensor, count: int, merged: Merged) -> tuple[Tensor, Merged]:
+def merge_tokens(x_BSD: Tensor, new_BS: Tensor, count: int, merged: MergeState) -> tuple[Tensor, MergeState]:
     """Return the means of tokens of equal index, weighted by size, and the new sizes; ``count`` tokens are removed."""
     images, tokens, width = x_BSD.shape
     size_BS = merged.size_BS
@@ -135,4 +137,4 @@ def merge_tokens(x_BSD: Tensor, new_BS: Tensor, count: int, merged: Merged) -> t
     sum_BSD = weighted_BSD.new_zeros(images, tokens - count, width)
     sum_BSD = sum_BSD.scatter_add(1, new_BS[..., None].expand_as(weighted_BSD), weighted_BSD)
     mean_BSD = (sum_BSD / new_size_BS[..., None]).to(x_BSD.dtype)
-    return mean_BSD, Merged(new_BS.gather(1, merged.source_BT), new_size_BS)
+    return mean_BSD, MergeState(new_BS.gather(1, merged.source_BT), new_size_BS)

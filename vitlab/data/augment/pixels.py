@@ -61,7 +61,7 @@ def sharpness(x_BCHW: Tensor, factor_B: Tensor) -> Tensor:
     return _blend(x_BCHW, blurred_BCHW, factor_B)
 
 
-def hue(x_BCHW: Tensor, turn_B: Tensor) -> Tensor:
+def hue(x_BCHW: Tensor, shift_B: Tensor) -> Tensor:
     """Shift hue by a share of the colour circle, in [-0.5, 0.5]; needs three channels, else nothing changes."""
     if x_BCHW.shape[1] != 3:
         return x_BCHW
@@ -75,7 +75,7 @@ def hue(x_BCHW: Tensor, turn_B: Tensor) -> Tensor:
         (green - blue) / safe_BHW,
         torch.where(most_BHW == 1, 2 + (blue - red) / safe_BHW, 4 + (red - green) / safe_BHW),
     )
-    sixth_BHW = sixth_BHW + 6 * turn_B[:, None, None]
+    sixth_BHW = sixth_BHW + 6 * shift_B[:, None, None]
     shift_C = torch.arange(5.0, 0.0, -2.0, device=x_BCHW.device)  # 5, 3, 1, without a copy from the host
     k_BCHW = (sixth_BHW[:, None] + shift_C[:, None, None]) % 6
     ramp_BCHW = torch.minimum(k_BCHW, 4 - k_BCHW).clamp(0, 1)
@@ -155,12 +155,12 @@ def affine(x_BCHW: Tensor, matrix_B23: Tensor) -> Tensor:
     return out_BCHW.to(torch.uint8)
 
 
-def affine_smooth(x_BCHW: Tensor, matrix_B23: Tensor, outside: int) -> Tensor:
-    """Apply an affine transform with bilinear sampling and the level ``outside`` as fill."""
+def affine_smooth(x_BCHW: Tensor, matrix_B23: Tensor, fill: int) -> Tensor:
+    """Apply an affine transform with bilinear sampling, and the level ``fill`` outside of the image."""
     grid_BHW2 = _sampling_grid(x_BCHW, matrix_B23)
     out_BCHW = F.grid_sample(x_BCHW.float(), grid_BHW2, mode="bilinear", padding_mode="border", align_corners=False)
     inside_BHW = ((grid_BHW2 >= -1) & (grid_BHW2 < 1)).all(3)
-    return torch.where(inside_BHW[:, None], _round_levels(out_BCHW), outside)
+    return torch.where(inside_BHW[:, None], _round_levels(out_BCHW), fill)
 
 
 def apply_where(x_BCHW: Tensor, mask_B: Tensor, change: Callable[..., Tensor], *amounts: Tensor) -> Tensor:

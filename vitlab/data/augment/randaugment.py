@@ -55,11 +55,11 @@ class _Policy(Augment):
         """Return indices of the operations, and the tensors of their strengths, (B, T) each."""
 
     @abstractmethod
-    def _move_amounts(self, height: int, width: int, *strength_B: Tensor) -> Moves:
+    def _geometric_magnitudes(self, height: int, width: int, *strength_B: Tensor) -> Moves:
         """Return the strengths of the operations that move pixels, in images of this size."""
 
     @abstractmethod
-    def _color_changes(self, *strength_B: Tensor) -> Changes:
+    def _color_operations(self, *strength_B: Tensor) -> Changes:
         """Return the operations that change colours, for these strengths."""
 
     def _iter_operations(self, key: noise.Key, id_B: Tensor) -> Iterable[tuple[Tensor, ...]]:
@@ -75,7 +75,7 @@ class _Policy(Augment):
         # The affine transform fills with 0, so the XOR swaps VOID and 0 meanwhile.
         out_BCHW = y_BHW[:, None] ^ VOID
         for drawn_B in self._iter_operations(key, id_B):
-            out_BCHW = self._apply_moves(out_BCHW, pixels.affine, *drawn_B)
+            out_BCHW = self._apply_geometric_operations(out_BCHW, pixels.affine, *drawn_B)
         return out_BCHW[:, 0] ^ VOID
 
     def apply_operation(self, x_BCHW: Tensor, which_B: Tensor, *strength_B: Tensor) -> Tensor:
@@ -83,15 +83,17 @@ class _Policy(Augment):
 
         ``which_B`` is its index in :attr:`operations`, -1 for none; strengths are those of :meth:`draws` for one turn.
         """
-        x_BCHW = self._apply_moves(x_BCHW, self.warp, which_B, *strength_B)
-        for name, (change, *amounts_B) in self._color_changes(*strength_B).items():
+        x_BCHW = self._apply_geometric_operations(x_BCHW, self.warp, which_B, *strength_B)
+        for name, (change, *amounts_B) in self._color_operations(*strength_B).items():
             x_BCHW = pixels.apply_where(x_BCHW, which_B == self.operations.index(name), change, *amounts_B)
         return x_BCHW
 
-    def _apply_moves(self, x_BCHW: Tensor, warp: Callable[..., Tensor], which_B: Tensor, *strength_B: Tensor) -> Tensor:
+    def _apply_geometric_operations(
+        self, x_BCHW: Tensor, warp: Callable[..., Tensor], which_B: Tensor, *strength_B: Tensor
+    ) -> Tensor:
         """Apply the geometric operations, by matrices from output to input coordinates."""
         height, width = x_BCHW.shape[-2:]
-        shear_B, left_B, up_B, angle_B = self._move_amounts(height, width, *strength_B)
+        shear_B, left_B, up_B, angle_B = self._geometric_magnitudes(height, width, *strength_B)
         one_B, zero_B = torch.ones_like(shear_B), torch.zeros_like(shear_B)
         matrices = {
             # about the upper left corner
@@ -138,12 +140,12 @@ class RandAugment(_Policy):
         sign_BT = 2 * noise.integers(noise.fold(key, 1), id_B, self.num_ops, 2) - 1
         return which_BT, sign_BT
 
-    def _move_amounts(self, height: int, width: int, *strength_B: Tensor) -> Moves:
+    def _geometric_magnitudes(self, height: int, width: int, *strength_B: Tensor) -> Moves:
         (sign_B,), share = strength_B, self.magnitude / (LEVELS - 1)
         left_B, up_B = (-(int(150 / 331 * size * share) * sign_B.float()) for size in (width, height))
         return 0.3 * share * sign_B, left_B, up_B, torch.deg2rad(30.0 * share * sign_B)
 
-    def _color_changes(self, *strength_B: Tensor) -> Changes:
+    def _color_operations(self, *strength_B: Tensor) -> Changes:
         (sign_B,), share = strength_B, self.magnitude / (LEVELS - 1)
         factor_B = 1 + torch.linspace(0, 0.9, LEVELS)[self.magnitude].double() * sign_B
         return {
@@ -177,7 +179,7 @@ class RandAugmentTimm(_Policy):
         *("contrast", "brightness", "sharpness", "shear_x", "shear_y", "translate_x", "translate_y"),
     )
 
-    warp = staticmethod(partial(pixels.affine_smooth, outside=GREY))
+    warp = staticmethod(partial(pixels.affine_smooth, fill=GREY))
 
     num_ops: PositiveInt = 2
     magnitude: Annotated[float, Field(ge=0, le=MAX_LEVEL)] = 9.0
@@ -192,13 +194,13 @@ class RandAugmentTimm(_Policy):
         sign_BT = 2 * noise.integers(noise.fold(key, 3), id_B, self.num_ops, 2) - 1
         return torch.where(applied_BT, which_BT, -1), (self.magnitude + spread_BT).clamp(0, MAX_LEVEL), sign_BT
 
-    def _move_amounts(self, height: int, width: int, *strength_B: Tensor) -> Moves:
+    def _geometric_magnitudes(self, height: int, width: int, *strength_B: Tensor) -> Moves:
         level_B, sign_B = strength_B
         share_B = level_B * sign_B / MAX_LEVEL
         shift_B = 0.45 * share_B
         return 0.3 * share_B, shift_B * width, shift_B * height, torch.deg2rad(30 * share_B)
 
-    def _color_changes(self, *strength_B: Tensor) -> Changes:
+    def _color_operations(self, *strength_B: Tensor) -> Changes:
         level_B, sign_B = strength_B
         share_B = level_B.double() / MAX_LEVEL
         factor_B = (1 + 0.9 * share_B * sign_B).clamp(min=0.1)

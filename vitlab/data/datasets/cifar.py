@@ -172,7 +172,10 @@ def read_pickled_arrays(path: Path) -> dict[str, Any]:
             content = _Unpickler(file, encoding="latin1").load()  # Python 2 stores the bytes of arrays in strings
         if not isinstance(content, dict):
             raise pickle.UnpicklingError(f"it holds a {type(content).__name__}, not a mapping")
-        return {str(key): _to_array(value) if isinstance(value, _StandIn) else value for key, value in content.items()}
+        return {
+            str(key): _stub_to_array(value) if isinstance(value, _PickleStub) else value
+            for key, value in content.items()
+        }
     except pickle.UnpicklingError as error:
         raise DataError(f"{path} could not be read: {error}") from None
     except (EOFError, ValueError, TypeError, LookupError, AttributeError, MemoryError, OverflowError) as error:
@@ -180,7 +183,7 @@ def read_pickled_arrays(path: Path) -> dict[str, Any]:
         raise DataError(f"{path} is damaged: {error!r}; delete it and download it again") from None
 
 
-class _StandIn:
+class _PickleStub:
     """Stand-in for what numpy calls to restore an array or its type: it stores the arguments and the state."""
 
     state: Any = None
@@ -192,10 +195,10 @@ class _StandIn:
         self.state = state
 
 
-def _to_array(value: _StandIn) -> np.ndarray:
+def _stub_to_array(value: _PickleStub) -> np.ndarray:
     """Return the array of unsigned bytes that a stand-in stores."""
     match value.state:
-        case (_, shape, _StandIn(arguments=("u1", *_)), False | 0, str() | bytes() as data):
+        case (_, shape, _PickleStub(arguments=("u1", *_)), False | 0, str() | bytes() as data):
             content = data.encode("latin1") if isinstance(data, str) else data
             return np.frombuffer(content, np.uint8).reshape(shape).copy()
     raise pickle.UnpicklingError("it holds an array that is not of unsigned bytes (u1), stored by rows")
@@ -211,5 +214,5 @@ class _Unpickler(pickle.Unpickler):
                 | ("numpy", "ndarray")
                 | ("numpy", "dtype")
             ):
-                return _StandIn
+                return _PickleStub
         raise pickle.UnpicklingError(f"it names {module}.{name}, and only arrays of bytes are read; nothing was run")

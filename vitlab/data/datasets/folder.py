@@ -121,7 +121,7 @@ class ImageFolder(PictureSet):
         faults = [
             fault
             for split, listing in listings.items()
-            for fault in self._find_faults(listing, folders[split], listings[TRAIN])
+            for fault in self._find_class_faults(listing, folders[split], listings[TRAIN])
         ]
         if faults:
             raise DataError(f"image_folder: {'; '.join(faults)}")
@@ -153,17 +153,17 @@ class ImageFolder(PictureSet):
         folder = next((folder for folder in folders if folder.is_dir()), None)
         if folder is None:
             raise DataError(f"image_folder: {root} has no folder {name}; add it, or leave it out of 'corrupted'")
-        return self._find_test_pictures(folder)
+        return self._find_pictures_of_classes(folder)
 
     def shifted_sets(self) -> Mapping[str, PictureFiles]:
-        return {name: self._find_test_pictures(folder) for name, folder in self._shifted_roots().items()}
+        return {name: self._find_pictures_of_classes(folder) for name, folder in self._shifted_roots().items()}
 
     def reassessed(self) -> Sequence[frozenset[int]] | None:
         if self.real_labels is None:
             return None
         return read_real_labels(files.expand_home(self.real_labels), self.pictures("test").names)
 
-    def _find_test_pictures(self, folder: Path) -> PictureFiles:
+    def _find_pictures_of_classes(self, folder: Path) -> PictureFiles:
         """Return the pictures of a folder with a folder for each of some classes."""
         labels = self.get_listing().labels  # the identity of the test sets is known with it, so the folder is there
         listing = find_class_pictures(folder)
@@ -222,7 +222,7 @@ class ImageFolder(PictureSet):
             )
         return Layout(root, None, None)
 
-    def _find_faults(self, found: Found, folder: Path | None, train: Found) -> Iterator[str]:
+    def _find_class_faults(self, found: Found, folder: Path | None, train: Found) -> Iterator[str]:
         if found is train:
             if len(found.labels) < 2:
                 yield f"{folder} needs a folder per class, at least two; found {len(found.labels)}"

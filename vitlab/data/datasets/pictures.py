@@ -345,7 +345,7 @@ class PictureSet(Dataset):
         if (reason := self.missing()) is not None:
             raise DataError(reason)
         listing = self._listing = self.scan()
-        identity, *self._copies = digest_contents(self.kind, listing)
+        identity, *self._copies = digest_and_find_copies(self.kind, listing)
         return DataInfo(
             image=self.decoding.size,
             channels=3,
@@ -418,7 +418,7 @@ class PictureSet(Dataset):
         return {**splits, TRAIN: row_M[train_M], TEST: row_M[test_M]}, [note]
 
 
-def digest_contents(kind: str, listing: Listing) -> list[str]:
+def digest_and_find_copies(kind: str, listing: Listing) -> list[str]:
     """Return the identity of the bytes of all pictures, and sentences on pictures that are there twice.
 
     They are cached by the sizes, inodes and times of the files.

@@ -53,7 +53,7 @@ class MaskedPictures(Published):
         """Return the names of the classes, the background first."""
 
     @abstractmethod
-    def item(self, base: Path, line: str) -> Item | None:
+    def item_from_line(self, base: Path, line: str) -> Item | None:
         """Return the picture and mask that a line of a split's list names; None if the line is invalid."""
 
     def info(self) -> DataInfo:
@@ -68,7 +68,7 @@ class MaskedPictures(Published):
         )
 
     def read(self, split: Split) -> Images:
-        items = self._read_items(self._find_or_fetch(), split)
+        items = self._read_item_list(self._find_or_fetch(), split)
         decoding = Decoding(size=self.image_size, fit=self.fit, orient="ignore")  # masks are as the pictures are stored
         files.require_memory(
             len(items) * 4 * self.image_size[0] * self.image_size[1], f"{self.name}: its {split} split"
@@ -81,14 +81,14 @@ class MaskedPictures(Published):
             y_HW.copy_(_map_labels(level_HW, item))
         return Images(x_NCHW, y_NHW)
 
-    def _read_items(self, paths: Mapping[str, Path], split: Split) -> list[Item]:
+    def _read_item_list(self, paths: Mapping[str, Path], split: Split) -> list[Item]:
         name = self.lists[split]
         file, items = paths[name], []
         base = file.parents[name.count("/")]
         for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
             if not line.strip() or line.startswith("#"):
                 continue
-            item = self.item(base, line)
+            item = self.item_from_line(base, line)
             if item is None:
                 raise DataError(f"{file}:{number} is damaged: {line[:80]!r}; download the data set again")
             for path in (item.picture, item.mask):
@@ -100,7 +100,7 @@ class MaskedPictures(Published):
     def _identity(self, paths: Mapping[str, Path]) -> str:
         digest = hashlib.blake2b(digest_size=16)
         for split in SPLITS:
-            for item in self._read_items(paths, split):
+            for item in self._read_item_list(paths, split):
                 sums = " ".join(files.content_md5(path) for path in (item.picture, item.mask))
                 digest.update(f"{split}\0{item.picture.stem}\0{sorted(item.meaning.items())}\0{sums}\n".encode())
         return f"{self.name}:{digest.hexdigest()}"
@@ -134,7 +134,7 @@ class VOCSegmentation(MaskedPictures):
     def labels(self) -> tuple[str, ...]:
         return tuple(CLASSES.split())
 
-    def item(self, base: Path, line: str) -> Item | None:
+    def item_from_line(self, base: Path, line: str) -> Item | None:
         name = line.strip()
         if len(name.split()) != 1:
             return None
@@ -171,7 +171,7 @@ class Pets(MaskedPictures):
         pets = ("pet",) if self.target == "pet" else ("cat", "dog")
         return ("background", *pets, *(["border"] if self.border == "class" else []))
 
-    def item(self, base: Path, line: str) -> Item | None:
+    def item_from_line(self, base: Path, line: str) -> Item | None:
         match line.split():
             case [name, _, "1" | "2" as species, *_]:
                 pet = 1 if self.target == "pet" else int(species)

@@ -133,13 +133,13 @@ class ImageTable(PictureSet):
         import pandas as pd
 
         labels = [self.label] if isinstance(self.label, str) else self.label
-        paths, unread = self._find_files()
+        paths, unread = self._find_table_files()
         parts = [self._read_rows(path, labels) for path in paths]
         places = [place for part in parts for place in part.places]
         frame = pd.concat([part.table.to_pandas(integer_object_nulls=True) for part in parts], ignore_index=True)
         split_N = pd.Series([split for split, part in zip(paths.values(), parts, strict=True) for _ in part.places])
         splits = {str(split): torch.tensor(rows) for split, rows in split_N.groupby(split_N).groups.items()}
-        remark = self._choose_test_rows(splits)
+        remark = self._check_and_use_val_for_test(splits)
         names, y_N = self._encode_classes(frame, places, dict(zip(paths, parts, strict=True)), splits[TRAIN].tolist())
         splits, notes = self.apply_test_option(splits, y_N, str(self.where))
         return Listing(
@@ -156,7 +156,7 @@ class ImageTable(PictureSet):
             notes=(*unread, *notes),
         )
 
-    def _find_files(self) -> tuple[dict[Path, str], list[str]]:
+    def _find_table_files(self) -> tuple[dict[Path, str], list[str]]:
         """Return the files and the split of each, and a note on those that are not read."""
         root = self.where
         if root.is_file():
@@ -179,7 +179,7 @@ class ImageTable(PictureSet):
         notes = [f"Files whose names say no split are not read: {quote_names(unnamed)}."] if unnamed else []
         return {path: split for path, split in paths.items() if split}, notes
 
-    def _choose_test_rows(self, splits: dict[str, Tensor]) -> str:
+    def _check_and_use_val_for_test(self, splits: dict[str, Tensor]) -> str:
         """Check that there are rows to train and test on, and return the remark that validation rows are the latter."""
         if TEST in splits and self.test is not None:
             raise DataError(f"image_table: {self.where} has test rows; remove the option 'test'")
@@ -209,7 +209,7 @@ class ImageTable(PictureSet):
         try:
             match path.suffix:
                 case ".tar":
-                    table = _cache_as_arrow(
+                    table = _read_through_arrow_cache(
                         path, f"{self.image} {columns}", lambda: _read_tar_samples(path, self.image, columns)
                     )
                     places = [f"{path}:{key}" for key in table["#key"].to_pylist()]
@@ -218,7 +218,9 @@ class ImageTable(PictureSet):
                     file = parquet.ParquetFile(path, memory_map=True)
                     check(file.schema_arrow.names)
                     to_read = [self.image, *columns]
-                    table = _cache_as_arrow(path, str(to_read), lambda: file.iter_batches(BATCH, columns=to_read))
+                    table = _read_through_arrow_cache(
+                        path, str(to_read), lambda: file.iter_batches(BATCH, columns=to_read)
+                    )
                 case ".arrow":
                     table = _map_arrow_file(path)
                 case _:
@@ -264,7 +266,7 @@ class ImageTable(PictureSet):
         tokens = cells.explode().dropna().astype(str).str.strip()
         if several:
             tokens = tokens[tokens != ""]
-        names, why = self.class_names or _common_classes(parts, self.label), ""
+        names, why = self.class_names or _require_equal_classes(parts, self.label), ""
         if not names:
             of_train, why = tokens[tokens.index.isin(train)], " of training rows"
             are_numbers = of_train.str.fullmatch(r"\d+")
@@ -355,7 +357,7 @@ def _read_tar_samples(path: Path, image: str, columns: Sequence[str]) -> Iterato
     yield pa.RecordBatch.from_pylist(list(samples.values()))
 
 
-def _common_classes(parts: Mapping[Path, Rows], column: str) -> list[str] | None:
+def _require_equal_classes(parts: Mapping[Path, Rows], column: str) -> list[str] | None:
     """Return the class names of a column that files declare, which must be equal; None if there are none."""
     declared = {path: names for path, part in parts.items() if (names := _declared_classes(part.table.schema, column))}
     for path, names in declared.items():
@@ -407,12 +409,12 @@ def _map_arrow_file(path: Path) -> Any:
     return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
 
 
-def _cache_as_arrow(path: Path, what: str, batches: Callable[[], Iterable[Any]]) -> Any:
+def _read_through_arrow_cache(path: Path, cache_key: str, batches: Callable[[], Iterable[Any]]) -> Any:
     """Return record batches of a file, mapped from an Arrow file in the user's cache that is written once."""
     import pyarrow as pa
 
     stat = path.stat()
-    key = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns} {what}"
+    key = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns} {cache_key}"
     target = files.cache_folder() / "tables" / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.arrow"
     if not target.is_file():
         files.make_and_clean_folder(target.parent)

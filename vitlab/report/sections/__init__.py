@@ -46,7 +46,7 @@ class Findings:
     """What sections are made from."""
 
     results: StudyResults
-    arms: Sequence[Row]  #: see :func:`vitlab.report.comparison.summary`
+    arms: Sequence[Row]  #: see :func:`vitlab.report.comparison.summary_rows`
     store: Store | None = None  #: None for a table of other programs
 
     @property

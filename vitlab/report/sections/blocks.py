@@ -73,7 +73,7 @@ class Blocks(Section[ArmOverBlocks]):
     of_table = True
 
     def rows(self, findings: Findings) -> list[ArmOverBlocks]:
-        return average_over_blocks(findings.plan, findings.arms)
+        return compare_over_blocks(findings.plan, findings.arms)
 
     def notes(self, rows: Sequence[ArmOverBlocks], findings: Findings) -> Iterator[str]:
         for row in rows:
@@ -150,10 +150,10 @@ def block_answers(rows: Sequence[ArmOverBlocks], analysis: Analysis, units: Mapp
     """Return one answer per arm."""
     scale = block_scale(analysis, units)
     decimals = difference_decimals(rows, scale)
-    return [Answer(_block_sentence(row, analysis, scale, decimals), row.verdict) for row in rows]
+    return [Answer(_over_blocks_sentence(row, analysis, scale, decimals), row.verdict) for row in rows]
 
 
-def _block_sentence(row: ArmOverBlocks, analysis: Analysis, scale: Scale, decimals: int) -> str:
+def _over_blocks_sentence(row: ArmOverBlocks, analysis: Analysis, scale: Scale, decimals: int) -> str:
     prefix = row.verdict if row.verdict in (Verdict.CANNOT_TELL, Verdict.REFUSED) else ""
     prefix = "".join(f"{part}: " for part in (prefix, row.remark) if part)
     prefix += f"{'over' if prefix else 'Over'} {format_count(row.pairs, 'block')}, {row.arm}"
@@ -186,7 +186,7 @@ def block_scale(analysis: Analysis, units: Mapping[str, str]) -> Scale:
     return scale if scale.points else Scale(analysis.metric, 1.0, "", f"in {analysis.metric}")
 
 
-def average_over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
+def compare_over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
     """Return every compared arm over all blocks, from the rows of the summary; none without blocks."""
     by_name, analysis = {row["arm"]: row for row in rows}, plan.analysis
     blocks = list(dict.fromkeys(arm.block for arm in plan.arms))
@@ -208,7 +208,7 @@ def average_over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
     both_SCB, is_control = np.moveaxis(numbers_CBK[:, :, :2], 2, 0), np.array([arm.is_control for arm in arms.values()])
     family, fewer_blocks = family_over_blocks_and_incomplete_arms(plan)
     design = replace(
-        Comparisons.with_one_baseline(len(cells), analysis),
+        Comparisons.all_with_first(len(cells), analysis),
         family=np.where(is_control, 1, len(family)),
         margin=None if analysis.over_blocks == "relative" else analysis.margin,
         registered=~is_control,
@@ -220,7 +220,7 @@ def average_over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
         contrast, differences_B = result.contrasts.single(0, place), both_SCB[0, place]
         verdict = VERDICTS[result.verdict[0, place] if is_settled[place] else 0]
         refused = dict.fromkeys(row["refused"] for row in of_block.values() if row["refused"])
-        refused |= dict.fromkeys(_contradictions(plan, by_name, of_block))
+        refused |= dict.fromkeys(_reasons_mean_misleads(plan, by_name, of_block))
         caveats = [] if is_settled[place] else ["seeds that diverged or failed may change this"]
         hedges = [
             hedge
@@ -246,7 +246,7 @@ def average_over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
     return over_all
 
 
-def _contradictions(plan: Plan, by_name: Mapping[str, Row], of_block: Mapping[str, Row]) -> Iterator[str]:
+def _reasons_mean_misleads(plan: Plan, by_name: Mapping[str, Row], of_block: Mapping[str, Row]) -> Iterator[str]:
     """Yield why the mean of an arm's differences in some blocks would say something else than its sentence."""
     baselines = dict.fromkeys(plan.arm(row["baseline"]).name_in_block for row in of_block.values())
     if len(baselines) > 1:

@@ -60,7 +60,7 @@ def draw_curves(results: StudyResults, history: pd.DataFrame, metric: str) -> Dr
     plan, scale, frame = results.plan, Scale.of(metric, results.plan.units), results.frame
     endings = frame.loc[frame["status"].isin([Ending.DONE, Ending.DIVERGED, Ending.FAILED]), ["arm", "seed", "status"]]
     rows = history[(history["metric"] == metric) & np.isfinite(history["value"])].merge(endings, on=["arm", "seed"])
-    rows, unit = _place_on_axis(rows.assign(value=scale.factor * rows["value"]))
+    rows, unit = _choose_x_axis(rows.assign(value=scale.factor * rows["value"]))
     done = rows[rows["status"] == Ending.DONE]
     names = [arm.name for arm in plan.arms if (done["arm"] == arm.name).any()]
     if not names or done["step"].nunique() < 2:
@@ -115,7 +115,7 @@ def draw_curves(results: StudyResults, history: pd.DataFrame, metric: str) -> Dr
         return Drawing(figure, caption + describe_shared(names))
 
 
-def _place_on_axis(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+def _choose_x_axis(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """Return measurements with their place on the axis (``x``), and its name.
 
     The place is the epoch if the epochs of all arms have equally many steps, else the optimizer step.

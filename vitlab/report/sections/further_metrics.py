@@ -40,7 +40,7 @@ class FurtherMetrics(Section[MetricsOfArm]):
     row = MetricsOfArm
     caption: ClassVar[str]
 
-    def metric_columns(self, findings: Findings, done: pd.DataFrame) -> pd.DataFrame:
+    def metrics_frame(self, findings: Findings, done: pd.DataFrame) -> pd.DataFrame:
         """Return the metrics, one column each, of the trials that are done."""
         raise NotImplementedError
 
@@ -48,7 +48,7 @@ class FurtherMetrics(Section[MetricsOfArm]):
         """Return one row per arm: the mean and the standard deviation of each metric over its seeds."""
         frame = findings.results.frame
         done, rows = frame[frame["status"] == Ending.DONE], []
-        for arm, values in self.metric_columns(findings, done).groupby(done["arm"], sort=False):
+        for arm, values in self.metrics_frame(findings, done).groupby(done["arm"], sort=False):
             if values.notna().any(axis=None):
                 means, sds = (finite_or_none(column.to_dict()) for column in (values.mean(), values.std()))
                 rows.append(MetricsOfArm(str(arm), means, sds))
@@ -89,7 +89,7 @@ class Heads(FurtherMetrics):
     place = 70
     caption = "Metrics of each head alone and of all together, the cosine of their tokens, and metrics of train.metrics"
 
-    def metric_columns(self, findings: Findings, done: pd.DataFrame) -> pd.DataFrame:
+    def metrics_frame(self, findings: Findings, done: pd.DataFrame) -> pd.DataFrame:
         """Return accuracies and cosine of heads; with ``train.metrics``, all metrics but the usual and the judged."""
         split, _, judged = findings.plan.analysis.metric.partition("/")
         if any(planned.trial.spec.train.metrics for planned in findings.plan.trials):
@@ -114,7 +114,7 @@ class Corrupted(FurtherMetrics):
         "corruptions (arXiv:1903.12261, with the baseline in the place of AlexNet); and the error on each corruption"
     )
 
-    def metric_columns(self, findings: Findings, done: pd.DataFrame) -> pd.DataFrame:
+    def metrics_frame(self, findings: Findings, done: pd.DataFrame) -> pd.DataFrame:
         """Return the mean error, its ratio to the baseline's, and the error on each corruption."""
         import pandas as pd
 

@@ -125,7 +125,9 @@ class MainEffects(Section[MainEffect]):
         )
 
 
-def grid_answers(sections: Mapping[str, Sequence[Any]], analysis: Analysis, units: Mapping[str, str]) -> list[str]:
+def describe_factor_effects(
+    sections: Mapping[str, Sequence[Any]], analysis: Analysis, units: Mapping[str, str]
+) -> list[str]:
     """Return a sentence about each factor of a grid, and about each of its interactions that is not due to chance."""
     effects, interactions = sections.get("main_effects", ()), sections.get("interactions", ())
     scale, factors = Scale.of(analysis.metric, units), defaultdict[str, list[MainEffect]](list)

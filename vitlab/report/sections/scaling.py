@@ -74,7 +74,11 @@ class ScalingLaws(Section[Scaling]):
             if law := scaling.fit_law(points, findings.plan.analysis.alpha, overlap):
                 seeds = len(set.intersection(*(set(by_seed) for by_seed in points.values())))
                 size, names = str(findings.plan.analysis.power_law), tuple(arm.name for arm in arms)
-                ends = *_finite_ends(law.slope)[1:], *_finite_ends(law.offset), *_finite_ends(law.exponent)
+                ends = (
+                    *_value_and_finite_ends(law.slope)[1:],
+                    *_value_and_finite_ends(law.offset),
+                    *_value_and_finite_ends(law.exponent),
+                )
                 yield Scaling(size, label, names, seeds, law.slope.value, *ends, law.steepens)
 
     def notes(self, rows: Sequence[Scaling], findings: Findings) -> Iterator[str]:
@@ -175,7 +179,7 @@ class ScalingLaws(Section[Scaling]):
             return Drawing(figure, caption)
 
 
-def _finite_ends(estimate: Estimate | None) -> tuple[float | None, float | None, float | None]:
+def _value_and_finite_ends(estimate: Estimate | None) -> tuple[float | None, float | None, float | None]:
     """Return value, low and high, each None where it is missing or infinite."""
     if estimate is None:
         return None, None, None

@@ -52,8 +52,8 @@ def build_metrics(
     return metrics
 
 
-def find_added_metrics(
-    data: DataInfo, chosen: Sequence[ResolvedChoice], without_labels: str
+def find_extra_metrics(
+    data: DataInfo, chosen: Sequence[ResolvedChoice], unlabelled_objective: str
 ) -> tuple[list[int], list[tuple[int, str]]]:
     """Return the indices of the metrics a trial adds to the standard ones, and the errors by index.
 
@@ -62,9 +62,9 @@ def find_added_metrics(
     Args:
         data: What the model sees.
         chosen: The metrics that the trial names.
-        without_labels: The trial's objective if it trains no predictions, else empty.
+        unlabelled_objective: The trial's objective if it trains no predictions, else empty.
     """
-    standard = [] if without_labels else _standard_choices(data)
+    standard = [] if unlabelled_objective else _standard_choices(data)
     components = [(choice.component, choice.options) for choice in standard]
     # Every objective reports a loss.
     names = {"loss", *map(_metric_name, standard)}
@@ -76,8 +76,8 @@ def find_added_metrics(
         component, name, reason = choice.component, _metric_name(choice), ""
         if data.task not in component.tasks:
             reason = f" is for {' and '.join(component.tasks)}, not {data.task}"
-        elif without_labels and component.reads == "logits":
-            reason = f" reads predictions, and objective '{without_labels}' trains none; remove it"
+        elif unlabelled_objective and component.reads == "logits":
+            reason = f" reads predictions, and objective '{unlabelled_objective}' trains none; remove it"
         elif misfit := component.incompatibility(data, choice.options):
             reason = f": {misfit}"
         elif not re.fullmatch(r"\w+", name) or name in RESERVED:

@@ -138,7 +138,7 @@ class DINO(Objective):
             self.module.centre_K.lerp_(teacher.mean((0, 1)).to(self.module.centre_K), 1 - self.centre_momentum)
         terms = []
         for number, view in enumerate(views):
-            with self._draws_for_view(number):
+            with self._use_view_draws(number):
                 log_BK = self._student_logs(view)
             # Equal views are left out: predicting one's own output teaches nothing.
             terms += [
@@ -169,7 +169,7 @@ class DINO(Objective):
     def _sharpen(self, teacher: Tensor) -> Tensor:
         return ((teacher - self.module.centre_K) / self.teacher_temperature).softmax(-1)
 
-    def _draws_for_view(self, view: int) -> AbstractContextManager[None]:
+    def _use_view_draws(self, view: int) -> AbstractContextManager[None]:
         """Return a context with random draws of its own for a view."""
         draws = noise.current()
         if draws is None:

@@ -66,7 +66,7 @@ class Supervised(Objective):
     def evaluation_metrics(self) -> AbstractContextManager[ByBatch]:
         if self.distillation is None:
             return super().evaluation_metrics()
-        return self.distillation.evaluation_metrics(self.setup.model)
+        return self.distillation.collecting_token_cosine(self.setup.model)
 
     def stacking_incompatibility(self) -> str | None:
         if self.distillation is not None:
