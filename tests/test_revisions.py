@@ -256,7 +256,7 @@ class Measured(Revision):
         object.__setattr__(self, "costs", costs)
         object.__setattr__(self, "order", order)
 
-    def run(self, *words: str, folder: Path | None = None) -> str:
+    def run_python(self, *words: str, folder: Path | None = None) -> str:
         self.order.append(self.name)  # type: ignore[attr-defined]
         return f"a plugin prints\n{json.dumps({'time': next(self.costs), 'memory': 2.0})}\n"  # type: ignore[attr-defined]
 
