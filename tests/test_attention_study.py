@@ -19,6 +19,7 @@ STUDY = Path(__file__).parents[1] / "pipelines" / "attention.yaml"
 ARMS = ("baseline", "attention=split", "attention=per_head", "attention=sdpa")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
 def test_step_0_logits_are_equal_across_arms(dtype: torch.dtype, tolerance: float) -> None:
     _, plan = plan_study(STUDY)

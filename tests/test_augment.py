@@ -171,6 +171,7 @@ def test_random_resized_crop_fallback_is_torchvision_centre_crop(height: int, wi
     assert [int(side_B[0]) for side_B in box[:4]] == list(theirs)
 
 
+@pytest.mark.slow
 def test_erasing_boxes_are_distributed_like_torchvision() -> None:
     size, n = 100, len(MANY)
     change = Erasing(p=0.6, scale=(0.02, 0.33), ratio=(0.3, 3.3), fill="mean")

@@ -988,6 +988,7 @@ def test_command_line_may_set_what_study_file_may_not(here: Path) -> None:
 # -- as users see it: a process of its own ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -1038,6 +1039,7 @@ def mutated(draw: st.DrawFn) -> str:
     return text
 
 
+@pytest.mark.slow
 @given(text=mutated())
 @example(text=QUICKSTART.replace("2.0e-3", "1_"))
 @example(text=QUICKSTART.replace("15", "0x"))

@@ -122,6 +122,7 @@ def test_arms_are_measured_into_separate_file(tmp_path: Path, monkeypatch: pytes
     assert doc["cost"] == [] and any("was measured under other code" in note for note in doc["notes"])
 
 
+@pytest.mark.slow
 def test_measured_engine_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, out = write(tmp_path, run={**STUDY["run"], "engine": "measured"}), tmp_path / "out"
     answer = vitlab.run(file, out=out)

@@ -201,6 +201,7 @@ def test_controls_equal_the_base_but_for_their_seeds(tmp_path: Path) -> None:
 # -- reports ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_study_in_blocks_is_run_and_reported(tmp_path: Path, no_figures: None) -> None:
     answer = vitlab.run(file_of(tmp_path, controls=1), out=tmp_path)
     assert answer.trained == 16 and not answer.failed

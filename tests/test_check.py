@@ -100,6 +100,7 @@ def accepted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_unchanged_code_passes_exactly(accepted: Path) -> None:
     done = vitlab(accepted, "--json", "--tier", "exact", "--tier", "statistical")
     document = json.loads(done.stdout)
@@ -114,6 +115,7 @@ def test_unchanged_code_passes_exactly(accepted: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_second_interim_analysis_does_not_affect_gate(accepted: Path) -> None:
     """Its plan depends on stored results; the baseline was accepted before there were any."""
     twice = ("--set", "seeds={count: 2, escalate_to: 4}", "--set", "analysis.alpha=1e-9")
@@ -173,6 +175,7 @@ def other_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     circumstances.versions.cache_clear()
 
 
+@pytest.mark.slow
 def test_results_of_other_torch_are_not_reused(
     accepted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_torch: str
 ) -> None:
@@ -268,6 +271,7 @@ def test_changed_option_is_named_although_trials_fail(accepted: Path, monkeypatc
     assert "seeds: [0, 1, 2] -> [0]" in " ".join(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_acceptance_is_advised_only_where_baseline_is_compared(accepted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = Finding("a", "learning", "regressed", "no loss falls")
     monkeypatch.setattr(check.gate, "train_and_check_learning", lambda *_: [failing])
@@ -300,6 +304,7 @@ def test_arm_whose_loss_falls_to_the_loss_of_guesses_has_not_learnt(
         assert (finding.verdict, "equal probabilities" in finding.sentence) == (verdict, verdict != "pass")
 
 
+@pytest.mark.slow
 def test_acceptance_warns_of_arms_that_learn_too_little(accepted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As each check will find of them; a tier that was not asked for is not run."""
     found = [
@@ -369,6 +374,7 @@ def test_arm_that_learned_nothing_does_not_pass_after_the_whole_training(
     assert "the arm may have learned nothing" in " ".join(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_cost_is_no_tier_of_a_study_without_limits(accepted: Path) -> None:
     with pytest.raises(UserError, match="limits no cost"):
         vitlab(accepted, "--tier", "cost", "--tier", "cost")
@@ -441,6 +447,7 @@ def test_inconclusive_fails_if_configured(accepted: Path, tmp_path: Path) -> Non
     assert done.exit_code == 5 and "too few" in done.stdout
 
 
+@pytest.mark.slow
 def test_inconclusive_arms_get_more_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Differently drawn crops act like other seeds; the arm without crops is unchanged."""
     check = {"escalate_to": 5, "margin": {"val/accuracy": 1e-3}, "min_abs": {"val/accuracy": 1e-3}, "alpha": 1e-3}
@@ -475,6 +482,7 @@ def test_no_surviving_arm_means_regression(accepted: Path, tmp_path: Path, monke
     assert done.exit_code == 1 and "3 of 3 trainings diverged" in done.stdout
 
 
+@pytest.mark.slow
 def test_reasons_are_stored_and_exact_results_not_retrained(accepted: Path, tmp_path: Path) -> None:
     write(tmp_path)
     baseline = tmp_path / "gate.baseline.yaml"

@@ -58,6 +58,7 @@ def test_comparison_adds_variance_of_choices() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("response", "tuning_seeds", "seeds", "arms"),
     [
@@ -94,6 +95,7 @@ def test_arms_that_respond_alike_are_told_apart_in_one_of_twenty_studies(
     assert found <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / studies)
 
 
+@pytest.mark.slow
 def test_report_includes_choice_of_each_tuned_arm(tmp_path: Path) -> None:
     plan, store = synthetic_studies.study(tmp_path)
     arm = "position=none"

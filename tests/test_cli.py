@@ -135,6 +135,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 # -- run --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_run_prints_answer_to_stdout_and_progress_to_stderr(
     ran: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +164,7 @@ def test_tables_of_documentation_keep_their_lines() -> None:
     assert "\n==========  ====" in printed and "\nmae         T^(" in printed
 
 
+@pytest.mark.slow
 def test_smoke_trains_each_component_set_two_steps(tmp_path: Path) -> None:
     code, printed, err = call("run", write(tmp_path), "--out", tmp_path / "out", "--smoke")
     assert (code, printed) == (0, "2 combinations of components ran two steps each.\n"), err
@@ -188,6 +190,7 @@ def test_commands_collect_garbage_rarely(monkeypatch: pytest.MonkeyPatch) -> Non
     assert gc.isenabled() and thresholds[0] >= 100 * before[0]
 
 
+@pytest.mark.slow
 def test_failed_trials_exit_with_4_and_answer_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sour.py").write_text(
         "from vitlab.training.optim import optimizer\nfrom vitlab.training.optim.torch_optimizers import AdamW\n\n\n"
@@ -585,6 +588,7 @@ def test_unwritable_stdout_is_exit_code_2_where_ctrl_c_is_ignored() -> None:
     assert process("trap '' INT; vitlab list >/dev/full").returncode == 2
 
 
+@pytest.mark.slow
 def test_closed_standard_streams_leave_their_descriptors_to_no_file(ran: tuple[Path, Path], tmp_path: Path) -> None:
     plugin = tmp_path / "plugin.py"
     plugin.write_text("import os\nprint(os.open(os.devnull, os.O_RDONLY))\n")
@@ -895,6 +899,7 @@ def test_sync_reports_unreachable_tracker(ran: tuple[Path, Path]) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unpainted")
 def test_explain_separates_arms_and_images_and_draws_side_by_side(
     ran: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -1040,6 +1045,7 @@ def test_arms_that_differ_in_case_have_folders_of_their_own() -> None:
 # -- registry ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_list_and_show_agree(tmp_path: Path) -> None:
     code, printed, err = call("list", "--json")
     rows = parsed(printed)
@@ -1095,6 +1101,7 @@ def test_schema_describes_every_property() -> None:
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
 
 
+@pytest.mark.slow
 def test_schema_accepts_all_studies_and_refuses_misspelling() -> None:
     code, printed, err = call("schema")
     schema = parsed(printed)

@@ -106,6 +106,7 @@ def test_notebook_shows_answers_and_escapes_names(out: Path) -> None:
     assert "&lt;b&gt;=1 is 2.4 points below" in html
 
 
+@pytest.mark.slow
 def test_text_begins_with_answers_and_has_few_columns(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the frame or some of its rows; other columns, and what was changed in place, are shown by pandas."""
     monkeypatch.setenv("COLUMNS", "80")

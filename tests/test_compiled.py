@@ -25,6 +25,7 @@ from vitlab.registry import slot
 HERE = Path(__file__).parent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "count"), [(Compiled, 1), (CompiledVmap, 2)])
 def test_compiled_is_one_graph_and_equals_loop(
     engine: type[Compiled] | type[CompiledVmap], count: int, monkeypatch: pytest.MonkeyPatch
@@ -77,6 +78,7 @@ def test_generated_code_drops_the_same_values(stacked: bool) -> None:
     assert torch.equal(torch.compile(function, fullgraph=True, dynamic=False)(*inputs), expected)
 
 
+@pytest.mark.slow
 def test_part_that_breaks_graph_is_trained_by_loop_with_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlp = slot("mlp").get("gelu")
     forward = mlp.forward

@@ -75,6 +75,7 @@ def theirs_and_ours(name: str, classes: int = 10) -> tuple[nn.Module, ConvNet]:
 # -- torchvision's ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "resnet50", "regnet_y_400mf"])
 def test_logits_equal_torchvision(name: str) -> None:
     theirs, ours = theirs_and_ours(name)
@@ -86,6 +87,7 @@ def test_logits_equal_torchvision(name: str) -> None:
     torch.testing.assert_close(actual.logits, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_training_step_equals_torchvision() -> None:
     theirs, ours = theirs_and_ours("resnet18")
     x = images(data()).double()

@@ -94,6 +94,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_comparison_has_interval_for_new_images(study: Path) -> None:
     out = study.parent / "out"
     table = vitlab.compare(study, out=out).set_index("arm")

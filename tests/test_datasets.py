@@ -243,6 +243,7 @@ def test_download_uses_torchvision_and_lands_in_searched_folder(
     assert len(prepare({**choice, "normalize": "half"}, SEEDS).test) == 20, "what is here is not fetched again"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not REAL.is_dir(), reason="Fashion-MNIST is not on this machine")
 def test_real_fashion_mnist_has_published_checksums() -> None:
     fashion = idx.FashionMNIST(root=str(REAL))

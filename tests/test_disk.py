@@ -72,6 +72,7 @@ def test_database_that_cannot_be_created_leaves_no_file(tmp_path: Path, monkeypa
     assert {path.name for path in tmp_path.iterdir()} <= {".mlflow.db.lock"}
 
 
+@pytest.mark.slow
 def test_finished_study_is_reported_from_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, out = tmp_path / "tiny.yaml", tmp_path / "out"
     file.write_text(yaml.safe_dump(STUDY))

@@ -287,6 +287,7 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Answer:
     return vitlab.run(study(folder), out=folder / "out")
 
 
+@pytest.mark.slow
 def test_teacher_is_trained_once_per_seed_and_shared_by_arms(taught: Answer) -> None:
     assert (taught.trained, taught.cached, taught.failed) == (6, 0, 0), "two teachers and four students"
     plan, store = taught.plan, taught.store
@@ -418,6 +419,7 @@ def test_distillation_code_is_only_in_digest_of_students(taught: Answer, tmp_pat
     assert theirs != student.code and its == teacher.code
 
 
+@pytest.mark.slow
 def test_driver_killed_between_teacher_and_student_loses_nothing(tmp_path: Path) -> None:
     """SIGKILL after a teacher has ended and during a student; then the same command again."""
     slow = {**base(), "train": {"steps": 100, "batch_size": 16, "evaluations": 10}}

@@ -144,6 +144,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrialFolder, TrialRes
     return where, done(run_trial(trial(), where, settings(every_s=60.0)))
 
 
+@pytest.mark.slow
 def test_several_processes_equal_one_up_to_rounding(
     two: tuple[TrialFolder, TrialResult], folder: Any, plugin: Path
 ) -> None:
@@ -167,6 +168,7 @@ def test_several_processes_equal_one_up_to_rounding(
     assert events[0].body["effective_batch_size"] == 15
 
 
+@pytest.mark.slow
 def test_divided_evaluation_equals_one_process_to_the_bit(folder: Any, plugin: Path) -> None:
     """Of initial weights; the test split has four batches of evaluation, the others have one."""
     metrics = ["per_class_accuracy", "auroc", "macro_f1", "brier", "knn", "effective_rank", "ordered"]
@@ -265,6 +267,7 @@ def test_two_gpus_equal_one_up_to_rounding(folder: Any) -> None:
         assert actual.metrics == pytest.approx(expected.metrics, rel=0, abs=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [1, 0])
 def test_process_death_loses_only_steps_since_checkpoint(
     rank: int, two: tuple[TrialFolder, TrialResult], folder: Any, guests: Path
@@ -280,6 +283,7 @@ def test_process_death_loses_only_steps_since_checkpoint(
     assert len(starts) == 2 and starts[0] == 0 < starts[1] <= 3
 
 
+@pytest.mark.slow
 def test_stop_request_stops_all_ranks_at_one_step(
     two: tuple[TrialFolder, TrialResult], folder: Any, guests: Path
 ) -> None:

@@ -108,6 +108,7 @@ def test_examples_of_the_python_page_run(tmp_path: Path) -> None:
     assert not failing_blocks(tmp_path, [page])
 
 
+@pytest.mark.slow
 def test_wrong_blocks_of_a_page_are_found(tmp_path: Path) -> None:
     control = tmp_path / "control.md"
     control.write_text("".join(f"```{language}\n{text}\n```\n\n" for language, text in WRONG + RIGHT))
@@ -231,6 +232,7 @@ def built(config: Path, site: Path) -> Path:
     return site
 
 
+@pytest.mark.slow
 def test_pages_in_the_repository_build_strictly(tmp_path: Path) -> None:
     """Without theme, search and hooks: pages, headings and files that links of Markdown name exist."""
     (tmp_path / "theme").mkdir()

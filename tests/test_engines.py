@@ -88,6 +88,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 # -- alone, and among others ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "precision"), [("vmap", "fp32"), ("vmap", "fp64"), ("vmap", "bf16"), ("batch_last", "fp32")]
 )
@@ -165,6 +166,7 @@ def test_diverging_trial_leaves_others_untouched() -> None:
     assert counts == {0: 3, 2: 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["vmap", "batch_last"])
 def test_resume_from_different_steps_equals_uninterrupted(engine: str) -> None:
     undisturbed = [training(seed) for seed in range(3)]
@@ -433,6 +435,7 @@ def results(items: list[tuple[Trial, TrialFolder]]) -> list[TrialResult]:
 SETTINGS = Settings(device="cpu", every_s=0.0)
 
 
+@pytest.mark.slow
 def test_stacked_trials_write_same_files_as_single_trials(tmp_path: Path) -> None:
     together = work(tmp_path / "together", *(trial(seed) for seed in range(3)))
     run_together(together, SETTINGS)
@@ -449,6 +452,7 @@ def test_stacked_trials_write_same_files_as_single_trials(tmp_path: Path) -> Non
         assert together[seed][1].weights_file.exists() and not together[seed][1].checkpoint.exists()
 
 
+@pytest.mark.slow
 def test_unsupported_batch_last_falls_back_to_vmap_with_reason(tmp_path: Path) -> None:
     settings = replace(SETTINGS, engine="batch_last")
     normalised = {"type": "split", "qk_norm": "layernorm"}
@@ -471,6 +475,7 @@ def test_unsupported_batch_last_falls_back_to_vmap_with_reason(tmp_path: Path) -
     assert results(alike)[0].outcome == results(unknown)[0].outcome
 
 
+@pytest.mark.slow
 def test_stopped_batch_resumes_without_duplicate_lines(tmp_path: Path) -> None:
     undisturbed, stopped = (
         work(tmp_path / name, *(trial(seed) for seed in range(3))) for name in ("undisturbed", "stopped")
@@ -498,6 +503,7 @@ def test_result_names_every_engine_used(tmp_path: Path) -> None:
     assert results(items)[0].circumstances.numerics["engine"] == "loop+vmap"
 
 
+@pytest.mark.slow
 def test_unstackable_trial_falls_back_to_loop_with_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The incompatibility may be declared, and so known before the first step, or not."""
     mlp = slot("mlp").get("gelu")
@@ -587,6 +593,7 @@ def test_stacked_is_true_only_inside_vmap() -> None:
     assert flags == [False, False, True, True, True]
 
 
+@pytest.mark.slow
 def test_batch_too_large_for_memory_is_halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     real = base.train

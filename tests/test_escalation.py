@@ -103,6 +103,7 @@ def test_first_stage_is_reported_until_further_seeds_end(values):
     assert under_way["near"]["look"] == 1 and under_way["near"]["awaited"] == 1
 
 
+@pytest.mark.slow
 def test_inconclusive_arms_get_more_seeds_and_decided_ones_do_not(tmp_path, monkeypatch):
     file, out = study(tmp_path, {"count": 2, "escalate_to": 4}), tmp_path / "out"
     plan = lab.run(file, out=out, only="baseline").plan

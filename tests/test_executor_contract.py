@@ -234,6 +234,7 @@ def test_bad_executor_is_caught(cls: type[Any], sentence: str, monkeypatch: pyte
         check_component("executor", "bad")
 
 
+@pytest.mark.slow
 def test_executor_with_one_slot_passes() -> None:
     executor.register("one")(OneAtATime)
     check_component("executor", "one")
@@ -306,6 +307,7 @@ job_helpers.until((work.folder / "pid.json").exists)
 """
 
 
+@pytest.mark.slow
 def test_worker_command_ends_with_its_driver(tmp_path: Path) -> None:
     script = DRIVER.format(here=str(HERE), root=str(tmp_path))
     environment = {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}"}

@@ -128,6 +128,7 @@ def test_stopped_worker_past_timeout_is_killed(
     assert not TrialFolder(work.folder).is_locked()
 
 
+@pytest.mark.slow
 def test_waiting_worker_does_not_time_out(
     local: Callable[..., Local], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -494,6 +495,7 @@ def test_workers_of_killed_driver_write_checkpoint_and_exit(local: Callable[...,
     assert "the driver has died; the trial is stopped" in (work.folder / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_unresponsive_worker_soon_follows_killed_driver(tmp_path: Path) -> None:
     driver, pid = start_driver(tmp_path, "ignore", "time.sleep(600)")
     driver.kill()
@@ -502,6 +504,7 @@ def test_unresponsive_worker_soon_follows_killed_driver(tmp_path: Path) -> None:
     assert not TrialFolder(job(tmp_path, "ignore").folder).is_locked()
 
 
+@pytest.mark.slow
 def test_exiting_driver_leaves_no_worker(tmp_path: Path) -> None:
     driver, pid = start_driver(tmp_path, "train", f"tests.until((Path('{tmp_path}') / 'go').exists)")
     (tmp_path / "go").touch()
@@ -578,6 +581,7 @@ with TrialFolder(Path(sys.argv[1])).lease():
 """
 
 
+@pytest.mark.slow
 def test_only_own_stopped_orphan_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "GONE_S", 0.2)
     monkeypatch.setattr(worker, "POLL_S", 0.05)

@@ -568,6 +568,7 @@ def test_every_picture_names_model_image_and_true_label(monkeypatch: pytest.Monk
     assert len(captions) == len(list(tmp_path.glob("*.png")))
 
 
+@pytest.mark.slow
 def test_side_by_side_draws_each_model_for_shared_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x, image = torch.randn(1, 3, 8, 12), torch.rand(8, 12, 3)
     heads = {"by class": "linear", "by class, too": "linear", "by patches": {"type": "linear", "pool": "gap"}}
@@ -662,6 +663,7 @@ def test_failed_explanation_leaves_no_files(tmp_path: Path, monkeypatch: pytest.
     assert {path.name for path in folder.path.iterdir()} == {folder.spec.name, folder.weights_file.name}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_report", "unpainted")
 def test_study_explains_first_seed_of_every_supported_arm(tmp_path: Path) -> None:
     study = {

@@ -303,6 +303,7 @@ def test_microbatches_and_recomputed_blocks_have_gradients_of_whole_batch() -> N
         assert torch.equal(again[name], value), name
 
 
+@pytest.mark.slow
 def test_compiled_loss_is_one_graph_and_engines_that_stack_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitlab.engines.compiled.BACKEND", "eager")
     one, other = (training(settings(**BOTH), LinearMaps(7, 1), student=LinearMaps(4, 2)) for _ in range(2))

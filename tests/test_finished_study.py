@@ -185,6 +185,7 @@ class Noted(Replay):
         return f"noted://{self.where}" if self.has_address else None
 
 
+@pytest.mark.slow
 def test_delivery_is_judged_by_its_record(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slot_fixtures.keep(monkeypatch, tracker)
     tracker.register("noted")(Noted)

@@ -479,6 +479,7 @@ def test_what_needs_one_class_an_image_is_refused(tmp_path: Path, changes: dict[
         plan_study(file)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_report", "unpainted")
 def test_study_of_several_labels_reports_and_explains_each(tmp_path: Path) -> None:
     file = study(written(tmp_path / "pics", write_parquet))

@@ -44,6 +44,7 @@ def notes_of(path: Path, **options: Any) -> str:
     return "\n".join(judge(path, **{"metric": "acc", "arm": "model", "seed": "run", **options}).notes)
 
 
+@pytest.mark.slow
 def test_exported_study_is_judged_to_last_digit(tmp_path: Path) -> None:
     plan, store, _, _ = outcome(tmp_path / "store")
     own = document(plan, store)
@@ -83,6 +84,7 @@ def equal_but_for(own: list[dict[str, Any]], judged: list[dict[str, Any]], other
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["quickstart", "segmentation", "tutorial", "mae", "finetune"])
 def test_shipped_study_is_judged_to_last_digit(tmp_path: Path, name: str) -> None:
     plan = read_plan(GALLERY / name / "plan.json")
@@ -145,6 +147,7 @@ def test_bad_baselines_are_refused_with_sentence(tmp_path: Path) -> None:
         assert message in str(error.value)
 
 
+@pytest.mark.slow
 def test_study_of_many_arms_or_with_margin_is_judged_to_last_digit(tmp_path: Path) -> None:
     draws = np.random.default_rng(4)
     arms = {
@@ -193,6 +196,7 @@ def test_published_table_with_known_answer(tmp_path: Path) -> None:
     assert "1 is 1.6 below 2 (95 % interval" in judged["answers"][0]
 
 
+@pytest.mark.slow
 def test_table_is_judged_without_slow_imports(tmp_path: Path) -> None:
     file = table(tmp_path / "r.csv", long({"a": BASE, "b": [value - 0.02 for value in BASE[::-1]]}))
     code = (

@@ -194,6 +194,7 @@ def judged(uri: str, **options: Any) -> dict[str, Any]:
     return judge(uri, **{"metric": METRIC, "arm": "model", "seed": "seed", **options}).report.to_json()
 
 
+@pytest.mark.slow
 def test_table_has_the_runs_that_count(database: str) -> None:
     """Expected is what :func:`log_runs` logged: finished and failed runs that are not deleted, with arm and seed."""
     table = table_of(f"{database}#positions")
@@ -209,6 +210,7 @@ def test_table_has_the_runs_that_count(database: str) -> None:
             assert rows[f"{arm} {seed}"] == (arm, str(seed), min(logged, sys.float_info.max), status)
 
 
+@pytest.mark.slow
 def test_every_store_gives_the_same_runs(
     database: str, mlruns: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +244,7 @@ def test_folder_that_mlflow_refuses_has_its_advice(mlruns: str, tmp_path: Path) 
     assert judged(f"sqlite:///{tmp_path}/new.db#positions")["study"] == "positions"
 
 
+@pytest.mark.slow
 def test_more_runs_than_fit_a_page_are_read_to_the_end(database: str, place: str) -> None:
     rows = table_of(page(place, database, "many"), metric="acc").rows
     assert len(rows) == MANY and set(rows["model"]) == {"a", "b"}
@@ -255,6 +258,7 @@ def test_filter_of_a_page_selects_its_runs_with_a_note(database: str, place: str
     assert 'Only runs that the filter of the address selects are judged: params.model != "none".' in table.notes
 
 
+@pytest.mark.slow
 def test_older_database_is_read_and_not_upgraded(tmp_path: Path) -> None:
     """The file has the tables of MLflow 2.4, which its client refuses, and has the same bytes afterwards."""
     file = tmp_path / "older.db"
@@ -306,6 +310,7 @@ def test_database_of_a_newer_mlflow_is_refused_with_sentence(folder: Path, tmp_p
 # -- judgements -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_runs_are_judged_as_a_table_of_their_values(database: str, tmp_path: Path) -> None:
     rows = [
         {"model": arm, "seed": seed, METRIC: None if value is None else value}
@@ -356,6 +361,7 @@ def test_runs_with_arm_and_seed_need_no_option(database: str) -> None:
         judge(f"{database}#positions", metric=METRIC)
 
 
+@pytest.mark.slow
 def test_own_study_is_judged_to_the_last_digit(folder: Path, database: str, place: str) -> None:
     own = json.loads((folder / "studies/tiny/report/report.json").read_text(encoding="utf-8"))
     needs_more = {"split_sd", "new_images_low", "new_images_high", "params", "macs", "wall_s", "images_per_s"}
@@ -486,6 +492,7 @@ def test_server_that_does_not_answer_as_mlflow_is_one_sentence(status: int, body
     assert text.startswith(f"{address}{message}") and "hush" not in text and "\n" not in text
 
 
+@pytest.mark.slow
 def test_databricks_without_credentials_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

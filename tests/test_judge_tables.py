@@ -403,6 +403,7 @@ def scaled(factor: float, sign: str = "", metric: str = "acc") -> str:
     return f"arm,seed,{metric}\n{''.join(rows)}"
 
 
+@pytest.mark.slow
 def test_values_stand_in_the_units_of_the_column(tmp_path: Path) -> None:
     for content, metric, unit, mean in (
         (scaled(1), "acc", "share", 0.82),
@@ -444,6 +445,7 @@ def test_collapsed_arm_in_percent_is_no_share(tmp_path: Path) -> None:
     assert means(judged(tmp_path, content.replace(" (%)", "").replace("0.9", "0.1").replace("0.8", "0.1")))["b"] == 0.1
 
 
+@pytest.mark.slow
 def test_margin_is_in_units_of_the_column_or_in_points(tmp_path: Path) -> None:
     for content, margin, amount in (
         (scaled(1), 0.005, 0.005),

@@ -88,6 +88,7 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Answ
 # -- in Python --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_answer_shows_sentences_and_report_link(
     answered: tuple[Path, Path, Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +149,7 @@ def test_predictions_have_documented_columns(answered: tuple[Path, Path, Answer]
     assert table["prediction_name"].tolist() == table["prediction"].astype(str).tolist()
 
 
+@pytest.mark.slow
 def test_study_may_be_a_mapping(tmp_path: Path) -> None:
     """Its content is written to a file, which messages do not name: they have the path of a mistake."""
     content = {**yaml.safe_load(study(tmp_path).read_text()), "study": "given"}
@@ -170,6 +172,7 @@ def test_study_may_be_a_mapping(tmp_path: Path) -> None:
         vitlab.run({**content, "seeds": Path()}, out=tmp_path)
 
 
+@pytest.mark.slow
 def test_figures_of_a_study_are_those_of_its_report(answered: tuple[Path, Path, Answer]) -> None:
     file, out, _ = answered
     figures = vitlab.compare(file, out=out).figures
@@ -272,6 +275,7 @@ def test_unknown_arm_name_is_refused(tmp_path: Path) -> None:
     assert vitlab.run(file, out=tmp_path / "out", only="patch_size=[2, 4]").trained == 1
 
 
+@pytest.mark.slow
 def test_changed_code_retrains_affected_trials_but_comments_do_not(
     answered: tuple[Path, Path, Answer], tmp_path: Path
 ) -> None:
@@ -440,6 +444,7 @@ class RecordingWatch(Watch):
         self.said.append(f"{planned.arm} {how}")
 
 
+@pytest.mark.slow
 def test_second_driver_follows_and_takes_over(answered: tuple[Path, Path, Answer], tmp_path: Path) -> None:
     _, done, earlier = answered
     file, out, ear = study(tmp_path), tmp_path / "out", RecordingWatch()
@@ -468,6 +473,7 @@ def test_second_driver_follows_and_takes_over(answered: tuple[Path, Path, Answer
     assert (answer.trained, answer.cached) == (3, 1)
 
 
+@pytest.mark.slow
 def test_failed_trial_is_skipped_until_requested(tmp_path: Path) -> None:
     plugin = tmp_path / "moody_optimizer.py"
     plugin.write_text(
@@ -505,6 +511,7 @@ def test_failed_trial_is_skipped_until_requested(tmp_path: Path) -> None:
     assert (retried.trained, retried.cached, retried.failed) == (1, 1, 0)
 
 
+@pytest.mark.slow
 def test_failed_prerequisite_is_skipped_until_requested(tmp_path: Path) -> None:
     plugin, tries = tmp_path / "never_optimizer.py", tmp_path / "tries"
     plugin.write_text(
@@ -544,6 +551,7 @@ def test_missing_weights_are_retrained_for_dependent_trial(tmp_path: Path) -> No
 FASTER = {"arms": {"baseline": {}, "faster": {"train.optimizer": {"type": "adamw", "lr": 0.1}}}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "plans", "trained"),
     [
@@ -620,6 +628,7 @@ def test_loaded_model_reproduces_stored_predictions(answered: tuple[Path, Path, 
         vitlab.load(answer.folder, arm="position=nine")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["status", "report"])
 def test_reading_a_study_imports_nothing_heavy(name: str, answered: tuple[Path, Path, Answer]) -> None:
     file, out, _ = answered

@@ -27,6 +27,7 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(x_NP / 16).view(-1, 1, 8, 8), torch.from_numpy(y_N)
 
 
+@pytest.mark.slow
 def test_optimum_equals_scikit_learn() -> None:
     """Both minimise the same strictly convex loss in float64."""
     x_NCHW, y_N = digits()
@@ -77,6 +78,7 @@ def test_gradient_equals_formula() -> None:
     np.testing.assert_allclose(bias.grad.numpy(), off.mean(0), rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.slow
 def test_trained_as_arm_is_within_a_point_of_scikit_learn() -> None:
     prepared = prepare(slot("dataset").resolve_choice({"type": "digits", "normalize": "unit"}), SEEDS)
     ours = model.build("linear", prepared.info)

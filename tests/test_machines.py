@@ -72,6 +72,7 @@ def test_hidden_names_are_hidden(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["hidden", "Linux"], done.stderr
 
 
+@pytest.mark.slow
 def test_workers_are_spawned_where_there_is_no_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
     executor = Local(RunSpec(device="cpu", workers=2))

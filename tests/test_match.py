@@ -243,6 +243,7 @@ def test_unmatchable_arm_is_refused_or_skipped_with_nearest(tmp_path: Path) -> N
     assert set(models(plan)) == {"baseline", "depth=8"}
 
 
+@pytest.mark.slow
 def test_reference_may_stay_unmatched(tmp_path: Path) -> None:
     design = {"arms": {"base": {}, "deep": {"model.depth": 8}, "reference": {"model": "linear"}}}
     match_options = {"quantity": "params", "knob": "model.dim", "tolerance": 0.1}
@@ -317,6 +318,7 @@ def count_parameters(spec: Mapping[str, Any]) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_built_models_have_planned_parameters(tmp_path: Path) -> None:
     plan = real(
         tmp_path,

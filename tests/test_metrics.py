@@ -243,6 +243,7 @@ COUNT = GUEST.replace(
 )
 
 
+@pytest.mark.slow
 def test_count_with_own_unit_is_planned_reported_and_gated(tmp_path: Path) -> None:
     plugin = tmp_path / "my_metrics.py"
     plugin.write_text(
@@ -320,6 +321,7 @@ def test_goal_against_that_of_metric_is_noted(analysis: dict[str, str], note: st
 # -- a guest ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_plugin_metric_is_planned_trained_reported_and_gated_like_builtin(tmp_path: Path) -> None:
     plugin = tmp_path / "my_metrics.py"
     plugin.write_text(GUEST)

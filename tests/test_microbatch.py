@@ -110,6 +110,7 @@ def test_micro_batch_without_labels_counts_nothing() -> None:
     assert [float(loss) for loss in cut.losses["loss"]] == pytest.approx([float(x) for x in whole.losses["loss"]])
 
 
+@pytest.mark.slow
 def test_rows_of_all_processes_form_the_batch() -> None:
     for count in (3, 16, 17, 128):
         rows: list[int] = []
@@ -142,6 +143,7 @@ def test_batch_dependent_modules_are_not_split() -> None:
         training(MicroBatches(4, SingleProcess()), model={"patch": {"type": "conv_stem", "norm": "batchnorm"}})
 
 
+@pytest.mark.slow
 def test_stacked_trials_use_micro_batches() -> None:
     how: dict[str, Any] = {"data": AUGMENTED, "clip_grad": 0.5, "mix": {"mixup": 0.8}}
     whole, cut = (

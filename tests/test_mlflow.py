@@ -281,6 +281,7 @@ def no_server(monkeypatch: Patch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
 
+@pytest.mark.slow
 def test_study_does_not_need_its_server(trained: tuple[Path, Any], delivered: Runs) -> None:
     """Exit code 0, and no process imports MLflow; then one ``sync`` delivers everything."""
     folder, done = trained
@@ -312,6 +313,7 @@ def deliverers(tmp_path: Path, monkeypatch: Patch) -> Iterator[list[delivery.Tra
         process._process.wait()
 
 
+@pytest.mark.slow
 def test_driver_delivers_once_the_delivering_process_has_died(
     deliverers: list[delivery.TrackerProcess], runs: Runs, tmp_path: Path
 ) -> None:
@@ -499,6 +501,7 @@ def test_unreachable_server_is_probed_and_failing_one_asked_once(runs: Runs, mon
     assert len(calls) == 4, "once, and three times again"
 
 
+@pytest.mark.slow
 def test_second_run_and_second_study(runs: Runs) -> None:
     """Cached trials are delivered once to the experiment of each study that shows them."""
     for file in (runs.file, runs.file, study_file(runs.out.parent, "second")):
@@ -525,6 +528,7 @@ BREAKS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("request_name", "number", "stored_first", "error"), BREAKS)
 def test_interrupted_delivery_is_continued(
     request_name: str, number: int, stored_first: bool, error: type[BaseException], runs: Runs, monkeypatch: Patch
@@ -556,6 +560,7 @@ def test_interrupted_delivery_is_continued(
     holds_all_once(runs)
 
 
+@pytest.mark.slow
 def test_lost_offsets_deliver_nothing_twice(runs: Runs) -> None:
     """This includes values that are not numbers."""
     strange = {"train/loss": math.inf, "val/loss": math.nan}
@@ -575,6 +580,7 @@ def test_lost_offsets_deliver_nothing_twice(runs: Runs) -> None:
         assert [run.data.tags["arm"] for run in runs_by_order][:2] == list(ARMS[::-1])
 
 
+@pytest.mark.slow
 def test_retrained_stopped_and_resumed_trials(done: Runs, monkeypatch: Patch) -> None:
     """Its old run leaves the view of the arms; its new one grows with the journal, a torn last line included."""
     old = done.runs()[-1]
@@ -610,6 +616,7 @@ def test_retrained_stopped_and_resumed_trials(done: Runs, monkeypatch: Patch) ->
     assert [study.info.status for study in done.runs(kind="study")] == ["FINISHED"]
 
 
+@pytest.mark.slow
 def test_list_of_runs_tells_versions_apart(done: Runs) -> None:
     """Superseded runs say so by their names, and have them again when the study returns to their version."""
     first, studies = done.plan, [done.runs(kind="study")[0].info.run_id]
@@ -659,6 +666,7 @@ def shifted(folder: TrialFolder, by_ms: int) -> None:
     journal.write_text("".join(json.dumps({**event, "t": event["t"] + by_ms}) + "\n" for event in events))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("same_folder", [True, False])
 def test_waiting_trial_adopts_no_run_of_other_training(same_folder: bool, runs: Runs, tmp_path: Path) -> None:
     """The folder was deleted and filled again, or another folder delivers to the same server."""
@@ -695,6 +703,7 @@ def test_waiting_trial_adopts_no_run_of_other_training(same_folder: bool, runs: 
         assert not journalled(folder.path / "events.jsonl") - runs.stored(run)
 
 
+@pytest.mark.slow
 def test_restored_database_is_filled_again(runs: Runs, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(replay, "LIVE_S", 0.0)
     whole = tmp_path / "whole"
@@ -743,6 +752,7 @@ def test_run_contents_are_queried_only_by_sync(done: Runs, monkeypatch: Patch) -
     assert done.tracker().sync() and len(requests) == 4
 
 
+@pytest.mark.slow
 def test_trial_costs_three_requests_and_the_first_ones_have_files(runs: Runs, monkeypatch: Patch) -> None:
     requests = Counter[str]()
 
@@ -1036,6 +1046,7 @@ def test_database_follows_umask_and_killed_writers_leave_nothing(tmp_path: Path)
     assert not list(tmp_path.glob(".mlflow.db.new*")) and stat.S_IMODE(file.stat().st_mode) == 0o664
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", LOSSES)
 def test_lost_database_gives_one_warning_and_is_refilled(
     how: str, done: Runs, database: Path, monkeypatch: Patch, caplog: Any
@@ -1196,6 +1207,7 @@ def test_arms_are_described_with_the_digits_of_the_report_and_told_apart_first(d
     )
 
 
+@pytest.mark.slow
 def test_saved_view_groups_by_arm_and_charts_existing_metrics(delivered: Runs) -> None:
     experiment = delivered.client.get_experiment_by_name("tiny")
     link = study_links(delivered.out, "http://127.0.0.1:5000")["tiny"]
@@ -1238,6 +1250,7 @@ def artifacts(runs: Runs, run: str, folder: str = "") -> list[str]:
     return sorted(item.path for item in runs.client.list_artifacts(run, folder or None))
 
 
+@pytest.mark.slow
 def test_images_are_stored_once_by_step(delivered: Runs) -> None:
     """Under the names that the page reads: key, step, time, and a suffix for pictures of one step."""
     first = delivered.runs()[0].info.run_id
@@ -1520,6 +1533,7 @@ def test_any_name_becomes_valid_mlflow_name(name: str) -> None:
     _validate_metric_name(records.mlflow_name(name))
 
 
+@pytest.mark.slow
 def test_unreadable_journal_does_not_block_others(done: Runs) -> None:
     bad_journal = done.folder("baseline", 0).path / "events.jsonl"
     whole = bad_journal.read_text()

@@ -328,6 +328,7 @@ def test_page_starts_with_generated_files(tmp_path: Path, monkeypatch: pytest.Mo
     assert listed and re.findall(r"`(\w+)`", listed.group(1)) == list(registry.SLOT_MODULES)
 
 
+@pytest.mark.slow
 def test_other_code_blocks_of_page_work(tmp_path: Path) -> None:
     example = PLUGINS / "vitlab-example"
     site = tmp_path / "site"

@@ -200,6 +200,7 @@ def test_permutation_sorts_bits_of_positions(key: int, n: int) -> None:
     assert sorted(order.tolist()) == list(range(n))
 
 
+@pytest.mark.slow
 def test_permutations_are_uniform() -> None:
     """All 24 orders of four, and each of ten items in each of ten positions, are equally frequent."""
     four = [tuple(noise.permutation(noise.key(seed, "order"), 4).tolist()) for seed in range(3000)]

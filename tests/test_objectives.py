@@ -443,6 +443,7 @@ def test_teacher_of_recomputed_blocks_has_its_own_weights() -> None:
     assert metrics[0] == metrics[1] and "val/loss" in metrics[0]
 
 
+@pytest.mark.slow
 def test_features_of_dino_beat_those_of_a_random_model() -> None:
     """Votes of neighbours among all training images for all others; guesses have 10 %."""
     train_spec = spec(

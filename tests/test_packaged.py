@@ -125,6 +125,7 @@ def test_python_takes_names(packages: Path) -> None:
         vitlab.run("demmo")
 
 
+@pytest.mark.slow
 def test_installation_is_never_written_to(tmp_path: Path) -> None:
     """Copies the package as a wheel has it, with files in the place of the link, where nothing can be written."""
     site, here = tmp_path / "site", tmp_path / "here"

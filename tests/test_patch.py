@@ -123,6 +123,7 @@ def randomised(module: nn.Module) -> nn.Module:
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "image", "size", "layers"),
     [

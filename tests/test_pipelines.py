@@ -70,6 +70,7 @@ def test_study_names_are_unique() -> None:
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.slow
 def test_imagenet_sizes_equal_published() -> None:
     sizes = set()
     for file in (FOLDER / "imagenet" / f"{name}.yaml" for name in ("model_size", "patch_size", "data_scale", "recipe")):
@@ -124,6 +125,7 @@ def test_laptop_studies_have_reference_and_named_models(name: str) -> None:
     assert {planned.seed for planned in plan.pending} == set(range(5))
 
 
+@pytest.mark.slow
 def test_header_numbers_equal_plan() -> None:
     def params(name: str) -> dict[str, int]:
         return {
@@ -178,6 +180,7 @@ def plan_json(*arguments: str) -> Any:
     return json.loads(ran.output)
 
 
+@pytest.mark.slow
 def test_plan_shows_gpu_hours_with_assumptions(tmp_path: Path) -> None:
     file, out = str(FOLDER / "imagenet" / "patch_size.yaml"), str(tmp_path)
     data = plan_json(file, "--out", out, "--device-tflops", "989")
@@ -191,6 +194,7 @@ def test_plan_shows_gpu_hours_with_assumptions(tmp_path: Path) -> None:
     assert f"in all {format_duration(3600 * 3 * sum(hours.values()) * 989 / 312)}." in output
 
 
+@pytest.mark.slow
 def test_gpu_hours_need_data_if_lengths_are_epochs(tmp_path: Path) -> None:
     file, out = str(FOLDER / "quickstart.yaml"), str(tmp_path)
     images = 20 * (1149 // 32) * 32  # 20 epochs of the 1,149 training images of the digits, in batches of 32
@@ -205,6 +209,7 @@ def test_gpu_hours_need_data_if_lengths_are_epochs(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_tuning_is_counted_in_cost(tmp_path: Path) -> None:
     file, out = str(FOLDER / "patch_size_macs.yaml"), str(tmp_path)
     hours = [arm["cost"]["hours"] for arm in plan_json(file, "--out", out)["arms"]]

@@ -93,6 +93,7 @@ def study(folder: Path, name: str, require: str = "[]", norm: str = "layernorm")
 # -- versions ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_study_requires_plugin_versions(tmp_path: Path) -> None:
     install(tmp_path / "site", "acme-vit", "0.3.1", NORM, {"norm": ["same = acme_vit:Same"]})
     install(tmp_path / "site", "next-vit", "1.0rc1", NORM, {"norm": ["next = next_vit:Same"]}, needs="vitlab>=99")
@@ -137,6 +138,7 @@ def test_versions_compare_like_pip(specifier: str, version: str, monkeypatch: py
 # -- clashes ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_builtin_clash_leaves_default_studies_working(tmp_path: Path) -> None:
     """For components of any kind, the trials are those without the plugin."""
     site = tmp_path / "site"
@@ -158,6 +160,7 @@ def test_builtin_clash_leaves_default_studies_working(tmp_path: Path) -> None:
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_plugin_faults_are_reported_only_where_relevant(tmp_path: Path) -> None:
     site = tmp_path / "site"
     install(site, "acme-vit", "0.3.1", NORM, {"norm": ["same = acme_vit:Same"], "nothing": ["x = acme_vit:Same"]})
@@ -205,6 +208,7 @@ def test_plugin_faults_are_reported_only_where_relevant(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_leftover_installation_is_harmless(tmp_path: Path) -> None:
     """Entry points without metadata have no owner."""
     site = tmp_path / "site"
@@ -216,6 +220,7 @@ def test_leftover_installation_is_harmless(tmp_path: Path) -> None:
     assert "acme-vit 0.3.1" in listed["out"] and "unknown unknown" in listed["out"] and plugins["code"] == 0
 
 
+@pytest.mark.slow
 def test_fifty_plugins_are_listed_without_import(tmp_path: Path) -> None:
     site = tmp_path / "site"
     for n in range(50):
@@ -236,6 +241,7 @@ def test_fifty_plugins_are_listed_without_import(tmp_path: Path) -> None:
     assert none["code"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "words", "code_and_sentence"),
     [

@@ -110,6 +110,7 @@ def test_sinusoidal_equals_formula(dim: int, prefix_rows: str) -> None:
                 assert concatenated[token, (dim + 1) // 2 + pair] == pytest.approx(cos, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", [16, 9])
 def test_sinusoidal_equals_port_of_tensor2tensor(dim: int) -> None:
     """The paper's code has other frequencies than the paper, and ends an odd width with a zero."""

@@ -131,6 +131,7 @@ def test_trainings_that_studies_share_count_once(tmp_path: Path) -> None:
     assert "With 3 seeds" in forecast(single, store).sentences(single)[1]
 
 
+@pytest.mark.slow
 def test_command_prints_forecast_or_what_is_missing(tmp_path: Path) -> None:
     file, out = tiny_study(tmp_path, 3, analysis={}), tmp_path / "out"
     words = ["plan", str(file), "--out", str(out), "--power"]

@@ -154,6 +154,7 @@ def test_every_design_kind_is_in_grammar() -> None:
     assert lines == set(Node.model_fields)
 
 
+@pytest.mark.slow
 def test_first_commands_work(tmp_path: Path) -> None:
     """Uses the quickstart itself; results and costs of a run have smaller tests elsewhere."""
     quickstart, out = "quickstart", str(tmp_path / "out")

@@ -164,6 +164,7 @@ def _uniforms(steps: int) -> list[float]:
     return (u_S6[:, 2] + u_S6[:, 3] / 2**24).tolist()
 
 
+@pytest.mark.slow
 def test_mixup_and_cutmix_frequencies() -> None:
     mixing = Mixing(Mix(mixup=1.0, cutmix=1.0, prob=0.7, switch=0.2), 0, 2)
     draws = [mixing.draw_mixing(step, 8, 8) for step in range(3000)]

@@ -711,6 +711,7 @@ def test_collapsed_majority_of_three_is_found_and_whole_drop_is_none() -> None:
     assert again.verdict == "inconclusive" and again.p == pytest.approx(((38 + 1) / (117 + 1)) ** 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [False, True])
 def test_false_alarms_with_collapses_are_rare(lost: bool) -> None:
     """A fifth of all trainings collapses, or is lost, on both sides: the worst cell of docs/pages/guides/ci.md."""

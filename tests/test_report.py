@@ -1098,6 +1098,7 @@ def test_texts_of_an_image_are_named():
         Image(Path("maps.png"), "baseline, seed 0", "What the model looks at")
 
 
+@pytest.mark.slow
 def test_write_stores_every_file_and_stored_reads_them(tmp_path):
     plan, store = study(tmp_path)
     folder = store.study(plan.study) / "report"
@@ -1567,6 +1568,7 @@ def test_figure_of_arms_marks_the_baseline(tmp_path):
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a (baseline)", "b"]
 
 
+@pytest.mark.slow
 def test_few_seeds_are_lines_and_many_are_a_band(tmp_path):
     for seeds, thin, bands in ((2, 8, 0), (4, 16, 0), (5, 0, 4)):
         arms = {arm: values[:seeds] for arm, values in POSITIONS.items()}
@@ -1655,6 +1657,7 @@ def test_vector_figures_have_text_and_are_reproducible(tmp_path):
     assert drawing.render_pdf(first).startswith(b"%PDF") and b"/FontType 3" not in drawing.render_pdf(first)
 
 
+@pytest.mark.slow
 def test_page_starts_with_answer_and_folds_columns(tmp_path):
     plan, store = _grid(tmp_path)
     html = text_of(plan, store, "html")
@@ -1680,6 +1683,7 @@ def test_diverged_trials_are_dashed_and_not_in_mean(tmp_path):
     assert [float(line.get_ydata()[-1]) for line in axes.lines if line.is_dashed()] == [pytest.approx(10.0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 16])
 def test_any_number_of_arms_and_seeds_is_drawn(tmp_path, count):
     arms = {f"arm {index} 日本": [0.9 + 0.001 * index + 0.002 * seed for seed in range(2)] for index in range(count)}
@@ -1777,6 +1781,7 @@ def test_importing_report_is_light():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+@pytest.mark.slow
 def test_stored_report_is_printed_without_pandas(tmp_path, undrawn):
     plan, store = study(tmp_path)
     report.write(report.collect_report(plan, store), store.study(plan.study) / "report")

@@ -89,6 +89,7 @@ def in_a_page(name: str) -> str:
     return name.replace("\x1b", "\ufffd").replace("\N{RIGHT-TO-LEFT OVERRIDE}", "\ufffd")
 
 
+@pytest.mark.slow
 def test_page_escapes_names(text: str) -> None:
     page = Rows(text)
     assert not {"script", "iframe", "object", "img", "link", "form"} & {tag for tag, _ in page.tags}

@@ -117,6 +117,7 @@ def run_in_fork(self: Revision, *words: str, folder: Path | None = None) -> str:
 # -- worktrees --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_revision_imports_its_own_package_and_entry_points(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -418,6 +419,7 @@ def test_ab_of_commits_that_differ_in_words_trains_nothing(repository: Path, mon
     assert not Path("vitlab-runs/trials").exists()
 
 
+@pytest.mark.slow
 def test_ab_of_environments_with_other_versions_trains_every_arm_apart(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

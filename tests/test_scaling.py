@@ -70,6 +70,7 @@ def test_offset_and_exponent_are_recovered_as_by_curve_fit() -> None:
     assert law.slope.value == pytest.approx(without) and without > -0.45, "without an offset it falls more slowly"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offset", [0.0, 0.05])
 def test_intervals_of_offset_and_exponent_miss_at_their_level(offset: float) -> None:
     sizes, studies, random = np.geomspace(1, 32, 5), 60, np.random.default_rng(3)

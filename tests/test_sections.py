@@ -58,6 +58,7 @@ def plugin(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 def test_plugin_file_adds_section_to_every_format(tmp_path: Path, plugin: Path) -> None:
     plan, store = synthetic_studies.study(tmp_path / "out")

@@ -58,6 +58,7 @@ def test_levels_of_family_leave_less_for_each_comparison() -> None:
     assert many == pytest.approx([10 * level for level in sequential_levels(BY_THREE, 0.005)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [tuple(range(2, 22)), tuple(range(3, 31, 9))])
 def test_levels_of_many_comparisons_lie_between_bonferroni_and_one_comparison(sizes: tuple[int, ...]) -> None:
     """The deeper the tail, the less likely is a second rejection, so the nearer are levels to what is spent."""
@@ -139,6 +140,7 @@ def test_seeds_until_decided_are_refused_with_place(tmp_path: Path, seeds: Any, 
     assert words in str(caught.value) and "tiny.yaml:" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_study_adds_seeds_until_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitlab.planning.expand.FUTILITY", 1e-9)  # nothing is given up
     file = study(tmp_path, {"until": "decided", "at_least": 2, "at_most": 4, "every": 1})
@@ -243,6 +245,7 @@ def test_added_look_is_exploratory(tmp_path: Path) -> None:
     assert clause == "the results were to be judged at 2, 4 and 6 seeds, and are judged at 2, 3, 4, 5 and 6 seeds"
 
 
+@pytest.mark.slow
 def test_decided_study_uses_fewer_seeds_than_fixed_one() -> None:
     """At 1.5 times the detectable effect, at most 65 % of the seeds of a study with one look and the same power."""
     sizes, studies = tuple(range(3, 31, 3)), 4000

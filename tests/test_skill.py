@@ -49,6 +49,7 @@ def test_every_study_and_design_that_is_shown_can_be_planned(skill: str, tmp_pat
         assert len(plan.arms) > 1
 
 
+@pytest.mark.slow
 def test_rules_that_are_shown_can_be_written(skill: str, tmp_path: Path) -> None:
     """Snippets in the text: rules, matching, tuning, seeds, comparisons."""
     snippets = [

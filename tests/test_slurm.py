@@ -201,6 +201,7 @@ def test_auto_device_asks_for_gpus_of_partition_or_says_that_it_has_none(
     assert ("the default partition of Slurm lists no GPU" in caplog.text) == (gpus is None)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("light")
 def test_ready_packs_are_one_array(cluster: Path, tmp_path: Path) -> None:
     executor = Slurm(RunSpec(device="cpu"), pack=1)
@@ -226,6 +227,7 @@ def test_trial_on_two_nodes_has_a_task_on_each_and_one_report(cluster: Path, tmp
     assert read_ends(packs(tmp_path)[0]) == ["meet"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("light")
 def test_trials_wait_while_controller_restarts(
     cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
@@ -418,6 +420,7 @@ def read_ends(folder: Path) -> list[str]:
     return [Path(json.loads(line)[0]).parent.name for line in lines]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("light")
 def test_cancel_writes_checkpoint_and_empties_queue(cluster: Path, tmp_path: Path) -> None:
     executor = Slurm(RunSpec(device="cpu"), pack=1)

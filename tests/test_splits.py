@@ -22,6 +22,7 @@ def labels(counts: list[int]) -> torch.Tensor:
     return y_N[noise.permutation(noise.key(0, "test"), len(y_N))]
 
 
+@pytest.mark.slow
 @given(COUNTS.filter(lambda counts: max(counts) > 1), st.floats(0.01, 0.99), st.integers(0, 5))
 def test_hold_out_is_stratified_partition(counts: list[int], share: float, seed: int) -> None:
     y_N = labels(counts)
@@ -36,6 +37,7 @@ def test_hold_out_is_stratified_partition(counts: list[int], share: float, seed:
             assert abs(count - share * n) <= 1, "as near to the share as whole images allow"
 
 
+@pytest.mark.slow
 @given(COUNTS, st.floats(0.001, 1), st.floats(0.001, 1))
 def test_smaller_fraction_is_subset_of_larger(counts: list[int], one: float, other: float) -> None:
     y_N, key = labels(counts), noise.key(1, "subset")
@@ -67,6 +69,7 @@ def test_empty_hold_out_is_refused() -> None:
         hold_out(torch.arange(3), torch.arange(3), 0.5, 0)
 
 
+@pytest.mark.slow
 def test_every_image_is_held_out_equally_often() -> None:
     y_N = torch.zeros(20, dtype=torch.int64)
     times = torch.zeros(20)

@@ -68,6 +68,7 @@ def last_step(full: Outcome, patience: int, metric: str, sign: int) -> int:
     return full.steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("metric", "sign"), [("accuracy", 1), ("loss", -1)])
 def test_training_stops_after_evaluations_without_better_value(metric: str, sign: int, tmp_path: Path) -> None:
     full = outcome(run_trial(trial(), TrialFolder(tmp_path / "full"), Settings()))
@@ -89,6 +90,7 @@ def test_training_stops_after_evaluations_without_better_value(metric: str, sign
         assert {name for name in stopped.metrics if name.startswith("test/")} >= {"test/loss", "test/accuracy"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["vmap", "batch_last"])
 def test_trials_together_stop_as_alone(engine: str, tmp_path: Path) -> None:
     def outcomes(seeds: Sequence[int], name: str) -> list[Outcome]:
@@ -249,6 +251,7 @@ def test_resumed_training_ends_with_best_weights_as_uninterrupted(ema: dict[str,
     assert all(torch.equal(kept[key], hand[key]) for key in kept.keys() | hand.keys()), "run.keep has its own best"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["vmap", "batch_last"])
 def test_trials_together_end_with_best_weights_as_alone(engine: str, tmp_path: Path) -> None:
     def outcomes(seeds: Sequence[int], name: str) -> list[Outcome]:
@@ -400,6 +403,7 @@ def test_unknown_choice_of_weights_names_what_is_allowed(keep: Any, sentence: st
     assert len(error.value.problems) == 1 and sentence in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 def test_report_says_how_long_arms_were_trained(tmp_path: Path) -> None:
     answer = vitlab.run(study(tmp_path), out=tmp_path / "out")

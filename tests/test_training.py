@@ -179,6 +179,7 @@ def test_logged_rates_equal_schedule() -> None:
     assert [m.metrics["train/lr"] for m in result.history] == pytest.approx([0.01 * factor for factor in expected])
 
 
+@pytest.mark.slow
 def test_training_reduces_loss() -> None:
     result, _ = run(spec(steps=150, batch_size=32, evaluations=2, optimizer={"type": "adamw", "lr": 5e-3}))
     assert result is not None
@@ -351,6 +352,7 @@ def test_resume_after_last_step_only_evaluates() -> None:
     assert resumed.history == straight.history
 
 
+@pytest.mark.slow
 def test_resume_from_any_checkpoint() -> None:
     states: list[Mapping[str, Any]] = []
 

@@ -157,6 +157,7 @@ def test_stored_result_is_read_and_not_computed_again(folder: Any) -> None:
     assert folder("t").events()[0] == events
 
 
+@pytest.mark.slow
 def test_resume_after_kill_equals_uninterrupted(folder: Any) -> None:
     """Two trials are killed by SIGKILL at random moments, each in its own process; ``make soak`` kills more."""
     context = multiprocessing.get_context("forkserver")
@@ -339,6 +340,7 @@ def by_file(role: str, file: Path, digests: Any) -> Trial:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["init_from", "teacher"])
 def test_checkpoint_replaced_since_plan_fails_trial(role: str, pretrained: Trial, tmp_path: Path) -> None:
     """At the first attempt and at a later one; a plan of an older version has nothing to compare."""

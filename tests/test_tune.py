@@ -230,6 +230,7 @@ def copy_of(tuned: tuple[Path, Path, Answer], folder: Path) -> Path:
     return folder / "out"
 
 
+@pytest.mark.slow
 def test_every_arm_is_trained_with_its_own_choice(tuned: tuple[Path, Path, Answer]) -> None:
     _, out, answer = tuned
     assert (answer.trained, answer.failed) == (2 * 3 * 2 + 2 * 2, 0)
@@ -335,6 +336,7 @@ def test_killed_run_resumes(tuned: tuple[Path, Path, Answer], tmp_path: Path, ki
     assert not again.plan.pending
 
 
+@pytest.mark.slow
 def test_arm_fails_with_sentence_if_all_rivals_diverge(tmp_path: Path) -> None:
     sgd = {"type": "sgd", "lr": 0.1}
     base = {**BASE, "train": {**BASE["train"], "steps": 8, "optimizer": sgd}}

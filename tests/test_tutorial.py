@@ -135,6 +135,7 @@ def gradients(network: nn.Module) -> dict[str, Tensor]:
     return {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.slow
 def test_losses_and_gradients_equal_tutorial_along_its_path() -> None:
     """50 steps of the tutorial; losses are compared at the weights of every fourth step, gradients at every twentieth.
 
@@ -163,6 +164,7 @@ def test_losses_and_gradients_equal_tutorial_along_its_path() -> None:
             torch.testing.assert_close(*flat, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_initial_values_equal_torch_layers() -> None:
     """Each parameter, over 40 seeds, is compared with torch's own initialisation."""
     mine: dict[str, list[np.ndarray]] = {}

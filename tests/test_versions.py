@@ -92,6 +92,7 @@ def invoke(*arguments: str) -> tuple[int, str]:
     return 0, result.output
 
 
+@pytest.mark.slow
 def test_file_selects_its_own_version_despite_later_runs(here: Path) -> None:
     frames = {
         name: vitlab.results(name, out="out") for name in ("first.yaml", "other.yaml", "tiny", "out/studies/tiny")
@@ -186,6 +187,7 @@ def test_rerunning_earlier_version_makes_it_latest(here: Path) -> None:
     assert len(vitlab.results("tiny", out="out")) == 4 and len(vitlab.results("other.yaml", out="out")) == 2
 
 
+@pytest.mark.slow
 def test_run_killed_at_start_keeps_stored_version(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its plan is written by then, and the latest run is still the version before."""
 

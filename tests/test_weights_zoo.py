@@ -78,6 +78,7 @@ def test_page_has_every_case_once_and_only_documented_differences() -> None:
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_architecture_that_timm_lacks_is_refused_by_name(tmp_path: Path) -> None:
     file = vit(tmp_path, architecture="vit_tinny_patch16_224")
     with pytest.raises(WeightsError, match="Did you mean 'vit_tiny_patch16_224'"):

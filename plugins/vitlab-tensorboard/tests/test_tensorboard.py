@@ -136,6 +136,7 @@ def test_tensorboard_passes_contract_test() -> None:
 # -- every point once -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_run_writes_every_point_once_and_rerun_changes_nothing(trained: Path) -> None:
     holds_all_once(trained)
     before = bytes_of(trained)

@@ -54,10 +54,12 @@ def images(info: DataInfo = DATA) -> torch.Tensor:
     return torch.randn(2, info.channels, *info.image, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.slow
 def test_contract() -> None:
     check_component("model", "timm")
 
 
+@pytest.mark.slow
 @nets
 def test_logits_equal_timm_with_same_weights(name: str, options: dict[str, Any]) -> None:
     mine, other = built(name, options=options).eval(), theirs(name, **options).eval()
@@ -235,12 +237,14 @@ def test_unavailable_weights_are_reported(monkeypatch: pytest.MonkeyPatch) -> No
 # -- in a study -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_study_can_be_planned(tmp_path: Path) -> None:
     plan = lab.plan_study(STUDY, out=tmp_path)[1]
     assert len(plan.arms) == 5 and not any(arm.skip for arm in plan.arms)
     assert any("vitlab-timm 0.1.0" in origin for origin in plan.trials[0].trial.origins)
 
 
+@pytest.mark.slow
 def test_two_steps_leave_a_model(tmp_path: Path) -> None:
     assert (
         run_smoke_test(STUDY, out=tmp_path, changes={"run.executor": "inline"}) == 1

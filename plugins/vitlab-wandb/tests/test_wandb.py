@@ -71,6 +71,7 @@ def test_trial_is_delivered_once_its_file_has_its_end(is_late: bool, tmp_path: P
     assert len(list((tmp_path / "out/wandb").glob("offline-run-*"))) == 2
 
 
+@pytest.mark.slow
 def test_offline_files_have_every_point_of_journals_once(tmp_path: Path) -> None:
     """The files are read by W&B's own messages, and the journals as JSON."""
     answer = lab.run(study_file(tmp_path), out=tmp_path / "out")
