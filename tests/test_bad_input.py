@@ -27,8 +27,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from vitlab.cli import errors, main
-from vitlab.errors import Problem, SpecError, WeightsError, closest
+from vitlab.errors import BrokenComponent, Problem, SpecError, WeightsError, closest
 from vitlab.lab import plan_study
+from vitlab.registry import Slot
 from vitlab.store.files import Damaged
 from vitlab.training import artifacts
 from vitlab.weights.opening import open_model
@@ -615,10 +616,11 @@ def test_mistake_that_a_change_makes_in_a_line_names_the_change(here: Path) -> N
 
 
 def test_decimal_comma_in_braces_is_answered_by_a_point(here: Path) -> None:
-    (here / "s.yaml").write_text(STUDY.replace("lr: 1.0e-3", "lr: 0,05") + "analysis: {margin: 0,02}\n")
+    (here / "s.yaml").write_text(STUDY.replace("lr: 1.0e-3", "lr: 0,05") + "analysis: {margin: 1,5}\n")
     lines = refused(here, "plan", "s.yaml")
-    assert any("has no option '05'." in line and "write 0.05." in line for line in lines), lines
-    assert any("unknown key '02'." in line and "write 0.02." in line for line in lines), lines
+    answer = " A comma ends a value; write a decimal point."
+    assert any(f"has no option '05'.{answer}" in line for line in lines), lines
+    assert any(f"unknown key '5'.{answer}" in line for line in lines), lines
 
 
 def test_mistake_of_the_file_names_no_change_beside_one_that_does(here: Path) -> None:
@@ -1060,7 +1062,7 @@ def test_random_damage_gives_plan_or_user_error(tmp_path: Path, text: str) -> No
     ("first", "second", "further"),
     [
         ("type: digits", "type: digts, fractoin: 1", "dataset 'digits' has no option 'fractoin'"),
-        ("type: adamw", "type: adamv, beta: 1", "optimizer 'adam' has no option 'beta'"),
+        ("type: adamw", "type: adamww, beta: 1", "optimizer 'adamw' has no option 'beta'"),
         ("model.position: [none]", "model.positoin: [none]", "model 'vit' has no option 'positoin'"),
     ],
 )
@@ -1073,9 +1075,26 @@ def test_misspelt_component_hides_no_mistake_of_its_options(here: Path, first: s
     assert any(" called '" in line and "Did you mean" in line for line in lines), lines
 
 
-def test_name_far_from_every_component_brings_one_mistake(here: Path) -> None:
-    text = STUDY.replace("type: adamw", "type: my_adamw, beta: 1")
-    assert text != STUDY and "'my_adamw'" in one(mistakes(here, text))
+@pytest.mark.parametrize("name", ["my_adamw", "adamp", "adamv"])
+def test_name_that_may_be_another_component_brings_one_mistake(here: Path, name: str) -> None:
+    """A forgotten --plugin, or a name as near to adam as to adamw."""
+    text = STUDY.replace("type: adamw", f"type: {name}, beta: 1")
+    assert text != STUDY and f"'{name}'" in one(mistakes(here, text))
+
+
+def test_broken_plugin_hides_no_misspelt_component(here: Path) -> None:
+    """A plugin one edit away, and one among the options of the component that may be meant."""
+    broken = BrokenComponent("norm 'layernrm' cannot be used")
+
+    def find(slot: Slot[Any], name: str, find: Any = Slot.find) -> Any:
+        if name in ("layernrm", "adamwx"):
+            raise broken
+        return find(slot, name)
+
+    with mock.patch.object(Slot, "find", find), mock.patch.object(Slot, "names", lambda _: ["adamwx"]):
+        assert "'adamwxx'" in one(mistakes(here, STUDY.replace("type: adamw", "type: adamwxx")))
+        line = one(mistakes(here, STUDY.replace("type: vit", "type: vitt, norm: layernrm")))
+        assert "no model called 'vitt'" in line
 
 
 @pytest.mark.parametrize("metric", ["accc", "val/accc"])

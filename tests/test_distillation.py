@@ -319,6 +319,14 @@ def test_journal_records_both_heads_losses_and_tokens(taught: Answer) -> None:
         assert "test/token_cosine" in measurements[-1] and "test/accuracy_dist" in measurements[-1]
 
 
+def test_cosine_of_tokens_is_a_metric_to_compare_by(tmp_path: Path) -> None:
+    analysis = {"metric": "val/token_cosine"}
+    assert planned(tmp_path, analysis=analysis).analysis.metric == "val/token_cosine"
+    control = {**base(), "model": {**DISTILLED, "prefix": ["distillation"]}}
+    with pytest.raises(SpecError, match="no trial reports val/token_cosine"):
+        planned(tmp_path, analysis=analysis, base=control)
+
+
 def test_report_has_table_of_heads(taught: Answer) -> None:
     folder, frame = taught.folder / "report", taught.results()
     (first, second) = json.loads((folder / "report.json").read_text())["heads"]

@@ -163,8 +163,11 @@ def test_study_may_be_a_mapping(tmp_path: Path) -> None:
     assert after["model.position"].tolist() == answer.results()["model.position"].tolist()
     (file,) = (tmp_path / "written").iterdir()
     assert yaml.safe_load(file.read_text()) == content and vitlab.run(file, out=tmp_path).cached == len(before)
-    content["base"]["model"]["dpth"], content["sedes"] = 1, 3
-    mistakes = r"(?s)^base\.model\.dpth: .*'dpth'.*Did you mean 'depth'[^|^]*\nsedes: .*Did you mean 'seeds'[^|^]*$"
+    content["base"]["model"]["dpth"], content["sedes"], content["analysis"] = 1, 3, {"goal": "best"}
+    mistakes = (
+        r"(?s)^analysis\.goal: found [^|^]*\nbase\.model\.dpth: .*'dpth'.*Did you mean 'depth'[^|^]*"
+        r"\nsedes: .*Did you mean 'seeds'[^|^]*$"
+    )
     for function in (vitlab.plan, vitlab.run):
         with pytest.raises(vitlab.SpecError, match=mistakes):
             function(content, out=tmp_path)

@@ -395,7 +395,9 @@ def test_shared_choice_is_made_at_base(tmp_path: Path) -> None:
 
 def test_teachers_of_tuning_are_counted_by_run_and_report_alike(tmp_path: Path) -> None:
     train = {**BASE["train"], "steps": 2, "evaluations": 1}
-    teacher = {"trial": {"model": {**BASE["model"], "depth": 2}, "train": train}, "seed": "same"}
+    model = {**BASE["model"], "depth": 2}
+    source = {"trial": {"model": model, "data": BASE["data"], "train": train}, "seed": "same"}
+    teacher = {"trial": {"model": model, "train": train, "init_from": source}, "seed": "same"}
     file = study(
         tmp_path,
         base={**BASE, "train": train, "distill": {"kind": "hard", "teacher": teacher}},
@@ -404,7 +406,7 @@ def test_teachers_of_tuning_are_counted_by_run_and_report_alike(tmp_path: Path) 
         seeds=1,
         run={**RUN, "tracker": "none"},
     )
-    trainings = 2 + 2 + 2  # of candidates and arms, and a teacher for the seeds of each
+    trainings = 2 + 2 + 2 * 2  # of candidates and arms, and a teacher and its initial weights for the seeds of each
     assert vitlab.run(file, out=tmp_path).trained == trainings
     again = vitlab.run(file, out=tmp_path)
     made = report.collect_report(again.plan, again.store).made
@@ -412,7 +414,7 @@ def test_teachers_of_tuning_are_counted_by_run_and_report_alike(tmp_path: Path) 
     [teacher_of_tuning] = set(again.plan.tuning[0].trials[0].trial.needs.values())
     shutil.rmtree(tmp_path / "trials" / teacher_of_tuning)
     _, plan = plan_study(file, out=tmp_path)
-    assert len(plan.prerequisites) == 1, "a choice outlives the trials that made it"
+    assert len(plan.prerequisites) == 2, "a choice outlives the trials that made it"
 
 
 def test_report_shows_rivals_cost_and_edges(tuned: tuple[Path, Path, Answer]) -> None:

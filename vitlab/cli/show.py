@@ -136,13 +136,12 @@ def _print_packaged_studies() -> None:
     rows = []
     for name, file in packaged.packaged_studies().items():
         data = read_document(file).data
-        choice = data["base"]["data"]
         rows.append(
             {
                 "name": name,
                 "question": data["question"],
                 "cost": packaged.read_header(file).get("Cost", "").partition("  ")[0],
-                "data": choice if isinstance(choice, str) else choice["type"],
+                "data": component_label(data["base"]["data"]),
                 "file": str(file),
             }
         )

@@ -86,9 +86,12 @@ def make_plan(
     looks = _plan_looks(resolver, arms, decisions)
     notes += [f"'{arm.name}' is in the design more than once; it is one arm." for arm in arms if arm.is_repeated]
     planned, pending = _plan_trials(resolver, arms, looks)
-    needed = {name for item in tuning for rival in item.trials for name in rival.trial.needs.values()}
-    # Of the trainings that decided tunings, which are not planned again, those of no arm.
-    decided = {trial.key: trial for trial in decisions.prerequisites if trial.name in needed}
+    # The trainings of no arm behind decided tunings, which are not planned again: teachers, and what these start from.
+    earlier = {trial.name: trial for trial in decisions.prerequisites}
+    queue = [rival.trial for item in tuning for rival in item.trials]
+    for trial in queue:
+        queue += filter(None, map(earlier.get, trial.needs.values()))
+    decided = {trial.key: trial for trial in queue if trial.name in earlier}
     keys = {item.trial.key for item in planned}
     facts = metrics.collect_facts({arm.name: arm.trial for arm in arms})
     return Plan(

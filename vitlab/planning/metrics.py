@@ -19,6 +19,7 @@ from vitlab.spec.trial import METRICS, OBJECTIVE, TEST_SET_OPTIONS
 Metrics = Mapping[str, Any]
 """Name in results, without the split, to the metric: a component of the slot, or a class like one."""
 
+
 TASKS: tuple[Task, ...] = get_args(Task)
 
 
@@ -176,12 +177,14 @@ def _find_unreported(
     for plain, info in trials:
         is_data_known &= info is not None
         reported |= _possible_metrics(plain) if info is None else reported_metrics(plain, info)
+        if plain.get("distill") and {"class", "distillation"} <= {*(value_at(plain, ("model", "prefix")) or ())}:
+            reported["token_cosine"] = reported["loss"]  # whose splits it has; distillation reports it as no component
     for place, metric in required.items():
         if not _is_reported(metric, reported):
             group, _, name = metric.rpartition("/")
             group = group if group in ("train", "test") else "val"
             names = [one for one, facts in reported.items() if group in facts.splits]
-            choices = f" Reported: {', '.join(f'{group}/{one}' for one in names)}." if is_data_known else ""
+            choices = f" Reported: {', '.join(f'{group}/{one}' for one in names)}." if is_data_known and names else ""
             hint_to_name = ""
             if (
                 name not in names

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
-from vitlab.errors import DataError, GeometryError, OptionError, Path, WeightsError, closest, nearest
+from vitlab.errors import BrokenComponent, DataError, GeometryError, OptionError, Path, WeightsError, nearest
 from vitlab.geometry import DataInfo
 from vitlab.identity.code import NOTHING, Surroundings, component_modules, trial_code_digest, used_optional_modules
 from vitlab.identity.trial import Trial, checkpoint_identity, hash_of, weight_file_digests
@@ -24,7 +26,7 @@ from vitlab.planning.sources import (
     teacher_faults,
 )
 from vitlab.registry import ResolvedChoice, import_optional, import_slot, slot
-from vitlab.registry.slot_modules import BUILTIN_ORIGIN
+from vitlab.registry.slot_modules import BUILTIN_ORIGIN, built_ins
 from vitlab.registry.slots import is_choice
 from vitlab.spec import Choice, TrainSpec, TrialSpec
 from vitlab.spec.changes import STAND_INS
@@ -433,7 +435,7 @@ class Resolver:
     def _resolve_choice(self, name: str, value: Any) -> tuple[ResolvedChoice | None, OptionError | None]:
         """Return the choice and its mistakes; if it has some, with defaults for the wrong options, or None.
 
-        The options of a misspelt component are checked as options of the nearest one.
+        The options of a misspelt component are checked as options of the only one that is one edit away.
         """
         if value is None:
             return None, None  # reported by TrialSpec
@@ -442,11 +444,15 @@ class Resolver:
         except OptionError as error:
             if error.faults[0][0] == ("type",):
                 written = Choice.parse(value)
-                close = closest(written.type, slot(name).names()) or ""
-                if close != written.type and abs(len(close) - len(written.type)) < 2:
-                    guess, more = self._resolve_choice(name, {"type": close, **written.options})
-                    more = more or OptionError([])
-                    return guess, OptionError([*error.faults, *more.faults], wrong={"type", *more.wrong})
+                # Not those of plugins that are not imported, which may be broken.
+                known = {*built_ins(name), *(one for _, one in slot(name).components)}
+                length = len(written.type)  # of which one letter, or the order of two, is wrong
+                near = get_close_matches(written.type, known, n=2, cutoff=max(0.6, 1 - 1.01 / (length or 1)))
+                if len(near) == 1 and near != [written.type] and abs(len(near[0]) - length) < 2:
+                    with suppress(BrokenComponent):  # by one of the options
+                        guess, more = self._resolve_choice(name, {"type": near[0], **written.options})
+                        more = more or OptionError([])
+                        return guess, OptionError([*error.faults, *more.faults], wrong={"type", *more.wrong})
             return error.sound if isinstance(error.sound, ResolvedChoice) else None, error
 
 

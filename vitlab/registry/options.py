@@ -208,7 +208,8 @@ def _options_to_hash(values: Values, fields: Mapping[str, FieldInfo]) -> NewTree
     return {
         name: _value_to_hash(value)
         for name, value in values.items()
-        if not _is_unhashed(fields[name]) and not _is_default(value, fields[name])
+        if not any(mark is Unhashed or isinstance(mark, Unhashed) for mark in fields[name].metadata)
+        and not _is_default(value, fields[name])
     }
 
 
@@ -226,10 +227,6 @@ def _value_to_hash(value: Any) -> Any:
         case list() | tuple():
             return [_value_to_hash(item) for item in value]
     return value
-
-
-def _is_unhashed(info: FieldInfo) -> bool:
-    return any(isinstance(mark, Unhashed) or mark is Unhashed for mark in info.metadata)
 
 
 def _is_default(value: Any, info: FieldInfo) -> bool:

@@ -54,13 +54,9 @@ def _parse_points(value: Any) -> Any:
     return float(match[1]) / 100
 
 
-def is_unit(value: str) -> bool:
-    """Return whether a text can be the unit of a metric."""
-    return len(value) <= 20 and re.fullmatch(r"(?:[^\W_]|%)(?:[^\W_]|[ /%.-])*(?<![ /-])", value) is not None
-
-
 def _require_unit(value: str) -> str:
-    if not is_unit(value):
+    """Return a text that can be the unit of a metric."""
+    if len(value) > 20 or not re.fullmatch(r"(?:[^\W_]|%)(?:[^\W_]|[ /%.-])*(?<![ /-])", value):
         raise ValueError(f"found {value!r}; allowed: {UNITS}")
     return value
 

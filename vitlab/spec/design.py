@@ -187,7 +187,13 @@ def _expand_one_at_a_time(levels: Levels, here: Path) -> list[Changes]:
 
 def _expand_leave_one_out(design: LeaveOneOut, place: Path) -> list[Changes]:
     of, direction, here = design.of, design.direction, (*place, "of")
-    parts = {key: value if _is_part(key, value) else {key: value} for key, value in of.items()}
+    # A name of a part with its changes, or a path.
+    parts = {
+        key: value
+        if isinstance(value, Mapping) and "." not in key and key not in TrialSpec.model_fields
+        else {key: value}
+        for key, value in of.items()
+    }
     short = short_names([key for key, changes in parts.items() if key in changes])
     names = {key: short.get(key, key) for key in parts}
     remove = [
@@ -207,11 +213,6 @@ def _expand_leave_one_out(design: LeaveOneOut, place: Path) -> list[Changes]:
     if direction == "remove":
         return [Changes(), *remove]
     return add if direction == "add" else [Changes(), *remove, *add]
-
-
-def _is_part(key: str, value: Any) -> bool:
-    """Return whether an entry of ``leave_one_out.of`` is a part's name with its changes, rather than a path."""
-    return isinstance(value, Mapping) and "." not in key and key not in TrialSpec.model_fields
 
 
 def _expand_zip(design: Zip, here: Path) -> list[Changes]:

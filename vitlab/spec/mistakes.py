@@ -227,7 +227,7 @@ def _unknown_key_mistake(path: Path, model: type[BaseModel], who: str) -> Mistak
         close = None
     hint = how if close is None else f" Did you mean '{close}'?"
     if key.isdecimal():  # as in {lr: 0,05}
-        hint = f" A comma ends a value; for a decimal point, write 0.{key}."
+        hint = " A comma ends a value; write a decimal point."
     answer = re.search(r"\.(\w+): N\b", how)
     if answer and answer[1] in allowed:
         close = answer[1]

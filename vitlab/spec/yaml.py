@@ -89,7 +89,8 @@ class Document:
             change = max(near or self.changes, key=lambda each: sum(map(eq, each, path)))
             return Problem(self.changes[change], 0, 0, message, path=path, value=found)
         if MAPPING in self.lines[:1]:
-            return Problem(".".join(map(str, here)), 0, 0, message, path=path)
+            place = ".".join(map(str, here))
+            return Problem(place, 0, 0, message.removeprefix(f"{place}: "), path=path, value=found)
         key, value = self.places[here]
         # What is written in one line from the key on, where look-alike letters and ${...} are found.
         entry = re.split(r"[,}\]]|\s#", _line(self.lines, key[0])[key[1] - 1 :])[0] if here else ""
