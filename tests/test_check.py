@@ -327,6 +327,9 @@ def test_acceptance_warns_of_arms_that_learn_too_little(accepted: Path, monkeypa
         ("form: 1\n\tstudy: s", r"gate\.baseline\.yaml:2: not YAML"),
         (b"form: 1\nstudy: \xff", r"gate\.baseline\.yaml: not YAML"),
         ("study: 7", "'accepted' is missing"),
+        ("accepted: 2026-13-45", r"gate\.baseline\.yaml: not YAML"),
+        ("accepted: !!timestamp x", r"gate\.baseline\.yaml: not YAML"),
+        ("[" * 3000, r"gate\.baseline\.yaml: not YAML"),
         ("", "a mapping"),
     ],
 )

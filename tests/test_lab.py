@@ -175,14 +175,23 @@ def test_study_may_be_a_mapping(tmp_path: Path) -> None:
         vitlab.run({**content, "seeds": Path()}, out=tmp_path)
 
 
+def test_plan_has_components_with_options_as_text(tmp_path: Path) -> None:
+    content = yaml.safe_load(study(tmp_path).read_text())
+    content["design"] = {"one_at_a_time": {"model.position": ["none", {"type": "rope2d", "theta": 50.0}]}}
+    planned = vitlab.plan(content, out=tmp_path)
+    assert {*planned.groupby("model.position").groups} == {"learned", "none", "rope2d(theta=50)"}
+    assert planned["seed"].dtype == "int64" and planned["trained"].dtype == bool
+
+
 @pytest.mark.slow
 def test_figures_of_a_study_are_those_of_its_report(answered: tuple[Path, Path, Answer]) -> None:
     file, out, _ = answered
     figures = vitlab.compare(file, out=out).figures
     assert "arms" in figures and all(isinstance(figure, Figure) for figure in figures.values())
     for parts in (figures, vitlab.compare(file, out=out).tables):
-        with pytest.raises(UserError, match=r"the report has no 'armss' here\..* Names: "):
-            parts["armss"]
+        for kind in (UserError, KeyError):
+            with pytest.raises(kind, match=r"the report has no 'armss' here\..* Names: "):
+                parts["armss"]
 
 
 @pytest.mark.parametrize("name", ["results", "compare", "history", "predictions", "load"])

@@ -149,6 +149,7 @@ def test_trial_with_failed_prerequisite_is_failed(tmp_path):
     assert results["failure"].iloc[2] == "its teacher diverged: loss is nan"
     assert results["failure"].iloc[3].startswith("its body failed: its teacher")
     assert comparison.summary_rows(StudyResults.read(plan, store))[1]["broken"] == 2
+    assert document(plan, store)["made"]["failed"] == 0, "these trainings never started"
 
 
 def test_varied_values_are_numeric_if_all_are(tmp_path):

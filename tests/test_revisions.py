@@ -242,8 +242,9 @@ def test_plugin_that_a_commit_lacks_and_a_repository_without_commits_are_named_w
     empty.mkdir()
     monkeypatch.chdir(empty)
     git("init", "-q")
-    with pytest.raises(UserError, match="no commit yet; run 'git add'"):
-        resolve_commit("HEAD")
+    for name in ("HEAD", "HEAD~", "main"):
+        with pytest.raises(UserError, match="no commit yet; run 'git add'"):
+            resolve_commit(name)
 
 
 # -- costs ------------------------------------------------------------------------------------------------------------

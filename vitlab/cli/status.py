@@ -20,11 +20,9 @@ from vitlab.planning.study_folder import EARLIER, Version, format_differences, r
 from vitlab.planning.values import Plan, Planned
 from vitlab.spec.tree import NewTree, flatten
 from vitlab.store.files import remove
-from vitlab.store.folders import Event, Store, TrialFolder
+from vitlab.store.folders import STATUSES, Event, Store, TrialFolder
 from vitlab.store.locks import Busy
 from vitlab.store.result import Ending
-
-STATES = (Ending.DONE, Ending.DIVERGED, "running", "paused", Ending.FAILED, "missing")
 
 
 @click.command()
@@ -73,7 +71,7 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
     rows = {"(tuning)": tuning, **counts} if rivals else counts
     reasons = {arm.name: f"skipped: {arm.skip}" for arm in plan.arms if arm.skip}
     columns = [Column(plan.study, tuple(rows), right=False)]
-    for state in [*STATES, "pending"] if plan.pending else STATES:
+    for state in [*STATUSES, "pending"] if plan.pending else STATUSES:
         cells = tuple(str(row[state] or "") for row in rows.values())
         columns.append(Column(state, cells, rank=0 if any(cells) else 1))  # narrow terminals leave out empty columns
     if reasons:
@@ -163,7 +161,7 @@ def _version_row(version: Version, plan: Plan, latest: Version, store: Store) ->
         "file": version.run.file,
         "set": version.set_options_text,
         "differs": format_differences(version.content or {}, latest.content or {}) if comparable else "",
-        **{state: states[state] for state in STATES},
+        **{state: states[state] for state in STATUSES},
         "answer": _format_verdict_counts(plan, store),
     }
 
@@ -189,7 +187,7 @@ def _print_study_versions(study: NewTree) -> None:
     for row in study["versions"]:
         file = Path(row["file"])
         place = packaged_name(file) or display_path(file) if row["file"] else ""
-        trials = ", ".join(f"{row[state]} {state}" for state in STATES if row[state]) or "none planned"
+        trials = ", ".join(f"{row[state]} {state}" for state in STATUSES if row[state]) or "none planned"
         parts = [trials, row["answer"], f"{place} {row['set']}".strip()]
         differs = f"changes to the latest: {row['differs']}" if row["differs"] else ""
         print_indented(f"  {row['version'][:8]}  {row['run']}  ", "; ".join(filter(None, [*parts, differs])))

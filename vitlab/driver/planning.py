@@ -35,6 +35,7 @@ from vitlab.planning.values import UNDECIDED, Plan, Planned
 from vitlab.registry.options import check_arguments
 from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
 from vitlab.spec.changes import format_changes, full_path
+from vitlab.spec.design import format_value
 from vitlab.spec.yaml import MAPPING
 from vitlab.store.files import read_json, require_mapping, to_safe_name, write_bytes
 from vitlab.store.folders import OUT, Store
@@ -235,7 +236,7 @@ def plan(
     """Return the plan of a study as a frame, one row per trial; nothing is trained.
 
     Columns: ``arm``, ``seed``, ``trained`` (whether its result is stored), ``params``, ``macs`` (the
-    multiply-accumulates of one image, forward), and one per varied path, as the design has its values.
+    multiply-accumulates of one image, forward), and one per varied path, of numbers or short text.
 
     Args:
         file: see :func:`vitlab.run`.
@@ -260,7 +261,7 @@ def plan(
             **planned.arm(item.arm).values,
         }
         for item in (*planned.trials, *planned.pending)
-    )
+    ).map(lambda value: format_value(value) if isinstance(value, Mapping | list) else value)
 
 
 def count_params_and_macs(plan: Plan, file: str | Path) -> dict[str, dict[str, int]]:

@@ -102,7 +102,7 @@ def read_baseline(file: Path, advice: str = "") -> Baseline:
         if "form" in error.errors()[0]["loc"]:
             raise UserError(f"{file}: written by another version of vitlab; check with that, or {remedy}") from None
         faults = [f"{file}: {mistake.message.strip()}" for mistake in mistakes_in(error, Baseline)]
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, AttributeError, RecursionError) as error:  # yaml raises all of them
         mark = getattr(error, "problem_mark", None)
         faults = [f"{file}{f':{mark.line + 1}' if mark else ''}: not YAML"]
     if rev_parse(file.parent, "HEAD"):

@@ -97,7 +97,7 @@ def resolve_commit(name: str) -> str:
     if not commit:
         raise UserError(
             "this repository has no commit yet; run 'git add' with your files, then 'git commit'"
-            if name == "HEAD"
+            if not rev_parse(Path(), "HEAD")
             else f"no commit '{name}' is here; get it by 'git fetch origin {shlex.quote(name)}', or in a shallow clone "
             "by 'git fetch --unshallow' (actions/checkout: fetch-depth: 0)"
         )
@@ -161,7 +161,8 @@ def checkout(
         try:
             if missing := ", ".join(str(plugin) for plugin in plugins if not moved(plugin).exists()):
                 raise UserError(
-                    f"{name} has no {missing}; commit it, then accept the baseline again, or compare later commits"
+                    f"{name} has no {missing}; commit it, then take commits that have it (of 'vitlab check': accept "
+                    "the baseline again)"
                 )
             before = [str(moved(part)) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
             variables = {**_subprocess_environment(), "PYTHONPATH": os.pathsep.join([str(site), *before])}

@@ -183,18 +183,15 @@ def doubt_if_guessed(cell: Cell, plan: Plan, quantum: float) -> Cell:
     The accuracy of guesses is binomial.  All seeds may share them, such as one class for all images.
     """
     facts, scale = plan.facts(cell.metric), Scale.of(cell.metric, plan.units)
-    if facts is None or cell.verdict != "pass":
+    if facts is None or cell.verdict != "pass" or cell.metric.startswith("train/"):  # losses of other targets
         return cell
     level, sign = facts.chance.get(cell.arm, NAN), 1 if facts.goal == "max" else -1
-    spread = math.sqrt(level * (1 - level) * quantum)  # 0 of a metric that is no share
+    spread = math.sqrt(level * (1 - level) * quantum) if facts.unit == "share" else 0.0
     reach = level + sign * (1.645 * spread + 1e-6)  # 5 % of guesses are beyond; metrics are of single precision
     if not sign * (cell.new - reach) <= 0:
         return cell
-    return replace(
-        cell,
-        verdict="inconclusive",
-        reason=f"guesses reach {scale.factor * reach:.4g} on as many images: the arm may have learned nothing",
-    )
+    guesses = f"{scale.factor * reach:.4g}{' %' * scale.is_share}{' on as many images' * bool(spread)}"
+    return replace(cell, verdict="inconclusive", reason=f"guesses reach {guesses}: the arm may have learned nothing")
 
 
 def second_look_seeds(study: Study) -> tuple[int, ...] | None:

@@ -61,16 +61,18 @@ def render_outlook(cells: Sequence[Outlook], units: Mapping[str, str], form: str
     ]
     chance = math.prod(cell.chance for cell in cells)
     notes = [
-        "A model that computes equal bits passes. "
+        "Where a mean is no better than guesses, every check is inconclusive, whatever the table says. Otherwise, a model "
+        "that computes equal bits passes. "
         f"A model that differs by rounding alone passes with probability {100 * chance:.0f} %, "
         "or more if its cells are correlated.",
         f"An arm that is worse by this much is found with probability {percent(TARGET_CHANCE)}, by the spread of the "
         "baseline. More seeds do not find an arm that is worse by less than the margin: it passes.",
     ]
     if chance < TARGET_CHANCE:
+        seeds = "if every arm has the largest number of seeds for 80 % in the table, or "
         notes.append(
-            f"Warning: unchanged models pass at less than {percent(TARGET_CHANCE)}. The study reaches it if every arm "
-            "has the largest number of seeds for 80 % in the table, or with a wider margin (check.margin_sd)."
+            f"Warning: unchanged models pass at less than {percent(TARGET_CHANCE)}. The study reaches it "
+            f"{seeds * all(cell.needs for cell in cells)}with a wider margin (check.margin_sd)."
         )
     return _render(form, "How likely an unchanged model passes, and which regression is found", [], table, notes)
 

@@ -13,12 +13,12 @@ from vitlab.comparison import Verdict
 from vitlab.comparison.study import Sample, is_futile, judge_study
 from vitlab.planning.registration import newly_compared_arms
 from vitlab.planning.values import Looks, Plan
-from vitlab.report.frame import GROUPS, OPEN, STATUSES, StudyResults, parse_descriptions
+from vitlab.report.frame import GROUPS, StudyResults, parse_descriptions
 from vitlab.report.phrasing import Row
 from vitlab.spec import Analysis
 from vitlab.statistics import replicates
 from vitlab.statistics.replicates import NAN
-from vitlab.store.folders import Store
+from vitlab.store.folders import OPEN, STATUSES, Store
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from vitlab.planning.values import Plan, Planned, Trial
 from vitlab.spec import Analysis
 from vitlab.spec.design import format_value
 from vitlab.store.files import read_stored
-from vitlab.store.folders import PAUSED, Store, TrialFolder
+from vitlab.store.folders import STATUSES, Store, TrialFolder
 from vitlab.store.result import Ending, TrialResult
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 GROUPS = ("val", "test", "train")  #: splits that metrics begin with
-OPEN = ("running", PAUSED, "missing")  #: statuses of trials that have not ended
-STATUSES = (Ending.DONE, Ending.DIVERGED, Ending.FAILED, *OPEN)
 
 
 def parse_descriptions(table: str) -> dict[str, tuple[str, str]]:
@@ -292,22 +290,19 @@ def _remove_float32_rounding(value: float, quantum: float) -> float:
 
 def _read_trial(planned: Planned, store: Store, specs: Mapping[str, Trial]) -> StoredTrial:
     folder = store.folder(planned.trial)
-    result = folder.result()
+    status, result = folder.state(), folder.result()  # a result may come in between, and is never lost
     if result is not None:
         kind = {Ending.DONE: None, Ending.DIVERGED: Ending.DIVERGED}.get(result.status, Ending.ERROR)
         return StoredTrial(planned, folder, result.status, result.failure, result, kind)
-    if folder.is_locked():
-        return StoredTrial(planned, folder, "running", "", None)
-    failure = folder.failure()
-    if failure is not None:
-        return StoredTrial(planned, folder, Ending.FAILED, failure.failure, None, failure.kind)
+    if status == Ending.FAILED and (failure := folder.failure()) is not None:
+        return StoredTrial(planned, folder, status, failure.failure, None, failure.kind)
     for role, name in planned.trial.needs.items():
-        if name in specs:
+        if status != "running" and name in specs:
             needed = _read_trial(replace(planned, trial=specs[name]), store, specs)
             if needed.status in (Ending.DIVERGED, Ending.FAILED):
                 reason = f"its {role} {needed.status}: {needed.failure}"
                 return StoredTrial(planned, folder, Ending.FAILED, reason, None, "prerequisite")
-    return StoredTrial(planned, folder, PAUSED if folder.checkpoint.exists() else "missing", "", None)
+    return StoredTrial(planned, folder, status, "", None)
 
 
 def _typed_column(values: list[Any]) -> pd.Series[Any]:

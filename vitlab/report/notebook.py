@@ -158,11 +158,15 @@ class Results(pd.DataFrame):
         return f"{table._repr_html_()}<p>{escape(line)}</p>"  # type: ignore[operator]
 
 
+class UnknownName(UserError, KeyError):
+    """A name that the report does not have."""
+
+
 class ByName(dict[str, Any]):
     """Parts of a report by the name of their section."""
 
     def __missing__(self, name: str) -> Any:
-        raise UserError(f"the report has no '{name}' here.{nearest(name, self)} Names: {', '.join(self) or 'none'}.")
+        raise UnknownName(f"the report has no '{name}' here.{nearest(name, self)} Names: {', '.join(self) or 'none'}.")
 
 
 class Tables(ByName):

@@ -22,7 +22,7 @@ from vitlab.planning.registration import (
 from vitlab.planning.tune import knobs_at_edge
 from vitlab.planning.values import Plan
 from vitlab.report import phrasing
-from vitlab.report.frame import OPEN, StoredTrial, StudyResults, is_metric, metric_column
+from vitlab.report.frame import StoredTrial, StudyResults, is_metric, metric_column
 from vitlab.report.phrasing import (
     Row,
     Scale,
@@ -34,6 +34,7 @@ from vitlab.report.phrasing import (
     truncate_list,
 )
 from vitlab.statistics.replicates import boschloo_p, collapse_rate_bound, gap_score, sd_interval
+from vitlab.store.folders import OPEN
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:

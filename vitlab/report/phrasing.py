@@ -15,15 +15,15 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from vitlab.comparison import Verdict
 from vitlab.errors import format_count
 from vitlab.planning.values import declared_metric
-from vitlab.report.frame import OPEN, STATUSES
 from vitlab.spec import Analysis
+from vitlab.store.folders import OPEN, STATUSES
 
 Row = Mapping[str, Any]
 RowT = TypeVar("RowT")
 MINUS, PLUS_MINUS, DASH = "\N{MINUS SIGN}", "\N{PLUS-MINUS SIGN}", "\N{EN DASH}"
 ROUNDING = 1e-9  #: relative to a value: smaller widths are floating-point rounding
-MAX_LISTED = 12  #: notes of one kind, and arms of one sentence, that are listed one by one
-LONGEST_LIST = 100  #: characters of the names of arms in an answer that stands for several
+MAX_LISTED = 12  #: notes of one kind that are listed one by one
+LONGEST_LIST = 100  #: characters of the names of more than three arms that a sentence lists
 OVERVIEW_FROM = 12  #: above this number of comparisons, an overview comes first
 
 
@@ -432,7 +432,7 @@ def fold_unclear_answers(
             high = scale.end(max(row["difference_high"] for row in unclear), decimals)
             sentence = (
                 f"{Verdict.CANNOT_TELL}: "
-                f"{'; '.join(arms) if len('; '.join(arms)) <= LONGEST_LIST else f'{len(arms)} arms'}. "
+                f"{list_or_count(arms)}. "
                 f"The {interval_name(family, analysis)}s of their "
                 f"differences from {baseline} lie within {f'{low} to {high} {scale.points}'.rstrip()}."
             )
@@ -451,8 +451,9 @@ def count_verdicts(rows: Sequence[Row], prefix: str) -> str:
 
 
 def list_or_count(arms: Sequence[str]) -> str:
-    """Return the names of few arms, or the number of many."""
-    return "; ".join(arms) if len(arms) <= MAX_LISTED else f"{len(arms):,} arms"
+    """Return the names of few arms, or of arms with short names, or else their number."""
+    names = "; ".join(arms)
+    return names if len(arms) <= 3 or len(names) <= LONGEST_LIST else f"{len(arms):,} arms"
 
 
 def _no_values_sentence(row: Row, baseline: str = "") -> str:

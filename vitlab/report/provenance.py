@@ -77,7 +77,7 @@ def collect_provenance(plan: Plan, store: Store, trials: Sequence[StoredTrial]) 
         wall_s=sum(result.circumstances.wall_s for result in results),
         ended=None if last is None else datetime.fromtimestamp(last, UTC).strftime("%Y-%m-%d %H:%M UTC"),
         trained=len(results),
-        failed=sum(item.status == Ending.FAILED for item in trials),
+        failed=sum(item.status == Ending.FAILED and item.kind != "prerequisite" for item in trials),
     )
 
 

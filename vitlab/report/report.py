@@ -241,7 +241,8 @@ def state_digest(plan: Plan, store: Store) -> str:
     for trial in (*(planned.trial for planned in (*plan.trials, *plan.rival_trials)), *plan.prerequisites):
         folder = store.folder(trial)
         files = [folder.path / name for name in ("result.json", "failure.json")]
-        endings.append([*(path.stat().st_mtime_ns if path.exists() else 0 for path in files), folder.is_locked()])
+        times = (path.stat().st_mtime_ns if path.exists() else 0 for path in files)
+        endings.append([*times, folder.is_locked(), folder.checkpoint.exists()])
     inputs = [[name, str(section.find(name)[1]), part.inputs(plan, store)] for name, part in all_sections().items()]
     # A version is said to be the latest one, and when it was run.
     study = store.study(plan.study)

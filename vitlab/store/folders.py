@@ -69,6 +69,8 @@ class Keep(NamedTuple):
 
 LAST = Keep()
 PAUSED = "paused"  #: state of a trial with a checkpoint, from which the next run goes on
+OPEN = ("running", PAUSED, "missing")  #: statuses of trials that have not ended
+STATUSES = (Ending.DONE, Ending.DIVERGED, Ending.FAILED, *OPEN)
 CHECKPOINT = "last.safetensors"  #: in the folder of checkpoints
 OUT = Path("vitlab-runs")
 """Default output folder."""
@@ -118,7 +120,7 @@ class TrialFolder:
         return self.result() is not None
 
     def state(self) -> str:
-        """Return ``done``, ``diverged``, ``running``, ``failed``, ``paused`` (it has a checkpoint) or ``missing``."""
+        """Return one of ``STATUSES``."""
         if (result := self.result()) is not None:
             return result.status
         if self.is_locked():

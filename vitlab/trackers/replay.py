@@ -221,7 +221,9 @@ class Replay(Tracker):
         mark = self.write(TrialUpdate(item, folder, began, tuple(events), end), state.mark)
         self.delivered["trials"] += 1
         measured = sorted((event.body for event in events if event.kind == "metrics"), key=lambda body: body["step"])
-        steps = state.steps | {metric: body["step"] for body in measured for metric in body["metrics"]}
+        steps = state.steps | {
+            metric: max(body["step"], state.steps.get(metric, -1)) for body in measured for metric in body["metrics"]
+        }
         states.trials[item.identity] = _TrialState(mark, offset, began, name, last, steps)
 
 
@@ -306,6 +308,7 @@ def _read_ending(folder: TrialFolder, result: TrialResult | None, last_t: int, f
 class _TrialState:
     """Delivery state of one trial at one destination."""
 
+    __pydantic_config__: ClassVar = {"extra": "forbid"}  # a state of another form is no state
     mark: Cursor | None = None
     offset: int = 0  #: bytes of the journal
     began: int = 0  #: see :func:`training_start`

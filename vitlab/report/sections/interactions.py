@@ -19,6 +19,7 @@ from vitlab.report.phrasing import (
     DASH,
     Column,
     Columns,
+    compared_rows,
     difference_columns,
     interval_name,
     interval_unless_collapsed,
@@ -127,7 +128,8 @@ class Crossed(Section[Cell]):
         ]
         interval = interval_name(1, report.analysis)
         caption = f"Mean {scale.title} of every arm with its {interval}, by {join_paths(labels)}."
-        caption += f" Arms are compared with {name_baseline(row['baseline'] for row in report.arms)}."
+        if compared_rows(report.arms):
+            caption += f" Arms are compared with {name_baseline(row['baseline'] for row in report.arms)}."
         return Table(columns, caption, caption)
 
 
