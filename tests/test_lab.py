@@ -179,7 +179,7 @@ def test_plan_has_components_with_options_as_text(tmp_path: Path) -> None:
     content = yaml.safe_load(study(tmp_path).read_text())
     content["design"] = {"one_at_a_time": {"model.position": ["none", {"type": "rope2d", "theta": 50.0}]}}
     planned = vitlab.plan(content, out=tmp_path)
-    assert {*planned.groupby("model.position").groups} == {"learned", "none", "rope2d(theta=50)"}
+    assert {*planned.groupby("model.position").groups} == {"sinusoidal", "none", "rope2d(theta=50)"}
     assert planned["seed"].dtype == "int64" and planned["trained"].dtype == bool
 
 

@@ -240,6 +240,55 @@ def test_journal_that_begins_during_a_delivery_is_one_training(tmp_path: Path, m
     assert lines(store) == journalled(store) + Counter({"stopped": 4})
 
 
+def test_step_that_is_logged_again_does_not_repeat_later_ones(tmp_path: Path) -> None:
+    """The line of an early step is damaged, and a resumed training logs that step again, after the last one."""
+    store, plan = Store(tmp_path), results.small_plan(seeds=1)
+    results.write_trials(store, plan)
+    journals = {file: file.read_text().splitlines(keepends=True) for file in tmp_path.glob("trials/*/*/events.jsonl")}
+    assert journals
+    for file, lines in journals.items():
+        measured = [place for place, line in enumerate(lines) if '"metrics"' in line]
+        file.write_text("".join(lines[: measured[-1] + 1]))
+        file.with_name("result.json").rename(file.with_name("later"))
+    Lines(plan, store, RunSpec()).update()
+    for file, lines in journals.items():
+        first, *_, last = measured = [place for place, line in enumerate(lines) if '"metrics"' in line]
+        again = {**json.loads(lines[first]), "t": json.loads(lines[last])["t"] + 60_000}
+        damaged = "x" * (len(lines[first]) - 1) + "\n"
+        kept = [*lines[:first], damaged, *lines[first + 1 : last + 1], json.dumps(again) + "\n"]
+        file.write_text("".join(kept))
+    Lines(plan, store, RunSpec()).update()
+    for file, lines in journals.items():
+        with file.open("a") as journal:
+            journal.write(lines[-1])
+        file.with_name("later").rename(file.with_name("result.json"))
+    tracker = Lines(plan, store, RunSpec())
+    tracker.close()
+    for identity, mark in tracker.marks().items():
+        key, code, _ = identity.split("/")
+        result = store.trial(key, code).result()
+        assert result is not None
+        stored = Counter((name, step) for name, _, step in tracker.stored_points(mark))
+        expected = {(name, moment.step) for moment in result.outcome.history for name in moment.metrics}
+        again_at = min(step for _, step in expected)
+        assert stored.keys() == expected
+        assert {step for (_, step), count in stored.items() if count > 1} <= {again_at}
+
+
+def test_state_of_another_form_is_delivered_again_without_a_mark(tmp_path: Path) -> None:
+    store, plan = Store(tmp_path), results.small_plan(seeds=1)
+    results.write_trials(store, plan)
+    Lines(plan, store, RunSpec()).close()
+    (file,) = tmp_path.rglob("lines-offsets.json")
+    assert Lines(plan, store, RunSpec()).marks()
+    places = json.loads(file.read_text())
+    for state in (state for states in places.values() for state in states.values()):
+        del state["steps"]
+        state["step"] = 7
+    file.write_text(json.dumps(places))
+    assert not Lines(plan, store, RunSpec()).marks()
+
+
 def test_second_measurement_of_a_step_that_the_journal_lost_is_recovered() -> None:
     """Test metrics of the best weights are measured last, at an earlier step; what the journal has is not repeated."""
     history = tuple(Measurement(step, 0.0, step, {"val/loss": 1.0}) for step in (1, 2, 3, 4))

@@ -94,10 +94,12 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
         if not cells:
             findings.append(Finding("", "statistical", "inconclusive", "no arm has values to compare over seeds"))
     if "cost" in tiers:
-        commit, arms = resolve_commit(baseline.commit), [*plan.first_trials]
+        commit = resolve_commit(baseline.commit)
         with checkout(commit, f"the baseline's commit {commit[:7]}", request.out, request.plugins) as old:
             this_code = Revision("this code", request.plugins)
-            findings += measure_and_judge_costs(study, old, this_code, arms, request.study_arguments, request.watch)
+            findings += measure_and_judge_costs(
+                study, old, this_code, [*plan.first_trials], request.study_arguments, request.watch
+            )
     result = gate.make_check_result(study, findings, cells, notes)
     if result.verdict in ("differs", "regressed"):
         own_study = str(changes_for_own_study("check", request, study)["study"])

@@ -61,8 +61,8 @@ def render_outlook(cells: Sequence[Outlook], units: Mapping[str, str], form: str
     ]
     chance = math.prod(cell.chance for cell in cells)
     notes = [
-        "Where a mean is no better than guesses, every check is inconclusive, whatever the table says. Otherwise, a model "
-        "that computes equal bits passes. "
+        "Where a mean is no better than guesses, every check is inconclusive, whatever the table says. Otherwise, a "
+        "model that computes equal bits passes. "
         f"A model that differs by rounding alone passes with probability {100 * chance:.0f} %, "
         "or more if its cells are correlated.",
         f"An arm that is worse by this much is found with probability {percent(TARGET_CHANCE)}, by the spread of the "

@@ -294,7 +294,8 @@ def _read_trial(planned: Planned, store: Store, specs: Mapping[str, Trial]) -> S
     if result is not None:
         kind = {Ending.DONE: None, Ending.DIVERGED: Ending.DIVERGED}.get(result.status, Ending.ERROR)
         return StoredTrial(planned, folder, result.status, result.failure, result, kind)
-    if status == Ending.FAILED and (failure := folder.failure()) is not None:
+    failure = folder.failure()
+    if status == Ending.FAILED and failure:
         return StoredTrial(planned, folder, status, failure.failure, None, failure.kind)
     for role, name in planned.trial.needs.items():
         if status != "running" and name in specs:

@@ -15,8 +15,6 @@ from vitlab.report.phrasing import format_duration
 from vitlab.store.folders import Store
 from vitlab.store.result import Ending
 
-BUILT_IN = "vitlab"
-
 
 @dataclass(frozen=True)
 class Provenance:
@@ -52,7 +50,7 @@ class Provenance:
             ("Training", training + (f"; ended {self.ended}" if self.ended else "")),
             ("Numerics", ", ".join(f"{name} {value}" for name, value in self.numerics.items())),
             ("Versions", ", ".join(f"{name} {value}" for name, value in self.versions.items())),
-            ("Plugins", "; ".join(origin for origin in self.components if origin.split(" ")[1:2] != [BUILT_IN])),
+            ("Plugins", "; ".join(origin for origin in self.components if origin.split(" ")[1:2] != ["vitlab"])),
         ]
         return [(head, text) for head, text in lines if text]
 

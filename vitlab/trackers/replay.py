@@ -220,9 +220,11 @@ class Replay(Tracker):
             events = [*_recover_measurements(end, events, state.steps), *events]
         mark = self.write(TrialUpdate(item, folder, began, tuple(events), end), state.mark)
         self.delivered["trials"] += 1
-        measured = sorted((event.body for event in events if event.kind == "metrics"), key=lambda body: body["step"])
+        measured = (event.body for event in events if event.kind == "metrics")
         steps = state.steps | {
-            metric: max(body["step"], state.steps.get(metric, -1)) for body in measured for metric in body["metrics"]
+            metric: max(body["step"], state.steps.get(metric, -1))
+            for body in sorted(measured, key=lambda body: body["step"])
+            for metric in body["metrics"]
         }
         states.trials[item.identity] = _TrialState(mark, offset, began, name, last, steps)
 

@@ -126,8 +126,9 @@ class Crossed(Section[Cell]):
             Column(labels[second], tuple(cells.get((first, second), "") for first in firsts), right=False)
             for second in seconds
         ]
-        interval = interval_name(1, report.analysis)
-        caption = f"Mean {scale.title} of every arm with its {interval}, by {join_paths(labels)}."
+        caption = (
+            f"Mean {scale.title} of every arm with its {interval_name(1, report.analysis)}, by {join_paths(labels)}."
+        )
         if compared_rows(report.arms):
             caption += f" Arms are compared with {name_baseline(row['baseline'] for row in report.arms)}."
         return Table(columns, caption, caption)
