@@ -190,8 +190,12 @@ def doubt_if_guessed(cell: Cell, plan: Plan, quantum: float) -> Cell:
     reach = level + sign * (1.645 * spread + 1e-6)  # 5 % of guesses are beyond; metrics are of single precision
     if not sign * (cell.new - reach) <= 0:
         return cell
-    guesses = f"{scale.factor * reach:.4g}{' %' * scale.is_share}{' on as many images' * bool(spread)}"
-    return replace(cell, verdict="inconclusive", reason=f"guesses reach {guesses}: the arm may have learned nothing")
+    return replace(
+        cell,
+        verdict="inconclusive",
+        reason=f"guesses reach {scale.factor * reach:.4g}{' %' * scale.is_share}{' on as many images' * bool(spread)}: "
+        "the arm may have learned nothing",
+    )
 
 
 def second_look_seeds(study: Study) -> tuple[int, ...] | None:

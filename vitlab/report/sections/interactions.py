@@ -120,8 +120,11 @@ class Crossed(Section[Cell]):
         }
         cells = {(row.first, row.second): of_arms.get(row.arm, "").removesuffix(f" {DASH}") for row in rows}
         firsts, seconds = map(dict.fromkeys, zip(*cells, strict=True))
-        title = labels[rows[0].first].partition("=")[0]
-        columns = [Column(title, tuple(first.partition("=")[2] for first in firsts), right=False)]
+        columns = [
+            Column(
+                labels[rows[0].first].partition("=")[0], tuple(first.partition("=")[2] for first in firsts), right=False
+            )
+        ]
         columns += [
             Column(labels[second], tuple(cells.get((first, second), "") for first in firsts), right=False)
             for second in seconds
