@@ -479,6 +479,7 @@ def test_bad_metric_fails_contract_test(cls: type[Metric], sentence: str) -> Non
     ("declared", "sentence"),
     [
         ({"goal": "high"}, "goal: found 'high'; allowed: max or min"),
+        ({"bounds": {0, 1}}, "bounds: found {0, 1}; allowed: two numbers, the lower one first"),
         ({"bounds": 5}, "bounds: found 5; allowed: two numbers, the lower one first, with math.inf for an end without"),
         ({"bounds": (0, math.nan)}, "bounds: found (0, nan); allowed: two numbers"),
         ({"bounds": (1.0, 0.0)}, "bounds: found (1.0, 0.0); allowed: two numbers, the lower one first"),

@@ -389,6 +389,8 @@ def test_kernel_without_a_deterministic_form_points_to_the_study() -> None:
     sentence = plugins.sentence_with_place(caught.value)
     assert "does not have a deterministic implementation" in sentence and "warn_only" not in sentence
     assert sentence.endswith("; run.deterministic: false allows it, and runs then differ")
+    own = "the kernel is 3, but you set 4"
+    assert plugins.sentence_with_place(ValueError(own)) == f"ValueError: {own}"
 
 
 ODD = """

@@ -21,6 +21,7 @@ from vitlab.components.mlp import MLP, mlp
 from vitlab.components.position import Position, position
 from vitlab.geometry import Geometry
 from vitlab.registry import SLOT_MODULES, slot
+from vitlab.testing.assertions import check_each
 
 
 @pytest.fixture(autouse=True)
@@ -404,6 +405,14 @@ def test_independent_faults_are_reported_together_with_line_of_class() -> None:
         "float32 for an input",
     ):
         assert any(words in each for each in lines), words
+
+
+def test_message_of_an_assertion_need_be_no_text() -> None:
+    def check() -> None:
+        raise AssertionError((2, 3))
+
+    with pytest.raises(AssertionError, match=r"\(2, 3\)"):
+        check_each(check)
 
 
 def test_one_fault_of_several_checks_is_reported_once() -> None:

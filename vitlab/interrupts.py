@@ -43,7 +43,7 @@ def is_command() -> bool:
 
 
 def install() -> None:
-    """Install the handlers of Ctrl-C in this process, unless its parent process set Ctrl-C to be ignored."""
+    """Install the exit at the end, and the handler of Ctrl-C unless the parent process set Ctrl-C to be ignored."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _handle_ctrl_c)
     atexit.register(_exit_process)  # registered first, it is called last

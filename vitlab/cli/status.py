@@ -266,7 +266,9 @@ def _find_latest_trial(plan: Plan, store: Store, arm: str | None, seed: int | No
 def _format_event(event: Event) -> str:
     moment = datetime.fromtimestamp(event.t / 1000).isoformat(" ", "seconds")
     pairs = (
-        f"{name} {f'{value:.4g}' if isinstance(value, float) else value}" for name, value in flatten(event.body).items()
+        f"{name.rpartition('.')[2]} {f'{value:.4g}' if isinstance(value, float) else value}"
+        for name, value in flatten(event.body).items()
+        if value != {}
     )
     return f"{moment}  {event.kind:8}  {'  '.join(pairs)}"
 

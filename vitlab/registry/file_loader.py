@@ -37,8 +37,8 @@ def load_file(file: Path | str) -> Origin:
     path = Path(file).resolve()
     if not path.is_file():
         raise UserError(
-            f"plugin file {file}: this is not a file; --plugin takes the path of a Python file, such as "
-            "my_blocks.py, and an installed package needs none: 'vitlab plugins' lists these"
+            f"plugin file {file}: this is not a file; write the path of a Python file, such as "
+            "my_blocks.py; an installed package needs none: 'vitlab plugins' lists these"
         )
     try:
         text = path.read_bytes()

@@ -159,7 +159,8 @@ def sentence_with_place(error: BaseException) -> str:
     if isinstance(error, VitlabError):
         return text
     advice = _advice_on(text)
-    text = text.partition(", but you set")[0]  # torch's own advice is a call that no study can make
+    # Torch's own advice is a call that no study can make.
+    text = re.sub("(does not have a deterministic implementation), but you set.*", r"\1", text)
     text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     source = find_plugin_frame(error)
     return (text if source is None else f"{text}, at {format_frame(source)}") + advice

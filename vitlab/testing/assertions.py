@@ -58,7 +58,9 @@ def check_each(*checks: Callable[[], object]) -> None:
     if failures:
         kind = FirstCallFailed if isinstance(failures[0], FirstCallFailed) else Failures
         # One fault may fail several checks, which differ in what the sentence is about.
-        by_fault = {each.rpartition(": ")[2]: each for error in reversed(failures) for each in reversed(error.args)}
+        by_fault = {
+            str(each).rpartition(": ")[2]: each for error in reversed(failures) for each in reversed(error.args)
+        }
         raise kind(*reversed(by_fault.values())) from failures[0]
 
 

@@ -121,7 +121,7 @@ def find_declaration_fault(component: type[Metric]) -> str | None:
         try:
             type_adapter(kind).validate_python(value)
             is_right = name != "bounds" or value[0] < value[1]
-        except ValueError:
+        except (ValueError, TypeError):  # the latter of bounds without an order, such as a set
             is_right = False
         if not is_right:
             return f"{name}: found {value!r}; allowed: {allowed}"
