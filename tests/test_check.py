@@ -304,6 +304,23 @@ def test_arm_whose_loss_falls_to_the_loss_of_guesses_has_not_learnt(
         assert (finding.verdict, "equal probabilities" in finding.sentence) == (verdict, verdict != "pass")
 
 
+def test_validation_loss_that_rises_has_regressed_only_in_an_arm_that_learned_at_acceptance(
+    accepted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lost sign in a loss makes the training loss fall and the validation loss rise."""
+    _, plan = check.lab.plan_study(accepted / "gate.yaml", changes={"design": None})
+    for after, learned, verdict in (
+        (8.763, ("baseline",), "regressed"),
+        (2.309, ("baseline",), "inconclusive"),
+        (8.763, ("other",), "inconclusive"),
+    ):
+        trace = Trace(precision="fp32", losses=(1.1, -5.0), before=2.309, after=after)
+        monkeypatch.setattr("vitlab.regression.gate.train_trace", lambda *_, trace=trace, **__: trace)
+        (finding,) = train_and_check_learning(plan, (), Watch(), learned)
+        assert finding.verdict == verdict
+        assert ("fell when the baseline was accepted" in finding.sentence) == (verdict == "regressed")
+
+
 @pytest.mark.slow
 def test_acceptance_warns_of_arms_that_learn_too_little(accepted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As each check will find of them; a tier that was not asked for is not run."""
@@ -317,7 +334,10 @@ def test_acceptance_warns_of_arms_that_learn_too_little(accepted: Path, monkeypa
     assert [line for line in lines if line.startswith("Warning: ") and "learning" in line] == [
         "Warning: a: learning: no better than equal probabilities"
     ]
+    file = accepted / "other.yaml"
+    assert read_baseline(file).learned == ("b",), "a check compares with it"
     assert "learning" not in vitlab(accepted, *baseline, "--tier", "exact").stdout
+    assert read_baseline(file).learned == ("b",), "what was not computed again is kept"
 
 
 @pytest.mark.parametrize(

@@ -355,7 +355,10 @@ def test_answer_is_printed_before_a_process_beside_the_driver_delivers(end: str,
     answer = list(itertools.takewhile(lambda line: not line.startswith("Training "), driver.stdout))
     assert any("position=none" in line for line in answer) and driver.poll() is None
     deadline = time.monotonic() + 60
-    while "delivering to MLflow; 4 trials not there yet\n" not in log.read_text():
+    while (
+        "delivering 4 trials to MLflow; if this is interrupted, 'vitlab sync' delivers the rest\n"
+        not in log.read_text()
+    ):
         assert driver.poll() is None and time.monotonic() < deadline, log.read_text()
         time.sleep(0.05)
     assert not go.exists()

@@ -204,11 +204,14 @@ def second_look_seeds(study: Study) -> tuple[int, ...] | None:
     return study.seeds.values_extended_to(most) if most > len(study.seeds.values) else None
 
 
-def train_and_check_learning(plan: Plan, plugins: Sequence[str | Path], watch: Watch) -> Iterator[Finding]:
+def train_and_check_learning(
+    plan: Plan, plugins: Sequence[str | Path], watch: Watch, learned: Sequence[str] = ()
+) -> Iterator[Finding]:
     """Check that the loss of every arm falls within a hundred steps, on training and on validation images.
 
     If only one of the two falls, the finding is inconclusive: noisy batches do that to sound networks too.  So it is
-    if the loss falls to nothing better than the loss of equal probabilities for all classes.
+    if the loss falls to nothing better than the loss of equal probabilities for all classes.  But an arm in
+    ``learned``, which passed this check at acceptance, has regressed if its validation loss rises.
     """
     # A closed-form solution takes no steps.
     work = [
@@ -232,6 +235,9 @@ def train_and_check_learning(plan: Plan, plugins: Sequence[str | Path], watch: W
                 f"probabilities, {-math.log(chance):.4g}"
             ]
         verdict: Verdict = ("pass", "inconclusive", "regressed")[len(rises)]
+        if verdict == "inconclusive" and planned.arm in learned and not result.after <= result.before:
+            verdict = "regressed"
+            rises.append("it fell when the baseline was accepted")
         yield Finding(planned.arm, "learning", verdict, "; ".join(rises))
 
 

@@ -168,10 +168,8 @@ class BackgroundDelivery:
         try:
             with suppress(Exception):  # the delivery reports its own errors
                 missing = tracker.count_undelivered()
-            say(
-                f"delivering to {tracker.title}"
-                + (f"; {format_count(missing, 'trial')} not there yet" if missing else "")
-            )
+            what = f"{format_count(missing, 'trial')} to " if missing else "to "
+            say(f"delivering {what}{tracker.title}; if this is interrupted, 'vitlab sync' delivers the rest")
             if self._thread is not None:
                 self._thread.join()
             link = self._call_tracker("close", report)
