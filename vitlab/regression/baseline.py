@@ -118,15 +118,10 @@ def write_baseline(file: Path, baseline: Baseline) -> None:
 
 
 def accept_into_baseline(
-    before: Baseline,
-    facts: Facts,
-    values: Values | None,
-    reason: str,
-    commit: str = "",
-    learned: tuple[str, ...] = (),
+    before: Baseline, facts: Facts, values: Values | None, reason: str, commit: str = ""
 ) -> Baseline:
     """Return a baseline with new facts and values accepted for a reason; without values, it keeps its own."""
     today, what = datetime.now(UTC).date().isoformat(), "exact" if values is None else "exact, values"
     accepted = *before.accepted, Acceptance(date=today, reason=reason, vitlab=__version__, what=what)
     changes = {"facts": facts, "values": values or before.values, "accepted": accepted, "commit": commit}
-    return before.model_copy(update={**changes, "learned": learned})
+    return before.model_copy(update=changes)

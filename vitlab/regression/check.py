@@ -132,13 +132,13 @@ def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) ->
     old = _read_baseline(request) if request.baseline.exists() else Baseline(study=study.study, accepted=())
     facts = compute_facts(plan, count_params_and_macs(plan, request.file), request.plugins, request.watch)
     learning = [*gate.train_and_check_learning(plan, request.plugins, request.watch)] if "learning" in tiers else []
-    passed = tuple(item.arm for item in learning if item.verdict == "pass")
-    learned = passed if "learning" in tiers else old.learned
+    if "learning" in tiers:
+        old = old.model_copy(update={"learned": tuple(item.arm for item in learning if item.verdict == "pass")})
     values = None
     if "statistical" in tiers:
         pinned = _versions_to_record(request, study)
         values = _train_missing(request, study, gate.second_look_seeds(study), (), pinned)
-    write_baseline(request.baseline, accept_into_baseline(old, facts, values, reason, commit, learned))
+    write_baseline(request.baseline, accept_into_baseline(old, facts, values, reason, commit))
     return [f"Warning: {item.arm}: learning: {item.sentence}" for item in learning if item.verdict != "pass"]
 
 

@@ -284,6 +284,7 @@ def shrink_pictures(pictures: Iterable[Path], folder: Path) -> None:
 def _adapt_markdown(markdown: str, run: str) -> str:
     """Link pictures to the run's files and convert escapes to a form that MLflow's Markdown supports."""
     text = re.sub(r"\\([<>&$#|])", lambda match: f"&#{ord(match[1])};", markdown)
+    text = text.replace(" | ", "\N{NO-BREAK SPACE} | \N{NO-BREAK SPACE}")  # the page sets cells side by side
     picture = re.compile(r"^!\[([\w ]*)\]\((\w+\.png)\)$", re.MULTILINE)
     return picture.sub(lambda match: _picture(match[1], match[2], run), text)
 

@@ -20,7 +20,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -149,7 +148,7 @@ class BackgroundDelivery:
             self._thread.start()
 
     def close(self, report: Sequence[Path], say: Callable[[str], None] = lambda sentence: None) -> str | None:
-        """Say how much the tracker lacks, and deliver it.
+        """Say that the tracker gets what it lacks, and deliver it.
 
         Args:
             report: files of the study's report.
@@ -164,12 +163,8 @@ class BackgroundDelivery:
         tracker = self._tracker
         if not tracker.title:
             return None
-        missing: int | None = None
         try:
-            with suppress(Exception):  # the delivery reports its own errors
-                missing = tracker.count_undelivered()
-            what = f"{format_count(missing, 'trial')} to " if missing else "to "
-            say(f"delivering {what}{tracker.title}; if this is interrupted, 'vitlab sync' delivers the rest")
+            say(f"delivering to {tracker.title}; if this is interrupted, 'vitlab sync' delivers the rest")
             if self._thread is not None:
                 self._thread.join()
             link = self._call_tracker("close", report)
