@@ -63,6 +63,7 @@ from vitlab.report.formats import parts_to_text
 from vitlab.report.frame import StudyResults
 from vitlab.report.notebook import Comparison
 from vitlab.report.page import trial_columns
+from vitlab.report.report import state_digest
 from vitlab.report.sections import Findings, Image, all_sections, curves
 from vitlab.report.sections.arms import arm_columns as arm_columns
 from vitlab.report.sections.further_metrics import MetricsOfArm
@@ -1393,6 +1394,14 @@ def test_latex_fits_paper_width(tmp_path):
     labels = re.findall(r"\\label\{(.*?)\}", everything)
     assert len(labels) == len(tables_all)  # one for each section with a table, which others may join
     assert {"tab:positions-arms", "tab:positions-comparisons", "tab:positions-interactions"} <= {*labels}
+
+
+def test_report_is_outdated_once_a_trial_has_a_checkpoint(tmp_path):
+    plan, store = study(tmp_path, {"baseline": [*BASE[:4], None]})
+    before = state_digest(plan, store)
+    store.folder(plan.trials[-1].trial).checkpoint.mkdir(parents=True)
+    assert frame.results(plan, store)["status"].tolist()[-1] == "paused"
+    assert state_digest(plan, store) != before
 
 
 def test_provenance_counts_every_training_once(tmp_path):

@@ -44,7 +44,7 @@ DECODING_MODULES = frozenset({"vitlab.data.datasets.pictures", "vitlab.data.pixe
 
 MAX_NAMED = 50  #: unreadable pictures that a message names
 
-MAX_CACHED = 2  #: decoded data sets to cache per process, for consecutive trials of a study on one worker
+MAX_CACHED = 2  #: decoded data sets to cache per process, without corrupted images, for trials that one process trains
 
 
 class DataSource:
