@@ -412,6 +412,62 @@ def test_part_that_waits_or_draws_is_refused_before_training(
     assert not [*tmp_path.glob("out/trials/*/*/events.jsonl")]
 
 
+SHAPES = """
+from vitlab.components.position.additive import NoPosition
+from vitlab.plugin import position
+
+
+@position.register("narrow_{end}")
+class Narrow(NoPosition):
+    "Returns too few features."
+
+    def __init__(self, g, *, by: int = 1) -> None:
+        super().__init__(g)
+        self.by = by
+
+    def add(self, x_BTD, layer):
+        return x_BTD[..., self.by :]
+"""
+
+
+@pytest.mark.parametrize("command", ["validate --build", "run --smoke", "plan --cost"])
+def test_wrong_shape_is_a_sentence_with_the_line_of_the_class(tmp_path: Path, command: str) -> None:
+    name, plugin = f"narrow_{command[:3]}", tmp_path / f"narrow_{command[:3]}.py"
+    plugin.write_text(SHAPES.format(end=command[:3]))
+    file = write(tmp_path, design={"one_at_a_time": {"model.position": [name]}}, seeds=1)
+    code, printed, err = call(
+        *command.split(), file, "--plugin", plugin, *["--out", tmp_path / "out"] * command.count("run")
+    )
+    assert code == 3 and len(err.strip().splitlines()) == 1 and f"position '{name}' ({relative(plugin)}:6)" in err, err
+    if command == "plan --cost":
+        assert err.startswith(f"in the model of arm 'position={name}': RuntimeError: ") and not printed, err
+    else:
+        assert re.search(r"add\(x, 0\) has shape \(3, 17, 15\); expected \(3, 17, 16\)$", err.strip()), err
+
+
+def test_fault_of_several_arms_is_one_mistake_with_a_remedy(tmp_path: Path) -> None:
+    plugin = tmp_path / "narrow_several.py"
+    text = SHAPES.format(end="several").replace("super().__init__(g)", "self.extra = torch.nn.Linear(1, 1)")
+    plugin.write_text(f"import torch\n{text}")
+    arms = ["narrow_several", {"type": "narrow_several", "by": 2}]
+    file = write(tmp_path, design={"one_at_a_time": {"model.position": arms}}, seeds=1)
+    code, _, err = call("validate", "--build", file, "--plugin", plugin)
+    names = "'position=narrow_several', 'position=narrow_several(by=2)'"
+    assert code == 3 and f"in the model of arm {names}: AttributeError: " in err and "mistakes" not in err, err
+    assert err.strip().endswith(":13; begin the constructor with super().__init__()"), err
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("can't convert meta device type tensor to numpy. Use Tensor.cpu() to copy", "in place of .item()"),
+        ("Tensor on device cpu is not on the expected device meta!", "as a buffer"),
+    ],
+)
+def test_words_of_torch_on_meta_tensors_have_a_remedy(text: str, remedy: str) -> None:
+    assert remedy in vitlab.registry.plugins.sentence_with_place(RuntimeError(text))
+
+
 LOSSES = '''
 import torch
 from torch.nn import functional as F

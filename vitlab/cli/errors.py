@@ -121,7 +121,7 @@ def _classify_error(error: BaseException) -> tuple[int, str, str]:
         lines = f"{format_frame(source)}: {type(error).__name__}: {error}\n    {source.line}"
         return VitlabError.exit_code, "plugin", f"{lines}\nThis is a fault of the plugin in {source.filename}."
     lines = "".join(traceback.format_exception(error))
-    advice = "This is a fault of vitlab or of a plugin, not of yours; the lines above say where."
+    advice = "This is a fault of vitlab or of a plugin; the lines above say where."
     return VitlabError.exit_code, VitlabError.kind, lines + advice
 
 

@@ -285,7 +285,7 @@ def validate_command(files: tuple[Path, ...], changes: tuple[str, ...], plugins:
             if build:
                 from vitlab.testing import check_plugin_components
 
-                count_params_and_macs(plan, file)
+                count_params_and_macs(plan, file, check_plugin_components)
                 check_plugin_components(plan)
         except (UserError, BrokenComponent) as error:
             problems += error.mistakes

@@ -33,6 +33,7 @@ from vitlab.planning.study_folder import qualify_default_builtins, read_decision
 from vitlab.planning.tune import choose_winner
 from vitlab.planning.values import UNDECIDED, Plan, Planned
 from vitlab.registry.options import check_arguments
+from vitlab.registry.plugins import place_of_class
 from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
 from vitlab.spec.changes import format_changes, full_path
 from vitlab.spec.design import format_value
@@ -264,14 +265,17 @@ def plan(
     ).map(lambda value: format_value(value) if isinstance(value, Mapping | list) else value)
 
 
-def count_params_and_macs(plan: Plan, file: str | Path) -> dict[str, dict[str, int]]:
+def count_params_and_macs(
+    plan: Plan, file: str | Path, check_components: Callable[[Plan], None] = lambda _: None
+) -> dict[str, dict[str, int]]:
     """Return parameters and multiply-accumulates (one image, forward) of each arm's model, built on the meta device.
 
-    Arms with the same model share its cost, or its one mistake.
+    Arms with the same model share its cost.  ``check_components`` is called if a model fails in code that is not of a
+    plugin, as it does after a plugin's component returns a wrong shape, and may raise with the reason.
 
     Raises:
         SpecError: if models cannot be built, with every mistake.
-        BrokenComponent: the same, if code of a plugin is the reason for one of them.
+        BrokenComponent: the same, if a plugin is the reason for one of them.
     """
     from vitlab.data.prepare import data_info
 
@@ -280,18 +284,26 @@ def count_params_and_macs(plan: Plan, file: str | Path) -> dict[str, dict[str, i
         info = data_info(registry.slot("dataset").resolve_choice(planned.trial.spec.data))
         alike[str(planned.trial.spec.model), info].append(planned)
     by_arm: dict[str, dict[str, int]] = {}
-    mistakes, is_plugin_broken = list[str](), False
+    arms_by_mistake, is_plugin_broken = defaultdict[str, list[str]](list), False
     for (_, info), arms in alike.items():
+        model = arms[0].trial.spec.model
         try:
-            cost = _count_cost(arms[0].trial.spec.model, info)
+            cost = _count_cost(model, info)
         except Exception as error:
-            if not isinstance(error, UserError) and registry.plugins.find_plugin_frame(error) is None:
-                raise  # a fault of vitlab, which its traceback explains
-            is_plugin_broken |= not isinstance(error, UserError)
             sentence = registry.plugins.sentence_with_place(error)
-            mistakes.append(f"in the model of arm '{arms[0].arm}': {sentence}")
+            if not isinstance(error, UserError) and registry.plugins.find_plugin_frame(error) is None:
+                parts = registry.slot("model").resolve_choice(model).walk()
+                own = [part for part in parts if part.origin.source != registry.BUILT_IN]
+                if not own:
+                    raise  # a fault of vitlab, which its traceback explains
+                check_components(plan)
+                places = (f"{part.slot} '{part.type}' ({place_of_class(part.component)})" for part in own)
+                sentence += f"; what {', '.join(places)} returns may have a wrong shape"
+            is_plugin_broken |= not isinstance(error, UserError)
+            arms_by_mistake[sentence].append(f"'{arms[0].arm}'")
         else:
             by_arm |= {item.arm: {"params": cost.params, "macs": cost.macs} for item in arms}
+    mistakes = [f"in the model of arm {', '.join(names)}: {sentence}" for sentence, names in arms_by_mistake.items()]
     if is_plugin_broken:
         raise BrokenComponent(*mistakes)
     if mistakes:
