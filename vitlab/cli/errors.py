@@ -120,9 +120,8 @@ def _classify_error(error: BaseException) -> tuple[int, str, str]:
     if (source := find_plugin_frame(error)) is not None:
         lines = f"{format_frame(source)}: {type(error).__name__}: {error}\n    {source.line}"
         return VitlabError.exit_code, "plugin", f"{lines}\nThis is a fault of the plugin in {source.filename}."
-    lines = "".join(traceback.format_exception(error))
-    advice = "This is a fault of vitlab or of a plugin; the lines above say where."
-    return VitlabError.exit_code, VitlabError.kind, lines + advice
+    text = f"{''.join(traceback.format_exception(error))}This is a fault of vitlab or of a plugin; see the lines above."
+    return VitlabError.exit_code, VitlabError.kind, text
 
 
 def _is_system_error(error: OSError) -> bool:

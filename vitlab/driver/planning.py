@@ -33,7 +33,6 @@ from vitlab.planning.study_folder import qualify_default_builtins, read_decision
 from vitlab.planning.tune import choose_winner
 from vitlab.planning.values import UNDECIDED, Plan, Planned
 from vitlab.registry.options import check_arguments
-from vitlab.registry.plugins import place_of_class
 from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
 from vitlab.spec.changes import format_changes, full_path
 from vitlab.spec.design import format_value
@@ -270,8 +269,8 @@ def count_params_and_macs(
 ) -> dict[str, dict[str, int]]:
     """Return parameters and multiply-accumulates (one image, forward) of each arm's model, built on the meta device.
 
-    Arms with the same model share its cost.  ``check_components`` is called if a model fails in code that is not of a
-    plugin, as it does after a plugin's component returns a wrong shape, and may raise with the reason.
+    Arms with the same model share its cost, or its one mistake.  ``check_components`` is
+    called if a model with a plugin's component fails in other code, as after a wrong shape, and may raise the reason.
 
     Raises:
         SpecError: if models cannot be built, with every mistake.
@@ -284,31 +283,32 @@ def count_params_and_macs(
         info = data_info(registry.slot("dataset").resolve_choice(planned.trial.spec.data))
         alike[str(planned.trial.spec.model), info].append(planned)
     by_arm: dict[str, dict[str, int]] = {}
-    arms_by_mistake, is_plugin_broken = defaultdict[str, list[str]](list), False
+    mistakes, is_plugin_broken = list[str](), False
     for (_, info), arms in alike.items():
         model = arms[0].trial.spec.model
         try:
             cost = _count_cost(model, info)
         except Exception as error:
             sentence = registry.plugins.sentence_with_place(error)
+            is_plugin_broken |= not isinstance(error, UserError)
             if not isinstance(error, UserError) and registry.plugins.find_plugin_frame(error) is None:
-                parts = registry.slot("model").resolve_choice(model).walk()
-                own = [part for part in parts if part.origin.source != registry.BUILT_IN]
-                if not own:
+                places = [
+                    f"{part.slot} '{part.type}' ({registry.plugins.place_of_class(part.component)})"
+                    for part in registry.slot("model").resolve_choice(model).walk()
+                    if part.origin.source != registry.BUILT_IN
+                ]
+                if not places:
                     raise  # a fault of vitlab, which its traceback explains
                 check_components(plan)
-                places = (f"{part.slot} '{part.type}' ({place_of_class(part.component)})" for part in own)
                 sentence += f"; what {', '.join(places)} returns may have a wrong shape"
-            is_plugin_broken |= not isinstance(error, UserError)
-            arms_by_mistake[sentence].append(f"'{arms[0].arm}'")
+            mistakes.append(f"in the model of arm '{arms[0].arm}': {sentence}")
         else:
             by_arm |= {item.arm: {"params": cost.params, "macs": cost.macs} for item in arms}
-    mistakes = [f"in the model of arm {', '.join(names)}: {sentence}" for sentence, names in arms_by_mistake.items()]
     if is_plugin_broken:
         raise BrokenComponent(*mistakes)
     if mistakes:
         document = read_document(file)
-        raise SpecError(document.problem(("base", "model"), sentence) for sentence in mistakes)
+        raise SpecError(document.problem(("base", "model"), mistake) for mistake in mistakes)
     return {arm.name: by_arm[arm.name] for arm in plan.arms if arm.name in by_arm}
 
 

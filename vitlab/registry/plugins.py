@@ -174,14 +174,13 @@ def _advice_on(text: str) -> str:
             f"; this is vitlab {__version__}, which has no such name.{hint} Import from vitlab.plugin, whose names "
             "stay, or pin the vitlab that has it in the plugin's dependencies"
         )
-    if "is not on the expected device meta" in text:
-        return "; register a tensor that the constructor makes as a buffer, and make others on the device of the input"
     if "before Module.__init__() call" in text:
         return "; begin the constructor with super().__init__()"
-    if re.search("meta (device type )?tensor", text.lower()):
+    if re.search(r"(?i)\bmeta\b", text):
         return (
             "; models are planned without values, by meta tensors: use torch operations, such as torch.where, in place "
-            "of .item(), float(), numpy and if, or set vmap_safe = False and return empty_like(x) if x.is_meta"
+            "of .item(), float(), numpy and if, or set vmap_safe = False and return empty_like(x) if x.is_meta; "
+            "register a tensor that the constructor makes as a buffer"
         )
     if "object is not callable" in text:
         return "; an attribute, such as an option, may have the name of a method of the class: rename it"
