@@ -58,9 +58,8 @@ def check_each(*checks: Callable[[], object]) -> None:
     if failures:
         kind = FirstCallFailed if isinstance(failures[0], FirstCallFailed) else Failures
         # One fault may fail several checks, which differ in what the sentence is about.
-        by_fault = {
-            str(each).rpartition(": ")[2]: each for error in reversed(failures) for each in reversed(error.args)
-        }
+        sentences = [str(each) for error in failures for each in error.args]
+        by_fault = {each.rpartition(": ")[2]: each for each in reversed(sentences)}
         raise kind(*reversed(by_fault.values())) from failures[0]
 
 
