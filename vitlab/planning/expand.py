@@ -241,7 +241,7 @@ def _plan_trials(
     for arm in (arm for arm in arms if not arm.skip):
         for seed in seeds.values if looks is None else looks.seeds_of(arm.name, baselines):
             if arm.pending:
-                # Without a key it cannot be run, so its seeds need not be the ones of a control.
+                # It has no key yet, and so no control whose seeds it could share.
                 trial = Trial(arm.trial.spec, seeds.stream_seeds(seed), arm.trial.origins, arm.trial.info.content)
                 pending.append(Planned(arm.name, seed, trial))
             else:
