@@ -640,7 +640,7 @@ def test_cell_no_better_than_guesses_does_not_pass(metric: str, value: float, re
 
 
 def test_settings_are_checked_like_rest_of_file() -> None:
-    for wrong in ({"metrics": {"accuracy": "max"}}, {"margin_sd": 0}, {"escalate_to": 2}, {"on_inconclusive": "pass"}):
+    for wrong in ({"margin_sd": 0}, {"escalate_to": 2}, {"on_inconclusive": "pass"}):
         with pytest.raises(ValueError):
             study(**wrong)
     assert yaml.safe_load(study().model_dump_json())["check"]["alpha"] == 0.05

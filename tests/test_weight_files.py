@@ -262,8 +262,8 @@ def test_code_of_trial_with_weight_file_includes_reader(tmp_path: Path) -> None:
 def test_trial_weights_are_exported_to_other_formats(tmp_path: Path) -> None:
     folder = start(tmp_path, saved(vit(), tmp_path / "a.pth"), steps=2, model={"attention": "per_head"})
     mine, _ = load_model(folder)
-    done = convert_weights_file(folder.weights_file, tmp_path / "b.pth", "timm")
-    assert [note.partition("(")[0] for note in done.notes] == ["timm.create_model"]
+    _, notes = convert_weights_file(folder.weights_file, tmp_path / "b.pth", "timm")
+    assert [note.partition("(")[0] for note in notes] == ["timm.create_model"]
     theirs = vit(img_size=24, num_classes=3)
     theirs.load_state_dict(torch.load(tmp_path / "b.pth"), strict=True)
     x_BCHW = torch.randn(2, 3, 24, 24)
