@@ -440,7 +440,7 @@ def test_ab_names_the_revision_that_cannot_run_the_study(repository: Path, monke
     monkeypatch.setattr(Revision, "run_python", run_in_fork)
     git("mv", "own.py", "other.py")
     commit("renamed")
-    with pytest.raises(UserError, match=r"HEAD~ \(\w{7}\) has no other\.py; commit it, .* or compare later commits"):
+    with pytest.raises(UserError, match=r"HEAD~ \(\w{7}\) has no other\.py; commit it, then take commits that have it"):
         vitlab("ab", "HEAD~..HEAD", "study.yaml", "--plugin", "other.py")
     Path("other.py").write_text("raise RuntimeError")
     commit("broken")
