@@ -208,6 +208,14 @@ def test_plugin_file_registers_components_with_code_digest(tmp_path: Path) -> No
         norm.resolve_choice({"type": "halved", "bye": 1})
 
 
+def test_plugin_file_reads_files_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "table.txt").write_text("seven")
+    (tmp_path / "with_table.py").write_text(
+        "import pkgutil\nassert pkgutil.get_data(__name__, 'table.txt') == b'seven'\n"
+    )
+    registry.load_file(tmp_path / "with_table.py")
+
+
 def test_edited_plugin_file_is_read_again(tmp_path: Path) -> None:
     file = write(tmp_path / "my_blocks.py")
     first = registry.load_file(file)

@@ -9,8 +9,8 @@ import ast
 import hashlib
 import sys
 from contextlib import suppress
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 
 from vitlab import imports
 from vitlab.errors import BrokenComponent, ClashError, UserError
@@ -53,8 +53,9 @@ def load_file(file: Path | str) -> Origin:
     replaced = remove_origin(_origins[path]) if path in _origins else []
     name = plugins.file_module_name(origin)
     plugins.files[name] = PluginFile(path, origin, text)
-    module = ModuleType(name)
-    module.__file__ = str(path)
+    spec = spec_from_file_location(name, path)
+    assert spec is not None  # of a path that ends in .py
+    module = module_from_spec(spec)
     sys.modules[name] = module  # before it runs: dataclasses and pickle look their module up there
     imports.record_import(name, path)
     try:

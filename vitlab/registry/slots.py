@@ -335,7 +335,10 @@ def _method_mistake(component: type[Any], contract: type[Any]) -> str | None:
         own, parameters = inspect.getattr_static(component, name), inspect.signature(method).parameters.values()
         required = [each for each in parameters if each.default is each.empty and each.kind is not each.KEYWORD_ONLY]
         with suppress(TypeError):
-            inspect.signature(getattr(own, "__func__", own)).bind_partial(*required[isinstance(own, staticmethod) :])
+            with suppress(ValueError):  # of a function in C, which has no signature
+                inspect.signature(getattr(own, "__func__", own)).bind_partial(
+                    *required[isinstance(own, staticmethod) :]
+                )
             if not getattr(own, "__isabstractmethod__", False):
                 continue
         return f"define its method {name}({', '.join(each.name for each in required)}), with these parameters"
