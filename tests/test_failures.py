@@ -225,10 +225,3 @@ def test_retry_settings_of_study_file() -> None:
     assert "Extra inputs" in refused(retries={"diverged": 1})  # a diverged trial has a result
     assert "Extra inputs" in refused(retries={"crashed": 1})
     assert "retries\n  Input should be a valid dictionary" in refused(retries=True)
-
-
-def test_failure_kinds_of_old_folders(tmp_path: Path) -> None:
-    folder = TrialFolder(tmp_path)
-    (tmp_path / "failure.json").write_text('{"failure": "once", "traceback": "", "time": 0.0}')
-    failure = folder.failure()
-    assert failure is not None and (failure.kind, failure.failure) == ("error", "once")

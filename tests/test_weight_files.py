@@ -277,7 +277,7 @@ def test_trial_weights_are_exported_to_other_formats(tmp_path: Path) -> None:
     again = canonical(start(tmp_path, folder.weights_file, head="keep"))
     assert all(torch.equal(again[name], value) for name, value in mine.to_canonical(mine.state_dict()).items())
     folder.spec.unlink()
-    assert "spec.json is missing beside them" in refused("weights", "inspect", folder.weights_file)
+    assert "spec.json does not exist or is damaged" in refused("weights", "inspect", folder.weights_file)
 
 
 def test_unsupported_model_is_not_exported(tmp_path: Path) -> None:

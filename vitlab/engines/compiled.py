@@ -77,7 +77,9 @@ def compile_loss(training: Training) -> LossFunction:
 
     def compute_loss(x_BCHW: Tensor, target: Tensor, draws: noise.Draws) -> Value:
         dropout, drop_path, step = noise.tensor_of([draws.dropout, draws.drop_path, draws.step], device).unbind()
-        return compiled(x_BCHW, target, noise.Draws(dropout, drop_path, draws.sample_B, step, draws.scale_LB))
+        loss = compiled(x_BCHW, target, noise.Draws(dropout, drop_path, draws.sample_B, step, draws.scale_LB))
+        # The next step overwrites what a CUDA graph returns, and losses are read at an evaluation.
+        return Value(loss.total.clone(), {name: part.clone() for name, part in loss.parts.items()})
 
     return compute_loss
 

@@ -30,8 +30,8 @@ class Value(NamedTuple):
     parts: Mapping[str, Tensor]
 
     def detached(self) -> Value:
-        """Return a copy of the value outside of the autograd graph; a CUDA graph overwrites its results."""
-        return Value(self.total.detach().clone(), {name: part.detach().clone() for name, part in self.parts.items()})
+        """Return the value detached from the graph."""
+        return Value(self.total.detach(), {name: part.detach() for name, part in self.parts.items()})
 
 
 class Loss(ABC):
