@@ -91,7 +91,6 @@ def test_finished_study_is_reported_from_read_only_folder(tmp_path: Path, monkey
             ["report", "tiny"],
             ["report", "tiny", "--format", "csv"],
             ["status", "tiny"],
-            ["compare", "tiny", "tiny"],
         ):
             code, printed, err = call(*words, "--out", out)
             assert code == 0 and printed, (words, err)

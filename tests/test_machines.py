@@ -43,7 +43,6 @@ def test_commands_that_train_nothing_run_without_posix(tmp_path: Path) -> None:
     done = without_posix(
         ["validate", "quickstart"], ["list", "position"], ["show", "position", "rope2d"], ["plan", "quickstart", *out],
         ["judge", "r.csv", "--metric", "acc", "--arm", "arm"], ["report", plan.study, *out], ["status", plan.study, *out],
-        ["compare", plan.study, plan.study, *out],
         folder=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -55,7 +54,6 @@ def test_commands_that_train_nothing_run_without_posix(tmp_path: Path) -> None:
         "acc: higher is better",
         "below baseline",
         "done",
-        "same",
     ):
         assert words in done.stdout, words
 

@@ -48,7 +48,6 @@ READERS: tuple[tuple[str, ...], ...] = (
     ("report", "tiny", "--format", "csv"),
     ("report", "tiny", "--format", "json"),
     ("report", "tiny", "--format", "md"),
-    ("compare", "tiny", "tiny"),
     ("status", "tiny"),
     ("status", "tiny", "--json"),
     ("logs", "KEY"),
