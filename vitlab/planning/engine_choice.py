@@ -29,7 +29,7 @@ MAX_VALUES = 1 << 16
 
 MAX_GPU_VALUES = 1 << 22
 """The same on a GPU.  On an H100, 16 trials of 1.6 million values were 6 to 8 times as fast by ``vmap`` as by the
-loop, and 8 to 14 times by ``compiled_vmap``; the limit follows from the 5 us of a launch, and was not measured."""
+loop, and 6 to 14 times by ``compiled_vmap``; the limit follows from the 5 us of a launch, and was not measured."""
 
 MIN_COMPILED_STEPS = 1 << 11
 """Steps from which compiling pays on a GPU: there it took 23 to 44 s, and saved 12 to 22 ms a step."""

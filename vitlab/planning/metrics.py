@@ -19,7 +19,6 @@ from vitlab.spec.trial import METRICS, OBJECTIVE, TEST_SET_OPTIONS
 Metrics = Mapping[str, Any]
 """Name in results, without the split, to the metric: a component of the slot, or a class like one."""
 
-
 TASKS: tuple[Task, ...] = get_args(Task)
 
 

@@ -290,12 +290,13 @@ def _remove_float32_rounding(value: float, quantum: float) -> float:
 
 def _read_trial(planned: Planned, store: Store, specs: Mapping[str, Trial]) -> StoredTrial:
     folder = store.folder(planned.trial)
-    status, result = folder.state(), folder.result()  # a result may come in between, and is never lost
+    result, status = folder.result(), ""
+    if result is None:
+        status, result = folder.state(), folder.result()  # a result may come in between, and is never lost
     if result is not None:
         kind = {Ending.DONE: None, Ending.DIVERGED: Ending.DIVERGED}.get(result.status, Ending.ERROR)
         return StoredTrial(planned, folder, result.status, result.failure, result, kind)
-    failure = folder.failure()
-    if status == Ending.FAILED and failure:
+    if status == Ending.FAILED and (failure := folder.failure()) is not None:
         return StoredTrial(planned, folder, status, failure.failure, None, failure.kind)
     for role, name in planned.trial.needs.items():
         if status != "running" and name in specs:
