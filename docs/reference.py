@@ -45,6 +45,7 @@ HOOKS = ("add", "rotation", "bias", "mix")
 def pages() -> dict[str, str]:
     """Return Markdown by file name: the study file, its keys, the commands, and every slot with its components."""
     study = (ROOT / "pipelines" / "README.md").read_text(encoding="utf-8")
+    study = study.replace("../docs/pages/reference/", "").replace("../docs/pages/", "../")
     generated = {"study.md": study, "keys.md": "\n".join(_keys())}
     generated["commands.md"] = "\n".join(_commands())
     generated["python.md"] = "\n".join(_python())
