@@ -112,13 +112,13 @@ def run(
         if followed:  # the other driver may have tuned, or opened arms for more seeds
             study, plan = make_current_plan()
         endings = find_cached_trials(plan, only, store)
-        trains = bool(next_trials_to_train(plan, only, endings)[1])
+        _, missing = next_trials_to_train(plan, only, endings)
         # Built to see that they can work here, which raises before anything is written.
         registry.slot("tracker").build(study.run.tracker, plan, store, study.run)
-        if trains:
+        if missing:
             registry.slot("executor").build(study.run.executor, study.run)
         # The plan returns with the analysis that the first run of the study has registered.
-        plan = write_study_files(plan, store, file, changes, plugins, watch.say, trains=trains)
+        plan = write_study_files(plan, store, file, changes, plugins, watch.say, trains=bool(missing))
         tracker = registry.slot("tracker").build(study.run.tracker, plan, store, study.run)
         session = Session(store, study.run, plugins, watch, tracker)
         current = _Run(plan, session, only, endings, make_current_plan)
