@@ -23,7 +23,7 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.engines.base import train as train_together
 from vitlab.geometry import Geometry
 from vitlab.lab import plan_study
-from vitlab.models.contract import state_digest
+from vitlab.models.contract import weights_digest
 from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.testing import check_component
@@ -237,7 +237,7 @@ def trained(model: Any = MODEL, **options: Any) -> str:
     built = slot("model").build(model, data.info)
     built.initialise(0)
     train(built, Feed(data, [], SEEDS), SPEC, SEEDS, **options)
-    return state_digest(built.state_dict())
+    return weights_digest(built.state_dict())
 
 
 def test_resume_repeats_draws_bitwise() -> None:

@@ -26,7 +26,7 @@ from vitlab.engines.base import evaluation_steps
 from vitlab.engines.base import train as train_together
 from vitlab.errors import VitlabError
 from vitlab.geometry import DataInfo
-from vitlab.models.contract import Model, state_digest
+from vitlab.models.contract import Model, weights_digest
 from vitlab.models.trained import HEADER, InputSpec, read_safetensors, write_weights
 from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec
@@ -526,7 +526,7 @@ def test_checkpoint_distinguishes_similar_names(tmp_path: Path) -> None:
 def test_digest_depends_on_names_dtypes_shapes_and_values() -> None:
     x = torch.arange(4.0)
     digests = [
-        state_digest(tensors)
+        weights_digest(tensors)
         for tensors in (
             {"x": x},
             {"y": x},
@@ -537,4 +537,4 @@ def test_digest_depends_on_names_dtypes_shapes_and_values() -> None:
         )
     ]
     assert len(set(digests)) == len(digests)
-    assert state_digest({"a": x, "b": x[1:]}) == state_digest({"b": x[1:].clone(), "a": x})
+    assert weights_digest({"a": x, "b": x[1:]}) == weights_digest({"b": x[1:].clone(), "a": x})

@@ -16,7 +16,7 @@ from torch import Tensor
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo
-from vitlab.models.contract import Model, state_digest
+from vitlab.models.contract import Model, weights_digest
 from vitlab.models.trained import InputSpec, write_weights
 from vitlab.planning.values import Trial
 from vitlab.registry import slot
@@ -157,7 +157,7 @@ def outcome(folder: Path, options: dict[str, Any], to: str) -> str:
 def test_changed_tensor_of_trial_file_is_refused(tmp_path: Path) -> None:
     """The trial's result has the digest of the weights that it ended with; a file without a result is opened."""
     file, _ = write_trial(tmp_path, {})
-    ended = Outcome({"val/accuracy": 0.5}, (), state_digest(safetensors.torch.load_file(file)), 1, 8)
+    ended = Outcome({"val/accuracy": 0.5}, (), weights_digest(safetensors.torch.load_file(file)), 1, 8)
     circumstances = Circumstances(1.0, 1.0, "here", 1, 1, 1, 1, {}, {})
     write_json(tmp_path / "result.json", asdict(TrialResult("k", "c", Ending.DONE, ended, circumstances)))
     open_model(file)

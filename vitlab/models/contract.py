@@ -156,7 +156,7 @@ def names_in_last_layer(model: Model) -> set[str]:
     return {name for name, layer in layers.items() if layer == last}
 
 
-def state_digest(state: State) -> str:
+def weights_digest(state: State) -> str:
     """Return the SHA-256 over names, dtypes, shapes and bytes, sorted by name."""
     sha256 = hashlib.sha256()
     for name in sorted(state):

@@ -16,7 +16,7 @@ import torch
 
 from vitlab.errors import OptionError, UserError, WeightsError, first_sentence
 from vitlab.geometry import DataInfo
-from vitlab.models.contract import Model, NewState, State, state_digest
+from vitlab.models.contract import Model, NewState, State, weights_digest
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.spec import TrialSpec
 from vitlab.spec.tree import parse_as
@@ -84,7 +84,7 @@ def build_trained_model(
     folder = TrialFolder(file.parent)
     # The result has the digest of the last weights, not of those that were kept on the way.
     result = None if file.name.startswith("weights-") else folder.result()
-    if result is not None and result.outcome.weights not in ("", state_digest(state)):
+    if result is not None and result.outcome.weights not in ("", weights_digest(state)):
         raise WeightsError(
             "its tensors are not the weights that the trial ended with; copy the file again, or delete its folder and "
             "run the study again"

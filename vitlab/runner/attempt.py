@@ -20,7 +20,7 @@ from vitlab.data.prepare import Feed, prepare
 from vitlab.engines import Engine, engine_or_fallback
 from vitlab.identity.code import imported_requirements
 from vitlab.identity.trial import Trial
-from vitlab.models.contract import state_digest
+from vitlab.models.contract import weights_digest
 from vitlab.models.trained import InputSpec, write_weights
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.registry.plugins import sentence_with_place
@@ -188,7 +188,7 @@ class Attempt:
         status: EndingWithResult = Ending.DIVERGED if failure else Ending.DONE
         if not failure:
             state = self.training.model.state_dict()
-            outcome = replace(outcome, weights=state_digest(state))
+            outcome = replace(outcome, weights=weights_digest(state))
             write_predictions(self.folder.predictions, self.training.predictions, self.input_spec.info.labels)
             if self.settings.keep.last:
                 write_weights(self.folder.weights_file, state, self.input_spec)

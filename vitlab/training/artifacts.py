@@ -23,7 +23,7 @@ from torch import Tensor
 from vitlab.data.pixels import convert_channels, resize
 from vitlab.data.prepare import Normalize
 from vitlab.errors import VitlabError
-from vitlab.models.contract import state_digest
+from vitlab.models.contract import weights_digest
 from vitlab.models.trained import DIGEST, HEADER, InputSpec, hash_text, read_safetensors
 from vitlab.store.files import Damaged, write_bytes
 from vitlab.store.folders import CHECKPOINT
@@ -168,7 +168,7 @@ def read_checkpoint(folder: Path) -> State | None:
 
 
 def _checkpoint_digest(tensors: Mapping[str, Tensor], rest: str) -> str:
-    return hash_text(f"{state_digest(tensors)}\n{rest}")
+    return hash_text(f"{weights_digest(tensors)}\n{rest}")
 
 
 def _extract_tensors(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:

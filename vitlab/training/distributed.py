@@ -32,7 +32,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from vitlab.errors import UserError
-from vitlab.models.contract import state_digest
+from vitlab.models.contract import weights_digest
 
 LOOPBACK = ("lo", "lo0")
 
@@ -162,7 +162,7 @@ class ProcessGroup(SingleProcess):
         return lambda: any(self._all_gather(torch.tensor(int(stop()))))
 
     def require_equal_weights(self, model: nn.Module, step: int) -> None:
-        here = torch.tensor([step, int(state_digest(model.state_dict())[:15], 16)])  # 60 bits, which int64 holds
+        here = torch.tensor([step, int(weights_digest(model.state_dict())[:15], 16)])  # 60 bits, which int64 holds
         if not all(here.equal(there) for there in self._all_gather(here)):
             raise RankMismatch("the processes of this trial do not begin with the same weights at the same step")
 
