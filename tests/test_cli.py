@@ -48,7 +48,7 @@ from vitlab.planning.values import Arm, Plan
 from vitlab.report.api import Answer, open_study
 from vitlab.report.formats import parts_to_text
 from vitlab.store.files import write_json
-from vitlab.store.folders import Store
+from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.locks import hold_lock
 from vitlab.store.result import Ending
 from vitlab.training.artifacts import make_checkpoint_writer
@@ -215,18 +215,13 @@ def test_failed_trials_exit_with_4_and_answer_is_printed(tmp_path: Path, monkeyp
     status = parsed(printed)
     assert code == 0 and status["arms"] == {"baseline": {"done": 1}, "optimizer=sour": {"failed": 1}}
     folder = next(path.parent for path in tmp_path.glob("out/trials/*/*/failure.json"))
-    assert "not today" in status["failures"][0] and "log.txt" not in status["failures"][0]
-    assert not (folder / "log.txt").exists()
-    (folder / "log.txt").touch()
+    assert status["failures"][0].startswith("optimizer=sour s0 failed: error: RuntimeError: not today, at ")
     code, printed, _ = call("status", file, "--out", tmp_path / "out")
-    assert "log.txt" not in printed, "it is empty"
     assert printed.endswith("'vitlab run FILE --retry-failed' trains failed trials again.\n")
     (folder / "log.txt").write_text("printed by the worker")
-    code, printed, _ = call("status", file, "--out", tmp_path / "out", "--json")
-    assert parsed(printed)["failures"][0].endswith(f"{folder.name}/log.txt)")
-
-    code, printed, err = call("logs", folder.parent.name[:10], "--out", tmp_path / "out")
-    assert code == 0 and err == "" and "RuntimeError: not today" in printed and "Traceback" in printed
+    code, printed, err = call("logs", file, "--out", tmp_path / "out")
+    assert code == 0 and err == "" and "\nprinted by the worker\n" in printed and "Traceback" in printed
+    assert printed.startswith("optimizer=sour, seed 0: failed: error: RuntimeError: not today, at ")
 
 
 def test_background_run_receives_every_option(tmp_path: Path) -> None:
@@ -300,7 +295,7 @@ def test_option_that_no_value_of_a_study_resembles_brings_no_hint(ran: tuple[Pat
         (["explain", "tinny"], ["study 'tinny' has not been run", "Did you mean 'tiny'?"]),
         (["report", "tiny", "--format", "pdf"], ["'pdf' is not one of"]),
         (["logs", "zzzz"], ["study 'zzzz' has not been run"]),
-        (["logs", "fade"], ["no trial has a key that begins with 'fade'", "and study 'fade' has not been run"]),
+        (["logs", "tiny", "--lines", "0"], ["0 is not in the range x>=1"]),
         (["logs", ""], ["study '.' has not been run"]),
         (["logs", "../.."], ["study '../..' has not been run"]),
         (["list", "postion"], ["no slot called 'postion'", "'position'", "Slots:"]),
@@ -842,6 +837,37 @@ def test_diverged_trials_are_counted_and_explained(ran: tuple[Path, Path], tmp_p
     assert "4 of them trained already" in call("plan", ran[0], "--out", out)[1]
 
 
+def test_status_and_plan_name_and_count_teachers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reason that several trials share is one line, and the parts of a plan's trials add up."""
+    monkeypatch.setenv("COLUMNS", "200")
+    teacher = {"teacher": {"trial": {"model": {"type": "vit", "size": "pico", "patch_size": 4}, "train": {"steps": 1}}}}
+    file = write(
+        tmp_path,
+        design={"arms": {"plain": {}, "taught": {"distill": teacher}}},
+        tune={"knobs": {"train.optimizer.lr": [0.1, 0.2]}, "seeds": 1},
+    )
+    code, printed, err = call("plan", file, "--out", tmp_path / "out")
+    assert code == 0, err
+    assert (
+        "\n9 trials (4 of arms, once their knobs are tuned; 4 of tuning; 1 of teachers or pre-training), 0 of them "
+    ) in printed
+    _, plan = lab.plan_study(file, changes={"study": "taught"}, out=tmp_path / "out")
+    store = Store(tmp_path / "out")
+    for planned in plan.planned_prerequisites + plan.rival_trials[:2]:
+        folder = store.folder(planned.trial)
+        with folder.lease():
+            folder.mark_failed("it broke", Ending.OOM)
+    write_json(store.study("taught") / "plan.json", plan.to_json())
+    _, printed, _ = call("status", "taught", "--out", tmp_path / "out")
+    (line,) = [line for line in printed.splitlines() if "it broke" in line]
+    assert line == (
+        "plain (lr=0.1) s1000000, plain (lr=0.2) s1000000, teacher of taught (lr=0.1) s1000000 failed: oom: it broke"
+    )
+    assert "\n (teachers, pre-training) " in printed
+    head = call("logs", "taught", "--arm", "teacher of taught (lr=0.1)", "--out", tmp_path / "out")[1].splitlines()[0]
+    assert head == "teacher of taught (lr=0.1), seed 1000000: failed: oom: it broke"
+
+
 def test_report_in_every_format(ran: tuple[Path, Path]) -> None:
     file, out = ran
     printed: dict[str, bytes] = {}
@@ -887,17 +913,18 @@ def test_studies_of_the_gate_are_listed_apart(ran: tuple[Path, Path], tmp_path: 
 
 def test_logs_and_gc(ran: tuple[Path, Path], tmp_path: Path) -> None:
     _, out = ran
-    trials = sorted(path.name for path in (out / "trials").iterdir())
-    code, printed, err = call("logs", trials[0], "--out", out)
-    assert (code, err) == (0, "") and printed.startswith(str(out / "trials" / trials[0]))
-    assert "start" in printed and "val/accuracy" in printed and "end" in printed
+    code, printed, err = call("logs", ran[0], "--arm", "position=none", "--seed", "1", "--out", out)
+    head, *lines = printed.splitlines()
+    assert (code, err) == (0, "") and head == "position=none, seed 1: done"
+    assert "start" in printed and "val/accuracy" in printed and "end" in lines[-2]
     assert "{" not in printed and "metrics.train" not in printed, "mappings are spelled out, by their last names"
     rounded = re.findall(r" (\d+\.\d+)", printed)
     assert rounded and all(len(number.replace(".", "").lstrip("0")) <= 4 for number in rounded), printed
-    code, same, _ = call("logs", ran[0], "--arm", "position=none", "--seed", "1", "--out", out)
     plan = json.loads((out / "studies" / "tiny" / "plan.json").read_text())
     (key,) = [item["key"] for item in plan["trials"] if (item["arm"], item["seed"]) == ("position=none", 1)]
-    assert code == 0 and same == call("logs", key[:20], "--out", out)[1]
+    assert key in lines[-1] and "the last" not in lines[-1]
+    code, last, _ = call("logs", "--arm", "position=none", "--seed", "1", "--lines", "1", "--out", out)
+    assert last.splitlines() == [head, lines[-2], f"{lines[-1]}, of {len(lines) - 1} lines the last 1"]
     code, _, err = call("logs", "tiny", "--arm", "position=non", "--out", out)
     assert code == 2 and "Did you mean 'position=none'?" in err
 
@@ -908,11 +935,17 @@ def test_logs_and_gc(ran: tuple[Path, Path], tmp_path: Path) -> None:
     for age, name in enumerate([("position=none", 0), ("baseline", 1), ("baseline", 0), ("position=none", 1)]):
         os.utime(folders[name] / "events.jsonl", (1e9 - age, 1e9 - age))
     code, printed, err = call("logs", "tiny", "--out", tmp_path / "new")
-    assert code == 0 and printed.startswith(str(folders["position=none", 0])) and "position=none, seed 0;" in err
-    assert "arm baseline, seed 1;" in call("logs", "tiny", "--arm", "baseline", "--out", tmp_path / "new")[2]
+    assert (code, err) == (0, "") and printed.startswith("position=none, seed 0: done\n")
+    assert call("logs", "tiny", "--arm", "baseline", "--out", tmp_path / "new")[1].startswith("baseline, seed 1: done")
+    (folders["baseline", 0] / "result.json").unlink()
+    TrialFolder(folders["baseline", 0]).write_failure("it broke", "Traceback:\n  here", Ending.OOM)
+    printed = call("logs", "tiny", "--lines", "2", "--out", tmp_path / "new")[1]
+    assert printed.startswith("baseline, seed 0: failed: oom: it broke\nTraceback:\n  here\n"), (
+        "one that failed is next"
+    )
     (folders["position=none", 1] / "result.json").unlink()
     with hold_lock(folders["position=none", 1] / "lock"):
-        assert "position=none, seed 1;" in call("logs", "tiny", "--out", tmp_path / "new")[2]
+        assert call("logs", "tiny", "--out", tmp_path / "new")[1].startswith("position=none, seed 1: running\n")
     shutil.rmtree(tmp_path / "new" / "trials")
     code, _, err = call("logs", "tiny", "--out", tmp_path / "new")
     assert code == 2 and "no trial has begun; type vitlab run FILE, with the study's file" in err

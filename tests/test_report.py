@@ -965,6 +965,7 @@ def test_teacher_per_seed_is_judged_normally(tmp_path):
 def test_failed_prerequisite_is_reported(tmp_path, undrawn):
     plan, store = study(tmp_path, {"baseline": BASE, "b": [None] * 5})
     teacher = trial_of("teacher", 0)
+    plan = _with_teachers(plan, {"b": [f"{teacher.key}/{teacher.code}", *["k/c"] * 4]})
     plan = dataclasses.replace(plan, prerequisites=(teacher,))
     fresh = frame.gather_prerequisites(plan, store)[0]
     assert fresh.status == "missing"
@@ -972,8 +973,8 @@ def test_failed_prerequisite_is_reported(tmp_path, undrawn):
     store.trial(teacher.key, teacher.code).write_failure("the worker ran out of memory")
     assert report.read_report_if_current(plan, store, "json") is None
     notes = document(plan, store)["notes"]
-    assert f"prerequisite {teacher.key[:8]}, seed 0, failed: the worker ran out of memory." in notes
-    assert notes[0] == "Preliminary: of 11 trials, 5 done, 1 failed, 5 missing."
+    assert "teacher of b, seed 0, failed: the worker ran out of memory." in notes
+    assert notes[0] == "Preliminary: of 11 trials, 5 done, 2 failed, 4 missing."
 
 
 def test_pending_comparison_counts_in_family(tmp_path):

@@ -50,7 +50,6 @@ READERS: tuple[tuple[str, ...], ...] = (
     ("report", "tiny", "--format", "md"),
     ("status", "tiny"),
     ("status", "tiny", "--json"),
-    ("logs", "KEY"),
     ("logs", "tiny", "--arm", "baseline", "--seed", "0"),
     ("plan", "STUDY"),
     ("gc",),

@@ -58,7 +58,7 @@ def plan_command(
     file = find_study_file(file)
     study, plan = plan_study(file, changes=parse_changes(changes), plugins=plugins, out=out)
     store = Store(out.resolve())
-    trials = (*plan.trials, *plan.rival_trials)
+    trials = (*plan.trials, *plan.rival_trials, *plan.planned_prerequisites)
     folders = {(planned.arm, planned.seed): store.folder(planned.trial) for planned in trials}
     states = {name: Ending.DONE if folder.done() else folder.state() for name, folder in folders.items()}
     device = device_type(study.run)
@@ -198,22 +198,31 @@ def _describe_costs(plan: Plan, costs: Costs) -> str:
     if len(hours) < len(costs):
         return f"{sentence}; '?' where the length is in epochs of data that is not read for this."
     total = sum(hours[planned.arm] for planned in (*plan.trials, *plan.pending))
+    needed = ", without teachers and pre-training" if plan.prerequisites else ""
     for tuning in plan.tuning:
         if tuning.arm not in hours:  # tuned once, at the base, for all arms
-            return f"{sentence}; in all {_format_hours(total)}, and the tuning."
+            return f"{sentence}; in all {_format_hours(total)}, without the tuning."
         total += len(tuning.trials) * hours[tuning.arm]
-    return f"{sentence}; in all {_format_hours(total)}."
+    return f"{sentence}; in all {_format_hours(total)}{needed}."
 
 
 def _describe_trials(plan: Plan, states: States) -> str:
-    count = Counter(states[planned.arm, planned.seed] for planned in plan.trials)
+    """Return the number of trainings by what they are for, and how many of all have been trained."""
+    groups = {
+        "of arms": plan.trials,
+        "of arms, once their knobs are tuned": plan.pending,
+        "of tuning": plan.rival_trials,
+        "of teachers or pre-training": plan.planned_prerequisites,
+    }
+    total = sum(map(len, groups.values()))
+    parts = [f"{len(trials):,} {purpose}" for purpose, trials in groups.items() if trials]
+    count = Counter(states.values())
     waiting = f", {count[PAUSED]} paused, which go on from a checkpoint" if count[PAUSED] else ""
-    waiting += f", {len(plan.pending)} more once their knobs are tuned" if plan.pending else ""
     if plan.looks is not None and len(plan.looks.open) < len(plan.looks.seeds) - 1:
         *sizes, last = map(len, plan.looks.seeds)
         waiting += f", up to {last} seeds for arms that are inconclusive after {', '.join(map(str, sizes))}"
-    trials = format_count(len(plan.trials), "trial")
-    return f"{trials}, {count[Ending.DONE]} of them trained already{waiting}; metric {plan.analysis.metric}."
+    total_and_parts = format_count(total, "trial") + (f" ({'; '.join(parts)})" if len(parts) > 1 else "")
+    return f"{total_and_parts}, {count[Ending.DONE]} of them trained already{waiting}; metric {plan.analysis.metric}."
 
 
 def _describe_remaining_time(plan: Plan, store: Store, states: States) -> Iterator[str]:

@@ -44,45 +44,52 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
         _find_latest_study(out) if study is None else study, out=out, changes=parse_changes(changes)
     )
     counts: dict[str, Counter[str]] = {arm.name: Counter() for arm in plan.arms}
-    tuning: Counter[str] = Counter()
-    failures, diverged, unfinished = [], dict[str, list[Planned]](), dict[tuple[str, str], list[Planned]]()
+    tuning, needed = Counter[str](), Counter[str]()
+    reasons, unfinished = dict[str, list[Planned]](), dict[tuple[str, str], list[Planned]]()
     # Trials of tunings belong to no arm until a choice is made.
     rivals = [planned for item in plan.tuning if item.open for planned in item.trials]
-    for planned in (*plan.trials, *rivals):
+    prerequisites = plan.planned_prerequisites
+    for planned in (*plan.trials, *rivals, *prerequisites):
         folder = store.folder(planned.trial)
         state = folder.state()
-        if state == Ending.DIVERGED and (result := folder.result()) is not None:
-            diverged.setdefault(result.failure, []).append(planned)
+        if state in (Ending.DIVERGED, Ending.FAILED):
+            reasons.setdefault(_describe_state(folder), []).append(planned)
         if state in ("running", "paused"):
             unfinished.setdefault((planned.arm, state), []).append(planned)
-        if state == Ending.FAILED and (failure := folder.failure()) is not None:
-            log = folder.path / "log.txt"
-            place = f" ({display_path(log)})" if log.is_file() and log.stat().st_size else ""
-            failures.append(f"{planned.arm} s{planned.seed}: {failure.kind}: {failure.failure}{place}")
-        counts.get(planned.arm, tuning)[state] += 1
+        counts.get(planned.arm, needed if planned in prerequisites else tuning)[state] += 1
     for planned in plan.pending:
         counts[planned.arm]["pending"] += 1
     progress = [_describe_progress(*group, trials, store) for group, trials in unfinished.items()]
+    failures = [f"{format_arms_with_seeds(trials)} {why}" for why, trials in reasons.items()]
     driver = describe_driver(plan.study, store)
     if wants_json():
-        summary = {"study": plan.study, "arms": counts, "tuning": tuning}
+        summary = {"study": plan.study, "arms": counts, "tuning": tuning, "teachers": needed}
         print_json({**summary, "failures": failures, "progress": progress, "driver": driver})
         return
-    rows = {"(tuning)": tuning, **counts} if rivals else counts
-    reasons = {arm.name: f"skipped: {arm.skip}" for arm in plan.arms if arm.skip}
+    rows = {"(teachers, pre-training)": needed, "(tuning)": tuning} | counts
+    rows = {name: row for name, row in rows.items() if row or name in counts}
+    skipped = {arm.name: f"skipped: {arm.skip}" for arm in plan.arms if arm.skip}
     columns = [Column(plan.study, tuple(rows), right=False)]
     for state in [*STATUSES, "pending"] if plan.pending else STATUSES:
         cells = tuple(str(row[state] or "") for row in rows.values())
         columns.append(Column(state, cells, rank=0 if any(cells) else 1))  # narrow terminals leave out empty columns
-    if reasons:
-        columns.append(Column("", tuple(reasons.get(name, "") for name in rows), right=False))
+    if skipped:
+        columns.append(Column("", tuple(skipped.get(name, "") for name in rows), right=False))
     if driver:
         log = store.study(plan.study) / "driver.log"
         progress.insert(0, f"run by {driver}" + (f"; its log is {display_path(log)}" if log.exists() else ""))
-    progress += [f"{format_arms_with_seeds(trials)} diverged: {why}" for why, trials in diverged.items()]
     if failures:
+        failures.append(f"'vitlab logs {plan.study} --arm ARM --seed N' shows what a trial wrote.")
         failures.append("'vitlab run FILE --retry-failed' trains failed trials again.")
     click.echo(parts_to_text(columns, *progress, *failures), nl=False)
+
+
+def _describe_state(folder: TrialFolder) -> str:
+    """Return the state of a trial, and the reason why it diverged or failed: ``diverged: the loss is nan``."""
+    state, result, failure = folder.state(), folder.result(), folder.failure()
+    if state == Ending.FAILED and failure is not None:
+        return f"{state}: {failure.kind}: {failure.failure}"
+    return f"{state}: {result.failure}" if result is not None and result.failure else state
 
 
 def _find_latest_study(out: Path) -> Path:
@@ -93,7 +100,7 @@ def _find_latest_study(out: Path) -> Path:
     *others, latest = (file.parent for file in plans)
     if others:
         names = ", ".join(sorted(folder.name for folder in others))
-        say(f"{latest.name} was run last; 'vitlab status STUDY' shows another: {names}")
+        say(f"{latest.name} was run last; STUDY may be another: {names}")
     return latest
 
 
@@ -194,58 +201,41 @@ def _print_study_versions(study: NewTree) -> None:
 
 
 @click.command()
-@click.argument("trial", metavar="STUDY|KEY", shell_complete=complete_study)
-@click.option("--arm", shell_complete=complete_arm, help="Arm of STUDY.  [default: of the trial that ran last]")
-@click.option("--seed", type=int, help="Seed of STUDY.  [default: of the trial that ran last]")
+@click.argument("study", type=PATH, required=False, shell_complete=complete_study)
+@click.option("--arm", shell_complete=complete_arm, help="Arm of STUDY, or another name that 'vitlab status' prints.")
+@click.option("--seed", type=int, help="Seed of STUDY.")
+@click.option("--lines", type=click.IntRange(min=1), default=20, help="Number of lines; the last ones are printed.")
 @out_option
-def logs_command(trial: str, arm: str | None, seed: int | None, out: Path) -> list[str]:
-    """Print the events, the output and the failure of a trial: of STUDY (its file or folder), or by its KEY.
+def logs_command(study: Path | None, arm: str | None, seed: int | None, lines: int, out: Path) -> list[str]:
+    """Print how a trial of STUDY (its file, folder or name) ended, or how far it is, and the last lines that it wrote.
 
-    Without --arm and --seed, it is the trial that is running or has run last. The first letters of KEY are enough.
+    Without --arm and --seed, it is the trial that is running, or else one that failed, or else the last one. By default
+    STUDY is the one that was run last. The lines are what the trial printed, its measurements, and the traceback of a
+    failure.
     """
-    lines = []
-    for folder in _find_trial_folders(trial, arm, seed, out):
-        lines += [str(folder.path), *map(_format_event, folder.events()[0])]
-        log = folder.path / "log.txt"
-        if log.is_file():
-            lines += log.read_text(encoding="utf-8", errors="replace").splitlines()
-        failure = folder.failure()
-        if failure is not None:
-            lines += [failure.failure, *failure.traceback.splitlines()]
-    return lines
-
-
-def _find_trial_folders(trial: str, arm: str | None, seed: int | None, out: Path) -> list[TrialFolder]:
-    """Return the folders of a trial, one for each version of the code."""
     from vitlab.report.api import open_study
 
-    # A key names trials of one version of the code each; an arm and a seed name a trial of a study.
-    is_key = arm is None and seed is None and trial.isalnum()
-    folders = [folder for folder in Store(out).trial_folders() if is_key and folder.path.parent.name.startswith(trial)]
-    if folders:
-        keys = sorted({folder.path.parent.name[:16] for folder in folders})
-        if len(keys) > 1:
-            raise UserError(f"'{trial}' begins {len(keys)} keys; give more of one: {', '.join(keys)}")
-        return folders
-    try:
-        plan, store = open_study(Path(trial), out=out)
-    except UserError as error:
-        if Path(trial).exists() or not re.fullmatch("[0-9a-f]+", trial):
-            raise
-        raise UserError(f"no trial has a key that begins with '{trial}', and {error}") from None
+    plan, store = open_study(_find_latest_study(out) if study is None else study, out=out)
     planned = _find_latest_trial(plan, store, arm, seed)
-    if arm is None or seed is None:
-        say(f"arm {planned.arm}, seed {planned.seed}; --arm and --seed choose another trial")
-    return [store.folder(planned.trial)]
+    folder = store.folder(planned.trial)
+    log, failure = folder.path / "log.txt", folder.failure()
+    wrote = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+    wrote += map(_format_event, folder.events()[0])
+    if failure is not None and folder.state() == Ending.FAILED:  # not of an earlier attempt
+        wrote += failure.traceback.splitlines()
+    more = f", of {len(wrote)} lines the last {lines}" if len(wrote) > lines else ""
+    head = f"{planned.arm}, seed {planned.seed}: {_describe_state(folder)}"
+    return [head, *wrote[-lines:], f"{display_path(folder.path)} has all files of the trial{more}"]
 
 
 def _find_latest_trial(plan: Plan, store: Store, arm: str | None, seed: int | None) -> Planned:
-    """Return the trial of a study that is running, or was written to last, among those that are asked for.
+    """Return a trial that is running, or else failed, or else was written to last, among those that are asked for.
 
     Raises:
         UserError: if the study has no such trial, or none has begun.
     """
-    trials = [item for item in plan.trials if arm in (None, item.arm) and seed in (None, item.seed)]
+    every = (*plan.trials, *plan.rival_trials, *plan.planned_prerequisites)
+    trials = [item for item in every if arm in (None, item.arm) and seed in (None, item.seed)]
     begun = [item for item in trials if store.folder(item.trial).path.is_dir()]
     if not trials:
         plan.find(arm, seed)  # raises, with what there is
@@ -253,14 +243,14 @@ def _find_latest_trial(plan: Plan, store: Store, arm: str | None, seed: int | No
         which = "" if arm is None else f" of {arm}"
         which += "" if seed is None else f" with seed {seed}"
         raise UserError(f"no trial{which} has begun; type vitlab run FILE, with the study's file")
-    folders = {store.folder(item.trial): item for item in begun}
 
-    def last_written(folder: TrialFolder) -> tuple[bool, float]:
+    def urgency(item: Planned) -> tuple[bool, bool, float]:
+        folder = store.folder(item.trial)
         # A trial that failed before it had a journal has its folder alone.
         file = folder.journal if folder.journal.is_file() else folder.path
-        return folder.is_locked(), file.stat().st_mtime
+        return folder.is_locked(), folder.state() == Ending.FAILED, file.stat().st_mtime
 
-    return folders[max(folders, key=last_written)]
+    return max(begun, key=urgency)
 
 
 def _format_event(event: Event) -> str:
@@ -268,7 +258,7 @@ def _format_event(event: Event) -> str:
     pairs = (
         f"{name.rpartition('.')[2]} {f'{value:.4g}' if isinstance(value, float) else value}"
         for name, value in flatten(event.body).items()
-        if value != {}
+        if value != {} and not name.startswith("metrics.system")
     )
     return f"{moment}  {event.kind:8}  {'  '.join(pairs)}"
 
@@ -331,10 +321,10 @@ def _stored_plans(out: Path) -> Iterator[Path]:
 
 def _labels_by_trial(plan: Plan) -> dict[tuple[str, str], str]:
     """Return the study, arm and seed of every trial that a plan needs, by its key and code."""
-    names = {(trial.key, trial.code): f"study {plan.study}, prerequisite" for trial in plan.prerequisites}
-    for item, how in [*((item, ", tuning") for item in plan.rival_trials), *((item, "") for item in plan.trials)]:
-        names[item.trial.key, item.trial.code] = f"study {plan.study}, arm {item.arm}, seed {item.seed}{how}"
-    return names
+    return {
+        (item.trial.key, item.trial.code): f"study {plan.study}, arm {item.arm}, seed {item.seed}"
+        for item in (*plan.rival_trials, *plan.planned_prerequisites, *plan.trials)
+    }
 
 
 def _folder_size(path: Path) -> int:

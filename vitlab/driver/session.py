@@ -129,16 +129,16 @@ def next_trials_to_train(plan: Plan, only: str, ended: Collection[str]) -> tuple
 
 def add_missing_prerequisites(plan: Plan, todo: Sequence[Planned], store: Store) -> list[Planned]:
     """Return ``todo`` preceded by the missing trials of no arm that it depends on, directly or indirectly."""
-    prerequisites = {trial.name: trial for trial in plan.prerequisites}
+    prerequisites = {item.trial.name: item for item in plan.planned_prerequisites}
     missing: dict[str, Planned] = {}
     pending = [dependency for planned in todo for dependency in planned.trial.needs.values()]
     while pending:
         name = pending.pop()
-        trial = prerequisites.get(name)
-        if trial is None or name in missing or store.folder(trial).has_weights():
+        item = prerequisites.get(name)
+        if item is None or name in missing or store.folder(item.trial).has_weights():
             continue
-        missing[name] = Planned(f"prerequisite {trial.key[:8]}", trial.seeds["init"], trial)
-        pending += trial.needs.values()
+        missing[name] = item
+        pending += item.trial.needs.values()
     return [*missing.values(), *todo]
 
 

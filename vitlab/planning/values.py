@@ -240,6 +240,19 @@ class Plan:
         """Trials of all tunings."""
         return [planned for tuning in self.tuning for planned in tuning.trials]
 
+    @property
+    def planned_prerequisites(self) -> list[Planned]:
+        """Prerequisites, each called after the first arm that needs it, such as ``teacher of hard``."""
+        trials = {trial.name: trial for trial in self.prerequisites}
+        queue, found = [*self.trials, *self.rival_trials], []
+        for item in queue:  # grows while it is read: a teacher may need another trial
+            for role, name in item.trial.needs.items():
+                if (trial := trials.pop(name, None)) is not None:
+                    what = role.replace("init_from", "pre-training")
+                    found.append(Planned(f"{what} of {item.arm}", trial.seeds["init"], trial))
+                    queue.append(found[-1])
+        return found
+
     def facts(self, metric: str) -> MetricFacts | None:
         """Return the facts of a metric such as ``val/accuracy``; None if they are not known."""
         own = declared_metric(metric.rpartition("/")[2], self.metrics)

@@ -100,11 +100,7 @@ def gather_trials(plan: Plan, store: Store, trials: Sequence[Planned] | None = N
 
 def gather_prerequisites(plan: Plan, store: Store) -> list[StoredTrial]:
     """Return the trials that others need and that belong to no arm, such as teachers, with status and result."""
-    return gather_trials(
-        plan,
-        store,
-        [Planned(f"prerequisite {trial.key[:8]}", trial.seeds.get("init", 0), trial) for trial in plan.prerequisites],
-    )
+    return gather_trials(plan, store, plan.planned_prerequisites)
 
 
 def metric_column(analysis: Analysis) -> str:

@@ -242,8 +242,8 @@ def tracked_trials(plan: Plan) -> list[TrackedTrial]:
 
     for planned in plan.trials:
         add(planned, "trial", planned.arm)
-    for trial in plan.prerequisites:
-        add(Planned("", trial.seeds.get("init", 0), trial), "prerequisite", f"prerequisite {trial.key[:8]}")
+    for planned in plan.planned_prerequisites:
+        add(replace(planned, arm=""), "prerequisite", planned.arm)
     for planned in plan.rival_trials:  # of no arm: no mean includes them
         add(replace(planned, arm=""), TUNING, f"tuning {planned.arm}")
     return list(items.values())
