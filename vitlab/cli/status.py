@@ -286,9 +286,9 @@ def gc_command(out: Path, yes: bool) -> list[str]:
             ) from None
         if plan is None:
             continue  # deleted meanwhile
-        trials = _labels_by_trial(plan)
-        names |= {key: name for (key, _), name in trials.items()}
-        required |= set(trials)
+        for item in (*plan.rival_trials, *plan.planned_prerequisites, *plan.trials):
+            required.add((item.trial.key, item.trial.code))
+            names[item.trial.key] = f"study {plan.study}, arm {item.arm}, seed {item.seed}"
     store = Store(out)
     freed, lines = 0, []
     for path in store.find_leftover_files():
@@ -317,14 +317,6 @@ def _stored_plans(out: Path) -> Iterator[Path]:
     """Yield every stored plan; the latest ones twice, because a run that starts meanwhile replaces one."""
     for pattern in ("studies/*/plan.json", f"studies/*/{EARLIER}/*/plan.json", "studies/*/plan.json"):
         yield from out.glob(pattern)
-
-
-def _labels_by_trial(plan: Plan) -> dict[tuple[str, str], str]:
-    """Return the study, arm and seed of every trial that a plan needs, by its key and code."""
-    return {
-        (item.trial.key, item.trial.code): f"study {plan.study}, arm {item.arm}, seed {item.seed}"
-        for item in (*plan.rival_trials, *plan.planned_prerequisites, *plan.trials)
-    }
 
 
 def _folder_size(path: Path) -> int:

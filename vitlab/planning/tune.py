@@ -26,11 +26,6 @@ PENDING = "pending(tune)"
 """Placeholder for a value that is not chosen yet."""
 
 
-def tuning_seeds(tune: Tune) -> range:
-    """Return the seeds of a tuning, none of which a reported trial can have."""
-    return range(REPORTING_SEEDS, REPORTING_SEEDS + tune.seeds)
-
-
 def selection_metric(tune: Tune, analysis: Analysis) -> str:
     """Return the metric to select by; for a test metric of the analysis, the same metric on validation."""
     return tune.select or analysis.metric.replace("test/", "val/")
@@ -237,7 +232,8 @@ def _make_rivals(
         if not rival.skip:
             trials = [
                 Planned(rival.name, seed, resolver.make_trial_and_needs(trial, seed))
-                for seed in tuning_seeds(study.tune)
+                # No reported trial can have one of these seeds.
+                for seed in range(REPORTING_SEEDS, REPORTING_SEEDS + study.tune.seeds)
             ]
             rivals.append(Rival(values, tuple(trials)))
     return rivals
