@@ -374,7 +374,8 @@ def find_collapsed_sides(values_SAN: Floats, comparisons: Comparisons) -> Mask:
 
 def decide_verdicts(contrasts: ContrastArrays, comparisons: Comparisons) -> Ints:
     """Return the verdict of each comparison as its place in ``VERDICTS`` (S, C)."""
-    # The test flips signs where a seed collapsed or all differences are equal; without collapse a mean of 0 is all 0.
+    # Signs are flipped where a seed collapsed or all differences are equal, so that without a collapsed seed a mean of
+    # 0 says that every difference is 0.
     same = (contrasts.test == SIGN_FLIP) & (contrasts.difference == 0) & (contrasts.collapsed == 0)
     # An exact test's p can be equal to alpha, and then claims a difference.
     claimed = contrasts.p_corrected <= comparisons.alpha

@@ -175,9 +175,9 @@ def collect_report(plan: Plan, store: Store) -> Report:
     findings = Findings(results, summary_rows(results), store)
     prerequisites = gather_prerequisites(plan, store)
     notes = [*describe_version(plan, store), *notes_of(results, prerequisites, findings.arms)]
-    trials = [*prerequisites, *gather_trials(plan, store, plan.rival_trials), *results.trials]
+    stored_trials = [*prerequisites, *gather_trials(plan, store, plan.rival_trials), *results.trials]
     report = Report.from_findings(findings, notes)
-    provenance = collect_provenance(plan, store, trials)
+    provenance = collect_provenance(plan, store, stored_trials)
     return replace(report, made=provenance, trials=frame_to_json(results.frame), state=state)
 
 

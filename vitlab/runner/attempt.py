@@ -50,7 +50,7 @@ from vitlab.training.memory import MicroBatches, checkpoint_activations, is_out_
 class Attempt:
     """One worker's attempt at a trial, whose choices are resolved."""
 
-    # Set by begin().
+    # Set by build_or_resume_training().
     training: Training
     engine: str  #: its name; joined to the names of earlier attempts after a resume
     engine_type: type[Engine]
