@@ -85,7 +85,7 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
             cells, counts, more_notes = gate.train_and_judge(
                 study, baseline.values, lambda seeds, arms: _train_missing(request, study, seeds, arms, pinned)
             )
-            cells = [gate.doubt_if_guessed(cell, plan, baseline.values.quanta.get(cell.metric, 0.0)) for cell in cells]
+            cells = [gate.doubt_if_guessed(cell, plan, baseline.values) for cell in cells]
             findings, notes = [*findings, *counts], [*notes, *more_notes]
         except TrialFailed as failed:
             if worst_verdict(finding.verdict for finding in findings) not in ("differs", "regressed"):
@@ -139,14 +139,19 @@ def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) ->
         pinned = _versions_to_record(request, study)
         values = _train_missing(request, study, gate.second_look_seeds(study), (), pinned)
     write_baseline(request.baseline, accept_into_baseline(old, facts, values, reason, commit))
-    return [f"Warning: {item.arm}: learning: {item.sentence}" for item in learning if item.verdict != "pass"]
+    return [
+        f"Warning: {item.arm}: learning: {item.sentence}; every check of it is {item.verdict}"
+        for item in learning
+        if item.verdict != "pass"
+    ]
 
 
 def read_outlook(request: CheckRequest) -> tuple[list[Outlook], Mapping[str, str]]:
     """Return what the seeds of the baseline can tell, without training, and the units of metrics."""
     study, plan, baseline = _read_study_and_baseline(request, ("statistical",))
     assert baseline.values is not None
-    return gate.forecast_by_cell(study, baseline.values), plan.units
+    cells = gate.forecast_by_cell(study, baseline.values)
+    return [gate.doubt_if_guessed(cell, plan, baseline.values) for cell in cells], plan.units
 
 
 def _read_study_and_baseline(request: CheckRequest, tiers: Sequence[Tier]) -> tuple[Study, Plan, Baseline]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import TypeVar
 
 from vitlab.comparison.study import describe_few_prerequisites, prerequisites_by_arm
 from vitlab.driver.session import Watch
@@ -47,11 +48,17 @@ class Outlook:
     arm: str
     metric: str
     n: int  #: seeds, with a second look included
+    new: float  #: mean of the baseline, and of a candidate that equals it
     sd: float  #: pooled standard deviation of the baseline
     margin: float
-    chance: float  #: that an unchanged model passes
+    chance: float  #: that a model passes that differs by rounding alone
     needs: int | None  #: seeds by which it passes in all cells four times in five
     worse_by: float  #: what is found four times in five; NaN if nothing is
+    verdict: Verdict = "pass"  #: of a candidate that equals the baseline
+    reason: str = ""
+
+
+CellT = TypeVar("CellT", Cell, Outlook)
 
 
 def read_final_values(plan: Plan, store: Store, study: Study) -> Values:
@@ -177,7 +184,7 @@ def train_and_judge(
     return cells, findings, notes
 
 
-def doubt_if_guessed(cell: Cell, plan: Plan, quantum: float) -> Cell:
+def doubt_if_guessed(cell: CellT, plan: Plan, values: Values) -> CellT:
     """Return a cell, with a candidate that is no better than guesses as inconclusive, where it would pass.
 
     The accuracy of guesses is binomial.  All seeds may share them, such as one class for all images.
@@ -186,7 +193,7 @@ def doubt_if_guessed(cell: Cell, plan: Plan, quantum: float) -> Cell:
     if facts is None or cell.verdict != "pass" or cell.metric.startswith("train/"):  # losses of other targets
         return cell
     level, sign = facts.chance.get(cell.arm, NAN), 1 if facts.goal == "max" else -1
-    spread = math.sqrt(level * (1 - level) * quantum) if facts.unit == "share" else 0.0
+    spread = math.sqrt(level * (1 - level) * values.quanta.get(cell.metric, 0.0)) if facts.unit == "share" else 0.0
     reach = level + sign * (1.645 * spread + 1e-6)  # 5 % of guesses are beyond; metrics are of single precision
     if not sign * (cell.new - reach) <= 0:
         return cell
@@ -269,11 +276,11 @@ def forecast_by_cell(study: Study, values: Values) -> list[Outlook]:
             if not seeds:
                 continue
             arm_sd = float(pooled_sd(values_to_array([seeds])[None])[0]) or sd
-            n = len(seeds.keys() & {*(more or study.seeds.values)})
+            n, mean = len(seeds.keys() & {*(more or study.seeds.values)}), fmean(seeds.values())
             chance = decide.chance_to_pass(n, arm_sd, margin, alpha)
             needs = decide.seeds_to_pass(arm_sd, margin, alpha, decide.TARGET_CHANCE ** (1 / family))
             worse_by = decide.detectable_drop(n, arm_sd, margin, min_abs, alpha, family)
-            cells.append(Outlook(arm, metric, n, arm_sd, margin, chance, needs, worse_by))
+            cells.append(Outlook(arm, metric, n, mean, arm_sd, margin, chance, needs, worse_by))
     return cells
 
 

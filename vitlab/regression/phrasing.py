@@ -4,16 +4,15 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, TypeVar
+from typing import Any
 from xml.etree import ElementTree
 
 from vitlab.errors import format_count
 from vitlab.regression.decide import MAX_SEEDS, TARGET_CHANCE, Cell, Finding
-from vitlab.regression.gate import CheckResult, Outlook
+from vitlab.regression.gate import CellT, CheckResult, Outlook
 from vitlab.report import Report, formats
 from vitlab.report.phrasing import Column, Columns, Scale, percent
-
-RowT = TypeVar("RowT", Cell, Outlook)
+from vitlab.statistics.replicates import sd_interval
 
 
 def render_check(result: CheckResult, form: str) -> str:
@@ -53,26 +52,31 @@ def render_outlook(cells: Sequence[Outlook], units: Mapping[str, str], form: str
     table = [
         *map(column.text_column, ("arm", "metric")),
         column("seeds", lambda cell: str(cell.n)),
+        _number(column, "mean", "new", rank=2),
         _number(column, "sd", "sd", rank=2),
         _number(column, "margin", "margin", rank=1),
-        column("passes", lambda cell: f"{100 * cell.chance:.0f} %"),
-        column("seeds for 80 %", lambda cell: str(cell.needs or f"over {MAX_SEEDS}")),
+        column("passes", lambda cell: "never" if cell.reason else f"{min(99, 100 * cell.chance):.0f} %"),
+        column("seeds for 80 %", lambda cell: "none" if cell.reason else str(cell.needs or f"over {MAX_SEEDS}")),
         _number(column, "found if worse by", "worse_by"),
     ]
-    chance = math.prod(cell.chance for cell in cells)
     notes = [
-        "Where a mean is no better than guesses, every check is inconclusive, whatever the table says. Otherwise, a "
-        "model that computes equal bits passes. "
-        f"A model that differs by rounding alone passes with probability {100 * chance:.0f} %, "
-        "or more if its cells are correlated.",
-        f"An arm that is worse by this much is found with probability {percent(TARGET_CHANCE)}, by the spread of the "
-        "baseline. More seeds do not find an arm that is worse by less than the margin: it passes.",
+        f"Warning: {cell.arm}: {cell.metric}: {cell.reason}, so every check of it is inconclusive. Train longer, or "
+        "correct the arm, and accept it again."
+        for cell in column.rows
+        if cell.reason
     ]
+    chance = math.prod(cell.chance for cell in cells if not cell.reason)
+    factors = sd_interval(1.0, max(1, min(cell.n for cell in cells) - 1))
+    notes.append(
+        f"{'In other rows, a' if notes else 'A'} model that computes equal bits passes. One that differs by rounding "
+        f"alone passes with probability {min(99, 100 * chance):.0f} %, or more if its cells are correlated. What is "
+        f"worse by the last column is found with probability {percent(TARGET_CHANCE)}. All of this assumes the sd "
+        f"shown; the true one may be {factors[0]:.2g} to {factors[1]:.2g} times as large (95 % interval)."
+    )
     if chance < TARGET_CHANCE:
-        seeds = "if every arm has the largest number of seeds for 80 % in the table, or "
         notes.append(
-            f"Warning: unchanged models pass at less than {percent(TARGET_CHANCE)}. The study reaches it "
-            f"{seeds * all(cell.needs for cell in cells)}with a wider margin (check.margin_sd)."
+            f"Warning: unchanged models pass at less than {percent(TARGET_CHANCE)}. Give every arm the largest number "
+            "of seeds for 80 % in the table, or widen the margin (check.margin_sd, or check.margin), and accept again."
         )
     return _render(form, "How likely an unchanged model passes, and which regression is found", [], table, notes)
 
@@ -123,7 +127,7 @@ def _list_findings(result: CheckResult) -> list[Finding]:
     return [*cells, *result.findings]
 
 
-def _in_unit(row: RowT, scale: Scale) -> RowT:
+def _in_unit(row: CellT, scale: Scale) -> CellT:
     """Return a row with the label of its metric, and its numbers in the unit of the metric."""
     numbers = vars(row).keys() & {"old", "new", "worse_by", "worst", "margin", "sd"}
     return replace(row, metric=scale.title, **{name: scale.factor * getattr(row, name) for name in numbers})
