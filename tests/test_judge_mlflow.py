@@ -507,13 +507,14 @@ def test_databricks_without_credentials_is_one_sentence(
 
 
 @pytest.mark.slow
-def test_server_names_its_experiments_by_their_pages(address: str, database: str) -> None:
+def test_server_names_its_experiments_like_every_store(address: str, database: str) -> None:
     with pytest.raises(UserError) as error:
         table_of(address)
-    assert f"name one, as in {address}/#/experiments/ID. Experiments: 0 (Default); 1 (tiny); " in str(error.value)
+    assert f"name one, as in {address}#NAME. Experiments: Default; tiny; " in str(error.value)
+    assert table_of(f"{address}#tiny").source == f"{address}#tiny"
     with pytest.raises(UserError) as error:
         table_of(f"{address}/#/models")
-    assert str(error.value).startswith(f"{address}: no experiment '/models'. Experiments: 0 (Default); ")
+    assert str(error.value).startswith(f"{address}: no experiment '/models'. Experiments: Default; ")
 
 
 def test_command_prints_one_line_for_a_mistake(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -150,7 +150,6 @@ def _find_experiment(client: MlflowClient, place: str, label: str) -> Experiment
     from mlflow.exceptions import MlflowException
 
     page = _PAGE.fullmatch(place)
-    is_server = label.startswith("http")
     experiment: Experiment | None = None
     if page is None:
         experiment = client.get_experiment_by_name(place) if place else None
@@ -160,15 +159,14 @@ def _find_experiment(client: MlflowClient, place: str, label: str) -> Experiment
     if experiment is not None and experiment.lifecycle_stage != "deleted":
         return experiment
     present = client.search_experiments(max_results=MAX_LISTED, order_by=["experiment_id ASC"])
-    names = [f"{entry.experiment_id} ({entry.name})" if is_server else entry.name for entry in present]
+    names = [entry.name for entry in present]
     listing = f"Experiments: {'; '.join(names)}{' and more' if present.token else ''}." if names else "It has none."
     wanted = place if page is None else page[1]
     if not wanted:
-        example = f"{label}/#/experiments/ID" if is_server else f"{label}#NAME"
-        raise UserError(f"{label} is a store of experiments; name one, as in {example}. {listing}")
+        raise UserError(f"{label} is a store of experiments; name one, as in {label}#NAME. {listing}")
     if experiment is not None:
         raise UserError(f"{label}: experiment '{wanted}' is deleted; restore it in MLflow. {listing}")
-    close = nearest(wanted, [entry.name for entry in present]) if page is None else ""
+    close = nearest(wanted, names) if page is None else ""
     raise UserError(f"{label}: no experiment '{wanted}'.{close} {listing}")
 
 
