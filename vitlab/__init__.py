@@ -23,8 +23,6 @@ written with the names in :mod:`vitlab.plugin`.
 Names are imported on first use, so that ``import vitlab`` costs nothing.
 """
 
-from __future__ import annotations
-
 from vitlab import interrupts
 
 if interrupts.is_command():

@@ -1,7 +1,5 @@
 """``python -m vitlab`` and the ``vitlab`` command: Ctrl-C is handled before anything else is imported."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

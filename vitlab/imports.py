@@ -8,8 +8,6 @@ The finder deletes bytecode that is older than its source.  Python compares size
 would run the bytecode of a file that was edited within a second.
 """
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import os

@@ -8,8 +8,6 @@ These names stay within a minor version of vitlab; all other modules may change 
 of the documentation lists them.  Each is imported on first use, so that ``import vitlab.plugin`` imports no torch.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from vitlab import imports

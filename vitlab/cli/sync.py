@@ -1,7 +1,5 @@
 """``vitlab sync DIR``: deliver to a tracker what is missing there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -6,8 +6,6 @@ costs of arms are written to ``cost.json`` in the study's folder, and the result
 plan.json.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import statistics

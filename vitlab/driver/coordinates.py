@@ -5,8 +5,6 @@ In the maximal update parametrization the change does not depend on the width; i
 Reference: arXiv:2203.03466, appendix D.1.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -117,7 +115,7 @@ def measure_changes_by_width(
     steps: int,
     say: Say,
 ) -> dict[str, dict[int, float]]:
-    """Return the mean absolute changes by layer and width, as means over seeds.
+    """Return the mean absolute changes of every attention, MLP and of the logits by width, as means over seeds.
 
     Args:
         make: returns a training by width and seed.
@@ -130,20 +128,15 @@ def measure_changes_by_width(
     for width in widths:
         say(f"training {format_count(len(seeds), 'seed')} at model.dim {width}")
         for seed in seeds:
-            for layer, change in train_and_measure_changes(make(width, seed), steps).items():
+            training = make(width, seed)
+            x_BCHW = training.feed.batch(0, IMAGES).x_BCHW
+            before = _layer_outputs(training.model, x_BCHW)
+            for _ in range(steps):
+                training.train_step()
+            for layer, output in _layer_outputs(training.model, x_BCHW).items():
                 by_width = totals.setdefault(layer, dict.fromkeys(widths, 0.0))
-                by_width[width] += change / len(seeds)
+                by_width[width] += float((output - before[layer]).abs().mean()) / len(seeds)
     return totals
-
-
-def train_and_measure_changes(training: Training, steps: int) -> dict[str, float]:
-    """Train for some steps, and return the mean absolute change of every attention, MLP and of the logits."""
-    x_BCHW = training.feed.batch(0, IMAGES).x_BCHW
-    before = _layer_outputs(training.model, x_BCHW)
-    for _ in range(steps):
-        training.train_step()
-    after = _layer_outputs(training.model, x_BCHW)
-    return {layer: float((after[layer] - output).abs().mean()) for layer, output in before.items()}
 
 
 @torch.no_grad()

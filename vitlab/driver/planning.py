@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -171,7 +171,14 @@ def _read_and_check_study(
     study, document, problems = read_study(file, changes)
     if study is not None:
         study = study.model_copy(update={"run": qualify_default_builtins(study.run)})
-        problems += _check_required_plugins(study, document, loaded)
+        files = {origin.source for origin in loaded}
+        for index, name in enumerate(study.plugins.require):
+            if name.endswith(".py"):
+                sentence = None if name in files else f"this study needs {name}: add --plugin PATH/{name}"
+            else:
+                sentence = registry.plugins.why_unmet(name)
+            if sentence:
+                problems.append(document.problem(("plugins", "require", index), sentence))
         problems += _check_run_section(study, document) or _find_untrusted_options(study, document, out, changes)
     return study, document, problems
 
@@ -380,20 +387,6 @@ def _all_trials(plan: Plan) -> list[Planned]:
 
 
 # -- checks before planning -------------------------------------------------------------------------------------------
-
-
-def _check_required_plugins(study: Study, document: Document, loaded: Iterable[registry.Origin]) -> list[Problem]:
-    """Return the problem of each required plugin that is not installed or not loaded."""
-    problems = []
-    files = {origin.source for origin in loaded}
-    for index, name in enumerate(study.plugins.require):
-        if name.endswith(".py"):
-            sentence = "" if name in files else f"this study needs {name}: add --plugin PATH/{name}"
-        else:
-            sentence = registry.plugins.why_unmet(name) or ""
-        if sentence:
-            problems.append(document.problem(("plugins", "require", index), sentence))
-    return problems
 
 
 def _check_run_section(study: Study, document: Document) -> list[Problem]:

@@ -1,7 +1,5 @@
 """Progress display of a run: bars in a terminal or a notebook, plain lines elsewhere."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -3,8 +3,6 @@
 One driver at a time runs a study; a second one follows it, and takes over when it ends.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Smoke test of a study: two steps of every combination of its components."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

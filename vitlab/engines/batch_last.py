@@ -19,8 +19,6 @@ width, M = T * B; H heads, E channels of a head; Q tokens as queries, S the same
 ``rows``, parameters and buffers by name, have the trials on axis 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple, cast
@@ -143,9 +141,14 @@ class BatchLastForward:
         x_KDTB = self._add_prefix_tokens(self._embed_patches(x_KBCHW))
         x_KDTB = self._apply_part("norm_pre", self._apply_part("pos_drop", self._apply_position("add", x_KDTB, 0)))
         for layer in range(1, len(self.model.blocks) + 1):
+            path, queries = f"blocks.{layer - 1}", tokens if layer == len(self.model.blocks) else None
             x_KDTB = self._apply_position("add", x_KDTB, layer)
-            queries = tokens if layer == len(self.model.blocks) else None
-            x_KDTB = self._apply_block(f"blocks.{layer - 1}", x_KDTB, self._position_hints(layer, queries), queries)
+            y_KDTB = self._apply_part(f"{path}.norm1", x_KDTB)
+            y_KDTB = self._apply_attention(f"{path}.attn", y_KDTB, self._position_hints(layer, queries), queries)
+            y_KDTB = self._apply_part(f"{path}.drop_path1", self._apply_part(f"{path}.ls1", y_KDTB))
+            x_KDTB = x_KDTB[:, :, :queries] + y_KDTB
+            y_KDTB = self._apply_part(f"{path}.mlp", self._apply_part(f"{path}.norm2", x_KDTB))
+            x_KDTB = x_KDTB + self._apply_part(f"{path}.drop_path2", self._apply_part(f"{path}.ls2", y_KDTB))
             x_KDTB = self._apply_position("mix", x_KDTB, layer)
         return _to_KBTD(self._apply_part("norm", x_KDTB))
 
@@ -195,14 +198,6 @@ class BatchLastForward:
         return cast("Sequence[Tensor]", self._call_vectorised("position", call))
 
     # -- blocks -------------------------------------------------------------------------------------------------------
-
-    def _apply_block(self, path: str, x_KDTB: Tensor, hints: Hints, queries: int | None) -> Tensor:
-        y_KDTB = self._apply_attention(f"{path}.attn", self._apply_part(f"{path}.norm1", x_KDTB), hints, queries)
-        x_KDTB = x_KDTB[:, :, :queries] + self._apply_part(
-            f"{path}.drop_path1", self._apply_part(f"{path}.ls1", y_KDTB)
-        )
-        y_KDTB = self._apply_part(f"{path}.mlp", self._apply_part(f"{path}.norm2", x_KDTB))
-        return x_KDTB + self._apply_part(f"{path}.drop_path2", self._apply_part(f"{path}.ls2", y_KDTB))
 
     def _apply_attention(self, path: str, x_KDTB: Tensor, hints: Hints, queries: int | None) -> Tensor:
         attend = cast(softmax.SoftmaxAttention, self.model.get_submodule(path))

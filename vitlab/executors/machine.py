@@ -63,7 +63,7 @@ def usable_gpus() -> list[str]:
         return _parse_visible_devices(visible)
     if shutil.which("nvidia-smi") is None:  # as in containers with the devices but without the tools
         return [str(index) for index, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
-    return _parse_nvidia_smi_list(_run_nvidia_smi_list())
+    return _list_nvidia_gpus()
 
 
 def device_type(run: RunSpec) -> str:
@@ -71,14 +71,6 @@ def device_type(run: RunSpec) -> str:
     if run.device != "auto":
         return run.device
     return "cuda" if usable_gpus() else "cpu"
-
-
-def _run_nvidia_smi_list() -> str:
-    """Return the list of GPUs that nvidia-smi prints; empty if it is missing or fails."""
-    try:
-        return subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
 
 
 def _parse_visible_devices(value: str) -> list[str]:
@@ -91,10 +83,14 @@ def _parse_visible_devices(value: str) -> list[str]:
     return devices
 
 
-def _parse_nvidia_smi_list(listing: str) -> list[str]:
-    """Return the UUIDs in the output of ``nvidia-smi -L``; for a sliced GPU (MIG), its slices' UUIDs."""
+def _list_nvidia_gpus() -> list[str]:
+    """Return the UUIDs that ``nvidia-smi -L`` lists, of a sliced GPU (MIG) those of its slices; none if it fails."""
+    try:
+        run = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
     devices: list[list[str]] = []
-    for line in listing.splitlines():
+    for line in run.stdout.splitlines():
         match = re.search(r"UUID: ((?:GPU|MIG)-[0-9A-Za-z/-]+)", line)
         if match is None:
             continue

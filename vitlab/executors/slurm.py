@@ -320,7 +320,11 @@ class Slurm(PollingExecutor):
         remaining = []
         for pack in self._sent:
             over = pack.slurm.paths.result_pickle.exists() or (due and pack.slurm.done(force_check=True))
-            self._read_endings(pack)
+            lines, pack.offset = read_complete_lines(pack.folder / "ends.jsonl", pack.offset)
+            for name, value, detail in map(json.loads, lines):
+                job = pack.jobs.pop(name, None)
+                if job is not None:
+                    self._ends.append(JobEnd(job, Ending(value), detail))
             if not pack.jobs:
                 (pack.folder / "ended").touch()
             elif over:
@@ -332,13 +336,6 @@ class Slurm(PollingExecutor):
         if due:
             self._asked_at = time.monotonic()
         self._sent = remaining
-
-    def _read_endings(self, pack: _Submitted) -> None:
-        lines, pack.offset = read_complete_lines(pack.folder / "ends.jsonl", pack.offset)
-        for name, value, detail in map(json.loads, lines):
-            job = pack.jobs.pop(name, None)
-            if job is not None:
-                self._ends.append(JobEnd(job, Ending(value), detail))
 
     def _end_pack(self, pack: _Submitted, ending: Ending, detail: str) -> None:
         self._ends += [JobEnd(job, ending, detail) for job in pack.jobs.values()]

@@ -3,8 +3,6 @@
 B images (1 here), L blocks, H heads, T tokens of which P stand before the patches, N patches, C classes.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

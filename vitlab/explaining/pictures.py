@@ -31,7 +31,6 @@ SIDE = 360  #: most pixels of a side of a picture of a page
 OPACITY = 0.6  #: of a map over an image
 FAINT = 0.25  #: part of a scale, below which a map that has no larger value is noted as faint
 HEADS = "viridis"
-TRUE, PREDICTED = SERIES[2], SERIES[0]  #: colours of the true class and of others
 COLUMNS = 5  #: at most, of pictures in a row of a comparison
 
 Kind = Literal["rollout", "attribution", "heads"]

@@ -9,8 +9,6 @@ The standard library and vitlab's own requirements, such as torch, are not cover
 trial that pins such versions (:class:`Surroundings`) has them in its code digest.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping

@@ -10,8 +10,6 @@ counts as ``name==version``.
 Within a process, files are checked again after every :func:`clear_caches`, and read again if they have changed.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import importlib.util
@@ -73,7 +71,15 @@ def read_current_source(module: str) -> ModuleSource:
     if file is None:
         return ModuleSource(SESSION if _is_imported_module(module) else "")
     stamp = file_stamp(file)
-    return ModuleSource("") if stamp is None else _read_cached(module, file, stamp)
+    if stamp is None:
+        return ModuleSource("")
+    if (module, file, stamp) not in _texts:
+        text, is_package = file.read_bytes(), file.name == PACKAGE
+        package = module if is_package else module.rpartition(".")[0]
+        _texts[module, file, stamp] = (
+            _analyse_source(text, package, is_package) if file.suffix == ".py" else ModuleSource(_digest(text))
+        )
+    return _texts[module, file, stamp]
 
 
 @cache
@@ -189,18 +195,6 @@ def name_or_requirement(module: str) -> str:
 
 _texts: dict[tuple[str, Path, Stamp], ModuleSource] = {}  # sources read in this process
 tops: dict[str, str] = {}  #: requirement to the imported top-level package
-
-
-def _read_cached(module: str, file: Path, stamp: Stamp) -> ModuleSource:
-    """Return the source in a file, from the cache of this process if possible."""
-    source = _texts.get((module, file, stamp))
-    if source is None:
-        text = file.read_bytes()
-        is_package = file.name == PACKAGE
-        package = module if is_package else module.rpartition(".")[0]
-        source = _analyse_source(text, package, is_package) if file.suffix == ".py" else ModuleSource(_digest(text))
-        _texts[module, file, stamp] = source
-    return source
 
 
 def _dependencies_of_import(module: str, place: tuple[str, str], reader: Reader) -> Iterator[str]:

@@ -20,7 +20,7 @@ from zipfile import is_zipfile
 import click
 import numpy as np
 
-from vitlab.errors import UserError, format_count
+from vitlab.errors import UserError, format_count, list_some
 from vitlab.statistics.replicates import Floats
 from vitlab.store.result import Ending
 
@@ -337,8 +337,7 @@ class Values:
 
 def shortlist(names: Sequence[str]) -> str:
     """Return the first names, and the number of others."""
-    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-    return f"{'; '.join(names[:MAX_LISTED])}{more}"
+    return list_some(names, MAX_LISTED, "; ")
 
 
 def column_names(frame: pd.DataFrame) -> list[str]:

@@ -7,8 +7,6 @@ A training costs 3 x MACs x images: a forward pass, and a backward pass of twice
 floating-point operations, and a GPU attains about 0.4 of its peak rate in training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache

@@ -171,7 +171,9 @@ class Resolver:
         collected = collect_mistakes(TrialSpec, tree, STAND_INS)
         spec = collected.value
         plain = deep_copy(collected.tree) if spec is None else spec.plain()
-        identity = deep_copy(plain) if spec is None else spec.without_defaults()
+        identity = (
+            deep_copy(plain) if spec is None else spec.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+        )
         draft = _Draft(tree, plain, identity, [(mistake.path, mistake.message) for mistake in collected.mistakes])
         # Every step goes on with what the steps before it found sound, so that all mistakes are reported together.
         self._resolve_components(draft)

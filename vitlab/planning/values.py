@@ -27,10 +27,6 @@ class MetricFacts:
     """Arm to the value of guesses, where it is known."""
     step: float = 0.0  #: smallest change, whatever the number of images, such as 1 for a count; 0 if it has none
 
-    def smallest_change(self, images: int | None) -> float:
-        """Return the smallest change of the metric over a number of images; 0 if it has none or it is not known."""
-        return self.step or (self.quantum / images if images else 0.0)
-
 
 def declared_metric(name: str, names: Iterable[str]) -> str | None:
     """Return the metric that a name in results belongs to: ``accuracy`` for ``accuracy_dist``."""

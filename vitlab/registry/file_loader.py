@@ -3,8 +3,6 @@
 A file is run again if its code has changed; the components of a file that fails are unregistered.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import sys

@@ -5,8 +5,6 @@ it.  Their components are entry points in the groups ``vitlab.<slot>``; their re
 A failure is attributed to a plugin by the code of plugins in its traceback.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys
@@ -64,11 +62,6 @@ def _read_metadata(dist: Distribution | None, key: str) -> str:
         return (dist and dist.metadata[key]) or UNKNOWN
     except Exception:  # an interrupted installation leaves missing or unreadable metadata
         return UNKNOWN
-
-
-def component_packages() -> frozenset[str]:
-    """Return the top-level packages of the components of installed distributions."""
-    return frozenset(point.module.partition(".")[0] for points in _read_entry_points().values() for point in points)
 
 
 def why_unmet(text: str) -> str | None:
@@ -195,7 +188,8 @@ def _is_plugin_code(module: str, file: str) -> bool:
     """Return whether code belongs to a plugin, given the name and file of its module."""
     path, package = Path(file), module.partition(".")[0]
     loaded = [plugin.path for plugin in files.values()]
-    if path in loaded or package in component_packages():
+    points = [point for points in _read_entry_points().values() for point in points]
+    if path in loaded or package in {point.module.partition(".")[0] for point in points}:
         return True
     is_beside = any(path.is_relative_to(each.parent) for each in loaded)
     return is_beside and package != BUILT_IN and not {"site-packages", "dist-packages"} & set(path.parts)

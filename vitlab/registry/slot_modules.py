@@ -3,8 +3,6 @@
 A built-in component is imported when it is first asked for, so that a run loads only the components it uses.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -168,7 +168,7 @@ def metric_quantum(plan: Plan, trials: Sequence[StoredTrial]) -> float:
         return 0.0
     images = _images_by_split(trials, split).values() if facts.quantum else ()
     sizes = {len(next(filter(None, by_seed.values()), ())) for by_seed in images} - {0}
-    return facts.smallest_change(sizes.pop() if len(sizes) == 1 else None)
+    return facts.step or (facts.quantum / sizes.pop() if len(sizes) == 1 else 0.0)
 
 
 def validation_overlap(plan: Plan, trials: Sequence[StoredTrial]) -> dict[str, float]:

@@ -1,7 +1,5 @@
 """Comparison of two studies: every arm of the second with the arm of that name in the first, at equal seeds."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -45,7 +43,12 @@ def compare_studies(
         _read_labelled_arms(*second, common, labels[1], labels[0]),
     )
     results = _concat_results(old, new, labels)
-    pairs = _first_trial_pairs(old.plan, new.plan)
+    earlier, later = old.plan.first_trials, new.plan.first_trials
+    pairs = {
+        (str(arm.baseline), arm.name): (earlier[arm.baseline].trial, later[arm.name].trial)
+        for arm in new.plan.arms
+        if arm.baseline in earlier and arm.name in later
+    }
     refused = {
         arm: f"the studies have different data ({before.data or 'not here'} and {after.data or 'not here'})"
         for (_, arm), (before, after) in pairs.items()
@@ -121,16 +124,6 @@ def _concat_results(old: StudyResults, new: StudyResults, labels: Sequence[str])
     quantum = new.quantum if new.quantum == old.quantum else 0.0
     frame = pd.concat([old.frame, new.frame], ignore_index=True)
     return StudyResults(plan, frame, quantum=quantum, overlap={**old.overlap, **new.overlap})
-
-
-def _first_trial_pairs(old: Plan, new: Plan) -> dict[tuple[str, str], tuple[Trial, Trial]]:
-    """Return the first trials of every two arms that are compared, by their names."""
-    before, after = old.first_trials, new.first_trials
-    return {
-        (str(arm.baseline), arm.name): (before[arm.baseline].trial, after[arm.name].trial)
-        for arm in new.arms
-        if arm.baseline in before and arm.name in after
-    }
 
 
 def _describe_differences(pairs: Mapping[tuple[str, str], tuple[Trial, Trial]]) -> Iterator[str]:

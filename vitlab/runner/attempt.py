@@ -1,7 +1,5 @@
 """One attempt at a trial: set-up, training and the files it writes."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

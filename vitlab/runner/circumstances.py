@@ -8,8 +8,6 @@ reduce it; on a GPU only wall-clock time is available.  The process time of seve
 another, so that their rate, and with it the MFU, is unknown.
 """
 
-from __future__ import annotations
-
 import math
 import platform
 import sys

@@ -4,8 +4,6 @@ Everything is written to the trial's folder while its lock is held.  The next pr
 the checkpoint and continues the journal.
 """
 
-from __future__ import annotations
-
 import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -6,7 +6,6 @@ plugin breaks only the trials that use it.
 """
 
 # ruff: noqa: F401  # modules are imported for the processes that are forked
-from __future__ import annotations
 
 import gc
 import os

@@ -1,7 +1,5 @@
 """Reading of a study file with the changes of the command line, ``--set PATH=VALUE``, and secrets among these."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ misspelt keys get the nearest name first, which lets their values be checked as 
 the rest is validated again, until there are no new mistakes.  Rules on removed values are not checked.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

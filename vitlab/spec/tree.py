@@ -1,7 +1,5 @@
 """Trees: the plain values of a study file, nested mappings and lists, and the paths of values in them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar, cast

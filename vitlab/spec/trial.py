@@ -367,10 +367,6 @@ class TrialSpec(Frozen):
         """Return the spec in plain JSON values, without options that are None."""
         return self.model_dump(mode="json", exclude_none=True)
 
-    def without_defaults(self) -> NewTree:
-        """Return :meth:`plain` without options that have their default."""
-        return self.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-
 
 OBJECTIVE = ("train", "objective")
 """Path of a trial's objective."""

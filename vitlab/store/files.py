@@ -6,8 +6,6 @@ A damaged file counts as absent.  :func:`read_stored` reports it once per proces
 first renames the damaged one to ``NAME.damaged-TIME``.  Readers rename nothing.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

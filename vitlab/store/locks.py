@@ -9,8 +9,6 @@ dead, and another process may take the lock over.  A suspended owner detects thi
 it writes again, and writes nothing more.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import random
@@ -25,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from vitlab.errors import UserError
+from vitlab.store.files import open_nofollow
 
 DRIVER = "VITLAB_DRIVER"
 """Environment variable with the driver of a worker, as named by :func:`process_name`."""
@@ -187,8 +186,7 @@ def _acquire(file: Path) -> AbstractContextManager[Any]:
     while True:
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            # No link is followed: a results folder may come from other people, and its owner is written to this file.
-            lock = open(file, "a+", encoding="utf-8", opener=_open_no_link)  # noqa: SIM115  # it is locked while open
+            lock = os.fdopen(open_nofollow(file, os.O_RDWR | os.O_APPEND), "a+", encoding="utf-8")
         except FileNotFoundError:
             continue  # the folder was deleted in the meantime
         try:
@@ -211,10 +209,6 @@ def _acquire(file: Path) -> AbstractContextManager[Any]:
                 "choose another --out"
             ) from None
         lock.close()
-
-
-def _open_no_link(file: str, flags: int) -> int:
-    return os.open(file, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def _flock(file: IO[Any], *names: str) -> None:

@@ -59,7 +59,10 @@ def check_executor(choice: ResolvedChoice) -> None:
             else:
                 _check_job_ends(driver, work, lambda: _Driver(choice))
         finally:
-            driver.kill_leftover_jobs(work.values())
+            if not driver.executor.in_driver:
+                _kill_workers(work.values())
+            with suppress(Exception):
+                driver.executor.cancel(0.0)
 
 
 def _make_trials(folder: Path) -> tuple[Trial, ...]:
@@ -144,13 +147,6 @@ class _Driver:
             "workers append their output there"
         )
         return _processes([job])[-1]
-
-    def kill_leftover_jobs(self, work: Iterable[Job]) -> None:
-        """Kill what a faulty executor has left running on this machine."""
-        if not self.executor.in_driver:
-            _kill_workers(work)
-        with suppress(Exception):
-            self.executor.cancel(0.0)
 
 
 def _check_job_ends(driver: _Driver, work: Mapping[str, Job], new_driver: Callable[[], _Driver]) -> None:

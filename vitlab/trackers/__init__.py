@@ -25,8 +25,6 @@ A tracker that replays no journals derives from :class:`Tracker` and defines ``d
 any exception: delivery is retried later, and no trial fails because of it.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from abc import ABC, abstractmethod

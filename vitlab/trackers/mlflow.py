@@ -4,8 +4,6 @@ The driver delivers everything from the journals and can repeat a delivery: see 
 not nested, because MLflow's comparison page is empty for children; they are grouped by the tag ``arm``.
 """
 
-from __future__ import annotations
-
 import getpass
 import logging
 import shlex

@@ -4,8 +4,6 @@ One worker and no job execution need two processes and 0.4 GB instead of ten and
 of several workers.  The server and its children are one process group and are stopped together.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -6,8 +6,6 @@ a name.
 R, C rows and columns of a grid, X values per place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal

@@ -3,8 +3,6 @@
 N images or scenes, H rows and W columns of the canvas, S rows or columns of a digit's own grid.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 from collections.abc import Iterator

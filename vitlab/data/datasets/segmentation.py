@@ -57,13 +57,20 @@ class MaskedPictures(Published):
         """Return the picture and mask that a line of a split's list names; None if the line is invalid."""
 
     def info(self) -> DataInfo:
-        labels, paths = self.labels(), self._find()
+        labels, paths, identity = self.labels(), self._find(), None
+        if paths is not None:
+            digest = hashlib.blake2b(digest_size=16)
+            for split in SPLITS:
+                for item in self._read_item_list(paths, split):
+                    sums = " ".join(files.content_md5(path) for path in (item.picture, item.mask))
+                    digest.update(f"{split}\0{item.picture.stem}\0{sorted(item.meaning.items())}\0{sums}\n".encode())
+            identity = f"{self.name}:{digest.hexdigest()}"
         return DataInfo(
             image=self.image_size,
             channels=3,
             classes=len(labels),
             task="segmentation",
-            identity=None if paths is None else self._identity(paths),
+            identity=identity,
             labels=labels,
         )
 
@@ -96,14 +103,6 @@ class MaskedPictures(Published):
                     raise DataError(f"{file}:{number} lists {path}, which does not exist; download the data set again")
             items.append(item)
         return items
-
-    def _identity(self, paths: Mapping[str, Path]) -> str:
-        digest = hashlib.blake2b(digest_size=16)
-        for split in SPLITS:
-            for item in self._read_item_list(paths, split):
-                sums = " ".join(files.content_md5(path) for path in (item.picture, item.mask))
-                digest.update(f"{split}\0{item.picture.stem}\0{sorted(item.meaning.items())}\0{sums}\n".encode())
-        return f"{self.name}:{digest.hexdigest()}"
 
 
 CLASSES = """

@@ -12,7 +12,7 @@ import numpy as np
 
 from vitlab.explaining.colours import SERIES
 from vitlab.planning.match import is_number
-from vitlab.planning.values import Arm, Plan
+from vitlab.planning.values import Arm
 from vitlab.report.drawing import WIDTH, Drawing, apply_style, empty_figure, format_ticks, wrap_line
 from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import DASH, MINUS, Columns, Scale, percent
@@ -234,7 +234,14 @@ def _arms_by_series(results: StudyResults) -> dict[str, list[Arm]]:
         return {}
     sized = {arm.name: at for arm in results.plan.arms if (at := _arm_size(results, arm.name)) is not None}
     arms = [arm for arm in results.plan.arms if arm.name in sized]
-    paths = _series_paths(results.plan, arms, sized)
+    paths = [path for path in results.plan.paths if not all(is_number(arm.values.get(path)) for arm in arms)]
+    # A number that alone changes while the size does not parts series, too: arms of two learning rates are not
+    # replicates of one size.
+    for first, second in itertools.combinations(arms, 2):
+        differing = [path for path in results.plan.paths if first.values.get(path) != second.values.get(path)]
+        if len(differing) == 1 and sized[first.name] == sized[second.name]:
+            paths += differing
+    paths = [path for path in results.plan.paths if path in paths]
     series: dict[str, list[Arm]] = {}
     for arm in arms:
         series.setdefault(", ".join(_label(path, arm.values.get(path)) for path in paths), []).append(arm)
@@ -243,17 +250,3 @@ def _arms_by_series(results: StudyResults) -> dict[str, list[Arm]]:
 
 def _label(path: str, value: Any) -> str:
     return f"{path.rpartition('.')[2]}={format_value(value)}" if is_number(value) else format_value(value)
-
-
-def _series_paths(plan: Plan, arms: Sequence[Arm], sized: Mapping[str, float]) -> list[str]:
-    """Return the varied paths that separate arms into series: non-numeric paths, and numbers unrelated to size.
-
-    A number is unrelated if it alone changes while the size does not: arms of two learning rates are not replicates of
-    one size.
-    """
-    selected = {path for path in plan.paths if not all(is_number(arm.values.get(path)) for arm in arms)}
-    for first, second in itertools.combinations(arms, 2):
-        differing = [path for path in plan.paths if first.values.get(path) != second.values.get(path)]
-        if len(differing) == 1 and sized[first.name] == sized[second.name]:
-            selected.add(differing[0])
-    return [path for path in plan.paths if path in selected]

@@ -50,8 +50,15 @@ class BatchedMuon(torch.optim.Muon):
 
     def _step_one_shape(self, params: list[Tensor], group: Group) -> None:
         """Take a step of parameters of one shape."""
+        for p in params:
+            if "momentum_buffer" not in self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        matrices = [p.grad for p in params if p.grad is not None]
+        averages = [self.state[p]["momentum_buffer"] for p in params]
+        torch._foreach_lerp_(averages, matrices, 1 - group["momentum"])
+        matrices = list(torch._foreach_lerp(matrices, averages, group["momentum"])) if group["nesterov"] else averages
         rows, columns = params[0].shape
-        stacked_NMK = torch.stack(self._update_momentum(params, group)).view(-1, rows // group["maps"], columns)
+        stacked_NMK = torch.stack(matrices).view(-1, rows // group["maps"], columns)
         if group["ns_precision"] == "bfloat16":
             stacked_NMK = stacked_NMK.bfloat16()
         # All maps of one shape in one iteration, also of several trainings.
@@ -61,16 +68,6 @@ class BatchedMuon(torch.optim.Muon):
         # Decoupled decay comes before the step, as in torch's Muon.
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(params, steps, alpha=-group["lr"])
-
-    def _update_momentum(self, params: list[Tensor], group: Group) -> list[Tensor]:
-        """Update the averages of the gradients, and return the matrices to be orthogonalised."""
-        for p in params:
-            if "momentum_buffer" not in self.state[p]:
-                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        gradients = [p.grad for p in params if p.grad is not None]
-        averages = [self.state[p]["momentum_buffer"] for p in params]
-        torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
-        return list(torch._foreach_lerp(gradients, averages, group["momentum"])) if group["nesterov"] else averages
 
     def _step_factors(self, o_NMK: Tensor, params: list[Tensor], group: Group) -> Tensor | float:
         """Return the factors of orthogonal matrices that make them steps at a learning rate of 1."""
