@@ -61,9 +61,9 @@ from vitlab.planning.values import Arm, Plan
 from vitlab.registry import slot
 from vitlab.runner.job import Settings
 from vitlab.spec import RunSpec
-from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.folders import STATUSES, Store, TrialFolder
 from vitlab.trackers import dashboard, delivery, records, replay, service, trials
-from vitlab.trackers.arms import COMPARED, OWN, Summary, deliver_summaries, summarize_arms, summarize_report
+from vitlab.trackers.arms import COLUMNS, POINTS, Summary, deliver_summaries, summarize_arms, summarize_report
 from vitlab.trackers.delivery import Delivery, sync
 from vitlab.trackers.server import study_links
 from vitlab.trackers.service import Address, parse_uri
@@ -1123,16 +1123,14 @@ def test_trials_are_flat_and_arms_have_intervals(delivered: Runs) -> None:
     for arm in arms:
         seeds = [run.data.metrics["final/val/accuracy"] for run in runs if run.data.tags["arm"] == arm.info.run_name]
         mean, sd = statistics.mean(seeds), statistics.stdev(seeds)
-        expected = {"mean": mean, "sd": sd, "n": len(SEEDS)}
-        found = {what: arm.data.metrics[f"{what}/val/accuracy"] for what in expected}
-        assert found == pytest.approx(expected, rel=1e-3)
-        assert "low/val/accuracy" not in arm.data.metrics, "two seeds have no useful interval"
+        found = arm.data.metrics
+        assert [found["mean"], found["sd"]] == pytest.approx([100 * mean, 100 * sd], abs=0.06), "in percent"
+        assert found["n"] == len(SEEDS) and "low" not in found, "two seeds have no useful interval"
         arms_data = json.loads((delivered.out / "studies/tiny/report/report.json").read_text())["arms"]
         [row] = [row for row in arms_data if row["arm"] == arm.info.run_name]
-        for what in ("mean", "sd", "low", "n", "difference", "p_corrected"):
-            shown, exact = arm.data.metrics.get(f"{what}/val/accuracy"), row[what]
-            assert shown == (exact and pytest.approx(exact, rel=1e-3)), "what is judged is the report's"
-            assert shown is None or len(str(shown)) <= 10, "the page cuts longer numbers"
+        assert found["planned"] == row["planned"] and found.get("p corrected") == (row["p_corrected"] and 0.5)
+        assert row["difference"] is None or found["difference"] == round(100 * row["difference"], 1)
+        assert set(found) == {name for name in POINTS if row[name.replace(" ", "_")] is not None}
         assert arm.data.tags["verdict"] == (row["verdict"] or "baseline")
 
 
@@ -1175,26 +1173,47 @@ def test_label_of_a_group_begins_with_what_tells_arms_apart(arm: str, label: str
 
 def report_row(arm: str, **values: Any) -> dict[str, Any]:
     """Return an arm's row of a report; what is not given is missing."""
-    row: dict[str, Any] = dict.fromkeys([*OWN, *COMPARED, "verdict", "baseline", "exploratory", "broken", "awaited"])
-    return {**row, "complete_verdict": None, "arm": arm, "missing": 0, "planned": 2, **values}
+    texts = dict.fromkeys(
+        [*(name.replace(" ", "_") for name in POINTS), "verdict", "baseline", "exploratory", "awaited"]
+    )
+    texts |= dict.fromkeys(["complete_verdict", "refused", "equal_low", "choice_sd"])
+    numbers = {
+        **dict.fromkeys([*STATUSES, "collapsed", "collapsed_pairs", "broken"], 0),
+        "n": 3,
+        "pairs": 3,
+        "planned": 3,
+    }
+    paired = {"test": "paired t", "looks": 1, "family": 1, "registered": True}
+    return {**texts, **numbers, **paired, "arm": arm, **values}
 
 
-def test_arms_are_described_with_the_digits_of_the_report_and_told_apart_first(delivered: Runs) -> None:
+def test_arms_have_the_units_digits_and_sentences_of_the_report(delivered: Runs) -> None:
     """The width of intervals decides about digits; a report has a verdict with what qualifies it."""
     first = report_row("baseline", mean=0.51234, low=0.49, high=0.53)
     compared = {"baseline": "baseline", "difference": 0.0543, "difference_low": -0.01, "difference_high": 0.12}
-    other = report_row("position=none", verdict="cannot tell", **compared)
+    other = report_row("position=none", verdict="cannot tell", p_corrected=0.123456, mean=0.56664, **compared)
 
-    def notes(*rows: dict[str, Any]) -> list[str]:
+    def summaries(*rows: dict[str, Any]) -> list[Summary]:
         plan = replace(delivered.plan, arms=tuple(Arm(row["arm"], {}) for row in rows))
-        return [each.tags["mlflow.note.content"] for each in summarize_arms(plan, rows, "here").values()]
+        return list(summarize_arms(plan, rows, "here").values())
 
-    assert notes(first, other) == ["baseline, mean 51.2 %", "cannot tell, +5.4 points [\N{MINUS SIGN}1.0, 12.0]"]
+    def note(*rows: dict[str, Any]) -> str:
+        return html.unescape(summaries(*rows)[-1].tags["mlflow.note.content"])
+
+    assert note(first) == "baseline reaches 51.2 % val/accuracy (95 % interval 49.0 to 53.0, 3 seeds)."
+    assert note(first, other) == (
+        "cannot tell: position=none is 5.4 points above baseline (95 % interval \N{MINUS SIGN}1.0 to 12.0, p = 0.12)."
+    )
+    points = summaries(first, other)[1].points
+    shown = {"difference": 5.4, "difference low": -1, "difference high": 12, "mean": 56.7, "p corrected": 0.1235}
+    assert {name: points[name] for name in COLUMNS if name in points} == shown
     narrow = {**other, "difference": 0.05432, "difference_low": 0.0542, "difference_high": 0.05444}
-    assert notes(first, narrow)[1] == "cannot tell, +5.432 points [5.420, 5.444]"
-    assert notes(first, {**other, "difference": None})[1] == "cannot tell"
-    of_two_seeds = {"difference_low": None, "difference_high": None, "verdict": "better", "exploratory": "a margin"}
-    assert notes(first, {**other, **of_two_seeds})[1] == "better (exploratory), +5.4 points"
+    assert [summaries(first, narrow)[1].points[name] for name in COLUMNS[:3]] == [5.432, 5.42, 5.444]
+    collapsed = summaries({**first, "collapsed": 1})[0].points
+    assert collapsed["mean"] == 51.2 and not {"low", "high"} & set(collapsed), "no interval by t holds"
+    later = [{**other, "verdict": verdict, "exploratory": "a margin"} for verdict in ("better", "cannot tell")]
+    verdicts = [summaries(first, row)[1].tags["verdict"] for row in later]
+    assert verdicts == ["better (exploratory)", "cannot tell (exploratory)"]
     rows = [first, other, {**other, "arm": "c, d", "verdict": "better"}, {**other, "arm": "e", "verdict": "better"}]
     answer = summarize_report({"arms": rows, "answers": ["one", "two"]})
     assert answer == "better: c, d; e \N{MIDDLE DOT} cannot tell: position=none"
@@ -1202,8 +1221,8 @@ def test_arms_are_described_with_the_digits_of_the_report_and_told_apart_first(d
     later[2] |= {"verdict": "cannot tell", "complete_verdict": "better", "broken": 1}
     answer = summarize_report({"arms": later, "answers": []})
     assert answer == (
-        "better (exploratory): c, d \N{MIDDLE DOT} cannot tell: position=none \N{MIDDLE DOT} "
-        "cannot tell (1 broken seed): e"
+        "better (exploratory): c, d \N{MIDDLE DOT} cannot tell (exploratory): position=none \N{MIDDLE DOT} "
+        "cannot tell (1 broken seed) (exploratory): e"
     )
 
 
@@ -1284,7 +1303,7 @@ def test_description_has_report_and_links(delivered: Runs) -> None:
     for text, page in zip(notes, (pages["tiny"], pages["tiny/arms"], pages["tiny"]), strict=True):
         answer, _, link = text.partition("\n")[0].rpartition("](")
         assert html.unescape(answer) == "[cannot tell: position=none" and link == f"{page.removeprefix('/')})"
-    assert "shares are fractions here: 0.01 is 1 point of the report" in notes[1]
+    assert "of val accuracy (%) over n seeds" in html.unescape(notes[1])
     assert all(html.unescape(text).count(f"version {delivered.plan.version[:8]} in ") == 1 for text in notes)
     assert all("report%2Fsmall%2Farms.png" in text for text in notes[:2]) and pages["tiny"][1:] in notes[1]
     assert "\n\n4 of 4 trials finished\n\n" in notes[2] and "/artifacts/report/report.html" in notes[2]
@@ -1413,6 +1432,10 @@ def test_summaries_are_replaced_one_by_one_and_deleted_last(runs: Runs) -> None:
     assert len(client.search_runs([study])) == 4, "each folder has its own"
     views.append(json.loads(client.get_experiment(study).tags[f"{dashboard.TAG}.{dashboard.SUMMARY}"])["state"])
     assert [dashboard.ROOT in json.loads(view)["selectedColumns"] for view in views] == [False, True]
+    state = json.loads(views[0])
+    assert state["selectedColumns"] == ["tags.`verdict`", *(f"metrics.`{name}`" for name in COLUMNS)]
+    widths = [state["columnWidths"][name] for name in state["selectedColumns"]]
+    assert sum(widths) <= 782, "a page of 1500 pixels without the assistant shows all columns"
 
 
 def test_axes_are_what_differs_between_arms(tmp_path: Path) -> None:

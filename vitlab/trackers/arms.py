@@ -34,22 +34,21 @@ from vitlab.trackers.trials import FINISHED, SUPERSEDED
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-OWN = ("mean", "sd", "low", "high", "n")
-COMPARED = ("difference", "difference_low", "difference_high", "p", "p_corrected", "planned", "diverged", "failed")
-"""Further columns of the report's summary."""
+COLUMNS = ("difference", "difference low", "difference high", "mean", "low", "high", "p corrected")
+"""Columns of the report's summary that the page's table has: what answers the question comes first."""
+POINTS = (*COLUMNS, "sd", "n", "p", "planned", "diverged", "failed")
+"""Columns of the report's summary that MLflow has as metrics."""
 
 NOT_RUN, BASELINE = "no result yet", "baseline"
 """In the place of a verdict, of an arm of which no trial has begun, and of the one that others are compared with."""
-COLUMNS = ("mean", "low", "high", "difference", "p_corrected")
-"""Columns of the page's table; the interval of a difference is in the description."""
 
 
 class Summary(NamedTuple):
     """What the report says of an arm."""
 
-    tags: Mapping[str, str]  #: with the verdict, and the run's description, which a table shows beside its name
+    tags: Mapping[str, str]  #: with the verdict, which the table shows beside the name, and the run's description
     params: Mapping[str, str]
-    points: Mapping[str, float]  #: to 4 digits, because the page cuts numbers and does not round them
+    points: Mapping[str, float]  #: in the report's units and digits; the page cuts numbers and does not round them
 
 
 def summarize_arms(plan: Plan, rows: Sequence[Row], root: str) -> dict[str, Summary]:
@@ -64,21 +63,27 @@ def summarize_arms(plan: Plan, rows: Sequence[Row], root: str) -> dict[str, Summ
     by_arm = {row["arm"]: row for row in rows}
     baselines = {row["baseline"] for row in rows}
     scale = Scale.of(plan.analysis.metric, plan.units)
-    decimals = phrasing.mean_and_difference_decimals(rows, scale)
+    of_mean, of_difference = phrasing.mean_and_difference_decimals(rows, scale)
+    decimals = dict.fromkeys(COLUMNS[:3], of_difference) | dict.fromkeys(COLUMNS[3:6], of_mean) | {"sd": of_mean + 1}
+    answers = phrasing.answer_per_arm(rows, plan.analysis, plan.units)
+    compared = {answer.row["arm"]: answer.sentence for answer in answers if answer.row}
     for arm in (arm for arm in plan.arms if arm.name in by_arm):
-        row = by_arm[arm.name]
+        row = dict(by_arm[arm.name])
+        row["low"], row["high"] = phrasing.interval_unless_collapsed(row)
         role = BASELINE if arm.name in baselines else records.ABSENT
-        verdict = format_verdict(row) or role if phrasing.started_rows([row]) else NOT_RUN
-        numbers = {name: float(row[name]) for name in (*OWN, *COMPARED) if row[name] is not None}
-        points = {
-            records.mlflow_name(f"{name}/{plan.analysis.metric}"): float(f"{value:.4g}")
-            for name, value in numbers.items()
-            if math.isfinite(value)
-        }
+        verdict = _qualify_verdict(row) or role if phrasing.started_rows([row]) else NOT_RUN
+        points: dict[str, float] = {}
+        for name in POINTS:
+            value = row[name.replace(" ", "_")]
+            if value is not None and math.isfinite(float(value)):
+                text = scale.end(value, decimals[name]) if name in decimals else f"{value:.4g}"
+                points[name] = float(text.replace(phrasing.MINUS, "-"))
         tags = {
             "arm": arm.name,
             "verdict": verdict,
-            dashboard.NOTE: _describe_row(row, verdict, scale, *decimals),
+            dashboard.NOTE: dashboard.escape_markdown(
+                compared.get(arm.name) or phrasing.describe_arm_result(row, plan.analysis, scale, of_mean)
+            ),
             "vitlab.kind": "arm",
             "vitlab.study": plan.study,
             "vitlab.root": root,
@@ -88,19 +93,10 @@ def summarize_arms(plan: Plan, rows: Sequence[Row], root: str) -> dict[str, Summ
     return summaries
 
 
-def _describe_row(row: Row, verdict: str, scale: Scale, of_mean: int, of_difference: int) -> str:
-    """Return an arm's verdict with its difference, or its mean; MLflow's table shows 50 characters as they are.
-
-    Numbers have the units and the decimals of the report.
-    """
-    text = ""
-    if row["difference"] is not None:
-        text = f"{scale.number(row['difference'], of_difference, sign=True)} {scale.points}"
-        if row["difference_low"] is not None:
-            text += f" {scale.interval(row['difference_low'], row['difference_high'], of_difference)}"
-    elif verdict in (BASELINE, records.ABSENT) and row["mean"] is not None:
-        text = f"mean {scale.number(row['mean'], of_mean)} {scale.unit}"
-    return ", ".join(filter(None, (verdict.strip(records.ABSENT), " ".join(text.split())))) or records.ABSENT
+def _qualify_verdict(row: Row) -> str:
+    """Return the report's verdict on an arm; the report calls it exploratory in a note, if it cannot tell."""
+    verdict = format_verdict(row)
+    return verdict + " (exploratory)" * bool(verdict and row["exploratory"] and "exploratory" not in verdict)
 
 
 def summarize_report(report: Mapping[str, Any]) -> str:
@@ -112,7 +108,7 @@ def summarize_report(report: Mapping[str, Any]) -> str:
     begun = phrasing.started_rows(rows)
     arms: dict[str, list[str]] = {}
     for row in begun:
-        if verdict := format_verdict(row):
+        if verdict := _qualify_verdict(row):
             arms.setdefault(verdict + " so far" * bool(row["awaited"]), []).append(row["arm"])
     order = sorted(arms, key=lambda verdict: verdict.startswith("cannot tell"))  # last, because the page cuts the line
     verdicts = " \N{MIDDLE DOT} ".join(f"{verdict}: {'; '.join(arms[verdict])}" for verdict in order)
@@ -132,7 +128,7 @@ def deliver_summaries(
         client: MLflow's client.
         experiment: id of the experiment.
         root: identifies this output folder among those that deliver to the same server.
-        headline: the study's metric.
+        headline: the study's metric, with its unit.
         arms: see :func:`summarize_arms`.
     """
     from mlflow.entities import Metric, Param
@@ -147,12 +143,11 @@ def deliver_summaries(
             outdated.append(run.info.run_id)
         else:
             others = [dashboard.ROOT]  # by which the arms of another folder are told apart
-    names = set[str]().union(*(arm.points for arm in arms.values()))
     view = dashboard.View(
-        "Arms with their intervals",
+        f"Arms: {headline}",
         "arm",
-        dashboard.sort_metrics_into_sections(names, headline, [f"{name}/{headline}" for name in OWN]),
-        columns=["attributes.`Description`", *(f"metrics.`{column}/{headline}`" for column in COLUMNS), *others],
+        [dashboard.Section(headline, POINTS)],
+        columns=["tags.`verdict`", *(f"metrics.`{name}`" for name in COLUMNS), *others],
     )
     dashboard.save_views(client, experiment, {dashboard.SUMMARY: view})
     for name, arm in reversed(list(missing.items())):  # the newest run is the first one of a page without a view

@@ -177,7 +177,9 @@ def view_state(view: View) -> Json:
         "orderByAsc": True,
         "selectedColumns": list(view.columns),
         "columnOrder": [RUN_NAME, *view.columns],
-        "columnWidths": {RUN_NAME: 240, ROOT: 400},  # in pixels; both are cut at the page's own widths
+        # In pixels; the page's own widths cut names.
+        "columnWidths": {RUN_NAME: 240, ROOT: 400, "tags.`verdict`": 160}
+        | {column: 6 * len(column) - 20 for column in view.columns if column.startswith("metrics.")},
         "runsHiddenMode": "SHOW_ALL",
         "groupBy": by_arm if view.groups else None,
         "groupsExpanded": {f"tag.{GROUP}.{label}": False for label in view.groups},
@@ -244,12 +246,11 @@ def describe_arms(answer: str, study: str, metric: str, run_id: str) -> str:
     Args:
         answer: what the report says, as a link to the table.
         study: link to the study, and which version of it is described.
-        metric: the study's metric.
+        metric: the study's metric, with its unit.
         run_id: the id of the run that holds the figure of the arms; empty if there is none.
     """
     text = f"{answer}\n\n{study}\n\nMean, standard deviation (sd) and interval (low, high) of "
-    text += f"{escape_markdown(metric)} over n seeds, differences and corrected p values, as in the report; "
-    text += "shares are fractions here: 0.01 is 1 point of the report.\n"
+    text += f"{escape_markdown(metric)} over n seeds, differences and corrected p values, as in the report.\n"
     return text + (f"\n{_picture('arms', 'arms.png', run_id)}\n" if run_id else "")
 
 

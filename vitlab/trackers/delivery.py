@@ -51,7 +51,7 @@ class Delivery:
     """The delivery of one study by :func:`sync`."""
 
     study: str
-    link: str | None = None  #: address to open, empty if the tracker has none; None if something is still missing
+    link: str | None = None  #: address, or command that shows it; empty if there is none; None if something is missing
     counts: Mapping[str, int] = field(default_factory=dict)  #: what was missing: number by kind, such as points
 
     @property
@@ -94,7 +94,7 @@ def sync(folder: str | Path, *, tracker: Choice | str | Mapping[str, Any] | None
         built: Tracker = trackers.build(choice, plan, store, run)
         if built.title:
             link = built.sync(sorted((file.parent / "report").glob("*")))
-            deliveries.append(Delivery(plan.study, link, built.delivered))
+            deliveries.append(Delivery(plan.study, link and (built.start_command() or link), built.delivered))
     if unreadable:
         raise UserError(*unreadable)
     return deliveries

@@ -22,6 +22,7 @@ from pydantic import Field
 from vitlab.errors import UserError, format_count, public
 from vitlab.planning.study_folder import checked_out_commit
 from vitlab.planning.values import Plan
+from vitlab.report.phrasing import Scale
 from vitlab.spec import RunSpec
 from vitlab.store.files import read_json, require_mapping
 from vitlab.store.folders import Store
@@ -262,13 +263,12 @@ class MlflowTracker(Replay):
             name, tags = f"{self.plan.study}/arms", {"vitlab.study": self.plan.study}
             page = service.ensure_experiment(client, name, self.address, name, tags)
             summary = page.experiment_id
-            self.delivered["runs"] += arms.deliver_summaries(
-                client, summary, self._root, self.plan.analysis.metric, summaries
-            )
+            metric = Scale.of(self.plan.analysis.metric, self.plan.units).title
+            self.delivered["runs"] += arms.deliver_summaries(client, summary, self._root, metric, summaries)
             table, study = dashboard.comparison_link(summary, dashboard.SUMMARY), link("study", curves)
             picture = run if "arms.png" in files else ""
             about = f"{study} \N{MIDDLE DOT} {self._origin}"
-            text = dashboard.describe_arms(link(answer, table), about, self.plan.analysis.metric, picture)
+            text = dashboard.describe_arms(link(answer, table), about, metric, picture)
             service.set_experiment_tag(client, page, dashboard.NOTE, text)
             links.append(link("table of arms with intervals", table))
         links += [
