@@ -179,7 +179,7 @@ def view_state(view: View) -> Json:
         "columnOrder": [RUN_NAME, *view.columns],
         # In pixels; the page's own widths cut names.
         "columnWidths": {RUN_NAME: 240, ROOT: 400, "tags.`verdict`": 160}
-        | {column: 6 * len(column) - 20 for column in view.columns if column.startswith("metrics.")},
+        | {column: 6 * len(column) - 24 for column in view.columns if column.startswith("metrics.")},
         "runsHiddenMode": "SHOW_ALL",
         "groupBy": by_arm if view.groups else None,
         "groupsExpanded": {f"tag.{GROUP}.{label}": False for label in view.groups},
@@ -262,7 +262,7 @@ def describe_study(report: str, answer: str, links: Iterable[str], run: str) -> 
 
     Args:
         report: the report as Markdown, with pictures named by their files.
-        answer: what it says, as a link to the training view, because an experiment opens with another one.
+        answer: what it says, as a link to the table of arms.
         links: links to views, files and models.
         run: the id of the run that holds the report's files.
     """

@@ -75,7 +75,6 @@ class MlflowTracker(Replay):
         self._root = f"{socket.gethostname()}:{store.root}"
         self._runs: TrialRuns | None = None
         self._marks: dict[str, RunMark] = {}  #: by identity of the trial
-        self._viewed: tuple[set[str], dict[str, int]] | None = None  #: metrics and images in the saved views
         self._verifies = False  #: whether a delivery checks every run
         service.configure_mlflow()
 
@@ -136,16 +135,18 @@ class MlflowTracker(Replay):
         parsed = {identity: mark for identity, value in marks.items() if (mark := RunMark.parse(value)) is not None}
         if self._runs is not None and parsed == self._marks:
             return
-        self._marks, self._viewed = parsed, None
+        self._marks = parsed
         client, name = service.open_client(self.address), self.plan.study
         question = dashboard.escape_markdown(self.plan.question or name)
-        note, version = f"{question}\n\nNo report yet \N{MIDDLE DOT} {self._origin}", self.plan.version
+        note, version = f"No report yet: {question}\n\n{self._origin}", self.plan.version
         tags = {"vitlab.study": name, "vitlab.version": version, dashboard.NOTE: note}
         page = service.ensure_experiment(client, name, self.address, f"{name}/trials", tags)
         if page.tags.get("vitlab.version") != version:
-            for each in (page, client.get_experiment_by_name(f"{name}/arms")):  # with an earlier version's answer
-                if each is not None and each.lifecycle_stage == "active":
-                    service.set_experiment_tag(client, each, dashboard.NOTE, note)
+            service.set_experiment_tag(client, page, dashboard.NOTE, note)
+            summary = client.get_experiment_by_name(f"{name}/arms")
+            if summary is not None and summary.lifecycle_stage == "active":  # with an earlier version's answer
+                service.set_experiment_tag(client, summary, dashboard.NOTE, note)
+                arms.deliver_summaries(client, summary.experiment_id, self._root, self._metric, {})
             service.set_experiment_tag(client, page, "vitlab.version", version)
         experiment = page.experiment_id
         source = _source_tags(self.folder / "study.yaml")
@@ -191,6 +192,11 @@ class MlflowTracker(Replay):
         return shlex.join(words) if self.address.embedded else ""
 
     @property
+    def _metric(self) -> str:
+        """The study's metric with its unit."""
+        return Scale.of(self.plan.analysis.metric, self.plan.units).title
+
+    @property
     def _origin(self) -> str:
         """What a description is about: of several folders and versions of a study, the last delivery is described."""
         return dashboard.escape_markdown(f"version {self.plan.version[:8]} in {self._root}")
@@ -214,8 +220,6 @@ class MlflowTracker(Replay):
         metrics, images = set(session.metrics), dict[str, int]()
         for mark in self._marks.values():
             images |= {key: min(step, images.get(key, step)) for key, step in mark.images.items()}
-        if (metrics, images) == self._viewed:
-            return
         groups = [dashboard.group_label(arm.name, place) for place, arm in enumerate(self.plan.arms)]
         headline = self.plan.analysis.metric
         first = [f"final/{headline}", f"best/{headline}", headline, "train/loss"]
@@ -230,7 +234,6 @@ class MlflowTracker(Replay):
             dashboard.TRIALS: dashboard.View("Every trial", "trial", charts, columns, axes, images=images),
         }
         self.delivered["views"] += dashboard.save_views(session.client, session.experiment, views)
-        self._viewed = (metrics, images)
 
     def _varied_params(self) -> list[str]:
         """Return the parameters in which arms differ."""
@@ -246,7 +249,7 @@ class MlflowTracker(Replay):
         client, experiment = self._session.client, self._session.experiment
         status, progress = self._status_and_progress()
         study_run = self._session.update_study_run(status)
-        run = str(study_run.info.run_id)
+        run = study_run.info.run_id
         self._send_study_files(run, study_run.info.artifact_uri, report)
         link, curves = dashboard.markdown_link, dashboard.comparison_link(experiment, dashboard.ARMS)
         links = [
@@ -257,20 +260,20 @@ class MlflowTracker(Replay):
         files = {path.name: path for path in report}
         stored = read_json(files["report.json"], require_mapping) if "report.json" in files else None
         content = stored or {"arms": (), "answers": ()}
-        answer = arms.summarize_report(content) or self.plan.study
-        headline = link(answer, curves)
+        answer = arms.summarize_report(content) or "No report yet"
+        place = curves
         if summaries := arms.summarize_arms(self.plan, content["arms"], self._root):
             name, tags = f"{self.plan.study}/arms", {"vitlab.study": self.plan.study}
             page = service.ensure_experiment(client, name, self.address, name, tags)
             summary = page.experiment_id
-            metric = Scale.of(self.plan.analysis.metric, self.plan.units).title
-            self.delivered["runs"] += arms.deliver_summaries(client, summary, self._root, metric, summaries)
-            table, study = dashboard.comparison_link(summary, dashboard.SUMMARY), link("study", curves)
+            self.delivered["runs"] += arms.deliver_summaries(client, summary, self._root, self._metric, summaries)
+            place, study = dashboard.comparison_link(summary, dashboard.SUMMARY), link("study", curves)
             picture = run if "arms.png" in files else ""
             about = f"{study} \N{MIDDLE DOT} {self._origin}"
-            text = dashboard.describe_arms(link(answer, table), about, metric, picture)
+            text = dashboard.describe_arms(link(answer, place), about, self._metric, picture)
             service.set_experiment_tag(client, page, dashboard.NOTE, text)
-            links.append(link("table of arms with intervals", table))
+            links.append(link("table of arms with intervals", place))
+        headline = link(answer, place)
         links += [
             link(path.name, dashboard.file_link(experiment, run, f"report/{path.name}"))
             for path in report
