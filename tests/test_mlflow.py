@@ -1333,13 +1333,14 @@ def test_answer_of_a_partial_study_counts_the_arms_that_have_run(delivered: Runs
     """An arm of which no trial has begun is open in the report, and has no verdict here."""
     rows = [
         report_row("baseline", mean=0.5),
-        report_row("position=none", verdict="cannot tell", missing=2, baseline="baseline"),
+        report_row("position=none", verdict="cannot tell", missing=2, n=0, baseline="baseline"),
     ]
     report = {"arms": rows, "answers": ["no result yet: position=none."]}
     assert summarize_report(report) == "1 of 2 arms run so far: no result yet: position=none."
     tags = [summary.tags for summary in summarize_arms(delivered.plan, rows, "here").values()]
     assert [each["verdict"] for each in tags] == ["baseline", "no result yet"]
-    assert [each["mlflow.note.content"] for each in tags] == ["baseline, mean 50.0 %", "no result yet"]
+    notes = ["baseline reaches 50.0 % val/accuracy.", "no trial of position=none can be judged yet (2 missing)."]
+    assert [each["mlflow.note.content"] for each in tags] == notes
     more = report_row("c", verdict="worse", mean=0.1, missing=1)
     report = {"arms": [*rows, more], "answers": ["worse: c is 40 points below", "no result yet: position=none."]}
     assert summarize_report(report) == "2 of 3 arms run so far: worse: c"
