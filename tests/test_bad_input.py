@@ -580,7 +580,7 @@ def test_mistake_caused_by_changes_in_python_names_changes(here: Path) -> None:
         (["model.dim=10"], "--set model.dim=10"),
         (["seeds=3", "model.dim=10"], "--set model.dim=10"),
         (["data.size=9"], "--set data.size=9"),
-        (["train.stop_early.patience=2", "model.depth=1"], "--set train.stop_early.patience=2"),
+        (["train.stop_early.patience=99", "model.depth=1"], "--set train.stop_early.patience=99"),
     ],
 )
 def test_mistake_that_a_change_makes_at_a_line_of_a_sound_file_is_at_the_change(
@@ -592,10 +592,10 @@ def test_mistake_that_a_change_makes_at_a_line_of_a_sound_file_is_at_the_change(
 
 
 def test_mistake_of_a_file_beside_one_by_a_change_is_at_its_line(here: Path) -> None:
-    (here / "s.yaml").write_text(STUDY.replace("steps: 2", "steps: 2, stop_early: {patience: 2}"))
+    (here / "s.yaml").write_text(STUDY.replace("steps: 2", "steps: 2, stop_early: {patience: 2, metric: acc}"))
     lines = refused(here, "plan", "s.yaml", "--set", "model.dim=9")
     assert [line.partition(": ")[0] for line in lines] == ["--set model.dim=9", "s.yaml:5:21"]
-    assert "schedule 'cosine' (the default) is a course" in lines[1]
+    assert "no metric of validation is called 'acc'" in lines[1]
 
 
 def test_malformed_list_of_plugins_hides_no_other_mistake(here: Path) -> None:

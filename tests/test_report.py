@@ -1203,15 +1203,17 @@ def test_figures_and_table_say_which_arm_is_the_baseline(tmp_path: Path) -> None
     assert "the difference from the baseline (plain) with its" in figures["arms"].caption
 
 
-def test_trainings_that_ended_at_one_step_have_no_range() -> None:
+@pytest.mark.parametrize(("schedule", "what"), [("constant", "cost"), ("cosine", "cost and in the last learning rate")])
+def test_trainings_that_ended_at_one_step_have_no_range(schedule: str, what: str) -> None:
     def ended(arm: str, steps: int) -> Any:
-        spec = SimpleNamespace(train=SimpleNamespace(stop_early={"patience": 2}))
+        train = SimpleNamespace(stop_early={"patience": 2}, schedule=SimpleNamespace(type=schedule))
+        spec = SimpleNamespace(train=train)
         planned = SimpleNamespace(arm=arm, trial=SimpleNamespace(spec=spec))
         return SimpleNamespace(planned=planned, result=SimpleNamespace(outcome=SimpleNamespace(steps=steps)))
 
     trials = [ended("lion", 280), ended("lion", 280), ended("adamw", 1200), ended("adamw", 900)]
     [note] = notes._note_early_stops(trials)
-    assert note.endswith(": lion 280, adamw 900 to 1,200.")
+    assert note.endswith(f" differ in {what}: lion 280, adamw 900 to 1,200.")
 
 
 def folded_and_others(plan, store):

@@ -362,9 +362,6 @@ def test_report_warns_of_validation_that_chose_the_weights(
 
 
 MISTAKES = {
-    "schedule 'cosine' is a course over the planned length": {
-        "base__train": {**TRAIN, "schedule": "cosine", "stop_early": RULE}
-    },
     "no metric of validation is called 'acuracy'. Did you mean 'accuracy'?": {
         "base__train": {**TRAIN, "stop_early": {"patience": 3, "metric": "acuracy"}}
     },
@@ -374,7 +371,7 @@ MISTAKES = {
     "match compares arms of equal cost": {"match": {"quantity": "params", "knob": "model.dim", "tolerance": 0.5}},
     "it stops early by another rule than": {"design": {"one_at_a_time": {"train.stop_early.patience": [2]}}},
     "best is by a metric of validation": {"analysis": {"metric": "train/loss"}},
-    "objective 'dino' is a course over the planned length": {
+    "objective 'dino' follows the planned length": {
         "base__train": {**TRAIN, "objective": "dino", "stop_early": {"patience": 3}},
         "base__data": {**DATA, "augment": ["flip"]},
         "analysis": {"metric": "val/loss"},

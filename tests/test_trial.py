@@ -317,9 +317,9 @@ def test_frozen_body_stays_and_head_learns(freeze: str, pretrained: Trial, tmp_p
 def test_unfitting_weights_are_refused_by_name(pretrained: Trial, tmp_path: Path) -> None:
     after = TrialFolder(tmp_path / "after" / "code")
     for model, sentence in (
-        ({"dim": 16}, r"cls_token, .* and \d+ more are of another shape"),
-        ({"depth": 3}, r"blocks\.2\.\S+, .* and \d+ more are missing"),
-        ({"depth": 1}, r"are unknown"),
+        ({"dim": 16}, r"weights have dim \d+, and this model has dim 16; set model\.dim: \d+"),
+        ({"depth": 3}, r"set model\.depth: 2"),
+        ({"mlp": {"type": "gelu", "ratio": 1}}, r"fc1\.weight: \[\d+, \d+\], and here \[\d+, \d+\].*weights inspect"),
         ({"layer_scale": 0.1}, r"ls1\.gamma, .* are missing"),
     ):
         with pytest.raises(TrialFailed, match=sentence):

@@ -92,7 +92,7 @@ def test_inspect_lists_mismatches(tmp_path: Path) -> None:
 
 def test_convert_to_other_resolution(tmp_path: Path) -> None:
     source, target = saved(vit(), tmp_path / "a.pth"), tmp_path / "new" / "b.safetensors"
-    options = ("--from", "timm", "--to", "hf", "--grid", "2x6", "--resample", "google", "--heads", 2)
+    options = ("--from", "timm", "--to", "hf", "--image", "8x24", "--resample", "google", "--heads", 2)
     done = vitlab("weights", "convert", source, target, *options)
     assert done.exit_code == 0 and done.stdout.splitlines() == [str(target)]
     assert "eps 1e-06" in done.stderr, "Hugging Face's norms have another eps by default"
@@ -103,10 +103,8 @@ def test_convert_to_other_resolution(tmp_path: Path) -> None:
 def test_mistakes_are_one_sentence_with_exit_code_2(tmp_path: Path) -> None:
     source, target = saved(vit(), tmp_path / "a.pth"), tmp_path / "b.pth"
     convert_to = ("weights", "convert", source, target, "--heads", 2, "--to")
-    assert "--grid 3y4: write HxW" in refused(*convert_to, "timm", "--grid", "3y4")
-    assert "an image of 18x18 pixels is not a multiple of the patch size 4x4" in refused(
-        *convert_to, "timm", "--image", "18"
-    )
+    assert "--image 3y4: write HxW" in refused(*convert_to, "timm", "--image", "3y4")
+    assert "image height 18 is not a multiple of patch_size 4" in refused(*convert_to, "timm", "--image", "18")
     for wrong in (("tim",), ("timm", "--resample", "bilinear")):
         done = vitlab(*convert_to, *wrong)
         assert done.exit_code == 2 and "is not one of 'timm'" in done.output
@@ -286,3 +284,35 @@ def test_unsupported_model_is_not_exported(tmp_path: Path) -> None:
     folder = start(tmp_path, tmp_path / "b.safetensors", model={"position": "rope2d"})
     sentence = refused("weights", "convert", folder.weights_file, tmp_path / "c.pth", "--to", "torchvision")
     assert "the format torchvision requires pos_embed" in sentence
+
+
+@pytest.mark.parametrize("words", [["validate", "--build"], ["plan", "--cost"]])
+@pytest.mark.parametrize(
+    ("base", "sentence"),
+    [
+        ("init_from: {checkpoint: a.pth}", "these weights have dim 16, and this model has dim 32; set model.dim: 16"),
+        (
+            "init_from: {trial: {model: {type: vit, patch_size: 4, dim: 16, depth: 2, heads: 2}}}",
+            "dim 16, and this model has dim",
+        ),
+        ("distill: {kind: hard, teacher: {checkpoint: a.pth, heads: 2, size: 16}}", "the teacher has 5 classes and"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_before_training(
+    words: list[str], base: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved(vit(in_chans=1), Path("a.pth"))
+    data, train = "{type: digits, size: 16}", "{steps: 1}"
+    model = "{type: vit, patch_size: 4, dim: 32, depth: 2, heads: 2}"
+    Path("a.yaml").write_text(f"""
+study: a
+base:
+  data: {data}
+  model: {model}
+  train: {train}
+  {base.replace("trial: {", f"trial: {{data: {data}, train: {train}, ")}
+design: {{one_at_a_time: {{model.position: [none]}}}}
+""")
+    result = vitlab(*words, "a.yaml")
+    assert result.exception.exit_code == 2 and sentence in str(result.exception), result.output  # type: ignore[union-attr]

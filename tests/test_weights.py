@@ -228,8 +228,6 @@ def test_hugging_face_body_has_no_head(tmp_path: Path) -> None:
         features = model.forward_features(images(16, 16))
         expected = theirs(images(16, 16))
     torch.testing.assert_close(features, expected.last_hidden_state, **CLOSE)
-    hidden = torch.tanh(model.head.pre_logits(features[:, 0]))
-    torch.testing.assert_close(hidden, expected.pooler_output, **CLOSE)
     assert logits(model, images(16, 16)).shape == (3, 1) and not logits(model, images(16, 16)).any()
 
 
@@ -385,13 +383,11 @@ def test_missing_class_token_row_is_added_without_changing_function(tmp_path: Pa
     torch.testing.assert_close(logits(other, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
 
 
-def test_pre_logits_are_kept_or_dropped_by_option(tmp_path: Path) -> None:
+def test_pre_logits_are_kept_or_dropped_with_the_head(tmp_path: Path) -> None:
     source = saved(torchvision_vit(representation_size=16), tmp_path / "a.pth")
     with pytest.raises(WeightsError, match="have no pre-logits"):
         convert_weights_file(source, tmp_path / "b.pth", "hf", facts=HEADS)
-    with pytest.raises(WeightsError, match="the head reads the pre-logits; keep both, or drop both"):
-        convert_weights_file(source, tmp_path / "b.pth", "timm", facts=HEADS, pre_logits="drop")
-    _, notes = convert_weights_file(source, tmp_path / "b.pth", "timm", facts=HEADS, pre_logits="drop", head="drop")
+    _, notes = convert_weights_file(source, tmp_path / "b.pth", "timm", facts=HEADS, head="drop")
     assert any("pre_logits.fc.weight" in note and "head.bias" in note for note in notes)
     assert not any(name.startswith(("head", "pre_logits")) for name in torch.load(tmp_path / "b.pth"))
     convert_weights_file(source, tmp_path / "c.npz", "google", facts=HEADS)

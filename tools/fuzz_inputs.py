@@ -206,10 +206,8 @@ def weights(rng: Random, folder: Path) -> list[str]:
         )
         words = ["weights", "convert", words[-1], target, "--to", to]
         options = {
-            "--grid": "2x2",
             "--image": "8",
             "--head": "drop",
-            "--pre-logits": "drop",
             "--classes": "empty",
             "--resample": "hf",
         }

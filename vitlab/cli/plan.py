@@ -273,8 +273,8 @@ def _describe_tuning(tunings: Sequence[Tuning], states: States) -> Iterator[str]
 @click.option(
     "--build",
     is_flag=True,
-    help="Also build every distinct trial's model, without memory for its weights, and test the contracts of the "
-    "trials' components from plugins, except models and data sets.",
+    help="Also build every distinct trial's model, open the weights that it starts or learns from, and test the "
+    "contracts of the trials' components from plugins, except models and data sets.",
 )
 def validate_command(files: tuple[Path, ...], changes: tuple[str, ...], plugins: tuple[Path, ...], build: bool) -> None:
     """Check study FILES against the installed components.  Writes nothing.

@@ -60,15 +60,10 @@ def inspect(file: Path, form: str | None, heads: int | None, source_grid: str | 
 @click.argument("target", type=PATH)
 @_from
 @click.option("--to", required=True, type=click.Choice(FORMATS))
-@click.option("--grid", metavar="HxW", help="Resample positions to this grid of patches.")
 @click.option("--image", metavar="HxW", help="Resample positions to this image size; one number for a square.")
 @click.option("--resample", default="timm", type=click.Choice(RESAMPLINGS), help="Library whose method is used.")
-@click.option("--head", type=click.Choice(["keep", "drop"]), default="keep")
 @click.option(
-    "--pre-logits",
-    type=click.Choice(["keep", "drop"]),
-    default="keep",
-    help="The hidden layer before the head; drop it only together with the head.",
+    "--head", type=click.Choice(["keep", "drop"]), default="keep", help="Also of a hidden layer (pre-logits) before it."
 )
 @click.option(
     "--classes",
@@ -82,7 +77,6 @@ def convert(
     target: Path,
     form: str | None,
     to: str,
-    grid: str | None,
     image: str | None,
     heads: int | None,
     source_grid: str | None,
@@ -102,7 +96,6 @@ def convert(
         to,
         source_format=form,
         facts=_model_facts(heads, source_grid),
-        grid=parse_size("--grid", grid),
         image=parse_size("--image", image),
         **options,
     )

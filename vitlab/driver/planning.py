@@ -276,25 +276,30 @@ def count_params_and_macs(
 ) -> dict[str, dict[str, int]]:
     """Return parameters and multiply-accumulates (one image, forward) of each arm's model, built on the meta device.
 
-    Arms with the same model share its cost, or its one mistake.  ``check_components`` is
-    called if a model with a plugin's component fails in other code, as after a wrong shape, and may raise the reason.
+    Weights that trials start from or learn from are opened and loaded.  Arms with the same model and weights share its
+    cost, or its one mistake.  ``check_components`` is called if a model with a plugin's component fails in other code,
+    as after a wrong shape, and may raise the reason.
 
     Raises:
         SpecError: if models cannot be built, with every mistake.
         BrokenComponent: the same, if a plugin is the reason for one of them.
     """
     from vitlab.data.prepare import data_info
+    from vitlab.runner.models import check_weights
 
     alike: dict[tuple[str, DataInfo], list[Planned]] = defaultdict(list)
-    for planned in ({item.arm: item for item in reversed(plan.pending)} | plan.first_trials).values():
-        info = data_info(registry.slot("dataset").resolve_choice(planned.trial.spec.data))
-        alike[str(planned.trial.spec.model), info].append(planned)
+    firsts = {item.arm: item for item in reversed(plan.pending)} | plan.first_trials
+    for planned in (*firsts.values(), *(Planned("a prerequisite", 0, trial) for trial in plan.prerequisites)):
+        spec = planned.trial.spec
+        info = data_info(registry.slot("dataset").resolve_choice(spec.data))
+        alike[str((spec.model, spec.init_from, spec.distill)), info].append(planned)
     by_arm: dict[str, dict[str, int]] = {}
     mistakes, is_plugin_broken = list[str](), False
     for (_, info), arms in alike.items():
         model = arms[0].trial.spec.model
         try:
             cost = _count_cost(model, info)
+            check_weights(arms[0].trial)
         except Exception as error:
             sentence = registry.plugins.sentence_with_place(error)
             is_plugin_broken |= not isinstance(error, UserError)

@@ -301,19 +301,16 @@ class Resolver:
             value_at(draft.identity, METRICS[:-1]).pop(METRICS[-1], None)
 
     def _check_early_stop(self, draft: _Draft) -> None:
-        """Check that a training that stops early needs no known end, and reports the metric that stops it."""
+        """Check that the objective of a training that stops early needs no known end, and the metric that stops it."""
         train, place = draft.section("train"), ("train", "stop_early")
         rule = None if train is None else train.get("stop_early")
         if not isinstance(rule, Mapping):
             return
-        for path in (("train", "schedule"), OBJECTIVE):
-            choice = draft.parts.get(path)
-            if choice is not None and choice.component.needs_end:
-                remedy = "write schedule: constant" if path[1] == "schedule" else "remove stop_early"
-                default = "" if value_at(draft.tree, path) else " (the default)"
-                name = f"{path[1]} '{choice.type.rpartition(':')[2]}'{default}"
-                sentence = f"{name} is a course over the planned length, whose end such a training does not reach"
-                draft.add_faults((place, f"stop_early: {sentence}; {remedy}"))
+        objective = draft.parts.get(OBJECTIVE)
+        if objective is not None and objective.component.needs_end:
+            name = objective.type.rpartition(":")[2]
+            sentence = f"objective '{name}' follows the planned length, whose end such a training does not reach"
+            draft.add_faults((place, f"stop_early: {sentence}; remove stop_early"))
         if draft.info is None or draft.objective is None:
             return
         standard = draft.objective.standard_metrics(draft.info)

@@ -148,13 +148,17 @@ def _note_open_trials(trials: Sequence[StoredTrial]) -> Iterator[str]:
 
 def _note_early_stops(trials: Sequence[StoredTrial]) -> Iterator[str]:
     steps: defaultdict[str, list[int]] = defaultdict(list)
+    schedules = set()
     for item in trials:
-        if item.planned.trial.spec.train.stop_early is not None and item.result is not None:
+        train = item.planned.trial.spec.train
+        if train.stop_early is not None and item.result is not None:
             steps[item.planned.arm].append(item.result.outcome.steps)
+            schedules.add(train.schedule.type)
     if len({number for some in steps.values() for number in some}) > 1:
         ends = {arm: dict.fromkeys((f"{min(some):,}", f"{max(some):,}")) for arm, some in steps.items()}
         arms = ", ".join(f"{arm} {' to '.join(each)}" for arm, each in ends.items())
-        yield f"train.stop_early: trainings ended after different numbers of steps, and so differ in cost: {arms}."
+        what = "cost" if schedules == {"constant"} else "cost and in the last learning rate"
+        yield f"train.stop_early: trainings ended after different numbers of steps, and so differ in {what}: {arms}."
 
 
 def _note_large_batches(trials: Sequence[StoredTrial]) -> Iterator[str]:

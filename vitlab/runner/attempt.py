@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from vitlab.runner.circumstances import (
     versions,
 )
 from vitlab.runner.job import Deferral, Settings, TrialEnd
-from vitlab.runner.models import dtype_of, fit_head, make_distillation, make_initial_model
+from vitlab.runner.models import dtype_of, fit_head, load_prerequisite, make_distillation, make_initial_model
 from vitlab.store.files import Damaged, write_json
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import Busy
@@ -126,7 +127,8 @@ class Attempt:
         prepared = prepare(data, trial.seeds, trial.data)
         self.input_spec = InputSpec(prepared.info, prepared.mean, prepared.std)
         feed = Feed(prepared, data.options["augment"], trial.seeds, self.device, dtype_of(spec.precision))
-        model, self.weights_notes = make_initial_model(trial, self.folder, prepared, self.device)
+        load = partial(load_prerequisite, trial, self.folder)
+        model, self.weights_notes = make_initial_model(trial, load, prepared.info, self.device)
         fit_head(model, trial, feed)
         self.params, self.macs = count_cost(model, trial, prepared.info)
         if self.settings.activation_checkpointing == "blocks":
@@ -136,7 +138,7 @@ class Attempt:
             feed,
             spec,
             trial.seeds,
-            make_distillation(trial, self.folder, prepared, self.device),
+            make_distillation(trial, load, self.input_spec, self.device),
             MicroBatches(self.settings.micro_batch_size, self.peers),
             emit=self.record_and_keep_best,
             write=self.save_checkpoint,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,7 +11,7 @@ import safetensors
 import torch
 
 from vitlab import noise
-from vitlab.data.prepare import Feed, Prepared
+from vitlab.data.prepare import Feed, data_info
 from vitlab.errors import UserError, WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.identity.trial import Trial
@@ -60,18 +60,41 @@ def load_vit(folder: TrialFolder) -> tuple[ViT, Transform]:
     return model, transform
 
 
-def make_initial_model(
-    trial: Trial, folder: TrialFolder, prepared: Prepared, device: torch.device
-) -> tuple[Model, list[str]]:
+Load = Callable[[str], tuple[Model, InputSpec]]
+"""Returns the model of a prerequisite, by its role, and the model's input."""
+
+
+def load_prerequisite(trial: Trial, folder: TrialFolder, role: str) -> tuple[Model, InputSpec]:
+    """Return the trained model of a trial's prerequisite, whose folder is in the same store."""
+    model, transform = load_model(TrialFolder(folder.path.parents[1] / trial.needs[role]))
+    return model, transform.input_spec
+
+
+def check_weights(trial: Trial) -> None:
+    """Raise WeightsError, as its training would, if a trial cannot start from its weights or learn from its teacher."""
+
+    def build(role: str = "") -> tuple[Model, InputSpec]:
+        spec: Any = trial.spec.sources()[role].trial if role else trial.spec
+        info = data_info(spec.data)
+        return slot("model").build(spec.model, info), InputSpec(info, *[(0.5,) * info.channels] * 2)
+
+    if trial.spec.sources():
+        model, mine = build()
+        _load_starting_weights(model, trial, build, mine.info)
+        if distillation := make_distillation(trial, build, mine, torch.device("cpu")):
+            distillation.make_trained_module(model, 0)
+
+
+def make_initial_model(trial: Trial, load: Load, info: DataInfo, device: torch.device) -> tuple[Model, list[str]]:
     """Return the model of a trial before its first step, initialised or with the weights the trial starts from.
 
     Returns:
         The model, and notes on these weights: what was loaded, resampled, assumed and left out.
     """
     noise.seed_torch(noise.key(trial.seeds["init"], "init"), device)
-    model: Model = slot("model").build(trial.spec.model, prepared.info)
+    model: Model = slot("model").build(trial.spec.model, info)
     model.initialise(trial.seeds["init"])
-    notes = _load_starting_weights(model, trial, folder, prepared.info)
+    notes = _load_starting_weights(model, trial, load, info)
     return model.to(device, dtype_of(trial.spec.train.precision)), notes
 
 
@@ -83,19 +106,17 @@ def fit_head(model: Model, trial: Trial, feed: Feed) -> None:
         features.fit_head(model, feed, source.l2, trial.spec.train.precision)
 
 
-def make_distillation(trial: Trial, folder: TrialFolder, prepared: Prepared, device: torch.device) -> Any:
+def make_distillation(trial: Trial, load: Load, mine: InputSpec, device: torch.device) -> Any:
     """Return the distillation of a trial, or None if it has none."""
     how, precision = trial.spec.distill, trial.spec.train.precision
     if how is None:
         return None
-    mine = theirs = InputSpec(prepared.info, prepared.mean, prepared.std)
-    teacher, source, loaded = None, how.teacher, None
+    theirs, teacher, source, loaded = mine, None, how.teacher, None
     if source is not None and source.trial is None:
         size = None if source.size is None else (source.size, source.size)
         loaded = _open_weights("teacher", source, {"heads": source.heads, "image": size}, "keep", trial)
     elif source is not None:
-        teacher, transform = load_model(TrialFolder(folder.path.parents[1] / trial.needs["teacher"]))
-        theirs = transform.input_spec
+        teacher, theirs = load("teacher")
     if loaded is not None:
         teacher, theirs = loaded.model, InputSpec(loaded.info, loaded.mean, loaded.std)
         for note in loaded.notes:
@@ -105,7 +126,7 @@ def make_distillation(trial: Trial, folder: TrialFolder, prepared: Prepared, dev
     return import_optional("distillation").Distillation(how, teacher, theirs, mine, precision)
 
 
-def _load_starting_weights(model: Model, trial: Trial, folder: TrialFolder, info: DataInfo) -> list[str]:
+def _load_starting_weights(model: Model, trial: Trial, load: Load, info: DataInfo) -> list[str]:
     """Load the weights the trial starts from, if any, and return notes on them."""
     how = trial.spec.init_from
     if how is None:
@@ -126,7 +147,7 @@ def _load_starting_weights(model: Model, trial: Trial, folder: TrialFolder, info
                 f"head: keep keeps outputs for other classes: {first} is {labels[first]}, here {info.labels[first]}"
             )
     else:
-        source, _ = load_model(TrialFolder(folder.path.parents[1] / trial.needs["init_from"]))
+        source, _ = load("init_from")
     return [*load_and_freeze_weights(model, source, how), *notes]
 
 

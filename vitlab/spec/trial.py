@@ -107,7 +107,7 @@ class TrainSpec(Frozen):
     metrics: tuple[Annotated[Choice, choice_from_slot("metric")], ...] = ()
     """Metrics beside those that every trial of the task reports."""
     stop_early: StopEarly | None = None
-    """Rule by which trainings end before their length, the same for all arms; with a constant schedule alone."""
+    """Rule by which trainings end before their length, the same for all arms."""
 
     @model_validator(mode="after")
     def _check_patience(self) -> Self:

@@ -16,7 +16,7 @@ from vitlab.models.trained import name_file_in_errors
 from vitlab.models.vit import ViT
 from vitlab.spec.trial import InitFrom
 from vitlab.store.files import read_json, write_json
-from vitlab.weights.architecture import GELUS, Architecture, ModelFacts, compute_requested_grid
+from vitlab.weights.architecture import GELUS, Architecture, ModelFacts
 from vitlab.weights.files import Json, WeightFile, container_of, read_file, write_file
 from vitlab.weights.formats import Format
 from vitlab.weights.hugging_face import HuggingFaceFormat, make_transformers_configs
@@ -31,7 +31,7 @@ from vitlab.weights.opening import (
 )
 from vitlab.weights.to_timm import find_timm_model, timm_config
 from vitlab.weights.transfer import (
-    drop_head_and_pre_logits,
+    drop_head,
     find_mismatches,
     find_option_differences,
     load_and_freeze_weights,
@@ -70,11 +70,9 @@ def convert_weights_file(
     *,
     source_format: str | None = None,
     facts: ModelFacts = ModelFacts(),  # noqa: B008
-    grid: Pair | None = None,
     image: Pair | None = None,
     resample: str = "timm",
     head: Literal["keep", "drop"] = "keep",
-    pre_logits: Literal["keep", "drop"] = "keep",
     classes: Path | None = None,
 ) -> tuple[list[Path], list[str]]:
     """Write ``source`` in another format, and return the files and notes; tensors are only left out on request.
@@ -88,11 +86,9 @@ def convert_weights_file(
         target_format: one of :data:`~vitlab.weights.opening.FORMATS`.
         source_format: the format of ``source``; by default it is recognised.
         facts: facts about ``source`` that the file may not state.
-        grid: rows and columns of patches to resample positions for.
-        image: the same in pixels.
+        image: pixels, height and width, to resample positions for.
         resample: the method, a name of :data:`vitlab.components.position.PRESETS`.
-        head: whether to keep the head.
-        pre_logits: the hidden layer before the head; it can be dropped only with the head that reads it.
+        head: whether to keep the head, and the hidden layer before it if there is one.
         classes: file of the outputs of the head to keep; see :func:`vitlab.weights.transfer.select_head_rows`.
 
     Raises:
@@ -107,7 +103,7 @@ def convert_weights_file(
     contents = read_file(source)
     with name_file_in_errors(source):
         checkpoint = checkpoint_from_contents(contents, source_format)
-        state, removed = drop_head_and_pre_logits(checkpoint.state, "new" if head == "drop" else "keep", pre_logits)
+        state, removed = drop_head(checkpoint.state) if head == "drop" else (checkpoint.state, ())
         if classes is not None:
             if checkpoint.form.name == "vitlab":
                 raise WeightsError("the classes of a trial are those of its data; select them with data.classes")
@@ -120,7 +116,8 @@ def convert_weights_file(
                 raise WeightsError(
                     f"only a config.json shows rotary positions; write to {NAMES_ON_THE_HUB[0]}, not {target}"
                 )
-        new = _with_library_prefix_rows(_architecture_for_grid(old, image, grid), state, library)
+        resized = replace(old, info=replace(old.info, image=image or old.info.image))
+        new = _with_library_prefix_rows(resized, state, library)
         # The two models differ in nothing but their positions.
         dtype = reduce(torch.promote_types, {value.dtype for value in state.values()})
         model = new.build().to(dtype)
@@ -165,7 +162,7 @@ def _family_name(model: Architecture) -> str:
 def _canonical_state(model: ViT, has_head: bool) -> NewState:
     """Return the canonical state of a model, without a head that is not wanted."""
     state = model.to_canonical(model.state_dict())
-    return state if has_head else drop_head_and_pre_logits(state, "new", "keep")[0]
+    return state if has_head else drop_head(state)[0]
 
 
 def _fc_norm_to_norm(old: Architecture, state: NewState) -> tuple[Architecture, NewState]:
@@ -179,14 +176,6 @@ def _fc_norm_to_norm(old: Architecture, state: NewState) -> tuple[Architecture, 
         return old, state
     renamed = {name.replace("fc_norm.", "norm."): value for name, value in state.items()}
     return replace(old, options={**old.options, "final_norm_at": "tokens"}), renamed
-
-
-def _architecture_for_grid(old: Architecture, image: Pair | None, grid: Pair | None) -> Architecture:
-    """Return the architecture for images of another size, or of another grid of patches."""
-    g = old.geometry
-    step = (g.image[0] // g.grid[0], g.image[1] // g.grid[1])
-    rows, columns = compute_requested_grid(image, grid, step) or g.grid
-    return replace(old, info=replace(old.info, image=(rows * step[0], columns * step[1])))
 
 
 def _with_library_prefix_rows(model: Architecture, state: State, library: Format) -> Architecture:

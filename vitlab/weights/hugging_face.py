@@ -260,8 +260,8 @@ class HuggingFaceFormat(Format):
             prefix = "deit." if "dist_token" in state else "vit."
             if "pre_logits.fc.weight" in state:
                 raise WeightsError(
-                    f"{self.title}'s classifiers have no pre-logits; drop them and the head that reads them (--head "
-                    "drop --pre-logits drop)"
+                    f"{self.title}'s classifiers have no pre-logits; drop them with the head that reads them (--head "
+                    "drop)"
                 )
         table = self._rename_table("blocks.0.mlp.fc1_g.weight" in state)
         if self.kind == "dinov3_vit":

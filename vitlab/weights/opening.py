@@ -41,7 +41,7 @@ from vitlab.weights.hugging_face import HuggingFaceFormat, detect_family
 from vitlab.weights.transfer import (
     HEAD,
     describe_mismatches,
-    drop_head_and_pre_logits,
+    drop_head,
     find_mismatches,
     to_native_rotation,
 )
@@ -194,7 +194,7 @@ def open_model(
         if head == "keep" and any(stem <= contents.tensors.keys() for stem in STEMS):
             return _open_convnet(contents.tensors, read_facts_of_configs(contents, {})[0].merge(facts))
         checkpoint = checkpoint_from_contents(contents)
-        state, removed = drop_head_and_pre_logits(checkpoint.state, head, "keep")
+        state, removed = drop_head(checkpoint.state) if head == "new" else (checkpoint.state, ())
         if head == "keep" and "head.weight" not in state:
             raise WeightsError(
                 "these weights have no head (head.weight); use weights with one, or start a training from them with "

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -29,8 +29,7 @@ from vitlab.spec.choice import component_label
 from vitlab.spec.trial import InitFrom
 from vitlab.weights.architecture import Encoding, format_sides
 
-HEAD = ("head.", "head_dist.")
-PRE_LOGITS = ("pre_logits.",)
+HEAD = ("head.", "head_dist.", "pre_logits.")
 _QKV = re.compile(r"blocks\.\d+\.attn\.qkv\.(weight|bias)")
 _NORMED = re.compile(r"blocks\.\d+\.attn\.[qk]_norm\.(weight|bias)")
 
@@ -51,8 +50,13 @@ def load_and_freeze_weights(model: Model, source: Model, init_from: InitFrom) ->
     body = {name: value for name, value in state.items() if name not in excluded}
     incoming = model.from_canonical(source.to_canonical(_convert_grid_and_tokens(model, source, body, own, init_from)))
     if faults := find_mismatches({name: value for name, value in own.items() if name not in new_head}, incoming):
-        hint = "; set init_from.head: new to leave out the stored head" if keeps else ""
-        raise WeightsError(f"these weights do not fit this model: {describe_mismatches(faults)}{hint}")
+        hint = "set init_from.head: new to leave out the stored head, or " if keeps else ""
+        first = next(iter(faults.get("of another shape", [])), "")
+        shapes = f" ({first}: {[*incoming[first].shape]}, and here {[*own[first].shape]})" if first else ""
+        raise WeightsError(
+            f"these weights do not fit this model: {describe_mismatches(faults)}{shapes}; {hint}write the model "
+            "that 'vitlab weights inspect FILE' prints"
+        )
     model.load_state_dict({**own, **incoming})
     if init_from.freeze == "body":
         model.freeze_except(names_in_last_layer(model))
@@ -92,13 +96,16 @@ def describe_mismatches(faults: Mapping[str, Sequence[str]]) -> str:
 
 
 def _require_comparable(model: Model, source: Model, how: InitFrom) -> None:
-    """Raise WeightsError for another number of heads, which no shape shows, or other tokens without conversion."""
+    """Raise WeightsError for other sizes, or other tokens without conversion."""
     mine, theirs = model.geometry, source.geometry
     if mine is None or theirs is None:
         return
-    if mine.heads != theirs.heads:
+    has, here = ({"dim": g.dim, "depth": g.depth, "heads": g.heads, "patch_size": [*g.patch]} for g in (theirs, mine))
+    if differing := [name for name in has if has[name] != here[name]]:
         raise WeightsError(
-            f"these weights have {theirs.heads} heads, and this model has {mine.heads}; set model.heads: {theirs.heads}"
+            f"these weights have {', '.join(f'{name} {has[name]}' for name in differing)}, and this model has "
+            f"{', '.join(f'{name} {here[name]}' for name in differing)}; set "
+            f"{', '.join(f'model.{name}: {has[name]}' for name in differing)}"
         )
     if mine.prefix != theirs.prefix and how.tokens == "same":
         differ = [name for token, name in TOKENS.items() if mine.prefix.count(token) != theirs.prefix.count(token)]
@@ -255,14 +262,9 @@ def to_native_rotation(state: State, encoding: Encoding, heads: int, *, back: bo
     return out
 
 
-def drop_head_and_pre_logits(
-    state: State, head: Literal["keep", "new"], pre_logits: Literal["keep", "drop"]
-) -> tuple[NewState, tuple[str, ...]]:
-    """Return the state without its head or pre-logits, and the names of the removed tensors."""
-    prefixes = (*(HEAD if head == "new" else ()), *(PRE_LOGITS if pre_logits == "drop" else ()))
-    dropped = tuple(name for name in state if name.startswith(prefixes))
-    if head == "keep" and dropped and "head.weight" in state:
-        raise WeightsError("the head reads the pre-logits; keep both, or drop both (--head drop --pre-logits drop)")
+def drop_head(state: State) -> tuple[NewState, tuple[str, ...]]:
+    """Return the state without its head and the hidden layer before it, and the names of the removed tensors."""
+    dropped = tuple(name for name in state if name.startswith(HEAD))
     return {name: value for name, value in state.items() if name not in dropped}, dropped
 
 
@@ -275,7 +277,7 @@ def select_head_rows(state: State, file: Path) -> NewState:
         indices = [int(line) for line in file.read_text(encoding="utf-8").split()]
     except (OSError, ValueError) as error:
         raise WeightsError(f"{file} is no file of indices, one a line: {error}") from None
-    heads = {name: value for name, value in state.items() if name.startswith(HEAD)}
+    heads = {name: value for name, value in state.items() if name.startswith("head")}
     outputs = min((len(value) for value in heads.values()), default=0)
     wrong = [index for index in indices if not 0 <= index < outputs]
     if wrong or not indices:

@@ -7,7 +7,7 @@ training needs nothing else.
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -19,9 +19,6 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 class Schedule(ABC):
     """Contract: ``factor(step, steps)`` multiplies the learning rate of a step."""
-
-    needs_end: ClassVar[bool] = True
-    """Whether the rates are meant for a training of the planned length, so that none may stop early."""
 
     @abstractmethod
     def factor(self, step: int, steps: int) -> float:
@@ -96,8 +93,6 @@ class Constant(_Warm):
     Args:
         warmup: share of the run in which the rate rises.
     """
-
-    needs_end = False
 
 
 @schedule.register("polynomial")
