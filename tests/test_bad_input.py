@@ -594,7 +594,7 @@ def test_mistake_that_a_change_makes_at_a_line_of_a_sound_file_is_at_the_change(
 def test_mistake_of_a_file_beside_one_by_a_change_is_at_its_line(here: Path) -> None:
     (here / "s.yaml").write_text(STUDY.replace("steps: 2", "steps: 2, stop_early: {patience: 2, metric: acc}"))
     lines = refused(here, "plan", "s.yaml", "--set", "model.dim=9")
-    assert [line.partition(": ")[0] for line in lines] == ["--set model.dim=9", "s.yaml:5:21"]
+    assert [line.partition(": ")[0] for line in lines] == ["--set model.dim=9", "s.yaml:5:55"]
     assert "no metric of validation is called 'acc'" in lines[1]
 
 
