@@ -833,7 +833,7 @@ def test_diverged_trials_are_counted_and_explained(ran: tuple[Path, Path], tmp_p
     assert printed.count("the loss is not finite") == 1
     assert "\nbaseline s0, s1, position=none s0 diverged: the loss is not finite at step 2\n" in printed
     assert "1 done, 3 diverged;" in call("studies", "--out", out)[1]
-    assert "0 trained, 4 cached (3 diverged)." in call("run", ran[0], "--out", out)[1]
+    assert "0 trained, 4 cached (3 of these diverged)." in call("run", ran[0], "--out", out)[1]
     assert "4 of them trained already" in call("plan", ran[0], "--out", out)[1]
 
 
@@ -1140,7 +1140,7 @@ def test_list_and_show_agree(tmp_path: Path) -> None:
     assert (code, err) == (0, "") and {row["slot"] for row in rows} == set(registry.SLOT_MODULES)
     assert vitlab.list_components().to_dict("records") == rows
     shown = str(vitlab.list_components("position")).split("\n")
-    assert max(map(len, shown)) <= 80 and "..." not in shown[0] and shown[0].split() == ["slot", "name", "summary"]
+    assert max(map(len, shown)) <= 120 and "..." not in shown[0] and shown[0].split() == ["slot", "name", "summary"]
     assert shown[-1] == "columns: slot, name, origin, target, summary"
     assert vitlab.list_components("norm")["slot"].tolist() == ["norm"] * len(registry.slot("norm").names())
     code, printed, err = call("list")

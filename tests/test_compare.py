@@ -24,6 +24,7 @@ from vitlab.planning.values import Plan, Planned
 from vitlab.report import frame
 from vitlab.report.api import open_study
 from vitlab.report.comparison import COLUMNS
+from vitlab.report.notebook import Results
 from vitlab.report.phrasing import MINUS
 from vitlab.report.two_studies import compare_studies
 from vitlab.spec import Choice
@@ -142,6 +143,18 @@ def test_text_begins_with_answers_and_has_few_columns(out: Path, monkeypatch: py
     assert repr(chosen) == repr(pd.DataFrame(chosen)) and "mine" in str(results.assign(mine=1)).splitlines()[0]
     for shown in (str(results.query("seed > 2")), results.query("seed > 2")._repr_html_()):
         assert "columns: arm, seed, status, study" in shown and shown.count("origins") == 1
+
+
+def test_text_of_selected_columns_has_whole_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = "RuntimeError: shapes (3, 4) and (5, 6) do not fit, at acme.py:17"
+    table = pd.DataFrame({"arm": ["position=sinusoidal, depth=2"], "seed": [0], "status": ["failed"], "code": ["1"]})
+    results = Results.from_table(table.assign(failure=failure), ["arm", "seed", "status"])
+    chosen = results[["arm", "seed", "status", "failure"]]
+    for width in (80, 120):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert failure in str(chosen) and max(map(len, str(chosen).splitlines())) <= width
+        assert "..." not in str(results)
+    assert failure in chosen._repr_html_()
 
 
 def test_notebook_shows_notes_of_report(out: Path) -> None:

@@ -293,6 +293,18 @@ def screens(view: progress.LiveView, screen: io.StringIO) -> list[str]:
     return [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in screen.getvalue().splitlines()]
 
 
+def test_row_of_arm_whose_trials_all_failed_says_that_it_has_no_value(tmp_path: Path) -> None:
+    plan, store = synthetic_studies.study(tmp_path, {"baseline": [0.9, 0.8], "none": [None, None]})
+    screen = io.StringIO()
+    view = progress.LiveView(Console(file=screen, force_terminal=True, width=80, height=12))
+    view.on_plan(plan, plan.trials[2:], store)
+    view.close()
+    for planned, line in zip(plan.trials[2:], ("0 of 2", "0 of 2  no value"), strict=True):
+        view.on_start(planned)
+        view.on_end(planned, progress.Ending.FAILED, "no disk")
+        assert [row for row in screens(view, screen) if row.startswith("none ") and row.endswith(line)]
+
+
 def test_every_arm_has_a_row_from_the_first_moment_to_its_mean(tmp_path: Path) -> None:
     arms = {"baseline": [0.9, 0.8], "none": [None, None], "sinusoidal": [None, None], "rotary": [None, None]}
     plan, store = synthetic_studies.study(tmp_path, arms)

@@ -26,6 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.textpath import TextPath
 from scipy import stats
 from synthetic_studies import (
     BASE,
@@ -1055,6 +1056,16 @@ def test_page_has_no_scripts_and_no_external_content(tmp_path):
     assert stacked.count("#arms-figure") == 3, "means, differences, and the labels again beside these"
 
 
+@pytest.mark.parametrize("dpi", [72, 100, 150])
+def test_text_is_measured_alike_at_all_resolutions(dpi: int) -> None:
+    with drawing.apply_style():
+        figure = drawing.empty_figure(drawing.WIDTH, 2)
+        text = figure.text(0, 0, "position=sinusoidal, depth=2", fontsize=7.5)
+        exact = TextPath((0, 0), text.get_text(), size=7.5).get_extents().width  # in points, without a raster
+        figure.dpi = dpi
+        assert text.get_window_extent().width * 72 / dpi == pytest.approx(exact, rel=0.03)
+
+
 def _beside(figure: Figure) -> list[Axes]:
     return list(figure.subplots(1, 3))
 
@@ -1296,7 +1307,8 @@ def test_terminal_drops_columns_before_breaking_lines(tmp_path, monkeypatch):
     plan, store = study(tmp_path)
     for width, expected, hidden in (
         (200, "MACs", ""),
-        (90, "verdict", "parameters, MACs."),
+        (95, "(adjusted)", "parameters, MACs."),
+        (85, "verdict", "p (adjusted)"),
         (60, "simultaneous", "n,"),
     ):
         monkeypatch.setenv("COLUMNS", str(width))
@@ -1413,7 +1425,7 @@ def test_provenance_counts_every_training_once(tmp_path):
     assert (provenance["trained"], provenance["failed"]) == (20, 0)
     assert provenance["data"] == [{"set": "digits", "identity": "sha256:c0ffee"}]
     assert provenance["wall_s"] == pytest.approx(20 * 7.5)
-    assert "20 trainings in all, tuning and teachers included" in text_of(plan, store, "md")
+    assert "20 trainings in all, with any for tuning or teachers" in text_of(plan, store, "md")
 
 
 def test_end_is_time_of_result(tmp_path):
@@ -1656,6 +1668,12 @@ def test_comparison_with_drawn_figures_is_pickled(tmp_path):
     again = pickle.loads(pickle.dumps(arms))
     assert again.answers == arms.answers and list(again.figures) == list(arms.figures)
     assert again.figures["arms"]._repr_png_().startswith(b"\x89PNG")
+
+
+def test_figure_with_formatted_ticks_is_pickled():
+    figure = drawing.empty_figure(drawing.WIDTH, 2)
+    drawing.format_ticks(figure.subplots())
+    assert pickle.loads(pickle.dumps(figure))._repr_png_().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow

@@ -277,8 +277,10 @@ class _Display(Watch):
             if folders:
                 state = f"{len(values)} of {len(trials)}" if len(values) < len(trials) else Ending.DONE
                 is_over = len(folders) == len(trials)
-                mean = f"{_format_value(fmean(values), scale)} (mean of {len(values)})" if values and is_over else ""
-                row = Row(arm, len(folders) / len(trials), state, mean)
+                detail = "no value" * is_over
+                if values and is_over:
+                    detail = f"{_format_value(fmean(values), scale)} (mean of {len(values)})"
+                row = Row(arm, len(folders) / len(trials), state, detail)
                 rows.append((ENDED, row))
                 if is_over:
                     self._ended_rows[arm] = row

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from html import escape
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-MAX_TEXT = 38  #: characters of a text, so that a terminal of 80 columns shows whole rows
 SHOWN = ("arm", "level", "first", "second", "difference", "low", "high", "verdict")
 """Columns of sections that their text shows."""
 
@@ -150,12 +150,16 @@ class Results(pd.DataFrame):
 
     def __repr__(self) -> str:
         table, line = self._selected()
-        with pd.option_context("display.max_colwidth", MAX_TEXT):
+        # pandas takes 80 columns for every script, and hides those that do not stand beside each other.
+        width = shutil.get_terminal_size((120, 24)).columns
+        longest = width // 2 - 2 if line else width
+        with pd.option_context("display.width", width, "display.max_columns", 20, "display.max_colwidth", longest):
             return f"{table}\n{line}".rstrip()
 
     def _repr_html_(self) -> str:
         table, line = self._selected()
-        return f"{table._repr_html_()}<p>{escape(line)}</p>"  # type: ignore[operator]
+        with pd.option_context("display.max_colwidth", None):
+            return f"{table._repr_html_()}<p>{escape(line)}</p>"  # type: ignore[operator]
 
 
 class UnknownName(UserError, KeyError):

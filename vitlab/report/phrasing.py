@@ -80,7 +80,7 @@ def difference_columns(rows: Sequence[Any], analysis: Analysis, scale: Scale, ti
             lambda row: scale.number(row.difference, decimals, sign=True),
         ),
         column(interval, lambda row: scale.interval(row.low, row.high, decimals), rank=1),
-        column("p (adjusted)", lambda row: format_p_value(row.p_corrected, analysis.alpha), rank=5),
+        column("p (adjusted)", lambda row: format_p_value(row.p_corrected, analysis.alpha), rank=4),
     ]
 
 

@@ -186,7 +186,7 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str
                 lambda row: scale.interval(row["difference_low"], row["difference_high"], apart),
                 rank=1,
             ),
-            difference("p (adjusted)" if is_adjusted else "p", p, rank=5),
+            difference("p (adjusted)" if is_adjusted else "p", p, rank=4),
             column("verdict", format_verdict, right=False),
         ]
     test = f"test/{analysis.metric.partition('/')[2]}"

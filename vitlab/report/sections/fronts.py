@@ -99,7 +99,7 @@ class Fronts(Section[Front]):
         # Colours begin anew with another marker, so that each arm has a sign of its own.
         signs = dict(zip(arms, itertools.product("os^Dv", SERIES), strict=False))
         signs |= {row["baseline"]: ("o", INK) for row in findings.arms if row["baseline"] in arms}  # as in curves
-        labels = wrapped_labels(arms, 30)
+        labels, handles = wrapped_labels(arms, 30), {}
         with apply_style():
             figure = empty_figure(WIDTH, 3.2 * down + 0.2 * len(arms) / across)
             panels = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
@@ -110,7 +110,9 @@ class Fronts(Section[Front]):
                 for arm, on in row.arms.items():
                     marker, colour = signs.get(arm, ("o", GREY))
                     fill = colour if on else "none"  # marks of equal results are seen through each other
-                    axes.plot(*at[arm], marker, color=colour, markerfacecolor=fill, alpha=0.7, label=labels.get(arm))
+                    (handles[arm],) = axes.plot(
+                        *at[arm], marker, color=colour, markerfacecolor=fill, alpha=0.7, label=labels.get(arm)
+                    )
                 (lowest, _), (highest, _) = min(at.values()), max(at.values())
                 if highest > 10 * lowest:
                     axes.set_xscale("log")
@@ -121,9 +123,7 @@ class Fronts(Section[Front]):
                 axes.remove()
             for axes in panels[::across]:
                 axes.set_ylabel(scale.title)
-            legends = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in panels]
-            sign_of_label = {text: sign for legend in legends for sign, text in legend}
-            figure.legend(sign_of_label.values(), sign_of_label, loc="outside lower center", ncols=across)
+            figure.legend(handles=[handles[arm] for arm in arms], loc="outside lower center", ncols=across)
             caption = (
                 "What each arm reaches, as the mean of its seeds, over what it costs; "
                 f"{name_baseline(row['baseline'] for row in findings.arms)} is in the colour of the text. Filled, and "
