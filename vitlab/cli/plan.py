@@ -1,5 +1,6 @@
 """``vitlab plan`` and ``validate``: what would be trained, and every mistake of files, before paying for anything."""
 
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -9,20 +10,19 @@ import click
 
 from vitlab.cli import print_json, wants_json
 from vitlab.cli.completion import complete_packaged_or_file
+from vitlab.cli.errors import line_width
 from vitlab.cli.options import PATH, add_study_options, find_study_file, parse_changes, plugin_option, set_option
 from vitlab.errors import BrokenComponent, Problem, SpecError, UserError, format_count
 from vitlab.executors.machine import device_type
 from vitlab.planning.match import UTILISATION, train_macs, training_hours
 from vitlab.planning.tune import PENDING, format_knobs
-from vitlab.planning.values import Arm, Plan, Tuning
+from vitlab.planning.values import Plan, Tuning
 from vitlab.report.formats import parts_to_text
 from vitlab.report.phrasing import Column, Columns, format_compact, format_duration
 from vitlab.spec.choice import component_label
 from vitlab.spec.design import format_value
 from vitlab.store.folders import PAUSED, Store
 from vitlab.store.result import Ending
-
-MAX_ROWS = 60  #: largest number of arms in the table; JSON has all of them
 
 
 @click.command()
@@ -63,15 +63,12 @@ def plan_command(
     states = {name: Ending.DONE if folder.done() else folder.state() for name, folder in folders.items()}
     device = device_type(study.run)
     costs = _estimate_costs_by_arm(plan, file, device, device_tflops) if cost else {}
-    forecast = None
-    if power:
-        from vitlab.report.power import forecast as forecast_of
+    from vitlab.report.power import forecast
 
-        forecast = forecast_of(plan, store)
     if wants_json():
         data = plan.to_json()
-        if forecast is not None:
-            data["power"] = asdict(forecast)
+        if power:
+            data["power"] = asdict(forecast(plan, store))
         rival_trials = [trial for tuning in data["tuning"] for rival in tuning["rivals"] for trial in rival["trials"]]
         for trial in (*data["trials"], *rival_trials):
             state = states[trial["arm"], trial["seed"]]
@@ -80,7 +77,7 @@ def plan_command(
             arm["cost"] = asdict(costs[arm["name"]]) if arm["name"] in costs else None
         print_json(data)
         return
-    sentences = [*plan.notes, *(f"{arm.name}: {arm.note}" for arm in plan.arms[:MAX_ROWS] if arm.note)]
+    sentences = [*plan.notes, *(f"{arm.name}: {arm.note}" for arm in plan.arms if arm.note)]
     sentences += _describe_tuning(plan.tuning, states)
     # Figures are in the JSON; of several engines, the table has each arm's.
     reasons = {(arm.engine, arm.engine_reason.partition(":")[0]) for arm in plan.arms if arm.engine_reason}
@@ -88,14 +85,14 @@ def plan_command(
     if costs:
         sentences.append(_describe_costs(plan, costs))
     sentences += [_describe_trials(plan, states), *_describe_remaining_time(plan, store, states)]
-    arms = plan.arms[:MAX_ROWS]
-    more = [f"... {len(plan.arms) - MAX_ROWS:,} more ..."] if len(plan.arms) > MAX_ROWS else []
-    skipped = [f"{arm.name}: skipped: {arm.skip}" for arm in arms if arm.skip]
-    columns = _arm_columns(plan, arms, states, costs)
-    click.echo(parts_to_text(*filter(None, [plan.question]), columns, *more, *skipped, *sentences), nl=False)
-    if forecast is not None:
-        for sentence in forecast.sentences(plan):
-            click.echo(sentence)
+    columns = _arm_columns(plan, states, costs)
+    # A pipe or a file has no width, and programs read all columns.
+    width = line_width(sys.stdout) or 10_000
+    click.echo(
+        parts_to_text(*filter(None, [plan.question]), columns, *_skipped_arms(plan), *sentences, width=width), nl=False
+    )
+    if power:
+        click.echo(parts_to_text(*forecast(plan, store).sentences(plan), width=width), nl=False)
 
 
 @dataclass(frozen=True)
@@ -147,16 +144,20 @@ def _estimate_costs_by_arm(plan: Plan, file: Path, device: str, tflops: float | 
     return by_arm
 
 
-def _arm_columns(plan: Plan, arms: Sequence[Arm], states: States, costs: Costs) -> list[Column]:
+def _skipped_arms(plan: Plan) -> list[str]:
+    return [f"{arm.name}: skipped: {arm.skip}" for arm in plan.arms if arm.skip]
+
+
+def _arm_columns(plan: Plan, states: States, costs: Costs) -> list[Column]:
     """Return the table of the arms; columns that repeat an arm's name are the first to go in a narrow terminal."""
     trials = Counter(planned.arm for planned in plan.trials)
     by_state = Counter((planned.arm, states[planned.arm, planned.seed]) for planned in plan.trials)
     pending = Counter(planned.arm for planned in plan.pending)
-    column, columns, engines = Columns(arms), [], {arm.engine for arm in arms if arm.engine}
+    column, columns, engines = Columns(plan.arms), [], {arm.engine for arm in plan.arms if arm.engine}
     for path in plan.paths:
         # Of a component whose options have columns of their own, only the name.
         has_options = any(other.startswith(f"{path}.") for other in plan.paths)
-        values = [arm.values[path] for arm in arms]
+        values = [arm.values[path] for arm in plan.arms]
         if has_options:
             values = [component_label(value) for value in values]
         columns.append(Column(path.rpartition(".")[2], tuple(map(format_value, values)), rank=6, right=False))
@@ -170,7 +171,7 @@ def _arm_columns(plan: Plan, arms: Sequence[Arm], states: States, costs: Costs) 
         column("engine", lambda arm: arm.engine, rank=0 if len(engines) > 1 else 5, right=False),
     ]
     if costs:
-        column_of_costs = Columns([costs.get(arm.name) for arm in arms])
+        column_of_costs = Columns([costs.get(arm.name) for arm in plan.arms])
         columns += [
             column_of_costs("params", lambda cost: format_compact(cost.params) if cost else ""),
             column_of_costs("MACs", lambda cost: format_compact(cost.macs) if cost else ""),
@@ -301,12 +302,13 @@ def validate_command(files: tuple[Path, ...], changes: tuple[str, ...], plugins:
             is_plugin_broken |= isinstance(error, BrokenComponent)
             continue
         arms, trials = len(plan.arms), len(plan.trials) + len(plan.pending)
-        skipped = sum(1 for arm in plan.arms if arm.skip)
-        rows.append({"file": str(path), "arms": arms, "trials": trials, "skipped": skipped, "notes": plan.notes})
+        skipped = _skipped_arms(plan)
+        notes = [*skipped, *plan.notes]
+        rows.append({"file": str(path), "arms": arms, "trials": trials, "skipped": len(skipped), "notes": notes})
         if not wants_json():
-            and_skipped = f", {format_count(skipped, 'arm')} skipped" if skipped else ""
+            and_skipped = f", {format_count(len(skipped), 'arm')} skipped" if skipped else ""
             click.echo(f"{path}: {format_count(arms, 'arm')}, {format_count(trials, 'trial')}{and_skipped}")
-            for note in plan.notes:
+            for note in notes:
                 click.echo(f"  {note}")
     if is_plugin_broken:
         raise BrokenComponent(*dict.fromkeys(problems))

@@ -4,10 +4,11 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -276,7 +277,9 @@ def gc_command(out: Path, yes: bool) -> list[str]:
         if folder.is_symlink():  # results may come from other people, and the link may lead to any folder of the user
             raise UserError(f"{folder} is a link, and nothing outside of the output folder is deleted; move it there")
     required, names = set(), dict[str, str]()
-    for file in _stored_plans(out):
+    # The latest plans twice, because a run that starts meanwhile replaces one.
+    patterns = "studies/*/plan.json", f"studies/*/{EARLIER}/*/plan.json", "studies/*/plan.json"
+    for file in chain.from_iterable(map(out.glob, patterns)):
         try:
             plan = read_plan(file)
         except UserError as error:
@@ -311,12 +314,6 @@ def gc_command(out: Path, yes: bool) -> list[str]:
     done = "deleted" if yes else "would be deleted; add --yes"
     say(f"{freed / 1e6:.1f} MB {done}" if freed else "nothing to delete")
     return lines
-
-
-def _stored_plans(out: Path) -> Iterator[Path]:
-    """Yield every stored plan; the latest ones twice, because a run that starts meanwhile replaces one."""
-    for pattern in ("studies/*/plan.json", f"studies/*/{EARLIER}/*/plan.json", "studies/*/plan.json"):
-        yield from out.glob(pattern)
 
 
 def _folder_size(path: Path) -> int:

@@ -81,7 +81,10 @@ def make_plan(
     if study.match is not None:
         matcher = match.Matcher(study.match, machine.count)
         notes = match.match_arms(resolver, matcher, arms)
-    _require_runnable_baselines(arms, document)
+    for arm in arms:
+        if arm.skip and arm.name in {each.baseline for each in arms}:
+            sentence = f"the baseline '{arm.name}' cannot be run: {arm.skip}"
+            raise SpecError([document.problem(("base", "model"), sentence)])
     tuning = tune.plan_tunings(resolver, matcher, arms, decisions.tunings) if study.tune is not None else []
     looks = _plan_looks(resolver, arms, decisions)
     notes += [f"'{arm.name}' is in the design more than once; it is one arm." for arm in arms if arm.is_repeated]
@@ -192,15 +195,6 @@ def _find_mistakes(
     if study.match is not None and value_at(base.plain, ("train", "stop_early")) is not None:
         sentence = "match compares arms of equal cost, and stop_early ends trainings before; remove one of the two"
         yield ("match",), sentence
-
-
-def _require_runnable_baselines(arms: Sequence[ResolvedArm], document: Document) -> None:
-    """Raise SpecError if an arm that others are compared with cannot be run."""
-    baselines = {arm.baseline for arm in arms}
-    for arm in arms:
-        if arm.skip and arm.name in baselines:
-            sentence = f"the baseline '{arm.name}' cannot be run: {arm.skip}"
-            raise SpecError([document.problem(("base", "model"), sentence)])
 
 
 def _plan_looks(resolver: ArmResolver, arms: Sequence[ResolvedArm], decisions: Decisions) -> Looks | None:

@@ -172,9 +172,10 @@ def _find_unreported(
                 "tune.select, such as val/accuracy",
             )
     reported = dict(of_base)
-    is_data_known = bool(reported)
+    is_data_known, tasks = bool(reported), set[Task]()
     for plain, info in trials:
         is_data_known &= info is not None
+        tasks |= {info.task} if info else set()
         reported |= _possible_metrics(plain) if info is None else reported_metrics(plain, info)
         if plain.get("distill") and {"class", "distillation"} <= {*(value_at(plain, ("model", "prefix")) or ())}:
             reported["token_cosine"] = reported["loss"]  # whose splits it has; distillation reports it as no component
@@ -189,6 +190,7 @@ def _find_unreported(
                 name not in names
                 and name in slot("metric").names()
                 and group in (facts := slot("metric").get(name)).splits
+                and tasks.issubset(facts.tasks)
             ):
                 hint_to_name = f" Write base.{facts.option or f'train.metrics: [{name}]'}."
             close = closest(name, names)

@@ -178,7 +178,7 @@ def mistakes_in(error: ValidationError, model: type[BaseModel], who: str = "", d
         if kind == NESTED:
             mistakes += [Mistake((*path, *inner), sentence) for inner, sentence in context[NESTED]]
         elif kind == "extra_forbidden":
-            mistakes.append(_unknown_key_mistake(path, model, who))
+            mistakes.append(_unknown_key_mistake(path, model, who, detail["input"]))
         else:
             fields = tuple(context.get("fields", ())) if kind == CONFLICT else ()
             if len(fields) == 1:  # a rule of one field, which may hold in one model and not in another
@@ -217,14 +217,14 @@ def _relevant_errors(error: ValidationError) -> list[ErrorDetails]:
     return selected
 
 
-def _unknown_key_mistake(path: Path, model: type[BaseModel], who: str) -> Mistake:
+def _unknown_key_mistake(path: Path, model: type[BaseModel], who: str, value: Any) -> Mistake:
     """Return the mistake of an unknown key: one of another trainer, or a misspelt one."""
     key, allowed = str(path[-1]), _allowed_keys(path, model)
     close, how = closest(key, allowed), foreign_option_hint(key)
     if how and not (close and who):  # a component's own options are nearer than what other trainers call so
         close = None
     hint = how if close is None else f" Did you mean '{close}'?"
-    if key.isdecimal():  # as in {lr: 0,05}
+    if key.isdecimal() and value is None:  # as in {lr: 0,05}
         hint = " A comma ends a value; write a decimal point."
     answer = re.search(r"\.(\w+): N\b", how)
     if answer and answer[1] in allowed:
