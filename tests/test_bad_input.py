@@ -621,6 +621,9 @@ def test_decimal_comma_in_braces_is_answered_by_a_point(here: Path) -> None:
     answer = " A comma ends a value; write a decimal point."
     assert any(f"has no option '05'.{answer}" in line for line in lines), lines
     assert any(f"unknown key '5'.{answer}" in line for line in lines), lines
+    (here / "s.yaml").write_text(STUDY.replace("lr: 1.0e-3", "2: x"))
+    lines = refused(here, "plan", "s.yaml")
+    assert any("has no option '2'. Options:" in line for line in lines), "a key with a value is no end of a number"
 
 
 def test_mistake_of_the_file_names_no_change_beside_one_that_does(here: Path) -> None:

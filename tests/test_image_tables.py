@@ -479,6 +479,13 @@ def test_what_needs_one_class_an_image_is_refused(tmp_path: Path, changes: dict[
         plan_study(file)
 
 
+def test_metric_of_another_task_is_not_advised(tmp_path: Path) -> None:
+    file = study(written(tmp_path, write_parquet))
+    with pytest.raises(SpecError, match="no trial reports val/accuracy") as raised:
+        plan_study(file, changes={"analysis.metric": "val/accuracy"})
+    assert "val/map" in str(raised.value) and "train.metrics" not in str(raised.value)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_report", "unpainted")
 def test_study_of_several_labels_reports_and_explains_each(tmp_path: Path) -> None:
