@@ -274,6 +274,7 @@ def test_columns_called_arm_and_seed_need_no_option(tmp_path: Path) -> None:
         ("a - acc,a - acc__MIN,a - acc__MAX\n0.5,0.4,0.6\n", None, "columns a - acc__MIN; a - acc__MAX: rows are"),
         ("Wall time,Step,Value\n1.5,1,0.5\n", None, "column Step: rows are moments of trainings"),
         (LONG.replace("arm", "net"), None, "'acc' is a column: name the column of the arms with arm (found: net)"),
+        (LONG.replace("arm", "name"), None, "name the column of the arms with arm (found: name; seed; acc)"),
         ("model,s0,s1\nvit,0.81,0.82\nrope,0.91,0.92\n", None, "name the column of the arms if a row is a training"),
         ("vit_seed_0,vit_seed_1\n0.81,0.82\n", None, "the names of arms vit_seed_0; vit_seed_1 hold seeds"),
         (

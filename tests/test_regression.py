@@ -303,7 +303,7 @@ def test_differing_arms_devices_and_data_are_reported() -> None:
     assert [item.refused for item in pairs] == [
         "",
         "",
-        "the baseline has no val/accuracy of this arm; re-run with --accept",
+        "the baseline has no val/accuracy of this arm; accept a baseline that has it",
     ]
     assert judge(pairs)[2].verdict == "inconclusive"
     assert any("trained on cpu, and the candidate on cuda" in note for note in notes)
@@ -683,7 +683,7 @@ def test_count_of_all_arms_is_judged_by_exact_test() -> None:
         and "4 of 10 were lost or collapsed, 0 of 10" in finding.sentence
     )
     assert cells[0].verdict == "inconclusive"
-    assert cells[0].reason == "4 of 10 trainings diverged or have no finite value, 0 of 10 in the baseline"
+    assert cells[0].reason == "4 of 10 trainings were lost or collapsed (0 collapsed), 0 of 10 in the baseline"
     fisher = stats.fisher_exact([[3, 1], [2, 1999]], alternative="greater").pvalue
     assert replicates.boschloo_p((1, 3), (2000, 5)) == pytest.approx(fisher, rel=1e-9)
 
@@ -694,7 +694,10 @@ def test_reason_has_count_of_newly_collapsed_trainings() -> None:
     new[:4] = 0.1
     sound = pair([*old], [*old[:9]], lost=(0, 1), arm="sound")
     [cell, _], _ = judge_all([pair([*old], [*new], margin=1.0, arm="rope"), sound])
-    assert cell.verdict != "pass" and "4 of 10 trainings collapsed, 0 of 10 in the baseline" in cell.reason
+    assert (
+        cell.verdict != "pass"
+        and "4 of 10 trainings were lost or collapsed (4 collapsed), 0 of 10 in the baseline" in cell.reason
+    )
 
 
 def test_metrics_of_one_training_count_once() -> None:

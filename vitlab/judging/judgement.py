@@ -286,6 +286,9 @@ def _notes_on_lost_and_best_values(trainings: Trainings, metric: str) -> Iterato
     ]
     if labels:
         yield f"Warning: {format_count(len(losses), 'lost seed')}, without a value: {shortlist(labels)}."
+        yield adapt_option_names(
+            "A verdict must also hold with guesses in the place of lost seeds, which --classes or --chance tells."
+        )
     if not {"best", "max"}.isdisjoint(criterion.split_words(metric)):
         yield (
             f"Warning: '{metric}' seems to be the best of several values. The best is optimistic, the more so the more "

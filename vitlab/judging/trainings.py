@@ -64,7 +64,7 @@ def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> Non
     )
     if columns.arm is None:
         others = [name for name in names if name != columns.metric and infer_column_role(name) is None]
-        found = f"name the column of the arms with --arm (found: {shortlist(others)}).{nearest('arm', others)}"
+        found = f"name the column of the arms with --arm (found: {shortlist(others or names)}).{nearest('arm', others)}"
         if columns.metric in names:
             remarks.add_mistakes(f"'{columns.metric}' is a column: {found}")
         elif nearest(

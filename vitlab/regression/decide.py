@@ -167,10 +167,11 @@ def _make_cell(pair: Pair, judgements: JudgedCells, index: int, alpha: float) ->
     )
     more = ""
     if judgements.has_more[0, index]:
-        kind = "were lost or collapsed" if any(cell.collapsed) else "diverged or have no finite value"
-        kind = "collapsed" if cell.collapsed == cell.broken else kind
         (old, new), (seeds_old, seeds_new) = cell.broken, cell.seeds
-        more = f"{new} of {seeds_new} trainings {kind}, {old} of {seeds_old} in the baseline"
+        more = (
+            f"{new} of {seeds_new} trainings were lost or collapsed ({cell.collapsed[1]} collapsed), "
+            f"{old} of {seeds_old} in the baseline"
+        )
     return replace(cell, reason=_verdict_reason(cell, pair, more))
 
 
@@ -182,7 +183,7 @@ def _verdict_reason(cell: Cell, pair: Pair, more: str) -> str:
         return "no seed has a value in both the baseline and this run"
     if cell.test == "none" and cell.n < MIN_SEEDS:
         few = "seeds are left to compare, which are too few" if any(cell.broken) else "seeds are too few to judge"
-        return f"{cell.n} {few}; set seeds to at least {MIN_SEEDS + max(cell.broken)}"
+        return f"{cell.n} {few}; set seeds to at least {MIN_SEEDS + max(cell.broken)}, and accept them"
     if cell.test in ("none", "identical"):
         return pair.no_sample if cell.test == "none" else "identical"
     is_significant = cell.p_adjusted < cell.alpha
@@ -190,7 +191,8 @@ def _verdict_reason(cell: Cell, pair: Pair, more: str) -> str:
         return "significantly worse, but within the margin" if is_significant else "not worse by the margin"
     if cell.verdict == "regressed":
         return f"adjusted p {cell.p_adjusted:.2g}{f'; {more}' if more else ''}"
-    return f"{'significantly worse, but by less than min_abs; ' * is_significant}it may be worse by the margin"
+    significant = "significantly worse, but by less than min_abs; " * is_significant
+    return f"{significant}it may be worse by the margin; more seeds tell, and --plan says how many"
 
 
 def chance_to_pass(n: int, sd: float, margin: float, alpha: float) -> float:

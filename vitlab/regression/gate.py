@@ -127,9 +127,9 @@ def pair_cells(study: Study, values: Values, new: Values) -> tuple[list[Pair], l
             if seeds == {} and not candidate and arm not in new.diverged:
                 notes.append(f"arm '{arm}' has no {metric}, and had none in the baseline: it is not judged")
                 continue
-            refused = "" if before == after else f"its data was {before} and is {after}"
+            refused = "" if before == after else f"its data was {before} and is {after}; if that is meant, accept it"
             if seeds is None:
-                refused = f"the baseline has no {metric} of this arm; re-run with --accept"
+                refused = f"the baseline has no {metric} of this arm; accept a baseline that has it"
             sides = (seeds or {}, values.diverged), (candidate, new.diverged)
             pairs.append(
                 Pair(
@@ -170,8 +170,8 @@ def train_and_judge(
     baseline_seeds = {seed for values in old.metrics.values() for arm in arms for seed in values.get(arm, {})}
     seeds = tuple(seed for seed in more if seed in baseline_seeds or seed in first)
     if len(seeds) == len(first):
-        advice = "set escalate_to and accept a baseline again"
-        return cells, findings, [*notes, f"more seeds would not help, because the baseline has no more; {advice}"]
+        advice = "more seeds need a baseline that has them: set escalate_to, and accept a baseline again"
+        return cells, findings, [*notes, advice]
     pairs, notes = pair_cells(study, old, train(seeds, arms))
     more_cells, more_findings = decide.judge_family(pairs, alpha)
     second_look = {(cell.arm, cell.metric): cell for cell in more_cells}
