@@ -1205,6 +1205,7 @@ def test_arms_have_the_units_digits_and_sentences_of_the_report(delivered: Runs)
     assert note(first, other) == (
         "cannot tell: position=none is 5.4 points above baseline (95 % interval \N{MINUS SIGN}1.0 to 12.0, p = 0.12)."
     )
+    assert summaries(first)[0].tags["metric"] == "val accuracy (%)"
     points = summaries(first, other)[1].points
     shown = {"difference": 5.4, "difference low": -1, "difference high": 12, "mean": 56.7, "p corrected": 0.1235}
     assert {name: points[name] for name in COLUMNS if name in points} == shown

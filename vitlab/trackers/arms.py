@@ -81,6 +81,7 @@ def summarize_arms(plan: Plan, rows: Sequence[Row], root: str) -> dict[str, Summ
         tags = {
             "arm": arm.name,
             "verdict": verdict,
+            "metric": scale.title,
             dashboard.NOTE: dashboard.escape_markdown(
                 compared.get(arm.name) or phrasing.describe_arm_result(row, plan.analysis, scale, of_mean)
             ),

@@ -249,9 +249,11 @@ def describe_arms(answer: str, study: str, metric: str, run_id: str) -> str:
         metric: the study's metric, with its unit.
         run_id: the id of the run that holds the figure of the arms; empty if there is none.
     """
-    text = f"{answer}\n\n{study}\n\nMean, standard deviation (sd) and interval (low, high) of "
-    text += f"{escape_markdown(metric)} over n seeds, differences and corrected p values, as in the report.\n"
-    return text + (f"\n{_picture('arms', 'arms.png', run_id)}\n" if run_id else "")
+    picture = f"\n{_picture('arms', 'arms.png', run_id)}\n" if run_id else ""
+    return (
+        f"{answer}\n\n{study}\n\nMean, standard deviation (sd) and interval (low, high) of {escape_markdown(metric)} "
+        f"over n seeds, differences and corrected p values, as in the report.\n{picture}"
+    )
 
 
 def describe_study(report: str, answer: str, links: Iterable[str], run: str) -> str:
