@@ -212,7 +212,8 @@ def _note_chance(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     if some:
         yield (
             "Warning: no arm is shown to be better than chance: no interval of a mean lies beyond what guesses reach. "
-            "Differences of arms that have learned nothing say nothing about trained ones."
+            "If single seeds are at chance, too, the arms have learned nothing, and their differences say nothing "
+            "about trained ones: train longer. If seeds are clearly better, more of them narrow the intervals."
         )
 
 
