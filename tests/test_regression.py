@@ -375,6 +375,9 @@ def test_outlook_is_for_seeds_of_file() -> None:
     assert "| over 200 |" in beyond and "widen the margin" in beyond and "every check" not in beyond
     ends = [math.sqrt(2 / stats.chi2.isf(tail, 2)) for tail in (0.025, 0.975)]  # of a standard deviation of three seeds
     assert "{:.2g} to {:.2g} times as large".format(*ends) in table
+    never = render_outlook([replace(cells[0], reason="why"), cells[1]], units, "md")
+    assert f"| {mean} | 1.414 | 2.828 | never | none |  |" in never and "Warning: a: val accuracy (%): why, so" in never
+    assert "In other rows, a model that computes equal bits passes" in never
     assert "99 %" in render_outlook([replace(cell, chance=0.9999) for cell in cells], units, "md")
 
 

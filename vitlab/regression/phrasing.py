@@ -57,7 +57,7 @@ def render_outlook(cells: Sequence[Outlook], units: Mapping[str, str], form: str
         _number(column, "margin", "margin", rank=1),
         column("passes", lambda cell: "never" if cell.reason else f"{min(99, 100 * cell.chance):.0f} %"),
         column("seeds for 80 %", lambda cell: "none" if cell.reason else str(cell.needs or f"over {MAX_SEEDS}")),
-        _number(column, "found if worse by", "worse_by"),
+        column("found if worse by", lambda cell: "" if cell.reason else _format_number(cell.worse_by)),
     ]
     notes = [
         f"Warning: {cell.arm}: {cell.metric}: {cell.reason}, so every check of it is inconclusive. Train longer, or "
