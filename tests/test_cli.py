@@ -447,8 +447,9 @@ def test_constructor_without_super_has_a_remedy(tmp_path: Path) -> None:
     arms = ["narrow_several", {"type": "narrow_several", "by": 2}]
     file = write(tmp_path, design={"one_at_a_time": {"model.position": arms}}, seeds=1)
     code, _, err = call("validate", "--build", file, "--plugin", plugin)
-    assert code == 3 and "in the model of arm 'position=narrow_several': AttributeError: " in err, err
-    assert ":12; begin the constructor with super().__init__()" in err, err
+    both = "'position=narrow_several' and of arm 'position=narrow_several(by=2)'"
+    assert code == 3 and err.startswith(f"in the model of arm {both}: AttributeError: "), err
+    assert err.endswith(":12; begin the constructor with super().__init__()\n"), "one fault is one mistake"
 
 
 @pytest.mark.parametrize(

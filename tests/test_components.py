@@ -7,7 +7,7 @@ from typing import Annotated
 import pytest
 import slot_fixtures
 
-from vitlab.components.norm import Norm, norm
+from vitlab.components.norm import NoNorm, norm
 from vitlab.models.convnet import RegNetY16GF
 from vitlab.registry import Pick
 from vitlab.spec import Choice
@@ -35,11 +35,11 @@ def test_component_passes_contract_test(slot: str, name: str, monkeypatch: pytes
 def test_later_option_leaves_the_keys_of_earlier_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     slot_fixtures.keep(monkeypatch, norm)
 
-    class Before(Norm):
+    class Before(NoNorm):
         def __init__(self, dim: int, *, eps: float = 1e-6) -> None:
             super().__init__()
 
-    class After(Norm):
+    class After(NoNorm):
         def __init__(
             self,
             dim: int,

@@ -152,8 +152,8 @@ class Idle(Momentum):
         (OwnRate, r"steps at rate 0 move .*; read the rate from group\['lr'\]"),
         (OwnDecay, r"without a gradient treat .* as if group\['weight_decay'\] were another"),
         (NoDecay, r"without a gradient treat .* as if group\['weight_decay'\] were another"),
-        (NumpyNoise, "ends with other weights than an equal one; .*, and draw from vitlab.plugin.noise"),
-        (PythonNoise, "ends with other weights than an equal one; .*, and draw from vitlab.plugin.noise"),
+        (NumpyNoise, "draws from a generator of torch, numpy or Python: draw from vitlab.plugin.noise"),
+        (PythonNoise, "draws from a generator of torch, numpy or Python: draw from vitlab.plugin.noise"),
         (Idle, "steps at rate 0.01 move no weight"),
         (Ascent, "steps at rate 0.01 move no weight, or follow the gradients; go against them"),
     ],
@@ -251,6 +251,21 @@ class Noisy(Loss):
         return Value(F.cross_entropy(logits + 0.1 * torch.rand_like(logits), target), {})
 
 
+class Halved(Loss):
+    """A mean in half precision."""
+
+    def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Value:
+        return Value(F.cross_entropy(logits_by_head[""], target).half(), {})
+
+
+class Shifts(Loss):
+    """A change of the logits that repeats nothing once it is made."""
+
+    def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Value:
+        logits = logits_by_head[""]
+        return Value(F.cross_entropy(logits.sub_(logits.max()), target), {})
+
+
 class Turned(Loss):
     """A likelihood, which would be maximised."""
 
@@ -274,7 +289,9 @@ class Shadowing(Loss):
         (Shadowing, "'float' object is not callable; an attribute, .* may have the name of a method .*: rename it"),
         (Summed, "in two parts, and .* at once: return a mean over the batch, not a sum"),
         (Weighted, "in two parts, and .* at once: .*, the number of its terms from weight"),
-        (Noisy, "in two parts, and .* at once: .* draw from vitlab.plugin.noise"),
+        (Noisy, "draws from a generator of torch, numpy or Python: draw from vitlab.plugin.noise"),
+        (Halved, "is torch.float16 of logits in torch.float64; keep their dtype"),
+        (Shifts, r"changes its arguments; .* x.clone\(\)"),
         (Rooted, "the gradient of logits up to 100 is not finite"),
         (Turned, "of right predictions and .* of wrong ones; it is minimised"),
     ],
@@ -312,7 +329,7 @@ class Tossed(Supervised):
     ("cls", "sentence"),
     [
         (Ramp, "interrupted after 3 steps ends with other weights"),
-        (Tossed, "ends with other weights than an equal one"),
+        (Tossed, "draws from a generator of torch, numpy or Python: draw from vitlab.plugin.noise"),
     ],
 )
 def test_bad_objective_is_caught(cls: type[Supervised], sentence: str) -> None:
@@ -486,12 +503,12 @@ class Blends(Brighter):
 @pytest.mark.parametrize(
     ("cls", "sentence"),
     [
-        (Torch, "draws from torch's generator"),
-        (Numpy, "changes an image differently in another call"),
+        (Torch, "draws from a generator of torch, numpy or Python: draw from vitlab.plugin.noise"),
+        (Numpy, "draws from a generator of torch, numpy or Python: draw from vitlab.plugin.noise"),
         (Places, "changes an image differently in another call, or beside other images"),
         (Averages, "changes an image differently in another call, or beside other images"),
         (Floats, "returns torch.float64"),
-        (InPlace, "changes its argument"),
+        (InPlace, r"changes its argument; .* write x = x \+ y in place of x \+= y"),
         (Blends, r"masks: there are labels \[50, 100, 150\], which no mask had"),
     ],
 )
@@ -701,8 +718,55 @@ class DroppedByTorch(Position):
 
 
 def test_position_that_draws_by_torch_in_training_is_detected() -> None:
-    with pytest.raises(AssertionError, match=r"differs in training under a state .* draw by vitlab\.plugin\.Dropout"):
+    with pytest.raises(AssertionError, match="draws from a generator of torch, numpy or Python: draw from vitlab"):
         check("position", DroppedByTorch)
+
+
+class Scaled(Straight):
+    """A scale of Python's generator, which differs between instances, samples and members of a stack."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return random.random() * super().forward(x_BTD)
+
+
+class Counted(Straight):
+    """A scale that counts calls where no checkpoint holds it."""
+
+    calls = 0
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        self.calls += 1
+        return self.calls * super().forward(x_BTD)
+
+
+class Adds(Straight):
+    """A sum in its argument."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        x_BTD += 1
+        return super().forward(x_BTD)
+
+
+class Unbegun(Straight):
+    """A constructor that leaves out nn.Module's."""
+
+    def __init__(self, g: Geometry) -> None:
+        self.scale = 2
+
+
+@pytest.mark.parametrize(
+    ("cls", "sentence"),
+    [
+        (Scaled, "draws from a generator of torch, numpy or Python: draw from vitlab.plugin.noise"),
+        (Counted, "differs under a state that was saved and loaded"),
+        (Adds, r"; leave arguments as they are: write x = x \+ y in place of x \+= y"),
+        (Unbegun, r"; begin the constructor with super\(\).__init__\(\)"),
+    ],
+)
+def test_one_mistake_of_an_author_is_one_sentence_with_its_remedy(cls: type[MLP], sentence: str) -> None:
+    with pytest.raises(AssertionError, match=sentence) as failure:
+        check("mlp", cls)
+    assert len(str(failure.value).splitlines()) == 1
 
 
 class OneAngle(NoTokens):

@@ -104,7 +104,7 @@ def test_public_names() -> None:
     [
         ("list_components", (3,), {}, ["slot must be a text; found 3"]),
         ("list_components", (True,), {}, ["slot must be a text; found true"]),
-        ("list_components", ("position", 4), {}, ["2 arguments have no name, and only slot may have none"]),
+        ("list_components", ("position", 4), {}, ["2 arguments have no name; may have none: slot"]),
         ("results", ("a",), {"path": "b"}, ["'path' is given twice"]),
         (
             "judge",

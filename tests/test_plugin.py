@@ -151,9 +151,10 @@ def test_broken_plugin_fails_only_studies_that_name_it(site: Path) -> None:
     file = site / "broken_vit.py"
     place = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     assert message == f"{first}{place}:2"
-    refused = " from wrong-vit 2 is not a Norm: norm components derive from vitlab.plugin.Norm"
-    assert failure_of(norm, "wrong") == "norm 'wrong'" + refused
-    assert failure_of(norm, "function") == "norm 'function'" + refused
+    place = str(place).replace("broken_vit", "wrong_vit")
+    for name, line in (("wrong", 2), ("function", 4)):
+        sentence = f"norm '{name}' ({place}:{line}) is no Norm: norm components derive from vitlab.plugin.Norm"
+        assert failure_of(norm, name) == sentence
     gone = failure_of(norm, "gone")
     assert "gone" in gone and "AttributeError" in gone
     assert "executor 'cloud' from broken-vit 0.3.1 failed to import" in failure_of(slot("executor"), "cloud")
@@ -276,7 +277,7 @@ def test_invalid_plugin_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "class.py").write_text(
         "from vitlab.components.norm import norm\n@norm.register('wrong')\nclass Wrong:\n    'No norm.'\n"
     )
-    with pytest.raises(BrokenComponent, match=r"norm 'wrong' from class.py .* is not a Norm"):
+    with pytest.raises(BrokenComponent, match=r"norm 'wrong' \(.*class.py:2\) is no Norm"):
         registry.load_file(tmp_path / "class.py")
     (tmp_path / "blocks.txt").write_text("x = 1\n")
     with pytest.raises(UserError, match=r"blocks.txt: rename it so that it ends in .py"):
@@ -286,7 +287,8 @@ def test_invalid_plugin_files_are_refused(tmp_path: Path) -> None:
         registry.load_file(tmp_path / "exits.py")
 
 
-OWN = "from torch import nn\nfrom vitlab.plugin import *\n@{slot}.register('own')\nclass Own({base}):\n    'An example.'\n"
+FORWARD = "    def forward(self, x_BTD):\n        return x_BTD\n"
+OWN = "from functools import partialmethod\nfrom torch import nn\nfrom vitlab.plugin import *\n@{slot}.register('own')\nclass Own({base}):\n    'An example.'\n"
 
 
 @pytest.mark.parametrize(
@@ -302,9 +304,10 @@ OWN = "from torch import nn\nfrom vitlab.plugin import *\n@{slot}.register('own'
             "mlp",
             "MLP",
             "__init__(self, g, alpha)",
-            r"missing 1 .* 'alpha'; .* 1 positional beside self, .* behind '\*'$",
+            r"missing 1 .* 'alpha'; write __init__\(self, NoneType, \*, OPTION: TYPE = DEFAULT\)$",
         ),
-        ("mlp", "MLP", "__init__(self)", r"takes 1 positional .*; write __init__ with 1 positional beside self"),
+        ("mlp", "MLP", "__init__(self)", r"takes 1 positional .*; write __init__\(self, NoneType, \*"),
+        ("mlp", "MLP", "__init__(self, g, *, k: int = 'x')", r"own.py:\d+: .* whole number; found 'x', its default in"),
         ("mlp", "MLP", "__init__(self, g, **options)", r"Own: replace \*\*options by options with names"),
         ("position", "Position", "add(self, x)", r"define its method add\(self, x_BTD, layer\)"),
         ("head", "Head", "classify(self)", r"define its method classify\(self, x_BSD\)"),
@@ -312,15 +315,16 @@ OWN = "from torch import nn\nfrom vitlab.plugin import *\n@{slot}.register('own'
             "loss",
             "Loss",
             "forward(self, logits, target)",
-            r"define its method __call__\(self, logits_by_head, target\)",
+            r"define __call__\(self, logits_by_head, target\), which the class lacks$",
         ),
-        ("augment", "Augment", "__call__(self, x)", r"define its method __call__\(self, x_BCHW, key, id_B\)"),
-        ("metric", "Metric", "__call__(self, x)", r"define its method rows\(self, logits, target\)"),
+        ("augment", "Augment", "__call__(self, x)", r"define its method __call__\(self, x_BCHW, key, id_B\), with"),
+        ("metric", "Metric", "__call__(self, x)", r"define rows\(self, logits, target\), which the class lacks$"),
+        ("executor", "Executor", "submit(self, job)", r"define poll\(.*\), cancel\(.*\), which the class lacks$"),
         (
             "optimizer",
             "nn.Module",
             "build(self, groups)",
-            r"is not a Optimizer: .* derive from vitlab.plugin.Optimizer",
+            r"is no Optimizer: .* derive from vitlab.plugin.Optimizer",
         ),
     ],
 )
@@ -329,19 +333,21 @@ def test_mistake_of_an_author_is_answered_by_what_to_type(
 ) -> None:
     slot_fixtures.keep(monkeypatch, slot(slot_name))
     file = tmp_path / "own.py"
-    file.write_text(f"{OWN.format(slot=slot_name, base=base)}    def {method}:\n        super().__init__()\n")
+    file.write_text(f"{OWN.format(slot=slot_name, base=base)}{FORWARD}    def {method}:\n        super().__init__()\n")
     with pytest.raises(BrokenComponent, match=sentence):
         registry.load_file(file)
         slot(slot_name).build("own", None)
 
 
-def test_part_without_constructor_and_static_methods_are_accepted(
+def test_part_without_constructor_and_methods_of_every_kind_are_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slot_fixtures.keep(monkeypatch, slot("mlp"), slot("metric"))
+    slot_fixtures.keep(monkeypatch, *map(slot, ("mlp", "metric", "loss", "head")))
     for slot_name, base, method in (
         ("mlp", "MLP", "def forward(self, x): return x + 1"),
         ("metric", "Metric", "@staticmethod\n    def rows(x, y): return x.argmax(1) == y"),
+        ("loss", "Loss", "@classmethod\n    def __call__(cls, logits, target): pass"),
+        ("head", "Head", "def by(self, how, x): pass\n    classify = partialmethod(by, 'mean')"),
     ):
         file = tmp_path / f"own_{slot_name}.py"
         file.write_text(f"{OWN.format(slot=slot_name, base=base)}    {method}\n")

@@ -176,7 +176,7 @@ def test_plugin_faults_are_reported_only_where_relevant(tmp_path: Path) -> None:
         "exits": "norm 'exits' from exit-vit 1 failed to import: SystemExit: 0, at site/exit_vit.py:1",
         "new": f"norm 'new' cannot be used: new-vit 3 needs vitlab>=99,<100, and this is {__version__}: upgrade one of the two",
         "same": "norm 'same' is offered by acme-vit and twin-vit; write 'acme-vit:same' or 'twin-vit:same'.",
-        "wrong": "norm 'wrong' from wrong-vit 2 is not a Norm: norm components derive from vitlab.plugin.Norm",
+        "wrong": "norm 'wrong' (site/wrong_vit.py:1) is no Norm: norm components derive from vitlab.plugin.Norm",
     }
     calls = [study(tmp_path, f"{name}.yaml", norm=name) for name in expected]
     fine, *results, listed, plugins, strict, rows = called(

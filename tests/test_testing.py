@@ -215,9 +215,9 @@ class Unwritten(Good):
     [
         (Cuts, r"on an oblong grid, .*: tokens has shape \(3, 7, 16\); expected \(3, 11, 16\)"),
         (Doubles, "the gradient of fc.weight differs from finite differences"),
-        (Draws, "tokens differs under a state that was saved and loaded; .*: .*draw by .*vitlab.plugin.noise"),
+        (Draws, "draws from a generator of torch, numpy or Python: draw from vitlab.plugin.noise"),
         (Counts, "tokens differs under a state that was saved and loaded; .*: register what it keeps"),
-        (Drops, "fails under torch.vmap.* draw by vitlab.plugin.Dropout.*random operation"),
+        (Drops, "draws from a generator of .*, or by vitlab.plugin.Dropout"),
         (Unwritten, "its options are written as JSON and read again: TypeError"),
         (Transposes, r"on a square grid and a class token: tokens has shape \(3, 16, 17\); expected \(3, 17, 16\)"),
         (Widens, r"in bfloat16: tokens is torch.float32 for an input of torch.bfloat16"),
@@ -234,7 +234,7 @@ class Unwritten(Good):
         (Anything, r"replace \*\*options by options with names"),
         (NoDocstring, "needs a docstring"),
         (RefusesAll, "refuses every geometry .* it is Monday"),
-        (Breaks, "incompatibility does not say so: ValueError\\('squares only'\\)"),
+        (Breaks, "incompatibility does not say so: ValueError: squares only"),
     ],
 )
 def test_bad_mlp_is_caught(cls: type[MLP], sentence: str) -> None:
@@ -351,7 +351,7 @@ class Uneven(Means):
     [
         (Deaf, "declares takes_bias, and computes the same without one"),
         (Blind, "declares takes_rotation, and computes the same without one"),
-        (Foreign, r"qkv.weight of the canonical form is missing; expected \(48, 16\), or canonical = None"),
+        (Foreign, r"qkv.weight of the canonical form is missing or .* than \(48, 16\); .* or canonical = None"),
         (Uneven, "do not sum to 1"),
     ],
 )
@@ -400,7 +400,6 @@ def test_independent_faults_are_reported_together_with_line_of_class() -> None:
     assert all(each.startswith(f"mlp 'twice wrong' (tests/test_testing.py:{line}): ") for each in lines)
     for words in (
         "needs a docstring",
-        "is pickled by reference",
         "depends on the other samples",
         "float32 for an input",
     ):
@@ -469,24 +468,13 @@ def test_part_may_declare_approximate_gradient() -> None:
     testing.check_component("mlp", "rounds")
 
 
-def test_unimportable_component_is_caught() -> None:
-    class Local(Good):
-        """A class in a function, which workers cannot import."""
-
-    mlp.register("local")(Local)
-    with pytest.raises(
-        AssertionError, match=r"mlp 'local' \(.*test_testing.py:\d+\): (is pickled by reference|must be found again)"
-    ):
-        testing.check_component("mlp", "local")
-
-
 def test_components_lists_without_importing() -> None:
     assert {"gelu", "swiglu"} <= set(testing.components("mlp"))
     every = testing.parametrize_components().mark.args[1]
     assert every == [(slot, name) for slot in testing.CHECKS for name in testing.components(slot)]
     assert set(testing.CHECKS) == set(SLOT_MODULES)
     own = testing.parametrize_components("mlp", source="vitlab").mark.args[1]
-    assert ("mlp", "vitlab:swiglu") in own and not testing.parametrize_components(source="nobody").mark.args[1]
+    assert ("mlp", "swiglu") in own and not testing.parametrize_components(source="nobody").mark.args[1]
 
 
 @pytest.mark.parametrize("name", ["position", "attention"])

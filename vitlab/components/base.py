@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
@@ -85,15 +84,17 @@ class _Drop(nn.Module):
         self.p = p
         self.place: int | None = None  #: set by :func:`set_draw_places`
 
-    def _draw_uniform(self, stream: Literal["dropout", "drop_path"], count: int) -> Tensor | None:
-        """Return ``count`` uniform draws of each sample, (B, count); None outside of ``noise.use_model_draws``.
+    def _draw_uniform(self, stream: Literal["dropout", "drop_path"], x: Tensor, count: int) -> Tensor:
+        """Return ``count`` uniform draws of each sample of ``x``, (B, count).
+
+        Outside of ``noise.use_model_draws``, they come from torch's generator.
 
         Raises:
             RuntimeError: inside of it, if :func:`set_draw_places` was not called on the model.
         """
         draws = noise.current()
         if draws is None:
-            return None
+            return torch.rand(len(x), count, device=x.device)
         if self.place is None:
             raise RuntimeError(
                 "dropout of this model has no keys; call vitlab.components.base.set_draw_places(model) once built"
@@ -114,9 +115,7 @@ class Dropout(_Drop):
         if not self.training or self.p == 0:
             return x
         # A draw for every value of a sample, whatever else is in the batch.
-        draw_BN = self._draw_uniform("dropout", math.prod(x.shape[1:]))
-        if draw_BN is None:
-            return F.dropout(x, self.p)
+        draw_BN = self._draw_uniform("dropout", x, math.prod(x.shape[1:]))
         return x * (draw_BN >= self.p).view(x.shape).to(x.dtype) / (1 - self.p)
 
 
@@ -137,9 +136,7 @@ class DropPath(_Drop):
         draws = noise.current()
         if draws is not None and self.row is not None and len(draws.scale_LB):
             return x * cast(Tensor, draws.scale_LB)[self.row].to(x.dtype).view(shape)
-        draw_B1 = self._draw_uniform("drop_path", 1)
-        if draw_B1 is None:
-            return x * F.dropout(x.new_ones(shape), self.p)
+        draw_B1 = self._draw_uniform("drop_path", x, 1)
         # The mask is scaled, not the branch: one number per sample.
         return x * ((draw_B1 >= self.p).view(shape).to(x.dtype) / (1 - self.p))
 
@@ -190,9 +187,7 @@ class PatchDrop(_Drop):
         if not self.training or self.p == 0:
             return x_BTD
         patches = x_BTD.shape[1] - self.prefix
-        draw_BN = self._draw_uniform("dropout", patches)
-        if draw_BN is None:
-            draw_BN = torch.rand(x_BTD.shape[0], patches, device=x_BTD.device)
+        draw_BN = self._draw_uniform("dropout", x_BTD, patches)
         remaining = max(1, int(patches * (1 - self.p)))
         # Those with the smallest draws remain, in their order: places of later layers count on it.
         index_BN = draw_BN.argsort(dim=1, stable=True)[:, :remaining].sort(1).values + self.prefix

@@ -214,11 +214,9 @@ def parameters_with_fan_in(model: nn.Module) -> Iterator[tuple[str, Kind, int]]:
     """Yield the name, the kind and the layer's number of inputs of every weight and bias of linear and conv layers."""
     for path, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
-            kinds: tuple[Kind, Kind] = ("conv", "conv_bias")
-            if isinstance(module, nn.Linear):
-                kinds = ("linear", "linear_bias")
-            for kind, name in zip(kinds, ("weight", "bias"), strict=True):
-                yield f"{path}.{name}", kind, module.weight[0].numel()
+            is_linear, inputs = isinstance(module, nn.Linear), module.weight[0].numel()
+            yield f"{path}.weight", "linear" if is_linear else "conv", inputs
+            yield f"{path}.bias", "linear_bias" if is_linear else "conv_bias", inputs
 
 
 @torch.no_grad()

@@ -3,6 +3,8 @@
 B batch, T tokens, D width, M hidden width.
 """
 
+from abc import abstractmethod
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -23,12 +25,12 @@ class SigmoidGELU(nn.Module):
 class MLP(Part):
     """Contract: ``MLP(g, *, options)``; (B, T, D) to (B, T, D)."""
 
+    @abstractmethod
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Return the output for tokens, BTD to BTD."""
-        raise NotImplementedError
 
 
-mlp = Slot("mlp", MLP)
+mlp = Slot("mlp", MLP)  # type: ignore[type-abstract]  # a contract is not built
 
 
 class _Hidden(MLP):

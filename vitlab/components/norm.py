@@ -3,6 +3,7 @@
 B batch, T tokens, D width.
 """
 
+from abc import abstractmethod
 from typing import Annotated, Literal
 
 import torch
@@ -17,12 +18,12 @@ from vitlab.spec import Choice
 class Norm(Part):
     """Contract: ``Norm(dim, *, options)``; (..., D) to (..., D), each vector by itself."""
 
+    @abstractmethod
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Return the normalised tokens, BTD to BTD."""
-        raise NotImplementedError
 
 
-norm = Slot("norm", Norm)
+norm = Slot("norm", Norm)  # type: ignore[type-abstract]  # a contract is not built
 
 NormChoice = Annotated[Choice | str, Pick("norm")]
 """An option that is a norm."""

@@ -5,6 +5,7 @@ numbers of a patch, D width.
 """
 
 import math
+from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
@@ -30,12 +31,12 @@ class PatchEmbedding(Part):
         """Return the ``reduction`` for these options."""
         return cls.reduction
 
+    @abstractmethod
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Embed patches, (B, C, H, W) to (B, N, D)."""
-        raise NotImplementedError
 
 
-patch = Slot("patch", PatchEmbedding)
+patch = Slot("patch", PatchEmbedding)  # type: ignore[type-abstract]  # a contract is not built
 
 
 @patch.register("linear")
@@ -150,7 +151,7 @@ class ResNet(PatchEmbedding):
     @classmethod
     def reduction_of(cls, options: Options) -> int:
         """Return the backbone's reduction: 4, doubled for each stage after the first."""
-        return int(4 * 2 ** max(len(options.get("layers", (3, 4, 9))) - 1, 0))
+        return 4 << max(len(options.get("layers", (3, 4, 9))) - 1, 0)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         return _map_to_tokens(self.proj(self.backbone(x_BCHW)))

@@ -277,8 +277,8 @@ def count_params_and_macs(
     """Return parameters and multiply-accumulates (one image, forward) of each arm's model, built on the meta device.
 
     Weights that trials start from or learn from are opened and loaded.  Arms with the same model and weights share its
-    cost, or its one mistake.  ``check_components`` is called if a model with a plugin's component fails in other code,
-    as after a wrong shape, and may raise the reason.
+    cost, and arms with the same mistake its sentence.  ``check_components`` is called if a model with a plugin's
+    component fails in other code, as after a wrong shape, and may raise the reason.
 
     Raises:
         SpecError: if models cannot be built, with every mistake.
@@ -294,7 +294,7 @@ def count_params_and_macs(
         info = data_info(registry.slot("dataset").resolve_choice(spec.data))
         alike[str((spec.model, spec.init_from, spec.distill)), info].append(planned)
     by_arm: dict[str, dict[str, int]] = {}
-    mistakes, is_plugin_broken = list[str](), False
+    faults, is_plugin_broken = defaultdict[str, list[str]](list), False
     for (_, info), arms in alike.items():
         model = arms[0].trial.spec.model
         try:
@@ -313,9 +313,10 @@ def count_params_and_macs(
                     raise  # a fault of vitlab, which its traceback explains
                 check_components(plan)
                 sentence += f"; what {', '.join(places)} returns may have a wrong shape"
-            mistakes.append(f"in the model of arm '{arms[0].arm}': {sentence}")
+            faults[sentence].append(f"'{arms[0].arm}'")
         else:
             by_arm |= {item.arm: {"params": cost.params, "macs": cost.macs} for item in arms}
+    mistakes = [f"in the model of arm {' and of arm '.join(names)}: {sentence}" for sentence, names in faults.items()]
     if is_plugin_broken:
         raise BrokenComponent(*mistakes)
     if mistakes:

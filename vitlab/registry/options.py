@@ -93,8 +93,8 @@ def options_model(component: type, base: type[BaseModel]) -> type[BaseModel]:
                 )
             continue
         # A study file writes the name of the component as ``type``, beside its options.
-        if name.startswith("_") or name == "type":
-            raise refusal(f"rename option '{name}'; 'type' and names with a leading '_' are reserved")
+        if name.startswith("_") or name in ("type", "training"):  # the latter is an attribute of every torch module
+            raise refusal(f"rename option '{name}'; 'type', 'training' and names with a leading '_' are reserved")
         if name not in hints:
             raise refusal(f"option '{name}' needs an annotation, such as {name}: float")
         default = ... if parameter.default is parameter.empty else parameter.default
@@ -132,8 +132,8 @@ def check_arguments(*, own: Collection[str] = ()) -> Callable[[Callable[P, R]], 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             sentences = [f"{name}: '{each}' is given twice" for each in by_place[: len(args)] if each in kwargs]
             if len(args) > len(by_place):
-                first = f"only {', '.join(by_place)}" if by_place else "no argument"
-                sentences.append(f"{name}: {len(args)} arguments have no name, and {first} may have none")
+                first = ", ".join(by_place) or "nothing"
+                sentences.append(f"{name}: {len(args)} arguments have no name; may have none: {first}")
             given = {
                 each: Path(value) if isinstance(value, os.PathLike) else value
                 for each, value in {**dict(zip(by_place, args, strict=False)), **kwargs}.items()

@@ -21,6 +21,7 @@ from vitlab.errors import VitlabError, nearest
 from vitlab.registry.slot_modules import BUILT_IN, Origin
 
 UNKNOWN = "unknown"
+NO_CHANGE = "leave arguments as they are: write x = x + y in place of x += y, and change copies, such as x.clone()"
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ def _advice_on(text: str) -> str:
             f"; this is vitlab {__version__}, which has no such name.{hint} Import from vitlab.plugin, whose names "
             "stay, or pin the vitlab that has it in the plugin's dependencies"
         )
-    if "before Module.__init__() call" in text:
+    if "before Module.__init__() call" in text or "has no attribute '_modules'" in text:
         return "; begin the constructor with super().__init__()"
     if re.search(r"(?i)\bmeta\b", text):
         return (
@@ -175,6 +176,8 @@ def _advice_on(text: str) -> str:
             "of .item(), float(), numpy and if, or set vmap_safe = False and return empty_like(x) if x.is_meta; "
             "register a tensor that the constructor makes as a buffer"
         )
+    if "leaf Variable that requires grad is being used in an in-place" in text:
+        return f"; {NO_CHANGE}"
     if "object is not callable" in text:
         return "; an attribute, such as an option, may have the name of a method of the class: rename it"
     if "operator torchvision::nms does not exist" in text:
@@ -200,7 +203,7 @@ def place_of_class(cls: type) -> str:
     try:
         file, (_, line) = inspect.getsourcefile(cls), inspect.getsourcelines(cls)
     except (OSError, TypeError):
-        return cls.__module__
+        return getattr(cls, "__module__", UNKNOWN)  # an entry point may name any object
     return format_frame(traceback.FrameSummary(str(file), line, ""))
 
 

@@ -87,7 +87,7 @@ class Slot(Generic[T]):
             ClashError: if its source has registered another class under this name.
         """
         if sentence := self._declaration_mistake(component):
-            raise BrokenComponent(f"{self.name} '{name}' from {origin}{sentence}")
+            raise BrokenComponent(f"{self.name} '{name}' ({place_of_class(component)}){sentence}")
         # A module that is imported again, as in a notebook, registers its classes a second time.
         other, _ = self.components.get((origin.source, name), (component, origin))
         if not _may_replace(component, other):
@@ -99,7 +99,7 @@ class Slot(Generic[T]):
         if not (inspect.isclass(component) and issubclass(component, self.contract)):
             contract = self.contract.__name__
             base = contract.replace("Tracker", "Replay")
-            return f" is not a {contract}: {self.name} components derive from vitlab.plugin.{base}"
+            return f" is no {contract}: {self.name} components derive from vitlab.plugin.{base}"
         common = set(self.shared.model_fields if self.shared else ()) & set(option_names(component))
         for option in sorted(common):
             return f": option '{option}' is one of every {self.name}; rename it"
@@ -128,9 +128,11 @@ class Slot(Generic[T]):
             sources &= {source}
         if not sources:
             names = self.names()
-            hint = foreign_model_hint(name) or nearest(bare, names) or " If a file defines it, add --plugin FILE."
+            hint = foreign_model_hint(name) or nearest(bare, names)
             if plugins.files:
                 hint += f" In a file of components, write @{self.name}.register('{bare}') above the class."
+            elif not hint:
+                hint = " If a file defines it, add --plugin FILE."
             raise UnknownComponent(f"no {self.name} called '{name}'.{hint} Installed: {', '.join(names) or 'none'}.")
         if len(sources) > 1:
             qualified = " or ".join(f"'{where}:{bare}'" for where in sorted(sources))
@@ -144,9 +146,9 @@ class Slot(Generic[T]):
             else:
                 self._load_entry_point(points[where])
         component, origin = self.components[where, bare]
-        # A notebook may have reloaded the module since.
+        # A notebook may have reloaded the module since; in a file, another class may have the same name.
         current = getattr(sys.modules.get(component.__module__), component.__qualname__, component)
-        if current is not component and _may_replace(current, component):
+        if where in points and current is not component and _may_replace(current, component):
             self.add_component(bare, current, origin)
         return self.components[where, bare]
 
@@ -228,6 +230,10 @@ class Slot(Generic[T]):
         if origin.source == BUILT_IN:
             options |= _qualified_defaults(model, options)
         collected = collect_mistakes(model, options, who=f"{self.name} '{choice.type}'")
+        by_default = {name for name, info in model.model_fields.items() if not info.is_required()} - options.keys()
+        for mistake in collected.mistakes:
+            if by_default.intersection(mistake.path[:1]):  # the study does not mention it
+                raise BrokenComponent(f"{place_of_class(component)}: {mistake.message}, its default in __init__")
         result = None
         if collected.value is not None:
             values = {name: getattr(collected.value, name) for name in type(collected.value).model_fields}
@@ -260,9 +266,9 @@ class Slot(Generic[T]):
         except TypeError as error:
             if error.__traceback__ and error.__traceback__.tb_next:
                 raise  # by the constructor, which has begun
-            place = place_of_class(full.component)
-            wanted = f"write __init__ with {len(context)} positional beside self, and with options behind '*'"
-            raise BrokenComponent(f"{place}: {error}; {wanted}") from error
+            given = "".join(f", {type(each).__name__}" for each in context)
+            wanted = f"write __init__(self{given}, *, OPTION: TYPE = DEFAULT)"
+            raise BrokenComponent(f"{place_of_class(full.component)}: {error}; {wanted}") from error
 
 
 @cache
@@ -328,21 +334,24 @@ def _qualified_defaults(model: type[BaseModel], given: Tree) -> dict[str, str]:
 
 
 def _method_mistake(component: type[Any], contract: type[Any]) -> str | None:
-    """Return which method a class lacks, or has with too few parameters, as a sentence; None if there is none."""
+    """Return which methods a class lacks, or has with other parameters, as a sentence; None if there are none."""
+    missing = []
     for name, method in vars(contract).items():
         if not inspect.isfunction(method) or name == "__init__":
             continue
         own, parameters = inspect.getattr_static(component, name), inspect.signature(method).parameters.values()
         required = [each for each in parameters if each.default is each.empty and each.kind is not each.KEYWORD_ONLY]
-        with suppress(TypeError):
+        call = f"{name}({', '.join(each.name for each in required)})"
+        if getattr(own, "__isabstractmethod__", False):
+            missing.append(call)
+            continue
+        try:
             with suppress(ValueError):  # of a function in C, which has no signature
-                inspect.signature(getattr(own, "__func__", own)).bind_partial(
-                    *required[isinstance(own, staticmethod) :]
-                )
-            if not getattr(own, "__isabstractmethod__", False):
-                continue
-        return f"define its method {name}({', '.join(each.name for each in required)}), with these parameters"
-    return None
+                given = required[isinstance(own, staticmethod | classmethod) :]
+                inspect.signature(getattr(component, name)).bind_partial(*given)
+        except TypeError:
+            return f"define its method {call}, with these parameters"
+    return f"define {', '.join(missing)}, which the class lacks" if missing else None
 
 
 def _origin_of(component: type[Any]) -> Origin:

@@ -19,7 +19,6 @@ or, for a package with several components::
 from __future__ import annotations
 
 import json
-import pickle
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -73,14 +72,22 @@ NEEDS_OPTIONS = ("model", "dataset", "executor")
 """Slots whose components may have options without a default."""
 
 
-def components(slot: str) -> list[str]:
+def components(slot: str, source: str | None = None) -> list[str]:
     """Return the names of every installed component of a slot, without importing any plugin.
 
     A name that two sources offer is listed once for each, as ``source:name``.
+
+    Args:
+        slot: such as ``position``.
+        source: name of a distribution; by default all distributions.
     """
     entries = registry.list_entries(slot)
     offered = Counter(entry.name for entry in entries)
-    return [entry.name if offered[entry.name] == 1 else f"{entry.origin.source}:{entry.name}" for entry in entries]
+    return [
+        entry.name if offered[entry.name] == 1 else f"{entry.origin.source}:{entry.name}"
+        for entry in entries
+        if source in (None, entry.origin.source)
+    ]
 
 
 def parametrize_components(*only: str, source: str | None = None) -> MarkDecorator:
@@ -92,20 +99,15 @@ def parametrize_components(*only: str, source: str | None = None) -> MarkDecorat
     """
     import pytest
 
-    slots = only or tuple(CHECKS)
-    if source is None:
-        parameters = [(slot, name) for slot in slots for name in components(slot)]
-    else:
-        entries = [entry for slot in slots for entry in registry.list_entries(slot) if entry.origin.source == source]
-        parameters = [(entry.slot, f"{source}:{entry.name}") for entry in entries]
+    parameters = [(slot, name) for slot in only or CHECKS for name in components(slot, source)]
     return pytest.mark.parametrize(("slot", "name"), parameters)
 
 
 def check_component(slot: str, choice: str | Mapping[str, Any]) -> None:
     """Check that a component implements the contract of its slot.
 
-    Every component: options have annotations and defaults and survive a round trip through JSON, a docstring exists,
-    and the class can be pickled by reference.
+    Every component: options have annotations and defaults and survive a round trip through JSON, and it has a
+    docstring.
 
     Parts of a model, on a square and an oblong grid of patches and without prefix tokens (a part may refuse each with a
     reason):
@@ -181,7 +183,6 @@ def check_component(slot: str, choice: str | Mapping[str, Any]) -> None:
         checks = [
             partial(_check_options, slot, name, cls, options, required),
             partial(_check_docstring, cls),
-            partial(_check_pickling, cls),
         ]
         if required and isinstance(choice, str):
             check_each(*checks)
@@ -235,8 +236,3 @@ def _check_options(slot: str, name: str, cls: type, options: Collection[str], re
 
 def _check_docstring(cls: type) -> None:
     assert (cls.__doc__ or "").strip(), "needs a docstring: its first line is what vitlab list prints"
-
-
-def _check_pickling(cls: type) -> None:
-    with about("is pickled by reference, in which form workers receive it"):
-        assert pickle.loads(pickle.dumps(cls)) is cls, "must be found again under its module and name"

@@ -3,12 +3,15 @@
 A check is an ``assert`` whose message is a sentence; the blocks around it say what the sentence is about.
 """
 
+import pickle
+import random
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from unittest import SkipTest
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError, gradcheck
@@ -52,6 +55,8 @@ def check_each(*checks: Callable[[], object]) -> None:
             check()
         except AssertionError as error:
             failures.append(error)
+            if isinstance(error, FirstCallFailed):
+                break  # other checks fail by it, too
         except Exception:
             if not failures:  # otherwise it may follow from these
                 raise
@@ -61,6 +66,24 @@ def check_each(*checks: Callable[[], object]) -> None:
         sentences = [str(each) for error in failures for each in error.args]
         by_fault = {each.rpartition(": ")[2]: each for each in reversed(sentences)}
         raise kind(*reversed(by_fault.values())) from failures[0]
+
+
+@contextmanager
+def without_global_draws(*states: Callable[[], Tensor]) -> Iterator[None]:
+    """Check that the block draws from no generator that all code of a process shares.
+
+    Args:
+        states: the state of torch's generator, unless the block seeds it.
+    """
+
+    def read() -> bytes:
+        return pickle.dumps((np.random.get_state(), random.getstate(), [state().tolist() for state in states]))
+
+    before = read()
+    yield
+    assert read() == before, (
+        "draws from a generator of torch, numpy or Python: draw from vitlab.plugin.noise, or by vitlab.plugin.Dropout"
+    )
 
 
 def checked_reason(reason: str | None) -> str | None:

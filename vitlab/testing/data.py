@@ -17,7 +17,8 @@ from vitlab.data.datasets.base import SPLITS
 from vitlab.data.pixels import VOID
 from vitlab.geometry import DataInfo
 from vitlab.registry import ResolvedChoice, slot
-from vitlab.testing.assertions import about, checked_reason
+from vitlab.registry.plugins import NO_CHANGE
+from vitlab.testing.assertions import about, checked_reason, without_global_draws
 
 B, SIDE = 6, 16
 MOST_SHARED = 0.01
@@ -84,22 +85,21 @@ def _check_keyed(change: Callable[[Tensor, noise.Key, Tensor], Tensor], x_BCHW: 
     """Check a change of images or masks, and return them changed."""
     key = noise.key(0, "contract")
     before = x_BCHW.clone()
-    with torch.random.fork_rng([]):
-        state = torch.manual_seed(0).get_state()
+    with without_global_draws(torch.get_rng_state):
         y_BCHW = change(x_BCHW, key, id_B)
-        draws = not torch.equal(state, torch.get_rng_state())
         # Workers and micro-batches cut batches in other places.
         order_B = torch.arange(B - 1, -1, -1)
         reversed_BCHW = change(x_BCHW[order_B], key, id_B[order_B])
         alone_BCHW = change(x_BCHW[2:3], key, id_B[2:3])
-    keyed = "draw from vitlab.plugin.noise with the key and the identities"
-    assert not draws, f"draws from torch's generator; {keyed}"
-    assert torch.equal(x_BCHW, before), "changes its argument; return new images"
+    assert torch.equal(x_BCHW, before), f"changes its argument; {NO_CHANGE}"
     assert y_BCHW.shape == x_BCHW.shape and y_BCHW.dtype == x_BCHW.dtype, (
         f"returns {y_BCHW.dtype} {tuple(y_BCHW.shape)} for {x_BCHW.dtype} {tuple(x_BCHW.shape)}; keep both"
     )
     composed = torch.equal(reversed_BCHW[order_B], y_BCHW) and torch.equal(alone_BCHW, y_BCHW[2:3])
-    assert composed, f"changes an image differently in another call, or beside other images; {keyed}"
+    assert composed, (
+        "changes an image differently in another call, or beside other images; draw from vitlab.plugin.noise with the "
+        "key and the identities"
+    )
     return y_BCHW
 
 

@@ -22,6 +22,7 @@ from vitlab.components.init import Init
 from vitlab.errors import GeometryError, OptionError
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.registry import ResolvedChoice, slot
+from vitlab.registry.plugins import sentence_with_place
 from vitlab.testing.assertions import (
     ONE_DEVICE,
     FirstCallFailed,
@@ -32,6 +33,7 @@ from vitlab.testing.assertions import (
     checked_reason,
     equal_states,
     on_another_device,
+    without_global_draws,
 )
 
 B = 3
@@ -95,7 +97,8 @@ class _Case:
         except (GeometryError, OptionError) as error:
             return str(error)
         except Exception as error:
-            raise FirstCallFailed(f"does not build, and incompatibility does not say so: {error!r}") from error
+            sentence = sentence_with_place(error)
+            raise FirstCallFailed(f"does not build, and incompatibility does not say so: {sentence}") from error
         return None
 
     def build(self) -> _Probe:
@@ -187,11 +190,9 @@ def _checks_of(case: _Case) -> list[Callable[[_Case], None]]:
     of_slot = {"position": _check_position, "attention": _check_attention, "head": _check_tokens_read}
     return [
         _check_forward_and_backward,
-        _check_state,
+        _check_repeats,
         _check_meta_device,
         _check_bfloat16,
-        _check_samples_independent,
-        *[_check_vmap] * case.choice.component.vmap_safe,
         *[check for name, check in of_slot.items() if name == case.choice.slot],
     ]
 
@@ -207,10 +208,9 @@ def _check_forward_and_backward(case: _Case) -> None:
         _check_outputs(case, out, x)
         # One number whose gradient reaches every output.
         squares = [value.float().pow(2).sum() for value in out.values() if value.requires_grad]
-        if not squares:
-            continue
-        with about("backward"):
-            torch.autograd.backward(torch.stack(squares).sum())
+        if squares:
+            with about("backward"):
+                torch.autograd.backward(torch.stack(squares).sum())
         for name, parameter in probe.part.named_parameters():
             assert parameter.grad is not None, f"parameter {name} receives no gradient"
             assert parameter.grad.isfinite().all(), f"the gradient of {name} is not finite"
@@ -236,27 +236,34 @@ def _check_outputs(case: _Case, out: Mapping[str, Tensor], x: Tensor) -> None:
         shape = tuple(value.shape)
         assert shape in allowed, f"{name} has shape {shape}; expected {' or '.join(map(str, allowed))}"
         assert of_position or value.dtype == x.dtype, (
-            f"{name} is {value.dtype} for an input of {x.dtype}; convert it by .to(x.dtype)"
+            f"{name} is {value.dtype} for an input of {x.dtype}: convert {name} by .to(x.dtype)"
         )
         assert value.is_meta or value.isfinite().all(), f"{name} has values that are not finite"
 
 
-def _run_with_draws(probe: Callable[[Tensor], Any], x: Tensor, seed: int = 0) -> Any:
-    """Return the outputs under keyed draws, as a training sets the keys of drops, and a seed of torch's generator."""
+def _run_with_draws(probe: Callable[[Tensor], Any], x: Tensor) -> Any:
+    """Return the outputs under keyed draws, as a training sets the keys of drops."""
     draws = noise.Draws(dropout=1, drop_path=2, sample_B=torch.arange(len(x)), step=3)
-    with torch.no_grad(), torch.random.fork_rng([]), noise.use_model_draws(draws):
-        torch.manual_seed(seed)
+    with torch.no_grad(), noise.use_model_draws(draws), without_global_draws(torch.get_rng_state):
         return probe(x)
+
+
+def _check_repeats(case: _Case) -> None:
+    """Check that results are equal in another instance, beside other samples and stacked; each needs the one before."""
+    _check_state(case)
+    _check_samples_independent(case)
+    if case.choice.component.vmap_safe:
+        _check_vmap(case)
 
 
 def _check_state(case: _Case) -> None:
     """Check that the state is all that a pass in training changes, and all that another instance needs."""
-    probe, other, x = case.build_perturbed().train(), case.build().eval(), case.input()
+    probe, other, x = case.build_perturbed(), case.build(), case.input()
     _run_with_draws(probe, x + 1)  # running statistics change in it
     with about("its state is loaded into another instance"):
         other.load_state_dict(probe.state_dict(), strict=True)
     for training in (False, True):
-        first, second = (_run_with_draws(each.train(training), x, seed) for seed, each in enumerate((probe, other)))
+        first, second = (_run_with_draws(each.train(training), x) for each in (probe, other))
         for name in first:
             assert torch.equal(first[name], second[name]), (
                 f"{name} differs {'in training ' * training}under a state that was saved and loaded; it must depend on "
@@ -310,7 +317,8 @@ def _check_vmap(case: _Case) -> None:
         parameters, buffers = torch.func.stack_module_state(members)
 
         def stack(x: Tensor, member: nn.Module = members[0], state: Any = (parameters, buffers)) -> Any:
-            own = torch.vmap(lambda state, x: torch.func.functional_call(member, state, (x,)))
+            # Draws of torch's generator have a sentence of their own.
+            own = torch.vmap(lambda state, x: torch.func.functional_call(member, state, (x,)), randomness="different")
             # An engine may have the images last in memory, so that nothing may depend on the order there.
             inputs = torch.stack([x, x])
             order = (0, *range(inputs.ndim - 1, 0, -1))
@@ -379,10 +387,10 @@ def _check_attention(case: _Case) -> None:
         assert torch.allclose(maps.sum(-1), torch.ones(shape[:-1]), atol=1e-5), "the rows of its maps do not sum to 1"
     if attention.canonical is None:
         return
-    qkv = _round_trip_canonical(attention).get("qkv.weight")
-    detail = "is missing" if qkv is None else f"has shape {tuple(qkv.shape)}"
-    assert qkv is not None and qkv.shape == (3 * g.dim, g.dim), (
-        f"qkv.weight of the canonical form {detail}; expected {(3 * g.dim, g.dim)}, or canonical = None"
+    qkv_shape = _round_trip_canonical(attention).get("qkv.weight", torch.empty(0)).shape
+    assert qkv_shape == (3 * g.dim, g.dim), (
+        f"qkv.weight of the canonical form is missing or has another shape than {(3 * g.dim, g.dim)}; write "
+        "to_canonical and from_canonical, or canonical = None"
     )
 
 

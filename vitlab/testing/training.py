@@ -4,16 +4,13 @@ B images, N of a split, K classes, H and W pixels.
 """
 
 import math
-import random
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import SkipTest
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,8 +22,17 @@ from vitlab.errors import list_some
 from vitlab.geometry import DataInfo
 from vitlab.models import Model
 from vitlab.registry import ResolvedChoice, slot
+from vitlab.registry.plugins import NO_CHANGE
 from vitlab.spec import STREAMS, TrainSpec
-from vitlab.testing.assertions import FirstCallFailed, about, check_each, check_type, checked_reason, equal_states
+from vitlab.testing.assertions import (
+    FirstCallFailed,
+    about,
+    check_each,
+    check_type,
+    checked_reason,
+    equal_states,
+    without_global_draws,
+)
 from vitlab.training import artifacts
 from vitlab.training.loop import Training
 from vitlab.training.losses import Loss, Value
@@ -94,11 +100,11 @@ def _check_decay(choice: ResolvedChoice) -> None:
 
 def check_training(**fields: Any) -> None:
     """Check that a training with these fields of ``train`` repeats bit for bit, also if a checkpoint interrupts it."""
-    # A component that draws from a global generator repeats only if that has the same state, so it never has.
-    with _scrambled_generators(0), about("trains a small ViT", FirstCallFailed):
-        whole = _train_steps(_build_training(fields), STEPS)
-    # A component that draws from a global generator draws other numbers now.
-    with tempfile.TemporaryDirectory() as folder, _scrambled_generators(1):
+    with about("trains a small ViT", FirstCallFailed):
+        training = _build_training(fields)
+        with without_global_draws():  # every step seeds torch's generator
+            whole = _train_steps(training, STEPS)
+    with tempfile.TemporaryDirectory() as folder:
         first, second = _build_training(fields, folder=Path(folder)), _build_training(fields)
         _train_steps(first, STEPS // 2)
         with about("its state is written to a checkpoint and read again"):
@@ -145,9 +151,10 @@ def check_loss(choice: ResolvedChoice) -> None:
     target_B = torch.arange(B) % K
     loss: Loss = slot("loss").build(choice)
     with about("of class indices", FirstCallFailed):
-        value = loss({"": logits_BK}, target_B)
+        value = loss({"": logits_BK.clone()}, target_B.clone())
     with about("of class indices"):
         check_type(value, Value, "__call__", "Value(tensor, {})")
+        check_type(value.total, Tensor, "__call__", "Value(tensor, {}), with a tensor that has a gradient")
         _check_loss_is_mean(loss, logits_BK, target_B)
     right, wrong = (
         float(loss({"": 8.0 * torch.nn.functional.one_hot(predicted_B, K).double()}, target_B).total)
@@ -224,22 +231,31 @@ def _check_loss_is_mean(loss: Loss, logits: Tensor, target: Tensor) -> None:
         return loss({"": logits[part]}, target[part]).total
 
     inputs, labels = logits.clone(), target.clone()
-    whole = of(slice(None))
-    assert whole.ndim == 0, f"has shape {tuple(whole.shape)}; return its mean, one number, as Value(mean, {{}})"
-    assert torch.equal(inputs, logits) and torch.equal(labels, target), "changes its arguments"
     parts = [slice(0, 2), slice(2, None)]
+    with without_global_draws(torch.get_rng_state):
+        whole, totals = of(slice(None)), [of(part) for part in parts]
+    assert whole.ndim == 0, f"has shape {tuple(whole.shape)}; return its mean, one number, as Value(mean, {{}})"
+    assert whole.dtype == logits.dtype, f"is {whole.dtype} of logits in {logits.dtype}; keep their dtype"
+    _check_unchanged(inputs, logits, labels, target)
     weights = [float(loss.weight(target[part])) for part in parts]
-    micro = sum(weight * float(of(part)) for weight, part in zip(weights, parts, strict=True)) / sum(weights)
+    micro = sum(weight * float(total) for weight, total in zip(weights, totals, strict=True)) / sum(weights)
     assert math.isclose(micro, float(whole), rel_tol=1e-9), (
         f"is {micro:.6g} in two parts, and {float(whole):.6g} at once: return a mean over the batch, not a sum, the "
-        "number of its terms from weight(), and draw from vitlab.plugin.noise, not from torch's generator"
+        "number of its terms from weight(), and keep nothing from one call to the next"
     )
     for scale in (1.0, 100.0):  # at 100, a probability is 0 in float32 and its logarithm infinite
         leaf = (scale * logits).float().requires_grad_()
-        torch.autograd.backward(loss({"": leaf}, target.float() if target.is_floating_point() else target).total)
+        total = loss({"": leaf}, target.float() if target.is_floating_point() else target).total
+        assert total.requires_grad, "has no gradient; compute it by torch alone, without .detach(), .item() and numpy"
+        torch.autograd.backward(total)
         assert leaf.grad is not None and leaf.grad.isfinite().all(), (
             f"the gradient of logits up to {scale:g} is not finite"
         )
+
+
+def _check_unchanged(*pairs: Tensor) -> None:
+    """Check that a component left its arguments as they were, given copies of them."""
+    assert all(map(torch.equal, pairs[::2], pairs[1::2])), f"changes its arguments; {NO_CHANGE}"
 
 
 def _build_training(fields: Mapping[str, Any], *, folder: Path | None = None) -> Training:
@@ -263,21 +279,6 @@ def _train_steps(training: Training, steps: int) -> NewState:
     for _ in range(steps):
         training.train_step()
     return _copy_weights(training.module)
-
-
-@contextmanager
-def _scrambled_generators(seed: int) -> Iterator[None]:
-    """Run a block with the generators of Python, numpy and torch in a state that depends on ``seed``."""
-    states = random.getstate(), np.random.get_state()
-    random.seed(seed)
-    np.random.seed(seed)
-    try:
-        with torch.random.fork_rng([]):
-            torch.manual_seed(seed)
-            yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
 
 
 def _measure_weight_moves(
@@ -364,7 +365,10 @@ def _check_prediction_metric(choice: ResolvedChoice, task: str) -> None:
     reference = values["random"]
     for cuts in CUTS[1:]:
         value = _compute_metric(choice, random, target, cuts)
-        assert _is_close(value, reference), f"is {value:g} in batches of {cuts}, and {reference:g} in one of {N}"
+        assert _is_close(value, reference), (
+            f"is {value:g} in batches of {cuts}, and {reference:g} in one of {N}; let rows return what value combines, "
+            "such as a row for each image, and keep nothing from one call to the next"
+        )
     value = _compute_metric(choice, random.flip(0), target.flip(0))
     assert _is_close(value, reference), f"is {value:g} with the images in another order, and was {reference:g}"
     value = _compute_metric(choice, random.double(), target)
@@ -421,14 +425,14 @@ def _compute_metric(choice: ResolvedChoice, logits: Tensor, target: Tensor, cuts
     """Return the metric's value of a split, computed by a new instance."""
     metric: Any = slot("metric").build(choice)
     inputs, labels = logits.clone(), target.clone()
-    with about(f"rows of batches of {tuple(cuts)}", FirstCallFailed):
+    with about(f"rows of batches of {tuple(cuts)}", FirstCallFailed), without_global_draws(torch.get_rng_state):
         parts = zip(torch.split(inputs, list(cuts)), torch.split(labels, list(cuts)), strict=True)
         rows = [metric.rows(*part) for part in parts]
         for value in rows:
             check_type(value, Tensor, "rows", "a tensor with a row for each image")
             assert value.ndim, "rows returned one number; return a tensor with a row for each image"
         rows_N = torch.cat(rows)
-    assert torch.equal(inputs, logits) and torch.equal(labels, target), "changes the logits or the labels"
+    _check_unchanged(inputs, logits, labels, target)
     with about("value", FirstCallFailed):
         value = float(metric.value(rows_N))
         column_N = metric.column(rows_N)

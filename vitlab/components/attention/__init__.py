@@ -7,6 +7,7 @@ inside each, ``proj``, and ``q_norm``, ``k_norm`` where queries and keys are nor
 B images, T tokens, D width, H heads, K channels of a head (D = H * K).
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, Literal
 
@@ -35,9 +36,9 @@ class Attention(Part):
 
     block_index: int = 0  #: of the attention's block, from 0; set by the block
 
+    @abstractmethod
     def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
         """Mix tokens, (B, T, D) to (B, T, D)."""
-        raise NotImplementedError
 
     def maps(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
         """Return the weight of every key for every query, (B, H, T, T), before dropout; rows sum to 1.
@@ -56,7 +57,7 @@ class Attention(Part):
         return dict(state)
 
 
-attention = Slot("attention", Attention)
+attention = Slot("attention", Attention)  # type: ignore[type-abstract]  # a contract is not built
 
 
 def rotate(x_BHTK: Tensor, rotation: Rotation) -> Tensor:

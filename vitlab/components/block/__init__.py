@@ -3,6 +3,7 @@
 B images, T tokens, D width, H heads.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -89,9 +90,9 @@ class Block(Part):
         if isinstance(part, Attention):
             part.block_index = self.index
 
+    @abstractmethod
     def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
         """Return the tokens after this block, BTD to BTD."""
-        raise NotImplementedError
 
 
 def build_layer_scale(place: Place) -> nn.Module:
@@ -106,4 +107,4 @@ def _declaration_fault(component: type[Block]) -> str | None:
     return None
 
 
-block = Slot("block", Block, fault=_declaration_fault)
+block = Slot("block", Block, fault=_declaration_fault)  # type: ignore[type-abstract]  # a contract is not built

@@ -71,13 +71,9 @@ class Gated(Block):
         self.gate2 = ResidualGate(place.geometry.dim, gate, start)
 
     def stacked_maps(self) -> Mapping[str, int]:
-        gates = {"gate1": self.gate1, "gate2": self.gate2}
-        return {
-            f"{name}.{side}.weight": 3
-            for name, gate in gates.items()
-            if gate.gate == "gru"
-            for side in ("from_x", "from_y")
-        }
+        if self.gate1.gate != "gru":
+            return {}
+        return {f"{gate}.{side}.weight": 3 for gate in ("gate1", "gate2") for side in ("from_x", "from_y")}
 
     def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
         y_BTD = self.drop_path1(self.ls1(self.attn(self.norm1(x_BTD), rotation, bias_HTT)))

@@ -8,6 +8,7 @@ R, C rows and columns of a grid, X values per place.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Annotated, Any, Literal
 
 import torch
@@ -154,8 +155,7 @@ class Together(Position):
         self._names: dict[str, str] = {}
         for prefix, part in encodings_by_prefix(self).items():
             # The first of equal names keeps timm's; another has its place in the list in its name.
-            names = {prefix + name: name for name in part.state_dict() if name not in self._names.values()}
-            self._names |= names
+            self._names |= {prefix + name: name for name in part.state_dict() if name not in self._names.values()}
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Options) -> str | None:
@@ -183,11 +183,8 @@ class Together(Position):
         return next((rotation for rotation in rotations if rotation is not None), None)
 
     def bias(self, layer: int) -> Tensor | None:
-        total: Tensor | None = None
-        for part in self.parts:
-            bias_HTT = part.bias(layer)
-            total = bias_HTT if total is None else total if bias_HTT is None else total + bias_HTT
-        return total
+        biases_HTT = [bias_HTT for part in self.parts if (bias_HTT := part.bias(layer)) is not None]
+        return reduce(torch.add, biases_HTT) if biases_HTT else None
 
     def mix(self, x_BTD: Tensor, layer: int) -> Tensor:
         for part in self.parts:

@@ -8,7 +8,6 @@ R and C rows and columns of the grid.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
@@ -306,7 +305,10 @@ def sincos2d(g: Geometry, temperature: float, convention: str) -> Tensor:
 
 def _select_prefix_rows(rows_PD: Tensor, old: Geometry, new: Geometry) -> Tensor:
     """Return the rows of ``new``'s prefix tokens among the rows of ``old``, by name; registers by order."""
-    available, required = _number_repeats(old.prefix), _number_repeats(new.prefix)
+    # Equal names are told apart by the number of those before.
+    available, required = (
+        [(name, names[:place].count(name)) for place, name in enumerate(names)] for names in (old.prefix, new.prefix)
+    )
     for name, number in required:
         if (name, number) not in available:
             raise WeightsError(
@@ -314,11 +316,6 @@ def _select_prefix_rows(rows_PD: Tensor, old: Geometry, new: Geometry) -> Tensor
                 f"{', '.join(old.prefix) or 'none'}"
             )
     return rows_PD[[available.index(token) for token in required]]
-
-
-def _number_repeats(names: Sequence[str]) -> list[tuple[str, int]]:
-    """Return each name with the number of equal names before it."""
-    return [(name, names[:place].count(name)) for place, name in enumerate(names)]
 
 
 @position.register("conditional")
