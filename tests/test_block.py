@@ -133,6 +133,9 @@ def test_value_residual_requires_attention_that_mixes_values(monkeypatch: pytest
         def __init__(self, g: Geometry) -> None:
             super().__init__()
 
+        def forward(self, x_BTD: Tensor, rotation: Any, bias_HTT: Any) -> Tensor:
+            return x_BTD
+
     slot("attention").register("mean")(Mean)
     reason = ViT.incompatibility(DATA, {**SIZES, "block": "value_residual", "blocks": {"1": {"attention": "mean"}}})
     assert reason == (

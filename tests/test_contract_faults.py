@@ -258,6 +258,13 @@ class Halved(Loss):
         return Value(F.cross_entropy(logits_by_head[""], target).half(), {})
 
 
+class Cut(Loss):
+    """A mean whose gradient is lost."""
+
+    def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Value:
+        return Value(F.cross_entropy(logits_by_head[""], target).detach(), {})
+
+
 class Shifts(Loss):
     """A change of the logits that repeats nothing once it is made."""
 
@@ -291,6 +298,7 @@ class Shadowing(Loss):
         (Weighted, "in two parts, and .* at once: .*, the number of its terms from weight"),
         (Noisy, "draws from a generator of torch, numpy or Python: draw from vitlab.plugin.noise"),
         (Halved, "is torch.float16 of logits in torch.float64; keep their dtype"),
+        (Cut, "has no gradient; compute it by torch alone"),
         (Shifts, r"changes its arguments; .* x.clone\(\)"),
         (Rooted, "the gradient of logits up to 100 is not finite"),
         (Turned, "of right predictions and .* of wrong ones; it is minimised"),
@@ -747,6 +755,13 @@ class Adds(Straight):
         return super().forward(x_BTD)
 
 
+class Detached(Straight):
+    """Values without a gradient."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return super().forward(x_BTD).detach()
+
+
 class Unbegun(Straight):
     """A constructor that leaves out nn.Module's."""
 
@@ -760,6 +775,7 @@ class Unbegun(Straight):
         (Scaled, "draws from a generator of torch, numpy or Python: draw from vitlab.plugin.noise"),
         (Counted, "differs under a state that was saved and loaded"),
         (Adds, r"; leave arguments as they are: write x = x \+ y in place of x \+= y"),
+        (Detached, r"parameter \w+.* receives no gradient"),
         (Unbegun, r"; begin the constructor with super\(\).__init__\(\)"),
     ],
 )

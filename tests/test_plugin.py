@@ -461,6 +461,14 @@ def test_two_plugin_files_with_equal_name_and_component(tmp_path: Path) -> None:
     assert norm.resolve_choice("halved").plain()["by"] == 0.5
 
 
+def test_two_classes_of_one_name_in_a_file_are_two_components(tmp_path: Path) -> None:
+    file = write(tmp_path / "twins.py")
+    file.write_text(file.read_text() + textwrap.dedent(FILE.format(name="quartered", by=0.25)))
+    registry.load_file(file)
+    built = [norm.resolve_choice(name).plain()["by"] for name in ("halved", "quartered")]
+    assert built == [0.5, 0.25], "the second class takes the place of the first in the module alone"
+
+
 def test_plugin_file_clashes_with_builtin_only_if_used(tmp_path: Path) -> None:
     registry.load_file(write(tmp_path / "blocks.py", name="rmsnorm"))
     with pytest.raises(ClashError, match=r"write 'blocks.py:rmsnorm' or 'vitlab:rmsnorm'"):
