@@ -31,6 +31,7 @@ from vitlab.training.artifacts import Transform
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "pages" / "reference"
+SAMPLES = ROOT / "docs" / "samples"  #: what commands print, which tests compare with what they do print
 
 CAPABILITIES = ("takes_bias", "takes_rotation", "vmap_safe", "goal")
 """Class variables that say what a component can be combined with, and whether more of a metric is better."""
@@ -469,6 +470,8 @@ def _command(name: str, command: click.Command) -> Iterator[str]:
     yield f"## `{name}`\n"
     yield f"```text\n{' '.join([name, *arguments])} [OPTIONS]\n```\n"
     yield f"{_prose(inspect.cleandoc(command.help or ''))}\n"
+    if (sample := SAMPLES / f"{name.partition(' ')[2]}.txt").exists():
+        yield f"For example:\n\n```text\n{sample.read_text(encoding='utf-8')}```\n"
     options = [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
     if options:
         yield "| option | meaning |\n| --- | --- |"

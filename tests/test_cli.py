@@ -1275,3 +1275,32 @@ def test_help_lists_every_command() -> None:
         assert f"  {name}" in printed and line.split()[0] in printed
     code, printed, err = call("--version")
     assert code == 0 and printed.endswith(f", version {vitlab.__version__}\n")
+
+
+@pytest.mark.parametrize("sample", sorted(path.stem for path in (ROOT / "docs" / "samples").glob("*.txt")))
+def test_samples_of_the_reference_are_what_commands_print(
+    sample: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The values are made, and the rest is true."""
+    monkeypatch.setenv("COLUMNS", "120")
+    text = (ROOT / "docs" / "samples" / f"{sample}.txt").read_text(encoding="utf-8")
+    lost = None if sample == "status" else 0.71
+    first = {"baseline": [0.81, 0.83, 0.80, 0.82, 0.84], "position=none": [0.70, 0.74, lost, 0.69, lost]}
+    second = {"baseline": [0.88, 0.89, 0.87, 0.90, 0.88], "position=none": [0.71, 0.73, 0.70, 0.72, 0.69]}
+    trial_of = synthetic_studies.trial_of
+
+    def trial_of_study(arm: str, seed: int) -> Any:
+        return replace(trial_of(arm, seed, rate), key=trial_of(f"{name} {arm}", seed).key)
+
+    monkeypatch.setattr(synthetic_studies, "trial_of", trial_of_study)
+    for name, values, rate in (("faster", second, 4e-3), ("positions", first, 2e-3)):
+        plan, store = synthetic_studies.study(tmp_path, values)
+        plan = replace(plan, study=name)
+        for item in plan.trials:
+            if values[item.arm][item.seed] is None:
+                with store.folder(item.trial).lease():
+                    store.folder(item.trial).mark_failed("the worker ran out of memory", Ending.OOM)
+        write_json(store.study(name) / "plan.json", plan.to_json())
+    typed, _, printed = text.partition("\n")
+    code, output, err = call(*typed.split()[2:], "--out", tmp_path)
+    assert (code, err) == (0, "") and output.strip("\n") == printed.strip("\n")

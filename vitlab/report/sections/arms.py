@@ -238,12 +238,12 @@ def paper_table(report: Report) -> Table:
 
 
 def _arm_column(rows: Sequence[Row], labels: Mapping[str, str] = {}) -> Column:
-    """Return the names of arms, or their labels; a baseline is marked, unless its name says so."""
-    baselines = {row["baseline"] for row in rows}
+    """Return the names of arms, or their labels; the one baseline of all is marked, unless its name says so."""
+    baselines = {row["baseline"] for row in rows} - {None}
 
     def cell(row: Row) -> str:
         arm: str = row["arm"]
-        return labels.get(arm, arm) + " (baseline)" * (arm in baselines and not arm.endswith("baseline"))
+        return labels.get(arm, arm) + " (baseline)" * (baselines == {arm} and not arm.endswith("baseline"))
 
     return Columns(rows)("arm", cell, right=False)
 
