@@ -1290,10 +1290,10 @@ def test_samples_of_the_reference_are_what_commands_print(
     trial_of = synthetic_studies.trial_of
 
     def trial_of_study(arm: str, seed: int) -> Any:
-        return replace(trial_of(arm, seed, rate), key=trial_of(f"{name} {arm}", seed).key)
+        return replace(trial_of(arm, seed, {"faster": 4e-3}.get(name, 2e-3)), key=trial_of(f"{name} {arm}", seed).key)
 
     monkeypatch.setattr(synthetic_studies, "trial_of", trial_of_study)
-    for name, values, rate in (("faster", second, 4e-3), ("positions", first, 2e-3)):
+    for name, values in {"faster": second, "positions": first}.items():
         plan, store = synthetic_studies.study(tmp_path, values)
         plan = replace(plan, study=name)
         for item in plan.trials:
