@@ -1593,6 +1593,14 @@ def test_figure_of_arms_marks_the_baseline(tmp_path):
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a (baseline)", "b"]
 
 
+def test_figure_of_arms_names_those_without_a_value(tmp_path):
+    arms = {"baseline": BASE, "a": NEAR, "b": [None] * 5, "c": [None] * 5}
+    caption = report.collect_report(*_diverging_study(tmp_path / "lost", arms)).figures["arms"].caption
+    assert caption.endswith(" Without a value: b; c.")
+    whole = report.collect_report(*study(tmp_path / "whole", {"baseline": BASE, "a": NEAR}))
+    assert "Without a value" not in whole.figures["arms"].caption
+
+
 @pytest.mark.slow
 def test_few_seeds_are_lines_and_many_are_a_band(tmp_path):
     for seeds, thin, bands in ((2, 8, 0), (4, 16, 0), (5, 0, 4)):

@@ -93,7 +93,10 @@ class Arms(Section[Row]):
                 # Of equal values, ticks would be as long as their rounding.
                 if phrasing.half_width(low, high) is None:
                     axes.set_xlim(sorted((0.99 * low, 1.01 * high)))
-            return Drawing(figure, _table_caption(plan, rows) + describe_shared(labels))
+            caption = _table_caption(plan, rows, compared) + describe_shared(labels)
+            if absent := [row["arm"] for row in findings.arms if row not in rows]:
+                caption += f" Without a value: {phrasing.list_or_count(absent)}."
+            return Drawing(figure, caption)
 
 
 @section.register("comparisons")
@@ -268,11 +271,10 @@ def format_verdict(row: Row) -> str:
     return f"{verdict} (exploratory)" if row["exploratory"] and claimed else verdict
 
 
-def _table_caption(plan: Plan, rows: Sequence[Row]) -> str:
+def _table_caption(plan: Plan, rows: Sequence[Row], compared: Sequence[Row]) -> str:
     interval = f" with its {phrasing.percent(1 - plan.analysis.alpha)} interval"
     text = "each seed (small) and the mean" if any(row["n"] > 1 for row in rows) else "the value"
     text += interval * any(interval_unless_collapsed(row)[0] is not None for row in rows)
-    compared = [row for row in rows if row["difference"] is not None]
     if not compared:
         return f"Of every arm {text}."
     text = f"First {text}, then the difference from {name_baseline(row['baseline'] for row in compared)}"
