@@ -145,3 +145,21 @@ def test_attentive_probe_trains_the_query_alone() -> None:
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]) is not name.startswith("head."), name
         assert name.startswith("head.") or torch.equal(value, source.state_dict()[name]), name
+
+
+def test_first_blocks_are_frozen_with_all_before_them() -> None:
+    from vitlab.errors import WeightsError
+    from vitlab.spec.trial import InitFrom
+    from vitlab.weights.transfer import load_and_freeze_weights
+
+    def trained(freeze: int) -> set[str]:
+        model = built(depth=2)
+        how = InitFrom.model_validate({"trial": {"data": "digits"}, "freeze": freeze})
+        load_and_freeze_weights(model, built(1, depth=2), how)
+        return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+    names = {name for name, _ in built(depth=2).named_parameters()}
+    assert trained(1) == {name for name in names if name.startswith(("blocks.1.", "norm.", "head."))}
+    assert trained(2) == {"head.fc.weight", "head.fc.bias"}
+    with pytest.raises(WeightsError, match="init_from.freeze is 3, and this model has fewer blocks"):
+        trained(3)

@@ -445,7 +445,7 @@ def test_parquet_of_paths_without_content_reads_the_files(tmp_path: Path) -> Non
 def test_missing_root_is_data_that_is_not_here(tmp_path: Path) -> None:
     source = DataSource(data(tmp_path / "nowhere"))
     assert (
-        source.missing() == f"image_table: there is no {tmp_path}/nowhere; correct 'root'"
+        source.missing() == f"image_table: there is no {tmp_path}/nowhere; 'root' is a folder or a file, no pattern"
         and source.check_pictures_and_note() == []
     )
 

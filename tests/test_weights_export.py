@@ -266,7 +266,7 @@ def test_equal_blocks_become_one_option(to: str, tmp_path: Path) -> None:
         (
             {"mlp": {"type": "gelu", "norm": "layernorm"}},
             "hf",
-            "Hugging Face has no tensor for blocks.0.mlp.norm.weight",
+            "Hugging Face's vit has no tensor for blocks.0.mlp.norm.weight",
         ),
         ({"attention": {"type": "auto", "proj_bias": False}}, "timm", "mlp.bias is yes, and timm has no"),
         (

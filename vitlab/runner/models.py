@@ -111,16 +111,15 @@ def make_distillation(trial: Trial, load: Load, mine: InputSpec, device: torch.d
     how, precision = trial.spec.distill, trial.spec.train.precision
     if how is None:
         return None
-    theirs, teacher, source, loaded = mine, None, how.teacher, None
+    theirs, teacher, source = mine, None, how.teacher
     if source is not None and source.trial is None:
         size = None if source.size is None else (source.size, source.size)
         loaded = _open_weights("teacher", source, {"heads": source.heads, "image": size}, "keep", trial)
-    elif source is not None:
-        teacher, theirs = load("teacher")
-    if loaded is not None:
         teacher, theirs = loaded.model, InputSpec(loaded.info, loaded.mean, loaded.std)
         for note in loaded.notes:
             print(f"of the teacher's weights: {note}", file=sys.stderr)
+    elif source is not None:
+        teacher, theirs = load("teacher")
     if teacher is not None:
         teacher.to(device, dtype_of(precision))
     return import_optional("distillation").Distillation(how, teacher, theirs, mine, precision)

@@ -220,8 +220,9 @@ class InitFrom(Source):
     tokens: Literal["same", "convert"] = "same"
     """Handling of prefix tokens that only one of the two models has.  ``same``: an error.  ``convert``: stored tokens
     that this model lacks are dropped, and tokens that only this model has are new."""
-    freeze: Literal["nothing", "body"] = "nothing"
-    """Part that is not trained; ``body`` trains a linear probe, with the body in evaluation mode."""
+    freeze: Literal["nothing", "body"] | Annotated[int, Field(ge=1)] = "nothing"
+    """Part that is not trained, in evaluation mode: ``body``, all but the head, for a linear probe; or the first N
+    blocks, and all before them."""
 
     @model_validator(mode="before")
     @classmethod

@@ -269,7 +269,7 @@ class HuggingFaceFormat(Format):
         classifier = "cls_classifier" if "head_dist.weight" in state else "classifier"
         classifiers = (("head.{p}", classifier + ".{p}"), ("head_dist.{p}", "distillation_classifier.{p}"))
         body = tuple((ours, prefix + theirs) for ours, theirs in table)
-        out = rename_from_canonical((*body, *classifiers), split_qkv(state, *QKV), self.title)
+        out = rename_from_canonical((*body, *classifiers), split_qkv(state, *QKV), f"{self.title}'s {self.kind}")
         if self.kind == "dinov3_vit":
             out["embeddings.mask_token"] = torch.zeros_like(state["cls_token"])
         return out

@@ -58,8 +58,12 @@ def load_and_freeze_weights(model: Model, source: Model, init_from: InitFrom) ->
             "that 'vitlab weights inspect FILE' prints"
         )
     model.load_state_dict({**own, **incoming})
-    if init_from.freeze == "body":
-        model.freeze_except(names_in_last_layer(model))
+    if (freeze := init_from.freeze) != "nothing":
+        head = names_in_last_layer(model)
+        trained = head if freeze == "body" else {name for name in own if model.layer_of(name) > freeze}
+        if not head <= trained:
+            raise WeightsError(f"init_from.freeze is {freeze}, and this model has fewer blocks; set fewer, or body")
+        model.freeze_except(trained)
     # Of a file, the reader lists what it leaves out, by the names in the file.
     listed = {"new": sorted(own.keys() - incoming.keys()), "left out": sorted(excluded) if init_from.trial else []}
     loaded = [

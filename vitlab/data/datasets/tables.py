@@ -125,7 +125,11 @@ class ImageTable(PictureSet):
 
     def missing(self) -> str | None:
         try:
-            return None if self.where.exists() else f"image_table: there is no {self.where}; correct 'root'"
+            return (
+                None
+                if self.where.exists()
+                else f"image_table: there is no {self.where}; 'root' is a folder or a file, no pattern"
+            )
         except DataError as error:
             return str(error)
 
