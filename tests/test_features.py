@@ -161,5 +161,5 @@ def test_first_blocks_are_frozen_with_all_before_them() -> None:
     names = {name for name, _ in built(depth=2).named_parameters()}
     assert trained(1) == {name for name in names if name.startswith(("blocks.1.", "norm.", "head."))}
     assert trained(2) == {"head.fc.weight", "head.fc.bias"}
-    with pytest.raises(WeightsError, match="init_from.freeze is 3, and this model has fewer blocks"):
+    with pytest.raises(WeightsError, match=r"init_from\.freeze is 3, and this model has fewer blocks"):
         trained(3)
