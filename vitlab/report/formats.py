@@ -118,7 +118,7 @@ def render_terminal(report: Report) -> str:
             if name != "arms":
                 console.print(Text(part.heading, style="bold"))
             columns = [replace(column, cells=column.cells[: table.lines]) for column in table.columns]
-            _print_table(columns, console, " or the report as HTML (report.html, or --format html)")
+            _print_table(columns, console, " or another format (report.html, or --format)")
             if table.caveat:
                 console.print(Text(f"{table.caveat}\n", style="dim"))
     for note in report.notes:
