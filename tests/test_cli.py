@@ -303,6 +303,8 @@ def test_option_that_no_value_of_a_study_resembles_brings_no_hint(ran: tuple[Pat
         (["export", "tiny", "--arm", "a", "--to", "hub:me/tiny"], ["--to hub:me/tiny: vitlab uploads nothing", "hf"]),
         (["show", "position", "leraned"], ["no position called 'leraned'", "'learned'"]),
         (["show", "ropd2d"], ["no slot, component or study called 'ropd2d'. Did you mean 'rope2d'?"]),
+        (["show", "base.train.ema"], ["It is the key base.train.ema of study files.", "'vitlab schema' all keys"]),
+        (["show", "ema"], ["no slot, component or study called 'ema'. It is the key base.train.ema of study files."]),
         (["show", "none"], ["'none' is in position, norm, tracker", "'vitlab show position none'"]),
         (["show", "dino"], ["'dino' is in objective, study"]),
         (["show", "postion", "learned"], ["no slot, component or study called 'postion'", "'position'"]),
@@ -939,9 +941,9 @@ def test_logs_and_gc(ran: tuple[Path, Path], tmp_path: Path) -> None:
     assert rounded and all(len(number.replace(".", "").lstrip("0")) <= 4 for number in rounded), printed
     plan = json.loads((out / "studies" / "tiny" / "plan.json").read_text())
     (key,) = [item["key"] for item in plan["trials"] if (item["arm"], item["seed"]) == ("position=none", 1)]
-    assert key in lines[-1] and "the last" not in lines[-1]
+    assert key in lines[-1] and lines[-1].endswith(f" has all {len(lines) - 1} lines in its files")
     code, last, _ = call("logs", "--arm", "position=none", "--seed", "1", "--lines", "1", "--out", out)
-    assert last.splitlines() == [head, lines[-2], f"{lines[-1]}, of {len(lines) - 1} lines the last 1"]
+    assert last.splitlines() == [head, *lines[-2:]]
     code, _, err = call("logs", "tiny", "--arm", "position=non", "--out", out)
     assert code == 2 and "Did you mean 'position=none'?" in err
 
@@ -965,7 +967,7 @@ def test_logs_and_gc(ran: tuple[Path, Path], tmp_path: Path) -> None:
         assert call("logs", "tiny", "--out", tmp_path / "new")[1].startswith("position=none, seed 1: running\n")
     shutil.rmtree(tmp_path / "new" / "trials")
     code, _, err = call("logs", "tiny", "--out", tmp_path / "new")
-    assert code == 2 and "no trial has begun; type vitlab run FILE, with the study's file" in err
+    assert code == 2 and "no such trial has begun; type vitlab run FILE, with the study's file" in err
 
     # A study without its second seed: the plan as the next run would write it.
     shutil.copytree(out, tmp_path / "out")

@@ -27,6 +27,7 @@ from vitlab.planning import packaged
 from vitlab.registry import plugins as plugin_sources
 from vitlab.registry.slots import first_line, without_markup
 from vitlab.spec import Study, read_document
+from vitlab.spec.changes import full_path, paths_by_name
 from vitlab.spec.choice import SLOT_MARK, TOGETHER, Choice, component_label
 from vitlab.spec.tree import NewTree
 
@@ -94,7 +95,9 @@ def _find_slot_of_component(name: str) -> str:
         raise UserError(
             f"'{name}' is in {', '.join(slots)}; write one of them before it: 'vitlab show {slots[0]} {name}'"
         )
-    hint = nearest(name, [*registry.SLOT_MODULES, *dict(named)])
+    path = paths_by_name({}).get(name.rpartition(".")[2])
+    names = [*registry.SLOT_MODULES, *dict(named)]
+    hint = f" It is the key {full_path(path)} of study files." if path else nearest(name, names)
     raise UserError(
         f"no slot, component or study called '{name}'.{hint} 'vitlab list' lists them, and 'vitlab schema' all keys."
     )

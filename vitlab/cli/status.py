@@ -224,9 +224,8 @@ def logs_command(study: Path | None, arm: str | None, seed: int | None, lines: i
     wrote += map(_format_event, folder.events()[0])
     if failure is not None and folder.state() == Ending.FAILED:  # not of an earlier attempt
         wrote += failure.traceback.splitlines()
-    more = f", of {len(wrote)} lines the last {lines}" if len(wrote) > lines else ""
     head = f"{planned.arm}, seed {planned.seed}: {_describe_state(folder)}"
-    return [head, *wrote[-lines:], f"{display_path(folder.path)} has all files of the trial{more}"]
+    return [head, *wrote[-lines:], f"{display_path(folder.path)} has all {len(wrote):,} lines in its files"]
 
 
 def _find_latest_trial(plan: Plan, store: Store, arm: str | None, seed: int | None) -> Planned:
@@ -241,9 +240,7 @@ def _find_latest_trial(plan: Plan, store: Store, arm: str | None, seed: int | No
     if not trials:
         plan.find(arm, seed)  # raises, with what there is
     if not begun:
-        which = "" if arm is None else f" of {arm}"
-        which += "" if seed is None else f" with seed {seed}"
-        raise UserError(f"no trial{which} has begun; type vitlab run FILE, with the study's file")
+        raise UserError("no such trial has begun; type vitlab run FILE, with the study's file")
 
     def urgency(item: Planned) -> tuple[bool, bool, float]:
         folder = store.folder(item.trial)
