@@ -522,7 +522,7 @@ def test_components_of_plugins_are_tested_before_training(tmp_path: Path, comman
     changes = {"model.position": [{"type": f"large_{end}", "least": 3}, {"type": f"large_{end}", "least": 4}]}
     file = write(tmp_path, design={"one_at_a_time": {"train.loss": losses, **changes}}, seeds=1)
     code, _, err = call(*command.split(), file, "--plugin", plugin, *["--out", tmp_path / "out"] * command.count("run"))
-    faults = [line for line in err.splitlines() if "in two parts" in line]
+    faults = [line for line in err.splitlines() if "of class indices" in line]
     assert code == 3 and len(faults) == len(err.strip().splitlines()) - 1, err
     lines = LOSSES.format(end=end).splitlines()
     for fault, name in zip(faults, ("summed", "noisy"), strict=True):

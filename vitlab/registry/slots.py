@@ -148,7 +148,8 @@ class Slot(Generic[T]):
         component, origin = self.components[where, bare]
         # A notebook may have reloaded the module since; in a file, another class may have the same name.
         current = getattr(sys.modules.get(component.__module__), component.__qualname__, component)
-        if where in points and current is not component and _may_replace(current, component):
+        in_file = component.__module__ in plugins.files
+        if current is not component and not in_file and _may_replace(current, component):
             self.add_component(bare, current, origin)
         return self.components[where, bare]
 

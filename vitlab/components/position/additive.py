@@ -309,10 +309,10 @@ def _select_prefix_rows(rows_PD: Tensor, old: Geometry, new: Geometry) -> Tensor
     available, required = (
         [(name, names[:place].count(name)) for place, name in enumerate(names)] for names in (old.prefix, new.prefix)
     )
-    for name, number in required:
-        if (name, number) not in available:
+    for token in required:
+        if token not in available:
             raise WeightsError(
-                f"the position table has no row for prefix token '{name}' number {number + 1}; its prefix tokens: "
+                f"the position table has no row for prefix token '{token[0]}' number {token[1] + 1}; its prefix tokens: "
                 f"{', '.join(old.prefix) or 'none'}"
             )
     return rows_PD[[available.index(token) for token in required]]
