@@ -312,8 +312,8 @@ def _select_prefix_rows(rows_PD: Tensor, old: Geometry, new: Geometry) -> Tensor
     for token in required:
         if token not in available:
             raise WeightsError(
-                f"the position table has no row for prefix token '{token[0]}' number {token[1] + 1}; its prefix tokens: "
-                f"{', '.join(old.prefix) or 'none'}"
+                f"the position table has no row for prefix token '{token[0]}' number {token[1] + 1}; its prefix "
+                f"tokens: {', '.join(old.prefix) or 'none'}"
             )
     return rows_PD[[available.index(token) for token in required]]
 
