@@ -141,7 +141,7 @@ def test_file_written_in_place_is_no_link(name: str, tmp_path: Path) -> None:
     place = out / "studies" / "tiny" / name if name == "driver.log" else out / name
     place.parent.mkdir(parents=True)
     place.symlink_to(target)
-    with pytest.raises(UserError, match=f"{name}.*(is a link|cannot be written)"):
+    with pytest.raises(UserError, match=f"{name} is a link"):
         match name:
             case "events.jsonl":
                 append_json(place, {})
