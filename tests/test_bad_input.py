@@ -896,7 +896,7 @@ def test_study_cannot_run_a_pickle(here: Path, place: str) -> None:
 def test_checkpoint_replaced_by_pickle_is_not_run(tmp_path: Path) -> None:
     (tmp_path / artifacts.CHECKPOINT).write_bytes(pickle.dumps(Deed(tmp_path / "pwned")))
     with pytest.raises(Damaged):
-        artifacts.read_checkpoint(tmp_path)
+        artifacts.clean_up_and_read_checkpoint(tmp_path)
     assert not (tmp_path / "pwned").exists()
 
 

@@ -353,7 +353,7 @@ def test_checkpoint_keeps_buffers_bitwise(tmp_path: Path) -> None:
     for seed in range(3):
         net.train()(images(info, seed=seed))
     artifacts.make_checkpoint_writer(tmp_path, {"model": net.state_dict()})()
-    actual = artifacts.read_checkpoint(tmp_path)
+    actual = artifacts.clean_up_and_read_checkpoint(tmp_path)
     assert actual is not None and actual["model"].keys() == net.state_dict().keys()
     for name, value in net.state_dict().items():
         assert actual["model"][name].dtype == value.dtype and actual["model"][name].equal(value), name

@@ -338,7 +338,7 @@ def test_only_a_share_of_a_gpu_grows_when_memory_runs_out(monkeypatch: pytest.Mo
 
 
 def test_gpus_are_counted_without_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(machine, "_torch_has_cuda", lambda: True)
+    monkeypatch.setattr(machine, "_is_cuda_build", lambda: True)
     for visible, gpus in (("", []), ("3, 1,-1,2", ["3", "1"]), ("GPU-8932f937-d72c", ["GPU-8932f937-d72c"])):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert machine.usable_gpus() == gpus
@@ -356,7 +356,7 @@ def test_gpus_are_counted_without_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert machine.usable_gpus() == ["MIG-c6d4f1ef-42e4", "MIG-cba663e8-9bed", "GPU-6b1d02a7-a5b9"]
     program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
     assert machine.usable_gpus() == []
-    monkeypatch.setattr(machine, "_torch_has_cuda", lambda: False)
+    monkeypatch.setattr(machine, "_is_cuda_build", lambda: False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert machine.usable_gpus() == []
 

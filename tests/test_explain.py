@@ -659,7 +659,7 @@ def test_failed_explanation_leaves_no_files(tmp_path: Path, monkeypatch: pytest.
     write_json(folder.spec, {"seeds": {"init": 0}, "spec": {"train": {"objective": "supervised"}}})
     folder.weights_file.touch()
     with pytest.raises(OSError, match="No space"):
-        explanations.write_explanations(folder, [0])
+        explanations.write_explanations_to_trial(folder, [0])
     assert {path.name for path in folder.path.iterdir()} == {folder.spec.name, folder.weights_file.name}
 
 

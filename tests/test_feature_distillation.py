@@ -268,7 +268,7 @@ def test_resume_equals_uninterrupted(tmp_path: Path) -> None:
             other = built(student)
             assert not train(other, feed(), train_spec, SEEDS, distillation=stopped, save=saved.append, stop=stops.pop)
             artifacts.make_checkpoint_writer(tmp_path, saved[-1])()
-            options["resume"] = artifacts.read_checkpoint(tmp_path)
+            options["resume"] = artifacts.clean_up_and_read_checkpoint(tmp_path)
         results.append(train(model, feed(), train_spec, SEEDS, **options))
         weights.append(model.state_dict())
     assert "projections.tokens.weight" in saved[-1]["model"] and saved[-1]["step"] == 4

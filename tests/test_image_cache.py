@@ -343,8 +343,11 @@ def test_storage_rule_equals_documentation(root: Path, tmp_path: Path, monkeypat
     assert files.total_memory(tmp_path) == files.total_memory(tmp_path / "nowhere") > 1 << 28
     size = 90 * 3 * 24 * 20
     monkeypatch.setattr(files, "total_memory", lambda: 4 * size)
-    assert image_cache.choose_place("auto", size) == "memory" and image_cache.choose_place("auto", size + 1) == "never"
-    assert {image_cache.choose_place(place_name, 1 << 50) for place_name in PLACES} == set(PLACES)
+    assert (
+        image_cache.choose_decoded_place("auto", size) == "memory"
+        and image_cache.choose_decoded_place("auto", size + 1) == "never"
+    )
+    assert {image_cache.choose_decoded_place(place_name, 1 << 50) for place_name in PLACES} == set(PLACES)
     assert (
         len(DataSource(choice(root, "auto")).check_pictures_and_note()) == 1
         and DataSource("digits").check_pictures_and_note() == []

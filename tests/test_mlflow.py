@@ -1078,7 +1078,7 @@ def test_delivery_leaves_environment_unchanged(runs: Runs, monkeypatch: Patch) -
 
     Once nothing more is delivered, it is as before.
     """
-    service.restore_settings()  # left by unclosed trackers of other tests
+    service.unset_mlflow_settings()  # left by unclosed trackers of other tests
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "33")
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
     before = dict(os.environ)
@@ -1169,7 +1169,7 @@ def test_each_of_ten_arms_has_its_colour() -> None:
     ],
 )
 def test_label_of_a_group_begins_with_what_tells_arms_apart(arm: str, label: str) -> None:
-    assert dashboard.group_label(arm, 3).rstrip(" ") == label
+    assert dashboard.group_label_padded_for_colour(arm, 3).rstrip(" ") == label
 
 
 def report_row(arm: str, **values: Any) -> dict[str, Any]:

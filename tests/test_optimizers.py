@@ -317,7 +317,7 @@ def test_resume_is_bitwise_and_evaluation_leaves_no_trace(name: str, tmp_path: P
             assert not same(own, model.state_dict())
         assert same(own, model.state_dict())
     artifacts.make_checkpoint_writer(tmp_path, {"model": model.state_dict(), "optimizer": first.state_dict()})()
-    stored = artifacts.read_checkpoint(tmp_path)
+    stored = artifacts.clean_up_and_read_checkpoint(tmp_path)
     assert stored is not None
     resumed = vit(1, dtype=torch.float32)
     second = built(one, resumed, 0.9)

@@ -1680,7 +1680,7 @@ def test_comparison_with_drawn_figures_is_pickled(tmp_path):
 
 def test_figure_with_formatted_ticks_is_pickled():
     figure = drawing.empty_figure(drawing.WIDTH, 2)
-    drawing.format_ticks(figure.subplots())
+    drawing.format_ticks_without_exponents(figure.subplots())
     assert pickle.loads(pickle.dumps(figure))._repr_png_().startswith(b"\x89PNG")
 
 

@@ -332,7 +332,7 @@ def test_resume_equals_uninterrupted(optimizer: Any, at: int, tmp_path: Path) ->
     stopped = Stopped(tmp_path, at)
     nothing, _ = run(train_spec, stop=stopped.stop, save=stopped.save)
     assert nothing is None
-    state = artifacts.read_checkpoint(tmp_path)
+    state = artifacts.clean_up_and_read_checkpoint(tmp_path)
     assert state is not None and state["step"] == at
     other = built(prepared())
     other.initialise(99)
@@ -440,14 +440,14 @@ def same(one: Any, other: Any) -> bool:
 
 
 def test_checkpoint_round_trips(tmp_path: Path) -> None:
-    assert artifacts.read_checkpoint(tmp_path) is None
+    assert artifacts.clean_up_and_read_checkpoint(tmp_path) is None
     artifacts.make_checkpoint_writer(tmp_path, something())()
-    state = artifacts.read_checkpoint(tmp_path)
+    state = artifacts.clean_up_and_read_checkpoint(tmp_path)
     assert state is not None and same(something(), state)
     before = os.umask(0o002)
     artifacts.make_checkpoint_writer(tmp_path, {"step": 2})()
     os.umask(before)
-    assert artifacts.read_checkpoint(tmp_path) == {"step": 2}
+    assert artifacts.clean_up_and_read_checkpoint(tmp_path) == {"step": 2}
     assert [file.stat().st_mode & 0o777 for file in tmp_path.iterdir()] == [0o664], "a colleague can resume"
 
 
@@ -459,7 +459,7 @@ def test_checkpoint_of_a_lost_lock_replaces_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(LockLost):
         artifacts.make_checkpoint_writer(tmp_path, {"step": 1}, require)()
-    assert artifacts.read_checkpoint(tmp_path) == {"step": 2} and len(list(tmp_path.iterdir())) == 1
+    assert artifacts.clean_up_and_read_checkpoint(tmp_path) == {"step": 2} and len(list(tmp_path.iterdir())) == 1
 
 
 def test_damaged_checkpoint_is_never_accepted(tmp_path: Path) -> None:
@@ -472,14 +472,14 @@ def test_damaged_checkpoint_is_never_accepted(tmp_path: Path) -> None:
         torn[place] ^= 1 << (place % 8)
         file.write_bytes(torn)
         try:
-            state = artifacts.read_checkpoint(tmp_path)
+            state = artifacts.clean_up_and_read_checkpoint(tmp_path)
         except Damaged:
             continue
         assert state is not None and same(something(), state), f"byte {place} was changed and nobody noticed"
     for length in (0, 1, 8, 100, len(whole) // 2, len(whole) - 1):
         file.write_bytes(whole[:length])
         with pytest.raises(Damaged):
-            artifacts.read_checkpoint(tmp_path)
+            artifacts.clean_up_and_read_checkpoint(tmp_path)
 
 
 def test_equal_weights_are_equal_files(tmp_path: Path) -> None:
@@ -506,7 +506,7 @@ def test_equal_weights_are_equal_files(tmp_path: Path) -> None:
 def test_leftovers_of_killed_writer_are_deleted(tmp_path: Path) -> None:
     artifacts.make_checkpoint_writer(tmp_path, {"step": 1})()
     (tmp_path / f".{artifacts.CHECKPOINT}.12345").write_bytes(b"half")
-    assert artifacts.read_checkpoint(tmp_path) == {"step": 1}
+    assert artifacts.clean_up_and_read_checkpoint(tmp_path) == {"step": 1}
     assert [file.name for file in tmp_path.iterdir()] == [artifacts.CHECKPOINT]
 
 

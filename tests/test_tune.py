@@ -19,7 +19,7 @@ from vitlab.cli import cli
 from vitlab.driver.session import Watch
 from vitlab.errors import SpecError
 from vitlab.lab import Answer, plan_study
-from vitlab.planning.tune import choose_winner, knobs_at_edge
+from vitlab.planning.tune import decide_tuning, knobs_at_edge
 from vitlab.planning.values import Plan, Planned, Rival, Trial, Tuning
 from vitlab.report.api import open_study
 from vitlab.spec import Analysis, Choice, TrainSpec, TrialSpec
@@ -174,7 +174,7 @@ def select_rival(tuning: Tuning, scores: dict[str, float | None], **analysis: An
         outcome = Outcome({} if score is None else {"val/accuracy": score}, history, "", 1, 1)
         return TrialResult(trial.key, "", "diverged" if score is None else "done", outcome, around)
 
-    return choose_winner(tuning, result_of, Analysis(**analysis))
+    return decide_tuning(tuning, result_of, Analysis(**analysis))
 
 
 def test_best_mean_wins_and_ties_go_to_first() -> None:

@@ -24,7 +24,7 @@ from vitlab.driver.session import Watch
 from vitlab.errors import UserError
 from vitlab.planning import study_folder
 from vitlab.planning.study_folder import (
-    archive_latest,
+    archive_latest_unless_same,
     checked_out_commit,
     format_differences,
     read_versions,
@@ -215,7 +215,7 @@ def test_version_that_cannot_be_copied_leaves_no_file(here: Path, monkeypatch: p
 
     monkeypatch.setattr(os, "replace", refuse)
     with pytest.raises(OSError, match="No space"):
-        archive_latest(study, "another")
+        archive_latest_unless_same(study, "another")
     assert {path for path in study.rglob("*") if path.is_file()} == {path for path in before if path.is_file()}
 
 
@@ -225,7 +225,7 @@ def test_damaged_version_name_reads_no_other_file(here: Path, name: Any) -> None
     for file in ("plan.json", "run.json"):
         write_json(folder / file, {**read_json(folder / file), "version": name})
     before = {path.name for path in here.iterdir()}
-    archive_latest(folder, "0123")
+    archive_latest_unless_same(folder, "0123")
     assert {path.parent for path in here.glob("**/plan.json")} == {
         folder,
         *(folder / "versions" / item.name for item in read_versions(folder)),

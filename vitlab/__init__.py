@@ -64,7 +64,7 @@ __all__ = [
 if not TYPE_CHECKING:  # for type checkers, a name that is not imported above is a mistake
 
     def __getattr__(name: str) -> Any:
-        return imports.import_on_first_use(__name__, name)
+        return imports.import_lazy_name(__name__, name)
 
 
 def __dir__() -> list[str]:

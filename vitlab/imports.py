@@ -58,7 +58,7 @@ def file_stamp(file: str | os.PathLike[str]) -> Stamp | None:
     return Stamp(state.st_mtime_ns, state.st_size, state.st_ino)
 
 
-def import_on_first_use(module: str, name: str) -> Any:
+def import_lazy_name(module: str, name: str) -> Any:
     """Import and return a name that a module lists in its imports for type checkers, for its ``__getattr__``.
 
     Raises:
@@ -89,7 +89,7 @@ def _modules_of_names(module: str) -> dict[str, str]:
     return {alias.name: node.module or "" for node in lazy if isinstance(node, ast.ImportFrom) for alias in node.names}
 
 
-def record_import(module: str, file: str | os.PathLike[str], reloaded: bool = False) -> None:
+def record_module_import(module: str, file: str | os.PathLike[str], reloaded: bool = False) -> None:
     """Record that a module is about to be imported from the current version of a file."""
     stamp = file_stamp(file)
     if stamp is not None:
@@ -105,7 +105,7 @@ def record_imports() -> None:
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and INSTALLED.isdisjoint(PurePath(file).parts):
-            record_import(name, file)
+            record_module_import(name, file)
     sys.meta_path.insert(0, _ImportRecorder())
 
 
@@ -143,7 +143,7 @@ class _ImportRecorder:
                     if spec.has_location and spec.origin is not None and (reloaded or name not in sys.modules):
                         if not any(folder in spec.origin for folder in INSTALLED):
                             _delete_outdated_bytecode(spec)
-                        record_import(name, spec.origin, reloaded)
+                        record_module_import(name, spec.origin, reloaded)
                     return spec
         finally:
             searching.discard(name)

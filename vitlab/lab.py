@@ -23,7 +23,7 @@ from threading import Thread
 
 from vitlab import interrupts, registry, report
 from vitlab.driver.planning import (
-    ensure_data_identities,
+    fetch_unidentified_data,
     find_or_write_study_file,
     plan_with_due_decisions,
     warm_up_tracker_and_executor,
@@ -106,7 +106,7 @@ def run(
         study, plan = make_current_plan()
     require_matching_arm(plan, only)
     # The key of a trial needs the identity of its data, which is known once the data has been read.
-    if ensure_data_identities(plan, store, file):
+    if fetch_unidentified_data(plan, store, file):
         study, plan = make_current_plan()
     with become_sole_driver(plan, store, watch) as followed:
         if followed:  # the other driver may have tuned, or opened arms for more seeds
@@ -123,13 +123,13 @@ def run(
         session = Session(store, study.run, plugins, watch, tracker)
         current = _Run(plan, session, only, endings, make_current_plan)
         has_ended = False
-        with current.count_after_ctrl_c():
+        with current.raising_interrupted_with_counts():
             try:
                 # Trials of tunings are a stage before the trials of arms; those of arms may be several, as seeds are
                 # added.  Each stage depends on the endings of the one before, which are added here.
                 for stage, missing in current.stages():
                     current.endings |= train_missing(stage, missing, current.session, retry_failed=retry_failed)
-                _explain_and_measure(current.plan, current.session, measure=measure)
+                _explain_models_and_measure_costs(current.plan, current.session, measure=measure)
                 has_ended = True
             except (Interrupted, KeyboardInterrupt):
                 if not interrupts.is_repeated():
@@ -182,7 +182,7 @@ class _Run:
             self.session = replace(self.session, tracker=tracker)
 
     @contextmanager
-    def count_after_ctrl_c(self) -> Iterator[None]:
+    def raising_interrupted_with_counts(self) -> Iterator[None]:
         """Raise Interrupted with the numbers of trials and the report's path after Ctrl-C, unless it says what is left.
 
         Only trials of the arms to train count.
@@ -201,7 +201,7 @@ class _Run:
             raise Interrupted(f"interrupted; {counts}{written}; the same command goes on") from None
 
 
-def _explain_and_measure(plan: Plan, session: Session, *, measure: bool) -> None:
+def _explain_models_and_measure_costs(plan: Plan, session: Session, *, measure: bool) -> None:
     """Explain the trained arms if ``run.explain`` says so, and measure their costs if that is asked for."""
     if session.run.explain:
         from vitlab.driver.explanations import explain_arms

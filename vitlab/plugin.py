@@ -164,7 +164,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    return imports.import_on_first_use(__name__, name)
+    return imports.import_lazy_name(__name__, name)
 
 
 def __dir__() -> list[str]:

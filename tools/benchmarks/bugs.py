@@ -24,13 +24,13 @@ def no_position(patch: pytest.MonkeyPatch) -> None:
 
 def wrong_scale(patch: pytest.MonkeyPatch) -> None:
     """Scale by 1 / K instead of 1 / root K, in the kernels of the loop and of stacked trials."""
-    mix, attend = SoftmaxAttention._mix, Attend.apply
+    mix, attend = SoftmaxAttention._mix_values, Attend.apply
 
     def wrong(self: SoftmaxAttention, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         return mix(self, q * self.scale, k, v, bias)
 
     patch.setattr(Attend, "apply", lambda q, kv, bias, scale: attend(q, kv, bias, scale**2))
-    patch.setattr(SoftmaxAttention, "_mix", wrong)
+    patch.setattr(SoftmaxAttention, "_mix_values", wrong)
 
 
 def half_the_rate(patch: pytest.MonkeyPatch) -> None:

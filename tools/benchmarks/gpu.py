@@ -39,7 +39,7 @@ from vitlab.models.cost import count_macs
 from vitlab.registry import slot
 from vitlab.runner.execution import torch_settings
 from vitlab.spec import STREAMS, TrialSpec
-from vitlab.training.artifacts import make_checkpoint_writer, read_checkpoint
+from vitlab.training.artifacts import clean_up_and_read_checkpoint, make_checkpoint_writer
 from vitlab.training.loop import Training
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -295,7 +295,7 @@ def resume(small: bool) -> Iterator[Line]:
             for _ in range(steps):
                 one.train_step()
         begun.save_if_finite()
-        state = read_checkpoint(Path(folder))
+        state = clean_up_and_read_checkpoint(Path(folder))
         assert state is not None
         resumed.load(state)
         for _ in range(3):

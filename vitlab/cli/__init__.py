@@ -166,7 +166,7 @@ def cli() -> None:
     """vitlab: a laboratory for Vision Transformer ablations."""
 
 
-def _reserve_stdout() -> TextIO:
+def _reserve_stdout_for_answer() -> TextIO:
     """Return standard output for the answer alone: what else is written to its descriptor goes to standard error."""
     is_of_process = sys.stdout is sys.__stdout__
     if not is_of_process:  # but of a test
@@ -183,7 +183,7 @@ def _reserve_stdout() -> TextIO:
 
 def main() -> None:
     """Run the ``vitlab`` command of this process and exit with its code."""
-    output = _reserve_stdout() if "--json" in sys.argv[1:] else None
+    output = _reserve_stdout_for_answer() if "--json" in sys.argv[1:] else None
     try:
         # What plugins and libraries print must not mix with JSON.
         with nullcontext() if output is None else redirect_stdout(sys.stderr):

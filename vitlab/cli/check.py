@@ -229,7 +229,7 @@ def _pip_source_of_vitlab() -> str:
         return f"vitlab=={__version__}"
     address = origin["url"]
     if "archive_info" in origin:
-        return address if (address := _public_address(address)) else f"git+{UNKNOWN}"
+        return address if (address := _public_address_or_empty(address)) else f"git+{UNKNOWN}"
     if vcs := origin.get("vcs_info"):
         commit = vcs["commit_id"]
     else:  # a folder, as the README installs it: a clone, whose repository others can install from
@@ -237,11 +237,11 @@ def _pip_source_of_vitlab() -> str:
         if folder == Path.cwd().resolve():
             return "."
         address, commit = git_output(folder, "config", "--get", "remote.origin.url"), rev_parse(folder, "HEAD")
-    source = f"{address}@{commit}" if (address := _public_address(address)) and commit else UNKNOWN
+    source = f"{address}@{commit}" if (address := _public_address_or_empty(address)) and commit else UNKNOWN
     return f"git+{source}" + (f"#subdirectory={origin['subdirectory']}" if "subdirectory" in origin else "")
 
 
-def _public_address(address: str) -> str:
+def _public_address_or_empty(address: str) -> str:
     """Return the address without secrets: user, password and query; empty if only this machine can reach it."""
     # Without a dot, what follows git@ is an alias in the configuration of ssh.
     address = re.sub(r"^git@([^:/]+\.[^:/]+):", r"https://\1/", address)

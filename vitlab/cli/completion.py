@@ -45,7 +45,7 @@ def completion_command(shell: str) -> list[str]:
     return source.splitlines()
 
 
-def _completion_of_values(values: Callable[[click.Context, str], Iterable[str]]) -> Complete:
+def _completion_from_values(values: Callable[[click.Context, str], Iterable[str]]) -> Complete:
     """Return the completion of an argument by values, which depend on the command line and on what was typed."""
 
     def complete(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
@@ -57,7 +57,7 @@ def _completion_of_values(values: Callable[[click.Context, str], Iterable[str]])
     return complete
 
 
-@_completion_of_values
+@_completion_from_values
 def complete_packaged_or_file(context: click.Context, typed: str) -> Iterable[str]:
     """Complete the name of a packaged study, or the path of a study file."""
     from vitlab.planning.packaged import packaged_studies
@@ -65,13 +65,13 @@ def complete_packaged_or_file(context: click.Context, typed: str) -> Iterable[st
     return [*packaged_studies(), *_matching_files(typed)]
 
 
-@_completion_of_values
+@_completion_from_values
 def complete_study(context: click.Context, typed: str) -> Iterable[str]:
     """Complete the name of a study that has been run, or the path of a study file."""
     return [*sorted(plan.parent.name for plan in _studies_folder(context).glob("*/plan.json")), *_matching_files(typed)]
 
 
-@_completion_of_values
+@_completion_from_values
 def complete_slot(context: click.Context, typed: str) -> Iterable[str]:
     """Complete the name of a slot, or of the studies that ``list`` and ``show`` take in its place."""
     from vitlab.registry import SLOT_MODULES
@@ -97,7 +97,7 @@ def completion_of_components(slot: str) -> Complete:
     return complete
 
 
-@_completion_of_values
+@_completion_from_values
 def complete_arm(context: click.Context, typed: str) -> Iterable[str]:
     """Complete the name of an arm of the study on the command line, if it has been run."""
     from vitlab.planning.packaged import resolve_study_name

@@ -41,7 +41,7 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
         message += _hint_at_set(error)
         if message != error.format_message():  # the help of a group without a command is shown as it is
             error = click.UsageError(message, error.ctx)
-    code, kind, text = _classify_error(error)
+    code, kind, text = _exit_code_kind_and_text(error)
     if output is not None:
         mistakes = error.mistakes if isinstance(error, VitlabError) else [Problem("", 0, 0, text)]
         document: dict[str, Any] = {"exit_code": code, "kind": kind, "mistakes": [*map(_problem_to_json, mistakes)]}
@@ -96,7 +96,7 @@ def _problem_to_json(problem: Problem) -> dict[str, Any]:
     return facts
 
 
-def _classify_error(error: BaseException) -> tuple[int, str, str]:
+def _exit_code_kind_and_text(error: BaseException) -> tuple[int, str, str]:
     if isinstance(error, click.ClickException):
         return error.exit_code, "usage", error.format_message()
     if isinstance(error, VitlabError):

@@ -61,7 +61,7 @@ def study(file: Path, source: str) -> list[str]:
     if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9._-]*", file.stem):
         raise UserError(f"{file}: a study has the name of its file; use letters, digits, '.', '_' and '-'")
     original = find_study_file(Path(source))
-    body = _rename_study(original, file.stem)
+    body = _text_of_renamed_study(original, file.stem)
     if packaged_name(original):  # the comment at its top is about its results
         body = re.sub(r"\A(#.*\n|\n)*", "", body)
     template = template_environment().get_template("new_study.yaml.j2")
@@ -77,7 +77,7 @@ def study(file: Path, source: str) -> list[str]:
     return [*lines, "Next:", f"  vitlab plan {file}", f"  vitlab run {file}"]
 
 
-def _rename_study(file: Path, name: str) -> str:
+def _text_of_renamed_study(file: Path, name: str) -> str:
     """Return the text of a study file with another name in the place of its own."""
     resolve_study_name(str(file))  # a file that is no study gets a sentence
     text = file.read_text(encoding="utf-8-sig")

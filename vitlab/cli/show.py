@@ -335,13 +335,13 @@ def load_plugin_components() -> Iterator[Offer]:
     """Yield the components of every installed distribution, slot by slot, importing them."""
     for slot in registry.SLOT_MODULES:
         for point in sorted(plugin_sources.slot_points(slot)):
-            health, text = _diagnose_component(slot, point)
+            health, text = _component_health_and_reason(slot, point)
             reason, _, detail = text.partition("\n")
             offering, place = plugin_sources.dist_origin(point), _install_location(point.dist)
             yield Offer(slot, point.name, offering.source, offering.version, place, health, reason, detail)
 
 
-def _diagnose_component(slot: str, point: EntryPoint) -> tuple[str, str]:
+def _component_health_and_reason(slot: str, point: EntryPoint) -> tuple[str, str]:
     name = plugin_sources.dist_name(point)
     if reason := plugin_sources.why_unusable(point.dist):
         return "refused", reason

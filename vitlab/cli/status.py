@@ -42,7 +42,7 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
     from vitlab.report.phrasing import Column
 
     plan, store = open_study(
-        _find_latest_study(out) if study is None else study, out=out, changes=parse_changes(changes)
+        _find_latest_study_and_name_others(out) if study is None else study, out=out, changes=parse_changes(changes)
     )
     counts: dict[str, Counter[str]] = {arm.name: Counter() for arm in plan.arms}
     tuning, needed = Counter[str](), Counter[str]()
@@ -93,7 +93,7 @@ def _describe_state(folder: TrialFolder) -> str:
     return f"{state}: {result.failure}" if result is not None and result.failure else state
 
 
-def _find_latest_study(out: Path) -> Path:
+def _find_latest_study_and_name_others(out: Path) -> Path:
     """Return the folder of the study that was run last, and name the others on stderr."""
     plans = sorted(out.glob("studies/*/plan.json"), key=lambda file: file.stat().st_mtime)
     if not plans:
@@ -216,7 +216,7 @@ def logs_command(study: Path | None, arm: str | None, seed: int | None, lines: i
     """
     from vitlab.report.api import open_study
 
-    plan, store = open_study(_find_latest_study(out) if study is None else study, out=out)
+    plan, store = open_study(_find_latest_study_and_name_others(out) if study is None else study, out=out)
     planned = _find_latest_trial(plan, store, arm, seed)
     folder = store.folder(planned.trial)
     log, failure = folder.path / "log.txt", folder.failure()

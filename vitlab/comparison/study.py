@@ -217,7 +217,7 @@ class _StudyArrays:
             "broken": lost,  # as the column is called in reports and files
             "collapsed_seeds": self.seeds[judgements.collapsed_arms[0, place]].tolist(),
             "sound_difference": float(judgements.sound_difference[0, place]),
-            "decidable": self._chance_to_decide(contrast, place),
+            "decidable": self._predictive_power(contrast, place),
             "new_images_low": low,
             "new_images_high": high,
         }
@@ -250,7 +250,7 @@ class _StudyArrays:
         added_C = np.where(np.isnan(variance_C2).all(axis=1), NAN, np.nansum(variance_C2, axis=1))
         return Choices(np.nan_to_num(variance_C2)[None], df_C2[None]), np.sqrt(added_C).tolist()
 
-    def _chance_to_decide(self, contrast: Contrast, index: int) -> float:
+    def _predictive_power(self, contrast: Contrast, index: int) -> float:
         """Return the probability that all seeds that a comparison may get decide it; NaN if it gets no more."""
         looks, comparisons = self.plan.looks, self.comparisons
         if looks is None or not looks.futility or not 1 < contrast.pairs < len(looks.seeds[-1]):

@@ -220,7 +220,7 @@ def parameters_with_fan_in(model: nn.Module) -> Iterator[tuple[str, Kind, int]]:
 
 
 @torch.no_grad()
-def draw_matrices_by_name(module: nn.Module, seed: int, prefix: str, draw: Callable[..., object]) -> None:
+def draw_matrices_and_zero_biases(module: nn.Module, seed: int, prefix: str, draw: Callable[..., object]) -> None:
     """Draw the matrices of a module that no scheme draws, each keyed by its name, and set its biases to zero."""
     for name, parameter in module.named_parameters():
         if parameter.ndim == 2:

@@ -132,7 +132,7 @@ class Feed:
         assert self._prefetcher is not None
 
         def read_request(at: int) -> ReadRequest:
-            selection = self._select(at, *request[1:])
+            selection = self._select_batch_rows(at, *request[1:])
             return ReadRequest(selection.row_B, selection.id_B, self._crop_request(selection.epoch))
 
         return self._prefetcher.take_batch(request[0], request[1:], read_request)
@@ -154,9 +154,11 @@ class Feed:
         for part, pixels_BCHW in zip(parts, pixels, strict=True):
             tensors = pixels_BCHW, images.y_N[part], images.id_N[part]
             x_BCHW, y_B, id_B = (noise.to_device(tensor, self.device) for tensor in tensors)
-            yield Batch(self._normalize(x_BCHW), _convert_labels(y_B), id_B, 0)
+            yield Batch(self._normalize(x_BCHW), _labels_as_loss_targets(y_B), id_B, 0)
 
-    def _select(self, step: int, batch_size: int, repeats: int, rows: Sequence[range] | None, views: int) -> Selection:
+    def _select_batch_rows(
+        self, step: int, batch_size: int, repeats: int, rows: Sequence[range] | None, views: int
+    ) -> Selection:
         train = self._subsets["train"]
         epoch, place = divmod(step, self.steps_per_epoch(batch_size))
         order_N = self._epoch_order(epoch)
@@ -205,7 +207,7 @@ def link_feeds(feeds: Sequence[Feed]) -> None:
 def _make_joint_batches(feeds: Sequence[Feed], request: Request) -> Sequence[Batch]:
     """Return the batches of feeds of equal images, augmentations and normalisation."""
     first, several = feeds[0], len(feeds) > 1
-    selections = [feed._select(*request) for feed in feeds]
+    selections = [feed._select_batch_rows(*request) for feed in feeds]
     row_B, host_y_B, host_id_B = (
         torch.cat(each) for each in zip(*((one.row_B, one.y_B, one.id_B) for one in selections), strict=True)
     )
@@ -227,7 +229,7 @@ def _make_joint_batches(feeds: Sequence[Feed], request: Request) -> Sequence[Bat
                     key = noise.tensor_of(keys, id_B.device)[:, None].expand(-1, len(id_B) // len(keys)).flatten()
                 x_BCHW = augmentation(x_BCHW, key, id_B)
                 y_B = augmentation.masks(y_B, key, id_B) if y_B.ndim == 3 else y_B
-    chunks = (tensor.chunk(len(feeds)) for tensor in (x_BCHW, _convert_labels(y_B), id_B))
+    chunks = (tensor.chunk(len(feeds)) for tensor in (x_BCHW, _labels_as_loss_targets(y_B), id_B))
     return [Batch(x, y, ids, one.epoch, one.id_B) for x, y, ids, one in zip(*chunks, selections, strict=True)]
 
 
@@ -261,7 +263,7 @@ class Normalize:
         return torch.addcmul(self._shift_C11, x_BCHW.to(self._wide), self._scale_C11).to(self.dtype)
 
 
-def _convert_labels(y_B: Tensor) -> Tensor:
+def _labels_as_loss_targets(y_B: Tensor) -> Tensor:
     """Return int64 labels, with :data:`VOID` replaced by :data:`IGNORED`; float if an image has several."""
     if y_B.ndim == 2:
         return y_B.float()

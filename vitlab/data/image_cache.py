@@ -86,14 +86,14 @@ class StoredImages:
             out_BCHW[:] = self.decoded[request.row_B.numpy()]
             return
         channels, size = self.shape[1], self.shape[2:]
-        for position, x_CHW in enumerate(self._read_images(request)):
+        for position, x_CHW in enumerate(self._decode_whole_or_cropped(request)):
             out_BCHW[position] = resize(convert_channels(x_CHW[None], channels), size)[0].numpy()
 
     def take(self, row_B: Tensor) -> Tensor:
         """Return some images, uint8 (B, C, H, W), on the CPU."""
         return next(iter_images(self, row_B, max(1, len(row_B))))
 
-    def _read_images(self, request: ReadRequest) -> Iterator[Tensor]:
+    def _decode_whole_or_cropped(self, request: ReadRequest) -> Iterator[Tensor]:
         rows, pictures = request.row_B.tolist(), self.pictures
         if request.crop is None:
             yield from map(pictures.image, rows)
@@ -187,7 +187,7 @@ def measure_seconds_per_picture(pictures: Pictures) -> float:
     return (time.perf_counter() - began) / len(sample)
 
 
-def choose_place(decoded: Decoded, required: int) -> Place:
+def choose_decoded_place(decoded: Decoded, required: int) -> Place:
     """Return the place for decoded pictures: the study's choice, or the default for ``auto``.
 
     The default is memory if the whole set takes up at most :data:`MAX_MEMORY_SHARE` of the machine's memory, or of its

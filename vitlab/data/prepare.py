@@ -152,11 +152,11 @@ class DataSource:
         from PIL import features
 
         hashed = {name: value for name, value in self.choice.hashed().items() if name not in exclude}
-        decoder = [PIL.__version__, features.version("jpg"), features.version("webp"), self.code_digest()]
+        decoder = [PIL.__version__, features.version("jpg"), features.version("webp"), self.decoding_code_digest()]
         text = json.dumps([str(self.choice.origin), hashed, info.identity, decoder], sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
-    def code_digest(self) -> str:
+    def decoding_code_digest(self) -> str:
         """Return a digest of the code that decodes the files, as loaded in this process.
 
         Of vitlab it covers the modules of the data set and :data:`DECODING_MODULES`, but not their imports, because
@@ -231,7 +231,7 @@ def prepare(
         DataError: if the data is not here or its files are not as expected.
     """
     data = DataSource(choice)
-    raw = _load_official_splits(data)
+    raw = _cached_official_splits(data)
     if expected is not None and str(raw.info.content) != expected:
         raise DataError(
             f"{data.choice.type} is not the data this was planned with: planned {expected}, found {raw.info.content}; "
@@ -307,7 +307,7 @@ class _Raw:
 _cache: dict[str, _Raw] = {}  #: the last one used at the end
 
 
-def _load_official_splits(data: DataSource) -> _Raw:
+def _cached_official_splits(data: DataSource) -> _Raw:
     """Return the data set decoded, filtered, converted and resized; cached under its options, code and identity."""
     info = data.dataset.info()
     name = data.digest(info, NON_PIXEL_OPTIONS)
@@ -344,7 +344,7 @@ def _reread_unchanged_info(data: DataSource, identity: str | None) -> DataInfo:
 def _choose_storage(pictures: Sequence[Pictures], info: DataInfo) -> tuple[image_cache.Place, int]:
     """Return where decoded pictures are stored (memory, disk or nowhere), and their size in bytes."""
     size_bytes = sum(map(len, pictures)) * info.channels * info.image[0] * info.image[1]
-    return image_cache.choose_place(pictures[0].decoded, size_bytes), size_bytes
+    return image_cache.choose_decoded_place(pictures[0].decoded, size_bytes), size_bytes
 
 
 # -- options that do not fit the data ---------------------------------------------------------------------------------

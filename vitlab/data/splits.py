@@ -151,7 +151,7 @@ def make_test_sets(dataset: Dataset, options: Mapping[str, Any], test: Subset, i
         for severity in corrupted.severities:
             name = f"corrupted/{kind}/{severity}"
             pictures = dataset.corrupted(kind, severity)
-            subset = test if pictures is None else _make_stored_subset(pictures, info, classes, name)
+            subset = test if pictures is None else _nonempty_class_subset(pictures, info, classes, name)
             if corrupted.images is not None:  # a smaller number selects a part of a larger one's
                 # Not stratified: the share of classes is the test split's on average.
                 one_class_N, key = torch.zeros_like(subset.id_N), noise.key(0, "corruption", "images")
@@ -159,7 +159,7 @@ def make_test_sets(dataset: Dataset, options: Mapping[str, Any], test: Subset, i
             at = _make_corrupted_reader(subset, kind, severity) if pictures is None else subset.at
             sets[name] = TestSet("mce", kind, subset.y_N, subset.id_N, at)
     for name, pictures in dataset.shifted_sets().items():
-        subset = _make_stored_subset(pictures, info, classes, name)
+        subset = _nonempty_class_subset(pictures, info, classes, name)
         occurring = tuple(sorted(set(subset.y_N.tolist())))
         sets[f"shifted/{name}"] = TestSet("shifted_accuracy", name, subset.y_N, subset.id_N, subset.at, occurring)
     if (right := dataset.reassessed()) is not None:
@@ -192,7 +192,7 @@ def _make_real_labels_set(
     return TestSet("real_accuracy", "real_labels", y_N, subset.id_N, subset.at, right_NK=right_NK[kept_N])
 
 
-def _make_stored_subset(pictures: Pictures, info: DataInfo, classes: Sequence[int] | None, what: str) -> Subset:
+def _nonempty_class_subset(pictures: Pictures, info: DataInfo, classes: Sequence[int] | None, what: str) -> Subset:
     """Return pictures of the selected classes with the channels and the size of the model's images."""
     subset = select_images(StoredImages(pictures, info.channels, info.image), classes)
     if not len(subset):

@@ -68,7 +68,7 @@ def explain_arms(plan: Plan, store: Store, indices: Sequence[int], say: Callable
         try:
             with folder.lease():
                 say(f"drawing what {arm} attends to in {format_count(len(missing), 'test image')}")
-                write_explanations(folder, missing)
+                write_explanations_to_trial(folder, missing)
         except Busy:
             sentences.append(f"{arm} is not explained: another process is writing its trial; run again to explain it")
         except (VitlabError, NotImplementedError) as error:
@@ -76,7 +76,7 @@ def explain_arms(plan: Plan, store: Store, indices: Sequence[int], say: Callable
     return sentences
 
 
-def write_explanations(folder: TrialFolder, indices: Sequence[int]) -> None:
+def write_explanations_to_trial(folder: TrialFolder, indices: Sequence[int]) -> None:
     """Write explanations of test images to a trial's folder, each atomically.
 
     The caller holds the trial's lease.

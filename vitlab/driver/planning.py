@@ -30,7 +30,7 @@ from vitlab.executors.machine import device_type, notes_on_unused_mps
 from vitlab.planning.engine_choice import RULES, trials_to_benchmark
 from vitlab.planning.packaged import find_study_file
 from vitlab.planning.study_folder import qualify_default_builtins, read_decisions, select_result_content, version_name
-from vitlab.planning.tune import choose_winner
+from vitlab.planning.tune import decide_tuning
 from vitlab.planning.values import UNDECIDED, Plan, Planned
 from vitlab.registry.options import check_arguments
 from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
@@ -116,13 +116,13 @@ def plan_study(
     except SpecError as error:
         mistakes = _without_consequences(error.mistakes, problems)
         plan_file = partial(plan_study, file, plugins=plugins, out=out)
-        raise SpecError(_name_changes(mistakes, document, changes, plan_file) if changes else mistakes) from None
+        raise SpecError(_blame_changes(mistakes, document, changes, plan_file) if changes else mistakes) from None
     assert study is not None  # otherwise make_plan has raised the problems
     if study.run.tracker.options:
         registry.slot("tracker").build(study.run.tracker, plan, store, study.run)  # raises if they cannot work
     if mistake := _find_setting_that_cuts_batches(plan, study.run):
         raise SpecError([document.problem(*mistake)])
-    notes = (*plan.notes, *_notes_on_machine(plan, document, store, study.run.device))
+    notes = (*plan.notes, *_notes_on_data_averages_and_device(plan, document, store, study.run.device))
     plan = replace(plan, notes=notes, version=version_name(select_result_content(document.data)))
     # The plan's analysis has the goal of its metric, which a file may leave out.
     return study.model_copy(update={"analysis": plan.analysis}), plan
@@ -135,7 +135,7 @@ def _without_consequences(problems: Sequence[Problem], causes: Sequence[Problem]
     return problems
 
 
-def _name_changes(
+def _blame_changes(
     problems: Sequence[Problem], document: Document, changes: Mapping[str, object], plan_file: Callable[[], object]
 ) -> Iterator[Problem]:
     """Yield the problems; one that the file without changes does not have names these, or is at the closest."""
@@ -153,7 +153,7 @@ def _name_changes(
             yield replace(each, message=f"{each.message} (with {format_changes(changes)})")
 
 
-def _notes_on_machine(plan: Plan, document: Document, store: Store, device: str) -> list[str]:
+def _notes_on_data_averages_and_device(plan: Plan, document: Document, store: Store, device: str) -> list[str]:
     """Return notes on what depends on this machine: its data, averages of weights by number of images, the device."""
     from vitlab.data.prepare import DataSource
     from vitlab.planning.sources import notes_on_short_ema
@@ -191,7 +191,7 @@ def plan_with_due_decisions(plan: Plan, session: Session) -> Plan:
         session: the run; engines are measured, which takes a while, if its ``engine`` is ``measured``.
     """
     tunings = (
-        choose_winner(item, lambda trial: session.store.folder(trial).result(), plan.analysis) if item.open else item
+        decide_tuning(item, lambda trial: session.store.folder(trial).result(), plan.analysis) if item.open else item
         for item in plan.tuning
     )
     decided = replace(plan, tuning=tuple(tunings))
@@ -209,7 +209,7 @@ def plan_with_due_decisions(plan: Plan, session: Session) -> Plan:
     return decided
 
 
-def ensure_data_identities(plan: Plan, store: Store, file: str | Path) -> bool:
+def fetch_unidentified_data(plan: Plan, store: Store, file: str | Path) -> bool:
     """Read the data sets of a plan that have no identity yet, which may download them; return True if there were any.
 
     Raises:

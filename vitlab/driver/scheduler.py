@@ -210,7 +210,7 @@ class Schedule:
                     ending = Ending.FAILED
             self._session.watch.on_end(self._planned[folder], ending, detail)
         # In halves after every ending: a batch mostly lacks memory, and the kernel ends a worker without saying so.
-        self._waiting += [half for job, folders in retries for half in job.halve(folders)]
+        self._waiting += [half for job, folders in retries for half in job.halve_trials_in(folders)]
 
     def _make_retry(self, job: Job, ending: Ending, times: int) -> Job | None:
         """Return the job that retries a trial after its ``times``-th ending of this kind; None for no retry."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitlab.driver.planning import count_params_and_macs, ensure_data_identities, plan_study
+from vitlab.driver.planning import count_params_and_macs, fetch_unidentified_data, plan_study
 from vitlab.driver.scheduler import train_missing
 from vitlab.driver.session import Session, Watch
 from vitlab.errors import TrialFailed
@@ -40,7 +40,7 @@ def run_smoke_test(
     short = {**changes, **_changes_to_two_steps(base), "seeds": 1, "match": None, "tune": None}
     study, plan = plan_study(file, changes=short, plugins=plugins)
     store = Store(Path(out).resolve())
-    if ensure_data_identities(plan, store, file):
+    if fetch_unidentified_data(plan, store, file):
         study, plan = plan_study(file, changes=short, plugins=plugins)
     # This builds and runs every model on torch's meta device, as 'vitlab validate --build' does.
     count_params_and_macs(plan, file, check_components)

@@ -42,7 +42,7 @@ class Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_KNHETB: Tensor, cos_KHPT1: Tensor, sin_KHPT1: Tensor) -> Tensor:
         """Return the first tensor rotated and the others unchanged."""
-        rotated = _rotate_first_tensor(x_KNHETB, cos_KHPT1, sin_KHPT1)
+        rotated = _copy_with_first_rotated(x_KNHETB, cos_KHPT1, sin_KHPT1)
         ctx.save_for_backward(rotated, cos_KHPT1, sin_KHPT1)
         return rotated
 
@@ -50,17 +50,17 @@ class Rotate(torch.autograd.Function):
     def backward(ctx: Any, grad_KNHETB: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return the gradients of the input, the cosines and the sines."""
         rotated, cos_KHPT1, sin_KHPT1 = ctx.saved_tensors
-        grad_input = _rotate_first_tensor(grad_KNHETB, cos_KHPT1, -sin_KHPT1)
+        grad_input = _copy_with_first_rotated(grad_KNHETB, cos_KHPT1, -sin_KHPT1)
         if not any(ctx.needs_input_grad[1:]):
             return grad_input, None, None
-        even, odd = _channel_pairs(_rotate_first_tensor(rotated, cos_KHPT1, -sin_KHPT1))  # of the input
+        even, odd = _channel_pairs(_copy_with_first_rotated(rotated, cos_KHPT1, -sin_KHPT1))  # of the input
         grad_even, grad_odd = _channel_pairs(grad_KNHETB)
         grad_cos = (grad_even * even).addcmul_(grad_odd, odd).sum_to_size(cos_KHPT1.shape)
         grad_sin = (grad_odd * even).addcmul_(grad_even, odd, value=-1).sum_to_size(cos_KHPT1.shape)
         return grad_input, grad_cos, grad_sin
 
 
-def _rotate_first_tensor(x_KNHETB: Tensor, cos_KHPT1: Tensor, sin_KHPT1: Tensor) -> Tensor:
+def _copy_with_first_rotated(x_KNHETB: Tensor, cos_KHPT1: Tensor, sin_KHPT1: Tensor) -> Tensor:
     out = torch.empty_like(x_KNHETB)
     out[:, 1:] = x_KNHETB[:, 1:]
     even, odd = _channel_pairs(x_KNHETB)

@@ -206,7 +206,7 @@ class Watchdog:
         if stage == "waits":
             self.due = math.inf
 
-    def must_kill(self) -> bool:
+    def mark_killed_if_due(self) -> bool:
         """Return whether the worker must be killed now, once."""
         if time.monotonic() <= self.due:
             return False

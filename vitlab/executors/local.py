@@ -196,7 +196,7 @@ class Local(PollingExecutor):
             elif isinstance(ready, Connection):
                 self._read_messages(pipes[ready])
         for running in self._running.values():
-            if running.watchdog.must_kill():
+            if running.watchdog.mark_killed_if_due():
                 running.process.kill()
         self._start_waiting_jobs()
 

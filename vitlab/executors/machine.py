@@ -56,7 +56,7 @@ def notes_on_unused_mps(device: str) -> list[str]:
 
 def usable_gpus() -> list[str]:
     """Return the usable GPUs as values for ``CUDA_VISIBLE_DEVICES``; none with a CPU-only torch."""
-    if not _torch_has_cuda():
+    if not _is_cuda_build():
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
@@ -101,7 +101,7 @@ def _list_nvidia_gpus() -> list[str]:
     return [uuid for gpu, *slices in devices for uuid in (slices or [gpu])]
 
 
-def _torch_has_cuda() -> bool:
+def _is_cuda_build() -> bool:
     try:
         return not version("torch").endswith("+cpu")
     except PackageNotFoundError:

@@ -267,7 +267,7 @@ class Ray(PollingExecutor):
             for ready in self._ray.wait(list(self._running), num_returns=count, timeout=0)[0]:
                 self._handle_stream_item(self._running[ready])
         for running in self._running.values():
-            if running.watchdog.must_kill():
+            if running.watchdog.mark_killed_if_due():
                 self._kill_worker(running)
 
     def _handle_stream_item(self, running: _SubmittedJob) -> None:

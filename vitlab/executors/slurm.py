@@ -140,7 +140,7 @@ class Slurm(PollingExecutor):
         requeues: Annotated[int, Field(ge=0)] = 20,
     ) -> None:
         super().__init__(run)
-        self._submitit = _import_submitit()
+        self._submitit = _require_submitit_and_srun()
         self._pack = pack if run.resources.nodes == 1 else 1
         self.slots = min(run.workers or self._pack * jobs, self._pack * jobs)
         self._jobs = min(jobs, math.ceil(self.slots / self._pack))
@@ -390,7 +390,7 @@ class SlurmBatch:
         if self._local is not None:
             self._local.cancel(PACK_GRACE_S)
             self._record_endings([end for end in self._local.poll(0.0) if end.ending in FINAL])
-        return _import_submitit().helpers.DelayedSubmission(self)
+        return _require_submitit_and_srun().helpers.DelayedSubmission(self)
 
     def _record_endings(self, ends: Sequence[JobEnd]) -> None:
         for end in ends if os.environ.get(NODE_VARIABLE, "0") == "0" else ():
@@ -399,7 +399,7 @@ class SlurmBatch:
 
 def _set_rank_variables() -> None:
     """Set the variables by which the processes of a trial on several nodes find each other, as torchrun names them."""
-    environment = _import_submitit().slurm.slurm.SlurmJobEnvironment()
+    environment = _require_submitit_and_srun().slurm.slurm.SlurmJobEnvironment()
     os.environ[NODE_VARIABLE] = str(environment.node)
     os.environ.setdefault("MASTER_ADDR", environment.hostnames[0])
     os.environ.setdefault("MASTER_PORT", str(20_000 + int(environment.raw_job_id) % 10_000))
@@ -423,7 +423,7 @@ def _output_folder(job: Job) -> Path:
     return job.folder.parents[2]
 
 
-def _import_submitit() -> Any:
+def _require_submitit_and_srun() -> Any:
     try:
         import submitit
     except ImportError:

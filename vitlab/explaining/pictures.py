@@ -199,7 +199,7 @@ def add_caption(figure: Figure, text: str) -> None:
 def draw_head_maps(maps_LHYX: Array, scale: Scale | None, *, query: str) -> Figure:
     """Draw the attention of a query, a row for each block and a column for each head; without a scale, each its own."""
     shown_LHYX = maps_LHYX if scale else maps_LHYX / maps_LHYX.max((2, 3), keepdims=True)
-    figure, axis = _draw_tiles(shown_LHYX, 1.2, scale or Scale(0.0, 1.0), "inferno")
+    figure, axis = _draw_picture_grid(shown_LHYX, 1.2, scale or Scale(0.0, 1.0), "inferno")
     axis.set(xlabel="head", ylabel="block")
     if scale:
         _add_colorbar(figure, axis, scale, [maps_LHYX])
@@ -222,7 +222,7 @@ def draw_distances(distance_LH: Array, *, uniform: float) -> Figure:
 
 def draw_position_grids(similarity_YXYX: Array) -> Figure:
     """Draw, for each patch, the cosine similarity of its position with all others."""
-    figure, axis = _draw_tiles(similarity_YXYX, 0.75, Scale(-1.0, 1.0), HEADS)
+    figure, axis = _draw_picture_grid(similarity_YXYX, 0.75, Scale(-1.0, 1.0), HEADS)
     axis.set(xlabel="column of the patch", ylabel="row of the patch")
     figure.colorbar(axis.images[0], ax=axis, label="cosine similarity", shrink=0.8)
     figure.suptitle("similarity of positions", fontsize=10)
@@ -250,7 +250,7 @@ def _new_plot(xlabel: str, ylabel: str) -> tuple[Figure, Any]:
     return figure, axis
 
 
-def _draw_tiles(tiles_RCYX: Array, width: float, scale: Scale, colours: str) -> tuple[Figure, Any]:
+def _draw_picture_grid(tiles_RCYX: Array, width: float, scale: Scale, colours: str) -> tuple[Figure, Any]:
     """Return a figure of rows and columns of pictures of a width in inches, and its one axis: many would take long."""
     rows, columns, height, length = tiles_RCYX.shape
     apart_RCYX = np.pad(tiles_RCYX, [(0, 0), (0, 0), (0, 1), (0, 1)], constant_values=np.nan)

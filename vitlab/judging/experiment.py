@@ -73,7 +73,7 @@ def read_experiment(uri: str, columns: Columns) -> Table:
 def _open_client(address: str, label: str) -> Iterator[MlflowClient]:
     """Open a client for the duration of the block; of a database file, on a copy."""
     with TemporaryDirectory() as folder:
-        location = _resolve_address(address, label)
+        location = _require_reachable_address(address, label)
         if location.database is not None:
             location = _copy_database(location.database, Path(folder), label)
         service.configure_mlflow()
@@ -91,10 +91,10 @@ def _open_client(address: str, label: str) -> Iterator[MlflowClient]:
         except Exception as error:  # MLflow's client raises errors of several libraries
             raise UserError(f"{label} {_describe_read_failure(error, address)}") from None
         finally:
-            service.restore_settings()
+            service.unset_mlflow_settings()
 
 
-def _resolve_address(address: str, label: str) -> Address:
+def _require_reachable_address(address: str, label: str) -> Address:
     scheme = address.partition(":")[0].partition("+")[0]
     if scheme not in SCHEMES:
         raise UserError(

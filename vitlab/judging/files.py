@@ -310,7 +310,7 @@ class Remarks:
 
     def error(self, *first: str) -> UserError:
         """Return an error with some sentences and all mistakes."""
-        sentences = dict.fromkeys(map(adapt_option_names, (*self.of_options, *self.of_table)))
+        sentences = dict.fromkeys(map(options_for_cli_or_python, (*self.of_options, *self.of_table)))
         return UserError(*first, *(f"{self.source}: {sentence}" for sentence in sentences))
 
     def raise_mistakes(self) -> None:
@@ -319,7 +319,7 @@ class Remarks:
             raise self.error()
 
 
-def adapt_option_names(sentence: str) -> str:
+def options_for_cli_or_python(sentence: str) -> str:
     """Return a sentence with options as a command has them, such as ``--over-blocks``, or else Python: over_blocks."""
     if click.get_current_context(silent=True) is not None:
         return sentence

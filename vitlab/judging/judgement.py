@@ -18,10 +18,10 @@ from vitlab.judging.files import (
     Columns,
     Remarks,
     Table,
-    adapt_option_names,
     are_metric_values,
     column_names,
     frame_to_table,
+    options_for_cli_or_python,
     read_table,
     shortlist,
 )
@@ -30,7 +30,7 @@ from vitlab.planning.values import Arm, Looks, MetricFacts, Plan, why_no_block_a
 from vitlab.registry.options import check_arguments
 from vitlab.report.comparison import summary_rows
 from vitlab.report.frame import StudyResults
-from vitlab.report.notes import table_notes
+from vitlab.report.notes import notes_from_values
 from vitlab.report.report import Report
 from vitlab.report.sections import Findings
 from vitlab.spec import Analysis
@@ -148,9 +148,9 @@ def judge(
         plan = _with_judged_looks(plan, frame, looks, quantum)
     of_study = StudyResults(plan, frame, quantum=quantum)
     rows = summary_rows(of_study)
-    report = Report.from_findings(Findings(of_study, rows), table_notes(of_study, rows))
+    report = Report.from_findings(Findings(of_study, rows), notes_from_values(of_study, rows))
     notes = (
-        *map(adapt_option_names, remarks.notes),
+        *map(options_for_cli_or_python, remarks.notes),
         *report.notes,
         *_notes_on_lost_and_best_values(trainings, metric),
         UNREGISTERED,
@@ -286,7 +286,7 @@ def _notes_on_lost_and_best_values(trainings: Trainings, metric: str) -> Iterato
     ]
     if labels:
         yield f"Warning: {format_count(len(losses), 'lost seed')}, without a value: {shortlist(labels)}."
-        yield adapt_option_names(
+        yield options_for_cli_or_python(
             "A verdict must also hold with guesses in the place of lost seeds, which --classes or --chance tells."
         )
     if not {"best", "max"}.isdisjoint(criterion.split_words(metric)):

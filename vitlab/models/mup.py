@@ -81,7 +81,7 @@ def optimizer_incompatibility(component: type) -> str | None:
     return f"model.parametrization mup is for Adam, and the optimizer is {component.__name__}; use adamw or adam"
 
 
-def scale_attention(model: ViT) -> None:
+def scale_attention_logits(model: ViT) -> None:
     """Let the logits of attention be divided by the width of a head, relative to the base model."""
     for module in model.modules():
         if isinstance(module, SoftmaxAttention):

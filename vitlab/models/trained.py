@@ -39,7 +39,7 @@ class InputSpec:
 
 
 @contextmanager
-def name_file_in_errors(file: Path) -> Iterator[None]:
+def naming_file_in_errors(file: Path) -> Iterator[None]:
     """Put the name of a file before the sentences of errors in its contents."""
     try:
         yield

@@ -152,7 +152,7 @@ class ViT(Model):
         set_draw_places(self)
         self.base_width = base_width
         if parametrization == "mup":
-            import_optional("mup").scale_attention(self)
+            import_optional("mup").scale_attention_logits(self)
 
     # -- the figure -------------------------------------------------------------------------------------------------
 

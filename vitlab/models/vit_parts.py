@@ -130,9 +130,9 @@ class Anatomy:
     def incompatibility(self) -> str | None:
         """Return the reason why these components cannot be combined, in one sentence; None if they can."""
         # Later checks rely on earlier ones, so they are made one by one.
-        return next(self._faults(), None)
+        return next(self._iter_incompatibilities(), None)
 
-    def _faults(self) -> Iterator[str]:
+    def _iter_incompatibilities(self) -> Iterator[str]:
         g, head = self.geometry, self.head
         prefix = [token for token in g.prefix if token != "register"]
         if prefix not in ([], ["class"], ["distillation"], ["class", "distillation"]):

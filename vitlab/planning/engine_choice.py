@@ -85,7 +85,7 @@ def choose_engine(
     ``attention: auto`` follows a rule of its own and is recorded with every result.
     """
     train = trial.spec.train
-    if requested not in RULES and (is_stackable(trial) or trains_one_at_a_time(requested)):
+    if requested not in RULES and (is_stackable(trial) or is_one_at_a_time_engine(requested)):
         return EngineChoice(requested, "")
     steps = train.steps or (train.images or 0) // train.batch_size
     compiles = device == "cuda" and steps >= MIN_COMPILED_STEPS and train.precision != "fp64"
@@ -112,7 +112,7 @@ def choose_engine(
     return EngineChoice("vmap", f"small trials, together: {size}")
 
 
-def trains_one_at_a_time(engine: str) -> bool:
+def is_one_at_a_time_engine(engine: str) -> bool:
     """Return whether an engine trains one trial at a time."""
     if engine in ("loop", "compiled", "vmap", "batch_last", "compiled_vmap"):  # known without importing torch
         return engine in ("loop", "compiled")
@@ -187,7 +187,7 @@ def group_trials(
     stacks: dict[str, list[Planned]] = {}
     for planned in todo:
         engine = choose_engine(planned.trial, requested, works, probes, device).engine
-        if trains_one_at_a_time(engine):
+        if is_one_at_a_time_engine(engine):
             groups.append((engine, [planned]))
             continue
         key = joint_training_key(planned.trial)

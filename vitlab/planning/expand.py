@@ -22,15 +22,15 @@ from vitlab.planning.resolve import Faults, Inform, ResolvedTrial, Resolver
 from vitlab.planning.sources import notes_on_leaks
 from vitlab.planning.values import UNDECIDED, Arm, Decisions, Looks, MetricFacts, Plan, Planned
 from vitlab.spec import Document, Study
-from vitlab.spec.changes import name_elsewhere, paths_by_name
+from vitlab.spec.changes import add_path_of_same_key, paths_by_name
 from vitlab.spec.choice import component_label
 from vitlab.spec.design import (
     MAX_TRIALS,
     Changes,
     DesignFault,
     component_list_to_long_form,
+    cross_arms_with_blocks,
     expand_design,
-    repeat_in_blocks,
 )
 from vitlab.spec.tree import keys_of, value_at
 from vitlab.spec.trial import METRICS, OBJECTIVE
@@ -96,7 +96,7 @@ def make_plan(
         queue += filter(None, map(earlier.get, trial.needs.values()))
     decided = {trial.key: trial for trial in queue if trial.name in earlier}
     keys = {item.trial.key for item in planned}
-    facts = metrics.collect_facts({arm.name: arm.trial for arm in arms})
+    facts = metrics.collect_metric_facts({arm.name: arm.trial for arm in arms})
     return Plan(
         study=study.study,
         question=study.question,
@@ -137,7 +137,7 @@ def _make_arm_resolver(
         new = [fault for fault in error.faults if is_sound or len(fault[0]) > 1 or fault[0][0] in base]
         problems += [document.problem(("base", *path), sentence) for path, sentence in new]
     paths = paths_by_name(resolved.plain)
-    problems[:] = [name_elsewhere(each, paths) for each in problems]
+    problems[:] = [add_path_of_same_key(each, paths) for each in problems]
     study = metrics.fill_in_goal(study, metrics.reported_metrics(resolved.plain, resolved.info))
     # The values that stand in for wrong ones in the file would break rules that the file does not break.
     return ArmResolver(study, document, resolver, base, resolved, rules if is_sound else {})
@@ -153,12 +153,12 @@ def _resolve_and_check_arms(resolver: ArmResolver, problems: list[Problem]) -> l
     try:
         changes = expand_design(study.design)
         if study.blocks is not None:
-            changes = repeat_in_blocks(changes, study.blocks)
+            changes = cross_arms_with_blocks(changes, study.blocks)
     except DesignFault as error:
         raise SpecError([*problems, document.problem(error.place, str(error))]) from None
     design = resolve_arms(resolver, changes, problems)
     paths = paths_by_name(resolver.resolved.plain)
-    problems[:] = [name_elsewhere(each, paths) for each in problems]
+    problems[:] = [add_path_of_same_key(each, paths) for each in problems]
     if len(design.arms) * len(study.seeds.all) > MAX_TRIALS:
         size = f"{format_count(len(design.arms), 'arm')} of {format_count(len(study.seeds.all), 'seed')} each"
         sentence = f"{size}; a study has at most {MAX_TRIALS:,} trials"
@@ -262,7 +262,7 @@ def _make_plan_arms(
     return tuple(
         Arm(
             arm.name,
-            values={path: _shown_value(resolver, arm, path) for path in varied},
+            values={path: _value_as_written_or_default(resolver, arm, path) for path in varied},
             baseline=arm.baseline,
             aliases=tuple(arm.aliases),
             skip=arm.skip,
@@ -277,7 +277,7 @@ def _make_plan_arms(
     )
 
 
-def _shown_value(resolver: ArmResolver, arm: ResolvedArm, path: str) -> Any:
+def _value_as_written_or_default(resolver: ArmResolver, arm: ResolvedArm, path: str) -> Any:
     """Return an arm's value at a varied path, as written in the file, or its default.
 
     None if the arm has replaced the component that has this option.

@@ -50,7 +50,7 @@ def _possible_metrics(plain: Tree) -> Metrics:
     return results
 
 
-def collect_facts(trials: Mapping[str, ResolvedTrial]) -> dict[str, MetricFacts]:
+def collect_metric_facts(trials: Mapping[str, ResolvedTrial]) -> dict[str, MetricFacts]:
     """Return metric to its facts, for the metrics that the trials of a study's arms report."""
     results: dict[str, MetricFacts] = {}
     chance: dict[str, dict[str, float]] = {}

@@ -21,9 +21,9 @@ from vitlab.identity.code import NOTHING, Surroundings, component_modules, trial
 from vitlab.identity.trial import Trial, checkpoint_identity, hash_of, weight_file_digests
 from vitlab.planning.sources import (
     describe_label_difference,
-    find_leak,
-    parts_needing_labels,
+    self_supervised_conflicts,
     teacher_faults,
+    validation_leak_reason,
 )
 from vitlab.registry import ResolvedChoice, import_optional, import_slot, slot
 from vitlab.registry.slot_modules import BUILTIN_ORIGIN, built_ins
@@ -181,7 +181,7 @@ class Resolver:
         self._check_model_compatibility(draft)
         self._check_optimizer(draft)
         self._resolve_metrics(draft)
-        self._check_early_stop(draft)
+        self._check_stop_early_objective_and_metric(draft)
         self._resolve_sources(draft)
         self._check_sources(draft)
         if draft.faults:
@@ -300,7 +300,7 @@ class Resolver:
         else:
             value_at(draft.identity, METRICS[:-1]).pop(METRICS[-1], None)
 
-    def _check_early_stop(self, draft: _Draft) -> None:
+    def _check_stop_early_objective_and_metric(self, draft: _Draft) -> None:
         """Check that the objective of a training that stops early needs no known end, and the metric that stops it."""
         train, place = draft.section("train"), ("train", "stop_early")
         rule = None if train is None else train.get("stop_early")
@@ -397,7 +397,7 @@ class Resolver:
             draft.add_faults(*teacher_faults(plain, info, draft.model, teacher))
         if info is not None and draft.section("data") is not None:
             for role, prerequisite in draft.needs.items():
-                reason = find_leak(Choice.parse(plain["data"]), info.content, role, prerequisite.trial)
+                reason = validation_leak_reason(Choice.parse(plain["data"]), info.content, role, prerequisite.trial)
                 draft.add_faults(((*SOURCES[role], "trial"), reason))
             source = draft.needs.get("init_from")
             if source is not None and plain["init_from"].get("head") == "keep":
@@ -407,7 +407,7 @@ class Resolver:
                 )
                 draft.add_faults((("init_from", "head"), sentence))
         if draft.objective is not None and not draft.objective.labels:
-            draft.add_faults(*parts_needing_labels(plain))
+            draft.add_faults(*self_supervised_conflicts(plain))
 
     def _make_resolved_trial(self, draft: _Draft) -> ResolvedTrial:
         """Return the trial of a draft without mistakes."""

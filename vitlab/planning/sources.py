@@ -101,7 +101,7 @@ def _format_labels(labels: tuple[str, ...]) -> str:
     return ", ".join(labels[:4]) + (", ..." if len(labels) > 4 else "")
 
 
-def find_leak(data: Choice, identity: str | None, role: str, source: ResolvedTrial) -> str | None:
+def validation_leak_reason(data: Choice, identity: str | None, role: str, source: ResolvedTrial) -> str | None:
     """Return why one of a trial's prerequisites may have been trained on its validation images, or None."""
     whose = {"init_from": "pretraining's", "teacher": "teacher's"}
     queue = [(f"the {whose[role]}", source)]
@@ -116,7 +116,7 @@ def find_leak(data: Choice, identity: str | None, role: str, source: ResolvedTri
     return None
 
 
-def parts_needing_labels(plain: Tree) -> Iterator[tuple[Path, str]]:
+def self_supervised_conflicts(plain: Tree) -> Iterator[tuple[Path, str]]:
     """Yield the parts of a trial that need labels, which its objective does not read."""
     name = plain["train"]["objective"]["type"]
     if plain.get("distill"):

@@ -186,7 +186,7 @@ def read_version(study: Path, name: str) -> Version | None:
     return _read_version_folder(version_folder(study, name))
 
 
-def archive_latest(study: Path, new: str) -> Version | None:
+def archive_latest_unless_same(study: Path, new: str) -> Version | None:
     """Move the latest version of a study to the earlier ones, unless ``new`` is the same; return it."""
     latest = _read_version_folder(study)
     if latest is None or latest.name == new:
@@ -222,7 +222,7 @@ def write_study_files(
         return apply_registration(plan, store)
     folder = store.study(plan.study)
     record = _make_run_record(folder, plan, file, plugins, time.time())
-    latest = archive_latest(folder, plan.version)
+    latest = archive_latest_unless_same(folder, plan.version)
     plan = write_registered_plan(plan, store)
     write_bytes(folder / "study.yaml", Path(file).read_bytes())
     write_json(folder / "changes.json", without_secrets(changes))

@@ -146,7 +146,7 @@ def plan_tunings(
             try:
                 arm.trial = resolver.resolve_changed({**arm.changes.values, **arm.solved})
             except Faults as error:
-                problems += _knob_problems(resolver, arm.name, error)
+                problems += _faults_to_knob_problems(resolver, arm.name, error)
                 continue
             arm.skip = arm.trial.incompatibility
             problems += resolver.apply_rules(arm)
@@ -155,7 +155,7 @@ def plan_tunings(
     return list(tunings.values())
 
 
-def choose_winner(tuning: Tuning, result_of: Callable[[Trial], TrialResult | None], analysis: Analysis) -> Tuning:
+def decide_tuning(tuning: Tuning, result_of: Callable[[Trial], TrialResult | None], analysis: Analysis) -> Tuning:
     """Return the tuning with its winner, or with the reason for a failure; unchanged until all its trials have ended.
 
     The rival with the best mean over the seeds wins, the first among equals.  A rival with a diverged training is worse
@@ -223,7 +223,7 @@ def _make_rivals(
                 sentence = f"tuning {format_knobs(values)} would undo the match in {matcher.match.quantity}"
                 problems.append(resolver.document.problem(("tune", "knobs"), sentence))
         except Faults as error:
-            problems += _knob_problems(resolver, arm.name, error)
+            problems += _faults_to_knob_problems(resolver, arm.name, error)
             continue
         except Unmatched:
             pass  # the two cannot be compared, so there is no match to undo
@@ -239,7 +239,7 @@ def _make_rivals(
     return rivals
 
 
-def _knob_problems(resolver: ArmResolver, arm: str, error: Faults) -> list[Problem]:
+def _faults_to_knob_problems(resolver: ArmResolver, arm: str, error: Faults) -> list[Problem]:
     """Return a problem for each knob value that an arm cannot take."""
     assert resolver.study.tune is not None
     problems = []

@@ -55,7 +55,7 @@ def load_file(file: Path | str) -> Origin:
     assert spec is not None  # of a path that ends in .py
     module = module_from_spec(spec)
     sys.modules[name] = module  # before it runs: dataclasses and pickle look their module up there
-    imports.record_import(name, path)
+    imports.record_module_import(name, path)
     try:
         # The digested text runs, not a newer file or older code in __pycache__.
         exec(compile(text, path, "exec", dont_inherit=True), vars(module))

@@ -171,7 +171,7 @@ class ResolvedChoice(Choice):
     def walk(self) -> Iterator[ResolvedChoice]:
         """Yield this choice and every choice nested in its options."""
         yield self
-        for part in _choices_in(self.options):
+        for part in _iter_direct_choices(self.options):
             yield from part.walk()
 
     def hashed(self) -> NewTree:
@@ -188,19 +188,19 @@ def _unpickle_choice(slot: str, plain: Tree) -> Any:
     return getattr(import_slot(slot), slot).resolve_choice(plain)
 
 
-def _choices_in(value: Any) -> Iterator[ResolvedChoice]:
+def _iter_direct_choices(value: Any) -> Iterator[ResolvedChoice]:
     """Yield the choices in an option's value, without the choices in their options."""
     match value:
         case ResolvedChoice():
             yield value
         case Mapping():
             for item in value.values():
-                yield from _choices_in(item)
+                yield from _iter_direct_choices(item)
         case list() | tuple():
             for item in value:
-                yield from _choices_in(item)
+                yield from _iter_direct_choices(item)
         case BaseModel():
-            yield from _choices_in(dict(value))
+            yield from _iter_direct_choices(dict(value))
 
 
 def _options_to_hash(values: Values, fields: Mapping[str, FieldInfo]) -> NewTree:

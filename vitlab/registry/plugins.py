@@ -49,16 +49,16 @@ def slot_points(slot: str) -> tuple[EntryPoint, ...]:
 
 def dist_name(point: EntryPoint) -> str:
     """Return the name of the distribution of an entry point."""
-    return _read_metadata(point.dist, "Name")
+    return _metadata_or_unknown(point.dist, "Name")
 
 
 def dist_origin(point: EntryPoint) -> Origin:
     """Return the name and the version of the distribution of an entry point."""
-    return Origin(dist_name(point), _read_metadata(point.dist, "Version"))
+    return Origin(dist_name(point), _metadata_or_unknown(point.dist, "Version"))
 
 
 @cache
-def _read_metadata(dist: Distribution | None, key: str) -> str:
+def _metadata_or_unknown(dist: Distribution | None, key: str) -> str:
     try:
         return (dist and dist.metadata[key]) or UNKNOWN
     except Exception:  # an interrupted installation leaves missing or unreadable metadata
@@ -152,7 +152,7 @@ def sentence_with_place(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, VitlabError):
         return text
-    advice = _advice_on(text)
+    advice = _advice_on_error_message(text)
     # Torch's own advice is a call that no study can make.
     text = re.sub("(does not have a deterministic implementation), but you set.*", r"\1", text)
     text = f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -160,7 +160,7 @@ def sentence_with_place(error: BaseException) -> str:
     return (text if source is None else f"{text}, at {format_frame(source)}") + advice
 
 
-def _advice_on(text: str) -> str:
+def _advice_on_error_message(text: str) -> str:
     """Return what to do about the message of an exception, if that is known."""
     if match := re.match(r"(?:cannot import name '(.*)' from|No module named) '?vitlab\b", text):
         hint = nearest(match[1] or "", getattr(sys.modules.get("vitlab.plugin"), "__all__", ()))

@@ -18,7 +18,7 @@ from vitlab.comparison import Verdict
 from vitlab.errors import SpecError, format_count
 from vitlab.identity.trial import hash_of
 from vitlab.regression import gate
-from vitlab.regression.check import CheckRequest, changes_for_own_study, refuse_tuning
+from vitlab.regression.check import CheckRequest, changes_with_own_name_and_seeds, refuse_tuning
 from vitlab.regression.checkout import Revision, checkout, resolve_revisions, uncommitted_files
 from vitlab.regression.cost import measure_and_judge_costs
 from vitlab.regression.decide import Finding
@@ -66,7 +66,7 @@ def compare_revisions(
         versions = [_numeric_versions(revision) if install is not None else {} for revision in pair]
         differing = [gate.differing_versions(versions[side], versions[1 - side]) for side in (0, 1)]
         for revision, (_, commit), installed in zip(pair, commits, versions, strict=True):
-            changes = changes_for_own_study(commit[:7], request, study)
+            changes = changes_with_own_name_and_seeds(commit[:7], request, study)
             out = request.out / "versions" / hash_of(installed)[:12] if any(differing) else request.out
             words = [f"--set={path}={json.dumps(value, default=str)}" for path, value in changes.items()]
             words += [f"--out={out}", *(f"--plugin={plugin}" for plugin in revision.plugins)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vitlab import lab
-from vitlab.driver.planning import count_params_and_macs, ensure_data_identities
+from vitlab.driver.planning import count_params_and_macs, fetch_unidentified_data
 from vitlab.driver.session import Watch
 from vitlab.errors import Problem, SpecError, TrialFailed, UserError, format_count
 from vitlab.identity.code import imported_requirements
@@ -102,7 +102,7 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
             )
     result = gate.make_check_result(study, findings, cells, notes)
     if result.verdict in ("differs", "regressed"):
-        own_study = str(changes_for_own_study("check", request, study)["study"])
+        own_study = str(changes_with_own_name_and_seeds("check", request, study)["study"])
         report = shlex.join(["vitlab", "report", own_study, *Store(request.out.resolve()).out_option])
         if rev_parse(request.baseline.parent, "HEAD"):
             notes.append(
@@ -197,7 +197,7 @@ def _read_data_and_plan(request: CheckRequest) -> tuple[Study, Plan]:
     """Return the study and its plan, after its data was read."""
     study, plan = request.plan(request.changes)
     refuse_tuning(study, request.file)
-    if ensure_data_identities(plan, Store(request.out.resolve()), request.file) or plan.looks is not None:
+    if fetch_unidentified_data(plan, Store(request.out.resolve()), request.file) or plan.looks is not None:
         # The trials of a second look depend on results, and the gate has its own second look.
         study, plan = request.plan({**request.changes, "seeds": _seed_options(study)})
     return study, plan
@@ -223,7 +223,7 @@ def _installed_versions() -> dict[str, str]:
 
 def _versions_to_record(request: CheckRequest, study: Study) -> Mapping[str, str]:
     """Return the versions that the gate's trials record; none if stored results have them, and can be reused."""
-    _, plan = request.plan(changes_for_own_study("check", request, study, gate.second_look_seeds(study)))
+    _, plan = request.plan(changes_with_own_name_and_seeds("check", request, study, gate.second_look_seeds(study)))
     store, trials = Store(request.out.resolve()), (*(planned.trial for planned in plan.trials), *plan.prerequisites)
     recorded = gate.recorded_versions(store.folder(trial).result() for trial in trials)
     installed = _installed_versions()
@@ -242,7 +242,7 @@ def _train_missing(
         answer = lab.run(
             request.file,
             out=request.out,
-            changes=changes_for_own_study("check", request, study, seeds),
+            changes=changes_with_own_name_and_seeds("check", request, study, seeds),
             plugins=request.plugins,
             only=only,
             versions=versions,
@@ -256,7 +256,7 @@ def _train_missing(
     return gate.read_final_values(answer.plan, answer.store, study)
 
 
-def changes_for_own_study(
+def changes_with_own_name_and_seeds(
     what: str, request: CheckRequest, study: Study, seeds: Sequence[int] | None = None
 ) -> dict[str, object]:
     """Return the changes to a study's file for a study of its own, named after ``what``."""

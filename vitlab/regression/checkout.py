@@ -138,7 +138,7 @@ def checkout(
         UserError: if it cannot be made, or other code would be imported in its place.
     """
     root, folder = find_repository(), out.resolve() / "revisions"
-    packages = _package_folders(root)
+    packages = _installed_package_folders(root)
     if install is None and not packages and not any(plugin.resolve().is_relative_to(root) for plugin in plugins):
         raise UserError(
             f"nothing of {root} is installed, so its revisions would run the same code; run 'pip install -e .' for a "
@@ -181,7 +181,7 @@ def checkout(
             _run_git("worktree", "remove", "--force", str(tree))
 
 
-def _package_folders(root: Path) -> list[Path]:
+def _installed_package_folders(root: Path) -> list[Path]:
     """Return the folders of a repository from which packages are installed here."""
     folders = set()
     for installed in distributions():

@@ -142,7 +142,7 @@ def read_samples(results: StudyResults, arms: Mapping[str, Sequence[_Trial]]) ->
     }
 
 
-def with_equal_looks(plan: Plan) -> Plan:
+def exploratory_plan(plan: Plan) -> Plan:
     """Return the plan without its registration, for further comparisons; looks have equal levels, at all seeds."""
     looks = plan.looks
     if looks is not None:
@@ -166,7 +166,7 @@ def _arms_near_best(
         best.setdefault(arm.block, arm.name)
     beside = tuple(replace(arm, baseline=best[arm.block]) for arm in arms if arm.name != best[arm.block])
     compared = {arm.name: str(arm.baseline) for arm in beside}
-    further = judge_study(replace(with_equal_looks(plan), arms=beside), compared, samples, quantum=results.quantum)
+    further = judge_study(replace(exploratory_plan(plan), arms=beside), compared, samples, quantum=results.quantum)
     # A control is no rival of the arms; it may be the best where its baseline may, which it repeats with other seeds.
     controls = [arm for arm in plan.arms if arm.is_control]
     rows = [*further.items(), *((arm.name, judged[arm.name]) for arm in arms if arm.name in judged)]

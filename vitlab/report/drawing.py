@@ -159,7 +159,7 @@ def stacked_panels_svg(drawing: Drawing, name: str) -> str:
     return f'<div class="panels" aria-hidden="true">{"".join(elements)}</div>'
 
 
-def format_ticks(axes: Axes) -> None:
+def format_ticks_without_exponents(axes: Axes) -> None:
     """Format sizes as ``1.2 M`` and other numbers without mathematical exponents, on linear and logarithmic axes."""
     from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, StrMethodFormatter
 

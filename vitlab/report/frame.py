@@ -155,7 +155,7 @@ def trials_to_frame(plan: Plan, trials: Sequence[StoredTrial]) -> pd.DataFrame:
         rows.append(row)
     frame = pd.DataFrame(rows, columns=[*BEFORE, *plan.paths, *AFTER, *metrics])
     for path in plan.paths:
-        frame[path] = _typed_column([arms[item.planned.arm].values.get(path) for item in trials])
+        frame[path] = _number_or_text_column([arms[item.planned.arm].values.get(path) for item in trials])
     frame["ended"] = pd.to_datetime(frame["ended"].astype("float64"), unit="s", utc=True)
     fixed = {name: kind for name, (kind, _) in (BEFORE | AFTER).items()}
     return frame.astype(fixed | dict.fromkeys(metrics, "float64"))
@@ -184,7 +184,7 @@ def validation_overlap(plan: Plan, trials: Sequence[StoredTrial]) -> dict[str, f
     images = _images_by_split(trials, "val") if plan.analysis.metric.startswith("val/") else {}
     if all(len(by_seed) < 2 for by_seed in images.values()):
         return {}
-    ratios = {data: _overlap_ratio(by_seed.values()) if len(by_seed) > 1 else 0.0 for data, by_seed in images.items()}
+    ratios = {data: _val_train_ratio(by_seed.values()) if len(by_seed) > 1 else 0.0 for data, by_seed in images.items()}
     return {item.planned.arm: ratios[repr(item.planned.trial.spec.data)] for item in trials}
 
 
@@ -200,7 +200,7 @@ def _images_by_split(trials: Sequence[StoredTrial], split: str) -> dict[str, dic
     return images
 
 
-def _overlap_ratio(images: Iterable[frozenset[int]]) -> float:
+def _val_train_ratio(images: Iterable[frozenset[int]]) -> float:
     """Return validation images over training images, given the validation images of each split."""
     pairs = list(itertools.combinations(filter(None, images), 2))
     if not any(one & other for one, other in pairs):
@@ -303,7 +303,7 @@ def _read_trial(planned: Planned, store: Store, specs: Mapping[str, Trial]) -> S
     return StoredTrial(planned, folder, status, "", None)
 
 
-def _typed_column(values: list[Any]) -> pd.Series[Any]:
+def _number_or_text_column(values: list[Any]) -> pd.Series[Any]:
     """Return the values of a varied path as integers, floats or short text."""
     import pandas as pd
 
@@ -313,7 +313,7 @@ def _typed_column(values: list[Any]) -> pd.Series[Any]:
     return pd.Series([format_value(value) for value in values], dtype="string")
 
 
-def frame_to_json(frame: pd.DataFrame) -> list[dict[str, Any]]:
+def frame_to_json_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the rows of a frame in JSON values: None for what is missing or not finite, ISO 8601 for times."""
 
     def plain_value(value: Any, is_missing: bool) -> Any:

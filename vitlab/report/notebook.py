@@ -142,14 +142,14 @@ class Results(pd.DataFrame):
         view.others = [name for name in table if name not in shown]
         return view
 
-    def _selected(self) -> tuple[pd.DataFrame, str]:
+    def _shown_columns_and_note(self) -> tuple[pd.DataFrame, str]:
         """Return the columns that are shown, and a line that names all if these are fewer."""
         if self.others and set(self.others) < set(self):
             return pd.DataFrame(self.drop(columns=self.others)), f"columns: {', '.join(map(str, self))}"
         return pd.DataFrame(self), ""
 
     def __repr__(self) -> str:
-        table, line = self._selected()
+        table, line = self._shown_columns_and_note()
         # pandas takes 80 columns for every script, and hides those that do not stand beside each other.
         width = shutil.get_terminal_size((120, 24)).columns
         longest = width // 2 - 2 if line else width
@@ -157,7 +157,7 @@ class Results(pd.DataFrame):
             return f"{table}\n{line}".rstrip()
 
     def _repr_html_(self) -> str:
-        table, line = self._selected()
+        table, line = self._shown_columns_and_note()
         with pd.option_context("display.max_colwidth", None):
             return f"{table._repr_html_()}<p>{escape(line)}</p>"  # type: ignore[operator]
 

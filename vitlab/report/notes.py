@@ -87,14 +87,14 @@ def notes(results: StudyResults, prerequisite_trials: Sequence[StoredTrial], row
         *_note_exploratory(plan),
         *_note_looks(plan, rows),
         *_note_controls(plan, rows),
-        *table_notes(results, rows),
+        *notes_from_values(results, rows),
         *_note_varied_streams(results),
         *_note_seed_scatter(plan, rows),
         *_note_learning_rate(plan),
     ]
 
 
-def table_notes(results: StudyResults, rows: Sequence[Row]) -> list[str]:
+def notes_from_values(results: StudyResults, rows: Sequence[Row]) -> list[str]:
     """Return the notes that follow from a table of values alone, see :mod:`vitlab.judging`."""
     return [
         *_note_missing_metric(results.plan, results.frame),

@@ -296,7 +296,7 @@ def _comparison_sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale,
         return f"{baseline}, with which {arm} is compared, has no trial that can be judged."
     if verdict == Verdict.SAME:
         return f"{arm} and {baseline} reached the same {scale.metric} at each of {format_count(row['pairs'], 'seed')}."
-    sentence = f"{arm} is {describe_difference(row['difference'], scale, decimals)} {baseline}"
+    sentence = f"{arm} is {describe_above_or_below(row['difference'], scale, decimals)} {baseline}"
     if analysis.goal == "min" and verdict in (Verdict.BETTER, Verdict.WORSE):
         sentence += f", which is {verdict}"
     if row["refused"]:
@@ -304,7 +304,7 @@ def _comparison_sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale,
     if seeds != row["pairs"] > 1:
         sentence += f", over the {format_count(row['pairs'], 'seed')} that both have"
     if row["test"] == "none":
-        return f"{sentence}, and {_too_few_clause(row)} to judge that by."
+        return f"{sentence}, and {_no_test_clause(row)} to judge that by."
     p = f"p {format_p_equation(row['p_corrected'], analysis.alpha)}{_correction_clause(row, analysis)}"
     if row["test"] == "sign flip":
         sentence += _sign_flip_clause(row, scale, decimals, p)
@@ -342,7 +342,7 @@ def _sign_flip_clause(row: Row, scale: Scale, decimals: int, p: str) -> str:
         return f" at each of {format_count(row['pairs'], 'seed')} alike, which gives no interval (sign-flip {p})"
     clause = f" (sign-flip {p}; {format_count(row['collapsed_pairs'], 'seed')} collapsed, so t is not used"
     if row["sound_difference"] is not None:
-        clause += f"; without them {describe_difference(row['sound_difference'], scale, decimals)}"
+        clause += f"; without them {describe_above_or_below(row['sound_difference'], scale, decimals)}"
     return f"{clause})"
 
 
@@ -353,7 +353,7 @@ def _lost_as_chance_clause(row: Row, analysis: Analysis, scale: Scale, decimals:
     if row["chance_difference"] is None:
         return f"; {seeds} cannot be accounted for, because what chance reaches in {scale.metric} is not known"
     level = f"{scale.number(row['chance'], scale.decimals_for_values([row['chance']], 1, 3))} {scale.unit}".rstrip()
-    difference = describe_difference(row["chance_difference"], scale, decimals)
+    difference = describe_above_or_below(row["chance_difference"], scale, decimals)
     clause = f"; with chance ({level}) in the place of {seeds}, {difference}"
     if row["chance_p"] is None:
         return f"{clause}, which cannot be judged"
@@ -461,7 +461,7 @@ def _no_values_sentence(row: Row, baseline: str = "") -> str:
     return f"no trial of {row['arm']}{baseline} can be judged{yet} ({format_status_counts(row)})."
 
 
-def describe_difference(difference: float, scale: Scale, decimals: int) -> str:
+def describe_above_or_below(difference: float, scale: Scale, decimals: int) -> str:
     """Format a difference as ``3.1 points below``, before the name of what it is from."""
     if difference == 0:
         return "level with"
@@ -471,7 +471,7 @@ def describe_difference(difference: float, scale: Scale, decimals: int) -> str:
     return f"{amount} {direction}"
 
 
-def _too_few_clause(row: Row) -> str:
+def _no_test_clause(row: Row) -> str:
     if row["pairs"] == 1 or row["n"] == 1:
         return "one seed has no spread"
     if row["collapsed_pairs"]:

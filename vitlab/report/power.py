@@ -80,7 +80,7 @@ def forecast(plan: Plan, store: Store) -> Forecast:
         raise UserError("the study compares nothing, so there is nothing to detect")
     planned = [item.trial for item in (*plan.trials, *plan.pending)]  # the last are of arms that are not tuned yet
     own, like = {trial.key for trial in planned}, planned[0]
-    earlier = [spread for stored in _plans_of_same_metric(plan, store) for spread in _spreads_of_plan(stored, store)]
+    earlier = [spread for stored in _plans_of_same_metric(plan, store) for spread in _paired_spreads(stored, store)]
     vary_split = _varies_split(plan, planned)
     alike = [item for item in earlier if item.varies_split == vary_split]
     for kind, spreads in (
@@ -177,7 +177,7 @@ def _plans_of_same_metric(plan: Plan, store: Store) -> Iterator[Plan]:
                 yield stored
 
 
-def _spreads_of_plan(stored: Plan, store: Store) -> Iterator[_Spread]:
+def _paired_spreads(stored: Plan, store: Store) -> Iterator[_Spread]:
     """Yield the spreads of a stored study, from arms that have at least two pairs."""
     if not stored.trials:
         return

@@ -22,7 +22,7 @@ from vitlab.report import phrasing
 from vitlab.report.comparison import summary_frame, summary_rows
 from vitlab.report.drawing import Drawing, render_pdf, render_png
 from vitlab.report.formats import FORMATS, Format, frame_to_csv, render_markdown
-from vitlab.report.frame import StudyResults, frame_to_json, gather_prerequisites, gather_trials
+from vitlab.report.frame import StudyResults, frame_to_json_records, gather_prerequisites, gather_trials
 from vitlab.report.notes import notes as notes_of
 from vitlab.report.phrasing import Answer, Row, Scale
 from vitlab.report.provenance import Provenance, collect_provenance, describe_version
@@ -178,7 +178,7 @@ def collect_report(plan: Plan, store: Store) -> Report:
     stored_trials = [*prerequisites, *gather_trials(plan, store, plan.rival_trials), *results.trials]
     report = Report.from_findings(findings, notes)
     provenance = collect_provenance(plan, store, stored_trials)
-    return replace(report, made=provenance, trials=frame_to_json(results.frame), state=state)
+    return replace(report, made=provenance, trials=frame_to_json_records(results.frame), state=state)
 
 
 def read_report_if_current(plan: Plan, store: Store, format: str) -> str | bytes | None:

@@ -33,7 +33,7 @@ from vitlab.runner.circumstances import (
     versions,
 )
 from vitlab.runner.job import Deferral, Settings, TrialEnd
-from vitlab.runner.models import dtype_of, fit_head, load_prerequisite, make_distillation, make_initial_model
+from vitlab.runner.models import dtype_of, fit_head_if_asked, load_prerequisite, make_distillation, make_initial_model
 from vitlab.store.files import Damaged, write_json
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import Busy
@@ -129,7 +129,7 @@ class Attempt:
         feed = Feed(prepared, data.options["augment"], trial.seeds, self.device, dtype_of(spec.precision))
         load = partial(load_prerequisite, trial, self.folder)
         model, self.weights_notes = make_initial_model(trial, load, prepared.info, self.device)
-        fit_head(model, trial, feed)
+        fit_head_if_asked(model, trial, feed)
         self.params, self.macs = count_cost(model, trial, prepared.info)
         if self.settings.activation_checkpointing == "blocks":
             checkpoint_activations(model)
@@ -216,7 +216,7 @@ class Attempt:
     def _read_checkpoint(self) -> tuple[Mapping[str, Any] | None, str]:
         """Return the content of the checkpoint to resume from, if any, and a note if there is one that is not used."""
         try:
-            content = artifacts.read_checkpoint(self.folder.checkpoint)
+            content = artifacts.clean_up_and_read_checkpoint(self.folder.checkpoint)
         except Damaged as error:
             print(f"{error}; the trial starts from the beginning", file=sys.stderr)
             return None, f"{error}; started from the beginning"

@@ -124,7 +124,7 @@ def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialEnd
     if too_large:
         # Only here, where the error is gone with its tensors, and the locks are free again.
         del opened, attempts
-        return [end for half in job.halve(job.folders) for end in execute(half, stop)]
+        return [end for half in job.halve_trials_in(job.folders) for end in execute(half, stop)]
     ends = [each.end if isinstance(each, Attempt) else each for each in opened]
     # An attempt without an end was stopped, and has written a checkpoint.
     return [end or TrialEnd(Ending.STOPPED) for end in ends]

@@ -70,7 +70,7 @@ class Job:
         """Folder of every trial."""
         return [item.folder for item in self.trials]
 
-    def halve(self, folders: Sequence[Path]) -> list[Job]:
+    def halve_trials_in(self, folders: Sequence[Path]) -> list[Job]:
         """Return the trials in ``folders`` as two jobs of half the size, which need less memory; a single one as one.
 
         The other trials of this job are in neither.

@@ -16,7 +16,7 @@ from vitlab.errors import UserError, WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.identity.trial import Trial
 from vitlab.models.contract import Model
-from vitlab.models.trained import InputSpec, build_trained_model, name_file_in_errors, read_safetensors
+from vitlab.models.trained import InputSpec, build_trained_model, naming_file_in_errors, read_safetensors
 from vitlab.registry import import_optional, slot
 from vitlab.spec.trial import Source
 from vitlab.store.folders import TrialFolder
@@ -34,7 +34,7 @@ def load_model(folder: TrialFolder) -> tuple[Model, Transform]:
         WeightsError: If the trial has not ended, kept no weights, or its weights have changed since.
     """
     file = folder.weights_file
-    with name_file_in_errors(file):
+    with naming_file_in_errors(file):
         try:
             state, metadata = read_safetensors(file)
         except FileNotFoundError:
@@ -98,7 +98,7 @@ def make_initial_model(trial: Trial, load: Load, info: DataInfo, device: torch.d
     return model.to(device, dtype_of(trial.spec.train.precision)), notes
 
 
-def fit_head(model: Model, trial: Trial, feed: Feed) -> None:
+def fit_head_if_asked(model: Model, trial: Trial, feed: Feed) -> None:
     """Solve for the head on the training images, if the trial starts from one that is fitted."""
     source = trial.spec.init_from
     if source is not None and source.head == "fitted":

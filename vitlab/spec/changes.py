@@ -89,7 +89,7 @@ def _unknown_path_problem(path: str, value: Any, document: Document) -> Problem:
     )
 
 
-def name_elsewhere(problem: Problem, paths: Mapping[str, str]) -> Problem:
+def add_path_of_same_key(problem: Problem, paths: Mapping[str, str]) -> Problem:
     """Return a mistake; on an unknown key, with the path at which there is one of that name."""
     form = r"(.*(?:unknown key|has no option) '(\w+)'\.(?: Did you mean '\w+'\?)?)((?: Allowed here| Options|$).*)"
     match = re.fullmatch(form, problem.message)

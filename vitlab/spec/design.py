@@ -354,7 +354,7 @@ def _find_ambiguous_paths(arms: Sequence[Values]) -> set[str]:
     return ambiguous
 
 
-def repeat_in_blocks(design: Sequence[Changes], blocks: Zip) -> list[Changes]:
+def cross_arms_with_blocks(design: Sequence[Changes], blocks: Zip) -> list[Changes]:
     """Return the changes of every arm in every block; each is compared with an arm of its block.
 
     Raises:

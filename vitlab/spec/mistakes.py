@@ -102,7 +102,9 @@ def collect_mistakes(model: type[M], data: Tree, stand_ins: Tree = {}, who: str 
         else:
             return collected
         # Under the right names, the other mistakes are found again, and keys that seemed to be missing are there.
-        misspelt = [mistake for mistake in found if mistake.rename is not None and _correct_key(collected, mistake)]
+        misspelt = [
+            mistake for mistake in found if mistake.rename is not None and _rename_misspelt_key(collected, mistake)
+        ]
         before = deep_copy(collected.tree)
         for mistake in misspelt or found:
             # A misspelt key whose value is of another kind may mean another name; the nearest need not take this value.
@@ -112,12 +114,12 @@ def collect_mistakes(model: type[M], data: Tree, stand_ins: Tree = {}, who: str 
         if misspelt:
             continue
         for mistake in found:
-            _remove_wrong_values(collected, mistake, stand_ins)
+            _remove_or_replace_wrong_values(collected, mistake, stand_ins)
         if collected.tree == before:
             return collected
 
 
-def _correct_key(collected: Collected[Any], mistake: Mistake) -> bool:
+def _rename_misspelt_key(collected: Collected[Any], mistake: Mistake) -> bool:
     """Give a misspelt key the name that was meant, unless that is in use; return whether it has it now."""
     path, name = mistake.path, mistake.rename
     node = value_at(collected.tree, path[:-1])
@@ -137,7 +139,7 @@ def _is_consequence(mistake: Mistake, removed: set[Path]) -> bool:
     return any(path[: len(gone)] == gone for path in (mistake.path, *concerned) for gone in removed)
 
 
-def _remove_wrong_values(collected: Collected[Any], mistake: Mistake, stand_ins: Tree) -> None:
+def _remove_or_replace_wrong_values(collected: Collected[Any], mistake: Mistake, stand_ins: Tree) -> None:
     """Remove the values that a mistake is about; put a stand-in where there is one for their key."""
     path, names = (mistake.path, mistake.fields) if mistake.fields else (mistake.path[:-1], mistake.path[-1:])
     holder = value_at(collected.tree, path)

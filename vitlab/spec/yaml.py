@@ -246,7 +246,7 @@ class _Reader:
         own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         for key, value in node.value:
-            name, place = _key_name(key), _node_place(key)
+            name, place = _require_key_name(key), _node_place(key)
             if name in first:
                 self.repeated.append((name, place, first[name][0]))
             first.setdefault(name, place)
@@ -271,7 +271,7 @@ def _tag_not_allowed(node: yaml.Node) -> _NotAllowed:
     return _not_allowed(node, f"the tag {node.tag.replace(TAG, '!!'):.60} is not allowed in a study; leave it out")
 
 
-def _key_name(key: yaml.Node) -> str:
+def _require_key_name(key: yaml.Node) -> str:
     """Return the name that a key is."""
     if not isinstance(key, yaml.ScalarNode):
         raise _not_allowed(key, "a key must be a single name, such as seeds")

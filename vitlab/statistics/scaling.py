@@ -116,7 +116,9 @@ class _Sample:
             ends.append(end)
         return Estimate(value, *ends)
 
-    def banded_law(self, centre: float, exponent: float, offset: float, factor: float, *, with_offset: bool) -> Floats:
+    def law_with_band(
+        self, centre: float, exponent: float, offset: float, factor: float, *, with_offset: bool
+    ) -> Floats:
         """Return the law with its band, to first order."""
 
         def changes(log_x: Floats) -> tuple[Floats, Floats]:
@@ -161,7 +163,7 @@ def fit_law(points: Mapping[float, Mapping[int, float]], alpha: float = 0.05, ov
     slopes_S = np.polyfit(sample.log_x, np.log(y_SX).T, 1)[0]
     half, value, level = float(sample.half_width(slopes_S)), float(slopes_S.mean()), math.exp(np.log(y_SX).mean())
     slope = Estimate(value, value - half, value + half)
-    line = sample.banded_law(centre, -value, 0.0, level, with_offset=False)
+    line = sample.law_with_band(centre, -value, 0.0, level, with_offset=False)
     if len(sizes) < MIN_SIZES_WITH_OFFSET or not slope.high < 0:
         return Law(slope, None, None, line)
     curvature_S = sample.scores_of_offset(0.0)
@@ -173,7 +175,7 @@ def fit_law(points: Mapping[float, Mapping[int, float]], alpha: float = 0.05, ov
     if exponent.high == EXPONENTS[1]:
         exponent = Estimate(best, exponent.low, math.inf)
     offsets = sample.interval(offset, sample.scores_of_offset, 0.0, float(sample.means_X.min()) * (1 - 1e-6))
-    return Law(slope, offsets, exponent, sample.banded_law(centre, best, offset, factor, with_offset=True))
+    return Law(slope, offsets, exponent, sample.law_with_band(centre, best, offset, factor, with_offset=True))
 
 
 def on_pareto_front(costs: Sequence[float], values: Sequence[float]) -> list[bool]:

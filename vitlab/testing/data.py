@@ -59,7 +59,7 @@ def check_augment(choice: ResolvedChoice) -> None:
     generator = torch.Generator().manual_seed(0)
     x_BCHW = torch.randint(0, 256, (B, 3, SIDE, SIDE), generator=generator, dtype=torch.uint8)
     id_B = torch.tensor([3, 1000, 7, 2**40, 0, 12])
-    changed_BCHW = _check_keyed(augment, x_BCHW / 255 if augment.normalized else x_BCHW, id_B)
+    changed_BCHW = _change_and_check_keyed(augment, x_BCHW / 255 if augment.normalized else x_BCHW, id_B)
     assert changed_BCHW.float().isfinite().all(), "images have values that are not finite"
     y_BHW = torch.randint(0, 4, (B, SIDE, SIDE), generator=generator, dtype=torch.uint8)
     try:
@@ -68,7 +68,7 @@ def check_augment(choice: ResolvedChoice) -> None:
         pass  # a study of segmentation refuses it
     else:
         with about("masks"):
-            masks_BHW = _check_keyed(augment.masks, y_BHW, id_B)
+            masks_BHW = _change_and_check_keyed(augment.masks, y_BHW, id_B)
             foreign = sorted(set(masks_BHW.flatten().tolist()) - {0, 1, 2, 3, VOID})
             assert not foreign, f"there are labels {foreign}, which no mask had; move labels by nearest neighbour"
     if augment.of_picture:
@@ -81,7 +81,9 @@ def check_augment(choice: ResolvedChoice) -> None:
         assert same, "the box of a picture depends on the other pictures of its batch"
 
 
-def _check_keyed(change: Callable[[Tensor, noise.Key, Tensor], Tensor], x_BCHW: Tensor, id_B: Tensor) -> Tensor:
+def _change_and_check_keyed(
+    change: Callable[[Tensor, noise.Key, Tensor], Tensor], x_BCHW: Tensor, id_B: Tensor
+) -> Tensor:
     """Check a change of images or masks, and return them changed."""
     key = noise.key(0, "contract")
     before = x_BCHW.clone()

@@ -109,7 +109,7 @@ def check_training(**fields: Any) -> None:
         _train_steps(first, STEPS // 2)
         with about("its state is written to a checkpoint and read again"):
             first.save_if_finite()
-            state = artifacts.read_checkpoint(Path(folder))
+            state = artifacts.clean_up_and_read_checkpoint(Path(folder))
             assert state is not None
             second.load(state)
         resumed = _train_steps(second, STEPS - STEPS // 2)

@@ -36,7 +36,7 @@ ORDER = "vitlab.order"
 of earlier versions are last."""
 
 GROUP = "arm label"
-"""Tag by which runs are grouped into arms, see :func:`group_label`."""
+"""Tag by which runs are grouped into arms, see :func:`group_label_padded_for_colour`."""
 
 COLOURS = {9: "#1f272d", 15: "#de7921", 19: "#3ba65e", 2: "#b45091", 8: "#facb66"}
 COLOURS |= {27: "#4299e0", 13: "#93320b", 25: "#0e538b", 12: "#8396a5", 22: "#c82d4c"}
@@ -118,7 +118,7 @@ def sort_metrics_into_sections(metrics: Iterable[str], headline: str, first: Seq
 
 
 @cache
-def group_label(arm: str, index: int) -> str:
+def group_label_padded_for_colour(arm: str, index: int) -> str:
     """Return a label of an arm for its group: ``4, none (patch_size, position)`` of ``patch_size=4, position=none``.
 
     The page has little room for it, so what tells arms apart comes first.  The page computes the colour of a group from

@@ -94,7 +94,7 @@ class MlflowTracker(Replay):
         try:
             return super().close(report)
         finally:
-            service.restore_settings()
+            service.unset_mlflow_settings()
 
     def sync(self, report: Sequence[Path] = ()) -> str | None:
         """Compare every run with what was delivered, and deliver everything that is missing."""
@@ -220,7 +220,7 @@ class MlflowTracker(Replay):
         metrics, images = set(session.metrics), dict[str, int]()
         for mark in self._marks.values():
             images |= {key: min(step, images.get(key, step)) for key, step in mark.images.items()}
-        groups = [dashboard.group_label(arm.name, place) for place, arm in enumerate(self.plan.arms)]
+        groups = [dashboard.group_label_padded_for_colour(arm.name, place) for place, arm in enumerate(self.plan.arms)]
         headline = self.plan.analysis.metric
         first = [f"final/{headline}", f"best/{headline}", headline, "train/loss"]
         charts = dashboard.sort_metrics_into_sections(metrics, headline, first)

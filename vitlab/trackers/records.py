@@ -18,7 +18,7 @@ from vitlab.spec import Analysis
 from vitlab.spec.design import format_value
 from vitlab.store.folders import Event
 from vitlab.store.result import TrialResult
-from vitlab.trackers.dashboard import COLOURS, GROUP, ORDER, group_label
+from vitlab.trackers.dashboard import COLOURS, GROUP, ORDER, group_label_padded_for_colour
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,7 +99,7 @@ def display_tags(arms: Sequence[Arm], arm: str, seed: int = 0) -> dict[str, str]
     place = next((place for place, each in enumerate(arms) if each.name == arm), len(arms))
     tags = {ORDER: f"{seed:09d} {place:06d}", COLOUR: BLUE}
     if place < len(arms):
-        tags |= {COLOUR: list(COLOURS.values())[place % len(COLOURS)], GROUP: group_label(arm, place)}
+        tags |= {COLOUR: list(COLOURS.values())[place % len(COLOURS)], GROUP: group_label_padded_for_colour(arm, place)}
     return tags
 
 

@@ -199,7 +199,7 @@ LOGGERS = {
 
 
 def configure_mlflow() -> None:
-    """Set MLflow's settings for this process, until :func:`restore_settings`.
+    """Set MLflow's settings for this process, until :func:`unset_mlflow_settings`.
 
     Call neither while another thread may copy the environment, as starting a worker does: a copy fails if the
     environment changes meanwhile.
@@ -210,7 +210,7 @@ def configure_mlflow() -> None:
             _configured[name] = value
 
 
-def restore_settings() -> None:
+def unset_mlflow_settings() -> None:
     """Unset MLflow's settings that :func:`configure_mlflow` has set, for the user's own calls of MLflow."""
     for name, value in _configured.items():
         if os.environ.get(name) == value:  # otherwise the user has set it since

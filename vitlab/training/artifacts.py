@@ -58,7 +58,7 @@ class Transform:
             batch = [image_CHW[None].cpu() for image_CHW in (images if images.ndim == 4 else images[None])]
         else:
             pictures = images if isinstance(images, Sequence) else [images]
-            batch = [_picture_to_tensor(picture) for picture in pictures]
+            batch = [_picture_to_uint8_1CHW(picture) for picture in pictures]
         info = self.input_spec.info
         x_BCHW = torch.cat([resize(convert_channels(x_1CHW, info.channels), info.image) for x_1CHW in batch])
         return self._normalize(x_BCHW)
@@ -104,7 +104,7 @@ def write_predictions(file: Path, predictions: Mapping[str, Columns], labels: Se
     write_bytes(file, buffer.getvalue().to_pybytes(), fsync=False)
 
 
-def _picture_to_tensor(picture: Image) -> Tensor:
+def _picture_to_uint8_1CHW(picture: Image) -> Tensor:
     """Return a picture as a uint8 tensor, (1, C, H, W), of one channel for grey and three otherwise."""
     grey = picture.mode in ("1", "L")
     pixels = np.array(picture.convert("L" if grey else "RGB"))
@@ -143,7 +143,7 @@ def make_checkpoint_writer(
     return write
 
 
-def read_checkpoint(folder: Path) -> State | None:
+def clean_up_and_read_checkpoint(folder: Path) -> State | None:
     """Return the checkpoint in ``folder`` with tensors on the CPU, or None if there is none.
 
     The caller must hold the trial's lock: temporary files of killed writers are deleted.

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlab.components.init import draw_matrices_by_name, fill_lecun
+from vitlab.components.init import draw_matrices_and_zero_biases, fill_lecun
 from vitlab.errors import WeightsError
 from vitlab.models.contract import Model
 from vitlab.models.trained import InputSpec
@@ -75,7 +75,7 @@ class Distillation:
             return student
         reader = FeatureReader(student, self.mine.info, self.how.matchings, self.precision, "this trial's model")
         projected = Projected(reader, self.teacher.widths)
-        draw_matrices_by_name(projected.projections, seed, "projections", fill_lecun)
+        draw_matrices_and_zero_biases(projected.projections, seed, "projections", fill_lecun)
         return projected
 
     def __call__(self, loss: Loss, module: Model, target: Tensor, x_BCHW: Tensor) -> Value:
@@ -93,16 +93,16 @@ class Distillation:
         else:
             logits_by_head = forward_logits(module, x_BCHW, self.precision)
         if self.teacher is None:
-            return self.loss_on_logits(loss, logits_by_head, target, None)
+            return self.loss_on_labels_and_teacher(loss, logits_by_head, target, None)
         with torch.no_grad():
             teacher_logits, features = self.teacher(self.adapter(x_BCHW))
-        total, parts = self.loss_on_logits(loss, logits_by_head, target, teacher_logits[""])
+        total, parts = self.loss_on_labels_and_teacher(loss, logits_by_head, target, teacher_logits[""])
         for name, how in self.how.matchings.items():
             term = matching_loss(predicted[name], features[name], how)
             total, parts = total + how.weight * term, {**parts, f"loss_{name}": term}
         return Value(total, parts)
 
-    def loss_on_logits(
+    def loss_on_labels_and_teacher(
         self, loss: Loss, logits_by_head: Mapping[str, Tensor], target: Tensor, teacher_BK: Tensor | None
     ) -> Value:
         """Return the loss over labels and the teacher's logits, if any, and its terms.

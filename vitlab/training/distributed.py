@@ -64,7 +64,7 @@ class SingleProcess:
     def sum_gradients_during_backward(self, parameters: Sequence[nn.Parameter], passes: int) -> None:
         """Sum the gradients of these parameters in the last of so many backward passes of each step from now on."""
 
-    def finish_sums(self, numbers: Tensor) -> None:
+    def finish_gradient_sums(self, numbers: Tensor) -> None:
         """Wait until all gradients of a step are summed, and sum numbers over all processes, in place."""
 
     @property
@@ -129,7 +129,7 @@ class ProcessGroup(SingleProcess):
         with _raising_peer_died():
             self._sums.append((flat, dist.all_reduce(flat, async_op=True)))
 
-    def finish_sums(self, numbers: Tensor) -> None:
+    def finish_gradient_sums(self, numbers: Tensor) -> None:
         """Sum the other buckets and numbers, and store the summed gradients."""
         # A part of a model that no image of this process used has no gradient here, but may have one elsewhere.
         while len(self._sums) < len(self._buckets):

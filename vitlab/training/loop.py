@@ -303,7 +303,7 @@ class Training:
         goal = {**self.metrics, **self.feature_metrics}[rule.metric].goal
         return len(self.history) - 1 - index_of_best(self.history, f"val/{rule.metric}", goal)
 
-    def _keep_if_best(self) -> None:
+    def _keep_weights_if_best(self) -> None:
         """Keep the evaluated weights if ``train.stop_early`` ends with the best, and the last measurement is it."""
         rule = self.spec.stop_early
         if rule is None or rule.weights == "last":
@@ -343,17 +343,17 @@ class Training:
         if self.history and self.last_measured_step == self.step:
             metrics = dict(self.history.pop().metrics)
         else:
-            metrics = self._measure_interval()
+            metrics = self._collect_train_metrics()
             self.predictions = {}
         metrics |= self._merge_evaluations(evaluations)
         measurement = Measurement(self.step, self.epoch, self.images, metrics)
         self.history.append(measurement)
-        self._keep_if_best()
+        self._keep_weights_if_best()
         self._interval_began, self._interval_images = time.perf_counter(), self.images
         self._system["system/memory_bytes"] = float(peak_memory(self.feed.device))
         return replace(measurement, metrics={**metrics, **self._system})
 
-    def _measure_interval(self) -> dict[str, float]:
+    def _collect_train_metrics(self) -> dict[str, float]:
         """Return the ``train/*`` metrics of the steps since the last measurement, and take their speed.
 
         Raises:

@@ -101,7 +101,7 @@ class MicroBatches:
             for loss, weight in parts
         ]
         sums = torch.stack(rows).sum(0)
-        self.peers.finish_sums(sums)
+        self.peers.finish_gradient_sums(sums)
         weight = sums[0].clamp(min=1)  # where no decision has a label there is nothing to learn
         for parameter in parameters:
             if parameter.grad is not None:
@@ -140,7 +140,7 @@ def _checkpointing_class(kind: type[nn.Module]) -> type[nn.Module]:
         if not (self.training and torch.is_grad_enabled()):
             return forward(*inputs)
         # The contexts of the first pass, which is about to begin, and of the second one.
-        contexts = lambda: (nullcontext(), _replay_first_pass(noise.current(), _copy_buffers(self)))  # noqa: E731
+        contexts = lambda: (nullcontext(), _as_in_first_pass(noise.current(), _copy_buffers(self)))  # noqa: E731
         return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts)
 
     return type(kind.__name__, (kind,), {"forward": checkpointed, "__module__": kind.__module__})
@@ -157,7 +157,7 @@ def _copy_buffers(block: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
 
 
 @contextmanager
-def _replay_first_pass(draws: noise.Draws | None, state: list[tuple[nn.Module, str, Tensor]]) -> Iterator[None]:
+def _as_in_first_pass(draws: noise.Draws | None, state: list[tuple[nn.Module, str, Tensor]]) -> Iterator[None]:
     """Use the draws of the first pass, whose scope has ended, and copies of the buffers as they were before it."""
     after = [module._buffers[name] for module, name, _ in state]
     for module, name, buffer in state:

@@ -12,7 +12,7 @@ from vitlab.errors import GeometryError, OptionError, WeightsError
 from vitlab.geometry import Pair
 from vitlab.identity.trial import DESCRIPTIONS, NAMES_ON_THE_HUB, weight_files
 from vitlab.models.contract import NewState, State
-from vitlab.models.trained import name_file_in_errors
+from vitlab.models.trained import naming_file_in_errors
 from vitlab.models.vit import ViT
 from vitlab.spec.trial import InitFrom
 from vitlab.store.files import read_json, write_json
@@ -57,7 +57,7 @@ def inspect(file: Path, form: str | None = None, facts: ModelFacts = ModelFacts(
         WeightsError: if it cannot be read, or is not a Vision Transformer.
     """
     checkpoint = open_checkpoint(file, form)
-    with name_file_in_errors(file):
+    with naming_file_in_errors(file):
         architecture = checkpoint.architecture(facts)
         own = _canonical_state(architecture.build_without_values(), "head.weight" in checkpoint.state)
     return Inspection(checkpoint, architecture, find_mismatches(own, checkpoint.state, checkpoint.unknown))
@@ -101,7 +101,7 @@ def convert_weights_file(
     if target.exists() and source.exists() and target.samefile(source):
         raise WeightsError(f"{target} is the file to be converted; give the new one another name")
     contents = read_file(source)
-    with name_file_in_errors(source):
+    with naming_file_in_errors(source):
         checkpoint = checkpoint_from_contents(contents, source_format)
         state, removed = drop_head(checkpoint.state) if head == "drop" else (checkpoint.state, ())
         if classes is not None:
@@ -180,7 +180,7 @@ def _fc_norm_to_norm(old: Architecture, state: NewState) -> tuple[Architecture, 
 
 def _with_library_prefix_rows(model: Architecture, state: State, library: Format) -> Architecture:
     """Return the architecture with rows of positions for prefix tokens if the library requires them, or without."""
-    rows = library.infer_facts(library.from_canonical(state, model.geometry.heads))[0].prefix_rows
+    rows = library.infer_facts_and_defaults(library.from_canonical(state, model.geometry.heads))[0].prefix_rows
     if rows is None or "learned" not in model.encoding_options:
         return model
     position = [
@@ -203,7 +203,7 @@ def _verify_round_trip(
     read_beside = [beside.get(file) or read_json(file) or {} for file in weight_files(target)[1:]]
     contents = WeightFile(target, container_of(target), dict(tensors), (), (), {}, *read_beside)
     # The head's pooling, where the format fixes it, and positions that no tensor shows are read from the file itself.
-    fixed, _ = library.infer_facts(tensors)
+    fixed, _ = library.infer_facts_and_defaults(tensors)
     stated = ModelFacts(pool=fixed.pool).with_defaults(model.facts()).model_copy(update={"position": None})
     try:
         checkpoint = checkpoint_from_contents(contents, library.name)

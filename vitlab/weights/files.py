@@ -80,7 +80,7 @@ def read_file(file: Path, digests: Mapping[str, str] | None = None) -> WeightFil
     if actual is not None and actual != container:
         suffix = next(suffix for suffix, kind in SUFFIXES.items() if kind == actual)
         raise WeightsError(f"{file} is {_ARTICLE[actual]}, but its suffix is {file.suffix}; rename it to {suffix}")
-    reader = {"safetensors": _read_safetensors, "torch": _read_torch, "npz": _read_npz}[container]
+    reader = {"safetensors": _parse_safetensors, "torch": _parse_torch, "npz": _parse_npz}[container]
     try:
         content, header = reader(data)
     except Exception as error:  # a damaged or hostile file makes the readers raise anything
@@ -176,14 +176,14 @@ def _container_of_bytes(data: bytes) -> Container | None:
     return "safetensors" if data[8:9] == b"{" else None
 
 
-def _read_safetensors(data: bytes) -> tuple[NewState, Mapping[str, str]]:
+def _parse_safetensors(data: bytes) -> tuple[NewState, Mapping[str, str]]:
     tensors = safetensors.torch.load(data)
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     # The order of names in safetensors changes from run to run, and messages name the first of them.
     return dict(sorted(tensors.items())), header.get("__metadata__") or {}
 
 
-def _read_torch(data: bytes) -> tuple[Mapping[Any, Any], Mapping[str, str]]:
+def _parse_torch(data: bytes) -> tuple[Mapping[Any, Any], Mapping[str, str]]:
     # Training scripts save their arguments beside the weights; loading a Namespace executes nothing.
     with torch.serialization.safe_globals([argparse.Namespace]):
         content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
@@ -192,7 +192,7 @@ def _read_torch(data: bytes) -> tuple[Mapping[Any, Any], Mapping[str, str]]:
     return content, {}
 
 
-def _read_npz(data: bytes) -> tuple[dict[str, Any], Mapping[str, str]]:
+def _parse_npz(data: bytes) -> tuple[dict[str, Any], Mapping[str, str]]:
     with np.load(io.BytesIO(data), allow_pickle=False) as archive:
         return {name: _from_numpy(archive[name]) for name in archive.files}, {}
 

@@ -77,7 +77,7 @@ class Format:
     def _from_canonical(self, state: State, heads: int) -> NewState:
         return rename_from_canonical(self.table, state, self.title)
 
-    def infer_facts(self, state: State) -> tuple[ModelFacts, ModelFacts]:
+    def infer_facts_and_defaults(self, state: State) -> tuple[ModelFacts, ModelFacts]:
         """Return the facts that names and shapes show, and facts to assume unless a file states others."""
         return self.fixed, self.convention
 
@@ -229,7 +229,7 @@ class TimmFormat(Format):
     def _from_canonical(self, state: State, heads: int) -> NewState:
         return dict(state)
 
-    def infer_facts(self, state: State) -> tuple[ModelFacts, ModelFacts]:
+    def infer_facts_and_defaults(self, state: State) -> tuple[ModelFacts, ModelFacts]:
         """Return rotations and heads that DINOv3's periods show, and whether prefix tokens have rows."""
         if PERIODS not in state:
             of_deit = any(map(_GAMMA.fullmatch, state))
@@ -370,7 +370,7 @@ class GoogleFormat(Format):
         renamed = rename_from_canonical(self.table, out, self.title)
         return {name: _to_flax_layout(name, value, heads) for name, value in renamed.items()}
 
-    def infer_facts(self, state: State) -> tuple[ModelFacts, ModelFacts]:
+    def infer_facts_and_defaults(self, state: State) -> tuple[ModelFacts, ModelFacts]:
         """Return heads and rows of prefix tokens, and that big_vision's files without positions use computed ones."""
         inside, _ = _select_and_unstack_model(state)
         kernel = next(

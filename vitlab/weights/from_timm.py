@@ -57,7 +57,7 @@ def pretrained_config(config: Json) -> Json:
     return config.get("pretrained_cfg", config) or {}
 
 
-def build_timm_model(contents: WeightFile) -> Any:
+def load_timm_model(contents: WeightFile) -> Any:
     """Return the model that a ``config.json`` of timm describes, with the tensors as timm's own filter reads them.
 
     The size of images, the number of their channels and of classes are the file's, so that timm resamples and

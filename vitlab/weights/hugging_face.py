@@ -274,7 +274,7 @@ class HuggingFaceFormat(Format):
             out["embeddings.mask_token"] = torch.zeros_like(state["cls_token"])
         return out
 
-    def infer_facts(self, state: State) -> tuple[ModelFacts, ModelFacts]:
+    def infer_facts_and_defaults(self, state: State) -> tuple[ModelFacts, ModelFacts]:
         """Return pooling, norms and rows of prefix tokens, and ImageNet's mean and deviation for distilled models."""
         # DeiT was trained with ImageNet's normalisation; no file states the one of transformers' own class.
         distilled = any(name.endswith("distillation_token") for name in state)

@@ -23,7 +23,7 @@ from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model, NewState, State
 from vitlab.models.convnet import RegNetY16GF, ResNet8, ResNet18, ResNet50
 from vitlab.models.trained import HEADER as TRIAL
-from vitlab.models.trained import build_trained_model, name_file_in_errors
+from vitlab.models.trained import build_trained_model, naming_file_in_errors
 from vitlab.models.vit import ViT
 from vitlab.weights.architecture import IMAGENET, Architecture, Inference, ModelFacts, Values, choose_normalisation
 from vitlab.weights.files import WeightFile, read_file
@@ -35,7 +35,7 @@ from vitlab.weights.formats import (
     parse_table,
     rename_to_canonical,
 )
-from vitlab.weights.from_timm import build_timm_model, from_timm, names_timm_architecture
+from vitlab.weights.from_timm import from_timm, load_timm_model, names_timm_architecture
 from vitlab.weights.hub import fetch, read_facts_of_configs, timm_weights_repository
 from vitlab.weights.hugging_face import HuggingFaceFormat, detect_family
 from vitlab.weights.transfer import (
@@ -115,7 +115,7 @@ def open_checkpoint(file: Path, format_name: str | None = None) -> Checkpoint:
         WeightsError: one sentence that names the file, and the first keys that are to blame.
     """
     contents = read_file(file)
-    with name_file_in_errors(file):
+    with naming_file_in_errors(file):
         return checkpoint_from_contents(contents, format_name)
 
 
@@ -133,7 +133,7 @@ def checkpoint_from_contents(contents: WeightFile, format_name: str | None = Non
     fmt = _choose_format(contents, format_name)
     canonical = fmt.to_canonical(contents.tensors)
     config, unread = read_facts_of_configs(contents, canonical.state)
-    fixed, usual = fmt.infer_facts(contents.tensors)
+    fixed, usual = fmt.infer_facts_and_defaults(contents.tensors)
     known = _header_facts(contents).with_defaults(config).with_defaults(fixed)
     if fmt.name == "timm" and contents.wrappers[:1] == ("model",):  # DeiT's own checkpoints
         usual = IMAGENET.with_defaults(usual)
@@ -145,7 +145,7 @@ def checkpoint_from_contents(contents: WeightFile, format_name: str | None = Non
 
 def _checkpoint_from_timm(contents: WeightFile) -> Checkpoint:
     """Return a checkpoint whose ``config.json`` names an architecture of timm."""
-    module = build_timm_model(contents)
+    module = load_timm_model(contents)
     options, state = from_timm(module)
     facts, unread = read_facts_of_configs(contents, state)
     channels, form = module.in_chans, FORMATS["timm"]
@@ -187,7 +187,7 @@ def open_model(
         WeightsError: one sentence that names the file, and the first keys that are missing, unknown or misshapen.
     """
     contents = read_file(file, digests)
-    with name_file_in_errors(file):
+    with naming_file_in_errors(file):
         if TRIAL in contents.header:
             trial_model, trial = _build_trial_model(contents)
             return OpenedModel(trial_model, trial.info, trial.mean, trial.std, ())

@@ -48,7 +48,7 @@ def load_and_freeze_weights(model: Model, source: Model, init_from: InitFrom) ->
     state, own, keeps = source.state_dict(), model.state_dict(), init_from.head == "keep"
     excluded, new_head = (set(), set()) if keeps else (names_in_last_layer(source), names_in_last_layer(model))
     body = {name: value for name, value in state.items() if name not in excluded}
-    incoming = model.from_canonical(source.to_canonical(_convert_grid_and_tokens(model, source, body, own, init_from)))
+    incoming = model.from_canonical(source.to_canonical(_adapt_state_to_geometry(model, source, body, own, init_from)))
     if faults := find_mismatches({name: value for name, value in own.items() if name not in new_head}, incoming):
         hint = "set init_from.head: new to leave out the stored head, or " if keeps else ""
         first = next(iter(faults.get("of another shape", [])), "")
@@ -166,7 +166,7 @@ def _base_width_and_parametrization(model: Model) -> tuple[int | None, str]:
     return None if model.geometry is None else model.geometry.dim, "standard"
 
 
-def _convert_grid_and_tokens(model: Model, source: Model, state: State, own: State, init_from: InitFrom) -> NewState:
+def _adapt_state_to_geometry(model: Model, source: Model, state: State, own: State, init_from: InitFrom) -> NewState:
     """Convert a state of ``source`` to the grid and, if ``init_from`` asks for it, to the tokens of ``model``."""
     out = dict(state)
     theirs, mine = source.geometry, model.geometry

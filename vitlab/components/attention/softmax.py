@@ -111,7 +111,7 @@ class SoftmaxAttention(Attention):
         q_BHTK, k_BHTK, v_BHTK = self._prepare_qkv(x_BTD, rotation)
         if mix_values is not None:
             v_BHTK = mix_values(k_BHTK, v_BHTK)
-        y_BTD = self._mix(q_BHTK, k_BHTK, v_BHTK, bias_HTT).transpose(1, 2).flatten(2)
+        y_BTD = self._mix_values(q_BHTK, k_BHTK, v_BHTK, bias_HTT).transpose(1, 2).flatten(2)
         return self.proj_drop(self.proj(self._output_projection_input(y_BTD, x_BTD)))
 
     def _output_projection_input(self, y_BTD: Tensor, x_BTD: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class SoftmaxAttention(Attention):
         qkv_BT3HK = self.qkv(x_BTD).unflatten(-1, (3, self.num_heads, self.head_dim))
         return tuple(qkv_BT3HK.permute(2, 0, 3, 1, 4).unbind(0))
 
-    def _mix(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
+    def _mix_values(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
         """Return the values mixed by attention weights, (B, H, T, K)."""
         if self._choose_kernel(v_BHTK, bias_HTT) == "explicit":
             return self.attn_drop(_attention_weights(q_BHTK * self.scale, k_BHTK, bias_HTT)) @ v_BHTK
@@ -290,7 +290,7 @@ class PerHead(_SeparateProjections):
     def _qkv(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
         return tuple(torch.stack([getattr(head, part)(x_BTD) for head in self.heads], 1) for part in "qkv")
 
-    def _mix(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
+    def _mix_values(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
         heads = range(self.num_heads)
         biases: Sequence[Tensor | None] = [None] * self.num_heads
         if bias_HTT is not None:  # an axis of length 1 stands for all heads
@@ -364,7 +364,7 @@ class Sigmoid(Explicit):
     counts_keys = False  # the sigmoid of a sum with log(n) is not n times the sigmoid
     maps = Attention.maps  # rows of the weights do not sum to 1
 
-    def _mix(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
+    def _mix_values(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
         logits_BHTT = (q_BHTK * self.scale) @ k_BHTK.transpose(-2, -1) - math.log(k_BHTK.shape[2])
         if bias_HTT is not None:
             logits_BHTT = logits_BHTT + bias_HTT.to(logits_BHTT.dtype)

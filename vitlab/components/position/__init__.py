@@ -113,7 +113,7 @@ def patch_coordinates(g: Geometry) -> tuple[Tensor, Tensor]:
 # -- several at once --------------------------------------------------------------------------------------------------
 
 
-def _flatten_parts(parts: tuple[ResolvedChoice, ...]) -> tuple[ResolvedChoice, ...]:
+def _flatten_distinct_parts(parts: tuple[ResolvedChoice, ...]) -> tuple[ResolvedChoice, ...]:
     """Return the encodings of a list, and of the lists in it, as one list."""
     flat = tuple(inner for part in parts for inner in encodings_of_choice(part))
     names = [part.type for part in flat]
@@ -144,7 +144,9 @@ class Together(Position):
         g: Geometry,
         *,
         parts: Annotated[
-            tuple[Annotated[Choice | str, Pick("position")], ...], Field(min_length=1), AfterValidator(_flatten_parts)
+            tuple[Annotated[Choice | str, Pick("position")], ...],
+            Field(min_length=1),
+            AfterValidator(_flatten_distinct_parts),
         ] = ("learned", "rope2d"),
     ) -> None:
         super().__init__()

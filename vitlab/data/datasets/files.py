@@ -75,11 +75,11 @@ def identity_of_files(name: str, checksums: Mapping[str, str]) -> str:
 def content_md5(path: Path) -> str:
     """Return the MD5 of the decompressed file, in hex, as published by the authors of these sets."""
     stat = path.stat()
-    return _md5(path.resolve(), stat.st_size, stat.st_mtime_ns)
+    return _cached_md5(path.resolve(), stat.st_size, stat.st_mtime_ns)
 
 
 @functools.cache
-def _md5(path: Path, *_version: int) -> str:
+def _cached_md5(path: Path, *_version: int) -> str:
     """Return the MD5 of a version of a file, which its size and the time of its last change tell apart."""
     with open_decompressed(path) as file:
         # Systems that forbid MD5 for security allow it for checksums, if told so.

@@ -101,7 +101,7 @@ class ImageFolder(PictureSet):
         return files.expand_home(self.root)
 
     def missing(self) -> str | None:
-        layout = self._find_layout()
+        layout = self._layout_or_fault()
         return layout if isinstance(layout, str) else None
 
     def info(self) -> DataInfo:
@@ -114,7 +114,7 @@ class ImageFolder(PictureSet):
         return DataInfo(image=self.decoding.size, channels=3, classes=self.num_classes)
 
     def scan(self) -> Listing:
-        layout = self._find_layout()
+        layout = self._layout_or_fault()
         assert isinstance(layout, Layout)
         folders = {TRAIN: layout.train, TEST: layout.test, VAL: layout.val}
         listings = {split: find_class_pictures(folder) for split, folder in folders.items() if folder is not None}
@@ -179,7 +179,7 @@ class ImageFolder(PictureSet):
     def _shifted_roots(self) -> dict[str, Path]:
         return {name: files.expand_home(folder) for name, folder in (self.shifted or {}).items()}
 
-    def _find_layout(self) -> Layout | str:
+    def _layout_or_fault(self) -> Layout | str:
         """Return the folders of the splits, or in one sentence which of them is missing."""
         root = self.where
         if not root.is_dir():
@@ -285,7 +285,7 @@ def find_class_pictures(folder: Path) -> Found:
 def pictures_below(folder: Path, left_out: Counter[str]) -> list[str]:
     """Return the pictures in a folder and its subfolders, sorted by path components; count others in ``left_out``."""
     paths = []
-    for current, names in _walk(folder, left_out):
+    for current, names in _walk_visible_files(folder, left_out):
         for name in names:
             path, suffix = os.path.join(current, name), os.path.splitext(name)[1].lower()
             if suffix not in picture_suffixes():
@@ -297,7 +297,7 @@ def pictures_below(folder: Path, left_out: Counter[str]) -> list[str]:
     return sorted(paths, key=lambda path: compose_unicode(path).split(os.sep))
 
 
-def _walk(folder: Path, left_out: Counter[str]) -> Iterator[tuple[str, list[str]]]:
+def _walk_visible_files(folder: Path, left_out: Counter[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield a folder and each folder below, links to folders included, once, and the names of its files."""
     parent = folder.parent.resolve()
     seen = set(map(str, (parent, *parent.parents, *folder.resolve().parents)))  # a link to one of these would be a loop
@@ -362,7 +362,7 @@ def digest_names_and_sizes(name: str, folder: Path) -> str:
     changed, digest = _digests_of_names.get(key, ({}, ""))
     if not changed or any(os.stat(path).st_mtime_ns != time_ns for path, time_ns in changed.items()):
         # Before the listing, so that a change during it is noticed the next time.
-        changed = {path: os.stat(path).st_mtime_ns for path, _ in _walk(folder, Counter())}
+        changed = {path: os.stat(path).st_mtime_ns for path, _ in _walk_visible_files(folder, Counter())}
         hashed = hashlib.blake2b(digest_size=16)
         for path in pictures_below(folder, Counter()):
             hashed.update(f"{name}\0{relative_name(path, folder)}\0{os.stat(path).st_size}\n".encode())

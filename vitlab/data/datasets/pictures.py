@@ -34,7 +34,8 @@ Fit = Literal["crop", "squash"]
 """``crop`` resizes to cover both sides and crops the centre, ``squash`` ignores proportions."""
 
 Decoded = Literal["auto", "memory", "disk", "never"]
-"""Place for decoded pictures, see :func:`vitlab.data.image_cache.choose_place`; it changes no trial's results."""
+"""Place for decoded pictures, see :func:`vitlab.data.image_cache.choose_decoded_place`; it changes no trial's
+results."""
 
 Interpolation = Literal["bilinear", "bicubic"]
 
@@ -345,7 +346,7 @@ class PictureSet(Dataset):
         if (reason := self.missing()) is not None:
             raise DataError(reason)
         listing = self._listing = self.scan()
-        identity, *self._copies = digest_and_find_copies(self.kind, listing)
+        identity, *self._copies = digest_and_describe_copies(self.kind, listing)
         return DataInfo(
             image=self.decoding.size,
             channels=3,
@@ -418,7 +419,7 @@ class PictureSet(Dataset):
         return {**splits, TRAIN: row_M[train_M], TEST: row_M[test_M]}, [note]
 
 
-def digest_and_find_copies(kind: str, listing: Listing) -> list[str]:
+def digest_and_describe_copies(kind: str, listing: Listing) -> list[str]:
     """Return the identity of the bytes of all pictures, and sentences on pictures that are there twice.
 
     They are cached by the sizes, inodes and times of the files.

@@ -22,7 +22,7 @@ from vitlab.report.phrasing import (
     Columns,
     Row,
     Scale,
-    describe_difference,
+    describe_above_or_below,
     describe_evidence,
     difference_columns,
     difference_decimals,
@@ -159,7 +159,7 @@ def _over_blocks_sentence(row: ArmOverBlocks, analysis: Analysis, scale: Scale, 
     prefix += f"{'over' if prefix else 'Over'} {format_count(row.pairs, 'block')}, {row.arm}"
     if row.difference is None:
         return f"{prefix} has no difference from {row.baseline}."
-    sentence = f"{prefix} is {describe_difference(row.difference, scale, decimals)} {row.baseline}"
+    sentence = f"{prefix} is {describe_above_or_below(row.difference, scale, decimals)} {row.baseline}"
     if analysis.goal == "min" and row.verdict in (Verdict.BETTER, Verdict.WORSE):
         sentence += f", which is {row.verdict}"
     if row.verdict == Verdict.EQUIVALENT and analysis.margin is not None:
@@ -204,7 +204,7 @@ def compare_over_blocks(plan: Plan, rows: Sequence[Row]) -> list[ArmOverBlocks]:
         if row := [*cells.values()][place].get(blocks[block]):
             names = "difference", "chance_difference" if row["broken"] else "difference", "difference_se"
             numbers = np.array([row[name] for name in names], dtype=float)
-            numbers_CBK[place, block] = numbers / _score_divisor(plan, by_name[row["baseline"]]["mean"])
+            numbers_CBK[place, block] = numbers / _divisor_of_differences(plan, by_name[row["baseline"]]["mean"])
     both_SCB, is_control = np.moveaxis(numbers_CBK[:, :, :2], 2, 0), np.array([arm.is_control for arm in arms.values()])
     family, fewer_blocks = family_over_blocks_and_incomplete_arms(plan)
     design = replace(
@@ -254,13 +254,13 @@ def _reasons_mean_misleads(plan: Plan, by_name: Mapping[str, Row], of_block: Map
     perfect = [
         block
         for block, row in of_block.items()
-        if row["difference"] is not None and math.isnan(_score_divisor(plan, by_name[row["baseline"]]["mean"]))
+        if row["difference"] is not None and math.isnan(_divisor_of_differences(plan, by_name[row["baseline"]]["mean"]))
     ]
     if perfect:  # leaving these blocks out would favour the arm
         yield f"its baseline has no error in {', '.join(perfect)} that a difference could be divided by"
 
 
-def _score_divisor(plan: Plan, mean: float | None) -> float:
+def _divisor_of_differences(plan: Plan, mean: float | None) -> float:
     """Return what a difference is divided by, given the baseline's mean; NaN if it has no error to divide by."""
     analysis, facts = plan.analysis, plan.facts(plan.analysis.metric)
     if analysis.over_blocks != "relative":

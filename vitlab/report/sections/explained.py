@@ -34,10 +34,10 @@ class Explained(Section[Rollout]):
     )
 
     def inputs(self, plan: Plan, store: Store) -> object:
-        return [asdict(row) for row in _find_rollouts(plan, store)]
+        return [asdict(row) for row in _iter_rollout_pictures(plan, store)]
 
     def rows(self, findings: Findings) -> list[Rollout]:
-        return [] if findings.store is None else list(_find_rollouts(findings.plan, findings.store))
+        return [] if findings.store is None else list(_iter_rollout_pictures(findings.plan, findings.store))
 
     def images(self, rows: Sequence[Rollout], store: Store) -> Iterator[Image]:
         for row in sorted(rows, key=lambda row: (row.image, row.of))[:MAX_EMBEDDED]:
@@ -46,7 +46,7 @@ class Explained(Section[Rollout]):
             yield Image(file=store.root / row.file, caption=f"{row.arm}, seed {row.seed}", heading=heading)
 
 
-def _find_rollouts(plan: Plan, store: Store) -> Iterator[Rollout]:
+def _iter_rollout_pictures(plan: Plan, store: Store) -> Iterator[Rollout]:
     for arm, planned in plan.first_trials.items():
         files = store.folder(planned.trial).path.glob("explain/test-*/rollout_*.png")
         numbers = ((file.parent.name.removeprefix("test-"), file) for file in files)

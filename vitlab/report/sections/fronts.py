@@ -16,7 +16,7 @@ from vitlab.report.drawing import (
     apply_style,
     describe_shared,
     empty_figure,
-    format_ticks,
+    format_ticks_without_exponents,
     wrapped_labels,
 )
 from vitlab.report.phrasing import Columns, name_baseline
@@ -116,7 +116,7 @@ class Fronts(Section[Front]):
                 (lowest, _), (highest, _) = min(at.values()), max(at.values())
                 if highest > 10 * lowest:
                     axes.set_xscale("log")
-                format_ticks(axes)
+                format_ticks_without_exponents(axes)
                 axes.set_xlabel(COSTS[row.cost])
                 axes.grid()
             for axes in panels[len(rows) :]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from vitlab.comparison.study import Sample, judge_study
 from vitlab.planning.values import Arm, Plan
-from vitlab.report.comparison import read_samples, trials_by_arm, with_equal_looks
+from vitlab.report.comparison import exploratory_plan, read_samples, trials_by_arm
 from vitlab.report.drawing import Drawing
 from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import (
@@ -65,7 +65,7 @@ class Grid:
         """Return the arm with these levels, but for some places the reference's; None if there is none."""
         return self.arms.get(tuple(self.reference[at] if at in places else level for at, level in enumerate(levels)))
 
-    def squares(self) -> dict[tuple[str, str, str], list[Arm]]:
+    def arms_by_interaction(self) -> dict[tuple[str, str, str], list[Arm]]:
         """Return, for two changes beside the reference, the arms with both and with neither; each beside one with one.
 
         The one beside it is its baseline.  Changes without all four arms are left out.
@@ -102,7 +102,7 @@ class Crossed(Section[Cell]):
 
     def rows(self, findings: Findings) -> Iterator[Cell]:
         plan, grid = findings.plan, Grid.from_plan(findings.plan)
-        if grid is None or len(plan.paths) != 2 or not grid.squares():
+        if grid is None or len(plan.paths) != 2 or not grid.arms_by_interaction():
             return
         if max(len({*levels}) for levels in zip(*grid.arms, strict=True)) <= MAX_LEVELS:
             for levels, arm in grid.arms.items():
@@ -170,7 +170,7 @@ class Interactions(Section[Interaction]):
         other paths at which the four arms exist; they form a family of their own.
         """
         grid = Grid.from_plan(findings.plan)
-        squares = {} if grid is None else grid.squares()
+        squares = {} if grid is None else grid.arms_by_interaction()
         # For two factors of two levels, t is that of a repeated-measures analysis of variance over seeds.
         for changes, row in zip(squares, judge_averages(findings.results, [*squares.values()]), strict=True):
             # Of two effects, one is (both - one) and one (other - neither): their difference is twice an average.
@@ -237,6 +237,6 @@ def judge_averages(results: StudyResults, effects: Sequence[Sequence[Arm]]) -> l
         level, baseline = f"level {place}", f"{'; '.join(others)} at {seeds}"
         compared[level] = baseline
         averages |= {level: average(own, seeds), baseline: average(others, seeds)}
-    plan = with_equal_looks(results.plan)
+    plan = exploratory_plan(results.plan)
     rows = judge_study(plan, compared, averages, quantum=results.quantum).values()
     return [finite_or_none({**row, "low": row["difference_low"], "high": row["difference_high"]}) for row in rows]

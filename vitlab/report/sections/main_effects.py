@@ -13,7 +13,7 @@ from vitlab.report.drawing import Drawing
 from vitlab.report.phrasing import (
     Columns,
     Scale,
-    describe_difference,
+    describe_above_or_below,
     describe_evidence,
     difference_columns,
     difference_decimals,
@@ -67,7 +67,7 @@ class MainEffects(Section[MainEffect]):
         plan = findings.plan
         grid = Grid.from_plan(plan)
         unlike = any(arm.block for arm in plan.arms) or any(tuning.arm for tuning in plan.tuning)
-        if grid is None or unlike or refusals_by_arm(plan) or not grid.squares():
+        if grid is None or unlike or refusals_by_arm(plan) or not grid.arms_by_interaction():
             return
         settings: defaultdict[tuple[str, str], list[Arm]] = defaultdict(list)
         for path, place in grid.factors.items():
@@ -137,7 +137,7 @@ def describe_factor_effects(
     sentences = []
     for name, rows in factors.items():
         levels = [
-            f"{labels[row.level]} is {describe_difference(row.difference, scale, decimals)} {labels[row.against]} "
+            f"{labels[row.level]} is {describe_above_or_below(row.difference, scale, decimals)} {labels[row.against]} "
             f"({describe_evidence(row, analysis, scale, decimals)}: {row.verdict})"
             for row in rows
             if row.difference is not None

@@ -13,7 +13,7 @@ import numpy as np
 from vitlab.explaining.colours import SERIES
 from vitlab.planning.match import is_number
 from vitlab.planning.values import Arm
-from vitlab.report.drawing import WIDTH, Drawing, apply_style, empty_figure, format_ticks, wrap_line
+from vitlab.report.drawing import WIDTH, Drawing, apply_style, empty_figure, format_ticks_without_exponents, wrap_line
 from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import DASH, MINUS, Columns, Scale, percent
 from vitlab.report.sections import Findings, Section, Table, section
@@ -164,7 +164,7 @@ class ScalingLaws(Section[Scaling]):
                 axes.fill_between(x, low, high, color=colour, alpha=0.14, linewidth=0)
             axes.set_xscale("log")
             axes.set_yscale("log")
-            format_ticks(axes)
+            format_ticks_without_exponents(axes)
             axes.set_xlabel(SIZES[rows[0].size])
             less = "" if plan.analysis.goal == "min" else (f"100 % {MINUS} " if scale.is_share else f"1 {MINUS} ")
             axes.set_ylabel(less + scale.title)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from vitlab import noise
 from vitlab.components.base import Count, Positive, Probability
 from vitlab.components.head import Head
-from vitlab.components.init import draw_matrices_by_name, fill_lecun
+from vitlab.components.init import draw_matrices_and_zero_biases, fill_lecun
 from vitlab.data.batches import Batch
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
@@ -98,7 +98,7 @@ class DINO(Objective):
         projection = Projection(model.geometry.dim, hidden, bottleneck, prototypes)
         # The deviation of 0.02 in the authors' code is about 1 / sqrt(2,048), their inputs; in narrow layers it would
         # make the outputs of all images alike.
-        draw_matrices_by_name(projection, setup.seeds["init"], "projection", fill_lecun)
+        draw_matrices_and_zero_biases(projection, setup.seeds["init"], "projection", fill_lecun)
         self.student = Projected(model, projection.to(next(model.parameters())))
         self.module: SelfDistillation = SelfDistillation(self.student)
 

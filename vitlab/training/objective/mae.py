@@ -19,7 +19,7 @@ from vitlab.components.attention.softmax import SOFTMAX
 from vitlab.components.base import Count, Part, Rotation
 from vitlab.components.block import Place
 from vitlab.components.block.residual import PreNorm
-from vitlab.components.init import draw_matrices_by_name
+from vitlab.components.init import draw_matrices_and_zero_biases
 from vitlab.components.mlp import GeluMLP
 from vitlab.components.patch import LinearPatches, cut_patches
 from vitlab.components.position import Position, encodings_of_choice
@@ -215,7 +215,7 @@ class Decoder(Part):
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
         """Draw every matrix from a Xavier uniform and the token from a normal, keyed by name; biases are zero."""
-        draw_matrices_by_name(self, seed, "decoder", nn.init.xavier_uniform_)
+        draw_matrices_and_zero_biases(self, seed, "decoder", nn.init.xavier_uniform_)
         g = torch.Generator().manual_seed(noise.key(seed, "init", "decoder.mask_token"))
         nn.init.normal_(self.mask_token, std=0.02, generator=g)
 
