@@ -118,7 +118,7 @@ def outcome(root: Path, *args: Any, **options: Any) -> tuple[Plan, Store, StudyR
 
 
 def arms_table(results: StudyResults) -> pd.DataFrame:
-    return comparison.summary_frame(comparison.summary_rows(results), results.plan.analysis).set_index("arm")
+    return comparison.summary_rows_to_frame(comparison.summary_rows(results), results.plan.analysis).set_index("arm")
 
 
 def answers_of(results: StudyResults) -> list[str]:

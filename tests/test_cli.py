@@ -872,7 +872,7 @@ def test_status_and_plan_name_and_count_teachers(tmp_path: Path, monkeypatch: py
     ) in printed
     _, plan = lab.plan_study(file, changes={"study": "taught"}, out=tmp_path / "out")
     store = Store(tmp_path / "out")
-    for planned in plan.planned_prerequisites + plan.rival_trials[:2]:
+    for planned in plan.labelled_prerequisites + plan.rival_trials[:2]:
         folder = store.folder(planned.trial)
         with folder.lease():
             folder.mark_failed("it broke", Ending.OOM)

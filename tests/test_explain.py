@@ -252,11 +252,11 @@ def test_map_alone_has_a_square_of_one_colour_for_each_patch() -> None:
 def test_scale_of_shares_has_a_mark_at_the_mean_of_each_map() -> None:
     maps = [rollout_map(np.array([[0.1, share]]))._replace(scale=Scale(0, 0.9)) for share in (0.3, 0.9)]
     panels = {str(index): pictures.Panel(np.zeros((8, 8, 3)), each, "", False) for index, each in enumerate(maps)}
-    bar = pictures.draw_side_by_side(panels, truth=None).axes[-1]
+    bar = pictures.draw_models_side_by_side(panels, truth=None).axes[-1]
     assert [mark.get_position()[1] for mark in bar.texts] == pytest.approx([0.2, 0.5])
     signed = Map.of("attribution", "t", np.array([[-1.0, 1.0]]), {})
     panels = {"m": pictures.Panel(np.zeros((8, 8, 3)), signed, "", False)}
-    assert not pictures.draw_side_by_side(panels, truth=None).axes[-1].texts
+    assert not pictures.draw_models_side_by_side(panels, truth=None).axes[-1].texts
 
 
 def test_panels_name_their_class_keep_percents_whole_and_leave_the_caption_free() -> None:
@@ -270,7 +270,7 @@ def test_panels_name_their_class_keep_percents_whole_and_leave_the_caption_free(
         )
         for label in (0, 1)
     }
-    figure = pictures.draw_side_by_side(panels, truth="2")
+    figure = pictures.draw_models_side_by_side(panels, truth="2")
     pictures.add_caption(figure, "study s")
     figure.draw_without_rendering()
     titles = [axis.get_title().replace("\N{NO-BREAK SPACE}", " ") for axis in figure.axes[1:3]]

@@ -667,7 +667,7 @@ def test_unreadable_member_is_named_when_it_is_read(tmp_path: Path) -> None:
 
 def test_draw_of_the_test_share_is_that_of_the_validation(tmp_path: Path) -> None:
     y_N = torch.tensor([0, 1] * 20)
-    train_N, test_N = draws.hold_out(y_N, torch.arange(40), 0.2, 7)
+    train_N, test_N = draws.hold_out_stratified(y_N, torch.arange(40), 0.2, 7)
     assert sorted([*train_N.tolist(), *test_N.tolist()]) == list(range(40)) and y_N[test_N].bincount().tolist() == [
         4,
         4,

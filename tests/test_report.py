@@ -326,7 +326,7 @@ def test_verdict_is_equal_in_every_format(tmp_path, undrawn):
     plan = _with_teachers(plan, {"baseline": ["k1/c"] * 5, "taught": ["k2/c"] * 5})
     expected = [None, "better", "worse", "same", "equivalent", "cannot tell", "refused"]
     assert expected[1:] == list(Verdict) == list(MEANINGS)
-    summary = comparison.summary_frame(comparison.summary_rows(StudyResults.read(plan, store)), plan.analysis)
+    summary = comparison.summary_rows_to_frame(comparison.summary_rows(StudyResults.read(plan, store)), plan.analysis)
     assert summary["verdict"].dtype == "string" and summary["verdict"].isna().tolist() == [True, *[False] * 6]
     assert summary["verdict"].tolist()[1:] == expected[1:]
     assert summary["refused"].notna().tolist() == [*[False] * 6, True]
@@ -921,7 +921,7 @@ def test_infinite_test_metric_is_shown_as_such(tmp_path: Path) -> None:
     rows = comparison.summary_rows(results)
     json.dumps(rows, allow_nan=False)
     assert [row["test/accuracy"] for row in rows] == [pytest.approx(np.mean(BASE) - 0.01), "inf"]
-    assert comparison.summary_frame(rows, plan.analysis)["test/accuracy"].tolist()[1] == math.inf
+    assert comparison.summary_rows_to_frame(rows, plan.analysis)["test/accuracy"].tolist()[1] == math.inf
     [column] = [column for column in arm_columns(rows, plan.analysis, {}) if column.title.startswith("test accuracy")]
     assert column.cells[1] == "inf"
 

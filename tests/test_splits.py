@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitlab import noise
-from vitlab.data.draws import hold_out, select_stratified_share
+from vitlab.data.draws import hold_out_stratified, select_stratified_share
 from vitlab.data.prepare import prepare
 from vitlab.data.splits import Subset
 from vitlab.errors import DataError
@@ -26,7 +26,7 @@ def labels(counts: list[int]) -> torch.Tensor:
 @given(COUNTS.filter(lambda counts: max(counts) > 1), st.floats(0.01, 0.99), st.integers(0, 5))
 def test_hold_out_is_stratified_partition(counts: list[int], share: float, seed: int) -> None:
     y_N = labels(counts)
-    training, held_out = hold_out(y_N, torch.arange(len(y_N)), share, noise.key(seed, "split"))
+    training, held_out = hold_out_stratified(y_N, torch.arange(len(y_N)), share, noise.key(seed, "split"))
     assert sorted([*training.tolist(), *held_out.tolist()]) == list(range(len(y_N)))
     for label, n in enumerate(counts):
         count = int((y_N[held_out] == label).sum())
@@ -52,21 +52,21 @@ def test_smaller_fraction_is_subset_of_larger(counts: list[int], one: float, oth
 
 def test_larger_validation_share_includes_smaller() -> None:
     y_N = labels([50, 30, 20])
-    small, large = (set(hold_out(y_N, torch.arange(100), share, 5)[1].tolist()) for share in (0.1, 0.4))
+    small, large = (set(hold_out_stratified(y_N, torch.arange(100), share, 5)[1].tolist()) for share in (0.1, 0.4))
     assert small < large
 
 
 def test_draw_depends_on_identity_not_on_other_images() -> None:
     y_N = labels([40, 40])
-    _, held_out = hold_out(y_N, torch.arange(80), 0.25, 9)
+    _, held_out = hold_out_stratified(y_N, torch.arange(80), 0.25, 9)
     alone = (y_N == 1).nonzero()[:, 0]
-    _, held_alone = hold_out(y_N[alone], alone, 0.25, 9)
+    _, held_alone = hold_out_stratified(y_N[alone], alone, 0.25, 9)
     assert alone[held_alone].tolist() == [i for i in held_out.tolist() if y_N[i] == 1]
 
 
 def test_empty_hold_out_is_refused() -> None:
     with pytest.raises(DataError, match="none of the 3 can be held out"):
-        hold_out(torch.arange(3), torch.arange(3), 0.5, 0)
+        hold_out_stratified(torch.arange(3), torch.arange(3), 0.5, 0)
 
 
 @pytest.mark.slow
@@ -74,7 +74,7 @@ def test_every_image_is_held_out_equally_often() -> None:
     y_N = torch.zeros(20, dtype=torch.int64)
     times = torch.zeros(20)
     for seed in range(2000):
-        times[hold_out(y_N, torch.arange(20), 0.25, noise.key(seed, "split"))[1]] += 1
+        times[hold_out_stratified(y_N, torch.arange(20), 0.25, noise.key(seed, "split"))[1]] += 1
     # 500 each; binomial, sd 19.4
     assert (times - 500).abs().max() < 4.5 * 19.4
 

@@ -58,7 +58,7 @@ def plan_command(
     file = find_study_file(file)
     study, plan = plan_study(file, changes=parse_changes(changes), plugins=plugins, out=out)
     store = Store(out.resolve())
-    trials = (*plan.trials, *plan.rival_trials, *plan.planned_prerequisites)
+    trials = (*plan.trials, *plan.rival_trials, *plan.labelled_prerequisites)
     folders = {(planned.arm, planned.seed): store.folder(planned.trial) for planned in trials}
     states = {name: Ending.DONE if folder.done() else folder.state() for name, folder in folders.items()}
     device = device_type(study.run)
@@ -213,7 +213,7 @@ def _describe_trials(plan: Plan, states: States) -> str:
         "of arms": plan.trials,
         "of arms, once their knobs are tuned": plan.pending,
         "of tuning": plan.rival_trials,
-        "of teachers or pre-training": plan.planned_prerequisites,
+        "of teachers or pre-training": plan.labelled_prerequisites,
     }
     total = sum(map(len, groups.values()))
     parts = [f"{len(trials):,} {purpose}" for purpose, trials in groups.items() if trials]

@@ -49,7 +49,7 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
     reasons, unfinished = dict[str, list[Planned]](), dict[tuple[str, str], list[Planned]]()
     # Trials of tunings belong to no arm until a choice is made.
     rivals = [planned for item in plan.tuning if item.open for planned in item.trials]
-    prerequisites = plan.planned_prerequisites
+    prerequisites = plan.labelled_prerequisites
     for planned in (*plan.trials, *rivals, *prerequisites):
         folder = store.folder(planned.trial)
         state = folder.state()
@@ -234,7 +234,7 @@ def _find_latest_trial(plan: Plan, store: Store, arm: str | None, seed: int | No
     Raises:
         UserError: if the study has no such trial, or none has begun.
     """
-    every = (*plan.trials, *plan.rival_trials, *plan.planned_prerequisites)
+    every = (*plan.trials, *plan.rival_trials, *plan.labelled_prerequisites)
     trials = [item for item in every if arm in (None, item.arm) and seed in (None, item.seed)]
     begun = [item for item in trials if store.folder(item.trial).path.is_dir()]
     if not trials:
@@ -286,7 +286,7 @@ def gc_command(out: Path, yes: bool) -> list[str]:
             ) from None
         if plan is None:
             continue  # deleted meanwhile
-        for item in (*plan.rival_trials, *plan.planned_prerequisites, *plan.trials):
+        for item in (*plan.rival_trials, *plan.labelled_prerequisites, *plan.trials):
             required.add((item.trial.key, item.trial.code))
             names[item.trial.key] = f"study {plan.study}, arm {item.arm}, seed {item.seed}"
     store = Store(out)

@@ -17,7 +17,7 @@ from vitlab import noise
 from vitlab.errors import DataError
 
 
-def hold_out(y_N: Tensor, id_N: Tensor, share: float, k: noise.Key) -> tuple[Tensor, Tensor]:
+def hold_out_stratified(y_N: Tensor, id_N: Tensor, share: float, k: noise.Key) -> tuple[Tensor, Tensor]:
     """Return the positions in ``id_N`` of training and of validation images, both ascending.
 
     Of each class of n images, ``share * n`` are held out, rounded to the nearest whole number; at least one if the
@@ -50,7 +50,7 @@ def hold_out_groups(group_N: Tensor, share: float, k: noise.Key) -> tuple[Tensor
     name_G, index_N = group_N.unique(return_inverse=True)  # type: ignore[no-untyped-call]
     if len(name_G) < 2:
         raise DataError("all images are of one group, so none can be held out for validation; add images")
-    _, group_M = hold_out(torch.zeros_like(name_G), name_G, share, k)
+    _, group_M = hold_out_stratified(torch.zeros_like(name_G), name_G, share, k)
     return split_by_mask(torch.isin(index_N, group_M))
 
 

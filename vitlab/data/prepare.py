@@ -260,7 +260,7 @@ def split_training_images(data: DataSource, images: Subset, seeds: Mapping[str, 
     if held_out_M is not None and not options["validation"]:
         rest_N, val_N = draws.split_by_mask(torch.isin(id_N, held_out_M))
     elif group_N is None:
-        rest_N, val_N = draws.hold_out(stratum_N, id_N, share, key)
+        rest_N, val_N = draws.hold_out_stratified(stratum_N, id_N, share, key)
     else:
         rest_N, val_N = draws.hold_out_groups(group_N[id_N], share, key)
     if not len(rest_N) or not len(val_N):

@@ -54,7 +54,7 @@ def train_missing(stage: Plan, trials: Sequence[Planned], session: Session, *, r
             f"{format_count(len(failed_before), 'trial')} failed before under this code; --retry-failed trains them "
             "again."
         )
-    _report_ended_without_weights(stage, trials, session)
+    _report_trials_lacking_weights(stage, trials, session)
     session.watch.on_plan(stage, todo, session.store)
     try:
         if todo:
@@ -67,8 +67,8 @@ def train_missing(stage: Plan, trials: Sequence[Planned], session: Session, *, r
     }
 
 
-def _report_ended_without_weights(stage: Plan, missing: Sequence[Planned], session: Session) -> None:
-    keep = _weights_to_keep(session.run, stage.analysis, is_needed=False)
+def _report_trials_lacking_weights(stage: Plan, missing: Sequence[Planned], session: Session) -> None:
+    keep = _weights_retention(session.run, stage.analysis, is_needed=False)
     names = {planned.trial.name for planned in missing}
     folders = {session.store.folder(planned.trial) for planned in stage.trials if planned.trial.name not in names}
     if lacking := sum(folder.done() and folder.result_unless_weights_lost(keep) is None for folder in folders):
@@ -260,7 +260,7 @@ def _model_work_per_image(trial: Trial) -> Work | None:
     return work
 
 
-def _weights_to_keep(run: RunSpec, analysis: Analysis, *, is_needed: bool) -> Keep:
+def _weights_retention(run: RunSpec, analysis: Analysis, *, is_needed: bool) -> Keep:
     """Return the weights to keep; those of trials that other trials need are kept, whatever the study says."""
     which, every = run.keep.which, run.keep.every
     best = (analysis.metric.replace("test/", "val/"), analysis.goal) if which == "best" else None
@@ -280,7 +280,7 @@ def _make_job(
             threads=run.threads,
             device=run.device,
             deterministic=run.deterministic,
-            keep=_weights_to_keep(run, analysis, is_needed=is_needed),
+            keep=_weights_retention(run, analysis, is_needed=is_needed),
             plugins=session.plugin_files,
             every_s=run.checkpoint_interval,
             processes=run.resources.together,

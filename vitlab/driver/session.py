@@ -127,7 +127,7 @@ def next_trials_to_train(plan: Plan, only: str, ended: Collection[str]) -> tuple
 
 def add_missing_prerequisites(plan: Plan, todo: Sequence[Planned], store: Store) -> list[Planned]:
     """Return ``todo`` preceded by the missing trials of no arm that it depends on, directly or indirectly."""
-    prerequisites = {item.trial.name: item for item in plan.planned_prerequisites}
+    prerequisites = {item.trial.name: item for item in plan.labelled_prerequisites}
     missing: dict[str, Planned] = {}
     pending = [dependency for planned in todo for dependency in planned.trial.needs.values()]
     while pending:

@@ -371,7 +371,7 @@ def trial_demand_on_cluster(ray: Any, run: RunSpec) -> Demand:
 
     With ``device: auto`` it has a GPU if a machine of the cluster has some now.
     """
-    resources, machines = run.resources.on_one_node, _machine_resources(ray)
+    resources, machines = run.resources.share_per_node, _machine_resources(ray)
     has_gpus = any(machine.get("GPU", 0) for machine in machines)
     gpus = 0.0
     if run.device == "cuda" or (run.device == "auto" and (has_gpus or resources.gpu is not None)):

@@ -352,7 +352,7 @@ class SlurmBatch:
     def __init__(self, folder: Path, run: RunSpec, jobs: tuple[Job, ...]) -> None:
         self.folder = folder
         # The job's resources limit the workers, not run.workers; and no address or option with a password is pickled.
-        own = {"workers": None, "tracker": Choice("none"), "resources": run.resources.on_one_node}
+        own = {"workers": None, "tracker": Choice("none"), "resources": run.resources.share_per_node}
         self.run, self.nodes = run.model_copy(update={**own, "executor": Choice("local")}), run.resources.nodes
         self.jobs = jobs
         self._local: Local | None = None

@@ -277,7 +277,7 @@ class WorkerCommand:
         return JobEnd(self.job, Ending(report[0]), report[1])
 
 
-def _run_job_in_folder_and_exit(folder: Path) -> NoReturn:
+def _run_job_file_and_exit(folder: Path) -> NoReturn:
     """Run the job of a folder and exit."""
     data = read_json_strictly(folder / "job.json", require_mapping)
     if data is None:
@@ -299,4 +299,4 @@ def _run_job_in_folder_and_exit(folder: Path) -> NoReturn:
 
 
 if __name__ == "__main__":
-    _run_job_in_folder_and_exit(Path(sys.argv[1]))
+    _run_job_file_and_exit(Path(sys.argv[1]))

@@ -251,7 +251,7 @@ def write_side_by_side(explanations: Mapping[str, Explanation], caption: str, ou
             for name, each in explanations.items()
             if key in each.maps
         }
-        figures[key] = pictures.draw_side_by_side(models, truth=first.subject.class_name)
+        figures[key] = pictures.draw_models_side_by_side(models, truth=first.subject.class_name)
     predicted = {name: each.predicted_HW for name, each in explanations.items() if each.predicted_HW is not None}
     if len(predicted) > 1:
         truth_HW = first.subject.label_HW

@@ -132,7 +132,7 @@ class Panel(NamedTuple):
     is_wrong: bool  #: whether the prediction is known to be wrong, which is drawn in red
 
 
-def draw_side_by_side(models: Mapping[str, Panel], *, truth: str | None) -> Figure:
+def draw_models_side_by_side(models: Mapping[str, Panel], *, truth: str | None) -> Figure:
     """Draw the image, and beside it the map of each model over it, with the model's name and its prediction.
 
     Args:

@@ -136,7 +136,7 @@ def preload_vitlab_digests() -> None:
     for module in [name for name in sys.modules if name.partition(".")[0] == BUILT_IN]:
         _inherited[module] = (
             source.read_source_as_imported(module).digest,
-            source.dependencies(module, source.read_source_as_imported),
+            source.direct_dependencies(module, source.read_source_as_imported),
         )
     clear_caches()  # every worker clears its caches, and clearing inherited ones would copy their memory
 
@@ -167,7 +167,7 @@ def transitive_digests(modules: Iterable[str], reader: source.Reader = source.re
             continue
         digests[module], needed = _inherited.get(module) or (
             reader(module).digest,
-            source.dependencies(module, reader),
+            source.direct_dependencies(module, reader),
         )
         queue += needed
     return digests

@@ -4,8 +4,8 @@ No module is imported for this.  The digest is of the syntax tree without docstr
 and code does.  A compiled module is digested by its bytes; a module without a file, such as a notebook, gets a digest
 that no other process has.
 
-Imports are followed from text to text (:func:`dependencies`).  A distribution installed from an index is not read: it
-counts as ``name==version``.
+Imports are followed from text to text (:func:`direct_dependencies`).  A distribution installed from an index is not
+read: it counts as ``name==version``.
 
 Within a process, files are checked again after every :func:`clear_caches`, and read again if they have changed.
 """
@@ -105,7 +105,7 @@ def read_for_worker(module: str) -> ModuleSource:
     return read_source_as_imported(module) if _top_level_name(module) == BUILT_IN else read_current_source(module)
 
 
-def dependencies(module: str, reader: Reader) -> list[str]:
+def direct_dependencies(module: str, reader: Reader) -> list[str]:
     """Return the direct dependencies of a module.
 
     For modules of vitlab, these are the modules of vitlab that they import.  For other modules, these are all imports

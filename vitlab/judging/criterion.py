@@ -139,7 +139,7 @@ def parse_margin(margin: float | str | None, metric: str, scale: ColumnUnit, rem
     return amount
 
 
-def chance_in_units(
+def chance_level_in_units(
     chance: float | None, classes: int | None, metric: str, unit: ColumnUnit, remarks: Remarks
 ) -> float | None:
     """Return what guesses reach in units of the column, if it is given, or follows from the number of classes."""

@@ -345,7 +345,7 @@ def column_names(frame: pd.DataFrame) -> list[str]:
     return [str(name) for name in frame]
 
 
-def cells_to_text(cells: pd.Series[Any]) -> pd.Series[Any]:
+def column_to_texts(cells: pd.Series[Any]) -> pd.Series[Any]:
     """Return cells as texts without spaces around them, empty where there is none; whole numbers have no point."""
     import pandas as pd
 
@@ -362,7 +362,7 @@ def parse_values(cells: pd.Series[Any], place: Callable[[int], str], remarks: Re
 
     if pd.api.types.is_numeric_dtype(cells) and not pd.api.types.is_bool_dtype(cells):
         return _infer_endings(cells.to_numpy("float64", na_value=np.nan))
-    lower = cells_to_text(cells).str.casefold().str.replace("\N{MINUS SIGN}", "-")
+    lower = column_to_texts(cells).str.casefold().str.replace("\N{MINUS SIGN}", "-")
     bare = lower.str.removesuffix("%").str.rstrip()
     numerals = bare[~bare.isin(DIVERGED | FAILED)]
     has_point, has_comma = (numerals.str.fullmatch(pattern) for pattern in (POINT, COMMA))

@@ -124,7 +124,7 @@ def judge(
     compared = _choose_baselines(trainings, baseline, remarks)
     scale = criterion.infer_column_unit(metric, trainings.frame, trainings.is_percent, remarks)
     margin = criterion.parse_margin(margin, metric, scale, remarks)
-    chance = criterion.chance_in_units(chance, classes, metric, scale, remarks)
+    chance = criterion.chance_level_in_units(chance, classes, metric, scale, remarks)
     quantum = criterion.quantum_in_units(images, metric, scale, remarks)
     seeds = trainings.frame["seed"].nunique()
     if looks and not trainings.is_paired:
@@ -142,7 +142,7 @@ def judge(
         remarks.of_options.append(f"--over-blocks: {fault}")
     if remarks.of_options or remarks.of_table:
         raise remarks.error()
-    plan = _make_plan(trainings, compared, analysis.model_copy(update={"margin": margin}), scale, chance)
+    plan = _reconstruct_plan(trainings, compared, analysis.model_copy(update={"margin": margin}), scale, chance)
     frame = _results_frame(trainings.frame, column, compared)
     if looks:
         plan = _with_judged_looks(plan, frame, looks, quantum)
@@ -204,7 +204,7 @@ def _read_results(results: pd.DataFrame | str | Path, columns: Columns, remarks:
     return table
 
 
-def _make_plan(
+def _reconstruct_plan(
     trainings: Trainings, compared: Mapping[str, str], analysis: Analysis, scale: ColumnUnit, chance: float | None
 ) -> Plan:
     """Return the plan of a study that would have given these trainings."""

@@ -16,8 +16,8 @@ from vitlab.judging.files import (
     Remarks,
     Table,
     are_metric_values,
-    cells_to_text,
     column_names,
+    column_to_texts,
     infer_column_role,
     shortlist,
 )
@@ -83,7 +83,7 @@ def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Training
         candidates = [name for name, role in roles.items() if role == "seed"]
         if not candidates and arm is None:
             candidates = [
-                name for name, role in roles.items() if role == "index" and cells_to_text(table.rows[name]).is_unique
+                name for name, role in roles.items() if role == "index" and column_to_texts(table.rows[name]).is_unique
             ]
         if len(candidates) == 1:
             [seed] = candidates
@@ -103,7 +103,7 @@ def _infer_column_roles(table: Table) -> dict[str, str | None]:
     for name, role in roles.items():
         if (
             role in ("index", "name", "count")
-            and cells_to_text(table.rows[name]).str.contains(r"^[-+]?[0-9]*[.,][0-9]").any()
+            and column_to_texts(table.rows[name]).str.contains(r"^[-+]?[0-9]*[.,][0-9]").any()
         ):
             roles[name] = None
     return roles
@@ -138,7 +138,7 @@ def _wide_to_long(
         rows = rows.assign(**{ROW: np.arange(len(rows))})
     long = rows.melt([seed or ROW, *([block] if block else [])], arms, ARM, metric)
     if seed is None:
-        is_filled = cells_to_text(long[metric]) != ""
+        is_filled = column_to_texts(long[metric]) != ""
         long = long[is_filled[::-1].groupby(long[ARM]).cummax()[::-1]]
     return replace(table, rows=long, height=len(rows)), seed or ROW
 
@@ -154,9 +154,9 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
     if arm == ARM and remarks.of_table:
         remarks.add_mistakes("without --arm every column is an arm: name the column of the arms if a row is a training")
     frame = rows[[]].assign(
-        arm=cells_to_text(rows[arm]),
-        block="" if block is None else cells_to_text(rows[block]),
-        name="" if seed is None else cells_to_text(rows[seed]),
+        arm=column_to_texts(rows[arm]),
+        block="" if block is None else column_to_texts(rows[block]),
+        name="" if seed is None else column_to_texts(rows[seed]),
         value=metric_values.numbers,
         status=metric_values.endings,
     )
@@ -182,16 +182,16 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
     else:
         frame["seed"] = np.arange(len(frame))
         for name in (name for name in column_names(others) if infer_column_role(name) == "step"):
-            if cells_to_text(others[name])[frame.index].groupby(frame["arm"]).nunique().gt(1).any():
+            if column_to_texts(others[name])[frame.index].groupby(frame["arm"]).nunique().gt(1).any():
                 remarks.add_mistakes(
                     f"'{name}' differs between rows of an arm, as steps of trainings do; {FINALS}, and add --seed"
                 )
         remarks.notes.append("Without --seed the arms are not paired: name the column of the seeds if they share some.")
     compared = None
     if columns.baselines is not None:
-        baselines = cells_to_text(rows[columns.baselines])
+        baselines = column_to_texts(rows[columns.baselines])
         if block is not None:
-            baselines = baselines.where(baselines == "", cells_to_text(rows[block]) + ": " + baselines)
+            baselines = baselines.where(baselines == "", column_to_texts(rows[block]) + ": " + baselines)
         compared = _parse_baselines(frame["arm"], baselines, columns.baselines, remarks)
     remarks.raise_mistakes()
     blocks = dict(zip(frame["arm"], frame["block"], strict=True))
@@ -201,7 +201,7 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
 def _drop_statistics_rows(table: Table, labels: Sequence[str], remarks: Remarks) -> Table:
     """Return a table without the rows that a column of seeds or row numbers calls ``mean`` or the like."""
     for label in labels:
-        names = cells_to_text(table.rows[label])
+        names = column_to_texts(table.rows[label])
         out = names[names.str.casefold().str.rstrip(".").isin(files.STATISTICS)]
         if len(out):
             marks = ", ".join(f"'{name}'" for name in out.unique())
@@ -245,7 +245,7 @@ def _drop_running_and_mask_failed(
     frame: pd.DataFrame, column: pd.Series[Any], table: Table, remarks: Remarks
 ) -> pd.DataFrame:
     """Return the trainings that have ended by a column such as ``state``, without the values of those that failed."""
-    cells, name = cells_to_text(column).str.casefold()[frame.index], str(column.name).casefold()
+    cells, name = column_to_texts(column).str.casefold()[frame.index], str(column.name).casefold()
     # A column such as 'crashed' is true or false.
     if name in files.LOST | files.DIVERGED and cells.isin(files.FLAGS).all():
         cells = cells.map({cell: name if is_set else "done" for cell, is_set in files.FLAGS.items()})

@@ -51,7 +51,7 @@ def with_first_registration(plan: Plan, earlier: Plan | None, ended: Callable[[s
 
     first = None if earlier is None else earlier.registered
     if earlier is None or first is None or not (first.seen or any_ended(earlier)):
-        return replace(plan, registered=replace(make_registration(plan), known=_count_earlier_results(plan, ended)))
+        return replace(plan, registered=replace(make_registration(plan), known=_find_earlier_results(plan, ended)))
     if plan.looks is not None and [size for size, _ in first.looks] == [len(seeds) for seeds in plan.looks.seeds]:
         # The levels that were registered stay: they depend on the number of comparisons.
         plan = replace(plan, looks=replace(plan.looks, shares=tuple(share for _, share in first.looks)))
@@ -137,7 +137,7 @@ def family_over_blocks_and_incomplete_arms(plan: Plan) -> tuple[set[str], set[st
     return names, fewer
 
 
-def _count_earlier_results(plan: Plan, ended: Callable[[str, str], bool]) -> EarlierResults:
+def _find_earlier_results(plan: Plan, ended: Callable[[str, str], bool]) -> EarlierResults:
     trials = {(item.arm, item.seed): (item.trial.key, item.trial.code) for item in plan.trials}
     results = {trial for trial in trials.values() if ended(*trial)}
     seeds: dict[str, set[int]] = {}

@@ -194,7 +194,7 @@ class Resolver:
             value = value_at(draft.plain, path)
             if isinstance(value, Mapping) and value_at(draft.tree, path) is None:
                 value = {**value, "type": slot(name).qualify_builtin(value["type"])}
-            choice, option_error = self._resolve_choice(name, value)
+            choice, option_error = self._try_resolve_choice(name, value)
             if option_error is not None:
                 draft.add_faults(*option_error.faults, below=path)
                 draft.wrong[path] = option_error.wrong
@@ -284,7 +284,7 @@ class Resolver:
             return  # reported by TrialSpec
         choices: list[ResolvedChoice] = []
         for index, value in enumerate(values):
-            choice, error = self._resolve_choice("metric", value)
+            choice, error = self._try_resolve_choice("metric", value)
             if error is not None:
                 draft.add_faults(*error.faults, below=(*METRICS, index))
             elif choice is not None:
@@ -431,7 +431,7 @@ class Resolver:
             notes=frozenset(notes).union(*(other.trial.notes for other in draft.needs.values())),
         )
 
-    def _resolve_choice(self, name: str, value: Any) -> tuple[ResolvedChoice | None, OptionError | None]:
+    def _try_resolve_choice(self, name: str, value: Any) -> tuple[ResolvedChoice | None, OptionError | None]:
         """Return the choice and its mistakes; if it has some, with defaults for the wrong options, or None.
 
         The options of a misspelt component are checked as options of the only one that is one edit away.
@@ -449,7 +449,7 @@ class Resolver:
                 near = get_close_matches(written.type, known, n=2, cutoff=max(0.6, 1 - 1.01 / (length or 1)))
                 if len(near) == 1 and near != [written.type] and abs(len(near[0]) - length) < 2:
                     with suppress(BrokenComponent):  # by one of the options
-                        guess, more = self._resolve_choice(name, {"type": near[0], **written.options})
+                        guess, more = self._try_resolve_choice(name, {"type": near[0], **written.options})
                         more = more or OptionError([])
                         return guess, OptionError([*error.faults, *more.faults], wrong={"type", *more.wrong})
             return error.sound if isinstance(error.sound, ResolvedChoice) else None, error

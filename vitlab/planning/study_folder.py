@@ -50,7 +50,7 @@ def read_plan(file: Path) -> Plan | None:
         UserError: if the file is not a plan, or one in another format.
     """
     try:
-        return read_json_strictly(file, lambda data: _parse_plan(file, data))
+        return read_json_strictly(file, lambda data: _parse_and_check_plan(file, data))
     except Damaged as error:
         raise UserError(
             f"{file} is damaged or in another format ({error}); 'vitlab run' sets it aside, plans the study again, and "
@@ -85,10 +85,10 @@ def write_registered_plan(plan: Plan, store: Store) -> Plan:
 
 def _read_intact_plan(file: Path) -> Plan | None:
     """Return the plan in a file, or None if the file does not exist or is damaged."""
-    return read_json(file, lambda data: _parse_plan(file, data))
+    return read_json(file, lambda data: _parse_and_check_plan(file, data))
 
 
-def _parse_plan(file: Path, data: Any) -> Plan:
+def _parse_and_check_plan(file: Path, data: Any) -> Plan:
     """Parse a plan, and check that its study is the folder's."""
     plan = Plan.from_json(data)
     if file.parent.parent.name == "studies" and plan.study != file.parent.name:

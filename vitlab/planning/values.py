@@ -237,7 +237,7 @@ class Plan:
         return [planned for tuning in self.tuning for planned in tuning.trials]
 
     @property
-    def planned_prerequisites(self) -> list[Planned]:
+    def labelled_prerequisites(self) -> list[Planned]:
         """Prerequisites, each called after the first arm that needs it, such as ``teacher of hard``."""
         trials = {trial.name: trial for trial in self.prerequisites}
         queue, found = [*self.trials, *self.rival_trials], []

@@ -217,7 +217,7 @@ def column_names(analysis: Analysis) -> list[str]:
     return [*COLUMNS, *([test, f"{test}_sd"] if test else [])]
 
 
-def summary_frame(rows: Sequence[Row], analysis: Analysis) -> pd.DataFrame:
+def summary_rows_to_frame(rows: Sequence[Row], analysis: Analysis) -> pd.DataFrame:
     """Return the rows of :func:`summary_rows` as a frame."""
     import pandas as pd
 

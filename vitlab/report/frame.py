@@ -100,7 +100,7 @@ def gather_trials(plan: Plan, store: Store, trials: Sequence[Planned] | None = N
 
 def gather_prerequisites(plan: Plan, store: Store) -> list[StoredTrial]:
     """Return the trials that others need and that belong to no arm, such as teachers, with status and result."""
-    return gather_trials(plan, store, plan.planned_prerequisites)
+    return gather_trials(plan, store, plan.labelled_prerequisites)
 
 
 def metric_column(analysis: Analysis) -> str:
@@ -184,7 +184,9 @@ def validation_overlap(plan: Plan, trials: Sequence[StoredTrial]) -> dict[str, f
     images = _images_by_split(trials, "val") if plan.analysis.metric.startswith("val/") else {}
     if all(len(by_seed) < 2 for by_seed in images.values()):
         return {}
-    ratios = {data: _val_train_ratio(by_seed.values()) if len(by_seed) > 1 else 0.0 for data, by_seed in images.items()}
+    ratios = {
+        data: _val_train_size_ratio(by_seed.values()) if len(by_seed) > 1 else 0.0 for data, by_seed in images.items()
+    }
     return {item.planned.arm: ratios[repr(item.planned.trial.spec.data)] for item in trials}
 
 
@@ -200,7 +202,7 @@ def _images_by_split(trials: Sequence[StoredTrial], split: str) -> dict[str, dic
     return images
 
 
-def _val_train_ratio(images: Iterable[frozenset[int]]) -> float:
+def _val_train_size_ratio(images: Iterable[frozenset[int]]) -> float:
     """Return validation images over training images, given the validation images of each split."""
     pairs = list(itertools.combinations(filter(None, images), 2))
     if not any(one & other for one, other in pairs):

@@ -27,7 +27,7 @@ SHOWN = ("arm", "level", "first", "second", "difference", "low", "high", "verdic
 
 
 class Comparison(pd.DataFrame):
-    """A frame of :func:`vitlab.report.comparison.summary_frame`, or some of its rows, shown as the report does."""
+    """A frame of ``comparison.summary_rows_to_frame``, or some of its rows, shown as a report shows them."""
 
     _metadata: ClassVar[list[str]] = ["report"]
     report: Report
@@ -39,7 +39,7 @@ class Comparison(pd.DataFrame):
     @classmethod
     def of(cls, report: Report) -> Comparison:
         """Return the arms of a report, with its answers, notes and figures."""
-        arms = cls(comparison.summary_frame(report.arms, report.analysis))
+        arms = cls(comparison.summary_rows_to_frame(report.arms, report.analysis))
         arms.report = report
         return arms
 
@@ -79,7 +79,7 @@ class Comparison(pd.DataFrame):
             return None
         arms = {row["arm"]: row for row in report.arms}
         rows = [arms[name] for name in self["arm"] if name in arms]
-        if not rows or not self.reset_index(drop=True).equals(comparison.summary_frame(rows, report.analysis)):
+        if not rows or not self.reset_index(drop=True).equals(comparison.summary_rows_to_frame(rows, report.analysis)):
             return None
         beside = {row["baseline"] for row in rows} - {*self["arm"]}
         return replace(report, question="", arms=[*(arms[name] for name in arms if name in beside), *rows])

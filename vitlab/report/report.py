@@ -19,7 +19,7 @@ from vitlab.errors import UserError, nearest
 from vitlab.planning import study_folder
 from vitlab.planning.values import Plan
 from vitlab.report import phrasing
-from vitlab.report.comparison import summary_frame, summary_rows
+from vitlab.report.comparison import summary_rows, summary_rows_to_frame
 from vitlab.report.drawing import Drawing, render_pdf, render_png
 from vitlab.report.formats import FORMATS, Format, frame_to_csv, render_markdown
 from vitlab.report.frame import StudyResults, frame_to_json_records, gather_prerequisites, gather_trials
@@ -153,7 +153,7 @@ class Report:
     def frame(self) -> pd.DataFrame:
         """The results, one row per trial; of what belongs to no single study, one row per arm."""
         if self.made is None:
-            return summary_frame(self.arms, self.analysis)
+            return summary_rows_to_frame(self.arms, self.analysis)
         assert self.findings is not None, STORED
         return self.findings.results.frame
 
@@ -220,7 +220,7 @@ def write(report: Report, folder: Path) -> list[Path]:
     for name, drawing in drawings.items():
         drawing.figure.set_layout_engine("none")  # it keeps the layout of the SVG, and takes half the time
         files |= {f"{name}.png": render_png(drawing.figure), f"{name}.pdf": render_pdf(drawing.figure)}
-    files["summary.csv"] = frame_to_csv(summary_frame(report.arms, report.analysis))
+    files["summary.csv"] = frame_to_csv(summary_rows_to_frame(report.arms, report.analysis))
     files["history.parquet"] = report.findings.history.to_parquet(index=False)
     # report.json is the last, because its state marks the other files as current.
     files |= {form.file: form.render(report) for form in FORMATS.values() if form.file}

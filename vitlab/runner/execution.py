@@ -115,7 +115,7 @@ def execute(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialEnd
         attempts = [each for each in opened if isinstance(each, Attempt)]
         contexts.enter_context(torch_settings(settings, device, trials[0].spec.train.precision))
         try:
-            _run_attempts(attempts, settings.engine, stop)
+            _train_attempts_with_fallback(attempts, settings.engine, stop)
         except Exception as error:
             too_large = is_out_of_memory(error) and len(attempts) > 1
             for attempt in attempts:
@@ -205,7 +205,7 @@ def _load_plugins(settings: Settings) -> None:
         load_file(plugin)
 
 
-def _run_attempts(attempts: Sequence[Attempt], engine: str, stop: Callable[[], bool]) -> None:
+def _train_attempts_with_fallback(attempts: Sequence[Attempt], engine: str, stop: Callable[[], bool]) -> None:
     """Train attempts by an engine, those at whose first step it fails by its fallback, and write their results.
 
     An error ends an attempt that was trained alone; an error of several is raised.

@@ -31,7 +31,7 @@ class Resources(Frozen):
     """Machines that train the trial together, each with an equal part of its processes; with executor ray or slurm."""
 
     @property
-    def on_one_node(self) -> Resources:
+    def share_per_node(self) -> Resources:
         """The part of these resources that each of the machines gives."""
         parts = {name: getattr(self, name) for name in ("gpu", "cpu", "processes")}
         own = {name: -(-value // self.nodes) for name, value in parts.items() if value is not None and self.nodes > 1}

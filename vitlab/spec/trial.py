@@ -250,7 +250,7 @@ class Teacher(Source):
     """Pixels per side of its images, for a checkpoint without them."""
 
     @model_validator(mode="after")
-    def _check_needs_checkpoint(self) -> Self:
+    def _check_options_need_checkpoint(self) -> Self:
         for name in ("heads", "size"):
             if getattr(self, name) is not None and self.checkpoint is None:
                 raise conflict_error(

@@ -68,7 +68,7 @@ class _Sample:
         se = values_S.std(axis=0, ddof=1) * math.sqrt(1 / n + self.overlap)
         return np.asarray(t_quantile(1 - self.alpha / 2, n - 1) * se)
 
-    def project_residuals(self, fit_X: Floats, along_X: Floats, explained_X: Sequence[Floats]) -> Floats:
+    def project_residuals_onto_change(self, fit_X: Floats, along_X: Floats, explained_X: Sequence[Floats]) -> Floats:
         """Return how far each seed's residuals point along a change of a fit, beyond what other changes explain."""
         others = np.stack(explained_X, axis=1) / fit_X[:, None]
         along = along_X / fit_X
@@ -89,16 +89,20 @@ class _Sample:
         return float(((1 - self.fit_with_exponent(exponent)[2] / self.means_X) ** 2).sum())
 
     def scores_of_exponent(self, exponent: float) -> Floats:
-        """Return the :meth:`project_residuals` of the exponent at a value of it."""
+        """Return the :meth:`project_residuals_onto_change` of the exponent at a value of it."""
         offset, factor, fit = self.fit_with_exponent(exponent)
         falling = factor * np.exp(-exponent * self.log_x)
-        return self.project_residuals(fit, -self.log_x * falling, [falling, np.ones_like(fit)] if offset else [falling])
+        return self.project_residuals_onto_change(
+            fit, -self.log_x * falling, [falling, np.ones_like(fit)] if offset else [falling]
+        )
 
     def scores_of_offset(self, offset: float) -> Floats:
-        """Return the :meth:`project_residuals` of the offset at a value of it."""
+        """Return the :meth:`project_residuals_onto_change` of the offset at a value of it."""
         slope, level = np.polyfit(self.log_x, np.log(self.means_X - offset), 1)
         falling = np.exp(level + slope * self.log_x)
-        return self.project_residuals(offset + falling, np.ones_like(falling), [falling, self.log_x * falling])
+        return self.project_residuals_onto_change(
+            offset + falling, np.ones_like(falling), [falling, self.log_x * falling]
+        )
 
     def interval(self, value: float, scores_at: Callable[[float], Floats], lower: float, upper: float) -> Estimate:
         """Return a parameter with the interval of the values whose scores are not told from 0."""

@@ -69,7 +69,7 @@ def check_optimizer(choice: ResolvedChoice) -> None:
         made = built.build(built.route(group_by_decay(model, 0.5), model))
     check_type(made, torch.optim.Optimizer, "build", "a torch.optim.Optimizer")
     check_each(
-        lambda: check_training(optimizer=choice.plain()),
+        lambda: check_training_resumes_exactly(optimizer=choice.plain()),
         lambda: _check_step_direction(choice),
         lambda: _check_decay(choice),
     )
@@ -98,7 +98,7 @@ def _check_decay(choice: ResolvedChoice) -> None:
         )
 
 
-def check_training(**fields: Any) -> None:
+def check_training_resumes_exactly(**fields: Any) -> None:
     """Check that a training with these fields of ``train`` repeats bit for bit, also if a checkpoint interrupts it."""
     with about("trains a small ViT", FirstCallFailed):
         training = _build_training(fields)
@@ -189,7 +189,7 @@ def check_objective(choice: ResolvedChoice) -> None:
     }
     if reason := cls.incompatibility(info, model, trial):
         raise SkipTest(reason)
-    check_training(**fields)
+    check_training_resumes_exactly(**fields)
     training = _build_training(fields)
     objective: Objective = training.objective
     assert "loss" in objective.standard_metrics(info), "standard_metrics has no 'loss'; every evaluation reports one"

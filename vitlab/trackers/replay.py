@@ -242,7 +242,7 @@ def tracked_trials(plan: Plan) -> list[TrackedTrial]:
 
     for planned in plan.trials:
         add(planned, "trial", planned.arm)
-    for planned in plan.planned_prerequisites:
+    for planned in plan.labelled_prerequisites:
         add(replace(planned, arm=""), "prerequisite", planned.arm)
     for planned in plan.rival_trials:  # of no arm: no mean includes them
         add(replace(planned, arm=""), TUNING, f"tuning {planned.arm}")

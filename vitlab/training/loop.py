@@ -337,7 +337,7 @@ class Training:
         """
         if self.result_index >= 0:
             before = self.history[self.result_index]
-            added = {**self._merge_evaluations(evaluations), WEIGHTS_STEP: float(before.step)}
+            added = {**self._collect_metrics_and_predictions(evaluations), WEIGHTS_STEP: float(before.step)}
             self.history[self.result_index] = replace(before, metrics={**before.metrics, **added})
             return replace(before, metrics=added)
         if self.history and self.last_measured_step == self.step:
@@ -345,7 +345,7 @@ class Training:
         else:
             metrics = self._collect_train_metrics()
             self.predictions = {}
-        metrics |= self._merge_evaluations(evaluations)
+        metrics |= self._collect_metrics_and_predictions(evaluations)
         measurement = Measurement(self.step, self.epoch, self.images, metrics)
         self.history.append(measurement)
         self._keep_weights_if_best()
@@ -377,7 +377,7 @@ class Training:
         self._system = {"system/images_per_s": speed}
         return metrics
 
-    def _merge_evaluations(self, evaluations: Iterable[EvaluationResult]) -> dict[str, float]:
+    def _collect_metrics_and_predictions(self, evaluations: Iterable[EvaluationResult]) -> dict[str, float]:
         """Return the metrics of evaluations, those of test sets averaged, and store the predictions.
 
         Raises:

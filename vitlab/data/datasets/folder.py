@@ -131,7 +131,7 @@ class ImageFolder(PictureSet):
         for split, listing in listings.items():
             splits[split] = torch.arange(start, start := start + len(listing.pictures))
         encoded = self._picture_files(pictures, labels)
-        splits, notes = self.apply_test_option(splits, encoded.y_N, str(layout.train))
+        splits, notes = self.hold_out_test_split(splits, encoded.y_N, str(layout.train))
         test = layout.test
         return Listing(
             encoded,

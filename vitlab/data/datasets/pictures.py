@@ -401,7 +401,7 @@ class PictureSet(Dataset):
             return None
         return torch.arange(len(splits[VAL])) + len(splits[TRAIN])
 
-    def apply_test_option(
+    def hold_out_test_split(
         self, splits: Mapping[str, Tensor], y_N: Tensor, source: str
     ) -> tuple[dict[str, Tensor], list[str]]:
         """Return splits with the option ``test`` applied, and a note on it; ``source`` has the training pictures."""
@@ -410,7 +410,7 @@ class PictureSet(Dataset):
         row_M = splits[TRAIN]
         class_M = y_N[row_M] if y_N.ndim == 1 else torch.zeros_like(row_M)
         # The draw is the same for every trial.
-        train_M, test_M = draws.hold_out(class_M, torch.arange(len(row_M)), self.test, noise.key(0, TEST))
+        train_M, test_M = draws.hold_out_stratified(class_M, torch.arange(len(row_M)), self.test, noise.key(0, TEST))
         of = "pictures of each class" if y_N.ndim == 1 else "pictures"
         note = (
             f"The test split is {self.test:g} of the {of} in '{source}', drawn once with seed 0: the same for all arms "

@@ -145,7 +145,7 @@ class ImageTable(PictureSet):
         splits = {str(split): torch.tensor(rows) for split, rows in split_N.groupby(split_N).groups.items()}
         remark = self._check_and_use_val_for_test(splits)
         names, y_N = self._encode_classes(frame, places, dict(zip(paths, parts, strict=True)), splits[TRAIN].tolist())
-        splits, notes = self.apply_test_option(splits, y_N, str(self.where))
+        splits, notes = self.hold_out_test_split(splits, y_N, str(self.where))
         return Listing(
             TablePictures(parts, places, y_N, self.decoding, self.decoded),
             names,

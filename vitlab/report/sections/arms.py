@@ -93,7 +93,7 @@ class Arms(Section[Row]):
                 # Of equal values, ticks would be as long as their rounding.
                 if phrasing.half_width(low, high) is None:
                     axes.set_xlim(sorted((0.99 * low, 1.01 * high)))
-            caption = _table_caption(plan, rows, compared) + describe_shared(labels)
+            caption = _figure_caption(plan, rows, compared) + describe_shared(labels)
             if absent := [row["arm"] for row in findings.arms if row not in rows]:
                 caption += f" Without a value: {phrasing.list_or_count(absent)}."
             return Drawing(figure, caption)
@@ -271,7 +271,7 @@ def format_verdict(row: Row) -> str:
     return f"{verdict} (exploratory)" if row["exploratory"] and claimed else verdict
 
 
-def _table_caption(plan: Plan, rows: Sequence[Row], compared: Sequence[Row]) -> str:
+def _figure_caption(plan: Plan, rows: Sequence[Row], compared: Sequence[Row]) -> str:
     interval = f" with its {phrasing.percent(1 - plan.analysis.alpha)} interval"
     text = "each seed (small) and the mean" if any(row["n"] > 1 for row in rows) else "the value"
     text += interval * any(interval_unless_collapsed(row)[0] is not None for row in rows)

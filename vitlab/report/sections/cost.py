@@ -65,7 +65,7 @@ class Cost(Section[MeasuredCost]):
         return file.stat().st_mtime_ns if file.exists() else 0
 
     def rows(self, findings: Findings) -> list[MeasuredCost]:
-        return current_costs(findings)
+        return up_to_date_costs(findings)
 
     def notes(self, rows: Sequence[MeasuredCost], findings: Findings) -> Iterator[str]:
         current = {row.arm for row in rows}
@@ -97,7 +97,7 @@ class Cost(Section[MeasuredCost]):
         return Table(table, caption)
 
 
-def current_costs(findings: Findings) -> list[MeasuredCost]:
+def up_to_date_costs(findings: Findings) -> list[MeasuredCost]:
     """Return the measured costs of the arms whose spec and code are still those that were measured."""
     plan, stored = findings.plan, _read_costs(findings.plan, findings.store)
     rows = [(stored[arm], planned.trial) for arm, planned in plan.first_trials.items() if arm in stored]

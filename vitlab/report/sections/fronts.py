@@ -135,7 +135,7 @@ class Fronts(Section[Front]):
 
 def costs_by_arm(findings: Findings) -> dict[str, dict[str, float]]:
     """Return the known costs of each arm by name."""
-    rows = {row.arm: row for row in cost.current_costs(findings)}
+    rows = {row.arm: row for row in cost.up_to_date_costs(findings)}
     costs: dict[str, dict[str, float]] = {}
     for row in findings.arms:
         costs[row["arm"]] = {name: float(row[name]) for name in ("params", "macs") if row[name] is not None}
