@@ -229,6 +229,15 @@ def test_hugging_face_body_has_no_head(tmp_path: Path) -> None:
         expected = theirs(images(16, 16))
     torch.testing.assert_close(features, expected.last_hidden_state, **CLOSE)
     assert logits(model, images(16, 16)).shape == (3, 1) and not logits(model, images(16, 16)).any()
+    assert not look(file, facts=HEADS).faults
+    # The hidden layer before the head that is not there is kept.
+    convert_weights_file(file, tmp_path / "model.safetensors", "hf", facts=HEADS)
+    again = transformers.ViTModel.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(again(images(16, 16)).pooler_output, expected.pooler_output, **CLOSE)
+    convert_weights_file(file, tmp_path / "b.npz", "google", facts=HEADS)
+    kernel_OD = np.load(tmp_path / "b.npz")["pre_logits/kernel"].T
+    assert np.array_equal(kernel_OD, theirs.state_dict()["pooler.dense.weight"].numpy())
 
 
 # -- Google's .npz, whose reader in timm is the oracle ----------------------------------------------------------------

@@ -31,6 +31,7 @@ from vitlab.weights.opening import (
 )
 from vitlab.weights.to_timm import find_timm_model, timm_config
 from vitlab.weights.transfer import (
+    LAST_LAYERS,
     drop_head,
     find_mismatches,
     find_option_differences,
@@ -160,9 +161,9 @@ def _family_name(model: Architecture) -> str:
 
 
 def _canonical_state(model: ViT, has_head: bool) -> NewState:
-    """Return the canonical state of a model, without a head that is not wanted."""
+    """Return the canonical state of a model, without its last layers if the weights have none."""
     state = model.to_canonical(model.state_dict())
-    return state if has_head else drop_head(state)[0]
+    return {name: value for name, value in state.items() if has_head or not name.startswith(LAST_LAYERS)}
 
 
 def _fc_norm_to_norm(old: Architecture, state: NewState) -> tuple[Architecture, NewState]:

@@ -39,7 +39,7 @@ from vitlab.weights.from_timm import from_timm, load_timm_model, names_timm_arch
 from vitlab.weights.hub import fetch, read_facts_of_configs, timm_weights_repository
 from vitlab.weights.hugging_face import HuggingFaceFormat, detect_family
 from vitlab.weights.transfer import (
-    HEAD,
+    LAST_LAYERS,
     describe_mismatches,
     drop_head,
     find_mismatches,
@@ -216,7 +216,7 @@ def build_from_canonical(
     own = model.to_canonical(model.state_dict())
     complete = dict(state)
     if "head.weight" not in state:
-        complete |= {name: torch.zeros_like(value) for name, value in own.items() if name.startswith(HEAD)}
+        complete |= {name: torch.zeros_like(value) for name, value in own.items() if name.startswith(LAST_LAYERS)}
     require_same_tensors(own, complete, unknown)
     model.load_state_dict(model.from_canonical(complete))
     return model

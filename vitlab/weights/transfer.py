@@ -29,7 +29,8 @@ from vitlab.spec.choice import component_label
 from vitlab.spec.trial import InitFrom
 from vitlab.weights.architecture import Encoding, format_sides
 
-HEAD = ("head.", "head_dist.", "pre_logits.")
+LAST_LAYERS = ("head.", "head_dist.")
+HEAD = (*LAST_LAYERS, "pre_logits.")
 _QKV = re.compile(r"blocks\.\d+\.attn\.qkv\.(weight|bias)")
 _NORMED = re.compile(r"blocks\.\d+\.attn\.[qk]_norm\.(weight|bias)")
 
