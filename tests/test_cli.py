@@ -701,9 +701,25 @@ def test_narrow_plan_keeps_the_engines_of_arms_that_differ(
     monkeypatch.setenv("COLUMNS", "40")
     made, _ = synthetic_studies.study(tmp_path, {"baseline": [None], "position=none": [None]})
     arms = [replace(arm, engine=engine) for arm, engine in zip(made.arms, engines, strict=True)]
-    states = {(planned.arm, planned.seed): "missing" for planned in made.trials}
+    states = {planned.trial.name: "missing" for planned in made.trials}
     table = parts_to_text(plan_module._arm_columns(replace(made, arms=tuple(arms)), states, {}))
     assert ("loop" in table and "vmap" in table) if "loop" in engines else "vmap" not in table
+
+
+def test_prerequisites_have_the_seed_of_the_trial_that_needs_them(tmp_path: Path) -> None:
+    """Also if no stream that initialises them varies."""
+    small = {"model": {"type": "vit", "size": "pico", "patch_size": 4}, "train": {"steps": 1}}
+    seeds = {"count": 2, "vary": ["order"]}
+    for own, expected in ((None, [0, 1]), (7, [7])):
+        teacher = {"trial": small} if own is None else {"trial": small, "seed": own}
+        arms = {"plain": {}, "taught": {"distill": {"teacher": teacher}}}
+        _, plan = lab.plan_study(write(tmp_path, design={"arms": arms}, seeds=seeds), out=tmp_path)
+        found = plan.labelled_prerequisites
+        assert [(item.arm, item.seed) for item in found] == [("teacher of taught", seed) for seed in expected]
+        states = {item.trial.name: Ending.DONE for item in (*plan.trials, *found)}
+        total = len(plan.trials) + len(expected)
+        sentence = plan_module._describe_trials(plan, states)
+        assert sentence.startswith(f"{total} trials (") and f"), {total} of them trained already" in sentence
 
 
 def test_plan_of_many_arms_shows_all(ran: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -436,9 +436,11 @@ def test_impossible_pairs_are_refused_in_planning(changes: dict[str, Any], place
 def test_objective_without_labels_and_fixed_body_are_refused() -> None:
     messages = faults(tree(features={}, train_changes={"objective": "mae"}))
     assert "learns without labels and without a teacher; remove distill" in messages[0][1]
-    start = {"trial": {"data": DATA, "model": VIT, "train": TRAIN}, "freeze": "body"}
-    (fault,) = faults({**tree(tokens={}), "init_from": start})
-    assert fault[0] == ("distill", "tokens") and "which init_from.freeze holds fixed" in fault[1]
+    start = {"trial": {"data": DATA, "model": VIT, "train": TRAIN}}
+    for freeze in ("body", VIT["depth"]):
+        (fault,) = faults({**tree(tokens={}), "init_from": {**start, "freeze": freeze}})
+        assert fault[0] == ("distill", "tokens") and "which init_from.freeze holds fixed" in fault[1]
+    Resolver(data_info).resolve_trial({**tree(tokens={}), "init_from": {**start, "freeze": 1}})
 
 
 def test_models_without_features_are_refused() -> None:

@@ -298,6 +298,7 @@ def test_impossible_decoder_is_skipped_with_a_reason() -> None:
         ({"train": {"mix": {"mixup": 0.2}}}, "learns without labels, which train.mix mixes"),
         ({"init_from": {"trial": {"data": DATA, "model": VIT, "train": {"steps": 0}}, "head": "fitted"}}, "no head"),
         ({"init_from": {"trial": {"data": DATA, "model": VIT, "train": {"steps": 0}}, "freeze": "body"}}, "the body"),
+        ({"init_from": {"trial": {"data": DATA, "model": VIT, "train": {"steps": 0}}, "freeze": 2}}, "the body"),
         ({"train": {"metrics": ["brier"]}}, "metric 'brier' reads predictions, and objective 'mae' trains none"),
     ],
 )

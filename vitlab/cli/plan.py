@@ -54,24 +54,23 @@ def plan_command(
 ) -> None:
     """Show the arms and trials of FILE: what runs, what is skipped and why, what has been trained."""
     from vitlab.driver.planning import plan_study
+    from vitlab.report.power import forecast
 
     file = find_study_file(file)
     study, plan = plan_study(file, changes=parse_changes(changes), plugins=plugins, out=out)
     store = Store(out.resolve())
     trials = (*plan.trials, *plan.rival_trials, *plan.labelled_prerequisites)
-    folders = {(planned.arm, planned.seed): store.folder(planned.trial) for planned in trials}
+    folders = {planned.trial.name: store.folder(planned.trial) for planned in trials}
     states = {name: Ending.DONE if folder.done() else folder.state() for name, folder in folders.items()}
     device = device_type(study.run)
     costs = _estimate_costs_by_arm(plan, file, device, device_tflops) if cost else {}
-    from vitlab.report.power import forecast
-
     if wants_json():
         data = plan.to_json()
         if power:
             data["power"] = asdict(forecast(plan, store))
         rival_trials = [trial for tuning in data["tuning"] for rival in tuning["rivals"] for trial in rival["trials"]]
         for trial in (*data["trials"], *rival_trials):
-            state = states[trial["arm"], trial["seed"]]
+            state = states[f"{trial['key']}/{trial['code']}"]
             trial |= {"cached": state == Ending.DONE, "paused": state == PAUSED}
         for arm in data["arms"]:
             arm["cost"] = asdict(costs[arm["name"]]) if arm["name"] in costs else None
@@ -108,8 +107,8 @@ class ArmCost:
     tflops: float  #: peak rate that the hours assume
 
 
-States = Mapping[tuple[str, int], str]
-"""The state of each trial, by its arm and seed; see :meth:`~vitlab.store.folders.TrialFolder.state`."""
+States = Mapping[str, str]
+"""The state of each trial by its name; see :meth:`~vitlab.store.folders.TrialFolder.state`."""
 
 Costs = Mapping[str, ArmCost]
 """The cost of each arm by its name."""
@@ -151,7 +150,7 @@ def _skipped_arms(plan: Plan) -> list[str]:
 def _arm_columns(plan: Plan, states: States, costs: Costs) -> list[Column]:
     """Return the table of the arms; columns that repeat an arm's name are the first to go in a narrow terminal."""
     trials = Counter(planned.arm for planned in plan.trials)
-    by_state = Counter((planned.arm, states[planned.arm, planned.seed]) for planned in plan.trials)
+    by_state = Counter((planned.arm, states[planned.trial.name]) for planned in plan.trials)
     pending = Counter(planned.arm for planned in plan.pending)
     column, columns, engines = Columns(plan.arms), [], {arm.engine for arm in plan.arms if arm.engine}
     for path in plan.paths:
@@ -202,7 +201,7 @@ def _describe_costs(plan: Plan, costs: Costs) -> str:
     needed = ", without teachers and pre-training" if plan.prerequisites else ""
     for tuning in plan.tuning:
         if tuning.arm not in hours:  # tuned once, at the base, for all arms
-            return f"{sentence}; in all {_format_hours(total)}, without the tuning."
+            return f"{sentence}; in all {_format_hours(total)}, without the tuning{needed}."
         total += len(tuning.trials) * hours[tuning.arm]
     return f"{sentence}; in all {_format_hours(total)}{needed}."
 
@@ -217,7 +216,7 @@ def _describe_trials(plan: Plan, states: States) -> str:
     }
     total = sum(map(len, groups.values()))
     parts = [f"{len(trials):,} {purpose}" for purpose, trials in groups.items() if trials]
-    count = Counter(states.values())
+    count = Counter(states.get(planned.trial.name) for trials in groups.values() for planned in trials)
     waiting = f", {count[PAUSED]} paused, which go on from a checkpoint" if count[PAUSED] else ""
     if plan.looks is not None and len(plan.looks.open) < len(plan.looks.seeds) - 1:
         *sizes, last = map(len, plan.looks.seeds)
@@ -232,7 +231,7 @@ def _describe_remaining_time(plan: Plan, store: Store, states: States) -> Iterat
     for item in plan.trials:
         results = [folder.result() for folder in store.folders_of_codes(item.trial.key)]
         earlier.setdefault(item.arm, []).extend(result.circumstances.wall_s for result in results if result is not None)
-    missing = Counter(item.arm for item in plan.trials if states[item.arm, item.seed] != Ending.DONE)
+    missing = Counter(item.arm for item in plan.trials if states[item.trial.name] != Ending.DONE)
     times = {arm: earlier[arm] for arm in missing if earlier[arm]}
     if times:
         low, high = (
@@ -262,7 +261,7 @@ def _describe_tuning(tunings: Sequence[Tuning], states: States) -> Iterator[str]
         arms = [tuning.arm for tuning in some if tuning.arm is not None]
         which = "; ".join(arms) if arms and (len(some) < len(tunings) or len(some) == 1) else "all arms"
         trials = [planned for tuning in some for planned in tuning.trials if tuning.open]
-        done = sum(states[planned.arm, planned.seed] == Ending.DONE for planned in trials)
+        done = sum(states[planned.trial.name] == Ending.DONE for planned in trials)
         counts = f": {format_count(len(trials), 'trial')}, {done} of them trained already" if trials else ""
         yield f"{sentence} for {which}{counts}."
 

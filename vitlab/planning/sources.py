@@ -42,7 +42,7 @@ def teacher_faults(
         yield place, "kind 'labels' needs a distillation token; write model.prefix: [class, distillation]"
     matchings = [name for name in MATCHINGS if plain["distill"].get(name)]
     for name in matchings:
-        if (plain.get("init_from") or {}).get("freeze") == "body":
+        if _freezes_all_blocks(plain):
             yield (
                 ("distill", name),
                 f"{name} train the body of the model, which init_from.freeze holds fixed; remove it",
@@ -60,24 +60,31 @@ def teacher_faults(
             models.append(("its teacher", teacher.model))
         for role, choice in models:
             if not (hasattr(choice.component, "forward_features") and hasattr(choice.component, "forward_head")):
-                sentence = (
+                yield (
+                    place_of_tokens,
                     f"{role}, '{choice.type}', has no patch tokens and no feature map; use a ViT or a convolutional "
-                    "network, or remove tokens"
+                    "network, or remove tokens",
                 )
-                yield place_of_tokens, sentence
         if plain["model"].get("patch_drop"):
-            sentence = "tokens are matched at every place, and model.patch_drop leaves some out; remove one of the two"
-            yield place_of_tokens, sentence
+            yield (
+                place_of_tokens,
+                "tokens are matched at every place, and model.patch_drop leaves some out; remove one of the two",
+            )
     if teacher is None or plain["distill"].get("kind") == "none":
         return
     if teacher.info.classes != info.classes:
-        sentence = (
+        yield (
+            place,
             f"the teacher has {teacher.info.classes} classes and this trial has {info.classes}; make them equal, or "
-            "learn from its features or tokens alone, with kind: none"
+            "learn from its features or tokens alone, with kind: none",
         )
-        yield place, sentence
     elif reason := describe_label_difference(plain["data"], info, teacher.plain["data"], teacher.info):
         yield place, f"the teacher learned other classes: {reason}"
+
+
+def _freezes_all_blocks(plain: Tree) -> bool:
+    freeze, depth = (plain.get("init_from") or {}).get("freeze"), (plain.get("model") or {}).get("depth")
+    return freeze == "body" or (isinstance(freeze, int) and depth is not None and freeze >= depth)
 
 
 def describe_label_difference(data: Tree, info: DataInfo, their_data: Tree, their_info: DataInfo) -> str:
@@ -129,9 +136,8 @@ def self_supervised_conflicts(plain: Tree) -> Iterator[tuple[Path, str]]:
             yield ("data", option), f"objective '{name}' trains no predictions to test on further images; remove it"
     source = plain.get("init_from") or {}
     if source.get("head") == "fitted":
-        message = f"objective '{name}' trains no head; fit it in a trial that starts from this one"
-        yield ("init_from", "head"), message
-    if source.get("freeze") == "body":
+        yield ("init_from", "head"), f"objective '{name}' trains no head; fit it in a trial that starts from this one"
+    if _freezes_all_blocks(plain):
         yield ("init_from", "freeze"), f"objective '{name}' trains the body alone; remove freeze"
 
 

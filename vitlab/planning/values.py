@@ -244,8 +244,8 @@ class Plan:
         for item in queue:  # grows while it is read: a teacher may need another trial
             for role, name in item.trial.needs.items():
                 if (trial := trials.pop(name, None)) is not None:
-                    what = role.replace("init_from", "pre-training")
-                    found.append(Planned(f"{what} of {item.arm}", trial.seeds["init"], trial))
+                    what, own = role.replace("init_from", "pre-training"), item.trial.spec.sources()[role].seed
+                    found.append(Planned(f"{what} of {item.arm}", item.seed if own == "same" else own, trial))
                     queue.append(found[-1])
         return found
 
