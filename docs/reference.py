@@ -71,7 +71,7 @@ def _keys() -> Iterator[str]:
     yield "# Keys of the study file\n"
     yield (
         "Every key with its type, default and meaning, from the schema that `vitlab schema` prints for editors. "
-        "[The study file on one page](study.md) explains how they belong together. A type such as `choice of norm` "
+        "[The study file](study.md) explains how they belong together. A type such as `choice of norm` "
         "names a slot: a component's name, or a mapping with `type` and its options.\n"
     )
     paths: dict[str, str] = {}  # of the sections that follow, by their name in the schema

@@ -419,21 +419,22 @@ def test_repeats_draw_different_dropout_and_resume_equals_uninterrupted() -> Non
 
 # -- recipes ----------------------------------------------------------------------------------------------------------
 
-PAGE = (Path(__file__).parents[1] / "pipelines" / "README.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "docs" / "pages" / "guides" / "recipes.md").read_text(encoding="utf-8")
 RECIPES = [
-    parse_document(text, "README.md").data
-    for text in re.findall(r"```yaml\n(.*?)```", PAGE.partition("## Recipes")[2].partition("\n##")[0], re.S)
+    parse_document(text, "recipes.md").data
+    for text in re.findall(r"```yaml\n(.*?)```", PAGE.partition("## Without labels")[0], re.S)
 ]
 
 
 def test_page_has_recipes_and_levels() -> None:
     whole, optimizers = [["data", "model", "train"]] * 2, [["train"]] * 2
-    assert [sorted(recipe) for recipe in RECIPES] == [*whole, *optimizers, ["design"]]
+    assert [sorted(recipe["base"]) for recipe in RECIPES] == [*whole, *optimizers, ["data"]]
+    assert [name for recipe in RECIPES for name in recipe if name != "base"] == ["design"]
 
 
-@pytest.mark.parametrize("recipe", RECIPES[:2], ids=["deit", "deit3"])
+@pytest.mark.parametrize("recipe", [each["base"] for each in RECIPES[:2]], ids=["deit", "deit3"])
 def test_recipe_is_valid_and_trains(recipe: dict[str, Any]) -> None:
-    data = {**DATA, "num_channels": 3, **recipe["data"]}
+    data = {**DATA, "num_channels": 3, "augment": recipe["data"]["augment"]}
     model = {**MODEL, **recipe["model"]}
     section = resolve_section({**recipe["train"], "steps": None}, data, model)
     assert not section.incompatibility
@@ -448,7 +449,7 @@ def test_recipe_is_valid_and_trains(recipe: dict[str, Any]) -> None:
 def test_augreg_levels_equal_paper(tmp_path: Path) -> None:
     base = {"data": {**DATA, "augment": ["random_resized_crop", "flip"]}, "model": MODEL, "train": {"steps": 2}}
     file = tmp_path / "levels.yaml"
-    file.write_text(json.dumps({"study": "levels", "base": base, "seeds": 1, **RECIPES[-1]}))
+    file.write_text(json.dumps({"study": "levels", "base": base, "seeds": 1, "design": RECIPES[-1]["design"]}))
     plan = lab.plan_study(file, out=tmp_path)[1]
     levels = {}
     for planned in plan.trials:
