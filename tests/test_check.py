@@ -332,7 +332,8 @@ def test_acceptance_warns_of_arms_that_learn_too_little(accepted: Path, monkeypa
     baseline = ("--baseline", str(accepted / "other.yaml"), "--accept", "--reason", "r")
     lines = vitlab(accepted, *baseline).stdout.splitlines()
     assert [line for line in lines if line.startswith("Warning: ") and "learning" in line] == [
-        "Warning: a: learning: no better than equal probabilities; every check of it is inconclusive"
+        "Warning: a: learning: no better than equal probabilities; `learning` will be inconclusive at every check "
+        "until the arm changes"
     ]
     file = accepted / "other.yaml"
     assert read_baseline(file).learned == ("b",), "a check compares with it"
@@ -394,6 +395,7 @@ def test_arm_that_learned_nothing_does_not_pass_after_the_whole_training(
     done = vitlab(tmp_path, *words, "--accept", "--reason", "r")
     assert done.exit_code == 0 and " never " in done.stdout and "%" not in done.stdout.split("never")[1].split("\n")[0]
     assert "so every check of it is inconclusive" in " ".join(done.stdout.split())
+    assert "In other rows" not in done.stdout and "passes with probability" not in " ".join(done.stdout.split())
     done = vitlab(tmp_path, *words)
     assert done.exit_code == 5 and "0 of 1 checks pass" in done.stdout and "identical" not in done.stdout
     assert "the arm may have learned nothing" in " ".join(done.stdout.split())

@@ -139,6 +139,11 @@ def test_text_begins_with_answers_and_has_few_columns(out: Path, monkeypatch: py
     head = str(results.head()).partition("\n")[0]
     assert all(name in head for name in ("arm", "seed", "status", "val/accuracy")) and "origins" not in head
     assert repr(pickle.loads(pickle.dumps(results))) == repr(results)
+    reasons = results.assign(arm="broken " * 30 + "at last")
+    monkeypatch.setenv("COLUMNS", "2")
+    assert "at last" not in str(reasons), "no width of a terminal raises"
+    assert "at last" in str(reasons[["arm", "seed"]]), "of selected columns, texts are whole"
+    monkeypatch.setenv("COLUMNS", "80")
     chosen = results[["arm", "seed", "status", "origins"]]
     assert repr(chosen) == repr(pd.DataFrame(chosen)) and "mine" in str(results.assign(mine=1)).splitlines()[0]
     for shown in (str(results.query("seed > 2")), results.query("seed > 2")._repr_html_()):

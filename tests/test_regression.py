@@ -372,12 +372,19 @@ def test_outlook_is_for_seeds_of_file() -> None:
     assert "Warning" in table and "less than 80 %" in table and row in table
     assert "Warning" not in render_outlook([replace(cell, chance=0.99) for cell in cells], units, "md")
     beyond = render_outlook([replace(cell, needs=None) for cell in cells], units, "md")
-    assert "| over 200 |" in beyond and "widen the margin" in beyond and "every check" not in beyond
-    ends = [math.sqrt(2 / stats.chi2.isf(tail, 2)) for tail in (0.025, 0.975)]  # of a standard deviation of three seeds
-    assert "{:.2g} to {:.2g} times as large".format(*ends) in table
+    assert "| over 200 |" in beyond and "Widen the margin" in beyond and "every check" not in beyond
+    assert "largest number" not in beyond and "largest number" in table
+    ends = [math.sqrt(5 / stats.chi2.isf(tail, 5)) for tail in (0.025, 0.975)]  # the baseline's sd is of six seeds
+    assert "{:.2g} to {:.2g} times as large".format(*ends) in table and "0.62 to 2.5 times" in table
     never = render_outlook([replace(cells[0], reason="why"), cells[1]], units, "md")
     assert f"| {mean} | 1.414 | 2.828 | never | none |  |" in never and "Warning: a: val accuracy (%): why, so" in never
     assert "In other rows, a model that computes equal bits passes" in never
+    few = render_outlook([replace(cells[0], reason="why", n_of_sd=2, needs=None), cells[1]], units, "md")
+    assert "0.62 to 2.5 times" in few and "largest number" in few, "a row that never passes is not in the note"
+    names = {"a": "x", "b": "y"}
+    alone = render_outlook([replace(cell, arm="a", metric=names[cell.arm], reason="why") for cell in cells], {}, "md")
+    assert alone.count("Warning") == 1 and "x: why; y: why, so" in alone
+    assert "other rows" not in alone and "sd shown" not in alone
     assert "99 %" in render_outlook([replace(cell, chance=0.9999) for cell in cells], units, "md")
 
 

@@ -1591,6 +1591,9 @@ def test_captions_say_what_is_drawn(tmp_path):
 def test_figure_of_arms_marks_the_baseline(tmp_path):
     axes = report.collect_report(*study(tmp_path, {"a": BASE, "b": NEAR})).figures["arms"].figure.axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a (baseline)", "b"]
+    lost = report.collect_report(*_diverging_study(tmp_path / "lost", {"a": BASE, "b": [None] * 5}))
+    labels = [label.get_text() for label in lost.figures["arms"].figure.axes[0].get_yticklabels()]
+    assert labels == ["a (baseline)"], "as in the table, also where no other arm has a value"
 
 
 def test_figure_of_arms_names_those_without_a_value(tmp_path):

@@ -48,7 +48,7 @@ OWN_COLUMNS = ("arm", "baseline", "seed", "trial", "status", "params", "macs", "
 UNREGISTERED = "These comparisons were not registered before their results were known."
 
 
-@check_arguments(own=("results",))
+@check_arguments(own=("results", "goal", "over_blocks"))
 def judge(
     results: pd.DataFrame | str | Path,
     *,
@@ -104,7 +104,7 @@ def judge(
 
     remarks = Remarks(str(results) if isinstance(results, str | Path) else "results")
     columns = Columns(metric, arm, seed, block, baselines)
-    remarks.of_options += _find_wrong_options(columns, alpha, images, classes, looks, over_blocks)
+    remarks.of_options += _find_wrong_options(columns, goal, alpha, images, classes, looks, over_blocks)
     table = _read_results(results, columns, remarks)
     names = column_names(table.rows)
     if arm is None and names.count("arm") == 1 and (metric in names or not are_metric_values(table.rows["arm"])):
@@ -152,7 +152,7 @@ def judge(
     notes = (
         *map(options_for_cli_or_python, remarks.notes),
         *report.notes,
-        *_notes_on_lost_and_best_values(trainings, metric),
+        *_notes_on_lost_and_best_values(trainings, metric, chance),
         UNREGISTERED,
     )
     return Comparison.of(replace(report, notes=notes))
@@ -160,20 +160,23 @@ def judge(
 
 def _find_wrong_options(
     columns: Columns,
+    goal: str | None,
     alpha: float,
     images: int | None,
     classes: int | None,
     looks: Sequence[int] | None,
-    over_blocks: OverBlocks | None,
+    over_blocks: str | None,
 ) -> list[str]:
     """Return a sentence for each option of :func:`judge` that is wrong whatever the table holds."""
     checks = {
+        f"--goal {goal}: allowed: max, min": goal in (None, "max", "min"),
         f"--alpha {alpha}: a number between 0 and 0.5 is allowed": 0 < alpha < 0.5,
         f"--images {images}: a number from 1 to 10^12 is allowed": images is None or 1 <= images <= MAX_IMAGES,
         f"--classes {classes}: a number from 2 is allowed": classes is None or classes >= 2,
         f"--looks {', '.join(map(str, looks or ()))}: growing numbers of seeds from 2 are allowed": (
             looks is None or (bool(looks) and looks[0] >= 2 and all(a < b for a, b in pairwise(looks)))
         ),
+        f"--over-blocks {over_blocks}: allowed: difference, relative": over_blocks in (None, "difference", "relative"),
         "--over-blocks needs --block": over_blocks is None or columns.block is not None,
         "--looks: with --block, every arm needs its seeds in every block; remove it": (
             looks is None or columns.block is None
@@ -277,7 +280,7 @@ def _results_frame(frame: pd.DataFrame, column: str, compared: Mapping[str, str]
     )
 
 
-def _notes_on_lost_and_best_values(trainings: Trainings, metric: str) -> Iterator[str]:
+def _notes_on_lost_and_best_values(trainings: Trainings, metric: str, chance: float | None) -> Iterator[str]:
     """Yield notes about trainings without a value, and about values that are the best of several."""
     losses = trainings.frame[trainings.frame["status"] != Ending.DONE]
     labels = [
@@ -286,6 +289,7 @@ def _notes_on_lost_and_best_values(trainings: Trainings, metric: str) -> Iterato
     ]
     if labels:
         yield f"Warning: {format_count(len(losses), 'lost seed')}, without a value: {shortlist(labels)}."
+    if labels and chance is None:
         yield options_for_cli_or_python(
             "A verdict must also hold with guesses in the place of lost seeds, which --classes or --chance tells."
         )

@@ -140,7 +140,8 @@ def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) ->
         values = _train_missing(request, study, gate.second_look_seeds(study), (), pinned)
     write_baseline(request.baseline, accept_into_baseline(old, facts, values, reason, commit))
     return [
-        f"Warning: {item.arm}: learning: {item.sentence}; every check of it is {item.verdict}"
+        f"Warning: {item.arm}: learning: {item.sentence}; `learning` will be {item.verdict} at every check until the "
+        "arm changes"
         for item in learning
         if item.verdict != "pass"
     ]

@@ -49,7 +49,8 @@ class Outlook:
     metric: str
     n: int  #: seeds, with a second look included
     new: float  #: mean of the baseline, and of a candidate that equals it
-    sd: float  #: pooled standard deviation of the baseline
+    sd: float  #: standard deviation of the baseline
+    n_of_sd: int  #: seeds from which it is estimated
     margin: float
     chance: float  #: that a model passes that differs by rounding alone
     needs: int | None  #: seeds by which it passes in all cells four times in five
@@ -170,7 +171,7 @@ def train_and_judge(
     baseline_seeds = {seed for values in old.metrics.values() for arm in arms for seed in values.get(arm, {})}
     seeds = tuple(seed for seed in more if seed in baseline_seeds or seed in first)
     if len(seeds) == len(first):
-        advice = "more seeds need a baseline that has them: set escalate_to, and accept a baseline again"
+        advice = "more seeds need a baseline that has them: accept a baseline again, with the seeds of escalate_to"
         return cells, findings, [*notes, advice]
     pairs, notes = pair_cells(study, old, train(seeds, arms))
     more_cells, more_findings = decide.judge_family(pairs, alpha)
@@ -280,7 +281,7 @@ def forecast_by_cell(study: Study, values: Values) -> list[Outlook]:
             chance = decide.chance_to_pass(n, arm_sd, margin, alpha)
             needs = decide.seeds_to_pass(arm_sd, margin, alpha, decide.TARGET_CHANCE ** (1 / family))
             worse_by = decide.detectable_drop(n, arm_sd, margin, min_abs, alpha, family)
-            cells.append(Outlook(arm, metric, n, mean, arm_sd, margin, chance, needs, worse_by))
+            cells.append(Outlook(arm, metric, n, mean, arm_sd, len(seeds), margin, chance, needs, worse_by))
     return cells
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -59,25 +60,31 @@ def render_outlook(cells: Sequence[Outlook], units: Mapping[str, str], form: str
         column("seeds for 80 %", lambda cell: "none" if cell.reason else str(cell.needs or f"over {MAX_SEEDS}")),
         column("found if worse by", lambda cell: "" if cell.reason else _format_number(cell.worse_by)),
     ]
+    doubts = defaultdict[str, list[str]](list)
+    for cell in column.rows:
+        if cell.reason:
+            doubts[cell.arm].append(f"{cell.metric}: {cell.reason}")
     notes = [
-        f"Warning: {cell.arm}: {cell.metric}: {cell.reason}, so every check of it is inconclusive. Train longer, or "
-        "correct the arm, and accept it again."
-        for cell in column.rows
-        if cell.reason
+        f"Warning: {arm}: {'; '.join(reasons)}, so every check of it is inconclusive. Train longer, or correct the "
+        "arm, and accept it again."
+        for arm, reasons in doubts.items()
     ]
-    chance = math.prod(cell.chance for cell in cells if not cell.reason)
-    factors = sd_interval(1.0, max(1, min(cell.n for cell in cells) - 1))
-    notes.append(
-        f"{'In other rows, a' if notes else 'A'} model that computes equal bits passes. One that differs by rounding "
-        f"alone passes with probability {min(99, 100 * chance):.0f} %, or more if its cells are correlated. What is "
-        f"worse by the last column is found with probability {percent(TARGET_CHANCE)}. All of this assumes the sd "
-        f"shown; the true one may be {factors[0]:.2g} to {factors[1]:.2g} times as large (95 % interval)."
-    )
-    if chance < TARGET_CHANCE:
+    if judged := [cell for cell in cells if not cell.reason]:
+        chance = math.prod(cell.chance for cell in judged)
+        factors = sd_interval(1.0, max(1, min(cell.n_of_sd for cell in judged) - 1))
         notes.append(
-            f"Warning: unchanged models pass at less than {percent(TARGET_CHANCE)}. Give every arm the largest number "
-            "of seeds for 80 % in the table, or widen the margin (check.margin_sd, or check.margin), and accept again."
+            f"{'In other rows, a' if notes else 'A'} model that computes equal bits passes. One that differs by "
+            f"rounding alone passes with probability {min(99, 100 * chance):.0f} %, or more if its cells are "
+            f"correlated. What is worse by the last column is found with probability {percent(TARGET_CHANCE)}. All of "
+            f"this assumes the sd shown; the true one may be {factors[0]:.2g} to {factors[1]:.2g} times as large "
+            "(95 % interval)."
         )
+        if chance < TARGET_CHANCE:
+            seeds = ", or give every arm the largest number of seeds for 80 % in the table,"
+            notes.append(
+                f"Warning: unchanged models pass at less than {percent(TARGET_CHANCE)}. Widen the margin "
+                f"(check.margin_sd, or check.margin){seeds * all(cell.needs for cell in judged)} and accept again."
+            )
     return _render(form, "How likely an unchanged model passes, and which regression is found", [], table, notes)
 
 

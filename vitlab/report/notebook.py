@@ -152,7 +152,7 @@ class Results(pd.DataFrame):
         table, line = self._shown_columns_and_note()
         # pandas takes 80 columns for every script, and hides those that do not stand beside each other.
         width = shutil.get_terminal_size((120, 24)).columns
-        longest = width // 2 - 2 if line else width
+        longest = max(20, width // 2 - 2) if line else None
         with pd.option_context("display.width", width, "display.max_columns", 20, "display.max_colwidth", longest):
             return f"{table}\n{line}".rstrip()
 

@@ -71,7 +71,7 @@ def summarize_arms(plan: Plan, rows: Sequence[Row], root: str) -> dict[str, Summ
         row = dict(by_arm[arm.name])
         row["low"], row["high"] = phrasing.interval_unless_collapsed(row)
         role = BASELINE if arm.name in baselines else records.ABSENT
-        verdict = _qualify_verdict(row) or role if phrasing.started_rows([row]) else NOT_RUN
+        verdict = format_verdict(row) or role if phrasing.started_rows([row]) else NOT_RUN
         points: dict[str, float] = {}
         for name in POINTS:
             value = row[name.replace(" ", "_")]
@@ -94,12 +94,6 @@ def summarize_arms(plan: Plan, rows: Sequence[Row], root: str) -> dict[str, Summ
     return summaries
 
 
-def _qualify_verdict(row: Row) -> str:
-    """Return the report's verdict on an arm; the report calls it exploratory in a note, if it cannot tell."""
-    verdict = format_verdict(row)
-    return verdict + " (exploratory)" * bool(verdict and row["exploratory"] and "exploratory" not in verdict)
-
-
 def summarize_report(report: Mapping[str, Any]) -> str:
     """Return in a line what ``report.json`` says: the arms of each verdict, or sentences if there is none.
 
@@ -109,7 +103,7 @@ def summarize_report(report: Mapping[str, Any]) -> str:
     begun = phrasing.started_rows(rows)
     arms: dict[str, list[str]] = {}
     for row in begun:
-        if verdict := _qualify_verdict(row):
+        if verdict := format_verdict(row):
             arms.setdefault(verdict + " so far" * bool(row["awaited"]), []).append(row["arm"])
     order = sorted(arms, key=lambda verdict: verdict.startswith("cannot tell"))  # last, because the page cuts the line
     verdicts = " \N{MIDDLE DOT} ".join(f"{verdict}: {'; '.join(arms[verdict])}" for verdict in order)

@@ -82,7 +82,7 @@ class Arms(Section[Row]):
                 facts = ("difference", "difference_low", "difference_high", "verdict")
                 marks = [difference_mark(places[row["arm"]], *(row[fact] for fact in facts)) for row in compared]
                 draw_differences(axes, [*labels.values()], marks, scale, "difference from the baseline")
-            of_means.set_yticks(range(len(rows)), _arm_column(rows, labels).cells)
+            of_means.set_yticks(range(len(rows)), _arm_column(rows, labels, findings.arms).cells)
             of_means.set_ylim(len(rows) - 0.4, -0.6)
             of_means.grid(axis="x")
             for axes in (of_means, *of_differences):
@@ -155,7 +155,7 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str
         return column(title, lambda row: "" if row["baseline"] is None else cell(row), rank)
 
     table = [
-        _arm_column(rows),
+        _arm_column(rows, {}, rows),
         column("n", lambda row: f"{row['n']}" if row["n"] == row["planned"] else f"{row['n']}/{row['planned']}", 3),
         replace(
             column(scale.title + " at best" * (analysis.at == "best"), lambda row: scale.number(row["mean"], own), 2),
@@ -220,7 +220,7 @@ def paper_table(report: Report) -> Table:
             return text
         return f"{text} {scale.interval(row['difference_low'], row['difference_high'], apart)}"
 
-    column, table = Columns(rows), [_arm_column(rows, labels)]
+    column, table = Columns(rows), [_arm_column(rows, labels, rows)]
     if len(counts) > 1:
         table.append(column("n", lambda row: str(row["n"])))
     means = column(scale.title, lambda row: scale.mean_with_sd(row["mean"], row["sd"], own))
@@ -240,9 +240,9 @@ def paper_table(report: Report) -> Table:
     return Table(table, f"{report.question} {caption}{describe_shared(labels)}".strip())
 
 
-def _arm_column(rows: Sequence[Row], labels: Mapping[str, str] = {}) -> Column:
+def _arm_column(rows: Sequence[Row], labels: Mapping[str, str], every: Sequence[Row]) -> Column:
     """Return the names of arms, or their labels; the one baseline of all is marked, unless its name says so."""
-    baselines = {row["baseline"] for row in rows} - {None}
+    baselines = {row["baseline"] for row in every} - {None}
 
     def cell(row: Row) -> str:
         arm: str = row["arm"]
@@ -266,9 +266,8 @@ def format_verdict(row: Row) -> str:
     verdict = row["verdict"] or ""
     # The complete pairs alone had another verdict, which seeds that diverged or failed have overturned.
     if verdict == Verdict.CANNOT_TELL and row["complete_verdict"] not in (None, verdict):
-        return f"{verdict} ({format_count(row['broken'], 'broken seed')})"
-    claimed = verdict not in ("", Verdict.CANNOT_TELL, Verdict.REFUSED)
-    return f"{verdict} (exploratory)" if row["exploratory"] and claimed else verdict
+        verdict += f" ({format_count(row['broken'], 'broken seed')})"
+    return f"{verdict} (exploratory)" if row["exploratory"] and verdict not in ("", Verdict.REFUSED) else verdict
 
 
 def _figure_caption(plan: Plan, rows: Sequence[Row], compared: Sequence[Row]) -> str:
