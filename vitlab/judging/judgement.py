@@ -104,7 +104,19 @@ def judge(
 
     remarks = Remarks(str(results) if isinstance(results, str | Path) else "results")
     columns = Columns(metric, arm, seed, block, baselines)
-    remarks.of_options += _find_wrong_options(columns, goal, alpha, images, classes, looks, over_blocks)
+    option_checks = {
+        f"--goal {goal}: allowed: max, min": goal in (None, "max", "min"),
+        f"--alpha {alpha}: a number between 0 and 0.5 is allowed": 0 < alpha < 0.5,
+        f"--images {images}: a number from 1 to 10^12 is allowed": images is None or 1 <= images <= MAX_IMAGES,
+        f"--classes {classes}: a number from 2 is allowed": classes is None or classes >= 2,
+        f"--looks {', '.join(map(str, looks or ()))}: growing numbers of seeds from 2 are allowed": (
+            looks is None or (bool(looks) and looks[0] >= 2 and all(a < b for a, b in pairwise(looks)))
+        ),
+        f"--over-blocks {over_blocks}: allowed: difference, relative": over_blocks in (None, "difference", "relative"),
+        "--over-blocks needs --block": over_blocks is None or block is not None,
+        "--looks: with --block, every arm needs its seeds in every block; remove it": looks is None or block is None,
+    }
+    remarks.of_options += [sentence for sentence, is_valid in option_checks.items() if not is_valid]
     table = _read_results(results, columns, remarks)
     names = column_names(table.rows)
     if arm is None and names.count("arm") == 1 and (metric in names or not are_metric_values(table.rows["arm"])):
@@ -156,33 +168,6 @@ def judge(
         UNREGISTERED,
     )
     return Comparison.of(replace(report, notes=notes))
-
-
-def _find_wrong_options(
-    columns: Columns,
-    goal: str | None,
-    alpha: float,
-    images: int | None,
-    classes: int | None,
-    looks: Sequence[int] | None,
-    over_blocks: str | None,
-) -> list[str]:
-    """Return a sentence for each option of :func:`judge` that is wrong whatever the table holds."""
-    checks = {
-        f"--goal {goal}: allowed: max, min": goal in (None, "max", "min"),
-        f"--alpha {alpha}: a number between 0 and 0.5 is allowed": 0 < alpha < 0.5,
-        f"--images {images}: a number from 1 to 10^12 is allowed": images is None or 1 <= images <= MAX_IMAGES,
-        f"--classes {classes}: a number from 2 is allowed": classes is None or classes >= 2,
-        f"--looks {', '.join(map(str, looks or ()))}: growing numbers of seeds from 2 are allowed": (
-            looks is None or (bool(looks) and looks[0] >= 2 and all(a < b for a, b in pairwise(looks)))
-        ),
-        f"--over-blocks {over_blocks}: allowed: difference, relative": over_blocks in (None, "difference", "relative"),
-        "--over-blocks needs --block": over_blocks is None or columns.block is not None,
-        "--looks: with --block, every arm needs its seeds in every block; remove it": (
-            looks is None or columns.block is None
-        ),
-    }
-    return [sentence for sentence, is_valid in checks.items() if not is_valid]
 
 
 def _read_results(results: pd.DataFrame | str | Path, columns: Columns, remarks: Remarks) -> Table:
