@@ -181,6 +181,8 @@ def test_plan_has_components_with_options_as_text(tmp_path: Path) -> None:
     planned = vitlab.plan(content, out=tmp_path)
     assert {*planned.groupby("model.position").groups} == {"sinusoidal", "none", "rope2d(theta=50)"}
     assert planned["seed"].dtype == "int64" and planned["trained"].dtype == bool
+    assert str(planned).splitlines()[0].split()[:5] == ["arm", "seed", "trained", "params", "macs"]
+    assert "columns: arm, seed, trained, params, macs, model.position" in str(planned)
 
 
 @pytest.mark.slow

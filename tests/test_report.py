@@ -414,7 +414,7 @@ def test_whole_numbers_without_interval_are_shown_without_decimals(unit, tmp_pat
         column.title: column.cells for column in arm_columns(document(plan, store)["arms"], plan.analysis, plan.units)
     }
     title = "val blunders (images)" if unit == "images" else "val blunders"
-    assert shown[title] == shown["sd"] == ("0", "0") and shown["difference"] == ("", "0")
+    assert shown[f"{title} \u00b1 sd"] == ("0 \u00b1 0",) * 2 and shown["difference"] == ("", "0")
     trials = trial_columns(document(plan, store)["trials"], plan.units)
     [cells] = [column.cells for column in trials if column.title == title]
     assert cells == ("0",) * 6
@@ -1202,6 +1202,25 @@ def test_many_arms_that_cannot_tell_are_counted(tmp_path: Path, undrawn: None) -
     assert "position=sincos2d, depth=1, heads=2" in document(plan, store)["answers"][0]
 
 
+def test_sentence_of_several_arms_says_that_none_is_equivalent(tmp_path: Path) -> None:
+    arms = {"baseline": BASE, "a": NEAR, "b": [*reversed(BASE)]}
+    for margin, says in ((1e-5, True), (None, False)):
+        (folded,), _ = folded_and_others(*study(tmp_path / str(margin), arms, analysis=Analysis(margin=margin)))
+        assert folded.startswith("cannot tell: a; b. ")
+        assert ("points; none is shown to be equivalent within 0.0" in folded) == says, folded
+
+
+def test_table_of_trials_has_the_judged_metric_first_and_no_numbered_ones() -> None:
+    row = {"arm": "a", "seed": 0, "status": "done", "failure_kind": None, "wall_s": 1.0, "trial": "k"}
+    row |= {"val/loss": 1.0, "test/accuracy": 0.5, "test/per_class_0": 0.5, "val/top5": 0.9, "val/accuracy": 0.4}
+    titles = [column.title for column in trial_columns([row], {"accuracy": "share"})]
+    assert titles == [
+        *("arm", "seed", "status", "val accuracy (%)", "val top5", "test accuracy (%)", "val loss", "time", "trial")
+    ]
+    judged = [column.title for column in trial_columns([{**row, "val/per_class_1": 0.5}], {"accuracy": "share"})]
+    assert judged[3] == "val per_class_1", "the judged metric stays"
+
+
 def test_captions_name_one_baseline() -> None:
     assert phrasing.name_baseline([None, "depth=2", "depth=2"]) == "the baseline (depth=2)"
     assert {phrasing.name_baseline(names) for names in (["a", "b"], ["baseline"], [None])} == {"the baseline"}
@@ -1706,7 +1725,7 @@ def test_page_starts_with_answer_and_folds_columns(tmp_path):
     section = html[html.index('<section aria-labelledby="arms">') : html.index("Comparisons</h2>")]
     first, second = (re.findall(r'<th scope="col"[^>]*>(.*?)</th>', part) for part in section.split("<details>"))
     assert {"difference", "verdict", "p (adjusted)"} <= set(first) and len(first) == 9
-    assert second == ["arm", "sd", "test accuracy (%), mean \u00b1 sd", "parameters", "MACs"]
+    assert second == ["arm", "test accuracy (%), mean \u00b1 sd", "parameters", "MACs"]
     values = GRID["sincos2d", "linear"]
     cells = f"{100 * np.mean(values) - 1:.1f} \u00b1 {100 * np.std(values, ddof=1):.1f}"
     assert cells in section.split("<details>")[1]

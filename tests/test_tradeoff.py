@@ -107,6 +107,25 @@ def test_missing_law_has_reason(sizes: tuple[int, ...], error: float, reason: st
     assert not list(all_sections()["scaling"].notes([], findings(*study(tmp_path / "unasked", arms))))
 
 
+def test_error_of_three_sizes_that_is_not_shown_to_fall_is_noted(tmp_path: Path) -> None:
+    for falls in (False, True):
+        arms = {}
+        for place, size in enumerate((1000, 2000, 4000)):
+            errors = [0.4 * 0.5 ** (falls * place) + shift * (-1) ** place for shift in (0.01, -0.01, 0.02)]
+            arms[f"dim={size}"] = ({"model.dim": size}, [1 - error for error in errors], size, 1.0)
+        plan, store = study(tmp_path / str(falls), arms, Analysis(power_law="params"))
+        found = findings(plan, store)
+        section = all_sections()["scaling"]
+        [row] = section.rows(found)
+        assert (row.slope_high < 0) == falls
+        noted = "The error is not shown to fall with parameters, so no exponent is fitted." in section.notes(
+            [row], found
+        )
+        assert noted != falls
+        table = report.collect_report(plan, store).table("scaling")
+        assert table.caveat.startswith("Power law of 1 \u2212 val/accuracy over parameters, fitted to logarithms")
+
+
 def test_offset_is_claimed_only_where_sizes_show_it(tmp_path: Path) -> None:
     random = np.random.default_rng(2)
     sizes = np.geomspace(1_000, 64_000, 6)

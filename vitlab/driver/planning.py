@@ -256,10 +256,12 @@ def plan(
     """
     import pandas as pd
 
+    from vitlab.report.notebook import Results
+
     path = find_or_write_study_file(file, out, Watch())
     _, planned = plan_study(path, changes=changes, plugins=plugins, out=out)
     store, by_arm = Store(Path(out).resolve()), count_params_and_macs(planned, path)
-    return pd.DataFrame(
+    trials = pd.DataFrame(
         {
             "arm": item.arm,
             "seed": item.seed,
@@ -269,6 +271,7 @@ def plan(
         }
         for item in (*planned.trials, *planned.pending)
     ).map(lambda value: format_value(value) if isinstance(value, Mapping | list) else value)
+    return Results.from_table(trials, ["arm", "seed", "trained", "params", "macs"])
 
 
 def count_params_and_macs(

@@ -63,7 +63,8 @@ def trial_columns(rows: Sequence[Row], units: Mapping[str, str]) -> list[Column]
         column.text_column("status"),
         column.text_column("failure", "failure_kind"),
     ]
-    for metric in (name for name in (rows[0] if rows else ()) if name.startswith(("val/", "test/"))):
+    names = [*rows[0]][::-1] if rows else []  # the judged metric is the last column
+    for metric in (name for name in names if re.match(r"(val|test)/(?!.*_\d+$)", name) or name == names[0]):
         scale = Scale.of(metric, units)
         decimals = scale.decimals_for_values([row[metric] for row in rows], 2, 4)
         table.append(Column(scale.title, tuple(scale.number(row[metric], decimals) for row in rows)))

@@ -434,9 +434,11 @@ def fold_unclear_answers(
                 f"{Verdict.CANNOT_TELL}: "
                 f"{list_or_count(arms)}. "
                 f"The {interval_name(family, analysis)}s of their "
-                f"differences from {baseline} lie within {f'{low} to {high} {scale.points}'.rstrip()}."
+                f"differences from {baseline} lie within {f'{low} to {high} {scale.points}'.rstrip()}"
             )
-            folded.append(Answer(sentence, Verdict.CANNOT_TELL))
+            if analysis.margin is not None:
+                sentence += f"; none is shown to be equivalent within {scale.amount(analysis.margin, decimals)}"
+            folded.append(Answer(f"{sentence}.", Verdict.CANNOT_TELL))
             hidden += arms
     return [answer for answer in answers if not (answer.row and answer.row["arm"] in hidden)], folded
 

@@ -148,7 +148,8 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str
     rows = phrasing.started_rows(rows)
     scale = Scale.of(analysis.metric, units)
     own, apart = phrasing.mean_and_difference_decimals(rows, scale)
-    of_sd = own + 1 if own or any(row["sd"] for row in rows) else 0
+    title = f"{scale.title}{' at best' * (analysis.at == 'best')}"
+    title += f" {PLUS_MINUS} sd" * any(row["sd"] is not None for row in rows)
     column, level = Columns(rows), phrasing.percent(1 - analysis.alpha)
 
     def difference(title: str, cell: Callable[[Row], str], rank: int = 0) -> Column:
@@ -157,12 +158,8 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str
     table = [
         _arm_column(rows, {}, rows),
         column("n", lambda row: f"{row['n']}" if row["n"] == row["planned"] else f"{row['n']}/{row['planned']}", 3),
-        replace(
-            column(scale.title + " at best" * (analysis.at == "best"), lambda row: scale.number(row["mean"], own), 2),
-            bold=_near_best(rows),
-        ),
+        replace(column(title, lambda row: scale.mean_with_sd(row["mean"], row["sd"], own), 2), bold=_near_best(rows)),
         column(f"{level} interval of mean", lambda row: scale.interval(*interval_unless_collapsed(row), own), rank=6),
-        column("sd", lambda row: scale.number(row["sd"], of_sd), rank=9),
     ]
     if any(row["collapsed"] for row in rows):
 

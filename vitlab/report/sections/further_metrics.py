@@ -87,7 +87,7 @@ class Heads(FurtherMetrics):
 
     heading = "Further metrics"
     place = 70
-    caption = "Metrics of each head alone and of all together, the cosine of their tokens, and metrics of train.metrics"
+    caption = "Metrics beside the judged one"
 
     def metrics_frame(self, findings: Findings, done: pd.DataFrame) -> pd.DataFrame:
         """Return accuracies and cosine of heads; with ``train.metrics``, all metrics but the usual and the judged."""

@@ -97,7 +97,7 @@ class ScalingLaws(Section[Scaling]):
             who = f"For {row.series}, the" if row.series else "The"
             if row.steepens:
                 yield f"{who} error falls faster and faster with {SIZES[size]}: no power law describes it."
-            elif row.offset is None and len(row.arms) >= scaling.MIN_SIZES_WITH_OFFSET:
+            elif row.slope_high is None or row.slope_high >= 0:
                 yield f"{who} error is not shown to fall with {SIZES[size]}, so no exponent is fitted."
             elif row.offset_high is not None and not row.levels_off:
                 most = scale.end(row.offset_high, scale.decimals_for_intervals([row.offset_high / 2]))
@@ -128,15 +128,16 @@ class ScalingLaws(Section[Scaling]):
             ]
         error = report.analysis.metric if report.analysis.goal == "min" else f"1 {MINUS} {report.analysis.metric}"
         few = scaling.MIN_SIZES_WITH_OFFSET
-        caption = (
+        law = (
             f"Power law of {error} over {SIZES[rows[0].size]}, fitted to logarithms at seeds that all sizes have; "
-            "intervals are Student's t over seeds, each by itself. The slope describes these sizes"
+            "intervals are Student's t over seeds, each by itself."
         )
+        caption = f"{law} The slope describes these sizes"
         if with_offset:
             caption += f"; offset and exponent belong to the law: offset + A \N{MIDDLE DOT} size^{MINUS}exponent"
         elif all(len(row.arms) < few for row in rows):
             caption += f": fewer than {few} cannot show whether the error levels off at larger ones"
-        return Table([column for column in table if set(column.cells) != {""}], f"{caption}.")
+        return Table([column for column in table if set(column.cells) != {""}], f"{caption}.", law)
 
     def figure(self, rows: Sequence[Scaling], findings: Findings) -> Drawing:
         plan, scale = findings.plan, findings.scale
