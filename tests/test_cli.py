@@ -971,6 +971,12 @@ def test_logs_and_gc(ran: tuple[Path, Path], tmp_path: Path) -> None:
         os.utime(folders[name] / "events.jsonl", (1e9 - age, 1e9 - age))
     code, printed, err = call("logs", "tiny", "--out", tmp_path / "new")
     assert (code, err) == (0, "") and printed.startswith("position=none, seed 0: done\n")
+    (folders["position=none", 0] / "log.txt").write_text("it printed\n")
+    assert call("logs", "tiny", "--lines", "1", "--out", tmp_path / "new")[1].splitlines()[1] == "it printed"
+    for ending, expected in ((Ending.DIVERGED, False), (Ending.FAILED, True)):
+        with mock.patch("vitlab.store.folders.TrialFolder.state", return_value=ending):
+            printed = call("status", "tiny", "--out", tmp_path / "new")[1]
+        assert "'vitlab logs tiny " in printed and ("--retry-failed" in printed) == expected, printed
     assert call("logs", "tiny", "--arm", "baseline", "--out", tmp_path / "new")[1].startswith("baseline, seed 1: done")
     (folders["baseline", 0] / "result.json").unlink()
     TrialFolder(folders["baseline", 0]).write_failure("it broke", "Traceback:\n  here", Ending.OOM)

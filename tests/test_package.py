@@ -104,7 +104,7 @@ def test_public_names() -> None:
     [
         ("list_components", (3,), {}, ["slot must be a text; found 3"]),
         ("list_components", (True,), {}, ["slot must be a text; found true"]),
-        ("list_components", ("position", 4), {}, ["2 arguments have no name; may have none: slot"]),
+        ("list_components", ("position", 4), {}, ["2 arguments have no name; allowed without one: slot"]),
         ("results", ("a",), {"path": "b"}, ["'path' is given twice"]),
         (
             "judge",
@@ -228,8 +228,8 @@ ONLY_WITH = {
     "np.load": ("allow_pickle", False),
     "numpy.load": ("allow_pickle", False),
 }
-ITS_OWN = {"vitlab/testing/__init__.py": ["pickle.loads"], "vitlab/registry/file_loader.py": ["exec", "compile"]}
-"""Where what is unpickled was pickled on the same line, and where a file of --plugin is run, which a user has named."""
+ITS_OWN = {"vitlab/registry/file_loader.py": ["exec", "compile"]}
+"""Where a file of --plugin is run, which a user has named."""
 
 
 def risks(source: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import py_compile
+import re
 import sys
 import textwrap
 import tomllib
@@ -307,7 +308,6 @@ OWN = "from functools import partialmethod\nfrom torch import nn\nfrom vitlab.pl
             r"missing 1 .* 'alpha'; write __init__\(self, NoneType, \*, OPTION: TYPE = DEFAULT\)$",
         ),
         ("mlp", "MLP", "__init__(self)", r"takes 1 positional .*; write __init__\(self, NoneType, \*"),
-        ("mlp", "MLP", "__init__(self, g, *, k: int = 'x')", r"own.py:\d+: .* whole number; found 'x', its default in"),
         ("mlp", "MLP", "__init__(self, g, **options)", r"Own: replace \*\*options by options with names"),
         ("position", "Position", "add(self, x)", r"define its method add\(self, x_BTD, layer\)"),
         ("head", "Head", "classify(self)", r"define its method classify\(self, x_BSD\)"),
@@ -337,6 +337,20 @@ def test_mistake_of_an_author_is_answered_by_what_to_type(
     with pytest.raises(BrokenComponent, match=sentence):
         registry.load_file(file)
         slot(slot_name).build("own", None)
+
+
+def test_wrong_defaults_are_among_the_mistakes_of_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slot_fixtures.keep(monkeypatch, slot("mlp"))
+    file = tmp_path / "own.py"
+    constructor = "def __init__(self, g, *, k: int = 'x', m: int = 'y', n: int = 1)"
+    file.write_text(f"{OWN.format(slot='mlp', base='MLP')}{FORWARD}    {constructor}:\n        super().__init__()\n")
+    registry.load_file(file)
+    with pytest.raises(OptionError) as error:
+        slot("mlp").resolve_choice({"type": "own", "n": "z"})
+    found = dict(error.value.faults)
+    assert found.keys() == {("k",), ("m",), ("n",)}
+    assert re.search(r"own.py:\d+: the default of 'k': .*must be a whole number; found 'x'$", found["k",])
+    assert "default" not in found["n",]
 
 
 def test_part_without_constructor_and_methods_of_every_kind_are_accepted(

@@ -64,8 +64,17 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
     failures = [f"{format_arms_with_seeds(trials)} {why}" for why, trials in reasons.items()]
     driver = describe_driver(plan.study, store)
     if wants_json():
-        summary = {"study": plan.study, "arms": counts, "tuning": tuning, "teachers": needed}
-        print_json({**summary, "failures": failures, "progress": progress, "driver": driver})
+        print_json(
+            {
+                "study": plan.study,
+                "arms": counts,
+                "tuning": tuning,
+                "teachers": needed,
+                "failures": failures,
+                "progress": progress,
+                "driver": driver,
+            }
+        )
         return
     rows = {"(teachers, pre-training)": needed, "(tuning)": tuning} | counts
     rows = {name: row for name, row in rows.items() if row or name in counts}
@@ -81,7 +90,8 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
         progress.insert(0, f"run by {driver}" + (f"; its log is {display_path(log)}" if log.exists() else ""))
     if failures:
         failures.append(f"'vitlab logs {plan.study} --arm ARM --seed N' shows what a trial wrote.")
-        failures.append("'vitlab run FILE --retry-failed' trains failed trials again.")
+        if any(row[Ending.FAILED] for row in rows.values()):
+            failures.append("'vitlab run FILE --retry-failed' trains failed trials again.")
     click.echo(parts_to_text(columns, *progress, *failures), nl=False)
 
 
@@ -100,8 +110,7 @@ def _find_latest_study_and_name_others(out: Path) -> Path:
         raise UserError(f"no study has been run in {out}; 'vitlab run FILE' runs one")
     *others, latest = (file.parent for file in plans)
     if others:
-        names = ", ".join(sorted(folder.name for folder in others))
-        say(f"{latest.name} was run last; STUDY may be another: {names}")
+        say(f"{latest.name} was run last; STUDY may be another: {', '.join(sorted(folder.name for folder in others))}")
     return latest
 
 
@@ -196,9 +205,9 @@ def _print_study_versions(study: NewTree) -> None:
         file = Path(row["file"])
         place = packaged_name(file) or display_path(file) if row["file"] else ""
         trials = ", ".join(f"{row[state]} {state}" for state in STATUSES if row[state]) or "none planned"
-        parts = [trials, row["answer"], f"{place} {row['set']}".strip()]
         differs = f"changes to the latest: {row['differs']}" if row["differs"] else ""
-        print_indented(f"  {row['version'][:8]}  {row['run']}  ", "; ".join(filter(None, [*parts, differs])))
+        parts = filter(None, [trials, row["answer"], f"{place} {row['set']}".strip(), differs])
+        print_indented(f"  {row['version'][:8]}  {row['run']}  ", "; ".join(parts))
 
 
 @click.command()
@@ -220,12 +229,15 @@ def logs_command(study: Path | None, arm: str | None, seed: int | None, lines: i
     planned = _find_latest_trial(plan, store, arm, seed)
     folder = store.folder(planned.trial)
     log, failure = folder.path / "log.txt", folder.failure()
-    wrote = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
-    wrote += map(_format_event, folder.events()[0])
+    wrote = [*map(_format_event, folder.events()[0])]
+    wrote += log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
     if failure is not None and folder.state() == Ending.FAILED:  # not of an earlier attempt
         wrote += failure.traceback.splitlines()
-    head = f"{planned.arm}, seed {planned.seed}: {_describe_state(folder)}"
-    return [head, *wrote[-lines:], f"{display_path(folder.path)} has all {len(wrote):,} lines in its files"]
+    return [
+        f"{planned.arm}, seed {planned.seed}: {_describe_state(folder)}",
+        *wrote[-lines:],
+        f"{display_path(folder.path)} has all {len(wrote):,} lines in its files",
+    ]
 
 
 def _find_latest_trial(plan: Plan, store: Store, arm: str | None, seed: int | None) -> Planned:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from vitlab.geometry import DataInfo
+    from vitlab.identity.trial import Trial
     from vitlab.models.cost import Cost
 
 
@@ -275,24 +276,27 @@ def plan(
 
 
 def count_params_and_macs(
-    plan: Plan, file: str | Path, check_components: Callable[[Plan], None] = lambda _: None
+    plan: Plan,
+    file: str | Path,
+    check_components: Callable[[Plan], None] = lambda _: None,
+    check_weights: Callable[[Trial], None] = lambda _: None,
 ) -> dict[str, dict[str, int]]:
     """Return parameters and multiply-accumulates (one image, forward) of each arm's model, built on the meta device.
 
-    Weights that trials start from or learn from are opened and loaded.  Arms with the same model and weights share its
-    cost, and arms with the same mistake its sentence.  ``check_components`` is called if a model with a plugin's
-    component fails in other code, as after a wrong shape, and may raise the reason.
+    Arms with the same model and weights share its cost, and arms with the same mistake its sentence.
+    ``check_components`` is called if a model with a plugin's component fails in other code, as after a wrong shape, and
+    may raise the reason.  ``check_weights`` raises if a trial's model and weights do not fit; by default, no weights
+    are opened.
 
     Raises:
         SpecError: if models cannot be built, with every mistake.
         BrokenComponent: the same, if a plugin is the reason for one of them.
     """
     from vitlab.data.prepare import data_info
-    from vitlab.runner.models import check_weights
 
     alike: dict[tuple[str, DataInfo], list[Planned]] = defaultdict(list)
     firsts = {item.arm: item for item in reversed(plan.pending)} | plan.first_trials
-    for planned in (*firsts.values(), *(Planned("a prerequisite", 0, trial) for trial in plan.prerequisites)):
+    for planned in (*firsts.values(), *plan.labelled_prerequisites):
         spec = planned.trial.spec
         info = data_info(registry.slot("dataset").resolve_choice(spec.data))
         alike[str((spec.model, spec.init_from, spec.distill)), info].append(planned)

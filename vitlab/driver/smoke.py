@@ -43,7 +43,9 @@ def run_smoke_test(
     if fetch_unidentified_data(plan, store, file):
         study, plan = plan_study(file, changes=short, plugins=plugins)
     # This builds and runs every model on torch's meta device, as 'vitlab validate --build' does.
-    count_params_and_macs(plan, file, check_components)
+    from vitlab.runner.models import check_weights
+
+    count_params_and_macs(plan, file, check_components, check_weights)
     check_components(plan)
     by_name = {trial.name: trial for trial in (*plan.prerequisites, *(planned.trial for planned in plan.trials))}
     distinct = {_component_signature(planned.trial, by_name): planned for planned in reversed(plan.trials)}.values()

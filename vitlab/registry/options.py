@@ -97,12 +97,21 @@ def options_model(component: type, base: type[BaseModel]) -> type[BaseModel]:
             raise refusal(f"rename option '{name}'; 'type', 'training' and names with a leading '_' are reserved")
         if name not in hints:
             raise refusal(f"option '{name}' needs an annotation, such as {name}: float")
-        default = ... if parameter.default is parameter.empty else parameter.default
-        fields[name] = (hints[name], Field(default, description=meanings.get(name)))
-    # Defaults are validated like values, so that a choice among them is resolved, too.  The class has no source text,
-    # for which pydantic would search the files of all imported modules.
-    configuration = {"validate_default": True, "use_attribute_docstrings": False}
-    return create_model(component.__name__, __base__=(base,), __cls_kwargs__=configuration, **fields)
+        fields[name] = (
+            hints[name],
+            Field(
+                ... if parameter.default is parameter.empty else parameter.default,
+                description=meanings.get(name),
+            ),
+        )
+    return create_model(
+        component.__name__,
+        __base__=(base,),
+        # Defaults are validated like values, so that a choice among them is resolved, too.  The class has no source
+        # text, for which pydantic would search the files of all imported modules.
+        __cls_kwargs__={"validate_default": True, "use_attribute_docstrings": False},
+        **fields,
+    )
 
 
 def check_arguments(*, own: Collection[str] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -125,24 +134,30 @@ def check_arguments(*, own: Collection[str] = ()) -> Callable[[Callable[P, R]], 
                 name: (hints[name], ... if each.default is each.empty else each.default)
                 for name, each in signature.parameters.items()
             }
-            allowed = {"allow_inf_nan": True}  # the function has a sentence on its bounds
-            return create_model(function.__name__, __base__=(Options,), __cls_kwargs__=allowed, **fields)
+            return create_model(
+                function.__name__,
+                __base__=(Options,),
+                __cls_kwargs__={"allow_inf_nan": True},  # the function has a sentence on its bounds
+                **fields,
+            )
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             sentences = [f"{name}: '{each}' is given twice" for each in by_place[: len(args)] if each in kwargs]
             if len(args) > len(by_place):
-                first = ", ".join(by_place) or "nothing"
-                sentences.append(f"{name}: {len(args)} arguments have no name; may have none: {first}")
+                sentences.append(
+                    f"{name}: {len(args)} arguments have no name; allowed without one: {', '.join(by_place) or 'none'}"
+                )
             given = {
                 each: Path(value) if isinstance(value, os.PathLike) else value
                 for each, value in {**dict(zip(by_place, args, strict=False)), **kwargs}.items()
             }
             for each in sorted(given.keys() - signature.parameters) if "changes" in signature.parameters else ():
                 if closest(each, signature.parameters) is None:
-                    value = given.pop(each)
-                    how = f"a value of the study is written changes={{'{each}': {value!r}}}"
-                    sentences.append(f"{name}: no argument '{each}'; {how}.{foreign_option_hint(each)}")
+                    sentences.append(
+                        f"{name}: no argument '{each}'; a value of the study is written "
+                        f"changes={{'{each}': {given.pop(each)!r}}}.{foreign_option_hint(each)}"
+                    )
             collected = collect_mistakes(arguments_model(), given, who=name)
             sentences += [mistake.message.removesuffix(YAML_HINT) for mistake in collected.mistakes]
             if sentences:

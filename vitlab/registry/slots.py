@@ -100,8 +100,7 @@ class Slot(Generic[T]):
             contract = self.contract.__name__
             base = contract.replace("Tracker", "Replay")
             return f" is no {contract}: {self.name} components derive from vitlab.plugin.{base}"
-        common = set(self.shared.model_fields if self.shared else ()) & set(option_names(component))
-        for option in sorted(common):
+        for option in sorted(set(self.shared.model_fields if self.shared else ()) & set(option_names(component))):
             return f": option '{option}' is one of every {self.name}; rename it"
         sentence = _method_mistake(component, self.contract) or self._fault(component)
         return sentence and f": {sentence}"
@@ -180,8 +179,9 @@ class Slot(Generic[T]):
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a plugin can raise anything
-            what = f"{self.name} '{point.name}' from {origin} failed to import"
-            raise BrokenComponent(f"{what}: {sentence_with_place(error)}") from error
+            raise BrokenComponent(
+                f"{self.name} '{point.name}' from {origin} failed to import: {sentence_with_place(error)}"
+            ) from error
         self.add_component(point.name, component, origin)
 
     # -- choices ------------------------------------------------------------------------------------------------------
@@ -232,15 +232,15 @@ class Slot(Generic[T]):
             options |= _qualified_defaults(model, options)
         collected = collect_mistakes(model, options, who=f"{self.name} '{choice.type}'")
         by_default = {name for name, info in model.model_fields.items() if not info.is_required()} - options.keys()
-        for mistake in collected.mistakes:
-            if by_default.intersection(mistake.path[:1]):  # the study does not mention it
-                raise BrokenComponent(f"{place_of_class(component)}: {mistake.message}, its default in __init__")
         result = None
         if collected.value is not None:
-            values = {name: getattr(collected.value, name) for name in type(collected.value).model_fields}
-            fields = model.model_fields
             result = ResolvedChoice(
-                choice.type, values, slot=self.name, component=component, fields=fields, origin=origin
+                choice.type,
+                {name: getattr(collected.value, name) for name in type(collected.value).model_fields},
+                slot=self.name,
+                component=component,
+                fields=model.model_fields,
+                origin=origin,
             )
         if collected.mistakes:
             # What could be read is passed on, so that mistakes elsewhere in the file are found in the same run.
@@ -248,6 +248,9 @@ class Slot(Generic[T]):
             unsure = (*collected.removed, *collected.written)
             wrong = {path[0] for path in unsure if path[0] in model.model_fields}
             faults = [(mistake.path, mistake.message) for mistake in collected.mistakes]
+            for at, (path, message) in enumerate(faults):
+                if by_default.intersection(path[:1]):  # the study does not mention it
+                    faults[at] = path, f"{place_of_class(component)}: the default of '{path[0]}': {message}"
             raise OptionError(faults, result, wrong)
         assert result is not None
         return result
@@ -268,8 +271,9 @@ class Slot(Generic[T]):
             if error.__traceback__ and error.__traceback__.tb_next:
                 raise  # by the constructor, which has begun
             given = "".join(f", {type(each).__name__}" for each in context)
-            wanted = f"write __init__(self{given}, *, OPTION: TYPE = DEFAULT)"
-            raise BrokenComponent(f"{place_of_class(full.component)}: {error}; {wanted}") from error
+            raise BrokenComponent(
+                f"{place_of_class(full.component)}: {error}; write __init__(self{given}, *, OPTION: TYPE = DEFAULT)"
+            ) from error
 
 
 @cache
