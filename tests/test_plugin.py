@@ -21,6 +21,7 @@ from vitlab import errors, registry
 from vitlab.cli.show import study_schema
 from vitlab.components.norm import norm
 from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent, UserError
+from vitlab.geometry import Geometry
 from vitlab.registry import Slot, plugins, slot
 from vitlab.testing import check_component, components
 
@@ -289,6 +290,7 @@ def test_invalid_plugin_files_are_refused(tmp_path: Path) -> None:
 
 
 FORWARD = "    def forward(self, x_BTD):\n        return x_BTD\n"
+GEOMETRY = Geometry(image=(8, 8), channels=1, patch=(4, 4), prefix=(), dim=8, depth=1, heads=2, classes=3)
 OWN = "from functools import partialmethod\nfrom torch import nn\nfrom vitlab.plugin import *\n@{slot}.register('own')\nclass Own({base}):\n    'An example.'\n"
 
 
@@ -305,9 +307,9 @@ OWN = "from functools import partialmethod\nfrom torch import nn\nfrom vitlab.pl
             "mlp",
             "MLP",
             "__init__(self, g, alpha)",
-            r"missing 1 .* 'alpha'; write __init__\(self, NoneType, \*, OPTION: TYPE = DEFAULT\)$",
+            r"missing 1 .* 'alpha'; write __init__\(self, Geometry, \*, OPTION: TYPE = DEFAULT\)$",
         ),
-        ("mlp", "MLP", "__init__(self)", r"takes 1 positional .*; write __init__\(self, NoneType, \*"),
+        ("mlp", "MLP", "__init__(self)", r"takes 1 positional .*; write __init__\(self, Geometry, \*"),
         ("mlp", "MLP", "__init__(self, g, **options)", r"Own: replace \*\*options by options with names"),
         ("position", "Position", "add(self, x)", r"define its method add\(self, x_BTD, layer\)"),
         ("head", "Head", "classify(self)", r"define its method classify\(self, x_BSD\)"),
@@ -336,7 +338,7 @@ def test_mistake_of_an_author_is_answered_by_what_to_type(
     file.write_text(f"{OWN.format(slot=slot_name, base=base)}{FORWARD}    def {method}:\n        super().__init__()\n")
     with pytest.raises(BrokenComponent, match=sentence):
         registry.load_file(file)
-        slot(slot_name).build("own", None)
+        slot(slot_name).build("own", GEOMETRY)
 
 
 def test_wrong_defaults_are_among_the_mistakes_of_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
