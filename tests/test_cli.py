@@ -215,13 +215,13 @@ def test_failed_trials_exit_with_4_and_answer_is_printed(tmp_path: Path, monkeyp
     status = parsed(printed)
     assert code == 0 and status["arms"] == {"baseline": {"done": 1}, "optimizer=sour": {"failed": 1}}
     folder = next(path.parent for path in tmp_path.glob("out/trials/*/*/failure.json"))
-    assert status["failures"][0].startswith("optimizer=sour s0 failed: error: RuntimeError: not today, at ")
+    assert status["failures"][0].startswith("optimizer=sour s0 failed: RuntimeError: not today, at ")
     code, printed, _ = call("status", file, "--out", tmp_path / "out")
     assert printed.endswith("'vitlab run FILE --retry-failed' trains failed trials again.\n")
     (folder / "log.txt").write_text("printed by the worker")
     code, printed, err = call("logs", file, "--out", tmp_path / "out")
     assert code == 0 and err == "" and "\nprinted by the worker\n" in printed and "Traceback" in printed
-    assert printed.startswith("optimizer=sour, seed 0: failed: error: RuntimeError: not today, at ")
+    assert printed.startswith("optimizer=sour, seed 0: failed: RuntimeError: not today, at ")
 
 
 def test_background_run_receives_every_option(tmp_path: Path) -> None:
@@ -852,7 +852,7 @@ def test_diverged_trials_are_counted_and_explained(ran: tuple[Path, Path], tmp_p
     assert printed.count("the loss is not finite") == 1
     assert "\nbaseline s0, s1, position=none s0 diverged: the loss is not finite at step 2\n" in printed
     assert "1 done, 3 diverged;" in call("studies", "--out", out)[1]
-    assert "0 trained, 4 cached (3 of these diverged)." in call("run", ran[0], "--out", out)[1]
+    assert "0 trained, 4 cached; 3 of the results diverged." in call("run", ran[0], "--out", out)[1]
     assert "4 of them trained already" in call("plan", ran[0], "--out", out)[1]
 
 

@@ -280,7 +280,7 @@ def test_live_table_has_bars_and_metrics(tmp_path: Path, monkeypatch: pytest.Mon
     view.close()
     (row,) = {line.strip() for line in drawn.splitlines() if "none s3" in line and "25.0" in line}
     assert "25 %" in row and "━" in row and row.endswith("25.0"), "a share is in percent, as in the report"
-    assert "2 of 40 trials, " in drawn and " left; val accuracy (%)" in drawn and "starting" in drawn
+    assert "4 of 42 trials, " in drawn and " left; val accuracy (%)" in drawn and "starting" in drawn
     assert "... and 20 more arms and trials" in drawn
     assert max(drawn.count(f"none s{seed} ") for seed in range(30, 40)) == 0, "it fits the terminal"
 
@@ -299,10 +299,11 @@ def test_row_of_arm_whose_trials_all_failed_says_that_it_has_no_value(tmp_path: 
     view = progress.LiveView(Console(file=screen, force_terminal=True, width=80, height=12))
     view.on_plan(plan, plan.trials[2:], store)
     view.close()
-    for planned, line in zip(plan.trials[2:], ("0 of 2", "0 of 2  no value"), strict=True):
+    for planned, line in zip(plan.trials[2:], ("1 failed", "2 failed  no value"), strict=True):
         view.on_start(planned)
         view.on_end(planned, progress.Ending.FAILED, "no disk")
         assert [row for row in screens(view, screen) if row.startswith("none ") and row.endswith(line)]
+    assert screens(view, screen)[0].startswith("4 of 4 trials (2 failed), finished")
 
 
 def test_every_arm_has_a_row_from_the_first_moment_to_its_mean(tmp_path: Path) -> None:
@@ -326,24 +327,24 @@ def test_every_arm_has_a_row_from_the_first_moment_to_its_mean(tmp_path: Path) -
     seen = [[re.sub(" *━+[╸╺━]* *", "|", line) for line in lines] for lines in drawn]
     assert seen == [
         [
-            "0 of 6 trials, starting processes and reading data; val accuracy (%)",
-            "positions|0 %",
+            "2 of 8 trials, starting processes and reading data; val accuracy (%)",
+            "positions|25 %",
             "baseline|done  85.0 (mean of 2)",
             *(f"{arm}|planned" for arm in ("none", "sinusoidal", "rotary")),
         ],
         [
-            "0 of 6 trials, starting processes and reading data; val accuracy (%)",
-            "positions|0 %",
+            "2 of 8 trials, starting processes and reading data; val accuracy (%)",
+            "positions|25 %",
             "baseline|done  85.0 (mean of 2)",
             *(f"{arm} s{seed}|starting" for arm in ("none", "sinusoidal") for seed in (0, 1)),
             "rotary|planned",
         ],
         [
-            "3 of 6 trials, estimating the remaining time; val accuracy (%)",
-            "positions|50 %",
+            "5 of 8 trials (1 failed), estimating the remaining time; val accuracy (%)",
+            "positions|62 %",
             "baseline|done  85.0 (mean of 2)",
             "none|done  37.5 (mean of 2)",
-            "sinusoidal|0 of 2",
+            "sinusoidal|1 failed",
             "sinusoidal s1|starting",
             "rotary|planned",
         ],
@@ -442,22 +443,25 @@ def test_one_line_for_a_failure_that_many_trials_share(tmp_path: Path, capsys: p
         :1
     ]
     assert len([line for line in lines if "no disk" in line]) == 1
-    assert lines[-1] == "6 more trials failed for the same reason as baseline s0."
+    assert lines[-1] == "baseline s1, s3, none s0 to s3 failed for the same reason as baseline s0."
     assert len(lines) == 4 and not any("Traceback" in line for line in lines)
 
 
 @pytest.mark.parametrize("display", [progress.PlainLines, progress.LiveView])
 def test_every_diverged_trial_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], display: type) -> None:
     plan, store = synthetic_studies.study(tmp_path, {"baseline": [None] * 3})
-    view = display()
+    view = display(Console(stderr=True, width=100))
     view.on_plan(plan, plan.trials, store)
     for planned, detail in zip(plan.trials, ("", "loss is nan", "loss is nan"), strict=True):
         view.on_end(planned, progress.Ending.DONE, detail)
+    view.tick()
+    for planned in plan.trials:
+        view.on_end(planned, progress.Ending.DONE, "loss is nan")
     view.close()
     printed = capsys.readouterr().err
-    assert "baseline s1 diverged: loss is nan" in printed
-    assert "baseline s2 diverged, for the same reason as baseline s1" in printed
-    assert printed.count("diverged") == 2
+    assert "baseline s1, s2 diverged: loss is nan" in printed, "what ends together has one line"
+    assert "baseline s0 to s2 diverged for the same reason as baseline s1, s2." in printed
+    assert printed.count("diverged: ") == 1
 
 
 def test_a_cold_start_is_told_within_seconds(
@@ -490,7 +494,7 @@ def test_status_is_a_line_in_a_terminal_and_a_late_sentence_elsewhere(
     view = progress.LiveView(Console(file=screen, force_terminal=True, width=100, color_system=None))
     with pytest.raises(KeyError), view.status("loading"):
         raise KeyError
-    assert "loading" in screen.getvalue() and screen.getvalue().endswith("\x1b[2K"), "the line is erased"
+    assert "loading 0:00:00" in screen.getvalue() and screen.getvalue().endswith("\x1b[2K"), "the line is erased"
     monkeypatch.setattr(progress, "FIRST_SILENCE_S", 0.05)
     lines, printed = progress.PlainLines(), threading.Event()
     monkeypatch.setattr(lines, "say", lambda sentence: (progress.click.echo(sentence), printed.set()))

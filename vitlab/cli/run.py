@@ -184,9 +184,9 @@ def _format_run_summary(answer: Answer) -> str:
     failed = f", {answer.failed} failed" if answer.failed else ""
     stored = {planned.trial.name: answer.store.folder(planned.trial).result() for planned in answer.plan.trials}
     count = sum(result is not None and result.status == Ending.DIVERGED for result in stored.values())
-    diverged = f" ({count} of these diverged)" if count else ""
+    diverged = f"; {count} of the results diverged" if count else ""
     lines = [
-        f"{answer.trained} trained, {answer.cached} cached{elsewhere}{diverged}{failed}.",
+        f"{answer.trained} trained, {answer.cached} cached{elsewhere}{failed}{diverged}.",
         f"{'Report':{width}}{display_path(answer.report)}",
     ]
     if answer.link:

@@ -4,7 +4,6 @@ import json
 import sys
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 import click
 from rich.console import Console
 from rich.live import Live
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -144,22 +144,22 @@ class _Display(Watch):
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
-        self._done = self._total = 0
+        self._done = self._total = self._failed = 0
         self._running: dict[str, TrialProgress] = {}
         self._paused: dict[str, TrialProgress] = {}  #: trials with a checkpoint that are not submitted yet
-        self._first_with: dict[str, str] = {}  #: sentence of a failure to the first trial that it ended
-        self._alike: Counter[str] = Counter()  #: first trial to the number of later ones that failed for its reason
+        self._unsaid: dict[tuple[Ending, str], list[Planned]] = {}  #: endings and reasons since the last line
+        self._first_with: dict[tuple[Ending, str], str] = {}  #: the first trials that ended for a reason
+        self._alike: dict[tuple[Ending, str], list[Planned]] = {}  #: the later ones, told by :meth:`close`
 
     def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
         self._plan, self._store = plan, store
-        self._done, self._total = 0, len(todo)
         self._running.clear()
         self._paused.clear()
         for planned in todo:
             if (folder := store.folder(planned.trial)).checkpoint.exists():
                 progress = TrialProgress(folder, planned.trial)
                 progress.go_to_checkpoint()
-                self._paused |= {trial_name(planned): progress} if progress.share else {}
+                self._paused |= {trial_name(planned): progress} if progress.latest["step"] else {}
         self._open = {planned.trial.name for planned in todo}
         self._arms: dict[str, list[Planned]] = {}  #: their trials that are to be trained or have been
         for planned in plan.trials:
@@ -170,9 +170,11 @@ class _Display(Watch):
         self._longest = max(
             (trial_name(item) for trials in self._arms.values() for item in trials), key=len, default=""
         )
-        self._size = max(1, len(todo) + len(plan.pending))
+        trained = {item.trial.name for trials in self._arms.values() for item in trials} - self._open
+        self._done, self._total, self._failed = len(trained), len(trained) + len(todo), 0
+        self._size = max(1, self._total + len(plan.pending))
         self._completed = 0.0  #: trainings, with the shares of running ones
-        self._before = 0.0  #: shares that trials which have ended here had when they were resumed
+        self._before = float(self._done)  #: trainings before this run: whole ones, and shares of those that ended here
         self._moves: list[tuple[float, float]] = []  #: times of the first and the last progress, and trainings by then
         self._read_journals()
         skipped = sum(1 for arm in plan.arms if arm.skip)
@@ -200,8 +202,12 @@ class _Display(Watch):
         progress = self._running.pop(trial_name(planned), None)
         if ending in (Ending.DONE, Ending.FAILED):
             self._done += 1
+            self._failed += ending == Ending.FAILED
             self._open.discard(planned.trial.name)
             self._before += progress.share_at_start if progress is not None else 0.0
+        reason = detail.partition("\n")[0]
+        key = Ending.DIVERGED if ending == Ending.DONE and reason else ending, reason
+        (self._alike if key in self._first_with else self._unsaid).setdefault(key, []).append(planned)
 
     def _read_journals(self) -> None:
         """Read what has been appended to the journals of running trials."""
@@ -214,14 +220,16 @@ class _Display(Watch):
         self._completed = self._done + paused + all_to_sample * sum(progress.share for progress in sample)
         at_start = paused + all_to_sample * sum(progress.share_at_start for progress in sample)
         trained = self._completed - self._before - at_start
-        if trained > (self._moves[-1][1] if self._moves else 0.0):
+        if trained > (self._moves[-1][1] if self._moves else 0.0) or (
+            not self._moves and any(progress.has_begun for progress in sample)
+        ):
             self._moves = [*self._moves[:1], (self._console.get_time(), trained)]
 
     def _describe_remaining_time(self) -> str:
         """Return the remaining time in words, or what precedes it; empty once all trials have ended."""
         if self._done >= self._total:
             return ""
-        if not self._done and not any(progress.has_begun for progress in list(self._running.values())):
+        if not self._moves:
             return "starting processes and reading data"
         if len(self._moves) < 2 or self._moves[0][0] == self._moves[1][0]:
             return "estimating the remaining time"
@@ -246,8 +254,9 @@ class _Display(Watch):
         share = self._completed / self._size
         total = Row(self._plan.study, share, f"{100 * share:3.0f} %", "")
         state, value = f"{seeds} of {seeds}", _format_value(1.0 if scale.is_share else 10.5, scale)
-        widest = Row(self._longest, 0.0, max("starting", state, key=len), f"{value} (mean of {seeds})")
-        title = f"{self._done} of {self._total} trials, {self._describe_remaining_time() or 'finished'}; {scale.title}"
+        widest = Row(self._longest, 0.0, max(f"{seeds} diverged", state, key=len), f"{value} (mean of {seeds})")
+        trials = f"{self._done} of {self._total} trials{f' ({self._failed} failed)' * bool(self._failed)}"
+        title = f"{trials}, {self._describe_remaining_time() or 'finished'}; {scale.title}"
         width = self._console.width - GAP  # a terminal prints ^C behind the last row
         table = Table.grid()
         table.add_row(Text(title, no_wrap=True))
@@ -276,6 +285,9 @@ class _Display(Watch):
             values = [value for folder in folders if (value := self._final_value(folder)) is not None]
             if folders:
                 state = f"{len(values)} of {len(trials)}" if len(values) < len(trials) else Ending.DONE
+                if len(values) < len(folders):  # a failed trial has no result, a diverged one has no value
+                    failed = sum(not folder.done() for folder in folders)
+                    state = f"{failed} failed" if failed else f"{len(folders) - len(values)} diverged"
                 is_over = len(folders) == len(trials)
                 detail = "no value" * is_over
                 if values and is_over:
@@ -289,47 +301,34 @@ class _Display(Watch):
             rows += own
         return [*running.values(), *rows]  # trials of no arm come first, such as prerequisites
 
-    def _describe_ending(self, planned: Planned, ending: Ending, detail: str) -> str:
-        """Return a line for an ending; it is empty for a failure that an earlier trial had, see :meth:`close`."""
-        name, sentence = trial_name(planned), detail.partition("\n")[0]
-        first = self._first_with.setdefault(sentence, name)
-        if ending == Ending.DONE and sentence:
-            ending = Ending.DIVERGED
-        if not sentence:
-            return f"{name} {ending}"
-        if first != name and ending == Ending.FAILED:  # one line for a failure that many trials share
-            self._alike[first] += 1
-            return ""
-        return f"{name} {ending}: {sentence}" if first == name else f"{name} {ending}, for the same reason as {first}"
+    def _flush(self) -> None:
+        """Print a line for the trials that have ended alike since the last one."""
+        endings, self._unsaid = self._unsaid, {}
+        for (ending, reason), trials in endings.items():
+            names = format_arms_with_seeds(trials)
+            if ending in (Ending.DIVERGED, Ending.FAILED):
+                self._first_with[ending, reason] = names
+            self._print_with_progress(f"{names} {ending}{f': {reason}' * bool(reason)}")
+
+    def _print_with_progress(self, text: str) -> None:
+        self.say(text)
 
     def close(self) -> None:
-        """Say how many trials failed for the same reason as an earlier one."""
-        for first, number in self._alike.items():
-            self.say(f"{format_count(number, 'more trial')} failed for the same reason as {first}.")
+        """Print what has not been printed yet, with the trials that ended for the same reason as earlier ones."""
+        self._flush()
+        for key, trials in self._alike.items():
+            self.say(f"{format_arms_with_seeds(trials)} {key[0]} for the same reason as {self._first_with[key]}.")
         self._alike.clear()
 
 
 class PlainLines(_Display):
     """Progress display with one line for all trials that end together."""
 
-    _ended: Sequence[Planned] = ()
-
     def on_plan(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
         """Print the size of the plan and start counting."""
         super().on_plan(plan, todo, store)
         self._printed = time.monotonic()
         self._timer = _start_timer(self._say_state)  # tick is not called while the first worker starts
-
-    def on_end(self, planned: Planned, ending: Ending, detail: str) -> None:
-        """Print a line for a trial that did not end well; the others are printed together."""
-        if ending == Ending.DONE and not detail:
-            super().on_end(planned, ending, detail)
-            self._ended = [*self._ended, planned]
-            return
-        self._flush()
-        super().on_end(planned, ending, detail)
-        if line := self._describe_ending(planned, ending, detail):
-            self._print_with_progress(line)
 
     def tick(self) -> None:
         """Print the line of the trials that have ended since the last call, or one after a silence."""
@@ -349,13 +348,7 @@ class PlainLines(_Display):
     def close(self) -> None:
         """Print what has not been printed yet."""
         self._timer.cancel()
-        self._flush()
         super().close()
-
-    def _flush(self) -> None:
-        trials, self._ended = self._ended, ()
-        if trials:
-            self._print_with_progress(f"{format_arms_with_seeds(trials)} {Ending.DONE}")
 
     def _print_with_progress(self, text: str) -> None:
         self._timer.cancel()
@@ -382,14 +375,13 @@ class LiveView(_Display):
         if todo:
             self._show()
 
-    def on_end(self, planned: Planned, ending: Ending, detail: str) -> None:
-        """Print a line for a trial that did not end well."""
-        super().on_end(planned, ending, detail)
-        if (ending != Ending.DONE or detail) and (line := self._describe_ending(planned, ending, detail)):
-            self.say(line)
+    def _flush(self) -> None:
+        self._unsaid.pop((Ending.DONE, ""), None)  # the bars show it
+        super()._flush()
 
     def tick(self) -> None:
-        """Redraw the bars when they are due."""
+        """Print a line for trials that did not end well; redraw the bars when they are due."""
+        self._flush()
         if time.monotonic() - self._refreshed > self.refresh_s:
             self._read_journals()
             self._draw()
@@ -397,9 +389,10 @@ class LiveView(_Display):
 
     @contextmanager
     def status(self, what: str) -> Iterator[object]:
-        """Show in a line what is done."""
-        with self._console.status(Text(what), spinner="line"):
-            yield None
+        """Show in a line what is done, and for how long."""
+        columns = SpinnerColumn("line"), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+        with Progress(*columns, console=self._console, transient=True) as line:
+            yield line.add_task(what)
 
     def say(self, sentence: str) -> None:
         """Print the sentence above the bars."""
