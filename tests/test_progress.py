@@ -415,6 +415,36 @@ def test_first_frame_has_the_state_of_checkpoints(tmp_path: Path) -> None:
     assert view._completed == pytest.approx(160 / STEPS)
 
 
+def test_trial_paused_before_its_first_measurement_has_a_row(tmp_path: Path) -> None:
+    plan, store = synthetic_studies.study(tmp_path, {"baseline": [None]})
+    make_checkpoint_writer(store.folder(plan.trials[0].trial).checkpoint, {"training": {"step": 4}})()
+    screen = io.StringIO()
+    view = progress.LiveView(Console(file=screen, force_terminal=True, width=80, color_system=None))
+    view.on_plan(plan, plan.trials, store)
+    view.close()
+    assert re.sub(" *━+ *", "|", screens(view, screen)[-1]) == "baseline s0|paused  at 0 %"
+
+
+def test_plain_lines_know_the_remaining_time_once_the_first_trials_have_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three trials that are trained together in 30 s, and are measured at their end alone; three are to come."""
+    plan, store = synthetic_studies.study(tmp_path, {"baseline": [None] * 6})
+    now = 0.0
+    lines = progress.PlainLines(Console(get_time=lambda: now))
+    lines.on_plan(plan, plan.trials, store)
+    for planned in plan.trials[:3]:
+        lines.on_start(planned)
+        append(store, planned, 10, "start", attempt=1, step=0)
+    now = 10.0
+    lines.tick()
+    now = 40.0
+    for planned in plan.trials[:3]:
+        lines.on_end(planned, progress.Ending.DONE, "")
+    lines.close()
+    assert capsys.readouterr().err.splitlines()[-1] == "[3/6] baseline s0 to s2 done  (30 s left)"
+
+
 @pytest.mark.parametrize("width", [80, 30, 0])
 def test_a_narrower_terminal_loses_no_line_above_the_bars(tmp_path: Path, width: int) -> None:
     """Most terminals cut lines when they become narrower, so no more lines are erased than were drawn."""

@@ -332,6 +332,8 @@ class PlainLines(_Display):
 
     def tick(self) -> None:
         """Print the line of the trials that have ended since the last call, or one after a silence."""
+        if not self._moves:
+            self._read_journals()  # the time counts from the first start
         self._flush()
         if time.monotonic() - self._printed > SILENCE_S:
             self._say_state()
