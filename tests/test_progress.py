@@ -415,7 +415,8 @@ def test_first_frame_has_the_state_of_checkpoints(tmp_path: Path) -> None:
     assert view._completed == pytest.approx(160 / STEPS)
 
 
-def test_trial_paused_before_its_first_measurement_has_a_row(tmp_path: Path) -> None:
+def test_trial_paused_before_its_first_measurement_has_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(progress.COUNTED, "steps", "epoch")  # as the length of a training in epochs
     plan, store = synthetic_studies.study(tmp_path, {"baseline": [None]})
     make_checkpoint_writer(store.folder(plan.trials[0].trial).checkpoint, {"training": {"step": 4}})()
     screen = io.StringIO()
@@ -430,13 +431,12 @@ def test_plain_lines_know_the_remaining_time_once_the_first_trials_have_ended(
 ) -> None:
     """Three trials that are trained together in 30 s, and are measured at their end alone; three are to come."""
     plan, store = synthetic_studies.study(tmp_path, {"baseline": [None] * 6})
-    now = 0.0
+    now = 10.0
     lines = progress.PlainLines(Console(get_time=lambda: now))
     lines.on_plan(plan, plan.trials, store)
     for planned in plan.trials[:3]:
         lines.on_start(planned)
         append(store, planned, 10, "start", attempt=1, step=0)
-    now = 10.0
     lines.tick()
     now = 40.0
     for planned in plan.trials[:3]:
