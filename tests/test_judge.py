@@ -236,7 +236,7 @@ def test_duplicates_count_once_or_are_refused(tmp_path: Path) -> None:
     rows = long({"a": [0.9, 0.91, 0.92], "b": [0.8, 0.81, 0.83]})
     assert "1 row repeats a training" in notes_of(table(tmp_path / "r.csv", [*rows, rows[0]]))
     with pytest.raises(
-        UserError, match=r"2 rows of arm 'a' with seed 0, with different values: row 1; row 7; keep one"
+        UserError, match=r"2 rows of arm 'a' with seed 0, with different values: line 2; line 8; keep one"
     ):
         notes_of(table(tmp_path / "r.csv", [*rows, {**rows[0], "acc": 0.5}]))
 
@@ -244,13 +244,13 @@ def test_duplicates_count_once_or_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("model,run,acc\na,0,x\n", {}, "'x' in row 1 of column 'acc' is not a number"),
+        ("model,run,acc\na,0,x\n", {}, "'x' in line 2 of column 'acc' is not a number"),
         ("model,run,acc\na,0,1\n", {"arm": "modle"}, "no column 'modle'. Did you mean 'model'?"),
         ("model,run,acc\na,0,1\n", {"seed": ""}, "no column ''. Columns: model; run; acc."),
         ("model,run,acc,f1\na,0,0.9x,1\n", {"metric": "ac"}, "no column 'ac'. Did you mean 'acc'? Columns: f1; "),
         ("model,run,acc\na,0,1\n", {"baseline": "b"}, "no arm 'b'. Arms: a."),
-        ("model,run,acc\n,0,1\n", {}, "row 1 has no 'model'"),
-        ("model,run,acc\na,,1\n", {}, "row 1 has no 'run'"),
+        ("model,run,acc\n,0,1\n", {}, "line 2 has no 'model'"),
+        ("model,run,acc\na,,1\n", {}, "line 2 has no 'run'"),
         ("model,run,acc\n", {}, "has no rows"),
         ("", {}, "cannot be read as csv"),
     ],

@@ -175,20 +175,21 @@ def test_numbers_are_read_as_their_column_writes_them(tmp_path: Path, cells: lis
     [
         (
             ["1,200", "1,300"],
-            "'1,200' in row 1 of column 'loss' or '1,300' in row 2 of column 'loss': commas may stand",
+            "'1,200' in line 2 of column 'loss' or '1,300' in line 3 of column 'loss': commas may stand",
         ),
-        (["0,81", "0.82"], "'0,81' in row 1 of column 'loss' or '0.82' in row 2 of column 'loss': commas may stand"),
-        (["51.9 +/- 1.4"], "'51.9 +/- 1.4' in row 1 of column 'loss' is a mean with its spread; write the value of"),
+        (["0,81", "0.82"], "'0,81' in line 2 of column 'loss' or '0.82' in line 3 of column 'loss': commas may stand"),
+        (["51.9 +/- 1.4"], "'51.9 +/- 1.4' in line 2 of column 'loss' is a mean with its spread; write the value of"),
         (["51.9\u00b11.4"], "is a mean with its spread"),
         (["51.9 (1.4)"], "is a mean with its spread"),
         (["51.9 [50, 53]"], "is a mean with its spread"),
         (["51.9 \\pm 1.4"], "is a mean with its spread"),
-        (["1_0"], "'1_0' in row 1 of column 'loss' is not a number"),
-        (["\uff11"], "'\uff11' in row 1 of column 'loss' is not a number"),
+        (["1_0"], "'1_0' in line 2 of column 'loss' is not a number"),
+        (["\uff11"], "'\uff11' in line 2 of column 'loss' is not a number"),
         (["1,200.5"], "is not a number"),
         (["0x1A"], "is not a number"),
         (["#DIV/0!"], "is not a number"),
-        (["81 %", "0.82"], "'0.82' in row 2 of column 'loss' has no percent sign, and other cells have one"),
+        (["81 %", "0.82"], "'0.82' in line 3 of column 'loss' has no percent sign, unlike other cells"),
+        (["81 %", "0.82", "0.83"], "'81 %' in line 2 of column 'loss' has a percent sign, unlike other cells"),
     ],
 )
 def test_cell_that_is_no_value_is_refused_with_its_place(tmp_path: Path, cells: list[str], message: str) -> None:
@@ -283,17 +284,21 @@ def test_columns_called_arm_and_seed_need_no_option(tmp_path: Path) -> None:
             "with arm 'vitb' in one column and its seed in another",
         ),
         ("arm,epoch,acc\na,0,0.5\na,1,0.6\nb,0,0.7\n", "arm", "'epoch' differs between rows of an arm, as steps of"),
-        ("arm,seed,epoch,acc\na,0,0,0.5\na,0,1,0.6\n", "arm", "row 1; row 2, which differ in epoch; judge needs the f"),
+        (
+            "arm,seed,epoch,acc\na,0,0,0.5\na,0,1,0.6\n",
+            "arm",
+            "line 2; line 3, which differ in epoch; judge needs the f",
+        ),
         ("arm,seed,data,acc\na,0,x,0.5\na,0,y,0.6\n", "arm", "which differ in data; keep one of them, or name a seed"),
         (
             "arm,seed,status,acc\na,0,done,0.5\na,1,early,0.6\n",
             "arm",
-            "'early' in row 2 of column 'status' is no status",
+            "'early' in line 3 of column 'status' is no status",
         ),
         (
             WIDE.replace("1,0.82", "0,0.82"),
             None,
-            "2 rows of arm 'vit' with seed 0, with different values: row 1; row 2",
+            "2 rows of arm 'vit' with seed 0, with different values: line 2; line 3",
         ),
         (",vit,rope\ncount,3,3\nmean,0.8,0.9\nstd,0.1,0.1\n", None, "no row is a training"),
     ],
@@ -329,9 +334,9 @@ def test_states_of_runs_count_as_their_endings(tmp_path: Path) -> None:
     assert counts(judgement) == {"vit": (2, 0, 1), "rope": (2, 0, 1)}
     assert means(judgement) == pytest.approx({"vit": 0.82, "rope": 0.92})
     for note in (
-        "Warning: 1 row left out, still running or never ended: row 4.",
-        "Values of trainings that failed do not count: row 2.",
-        "1 row left out, failed, and repeated with the same arm and seed: row 8.",
+        "Warning: 1 row left out, still running or never ended: line 5.",
+        "Values of trainings that failed do not count: line 3.",
+        "1 row left out, failed, and repeated with the same arm and seed: line 9.",
         "Warning: 2 lost seeds, without a value: vit, seed 1; rope, seed 2.",
     ):
         assert note in judgement.notes
@@ -345,7 +350,7 @@ def test_cells_of_a_table_with_a_column_per_arm(tmp_path: Path) -> None:
     ragged = "vit,rope\n0.81,0.91\n,0.93\n0.83,\n0.84,\n"
     assert counts(judged(tmp_path, ragged, arm=None)) == {"vit": (3, 0, 1), "rope": (2, 0, 0)}
     text = refusal(tmp_path, WIDE.replace("0.93", "x"), arm=None)
-    assert "'x' in row 2 of column 'rope' is not a number" in text
+    assert "'x' in line 3 of column 'rope' is not a number" in text
 
 
 def test_row_per_model_has_no_seeds_and_no_verdict(tmp_path: Path) -> None:
@@ -511,9 +516,21 @@ def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
         "over_blocks needs block",
         "images 0",
         "looks 3, 2: growing numbers of seeds",
-        "'x' in row 3 of column 'acc' is not a number",
-        "row 1 has no 'arm'",
-        "row 2 has no 'seed'",
+        "'x' in line 4 of column 'acc' is not a number",
+        "line 2 has no 'arm'",
+        "line 3 has no 'seed'",
+    ):
+        assert part in text
+    content = (
+        "# a comment\n\narm,seed,acc\na,0,92.9\n\na,1,92.7%\n# another\na,2,0.933\na,2,92.6\nb,0,94 \u00b1 1\nb,1,94\n"
+    )
+    text = refusal(tmp_path, content, arm="arm", seed="seed", baseline="c")
+    for part in (
+        "'94 \u00b1 1' in line 10 of column 'acc' is a mean",
+        "'92.7%' in line 6 of column 'acc' has a percent sign",
+        "2 rows of arm 'a' with seed 2, with different values: line 8; line 9",
+        "no arm 'c'. Arms: a; b.",
+        "'acc' seems to hold shares and percents",
     ):
         assert part in text
     text = refusal(tmp_path, LONG, arm="ar", seed="sed", metric="ac")

@@ -48,14 +48,15 @@ class Table:
 
     name: str  #: of the report
     source: str  #: where the rows are from, as messages say it
-    rows: pd.DataFrame  #: cells as they are; the index counts rows from 0
+    rows: pd.DataFrame  #: cells as they are; the index counts rows, or lines of a text, from 0
     notes: tuple[str, ...] = ()
     runs: Sequence[str] = ()  #: names of the rows, where they are runs of MLflow
-    height: int = sys.maxsize  #: rows of the file, if the cells of each column have become rows of their own
+    unit: str = "row"
+    index: Sequence[int] = range(sys.maxsize)  #: before the cells of each column became rows of their own
 
     def row_label(self, row: int) -> str:
         """Return how messages name a row."""
-        return self.runs[row] if self.runs else f"row {row % self.height + 1}"
+        return self.runs[row] if self.runs else f"{self.unit} {self.index[row % len(self.index)] + 1}"
 
     def row_labels(self, rows: Iterable[int]) -> str:
         """Return the names of the first of some rows, and the number of others."""
@@ -87,7 +88,7 @@ def read_table(path: Path) -> Table:
         raise UserError(f"{path} cannot be read as {suffix[1:]}: {reason}") from None
     if rows.empty:
         raise UserError(f"{path} has no rows")
-    return Table(path.name, str(path), rows, tuple(notes))
+    return Table(path.name, str(path), rows, tuple(notes), unit="line" if suffix in (".csv", ".tsv") else "row")
 
 
 def frame_to_table(frame: pd.DataFrame) -> Table:
@@ -134,14 +135,19 @@ def _read_text(path: Path, notes: list[str]) -> str:
 
 
 def _read_delimited(path: Path, notes: list[str]) -> pd.DataFrame:
-    """Read a table of cells between commas, semicolons, tabs or bars, whichever gives the header most names."""
+    """Read a table of cells between commas, semicolons, tabs or bars, whichever gives the header most names.
+
+    The index counts lines of the file from 0.
+    """
     import pandas as pd
 
-    text = _read_text(path, notes).lstrip("\r\n")
+    whole = _read_text(path, notes)
+    text = whole.lstrip("\r\n")
     first = re.match(r"sep=(.)\r?\n", text)  # as spreadsheets write it
     delimiters = (first[1],) if first else DELIMITERS
     text = text[first.end() if first else 0 :]
     text = re.sub(rf"\A(?:#(?![{re.escape(''.join(delimiters))}]).*\n|[ \r]*\n)+", "", text)
+    before = whole.removesuffix(text).count("\n")
     if text.startswith("|"):
         raise ValueError("it seems to be a table in Markdown; write commas between its cells, and none around them")
     headers = {mark: next(csv.reader(io.StringIO(text), delimiter=mark), []) for mark in delimiters}
@@ -150,28 +156,22 @@ def _read_delimited(path: Path, notes: list[str]) -> pd.DataFrame:
     delimiter, header = max(headers.items(), key=lambda item: len(item[1]))
     # A row may begin with '#', such as the row of an arm called '#1'; a comment has fewer cells.
     cells = rf"(?:[^{re.escape(delimiter)}\n]*{re.escape(delimiter)}){{{max(1, len(header) - 1)}}}"
-    text, comments = re.subn(rf"(?m)^#(?!{cells}).*\n?", "", text)
+    text, comments = re.subn(rf"(?m)^#(?!{cells}).*", "", text)
     if comments:
         notes.append(f"{format_count(comments, 'line')} beginning with '#' left out, as comments.")
-    too_many = "has more cells than the header; a cell that holds the delimiter, as in a decimal comma, needs quotes"
+    records = csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True, strict=True)
+    rows = dict[int, list[str]]()
     try:
-        rows = pd.read_csv(
-            io.StringIO(text),
-            sep=delimiter,
-            header=0,
-            names=range(len(header)),
-            dtype=str,  # pandas does not read every number to its last digit
-            na_filter=False,
-            skipinitialspace=True,
-        )
-    except pd.errors.ParserError as error:
-        raise ValueError(re.sub(r".*in (line \d+).*\n?", rf"\1 {too_many}", str(error))) from None
-    if not isinstance(rows.index, pd.RangeIndex):  # pandas takes the first cells of longer rows for an index
-        rows = rows.reset_index()
-        if (rows.iloc[:, len(header) :] != "").any(axis=None):
-            raise ValueError(f"line 2 {too_many}")
-        rows = rows.iloc[:, : len(header)]
-    return _set_column_names(rows[(rows != "").any(axis=1)], header)
+        for record in records:
+            if any(record[len(header) :]):
+                raise csv.Error(
+                    "more cells than the header; a cell that holds the delimiter, as in a decimal comma, needs quotes"
+                )
+            if any(record):
+                rows[before + records.line_num - 1] = [*record, *[""] * len(header)][: len(header)]
+    except csv.Error as error:
+        raise ValueError(f"line {before + records.line_num}: {error}") from None
+    return _set_column_names(pd.DataFrame.from_dict(rows, orient="index")[1:], header)
 
 
 def _read_json(path: Path, notes: list[str]) -> pd.DataFrame:
@@ -340,11 +340,6 @@ def shortlist(names: Sequence[str]) -> str:
     return list_some(names, MAX_LISTED, "; ")
 
 
-def column_names(frame: pd.DataFrame) -> list[str]:
-    """Return the names of columns, of which several may be equal."""
-    return [str(name) for name in frame]
-
-
 def column_to_texts(cells: pd.Series[Any]) -> pd.Series[Any]:
     """Return cells as texts without spaces around them, empty where there is none; whole numbers have no point."""
     import pandas as pd
@@ -378,13 +373,15 @@ def parse_values(cells: pd.Series[Any], place: Callable[[int], str], remarks: Re
         remarks.add_mistakes(f"{listed}: commas may stand before decimals or between thousands; write decimal points")
     has_sign = lower[numerals.index].str.endswith("%")
     if has_sign.any() and not has_sign.all():
+        row = (has_sign == (has_sign.mean() < 0.5)).idxmax()  # of the fewer cells
+        found = "a" if has_sign[row] else "no"
         remarks.add_mistakes(
-            f"{where(has_sign.idxmin())} has no percent sign, and other cells have one; write it in all of them or in "
-            "none"
+            f"{where(row)} has {found} percent sign, unlike other cells; write it in all of them or in none"
         )
     numbers = numerals[has_point | has_comma].str.replace(",", ".").astype("float64").reindex(cells.index)
     endings = np.where(bare.isin(DIVERGED), Ending.DIVERGED, Ending.FAILED)
-    return replace(_infer_endings(np.asarray(numbers, np.float64), endings), is_percent=bool(has_sign.any()))
+    is_percent = bool(has_sign.any() and has_sign.all())
+    return replace(_infer_endings(np.asarray(numbers, np.float64), endings), is_percent=is_percent)
 
 
 def are_metric_values(cells: pd.Series[Any]) -> bool:

@@ -19,7 +19,6 @@ from vitlab.judging.files import (
     Remarks,
     Table,
     are_metric_values,
-    column_names,
     frame_to_table,
     options_for_cli_or_python,
     read_table,
@@ -118,7 +117,7 @@ def judge(
     }
     remarks.of_options += [sentence for sentence, is_valid in option_checks.items() if not is_valid]
     table = _read_results(results, columns, remarks)
-    names = column_names(table.rows)
+    names = [*table.rows]
     if arm is None and names.count("arm") == 1 and (metric in names or not are_metric_values(table.rows["arm"])):
         columns = replace(columns, arm="arm")
         remarks.notes.append("Arms are those of column 'arm'.")
@@ -133,8 +132,11 @@ def judge(
         )
     remarks.raise_mistakes()
     trainings = read_trainings(table, columns, remarks)
+    is_sound = not remarks.of_table
     compared = _choose_baselines(trainings, baseline, remarks)
     scale = criterion.infer_column_unit(metric, trainings.frame, trainings.is_percent, remarks)
+    if not is_sound:  # margin and chance are in a unit that other values may change
+        raise remarks.error()
     margin = criterion.parse_margin(margin, metric, scale, remarks)
     chance = criterion.chance_level_in_units(chance, classes, metric, scale, remarks)
     quantum = criterion.quantum_in_units(images, metric, scale, remarks)

@@ -16,7 +16,6 @@ from vitlab.judging.files import (
     Remarks,
     Table,
     are_metric_values,
-    column_names,
     column_to_texts,
     infer_column_role,
     shortlist,
@@ -49,7 +48,7 @@ class Trainings:
 
 def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> None:
     """Add a mistake for each named column that a table does not have once."""
-    names = column_names(table.rows)
+    names = [*table.rows]
     options = (columns.arm, columns.seed, columns.block, columns.baselines)
     to_find = {name: names for name in options if name is not None}
     if columns.arm is not None:
@@ -98,7 +97,7 @@ def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Training
 
 def _infer_column_roles(table: Table) -> dict[str, str | None]:
     """Return the roles of columns, of those whose name no other has; fractions are no names and no numbers of rows."""
-    columns = column_names(table.rows)
+    columns = [*table.rows]
     roles = {name: infer_column_role(name) for name in columns if columns.count(name) == 1}
     for name, role in roles.items():
         if (
@@ -119,7 +118,7 @@ def _wide_to_long(
     table: Table, remarks: Remarks, metric: str, seed: str | None, block: str | None
 ) -> tuple[Table, str]:
     """Return a table with a column per arm as one with a row per training, and its column of seeds."""
-    rows, columns = table.rows, column_names(table.rows)
+    rows, columns = table.rows, [*table.rows]
     remarks.add_mistakes(*(_column_fault(name, columns, columns) for name in {*columns} if columns.count(name) > 1))
     remarks.raise_mistakes()
     roles = {name: role for name, role in _infer_column_roles(table).items() if name not in (seed, block)}
@@ -140,7 +139,7 @@ def _wide_to_long(
     if seed is None:
         is_filled = column_to_texts(long[metric]) != ""
         long = long[is_filled[::-1].groupby(long[ARM]).cummax()[::-1]]
-    return replace(table, rows=long, height=len(rows)), seed or ROW
+    return replace(table, rows=long, index=rows.index.tolist()), seed or ROW
 
 
 def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks) -> Trainings:
@@ -151,6 +150,7 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
         return f"{table.row_label(row)} of column '{rows[ARM][row] if arm == ARM else metric}'"
 
     metric_values = files.parse_values(rows[metric], place, remarks)
+    of_cells = len(remarks.of_table)
     if arm == ARM and remarks.of_table:
         remarks.add_mistakes("without --arm every column is an arm: name the column of the arms if a row is a training")
     frame = rows[[]].assign(
@@ -168,20 +168,21 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
     if block is not None:
         frame["arm"] = frame["block"] + ": " + frame["arm"]
     others = rows[[name for name in _infer_column_roles(table) if name not in (arm, seed, metric, block)]]
-    for name in column_names(others):
+    for name in others:
         if infer_column_role(name) == "status" or name.casefold() in files.LOST | files.DIVERGED:
             frame = _drop_running_and_mask_failed(frame, others[name], table, remarks)
     if frame.empty:
         remarks.add_mistakes(" ".join(("no training remains.", *remarks.notes)))
-    remarks.raise_mistakes()
     sizes = frame["arm"].value_counts(sort=False)
     _refuse_seeds_in_names([*sizes[sizes == 1].index], remarks)
+    if len(remarks.of_table) > of_cells:  # then arms or seeds would be guessed
+        remarks.raise_mistakes()
     if seed is not None:
         frame["seed"] = _number_seeds(frame["name"], remarks)
         frame = _drop_repetitions(frame, others, table, remarks)
     else:
         frame["seed"] = np.arange(len(frame))
-        for name in (name for name in column_names(others) if infer_column_role(name) == "step"):
+        for name in (name for name in others if infer_column_role(name) == "step"):
             if column_to_texts(others[name])[frame.index].groupby(frame["arm"]).nunique().gt(1).any():
                 remarks.add_mistakes(
                     f"'{name}' differs between rows of an arm, as steps of trainings do; {FINALS}, and add --seed"
@@ -193,7 +194,6 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
         if block is not None:
             baselines = baselines.where(baselines == "", column_to_texts(rows[block]) + ": " + baselines)
         compared = _parse_baselines(frame["arm"], baselines, columns.baselines, remarks)
-    remarks.raise_mistakes()
     blocks = dict(zip(frame["arm"], frame["block"], strict=True))
     return Trainings(table, frame, metric_values.is_percent, seed is not None, blocks, compared)
 
@@ -279,7 +279,7 @@ def _drop_repetitions(frame: pd.DataFrame, others: pd.DataFrame, table: Table, r
     distinct = frame[frame.duplicated(keys, keep=False) & has_value].groupby(keys, sort=False)["value"].nunique()
     for arm, seed in distinct[distinct > 1].index[: files.MAX_LISTED]:
         group = frame[(frame["arm"] == arm) & (frame["seed"] == seed) & has_value]
-        varied = [name for name in column_names(others) if others.loc[group.index, name].astype(str).nunique() > 1]
+        varied = [name for name in others if others.loc[group.index, name].astype(str).nunique() > 1]
         is_history = any(infer_column_role(name) == "step" for name in varied)
         remedy = (
             FINALS

@@ -170,11 +170,12 @@ def _advice_on_error_message(text: str) -> str:
         )
     if "before Module.__init__() call" in text or "has no attribute '_modules'" in text:
         return "; begin the constructor with super().__init__()"
+    if re.search("(?i)expected device|same device", text):
+        return "; create a tensor on the input's device, as in x.new_zeros(...), or register it as a buffer"
     if re.search(r"(?i)\bmeta\b", text):
         return (
             "; models are planned without values, by meta tensors: use torch operations, such as torch.where, in place "
-            "of .item(), float(), numpy and if, or set vmap_safe = False and return empty_like(x) if x.is_meta; "
-            "register a tensor that the constructor makes as a buffer"
+            "of .item(), float(), numpy and if, or set vmap_safe = False and return empty_like(x) if x.is_meta"
         )
     if "leaf Variable that requires grad is being used in an in-place" in text:
         return f"; {NO_CHANGE}"
