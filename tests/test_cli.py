@@ -458,7 +458,7 @@ def test_constructor_without_super_has_a_remedy(tmp_path: Path) -> None:
     ("text", "remedy"),
     [
         ("can't convert meta device type tensor to numpy. Use Tensor.cpu() to copy", "in place of .item()"),
-        ("Tensor on device cpu is not on the expected device meta!", "as a buffer"),
+        ("Tensor on device cpu is not on the expected device meta!", "meta!; create a tensor on the input's device"),
     ],
 )
 def test_words_of_torch_on_meta_tensors_have_a_remedy(text: str, remedy: str) -> None:
