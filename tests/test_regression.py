@@ -428,7 +428,8 @@ def test_every_difference_is_named(changes: dict[str, object], check: str, messa
 def test_losses_are_shown_with_equal_digits() -> None:
     other = (Trace(precision="fp64", losses=(2.3, 2.30667472, 2.1), before=2.3, after=2.0),)
     (finding,) = [item for item in compare_facts(facts(), facts(traces=other)) if item.verdict != "pass"]
-    assert finding.sentence == "the loss of step 2: 2.20000000 -> 2.30667472"
+    shown = "2.20000000 -> 2.30667472, a relative difference of 0.046; up to 1e-07 is rounding"
+    assert finding.sentence == f"the loss of step 2: {shown}"
 
 
 def test_equal_facts_pass_and_rounding_is_tolerated() -> None:

@@ -172,7 +172,8 @@ def _describe_first_loss_difference(old: Trace, new: Trace, tolerance: float) ->
         if not _relative_difference(before, after) <= tolerance:
             where = f"of step {place}" if place else "before the first step"
             where = "on validation images after the last step" if place > len(old.losses) else where
-            return f"the loss {where}: {before:#.9g} -> {after:#.9g}"
+            how_large = f"a relative difference of {_relative_difference(before, after):.2g}"
+            return f"the loss {where}: {before:#.9g} -> {after:#.9g}, {how_large}; up to {tolerance:g} is rounding"
     return ""
 
 
