@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import numpy as np
 
 from vitlab.errors import MASK, UserError, first_sentence, format_count, nearest, public
-from vitlab.judging.files import Columns, Remarks, Table, shortlist
+from vitlab.judging.files import Columns, Remarks, Table, column_names, shortlist
 from vitlab.trackers import service
 from vitlab.trackers.service import SERVERS, Address, parse_uri
 
@@ -184,7 +184,9 @@ def _runs_table(name: str, source: str, runs: Sequence[Run], notes: list[str], n
     ]
     frame = pd.DataFrame(data, index=[run.info.run_id for run in runs])
     remarks = Remarks(source)
-    if named.arm is None and {"arm", "seed"} <= {key.partition(".")[2] for key in frame if key.startswith(KINDS[:2])}:
+    if named.arm is None and {"arm", "seed"} <= {
+        key.partition(".")[2] for key in column_names(frame) if key.startswith(KINDS[:2])
+    }:
         named = replace(named, arm="arm", seed=named.seed or "seed")
     columns = {
         name: _param_or_tag_column(frame, name, remarks)
@@ -195,7 +197,7 @@ def _runs_table(name: str, source: str, runs: Sequence[Run], notes: list[str], n
     metric = named.metric
     values = frame.get(f"metrics.{metric}")
     if values is None:
-        metrics = sorted(key.removeprefix("metrics.") for key in frame if key.startswith("metrics."))
+        metrics = sorted(key.removeprefix("metrics.") for key in column_names(frame) if key.startswith("metrics."))
         listing = f"Metrics: {', '.join(metrics)}." if metrics else "Its runs have no metrics."
         remarks.add_mistakes(f"no metric '{metric}'.{nearest(metric, metrics)} {listing}")
     remarks.raise_mistakes()
@@ -227,7 +229,7 @@ def _param_or_tag_column(frame: pd.DataFrame, name: str, remarks: Remarks) -> pd
     """Return a parameter or tag of every run; ``params.`` or ``tags.`` before its name says which."""
     columns = [frame[key].mask(frame[key] == "") for key in (f"params.{name}", f"tags.{name}", name) if key in frame]
     if not columns:
-        names = [key.partition(".")[2] for key in frame if not key.startswith("metrics.")]
+        names = [key.partition(".")[2] for key in column_names(frame) if not key.startswith("metrics.")]
         remarks.add_mistakes(f"no parameter or tag '{name}'.{nearest(name, names)} {_describe_varied_params(frame)}")
         return frame.index.to_series()
     first, last = columns[0], columns[-1]
@@ -240,7 +242,7 @@ def _param_or_tag_column(frame: pd.DataFrame, name: str, remarks: Remarks) -> pd
 
 def _describe_varied_params(frame: pd.DataFrame) -> str:
     """Return a sentence on the parameters and tags that differ between runs, without those that MLflow itself sets."""
-    keys = [key for key in frame if not key.startswith(("metrics.", "tags.mlflow."))]
+    keys = [key for key in column_names(frame) if not key.startswith(("metrics.", "tags.mlflow."))]
     names = sorted({key.partition(".")[2] for key in keys if frame[key].nunique() > 1})
     return f"Different between runs: {', '.join(names)}." if names else "No parameter or tag differs between runs."
 

@@ -340,6 +340,11 @@ def shortlist(names: Sequence[str]) -> str:
     return list_some(names, MAX_LISTED, "; ")
 
 
+def column_names(frame: pd.DataFrame) -> list[str]:
+    """Return the names of columns, of which several may be equal."""
+    return [str(name) for name in frame]
+
+
 def column_to_texts(cells: pd.Series[Any]) -> pd.Series[Any]:
     """Return cells as texts without spaces around them, empty where there is none; whole numbers have no point."""
     import pandas as pd
@@ -373,7 +378,7 @@ def parse_values(cells: pd.Series[Any], place: Callable[[int], str], remarks: Re
         remarks.add_mistakes(f"{listed}: commas may stand before decimals or between thousands; write decimal points")
     has_sign = lower[numerals.index].str.endswith("%")
     if has_sign.any() and not has_sign.all():
-        row = (has_sign == (has_sign.mean() < 0.5)).idxmax()  # of the fewer cells
+        row: Any = (has_sign == (has_sign.mean() < 0.5)).idxmax()  # of the fewer cells
         found = "a" if has_sign[row] else "no"
         remarks.add_mistakes(
             f"{where(row)} has {found} percent sign, unlike other cells; write it in all of them or in none"

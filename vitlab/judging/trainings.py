@@ -16,6 +16,7 @@ from vitlab.judging.files import (
     Remarks,
     Table,
     are_metric_values,
+    column_names,
     column_to_texts,
     infer_column_role,
     shortlist,
@@ -48,7 +49,7 @@ class Trainings:
 
 def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> None:
     """Add a mistake for each named column that a table does not have once."""
-    names = [*table.rows]
+    names = column_names(table.rows)
     options = (columns.arm, columns.seed, columns.block, columns.baselines)
     to_find = {name: names for name in options if name is not None}
     if columns.arm is not None:
@@ -97,7 +98,7 @@ def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Training
 
 def _infer_column_roles(table: Table) -> dict[str, str | None]:
     """Return the roles of columns, of those whose name no other has; fractions are no names and no numbers of rows."""
-    columns = [*table.rows]
+    columns = column_names(table.rows)
     roles = {name: infer_column_role(name) for name in columns if columns.count(name) == 1}
     for name, role in roles.items():
         if (
@@ -118,7 +119,7 @@ def _wide_to_long(
     table: Table, remarks: Remarks, metric: str, seed: str | None, block: str | None
 ) -> tuple[Table, str]:
     """Return a table with a column per arm as one with a row per training, and its column of seeds."""
-    rows, columns = table.rows, [*table.rows]
+    rows, columns = table.rows, column_names(table.rows)
     remarks.add_mistakes(*(_column_fault(name, columns, columns) for name in {*columns} if columns.count(name) > 1))
     remarks.raise_mistakes()
     roles = {name: role for name, role in _infer_column_roles(table).items() if name not in (seed, block)}
@@ -168,7 +169,7 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
     if block is not None:
         frame["arm"] = frame["block"] + ": " + frame["arm"]
     others = rows[[name for name in _infer_column_roles(table) if name not in (arm, seed, metric, block)]]
-    for name in others:
+    for name in column_names(others):
         if infer_column_role(name) == "status" or name.casefold() in files.LOST | files.DIVERGED:
             frame = _drop_running_and_mask_failed(frame, others[name], table, remarks)
     if frame.empty:
@@ -182,7 +183,7 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
         frame = _drop_repetitions(frame, others, table, remarks)
     else:
         frame["seed"] = np.arange(len(frame))
-        for name in (name for name in others if infer_column_role(name) == "step"):
+        for name in (name for name in column_names(others) if infer_column_role(name) == "step"):
             if column_to_texts(others[name])[frame.index].groupby(frame["arm"]).nunique().gt(1).any():
                 remarks.add_mistakes(
                     f"'{name}' differs between rows of an arm, as steps of trainings do; {FINALS}, and add --seed"
@@ -279,7 +280,7 @@ def _drop_repetitions(frame: pd.DataFrame, others: pd.DataFrame, table: Table, r
     distinct = frame[frame.duplicated(keys, keep=False) & has_value].groupby(keys, sort=False)["value"].nunique()
     for arm, seed in distinct[distinct > 1].index[: files.MAX_LISTED]:
         group = frame[(frame["arm"] == arm) & (frame["seed"] == seed) & has_value]
-        varied = [name for name in others if others.loc[group.index, name].astype(str).nunique() > 1]
+        varied = [name for name in column_names(others) if others.loc[group.index, name].astype(str).nunique() > 1]
         is_history = any(infer_column_role(name) == "step" for name in varied)
         remedy = (
             FINALS
