@@ -626,7 +626,8 @@ def test_list_of_runs_tells_versions_apart(done: Runs) -> None:
     assert done.tracker().close()
     for page in ("tiny", "tiny/arms"):  # without the answer of the first version
         note = done.client.get_experiment_by_name(page).tags["mlflow.note.content"]
-        assert html.unescape(note).startswith("No report yet: tiny\n\nversion second in ")
+        assert html.unescape(note).startswith("No report yet: tiny\n\n[curves of arms](#/")
+        assert " \N{MIDDLE DOT} version second in " in html.unescape(note)
         assert html.unescape(note).endswith(str(done.out)), "another folder's version may have one"
     assert not done.runs("tiny/arms", kind="arm"), "verdicts of the first version"
     old = done.runs(kind="superseded")
@@ -658,6 +659,21 @@ def test_list_of_runs_tells_versions_apart(done: Runs) -> None:
     assert mine.info.run_name == "my best" and mine.data.tags["mlflow.runColor"] != "#c4c4c4"
     done.client.update_run(mine.info.run_id, name=NAMES[-1])
     holds_all_once(done)
+
+
+def test_study_run_tells_that_a_version_is_in_training(done: Runs) -> None:
+    """The run of an edited study is old from the first delivery on, and one of the same version is running."""
+    [study] = done.runs(kind="study")
+    assert study.data.tags["vitlab.order"] < min(run.data.tags["vitlab.order"] for run in done.runs())
+    done.tracker().update()
+    assert [run.info.status for run in done.runs(kind="study")] == ["RUNNING"]
+    done.plan = replace(done.plan, version="second")
+    done.tracker().update()
+    assert [(run.info.run_name, run.info.status) for run in done.runs(kind="superseded")] == [
+        ("old: study tiny", "KILLED")
+    ]
+    note = done.client.get_experiment_by_name("tiny").tags["mlflow.note.content"]
+    assert note.startswith("No report yet: tiny\n\n[curves of arms](#/") and "&orderByKey=tags." in note
 
 
 def shifted(folder: TrialFolder, by_ms: int) -> None:
@@ -771,6 +787,7 @@ def test_trial_costs_three_requests_and_the_first_ones_have_files(runs: Runs, mo
     assert runs.tracker().close()
     of_trials = {name: requests.pop(name) for name in ("create_run", "log_batch", "set_terminated")}
     assert of_trials == {"create_run": 4 + 1, "log_batch": 4, "set_terminated": 4 + 1}, "one more is of the study"
+    assert requests.pop("set_experiment_tag") == 4, "of the first delivery: two views, the description, the version"
     assert max(requests.values()) < 4, requests
     monkeypatch.undo()
     holds_all_once(runs)
@@ -1349,6 +1366,11 @@ def test_answer_of_a_partial_study_counts_the_arms_that_have_run(delivered: Runs
     assert summarize_report(report) == "2 of 3 arms run so far: worse: c"
     more["awaited"] = 1  # the report calls such a comparison preliminary
     assert summarize_report(report) == "2 of 3 arms run so far: worse so far: c"
+    rows[1] |= {"missing": 1, "paused": 1, "awaited": 2}
+    assert summarize_report(report) == "2 of 3 arms run so far: worse so far: c", "no trial of it has ended"
+    assert summarize_report({**report, "overview": "Of 2"}).endswith(": worse so far: c"), "it counts both"
+    tags = [summary.tags for summary in summarize_arms(delivered.plan, rows, "here").values()]
+    assert [each["verdict"] for each in tags] == ["baseline", "no result yet"]
 
 
 def test_long_description_is_cut_at_line_and_names_are_escaped() -> None:

@@ -25,7 +25,7 @@ from vitlab.report import phrasing
 from vitlab.report.phrasing import Row, Scale
 from vitlab.report.sections.arms import format_verdict
 from vitlab.spec import Analysis
-from vitlab.store.folders import TrialFolder
+from vitlab.store.folders import OPEN, TrialFolder
 from vitlab.store.result import Ending
 from vitlab.trackers import dashboard, files_within, records, service
 from vitlab.trackers.replay import TrackedTrial
@@ -40,7 +40,7 @@ POINTS = (*COLUMNS, "sd", "n", "p", "planned", "diverged", "failed")
 """Columns of the report's summary that MLflow has as metrics."""
 
 NOT_RUN, BASELINE = "no result yet", "baseline"
-"""In the place of a verdict, of an arm of which no trial has begun, and of the one that others are compared with."""
+"""In the place of a verdict, of an arm of which no trial has ended, and of the one that others are compared with."""
 
 
 class Summary(NamedTuple):
@@ -71,7 +71,7 @@ def summarize_arms(plan: Plan, rows: Sequence[Row], root: str) -> dict[str, Summ
         row = dict(by_arm[arm.name])
         row["low"], row["high"] = phrasing.interval_unless_collapsed(row)
         role = BASELINE if arm.name in baselines else records.ABSENT
-        verdict = format_verdict(row) or role if phrasing.started_rows([row]) else NOT_RUN
+        verdict = format_verdict(row) or role if _ended_rows([row]) else NOT_RUN
         points: dict[str, float] = {}
         for name in POINTS:
             value = row[name.replace(" ", "_")]
@@ -94,21 +94,27 @@ def summarize_arms(plan: Plan, rows: Sequence[Row], root: str) -> dict[str, Summ
     return summaries
 
 
+def _ended_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of arms of which a trial has ended."""
+    return [row for row in rows if sum(row[status] for status in OPEN) != row["planned"]]
+
+
 def summarize_report(report: Mapping[str, Any]) -> str:
     """Return in a line what ``report.json`` says: the arms of each verdict, or sentences if there is none.
 
-    Arms of which no trial has begun are counted, and have no verdict.
+    Arms of which no trial has ended are counted, and have no verdict.
     """
     rows = report["arms"]
-    begun = phrasing.started_rows(rows)
+    ended = _ended_rows(rows)
     arms: dict[str, list[str]] = {}
-    for row in begun:
+    for row in ended:
         if verdict := format_verdict(row):
             arms.setdefault(verdict + " so far" * bool(row["awaited"]), []).append(row["arm"])
     order = sorted(arms, key=lambda verdict: verdict.startswith("cannot tell"))  # last, because the page cuts the line
     verdicts = " \N{MIDDLE DOT} ".join(f"{verdict}: {'; '.join(arms[verdict])}" for verdict in order)
-    answer = str(report.get("overview") or verdicts or " ".join(report["answers"]))
-    return answer if len(begun) == len(rows) else f"{len(begun)} of {len(rows)} arms run so far: {answer}"
+    overview = report.get("overview") if ended == phrasing.started_rows(rows) else ""  # it counts those that have begun
+    answer = str(overview or verdicts or " ".join(report["answers"]))
+    return answer if len(ended) == len(rows) else f"{len(ended)} of {len(rows)} arms run so far: {answer}"
 
 
 def deliver_summaries(

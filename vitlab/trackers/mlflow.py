@@ -111,7 +111,10 @@ class MlflowTracker(Replay):
             raise Unreachable(f"no answer from {public(self.address.uri)}")
         try:
             with service.mute_mlflow():
+                opened = self._runs
                 link = super().deliver(final=final, report=report)
+                if not final and self._runs is not opened and self._session.studies:
+                    self._session.update_study_run(RUNNING)
                 self._save_views()
             return link
         except Exception as error:
@@ -137,18 +140,18 @@ class MlflowTracker(Replay):
             return
         self._marks = parsed
         client, name = service.open_client(self.address), self.plan.study
-        question = dashboard.escape_markdown(self.plan.question or name)
-        note, version = f"No report yet: {question}\n\n{self._origin}", self.plan.version
-        tags = {"vitlab.study": name, "vitlab.version": version, dashboard.NOTE: note}
-        page = service.ensure_experiment(client, name, self.address, f"{name}/trials", tags)
+        page = service.ensure_experiment(client, name, self.address, f"{name}/trials", {"vitlab.study": name})
+        experiment, version = page.experiment_id, self.plan.version
         if page.tags.get("vitlab.version") != version:
+            question = dashboard.escape_markdown(self.plan.question or name)
+            links = " \N{MIDDLE DOT} ".join([*_page_links(experiment), self._origin])
+            note = f"No report yet: {question}\n\n{links}"
             service.set_experiment_tag(client, page, dashboard.NOTE, note)
             summary = client.get_experiment_by_name(f"{name}/arms")
             if summary is not None and summary.lifecycle_stage == "active":  # with an earlier version's answer
                 service.set_experiment_tag(client, summary, dashboard.NOTE, note)
                 arms.deliver_summaries(client, summary.experiment_id, self._root, self._metric, {})
             service.set_experiment_tag(client, page, "vitlab.version", version)
-        experiment = page.experiment_id
         source = _source_tags(self.folder / "study.yaml")
         runs = TrialRuns(client, experiment, self.plan, self._root, source, self.delivered)
         runs.reconcile_runs(service.iterate_runs(client, experiment), self.trials, parsed)
@@ -252,11 +255,7 @@ class MlflowTracker(Replay):
         run = study_run.info.run_id
         self._send_study_files(run, study_run.info.artifact_uri, report)
         link, curves = dashboard.markdown_link, dashboard.comparison_link(experiment, dashboard.ARMS)
-        links = [
-            link("curves of arms", curves),
-            link("curves of every trial", dashboard.comparison_link(experiment, dashboard.TRIALS)),
-            link("list of runs", f"#/experiments/{experiment}/{dashboard.LIST}"),
-        ]
+        links = _page_links(experiment)
         files = {path.name: path for path in report}
         stored = read_json(files["report.json"], require_mapping) if "report.json" in files else None
         content = stored or {"arms": (), "answers": ()}
@@ -267,12 +266,12 @@ class MlflowTracker(Replay):
             page = service.ensure_experiment(client, name, self.address, name, tags)
             summary = page.experiment_id
             self.delivered["runs"] += arms.deliver_summaries(client, summary, self._root, self._metric, summaries)
-            place, study = dashboard.comparison_link(summary, dashboard.SUMMARY), link("study", curves)
+            place = dashboard.comparison_link(summary, dashboard.SUMMARY)
             picture = run if "arms.png" in files else ""
-            about = f"{study} \N{MIDDLE DOT} {self._origin}"
+            about = f"[study]({curves}) \N{MIDDLE DOT} {self._origin}"
             text = dashboard.describe_arms(link(answer, place), about, self._metric, picture)
             service.set_experiment_tag(client, page, dashboard.NOTE, text)
-            links.append(link("table of arms with intervals", place))
+            links.append(f"[table of arms with intervals]({place})")
         headline = link(answer, place)
         links += [
             link(path.name, dashboard.file_link(experiment, run, f"report/{path.name}"))
@@ -324,6 +323,15 @@ class MlflowTracker(Replay):
         complete = FINISHED if statuses.keys() <= {FINISHED} else SCHEDULED
         status = next((status for status in (FAILED, RUNNING) if status in statuses), complete)
         return status, f"{statuses[FINISHED]} of {format_count(statuses.total(), 'trial')} finished"
+
+
+def _page_links(experiment: str) -> list[str]:
+    """Return Markdown links to the pages of a study's trials."""
+    return [
+        f"[curves of arms]({dashboard.comparison_link(experiment, dashboard.ARMS)})",
+        f"[curves of every trial]({dashboard.comparison_link(experiment, dashboard.TRIALS)})",
+        f"[list of runs](#/experiments/{experiment}/{dashboard.LIST})",
+    ]
 
 
 def _source_tags(study_file: Path) -> dict[str, str]:

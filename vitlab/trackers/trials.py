@@ -83,7 +83,7 @@ class TrialRuns:
     metrics: set[str] = field(default_factory=set)  #: names of all metrics in the runs
     intact: set[str] = field(default_factory=set)  #: runs that hold what was delivered
     created: bool = False  #: True if a run was created since the last :meth:`reconcile_runs`
-    _studies: list[Run] = field(default_factory=list)  #: runs of the study itself, by version
+    studies: list[Run] = field(default_factory=list)  #: runs of the study itself, by version
     _filed: set[str] = field(default_factory=set)  #: identities of the trials that have files
     _runs: dict[str, list[Run]] = field(default_factory=dict)  #: runs of each trial, by identity
     _places: dict[str, str] = field(default_factory=dict)  #: addresses of the files of runs
@@ -92,20 +92,23 @@ class TrialRuns:
         """Match the experiment's runs with the trials, and bring their tags and parameters up to date.
 
         Of several runs of one training, left by a lost response to ``create_run``, all but one are deleted.  Runs of
-        this output folder that belong to no trial are marked as superseded.  A run that lacks delivered data, as on a
-        server restored from a backup, is not intact.
+        this output folder that belong to no trial are marked as superseded, and those of other versions of the study.
+        A run that lacks delivered data, as on a server restored from a backup, is not intact.
         """
         self.created = False
         self._filed = {item.identity for item in sorted(trials, key=lambda item: item.planned.seed)[:FILED]}
         self.intact.clear()
-        self._studies.clear()
+        self.studies.clear()
         items = {item.identity: item for item in trials}
         self._runs = {identity: [] for identity in items}
         for run in runs:
             tags, run_id = run.data.tags, run.info.run_id
             self._places[run_id] = run.info.artifact_uri
             if "vitlab.trial" not in tags:
-                self._studies += [run] if tags.get("vitlab.root") == self.root else []
+                if tags.get("vitlab.version") != self.plan.version:
+                    self._mark_superseded(run)
+                elif tags.get("vitlab.root") == self.root:
+                    self.studies.append(run)
                 continue
             identity = trial_identity(tags["vitlab.trial"], tags.get("vitlab.code", ""), tags.get("vitlab.arm", ""))
             if identity not in items:
@@ -146,23 +149,21 @@ class TrialRuns:
                     self.intact.remove(mark.run)
 
     def update_study_run(self, status: str) -> Run:
-        """Find or create the run of this version of the study, and bring it up to date; supersede the others."""
+        """Find or create the run of this version of the study, and bring it up to date."""
         tags = {"vitlab.kind": "study", "vitlab.study": self.plan.study, "vitlab.root": self.root}
-        tags |= {"vitlab.version": self.plan.version, **records.display_tags((), "")}
+        tags |= {"vitlab.version": self.plan.version, **records.display_tags((), ""), ORDER: "0"}
         current: Run | None = None
-        for run in self._studies.copy():
-            if run.data.tags.get("vitlab.version") != self.plan.version:
-                self._mark_superseded(run)
-            elif current is None:
+        for run in self.studies.copy():
+            if current is None:
                 current = run
                 self._send_content(run.info.run_id, _Content(Path(), tags=tags).without_stored_tags_and_params(run))
             else:  # left by a lost response
                 self.client.delete_run(run.info.run_id)
-                self._studies.remove(run)
+                self.studies.remove(run)
         if current is None:
             name = f"study {self.plan.study}"
             current = self.client.create_run(self.experiment, tags={**tags, **self.source}, run_name=name)
-            self._studies.append(current)
+            self.studies.append(current)
             self.delivered["runs"] += 1
         set_status = self.client.set_terminated if status in (FINISHED, FAILED) else self.client.update_run
         set_status(current.info.run_id, status)
@@ -179,7 +180,9 @@ class TrialRuns:
                 now = replace(mark)
                 self._send_content(now.run, content)
             else:
-                run = self._find_run(news)
+                training = (str(news.began), "") if news.began else ("", self.root)
+                runs = [run for run in self._runs[news.item.identity] if _training_identity(run) == training]
+                run = self.client.get_run(runs[0].info.run_id) if runs else None
                 lacking = self._without_stored(run, content) if run is not None else replace(content, tags={})
                 run = run or self._create_run(news, content.tags)
                 now = RunMark(run.info.run_id, run.info.status)
@@ -193,12 +196,6 @@ class TrialRuns:
             self.client.update_run(now.run, status=RUNNING)
         self.intact.add(now.run)
         return now
-
-    def _find_run(self, news: TrialUpdate) -> Run | None:
-        """Return the run of a training with its present content; None if there is none."""
-        training = (str(news.began), "") if news.began else ("", self.root)
-        runs = [run for run in self._runs[news.item.identity] if _training_identity(run) == training]
-        return self.client.get_run(runs[0].info.run_id) if runs else None
 
     def _create_run(self, news: TrialUpdate, tags: Mapping[str, str]) -> Run:
         """Create the run of a training; runs of earlier trainings of the trial are superseded."""
@@ -233,7 +230,8 @@ class TrialRuns:
                 if mark is None and "effective_batch_size" in event.body:  # parameters are immutable
                     content.params["train.effective_batch_size"] = str(event.body["effective_batch_size"])
         if end is not None and end.reason:
-            content.tags["mlflow.note.content"] = end.reason
+            diverged = "diverged: " * (end.how == Ending.DIVERGED)
+            content.tags["mlflow.note.content"] = diverged + end.reason
         if result is not None:
             content.tags |= records.result_tags(result)
             if mark is None or not mark.has_result:  # else of a trial that was trained again, with equal values
