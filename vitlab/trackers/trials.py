@@ -152,15 +152,14 @@ class TrialRuns:
         """Find or create the run of this version of the study, and bring it up to date."""
         tags = {"vitlab.kind": "study", "vitlab.study": self.plan.study, "vitlab.root": self.root}
         tags |= {"vitlab.version": self.plan.version, **records.display_tags((), ""), ORDER: "0"}
-        current: Run | None = None
-        for run in self.studies.copy():
-            if current is None:
-                current = run
-                self._send_content(run.info.run_id, _Content(Path(), tags=tags).without_stored_tags_and_params(run))
-            else:  # left by a lost response
-                self.client.delete_run(run.info.run_id)
-                self.studies.remove(run)
-        if current is None:
+        for run in self.studies[1:]:  # left by a lost response
+            self.client.delete_run(run.info.run_id)
+        del self.studies[1:]
+        if self.studies:
+            [current] = self.studies
+            lacking = _Content(Path(), tags=tags).without_stored_tags_and_params(current)
+            self._send_content(current.info.run_id, lacking)
+        else:
             name = f"study {self.plan.study}"
             current = self.client.create_run(self.experiment, tags={**tags, **self.source}, run_name=name)
             self.studies.append(current)
