@@ -1146,8 +1146,9 @@ def test_trials_are_flat_and_arms_have_intervals(delivered: Runs) -> None:
         assert found["n"] == len(SEEDS) and "low" not in found, "two seeds have no useful interval"
         arms_data = json.loads((delivered.out / "studies/tiny/report/report.json").read_text())["arms"]
         [row] = [row for row in arms_data if row["arm"] == arm.info.run_name]
-        assert found["planned"] == row["planned"] and found.get("p corrected") == (row["p_corrected"] and 0.5)
+        assert found["planned"] == row["planned"] and found.get("p adjusted") == (row["p_corrected"] and 0.5)
         assert row["difference"] is None or found["difference"] == round(100 * row["difference"], 1)
+        row["p_adjusted"] = row["p_corrected"]
         assert set(found) == {name for name in POINTS if row[name.replace(" ", "_")] is not None}
         assert arm.data.tags["verdict"] == (row["verdict"] or "baseline")
 
@@ -1192,7 +1193,7 @@ def test_label_of_a_group_begins_with_what_tells_arms_apart(arm: str, label: str
 def report_row(arm: str, **values: Any) -> dict[str, Any]:
     """Return an arm's row of a report; what is not given is missing."""
     texts = dict.fromkeys(
-        [*(name.replace(" ", "_") for name in POINTS), "verdict", "baseline", "exploratory", "awaited"]
+        [*(name.replace(" ", "_") for name in POINTS), "verdict", "baseline", "exploratory", "awaited", "p_corrected"]
     )
     texts |= dict.fromkeys(["complete_verdict", "refused", "equal_low", "choice_sd", "sound_mean"])
     numbers = {
@@ -1224,7 +1225,7 @@ def test_arms_have_the_units_digits_and_sentences_of_the_report(delivered: Runs)
     )
     assert summaries(first)[0].tags["metric"] == "val accuracy (%)"
     points = summaries(first, other)[1].points
-    shown = {"difference": 5.4, "difference low": -1, "difference high": 12, "mean": 56.7, "p corrected": 0.1235}
+    shown = {"difference": 5.4, "difference low": -1, "difference high": 12, "mean": 56.7, "p adjusted": 0.1235}
     assert {name: points[name] for name in COLUMNS if name in points} == shown
     narrow = {**other, "difference": 0.05432, "difference_low": 0.0542, "difference_high": 0.05444}
     assert [summaries(first, narrow)[1].points[name] for name in COLUMNS[:3]] == [5.432, 5.42, 5.444]
@@ -1233,6 +1234,7 @@ def test_arms_have_the_units_digits_and_sentences_of_the_report(delivered: Runs)
     later = [{**other, "verdict": verdict, "exploratory": "a margin"} for verdict in ("better", "cannot tell")]
     verdicts = [summaries(first, row)[1].tags["verdict"] for row in later]
     assert verdicts == ["better (exploratory)", "cannot tell (exploratory)"]
+    assert all(note(first, row).startswith("exploratory: ") for row in later)
     refused = {**other, "verdict": "refused", "exploratory": "a margin"}
     assert summaries(first, refused)[1].tags["verdict"] == "refused"
     rows = [first, other, {**other, "arm": "c, d", "verdict": "better"}, {**other, "arm": "e", "verdict": "better"}]

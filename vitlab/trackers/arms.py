@@ -34,7 +34,7 @@ from vitlab.trackers.trials import FINISHED, SUPERSEDED
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-COLUMNS = ("difference", "difference low", "difference high", "mean", "low", "high", "p corrected")
+COLUMNS = ("difference", "difference low", "difference high", "mean", "low", "high", "p adjusted")
 """Columns of the report's summary that the page's table has: what answers the question comes first."""
 POINTS = (*COLUMNS, "sd", "n", "p", "planned", "diverged", "failed")
 """Columns of the report's summary that MLflow has as metrics."""
@@ -69,6 +69,7 @@ def summarize_arms(plan: Plan, rows: Sequence[Row], root: str) -> dict[str, Summ
     compared = {answer.row["arm"]: answer.sentence for answer in answers if answer.row}
     for arm in (arm for arm in plan.arms if arm.name in by_arm):
         row = dict(by_arm[arm.name])
+        row["p_adjusted"] = row["p_corrected"]
         row["low"], row["high"] = phrasing.interval_unless_collapsed(row)
         role = BASELINE if arm.name in baselines else records.ABSENT
         verdict = format_verdict(row) or role if _ended_rows([row]) else NOT_RUN
@@ -78,13 +79,14 @@ def summarize_arms(plan: Plan, rows: Sequence[Row], root: str) -> dict[str, Summ
             if value is not None and math.isfinite(float(value)):
                 text = scale.end(value, decimals[name]) if name in decimals else f"{value:.4g}"
                 points[name] = float(text.replace(phrasing.MINUS, "-"))
+        sentence = compared.get(arm.name) or phrasing.describe_arm_result(row, plan.analysis, scale, of_mean)
+        if "exploratory" in verdict and "exploratory" not in sentence:
+            sentence = f"exploratory: {sentence}"
         tags = {
             "arm": arm.name,
             "verdict": verdict,
             "metric": scale.title,
-            dashboard.NOTE: dashboard.escape_markdown(
-                compared.get(arm.name) or phrasing.describe_arm_result(row, plan.analysis, scale, of_mean)
-            ),
+            dashboard.NOTE: dashboard.escape_markdown(sentence),
             "vitlab.kind": "arm",
             "vitlab.study": plan.study,
             "vitlab.root": root,

@@ -252,7 +252,7 @@ def describe_arms(answer: str, study: str, metric: str, run_id: str) -> str:
     picture = f"\n{_picture('arms', 'arms.png', run_id)}\n" if run_id else ""
     return (
         f"{answer}\n\n{study}\n\nMean, standard deviation (sd) and interval (low, high) of {escape_markdown(metric)} "
-        f"over n seeds, differences and corrected p values, as in the report.\n{picture}"
+        f"over n seeds, differences and adjusted p values, as in the report.\n{picture}"
     )
 
 

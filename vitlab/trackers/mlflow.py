@@ -186,8 +186,53 @@ class MlflowTracker(Replay):
         runs = self._session
         if runs.created and self.address.artifacts is None:  # a response to a server's ``create_run`` may be lost
             runs.reconcile_runs(service.iterate_runs(runs.client, runs.experiment), self.trials, self._marks)
-        self._deliver_report_arms_and_models(report)
-        return f"{self.address.links}/{dashboard.comparison_link(runs.experiment, dashboard.ARMS)}"
+        client, experiment = runs.client, runs.experiment
+        status, progress = self._status_and_progress()
+        study_run = runs.update_study_run(status)
+        run = study_run.info.run_id
+        self._send_study_files(run, study_run.info.artifact_uri, report)
+        link, curves = dashboard.markdown_link, dashboard.comparison_link(experiment, dashboard.ARMS)
+        links = _page_links(experiment)
+        files = {path.name: path for path in report}
+        stored = read_json(files["report.json"], require_mapping) if "report.json" in files else None
+        content = stored or {"arms": (), "answers": ()}
+        answer = arms.summarize_report(content) or "No report yet"
+        place = curves
+        if summaries := arms.summarize_arms(self.plan, content["arms"], self._root):
+            name, tags = f"{self.plan.study}/arms", {"vitlab.study": self.plan.study}
+            page = service.ensure_experiment(client, name, self.address, name, tags)
+            summary = page.experiment_id
+            self.delivered["runs"] += arms.deliver_summaries(client, summary, self._root, self._metric, summaries)
+            place = dashboard.comparison_link(summary, dashboard.SUMMARY)
+            picture = run if "arms.png" in files else ""
+            about = f"[study]({curves}) \N{MIDDLE DOT} {self._origin}"
+            text = dashboard.describe_arms(link(answer, place), about, self._metric, picture)
+            service.set_experiment_tag(client, page, dashboard.NOTE, text)
+            links.append(f"[table of arms with intervals]({place})")
+        headline = link(answer, place)
+        links += [
+            link(path.name, dashboard.file_link(experiment, run, f"report/{path.name}"))
+            for path in report
+            if path.suffix in (".html", ".csv", ".tex")
+        ]
+        links += [link("study file and plan", dashboard.file_link(experiment, run, "study.yaml")), self._origin]
+        client.set_tag(run, dashboard.NOTE, records.truncate("\n\n".join([headline, progress, " · ".join(links)])))
+        trained = [
+            (item, self.trial_folder(item), mark.run)
+            for item in self._models
+            if (mark := self._run_mark(item)) is not None
+        ]
+        if trained:
+            model_ids = arms.deliver_models(client, experiment, self._root, trained, self.plan.analysis)
+            models = f"#/experiments/{experiment}/models"
+            links += [
+                link(f"model of {arm}", f"{models}/{model}{dashboard.TRAINING}") for arm, model in model_ids.items()
+            ]
+        if "report.md" in files:
+            text = files["report.md"].read_text(encoding="utf-8")
+            text = dashboard.describe_study(text, headline, links, run)
+            service.set_experiment_tag(client, client.get_experiment(experiment), dashboard.NOTE, text)
+        return f"{self.address.links}/{curves}"
 
     def start_command(self) -> str:
         """Return the command that opens the study in the output folder's database; empty for any other destination."""
@@ -246,55 +291,6 @@ class MlflowTracker(Replay):
             for name in (params[0] if params else ())
             if name not in ("arm", "seed") and len({values[name] for values in params} - {records.ABSENT}) > 1
         ]
-
-    def _deliver_report_arms_and_models(self, report: Sequence[Path]) -> None:
-        """Deliver the study's run, the experiment of summaries, the models, and the description that links to them."""
-        client, experiment = self._session.client, self._session.experiment
-        status, progress = self._status_and_progress()
-        study_run = self._session.update_study_run(status)
-        run = study_run.info.run_id
-        self._send_study_files(run, study_run.info.artifact_uri, report)
-        link, curves = dashboard.markdown_link, dashboard.comparison_link(experiment, dashboard.ARMS)
-        links = _page_links(experiment)
-        files = {path.name: path for path in report}
-        stored = read_json(files["report.json"], require_mapping) if "report.json" in files else None
-        content = stored or {"arms": (), "answers": ()}
-        answer = arms.summarize_report(content) or "No report yet"
-        place = curves
-        if summaries := arms.summarize_arms(self.plan, content["arms"], self._root):
-            name, tags = f"{self.plan.study}/arms", {"vitlab.study": self.plan.study}
-            page = service.ensure_experiment(client, name, self.address, name, tags)
-            summary = page.experiment_id
-            self.delivered["runs"] += arms.deliver_summaries(client, summary, self._root, self._metric, summaries)
-            place = dashboard.comparison_link(summary, dashboard.SUMMARY)
-            picture = run if "arms.png" in files else ""
-            about = f"[study]({curves}) \N{MIDDLE DOT} {self._origin}"
-            text = dashboard.describe_arms(link(answer, place), about, self._metric, picture)
-            service.set_experiment_tag(client, page, dashboard.NOTE, text)
-            links.append(f"[table of arms with intervals]({place})")
-        headline = link(answer, place)
-        links += [
-            link(path.name, dashboard.file_link(experiment, run, f"report/{path.name}"))
-            for path in report
-            if path.suffix in (".html", ".csv", ".tex")
-        ]
-        links += [link("study file and plan", dashboard.file_link(experiment, run, "study.yaml")), self._origin]
-        client.set_tag(run, dashboard.NOTE, records.truncate("\n\n".join([headline, progress, " · ".join(links)])))
-        trained = [
-            (item, self.trial_folder(item), mark.run)
-            for item in self._models
-            if (mark := self._run_mark(item)) is not None
-        ]
-        if trained:
-            model_ids = arms.deliver_models(client, experiment, self._root, trained, self.plan.analysis)
-            models = f"#/experiments/{experiment}/models"
-            links += [
-                link(f"model of {arm}", f"{models}/{model}{dashboard.TRAINING}") for arm, model in model_ids.items()
-            ]
-        if "report.md" in files:
-            text = files["report.md"].read_text(encoding="utf-8")
-            text = dashboard.describe_study(text, headline, links, run)
-            service.set_experiment_tag(client, client.get_experiment(experiment), dashboard.NOTE, text)
 
     def _send_study_files(self, run: str, address: str, report: Sequence[Path]) -> None:
         """Send the study file, the plan, and the report with its pictures."""
