@@ -676,6 +676,14 @@ def test_study_run_tells_that_a_version_is_in_training(done: Runs) -> None:
     assert note.startswith("No report yet: tiny\n\n[curves of arms](#/") and "&orderByKey=tags." in note
 
 
+def test_description_of_a_diverged_run_begins_with_the_word(runs: Runs) -> None:
+    file = runs.folder("baseline", 0).path / "result.json"
+    result = json.loads(file.read_text()) | {"status": "diverged", "failure": "the loss is not finite"}
+    file.write_text(json.dumps(result))
+    assert runs.tracker().close()
+    assert runs.runs()[0].data.tags["mlflow.note.content"] == "diverged: the loss is not finite"
+
+
 def shifted(folder: TrialFolder, by_ms: int) -> None:
     """Turn a trial's journal and result into those of a later training."""
     journal = folder.path / "events.jsonl"
