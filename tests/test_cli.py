@@ -34,7 +34,7 @@ from vitlab.__main__ import main as run_command
 from vitlab.cli import COMMANDS, MODULES, cli, main, options, weights
 from vitlab.cli import plan as plan_module
 from vitlab.cli import run as cli_run
-from vitlab.cli.models import _format_predictions, arm_folder_name
+from vitlab.cli.models import _find_models, _format_predictions, arm_folder_name
 from vitlab.cli.show import study_schema
 from vitlab.components.position import PRESETS
 from vitlab.data.prepare import DataSource
@@ -1047,7 +1047,13 @@ def test_explain_separates_arms_and_images_and_draws_side_by_side(
     assert all((target / "tiny" / name / "rollout_class.png").exists() for name in ("test-3", "test-5"))
 
     stored = vitlab.predictions(file, out=out).query("split == 'test' and seed == 0").set_index(["arm", "id"])
+    checked = {(row["model"], row["image"], row["map"]): row for row in found["maps"]}
+    assert len(checked) == 2 * len(found["predictions"]) == len(found["maps"])
     for row in found["predictions"]:
+        for name in ("rollout_class", "attribution"):
+            check = checked[row["model"], row["image"], name]
+            assert check[f"probability of class {row['predicted']}"] == f"{100 * row['probability']:.1f} %"
+            assert {"without its 4 largest patches", "without 4 random ones"} <= check.keys()
         trial = stored.loc[(row["model"].removesuffix(", seed 0"), int(row["image"].removeprefix("test:")))]
         assert (row["true"], row["predicted"]) == (str(trial["label"]), str(trial["prediction"]))
         assert row["probability"] == pytest.approx(trial["probability"], abs=1e-5)
@@ -1098,6 +1104,15 @@ def test_explain_separates_arms_and_images_and_draws_side_by_side(
     assert "<dt>Not explained</dt><dd>baseline, seed 0: attention &#39;X&#39; has no maps</dd>" in text
 
 
+def test_seeds_of_an_arm_are_explained_beside_each_other(ran: tuple[Path, Path]) -> None:
+    mistakes = list[str]()
+    models = _find_models(ran[0], ran[1], ("position=none", "baseline"), (1, 0), mistakes)[2]
+    assert not mistakes and [model.name for model in models] == [
+        f"{arm}, seed {seed}" for arm in ("baseline", "position=none") for seed in (1, 0)
+    ]
+    assert len({model.folder.path for model in models}) == len({model.place for model in models}) == 4
+
+
 def test_explain_reports_every_mistake_at_once(ran: tuple[Path, Path], tmp_path: Path) -> None:
     file, out = ran
     (tmp_path / "cat.png").touch()
@@ -1111,6 +1126,9 @@ def test_explain_reports_every_mistake_at_once(ran: tuple[Path, Path], tmp_path:
     assert [mistake["message"] for mistake in parsed(call(*command)[1])["mistakes"]] == [missing, empty, arm]
     code, printed, err = call("explain", file, *words, "--seed", 7, "--out", out, "--to", tmp_path / "seen")
     assert len(err.splitlines()) == 4 and "\nno trial with seed 7. Seeds: 0, 1.\n" in f"{err}\n"
+    seeds = ("--seed", 7, "--seed", 0, "--seed", 8)
+    code, printed, err = call("explain", file, *words, *seeds, "--out", out, "--to", tmp_path / "seen")
+    assert err.splitlines()[-3:-1] == [f"no trial with seed {seed}. Seeds: 0, 1." for seed in (7, 8)]
     code, printed, err = call("explain", file, *words, "--out", out, "--to", tmp_path / "seen")
     assert err.splitlines()[-1] == "every model: there is no test image 360: the split has 360, counted from 0"
     target = ("--image", "test:360", "--target", "sven", "--out", out, "--to", tmp_path / "seen", "--json")

@@ -1310,6 +1310,9 @@ def test_attention_pictures_are_in_page(tmp_path, undrawn):
         f"data:image/png;base64,{base64.b64encode(pixels).decode()}"
     ] * 3
     assert images[0]["alt"] == "Test image 3, attention of the class token, baseline, seed 0"
+    [note] = [note for note in document(plan, store)["notes"] if "What models look at" in note]
+    others = sorted({trial.arm for trial in plan.trials} - {"baseline", "position=none"})
+    assert note.startswith(f"Not in What models look at: {'; '.join(others)}. 'vitlab explain ")
 
 
 def test_study_without_results_is_reported(tmp_path):

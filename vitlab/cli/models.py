@@ -21,6 +21,7 @@ from vitlab.store.folders import TrialFolder
 if TYPE_CHECKING:
     from vitlab.models.trained import InputSpec
     from vitlab.planning.values import Plan
+    from vitlab.report.phrasing import Row
 
 TEST = "test:"
 
@@ -47,7 +48,13 @@ TEST = "test:"
     shell_complete=complete_arm,
     help="Arm of the study. May be given several times.  [default: all]",
 )
-@click.option("--seed", type=int, help="Seed of the study.  [default: the first]")
+@click.option(
+    "--seed",
+    "seeds",
+    type=int,
+    multiple=True,
+    help="Seed of the study. May be given several times.  [default: the first]",
+)
 @click.option(
     "--target",
     metavar="CLASS",
@@ -67,7 +74,7 @@ def explain_command(
     images: tuple[str, ...],
     to: Path,
     arms: tuple[str, ...],
-    seed: int | None,
+    seeds: tuple[int, ...],
     target: str | None,
     scale: str,
     out: Path,
@@ -92,11 +99,11 @@ def explain_command(
     if is_trial:
         title = f"trial {study.resolve().parent.name[:12]}"
         models.append(TrainedModel(title, title, "model", TrialFolder(study)))
-        if arms or seed is not None:
+        if arms or seeds:
             mistakes.append(f"--arm and --seed choose trials of a study, and {study} is one trial; leave them out")
     else:
         with _collecting_mistakes(mistakes):
-            title, question, models = _find_models(study, out, arms, seed, mistakes)
+            title, question, models = _find_models(study, out, arms, seeds, mistakes)
 
     to /= to_safe_name(title)
     explanations: dict[str, dict[str, Explanation]] = {image: {} for image in shown}  #: by image and model
@@ -118,30 +125,34 @@ def explain_command(
             f"{'every model' if len(names) == len(models) > 1 else '; '.join(names)}: {line}"
             for line, names in models_by_line.items()
         )
-        raise UserError(*mistakes, *texts)
+        # A seed that the study lacks is one mistake, however many arms there are.
+        raise UserError(*dict.fromkeys(mistakes), *texts)
     for name, reason in reasons.items():
         say(f"{name} is not explained: {reason}")
-    rows, files = list[Mapping[str, Any]](), list[Path]()
-    places = {model.name: model.place for model in models}
+    rows, maps, files = list[Row](), list[Row](), list[Path]()
     every = (each for by_model in explanations.values() for each in by_model.values())
     scales = {} if scale == "own" else common_scales(every)
     for image, by_model in explanations.items():
         say(f"drawing {image}")
         is_test = isinstance(shown[image], int)
         of_image = to / (image.replace(":", "-") if is_test else _name_with_digest(Path(image).stem, image))
-        for name in by_model:
-            each = by_model[name] = draw(by_model[name], of_image / places[name], scales)
+        for name, _, place, _ in models:
+            if name not in by_model:
+                continue
+            each = by_model[name] = draw(by_model[name], of_image / place, scales)
             predicted, share = each.prediction_and_probability
             if each.chance_if_close is not None:
                 say(f"{name}, {image}: {each.sentence}")
             truth = each.subject.class_name
             rows.append({"model": name, "image": image, "true": truth, "predicted": predicted, "probability": share})
+            for key, one in each.maps.items():
+                maps.append({"model": name, "image": image, "map": key, **one.facts})
             files += each.files
         files += write_side_by_side(by_model, title if is_trial else f"study {title}", of_image)
     page = to / "index.html"
     write_comparison_page(page, title, question, explanations, reasons)
     if wants_json():
-        print_json({"page": str(page), "predictions": rows, "files": [str(file) for file in files]})
+        print_json({"page": str(page), "predictions": rows, "maps": maps, "files": [str(file) for file in files]})
     else:
         click.echo(f"{_format_predictions(rows)}{page}")
 
@@ -165,11 +176,11 @@ def _collecting_mistakes(mistakes: list[str]) -> Iterator[None]:
 
 
 def _find_models(
-    study: Path, out: Path, arms: Sequence[str], seed: int | None, mistakes: list[str]
+    study: Path, out: Path, arms: Sequence[str], seeds: Sequence[int | None], mistakes: list[str]
 ) -> tuple[str, str, list[TrainedModel]]:
     """Return the name and the question of a study, and the models of some of its arms, or of all that run.
 
-    They are of the first seed if ``seed`` is None, and a baseline comes before the arms that are compared with it.
+    They are of the first seed if no seed is named, and a baseline comes before the arms that are compared with it.
     """
     from vitlab.report.api import open_study
 
@@ -183,12 +194,13 @@ def _find_models(
         with _collecting_mistakes(mistakes):
             plan.find(name)
     models = list[TrainedModel]()
-    with _collecting_mistakes(mistakes):  # a seed that the study lacks is one mistake, however many arms there are
-        for arm in selection:
-            planned = plan.find(arm.name, seed)
-            subject = f"{arm.name}, seed {planned.seed}"
-            place, folder = arm_folder_name(plan, arm.name, planned.seed), store.folder(planned.trial)
-            models.append(TrainedModel(subject, f"study {plan.study}, arm {subject}", place, folder))
+    for arm in selection:
+        for seed in seeds or [None]:
+            with _collecting_mistakes(mistakes):
+                planned = plan.find(arm.name, seed)
+                subject = f"{arm.name}, seed {planned.seed}"
+                place, folder = arm_folder_name(plan, arm.name, planned.seed), store.folder(planned.trial)
+                models.append(TrainedModel(subject, f"study {plan.study}, arm {subject}", place, folder))
     return plan.study, plan.question, models
 
 

@@ -62,7 +62,7 @@ def explain_arms(plan: Plan, store: Store, indices: Sequence[int], say: Callable
     sentences = []
     for arm, planned in plan.first_trials.items():
         folder = store.folder(planned.trial)
-        missing = [index for index in indices if not _explanation_folder(folder, index).exists()]
+        missing = [index for index in indices if not (folder.path / "explain" / f"test-{index}").exists()]
         if not missing or not folder.done():
             continue
         try:
@@ -88,7 +88,7 @@ def write_explanations_to_trial(folder: TrialFolder, indices: Sequence[int]) -> 
     # The caption names no arm or study, because the same trial may belong to several.
     name = f"trial {folder.path.parent.name[:12]}, seed {read_json(folder.spec)['seeds']['init']}"
     for index, explanation in zip(indices, iterate_explanations(folder, name, indices), strict=True):
-        place = _explanation_folder(folder, index)
+        place = folder.path / "explain" / f"test-{index}"
         temporary = folder.path / f".explain.{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)
         try:
@@ -210,7 +210,7 @@ def iterate_explanations(
 
 def find_class(target: str, info: DataInfo) -> int:
     """Return the index of a class that is given by its name or its index."""
-    indices = [str(index) for index in range(info.classes)]
+    indices = [*map(str, range(info.classes))]
     for names in (info.labels, indices):
         if target in names:
             return names.index(target)
@@ -280,7 +280,3 @@ def _make_truth(y: Tensor, names: Sequence[str]) -> Truth:
         return None, y.long().where(y != VOID, IGNORED).numpy()
     classes = y.nonzero()[:, 0].tolist() if y.ndim else [int(y)]
     return ", ".join(names[index] if names else str(index) for index in classes) or "none", None
-
-
-def _explanation_folder(folder: TrialFolder, index: int) -> Path:
-    return folder.path / "explain" / f"test-{index}"

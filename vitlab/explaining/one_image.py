@@ -118,11 +118,8 @@ class Explanation:
             return f"predicts {label}"
         true = dict(self.ranking).get(self.subject.class_name or "") if self.is_right is False else None
         rest = "" if true is None else f", not {self.subject.class_name} ({pictures.percent(true)})"
-        rest += (
-            ""
-            if self.chance_if_close is None
-            else f"; chance is {pictures.percent(self.chance_if_close)}, so its maps say little"
-        )
+        if self.chance_if_close is not None:
+            rest += f"; chance is {pictures.percent(self.chance_if_close)}, so its maps say little"
         return f"predicts {label} ({pictures.percent(share)}){rest}"
 
 
@@ -215,9 +212,9 @@ def draw(explanation: Explanation, out: Path, scales: Mapping[Kind, Scale] = {})
     figures["distance"] = pictures.draw_distances(distance_LH, uniform=explanation.uniform_distance)
     blocks, heads = np.indices(distance_LH.shape).reshape(2, -1) + 1
     tables["distance"] = {"block": blocks, "head": heads, "distance_px": distance_LH.flatten()}
-    by_name = dict(zip(measures.Norms._fields, zip(*explanation.norms, strict=True), strict=True))
+    by_name = dict(zip(measures.Norms._fields, np.transpose(explanation.norms), strict=True))
     tables["norms"] = {"depth": range(len(explanation.norms)), **by_name}
-    figures["norms"] = pictures.draw_norm_ratios(np.array(by_name["ratio"]))
+    figures["norms"] = pictures.draw_norm_ratios(by_name["ratio"])
     if (similarity := explanation.similarity_YXYX) is not None:
         figures["positions"] = pictures.draw_position_grids(similarity)
         tables["positions"] = _grid_table(similarity.reshape(-1, similarity.shape[2] * similarity.shape[3]))

@@ -30,7 +30,6 @@ Labels = NDArray[np.int64]
 SIDE = 360  #: most pixels of a side of a picture of a page
 OPACITY = 0.6  #: of a map over an image
 FAINT = 0.25  #: part of a scale, below which a map that has no larger value is noted as faint
-HEADS = "viridis"
 COLUMNS = 5  #: at most, of pictures in a row of a comparison
 
 Kind = Literal["rollout", "attribution", "heads"]
@@ -222,7 +221,7 @@ def draw_distances(distance_LH: Array, *, uniform: float) -> Figure:
 
 def draw_position_grids(similarity_YXYX: Array) -> Figure:
     """Draw, for each patch, the cosine similarity of its position with all others."""
-    figure, axis = _draw_picture_grid(similarity_YXYX, 0.75, Scale(-1.0, 1.0), HEADS)
+    figure, axis = _draw_picture_grid(similarity_YXYX, 0.75, Scale(-1.0, 1.0), "viridis")
     axis.set(xlabel="column of the patch", ylabel="row of the patch")
     figure.colorbar(axis.images[0], ax=axis, label="cosine similarity", shrink=0.8)
     figure.suptitle("similarity of positions", fontsize=10)

@@ -37,7 +37,13 @@ class Explained(Section[Rollout]):
         return [asdict(row) for row in _iter_rollout_pictures(plan, store)]
 
     def rows(self, findings: Findings) -> list[Rollout]:
-        return [] if findings.store is None else list(_iter_rollout_pictures(findings.plan, findings.store))
+        return list(_iter_rollout_pictures(findings.plan, findings.store)) if findings.store else []
+
+    def notes(self, rows: Sequence[Rollout], findings: Findings) -> Iterator[str]:
+        missing = findings.plan.first_trials.keys() - {row.arm for row in rows}
+        if rows and missing:
+            arms = "; ".join(sorted(missing))
+            yield f"Not in {self.heading}: {arms}. 'vitlab explain {findings.plan.study} --arm NAME' says why."
 
     def images(self, rows: Sequence[Rollout], store: Store) -> Iterator[Image]:
         for row in sorted(rows, key=lambda row: (row.image, row.of))[:MAX_EMBEDDED]:
@@ -49,7 +55,6 @@ class Explained(Section[Rollout]):
 def _iter_rollout_pictures(plan: Plan, store: Store) -> Iterator[Rollout]:
     for arm, planned in plan.first_trials.items():
         files = store.folder(planned.trial).path.glob("explain/test-*/rollout_*.png")
-        numbers = ((file.parent.name.removeprefix("test-"), file) for file in files)
-        for image, file in sorted((int(number), file) for number, file in numbers if number.isdecimal()):
-            of = file.stem.removeprefix("rollout_")
+        for file in sorted(files, key=lambda file: (len(file.parent.name), file)):  # test-12 after test-3
+            image, of = int(file.parent.name.removeprefix("test-")), file.stem.removeprefix("rollout_")
             yield Rollout(arm, planned.seed, image, of, file.relative_to(store.root).as_posix())
