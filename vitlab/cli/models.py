@@ -21,7 +21,6 @@ from vitlab.store.folders import TrialFolder
 if TYPE_CHECKING:
     from vitlab.models.trained import InputSpec
     from vitlab.planning.values import Plan
-    from vitlab.report.phrasing import Row
 
 TEST = "test:"
 
@@ -129,7 +128,7 @@ def explain_command(
         raise UserError(*dict.fromkeys(mistakes), *texts)
     for name, reason in reasons.items():
         say(f"{name} is not explained: {reason}")
-    rows, maps, files = list[Row](), list[Row](), list[Path]()
+    rows, maps, files = list[dict[str, Any]](), list[dict[str, Any]](), list[Path]()
     every = (each for by_model in explanations.values() for each in by_model.values())
     scales = {} if scale == "own" else common_scales(every)
     for image, by_model in explanations.items():
