@@ -1053,7 +1053,7 @@ def test_explain_separates_arms_and_images_and_draws_side_by_side(
         for name in ("rollout_class", "attribution"):
             check = checked[row["model"], row["image"], name]
             assert check[f"probability of class {row['predicted']}"] == f"{100 * row['probability']:.1f} %"
-            assert {"without its 4 largest patches", "without 4 random ones"} <= check.keys()
+            assert sum(fact.startswith("without ") for fact in check) == 2
         trial = stored.loc[(row["model"].removesuffix(", seed 0"), int(row["image"].removeprefix("test:")))]
         assert (row["true"], row["predicted"]) == (str(trial["label"]), str(trial["prediction"]))
         assert row["probability"] == pytest.approx(trial["probability"], abs=1e-5)

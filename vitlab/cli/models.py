@@ -143,9 +143,9 @@ def explain_command(
             if each.chance_if_close is not None:
                 say(f"{name}, {image}: {each.sentence}")
             truth = each.subject.class_name
-            rows.append({"model": name, "image": image, "true": truth, "predicted": predicted, "probability": share})
-            for key, one in each.maps.items():
-                maps.append({"model": name, "image": image, "map": key, **one.facts})
+            named = {"model": name, "image": image}
+            rows.append({**named, "true": truth, "predicted": predicted, "probability": share})
+            maps += [{**named, "map": key, **one.facts} for key, one in each.maps.items()]
             files += each.files
         files += write_side_by_side(by_model, title if is_trial else f"study {title}", of_image)
     page = to / "index.html"
