@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-SHOWN = ("arm", "level", "first", "second", "difference", "low", "high", "verdict")
+SHOWN = (
+    *("arm", "level", "first", "second", "difference", "low", "high", "verdict"),
+    *("train_images_per_s", "infer_images_per_s", "peak_bytes"),
+)
 """Columns of sections that their text shows."""
 
 

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 COSTS = {"params": "parameters", "macs": "MACs per image", **cost.COSTS}
 """Costs with their labels.  Speed counts only if measured for each arm alone: trials share their machine."""
 APART = 1.05  #: smallest ratio of largest to smallest cost for a front
-CAVEAT = "Means and costs are taken as they are: other seeds may change the list."
+CAVEAT = (
+    "Means and costs are taken as they are: other seeds may change the list, and measured speeds whose quartiles "
+    "overlap are not told apart."
+)
 PANELS_PER_ROW = 3  #: panels side by side
 MAX_NAMED = 12  #: with more arms, a picture names only those on a front
 
