@@ -12,6 +12,7 @@ from torch import Tensor
 from vitlab.data.torchvision_import import torchvision
 from vitlab.geometry import DataInfo
 from vitlab.registry import slot
+from vitlab.testing.training import check_loss
 from vitlab.training.evaluation import MetricAccumulator
 from vitlab.training.metrics import build_metrics
 from vitlab.training.metrics.predictions import ExpectedCalibrationError, MeanIoU
@@ -60,6 +61,41 @@ def test_cross_entropy_of_probabilities_applies_softmax_twice(smoothing: float) 
     assert loss({"type": "cross_entropy", "reads": "probabilities"}, certain, target) == pytest.approx(
         np.log(np.e + 6) - 1, rel=1e-12
     )
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_class_weights_multiply_terms_and_divide_by_the_number_of_labels(smoothing: float) -> None:
+    logits, target = batch()
+    weights = [0.25, 3.0, 1.0, 0.0, 1.7, 2.0, 0.1]
+    share = torch.eye(7)[target].double()
+    mixed = 0.7 * share + 0.3 * share.roll(1, 0)
+    choice = {"type": "cross_entropy", "class_weights": weights, "label_smoothing": smoothing}
+    log_p = logits.double().log_softmax(1)
+    for given, q in ((target, share), (mixed, mixed)):
+        q = (1 - smoothing) * q + smoothing / 7
+        expected = -(q * torch.tensor(weights).double() * log_p).sum() / 32
+        assert loss(choice, logits.double(), given) == pytest.approx(float(expected), rel=1e-6)
+    if not smoothing:
+        plain = torch.nn.functional.cross_entropy(logits.double(), target, reduction="none")
+        by_label = float((torch.tensor(weights)[target] * plain).mean())
+        assert loss(choice, logits.double(), target) == pytest.approx(by_label, rel=1e-6)
+    check_loss(slot("loss").resolve_choice(choice))  # also in parts, with pixels and shares
+    assert "class_weights" not in slot("loss").resolve_choice("cross_entropy").hashed()
+
+
+def test_vmap_and_compiled_graph_take_class_weights() -> None:
+    logits, target = batch(6, 3)
+    built = slot("loss").build({"type": "cross_entropy", "class_weights": [1, 2, 0.5]})
+
+    def total(logits: Tensor, target: Tensor) -> Tensor:
+        return built({"": logits}, target).total
+
+    together = torch.func.vmap(torch.func.grad(total))(logits.view(2, 3, 3), target.view(2, 3))
+    for half, actual in enumerate(together):
+        expected = torch.func.grad(total)(logits.view(2, 3, 3)[half], target.view(2, 3)[half])
+        torch.testing.assert_close(actual, expected)
+    compiled = torch.compile(total, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(logits, target), total(logits, target))
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -185,6 +185,29 @@ def test_contradictory_metrics_are_refused_in_planning(tmp_path: Path) -> None:
     assert planned(tmp_path, design=arms, analysis={"metric": "val/brier"})[1].analysis.goal == "min"
 
 
+def test_message_names_metrics_that_hold_the_word(tmp_path: Path) -> None:
+    (sentence,) = problems(tmp_path, train={"metrics": ["f1"]})
+    assert sentence.startswith("no metric called 'f1'. Did you mean 'macro_f1' or 'micro_f1'? Installed")
+
+
+def test_class_weights_are_one_for_each_class(tmp_path: Path) -> None:
+    loss = {"type": "cross_entropy", "class_weights": [1, 2, 3]}
+    (sentence,) = problems(tmp_path, train={"loss": loss})
+    assert re.search(r"found 3 numbers; the data has \d+ classes: write one for each", sentence)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ({"timm": "vit_tiny"}, "must be NAME.TAG, such as .*'vitlab list weights tiny'"),
+        ({"pretrained": "ViT_B_16"}, "must be MODEL_Weights.TAG"),
+        ({"hub": "vit-base"}, "must be ORG/NAME"),
+    ],
+)
+def test_names_of_weights_are_described_in_words(tmp_path: Path, source: dict[str, str], words: str) -> None:
+    assert any(re.search(words, sentence) for sentence in problems(tmp_path, init_from=source))
+
+
 @pytest.mark.parametrize(
     ("analysis", "goal"),
     [

@@ -242,6 +242,10 @@ class Resolver:
         if loss is not None and reads_labels and task not in (tasks := loss.component.tasks):
             sentence = f"loss '{loss.type}' is for {' and '.join(tasks)}, and the task of this data is {task}"
             draft.add_faults((("train", "loss"), f"{sentence}; write loss: bce"))
+        weights = loss and loss.options.get("class_weights")
+        if weights and len(weights) != draft.info.classes:
+            sentence = f"found {len(weights)} numbers; the data has {draft.info.classes} classes: write one for each"
+            draft.add_faults((("train", "loss", "class_weights"), sentence))
 
     def _check_model_compatibility(self, draft: _Draft) -> None:
         """Check that the model fits the data, and the objective both."""

@@ -127,7 +127,8 @@ class Slot(Generic[T]):
             sources &= {source}
         if not sources:
             names = self.names()
-            hint = foreign_model_hint(name) or nearest(bare, names)
+            alike = " or ".join(f"'{each}'" for each in names if bare and bare in each)
+            hint = foreign_model_hint(name) or (f" Did you mean {alike}?" if alike else nearest(bare, names))
             if plugins.files:
                 hint += f" In a file of components, write @{self.name}.register('{bare}') above the class."
             elif not hint:

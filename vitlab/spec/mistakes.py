@@ -47,6 +47,10 @@ YAML_HINT = ". YAML reads yes, no, on and off as true or false; put it in quotes
 
 PATTERNS = {
     r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$": "1 to 100 letters, digits, '.', '_' or '-', beginning with a letter or digit",
+    r"^\w+\.\w+$": "NAME.TAG, such as vit_tiny_patch16_224.augreg_in21k; 'vitlab list weights tiny' lists such names",
+    r"^\w+_Weights\.\w+$": "MODEL_Weights.TAG, such as ViT_B_16_Weights.IMAGENET1K_V1",
+    r"^[\w.-]+/[\w.-]+(@[\w.-]+)?$": "ORG/NAME or ORG/NAME@REVISION, such as google/vit-base-patch16-224",
+    r"^\d+(-\d+)?$": "an index or a range of them, such as 3 or 0-5",
 }
 """Patterns of texts in words; other patterns are shown unchanged."""
 

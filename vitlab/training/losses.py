@@ -69,22 +69,35 @@ class CrossEntropy(Loss):
 
     Label smoothing mixes the target with the uniform distribution over all classes.  Reference: arXiv:1512.00567.
 
+    With ``class_weights``, the term of each class is multiplied by the weight of the class, and the sum is divided by
+    the number of labels.  The mean of torch's ``CrossEntropyLoss`` is divided by the sum of the labels' weights, which
+    differs between the parts of a batch, so that a step would depend on micro-batches and processes.
+
     Args:
         label_smoothing: Weight of the uniform distribution.
+        class_weights: A number for each class, in the order of the classes, for training alone: evaluations have no
+            weights.  Weights n / (K n_c) are called balanced: n images, of which n_c are of class c.
         reads: ``probabilities`` applies softmax to the prediction before the loss, so that softmax is applied
             twice, as for a network ending in softmax under torch's ``CrossEntropyLoss``.  It exists to study that
             mistake: with K classes the loss is bounded below by ln(e + K - 1) - 1, which is 1.46 for ten.
     """
 
     label_smoothing: Probability = 0.0
+    class_weights: tuple[Annotated[float, Field(ge=0)], ...] | None = None
     reads: Literal["logits", "probabilities"] = "logits"
 
     def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Value:
         logits_MK, target_M = flat(logits_by_head[""], target)
         if self.reads == "probabilities":
             logits_MK = logits_MK.softmax(1)
+        weight_K = None if self.class_weights is None else logits_MK.new_tensor(self.class_weights)
         nll_M = F.cross_entropy(
-            logits_MK, target_M, label_smoothing=self.label_smoothing, ignore_index=IGNORED, reduction="none"
+            logits_MK,
+            target_M,
+            weight_K,
+            label_smoothing=self.label_smoothing,
+            ignore_index=IGNORED,
+            reduction="none",
         )
         return Value(mean_labelled(nll_M, target_M), {})
 
