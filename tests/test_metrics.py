@@ -191,9 +191,10 @@ def test_message_names_metrics_that_hold_the_word(tmp_path: Path) -> None:
 
 
 def test_class_weights_are_one_for_each_class(tmp_path: Path) -> None:
-    loss = {"type": "cross_entropy", "class_weights": [1, 2, 3]}
-    (sentence,) = problems(tmp_path, train={"loss": loss})
-    assert re.search(r"found 3 numbers; the data has \d+ classes: write one for each", sentence)
+    for weights in ([], [1, 2, 3]):
+        loss = {"type": "cross_entropy", "class_weights": weights}
+        (sentence,) = problems(tmp_path, train={"loss": loss})
+        assert sentence == f"found {len(weights)} numbers; the data has 6 classes: write one for each"
 
 
 @pytest.mark.parametrize(
@@ -205,7 +206,8 @@ def test_class_weights_are_one_for_each_class(tmp_path: Path) -> None:
     ],
 )
 def test_names_of_weights_are_described_in_words(tmp_path: Path, source: dict[str, str], words: str) -> None:
-    assert any(re.search(words, sentence) for sentence in problems(tmp_path, init_from=source))
+    sentences = problems(tmp_path, design={"arms": {"new": {}, "started": {"init_from": source}}})
+    assert any(re.search(words, sentence) for sentence in sentences), sentences
 
 
 @pytest.mark.parametrize(

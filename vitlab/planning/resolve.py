@@ -243,7 +243,7 @@ class Resolver:
             sentence = f"loss '{loss.type}' is for {' and '.join(tasks)}, and the task of this data is {task}"
             draft.add_faults((("train", "loss"), f"{sentence}; write loss: bce"))
         weights = loss and loss.options.get("class_weights")
-        if weights and len(weights) != draft.info.classes:
+        if weights is not None and len(weights) != draft.info.classes:
             sentence = f"found {len(weights)} numbers; the data has {draft.info.classes} classes: write one for each"
             draft.add_faults((("train", "loss", "class_weights"), sentence))
 
