@@ -55,8 +55,8 @@ class ViT(Model):
         size: a named size, shorthand for dim, depth, heads and the ratio of the MLP; given beside it, these win.
         patch_size: pixels, one number or height and width.
         dim: width of the tokens; by default the size's, and 192 without one.
-        depth: number of blocks; 12.
-        heads: heads of attention; 3.
+        depth: number of blocks; by default the size's, and 12 without one.
+        heads: heads of attention; by default the size's, and 3 without one.
         prefix: tokens before the patches: class, distillation.
         registers: further tokens after these that nothing reads (arXiv:2309.16588).
         patch: from pixels to patch tokens.
