@@ -243,8 +243,8 @@ class Resolver:
             sentence = f"loss '{loss.type}' is for {' and '.join(tasks)}, and the task of this data is {task}"
             draft.add_faults((("train", "loss"), f"{sentence}; write loss: bce"))
         weights = loss and loss.options.get("class_weights")
-        if weights is not None and len(weights) != draft.info.classes:
-            sentence = f"found {len(weights)} numbers; the data has {draft.info.classes} classes: write one for each"
+        if isinstance(weights, tuple) and len(weights) != draft.info.classes:
+            sentence = f"the data has {draft.info.classes} classes; write one number for each"
             draft.add_faults((("train", "loss", "class_weights"), sentence))
 
     def _check_model_compatibility(self, draft: _Draft) -> None:
