@@ -364,7 +364,7 @@ def count_study(root, arms, unit="images", **options):
 def test_own_unit_is_shown_in_every_format(tmp_path):
     plan, store = count_study(tmp_path, {"baseline": [9, 8, 9, 10, 9], "b": [6, 5, 6, 7, 5]})
     page = text_of(plan, store, "md")
-    assert "| val blunders (images) |" in page and "| test blunders (images), mean" in page
+    assert "| val blunders (images) ± sd |" in page and "| test blunders (images), mean" in page
     assert "b is 3.2 images below baseline, which is better (95 % interval" in page
     terminal = text_of(plan, store, "terminal")
     assert "val blunders (images)" in terminal and "b is 3.2 images below baseline" in terminal
@@ -384,7 +384,7 @@ def test_own_unit_is_shown_in_every_format(tmp_path):
 def test_unit_of_percent_has_differences_in_points(tmp_path):
     plan, store = count_study(tmp_path, {"baseline": [90.0, 80.0, 95.0], "b": [9.0, 5.5, 6.0]}, unit="%")
     page = text_of(plan, store, "md")
-    assert "| val blunders (%) |" in page and "b is 81.5 points below baseline" in page
+    assert "| val blunders (%) ± sd |" in page and "b is 81.5 points below baseline" in page
     assert "| 88.3 |" in page, "not multiplied by 100"
 
 
