@@ -376,7 +376,7 @@ def test_mistakes_of_tables_with_blocks_come_together() -> None:
     for part in (
         "no column 'dat'. Did you mean 'data'?",
         "looks: with block",
-        "over_blocks relativ: allowed are",
+        "over_blocks relativ: allowed: difference, relative",
     ):
         assert part in str(error.value)
     with pytest.raises(UserError, match="row 3 has no 'data'"):

@@ -506,7 +506,7 @@ def test_no_surviving_arm_means_regression(accepted: Path, tmp_path: Path, monke
     shutil.copy(accepted / "gate.baseline.yaml", tmp_path)
     monkeypatch.setattr(Training, "learning_rate", lambda self, step: math.inf)
     done = vitlab(tmp_path, "--tier", "statistical", "--format", "md")
-    assert done.exit_code == 1 and "3 of 3 trainings diverged" in done.stdout
+    assert done.exit_code == 1 and "3 of 3 trainings were lost or collapsed (0 collapsed)" in done.stdout
 
 
 @pytest.mark.slow

@@ -302,7 +302,7 @@ def test_report_names_the_metric_as_the_table_does(tmp_path: Path, column: str, 
     arms = {"a": [scale * value for value in BASE], "b": [scale * (value - 0.02) for value in BASE[::-1]]}
     rows = [{column if name == "acc" else name: value for name, value in row.items()} for row in long(arms)]
     text = judge(table(tmp_path / "r.csv", rows), metric=column, arm="model", seed="run").render("md")
-    assert f"| {title} |" in text and not re.search(r"\bval\b", text)
+    assert f"| {title} ± sd |" in text and not re.search(r"\bval\b", text)
     shown = "metric/params" if column == "params" else column
     assert f"\n{shown}: {'lower' if column == 'params' else 'higher'} is better." in text
 

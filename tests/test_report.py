@@ -373,7 +373,7 @@ def test_own_unit_is_shown_in_every_format(tmp_path):
     html = text_of(plan, store, "html")
     assert ">val blunders (images)</th>" in html and "points" not in page + tex + terminal
     notebook = Comparison.of(report.collect_report(plan, store))._repr_html_()
-    assert ">val blunders (images)</th>" in notebook and "val/blunders: lower is better." in notebook
+    assert ">val blunders (images) ± sd</th>" in notebook and "val/blunders: lower is better." in notebook
     drawn = figures_of(plan, store)["arms"]
     assert [axes.get_xlabel() for axes in drawn.axes] == [
         "val blunders (images); lower is better",
@@ -385,7 +385,7 @@ def test_unit_of_percent_has_differences_in_points(tmp_path):
     plan, store = count_study(tmp_path, {"baseline": [90.0, 80.0, 95.0], "b": [9.0, 5.5, 6.0]}, unit="%")
     page = text_of(plan, store, "md")
     assert "| val blunders (%) ± sd |" in page and "b is 81.5 points below baseline" in page
-    assert "| 88.3 |" in page, "not multiplied by 100"
+    assert "| 88.3 ± 7.6 |" in page, "not multiplied by 100"
 
 
 @pytest.mark.parametrize("format", ["terminal", "md", "html", "latex", "latex-all"])

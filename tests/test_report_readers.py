@@ -85,6 +85,10 @@ def as_text(name: str) -> str:
     return " ".join(name.replace("\x1b", " ").replace("\N{RIGHT-TO-LEFT OVERRIDE}", " ").split())
 
 
+def mean_and_sd(values: list[float]) -> str:
+    return f"{100 * np.mean(values):.1f} ± {100 * np.std(values, ddof=1):.1f}"
+
+
 def in_a_page(name: str) -> str:
     return name.replace("\x1b", "\ufffd").replace("\N{RIGHT-TO-LEFT OVERRIDE}", "\ufffd")
 
@@ -104,7 +108,7 @@ def test_page_is_valid_html(text: str) -> None:
     names = [row.find("th").text for row in first.findall("tbody/tr")]
     assert names == ["baseline", *map(in_a_page, NAMES)]
     reached = [row.findall("td")[1].text for row in first.findall("tbody/tr")]
-    assert reached[0] == f"{100 * np.mean(synthetic_studies.BASE[:3]):.1f}"
+    assert reached[0] == mean_and_sd(synthetic_studies.BASE[:3])
     with pytest.raises(html5lib.html5parser.ParseError):
         html5lib.HTMLParser(strict=True).parse("<!doctype html><p><b>never closed</p>")
 
@@ -163,7 +167,7 @@ def test_markdown_has_names_and_numbers(hostile: tuple[Plan, Store]) -> None:
     assert not any(token.type == "html_block" for token in tokens)
     assert {row[0] for row in rows} >= {"baseline", *(as_text(name) for name in NAMES)}
     first = rows[1 : 2 + len(NAMES)]
-    assert first[0][2] == f"{100 * np.mean(synthetic_studies.BASE[:3]):.1f}"
+    assert first[0][2] == mean_and_sd(synthetic_studies.BASE[:3])
 
 
 def _tex_tables(text: str) -> list[list[list[str]]]:

@@ -244,8 +244,9 @@ class Plan:
         for item in queue:  # grows while it is read: a teacher may need another trial
             for role, name in item.trial.needs.items():
                 if (trial := trials.pop(name, None)) is not None:
-                    what, own = role.replace("init_from", "pre-training"), item.trial.spec.sources()[role].seed
-                    found.append(Planned(f"{what} of {item.arm}", item.seed if own == "same" else own, trial))
+                    arm = f"{role.replace('init_from', 'pre-training')} of {item.arm}"
+                    # Streams that do not vary have the seed 0, also in the trials of other seeds.
+                    found.append(Planned(arm, max(trial.seeds.values()), trial))
                     queue.append(found[-1])
         return found
 

@@ -128,7 +128,8 @@ class Slot(Generic[T]):
         if not sources:
             names = self.names()
             alike = " or ".join(f"'{each}'" for each in names if bare and bare in each)
-            hint = foreign_model_hint(name) or (f" Did you mean {alike}?" if alike else nearest(bare, names))
+            near = nearest(bare, names) or (f" Did you mean {alike}?" if alike else "")
+            hint = foreign_model_hint(name) or near
             if plugins.files:
                 hint += f" In a file of components, write @{self.name}.register('{bare}') above the class."
             elif not hint:
