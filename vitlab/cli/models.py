@@ -143,9 +143,9 @@ def explain_command(
             if each.chance_if_close is not None:
                 say(f"{name}, {image}: {each.sentence}")
             truth = each.subject.class_name
-            named = {"model": name, "image": image}
-            rows.append({**named, "true": truth, "predicted": predicted, "probability": share})
-            maps += [{**named, "map": key, **one.facts} for key, one in each.maps.items()]
+            model_and_image = {"model": name, "image": image}
+            rows.append({**model_and_image, "true": truth, "predicted": predicted, "probability": share})
+            maps += [{**model_and_image, "map": key, **one.facts} for key, one in each.maps.items()]
             files += each.files
         files += write_side_by_side(by_model, title if is_trial else f"study {title}", of_image)
     page = to / "index.html"

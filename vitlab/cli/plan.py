@@ -198,12 +198,12 @@ def _describe_costs(plan: Plan, costs: Costs) -> str:
     if len(hours) < len(costs):
         return f"{sentence}; '?' where the length is in epochs of data that is not read for this."
     total = sum(hours[planned.arm] for planned in (*plan.trials, *plan.pending))
-    needed = ", without teachers and pre-training" if plan.prerequisites else ""
+    exclusion = ", without teachers and pre-training" if plan.prerequisites else ""
     for tuning in plan.tuning:
         if tuning.arm not in hours:  # tuned once, at the base, for all arms
-            return f"{sentence}; in all {_format_hours(total)}, without the tuning{needed}."
+            return f"{sentence}; in all {_format_hours(total)}, without the tuning{exclusion}."
         total += len(tuning.trials) * hours[tuning.arm]
-    return f"{sentence}; in all {_format_hours(total)}{needed}."
+    return f"{sentence}; in all {_format_hours(total)}{exclusion}."
 
 
 def _describe_trials(plan: Plan, states: States) -> str:

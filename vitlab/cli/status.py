@@ -45,22 +45,23 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
         _find_latest_study_and_name_others(out) if study is None else study, out=out, changes=parse_changes(changes)
     )
     counts: dict[str, Counter[str]] = {arm.name: Counter() for arm in plan.arms}
-    tuning, needed = Counter[str](), Counter[str]()
-    reasons, unfinished = dict[str, list[Planned]](), dict[tuple[str, str], list[Planned]]()
+    tuning, teachers = Counter[str](), Counter[str]()
+    reasons, in_progress = dict[str, list[Planned]](), dict[tuple[str, str], list[Planned]]()
     # Trials of tunings belong to no arm until a choice is made.
     rivals = [planned for item in plan.tuning if item.open for planned in item.trials]
-    prerequisites = plan.labelled_prerequisites
-    for planned in (*plan.trials, *rivals, *prerequisites):
+    groups = [(planned, counts[planned.arm]) for planned in plan.trials]
+    groups += [*((each, tuning) for each in rivals), *((each, teachers) for each in plan.labelled_prerequisites)]
+    for planned, count in groups:
         folder = store.folder(planned.trial)
         state = folder.state()
         if state in (Ending.DIVERGED, Ending.FAILED):
             reasons.setdefault(_describe_state(folder), []).append(planned)
         if state in ("running", "paused"):
-            unfinished.setdefault((planned.arm, state), []).append(planned)
-        counts.get(planned.arm, needed if planned in prerequisites else tuning)[state] += 1
+            in_progress.setdefault((planned.arm, state), []).append(planned)
+        count[state] += 1
     for planned in plan.pending:
         counts[planned.arm]["pending"] += 1
-    progress = [_describe_progress(*group, trials, store) for group, trials in unfinished.items()]
+    progress = [_describe_progress(*group, trials, store) for group, trials in in_progress.items()]
     failures = [f"{format_arms_with_seeds(trials)} {why}" for why, trials in reasons.items()]
     driver = describe_driver(plan.study, store)
     if wants_json():
@@ -69,14 +70,14 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
                 "study": plan.study,
                 "arms": counts,
                 "tuning": tuning,
-                "teachers": needed,
+                "teachers": teachers,
                 "failures": failures,
                 "progress": progress,
                 "driver": driver,
             }
         )
         return
-    rows = {"(teachers, pre-training)": needed, "(tuning)": tuning} | counts
+    rows = {"(teachers, pre-training)": teachers, "(tuning)": tuning} | counts
     rows = {name: row for name, row in rows.items() if row or name in counts}
     skipped = {arm.name: f"skipped: {arm.skip}" for arm in plan.arms if arm.skip}
     columns = [Column(plan.study, tuple(rows), right=False)]

@@ -41,12 +41,12 @@ class Sample:
 
 def prerequisites_by_arm(plan: Plan, seeds: Collection[int] | None = None) -> dict[str, dict[str, set[str]]]:
     """Return the trainings that each arm's trials start from, by arm and role, at the given seeds or at all."""
-    found: dict[str, dict[str, set[str]]] = {}
+    names: dict[str, dict[str, set[str]]] = {}
     for planned in plan.trials:
         if seeds is None or planned.seed in seeds:
             for role, trial in planned.trial.needs.items():
-                found.setdefault(planned.arm, {}).setdefault(role, set()).add(trial.partition("/")[0])
-    return found
+                names.setdefault(planned.arm, {}).setdefault(role, set()).add(trial.partition("/")[0])
+    return names
 
 
 def refusals_by_arm(plan: Plan, seeds: Collection[int] | None = None) -> dict[str, str]:

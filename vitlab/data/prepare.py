@@ -172,8 +172,8 @@ class DataSource:
         encoded = [one for one in pictures if isinstance(one, EncodedPictures)]
 
         def check() -> str:
-            found = [image_cache.find_undecodable(one) for one in encoded]
-            return json.dumps([found, 0.0 if any(found) else image_cache.measure_seconds_per_picture(pictures[0])])
+            faults = [image_cache.find_undecodable(one) for one in encoded]
+            return json.dumps([faults, 0.0 if any(faults) else image_cache.measure_seconds_per_picture(pictures[0])])
 
         note = files.cache_folder() / "checked" / self.digest(self.info(), self.options)
         found, seconds = json.loads(files.read_or_compute(note, check))

@@ -117,7 +117,9 @@ def plan_study(
     except SpecError as error:
         mistakes = _without_consequences(error.mistakes, problems)
         plan_file = partial(plan_study, file, plugins=plugins, out=out)
-        raise SpecError(_blame_changes(mistakes, document, changes, plan_file) if changes else mistakes) from None
+        raise SpecError(
+            _attribute_to_changes(mistakes, document, changes, plan_file) if changes else mistakes
+        ) from None
     assert study is not None  # otherwise make_plan has raised the problems
     if study.run.tracker.options:
         registry.slot("tracker").build(study.run.tracker, plan, store, study.run)  # raises if they cannot work
@@ -136,7 +138,7 @@ def _without_consequences(problems: Sequence[Problem], causes: Sequence[Problem]
     return problems
 
 
-def _blame_changes(
+def _attribute_to_changes(
     problems: Sequence[Problem], document: Document, changes: Mapping[str, object], plan_file: Callable[[], object]
 ) -> Iterator[Problem]:
     """Yield the problems; one that the file without changes does not have names these, or is at the closest."""

@@ -468,10 +468,8 @@ def describe_workload(plan: Plan, todo: Sequence[Planned], store: Store) -> str:
     others = [store.folder(item.trial) for item in plan.trials if trial_name(item) not in identities]
     trained = sum((folder.path / "result.json").exists() for folder in others)
     resumed = sum(store.folder(item.trial).checkpoint.exists() for item in todo)
-    needed = len(todo) + len(others) - len(plan.trials)
-    parts = [
-        f"{len(todo)} to train{f', {needed} of them needed by others' * (needed > 0)}" if todo else "nothing to train"
-    ]
+    more = len(todo) + len(others) - len(plan.trials)
+    parts = [f"{len(todo)} to train{f', {more} of them needed by others' * (more > 0)}" if todo else "nothing to train"]
     if resumed:
         parts.append(f"{resumed} of them from a checkpoint")
     if trained:

@@ -379,9 +379,9 @@ def parse_values(cells: pd.Series[Any], place: Callable[[int], str], remarks: Re
     has_sign = lower[numerals.index].str.endswith("%")
     if has_sign.any() and not has_sign.all():
         row: Any = (has_sign == (has_sign.mean() < 0.5)).idxmax()  # of the fewer cells
-        found = "a" if has_sign[row] else "no"
+        article = "a" if has_sign[row] else "no"
         remarks.add_mistakes(
-            f"{where(row)} has {found} percent sign, unlike other cells; write it in all of them or in none"
+            f"{where(row)} has {article} percent sign, unlike other cells; write it in all of them or in none"
         )
     numbers = numerals[has_point | has_comma].str.replace(",", ".").astype("float64").reindex(cells.index)
     endings = np.where(bare.isin(DIVERGED), Ending.DIVERGED, Ending.FAILED)

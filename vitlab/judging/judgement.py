@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
@@ -112,7 +112,9 @@ def judge(
         f"--looks {', '.join(map(str, looks or ()))}: growing numbers of seeds from 2 are allowed": (
             looks is None or (bool(looks) and looks[0] >= 2 and all(a < b for a, b in pairwise(looks)))
         ),
-        f"--over-blocks {over_blocks}: allowed: difference, relative": over_blocks in (None, "difference", "relative"),
+        f"--over-blocks {over_blocks}: allowed: {', '.join(get_args(OverBlocks))}": (
+            over_blocks in (None, *get_args(OverBlocks))
+        ),
         "--over-blocks needs --block": over_blocks is None or block is not None,
         "--looks: with --block, every arm needs its seeds in every block; remove it": looks is None or block is None,
     }

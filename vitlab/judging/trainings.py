@@ -64,13 +64,14 @@ def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> Non
     )
     if columns.arm is None:
         others = [name for name in names if name != columns.metric and infer_column_role(name) is None]
-        found = f"name the column of the arms with --arm (found: {shortlist(others or names)}).{nearest('arm', others)}"
+        names_found = shortlist(others or names)
+        advice = f"name the column of the arms with --arm (found: {names_found}).{nearest('arm', others)}"
         if columns.metric in names:
-            remarks.add_mistakes(f"'{columns.metric}' is a column: {found}")
+            remarks.add_mistakes(f"'{columns.metric}' is a column: {advice}")
         elif nearest(
             "arm", [name for name in others if names.count(name) == 1 and not are_metric_values(table.rows[name])]
         ):
-            remarks.add_mistakes(_column_fault(columns.metric, names, others), found)
+            remarks.add_mistakes(_column_fault(columns.metric, names, others), advice)
 
 
 def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Trainings:

@@ -93,11 +93,11 @@ class Matcher:
             return None
 
         def off(k: int) -> float | None:
-            found = candidate_at(k)
-            return found and found[1]
+            candidate = candidate_at(k)
+            return candidate and candidate[1]
 
         places = _bracket_target(off, max(1, round(now / unit)))
-        near = [(k, found) for k in places if (found := candidate_at(k)) is not None]
+        near = [(k, candidate) for k in places if (candidate := candidate_at(k)) is not None]
         if not near:
             raise Unmatched(
                 f"no value of {knob} that was tried gives an arm that can be trained; choose another match.knob, or "

@@ -322,8 +322,8 @@ class Resolver:
         names = [name for name, metric in reported.items() if "val" in metric.splits]
         metric = rule.get("metric")  # None where the study file is not sound
         if metric is not None and metric not in names:
-            found = f"no metric of validation is called '{metric}'.{nearest(metric, names)}"
-            draft.add_faults(((*place, "metric"), f"{found} Reported: {', '.join(names)}"))
+            fault = f"no metric of validation is called '{metric}'.{nearest(metric, names)}"
+            draft.add_faults(((*place, "metric"), f"{fault} Reported: {', '.join(names)}"))
 
     def _resolve_sources(self, draft: _Draft) -> None:
         """Resolve the teacher and the initial weights.

@@ -240,15 +240,15 @@ class Plan:
     def labelled_prerequisites(self) -> list[Planned]:
         """Prerequisites, each called after the first arm that needs it, such as ``teacher of hard``."""
         trials = {trial.name: trial for trial in self.prerequisites}
-        queue, found = [*self.trials, *self.rival_trials], []
+        queue, prerequisites = [*self.trials, *self.rival_trials], []
         for item in queue:  # grows while it is read: a teacher may need another trial
             for role, name in item.trial.needs.items():
                 if (trial := trials.pop(name, None)) is not None:
                     arm = f"{role.replace('init_from', 'pre-training')} of {item.arm}"
                     # Streams that do not vary have the seed 0, also in the trials of other seeds.
-                    found.append(Planned(arm, max(trial.seeds.values()), trial))
-                    queue.append(found[-1])
-        return found
+                    prerequisites.append(Planned(arm, max(trial.seeds.values()), trial))
+                    queue.append(prerequisites[-1])
+        return prerequisites
 
     def facts(self, metric: str) -> MetricFacts | None:
         """Return the facts of a metric such as ``val/accuracy``; None if they are not known."""

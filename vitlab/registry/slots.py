@@ -272,9 +272,9 @@ class Slot(Generic[T]):
         except TypeError as error:
             if error.__traceback__ and error.__traceback__.tb_next:
                 raise  # by the constructor, which has begun
-            given = "".join(f", {type(each).__name__}" for each in context)
+            types = "".join(f", {type(each).__name__}" for each in context)
             raise BrokenComponent(
-                f"{place_of_class(full.component)}: {error}; write __init__(self{given}, *, OPTION: TYPE = DEFAULT)"
+                f"{place_of_class(full.component)}: {error}; write __init__(self{types}, *, OPTION: TYPE = DEFAULT)"
             ) from error
 
 

@@ -70,8 +70,8 @@ def _require_common_arms(plans: Sequence[Plan]) -> list[str]:
     """Return the names of the arms that run in both of two studies, in the order of the second."""
     criteria = [(plan.analysis.metric, plan.analysis.goal, plan.analysis.at) for plan in plans]
     if criteria[0] != criteria[1]:
-        found = [f"{plan.study} by {' '.join(criterion)}" for plan, criterion in zip(plans, criteria, strict=True)]
-        raise UserError(f"both studies need the same metric; found {' and '.join(found)}")
+        metrics = [f"{plan.study} by {' '.join(criterion)}" for plan, criterion in zip(plans, criteria, strict=True)]
+        raise UserError(f"both studies need the same metric; found {' and '.join(metrics)}")
     old, new = ([arm.name for arm in plan.arms if not arm.skip] for plan in plans)
     common = [name for name in new if name in old]
     if not common:

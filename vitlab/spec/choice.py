@@ -110,8 +110,8 @@ class Choice:
                 actual = f"found {value['type']!r} there" if "type" in value else "it is missing"
                 raise ValueError(f"a component is a name, or a mapping whose type is its name; {actual}")
             return cls(value["type"], {name: option for name, option in value.items() if name != "type"})
-        found = "nothing; where nothing is meant, write none" if value is None else repr(value)
-        raise ValueError(f"a component is a name, or a mapping {{type: name, ...}}; found {found}")
+        text = "nothing; where nothing is meant, write none" if value is None else repr(value)
+        raise ValueError(f"a component is a name, or a mapping {{type: name, ...}}; found {text}")
 
     def plain(self) -> NewTree:
         """Return the long form in plain JSON values."""

@@ -62,8 +62,8 @@ class Zip(Frozen):
             if len(set(self.labels)) < len(self.labels):
                 raise ValueError("two rows have the same label; each needs its own")
         if len(set(lengths.values())) > 1 or not self.levels:
-            found = ", ".join(f"{n} of {p}" for p, n in lengths.items())
-            raise ValueError(f"rows need one value of each; found {found or 'none'}")
+            counts = ", ".join(f"{n} of {p}" for p, n in lengths.items())
+            raise ValueError(f"rows need one value of each; found {counts or 'none'}")
         return self
 
 

@@ -344,8 +344,8 @@ class Seeds(Frozen):
 def _expand_seeds_shorthand(value: Any) -> Any:
     """Expand ``5`` and ``[0, 1, 7]``."""
     if isinstance(value, bool | float | str):
-        found = str(value).lower() if isinstance(value, bool) else repr(value)
-        raise ValueError(f"found {found}; write their number, such as 5, or a list, such as [1, 2, 3, 4, 5]")
+        text = str(value).lower() if isinstance(value, bool) else repr(value)
+        raise ValueError(f"found {text}; write their number, such as 5, or a list, such as [1, 2, 3, 4, 5]")
     if isinstance(value, int):
         return {"count": value}
     return {"values": value} if isinstance(value, list | tuple) else value

@@ -165,8 +165,8 @@ def parse_document(text: str, name: str) -> Document:
             ]
         )
     if not isinstance(data, dict):
-        found = "a list" if isinstance(data, list) else f"{data!r:.60}"
-        raise refuse(f"a study is a mapping that begins with 'study: NAME'; found {found}", 1, 1)
+        kind = "a list" if isinstance(data, list) else f"{data!r:.60}"
+        raise refuse(f"a study is a mapping that begins with 'study: NAME'; found {kind}", 1, 1)
     return Document(name, data, reader.places, lines, written=data)
 
 

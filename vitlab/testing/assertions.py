@@ -146,8 +146,8 @@ def check_gradient(part: nn.Module, x: Tensor) -> None:
             # Steps of 1e-4 are large enough for parts that compute in float32 inside.
             gradcheck(outputs, leaves, eps=1e-4, atol=1e-3, rtol=1e-2, fast_mode=True, check_undefined_grad=False)
         except GradcheckError as error:
-            found = re.search(r"with respect to input (\d+)", str(error))
-            name = names[int(found[1])].removeprefix("part.") if found else "the input"
+            match = re.search(r"with respect to input (\d+)", str(error))
+            name = names[int(match[1])].removeprefix("part.") if match else "the input"
             raise AssertionError(
                 f"the gradient of {name} differs from finite differences; if that is intended, set "
                 "exact_gradient = False"

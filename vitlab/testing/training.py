@@ -66,8 +66,8 @@ def check_optimizer(choice: ResolvedChoice) -> None:
         assert isinstance(value, int | float), f"its attribute {attribute} is {value!r}; set a number in __init__"
     model = _build_training({}).model
     with about("build"):
-        made = built.build(built.route(group_by_decay(model, 0.5), model))
-    check_type(made, torch.optim.Optimizer, "build", "a torch.optim.Optimizer")
+        optimizer = built.build(built.route(group_by_decay(model, 0.5), model))
+    check_type(optimizer, torch.optim.Optimizer, "build", "a torch.optim.Optimizer")
     check_each(
         lambda: check_training_resumes_exactly(optimizer=choice.plain()),
         lambda: _check_step_direction(choice),
@@ -77,9 +77,9 @@ def check_optimizer(choice: ResolvedChoice) -> None:
 
 def _check_step_direction(choice: ResolvedChoice) -> None:
     # Warm-up begins at rates near 0, and a schedule may end there.
-    moved = _measure_weight_moves(choice, rate=0.0)
-    assert not moved, (
-        f"steps at rate 0 move {list_some(moved)}; read the rate from group['lr'], which a training sets before "
+    moves = _measure_weight_moves(choice, rate=0.0)
+    assert not moves, (
+        f"steps at rate 0 move {list_some(moves)}; read the rate from group['lr'], which a training sets before "
         "every step"
     )
     along_gradient = sum(_measure_weight_moves(choice, rate=RATE).values())

@@ -107,16 +107,19 @@ def summarize_report(report: Mapping[str, Any]) -> str:
     Arms of which no trial has ended are counted, and have no verdict.
     """
     rows = report["arms"]
-    ended = _ended_rows(rows)
+    rows_with_end = _ended_rows(rows)
     arms: dict[str, list[str]] = {}
-    for row in ended:
+    for row in rows_with_end:
         if verdict := format_verdict(row):
             arms.setdefault(verdict + " so far" * bool(row["awaited"]), []).append(row["arm"])
     order = sorted(arms, key=lambda verdict: verdict.startswith("cannot tell"))  # last, because the page cuts the line
     verdicts = " \N{MIDDLE DOT} ".join(f"{verdict}: {'; '.join(arms[verdict])}" for verdict in order)
-    overview = report.get("overview") if ended == phrasing.started_rows(rows) else ""  # it counts those that have begun
+    # The overview counts arms that have begun.
+    overview = report.get("overview") if rows_with_end == phrasing.started_rows(rows) else ""
     answer = str(overview or verdicts or " ".join(report["answers"]))
-    return answer if len(ended) == len(rows) else f"{len(ended)} of {len(rows)} arms run so far: {answer}"
+    return (
+        answer if len(rows_with_end) == len(rows) else f"{len(rows_with_end)} of {len(rows)} arms run so far: {answer}"
+    )
 
 
 def deliver_summaries(

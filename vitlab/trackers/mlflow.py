@@ -111,9 +111,9 @@ class MlflowTracker(Replay):
             raise Unreachable(f"no answer from {public(self.address.uri)}")
         try:
             with service.mute_mlflow():
-                opened = self._runs
+                runs_before = self._runs
                 link = super().deliver(final=final, report=report)
-                if not final and self._runs is not opened and self._session.studies:
+                if not final and self._runs is not runs_before and self._session.studies:
                     self._session.update_study_run(RUNNING)
                 self._save_views()
             return link

@@ -282,7 +282,7 @@ def select_head_rows(state: State, file: Path) -> NewState:
         indices = [int(line) for line in file.read_text(encoding="utf-8").split()]
     except (OSError, ValueError) as error:
         raise WeightsError(f"{file} is no file of indices, one a line: {error}") from None
-    heads = {name: value for name, value in state.items() if name.startswith("head")}
+    heads = {name: value for name, value in state.items() if name.startswith(LAST_LAYERS)}
     outputs = min((len(value) for value in heads.values()), default=0)
     wrong = [index for index in indices if not 0 <= index < outputs]
     if wrong or not indices:

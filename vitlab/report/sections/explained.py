@@ -54,7 +54,7 @@ class Explained(Section[Rollout]):
 
 def _iter_rollout_pictures(plan: Plan, store: Store) -> Iterator[Rollout]:
     for arm, planned in plan.first_trials.items():
-        files = store.folder(planned.trial).path.glob("explain/test-*/rollout_*.png")
+        files = store.folder(planned.trial).path.glob("explain/test-[0-9]*/rollout_*.png")
         for file in sorted(files, key=lambda file: (len(file.parent.name), file)):  # test-12 after test-3
             image, of = int(file.parent.name.removeprefix("test-")), file.stem.removeprefix("rollout_")
             yield Rollout(arm, planned.seed, image, of, file.relative_to(store.root).as_posix())
