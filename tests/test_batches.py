@@ -11,7 +11,8 @@ from vitlab import noise
 from vitlab.data import batches
 from vitlab.data import prepare as room
 from vitlab.data.augment import pixels
-from vitlab.data.prepare import Feed, Normalize, prepare
+from vitlab.data.batches import Normalize
+from vitlab.data.prepare import Feed, prepare
 from vitlab.registry import slot
 
 SEEDS = {"split": 0, "subset": 0, "order": 3, "augment": 5}

@@ -17,11 +17,12 @@ from scipy import ndimage
 
 from vitlab import lab, noise
 from vitlab.data import splits as sets_of_data
+from vitlab.data.batches import Normalize
 from vitlab.data.corruption import KINDS as FUNCTIONS
 from vitlab.data.corruption import Draws, corrupt, corruption_parameters
 from vitlab.data.datasets.base import COMPUTED_CORRUPTIONS as NAMES
 from vitlab.data.datasets.base import Corrupted
-from vitlab.data.prepare import Feed, Normalize, data_info, prepare
+from vitlab.data.prepare import Feed, data_info, prepare
 from vitlab.engines import base
 from vitlab.errors import SpecError, UserError
 from vitlab.geometry import DataInfo
@@ -106,7 +107,8 @@ def glass_blur(x, c, draws):
     x, side = np.floor(blurred(x, c[0]) * 255 + 4e-4), len(x)
     sigma, reach, rounds = c
     for index in range(int(rounds)):
-        offset = draws.integers(index, 2 * side * side, 2 * reach).view(2, side, side) - reach
+        numbers = noise.integers(noise.fold(draws.key, index), draws.id_B, 2 * side * side, 2 * reach)
+        offset = numbers.view(2, side, side) - reach
         for h in range(side - reach, reach, -1):
             for w in range(side - reach, reach, -1):
                 near = h + offset[0, h, w], w + offset[1, h, w]

@@ -24,11 +24,12 @@ from trainings import train
 
 from vitlab import noise
 from vitlab.data import image_cache
+from vitlab.data.batches import Batch
 from vitlab.data.datasets import files
 from vitlab.data.datasets.folder import ImageFolder
 from vitlab.data.datasets.pictures import EncodedPictures, PictureFiles
 from vitlab.data.image_cache import Prefetcher, ReadRequest
-from vitlab.data.prepare import Batch, DataSource, Feed, data_info, prepare
+from vitlab.data.prepare import DataSource, Feed, data_info, prepare
 from vitlab.errors import DataError
 from vitlab.lab import plan_study
 from vitlab.registry import slot

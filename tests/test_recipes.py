@@ -18,7 +18,8 @@ from torch import Tensor
 from trainings import train
 
 from vitlab import lab, noise
-from vitlab.data.prepare import Batch, Feed, Prepared, data_info, prepare
+from vitlab.data.batches import Batch
+from vitlab.data.prepare import Feed, Prepared, data_info, prepare
 from vitlab.data.torchvision_import import torchvision
 from vitlab.identity.code import trial_code_digest, used_optional_modules
 from vitlab.models.contract import Model

@@ -30,7 +30,7 @@ NormChoice = Annotated[Choice | str, Pick("norm")]
 
 
 @norm.register("layernorm")
-class LayerNorm(Norm):
+class LayerNorm(nn.LayerNorm, Norm):
     """Mean and variance over the width, then a scale and a shift.  Reference: arXiv:1607.06450.
 
     Args:
@@ -46,18 +46,11 @@ class LayerNorm(Norm):
         affine: Literal["scale_and_shift", "scale", "none"] = "scale_and_shift",
     ) -> None:
         """``eps`` is 1e-6 as in the ViT paper's code; torch's own default is 1e-5, Hugging Face's 1e-12."""
-        super().__init__()
-        self.eps = eps
-        self.dim = dim
-        self.weight = None if affine == "none" else nn.Parameter(torch.ones(dim))
-        self.bias = nn.Parameter(torch.zeros(dim)) if affine == "scale_and_shift" else None
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return F.layer_norm(x_BTD, (self.dim,), self.weight, self.bias, self.eps)
+        super().__init__(dim, eps, elementwise_affine=affine != "none", bias=affine == "scale_and_shift")
 
 
 @norm.register("rmsnorm")
-class RMSNorm(Norm):
+class RMSNorm(nn.RMSNorm, Norm):
     """Root mean square over the width, then a scale; no mean, no shift.  Reference: arXiv:1910.07467.
 
     Args:
@@ -66,15 +59,12 @@ class RMSNorm(Norm):
     """
 
     def __init__(self, dim: int, *, eps: Positive = 1e-6, affine: Literal["scale", "none"] = "scale") -> None:
-        super().__init__()
-        self.eps = eps
-        self.dim = dim
-        self.weight = nn.Parameter(torch.ones(dim)) if affine == "scale" else None
+        super().__init__(dim, eps, elementwise_affine=affine == "scale")
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         # Under autocast the input may be bf16; torch's fused kernel requires one dtype.
         weight_D = None if self.weight is None else self.weight.to(x_BTD.dtype)
-        return F.rms_norm(x_BTD, (self.dim,), weight_D, self.eps)
+        return F.rms_norm(x_BTD, self.normalized_shape, weight_D, self.eps)
 
 
 @norm.register("dyt")

@@ -14,7 +14,7 @@ from vitlab import noise
 from vitlab.data.augment import Augment
 from vitlab.data.augment.pixels import PICKING_DEVICES
 from vitlab.data.image_cache import CropRequest, Prefetcher, ReadRequest, iter_images
-from vitlab.data.pixels import IGNORED, VOID
+from vitlab.data.pixels import IGNORED, VOID, per_channel
 from vitlab.data.splits import Prepared, Subset
 from vitlab.registry import slot
 from vitlab.spec import Choice
@@ -253,10 +253,9 @@ class Normalize:
         self.dtype = dtype
         # One multiplication and addition per pixel: (x / 255 - mean) / std = x * scale + shift.
         self._wide = torch.promote_types(dtype, torch.float32)
-        std_C = torch.tensor(std, dtype=torch.float64)
-        shift_C = -torch.tensor(mean, dtype=torch.float64) / std_C
-        self._scale_C11 = (1 / (255 * std_C))[:, None, None].to(device, self._wide)
-        self._shift_C11 = shift_C[:, None, None].to(device, self._wide)
+        std_C11 = per_channel(std)
+        self._scale_C11 = (1 / (255 * std_C11)).to(device, self._wide)
+        self._shift_C11 = (-per_channel(mean) / std_C11).to(device, self._wide)
 
     def __call__(self, x_BCHW: Tensor) -> Tensor:
         """Return the images, standardised per channel, in the working dtype."""

@@ -26,7 +26,7 @@ from scipy import ndimage, special
 from torch import Tensor
 
 from vitlab import noise
-from vitlab.data.pixels import mirrored_pixels
+from vitlab.data.pixels import LUMA, mirrored_pixels
 from vitlab.geometry import Pair
 
 CHUNK_VALUES = 1 << 19
@@ -119,9 +119,6 @@ def corrupt(x_BCHW: Tensor, name: str, severity: int, id_B: Tensor) -> Tensor:
 
 # -- the kinds ---------------------------------------------------------------------------------------------------------
 
-LUMA = (0.299, 0.587, 0.114)
-"""Weights of red, green and blue in grey (ITU-R 601)."""
-
 
 class Draws(NamedTuple):
     """Random draws of a corruption, independent for each stream and image."""
@@ -136,10 +133,6 @@ class Draws(NamedTuple):
     def normal(self, stream: int, n: int) -> Tensor:
         """Return standard normal draws, float32 (B, n)."""
         return noise.normal(noise.fold(self.key, stream), self.id_B, n)
-
-    def integers(self, stream: int, n: int, below: int) -> Tensor:
-        """Return integers in [0, below), int64 (B, n)."""
-        return noise.integers(noise.fold(self.key, stream), self.id_B, n, below)
 
 
 def gaussian_noise(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
@@ -189,8 +182,9 @@ def glass_blur(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
     moved_HW = torch.zeros(height, width, dtype=torch.bool)
     moved_HW[reach + 1 : height - reach + 1, reach + 1 : width - reach + 1] = True
     for index in range(rounds):
-        offset_B2N = (draws.integers(index, 2 * count, 2 * reach) - reach).view(-1, 2, count)
-        near_BN = order_N + offset_B2N[:, 0] * width + offset_B2N[:, 1]
+        offset_BM = noise.integers(noise.fold(draws.key, index), draws.id_B, 2 * count, 2 * reach) - reach
+        row_BN, column_BN = offset_BM.chunk(2, 1)
+        near_BN = order_N + row_BN * width + column_BN
         source_BN = torch.where(moved_HW.flatten(), near_BN, order_N)
         # A later pixel has its final value already; an earlier one, its old value, which is a node of its own.
         final_BN = torch.where(source_BN > order_N, source_BN, source_BN + count)

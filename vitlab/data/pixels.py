@@ -3,7 +3,7 @@
 N images, C channels, H rows, W columns, O output positions; uint8 throughout.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -16,6 +16,14 @@ VOID = 255
 
 IGNORED = -100
 """The corresponding label in a batch, int64: the ``ignore_index`` of torch's losses."""
+
+LUMA = (0.299, 0.587, 0.114)
+"""Weights of red, green and blue in grey (ITU-R 601)."""
+
+
+def per_channel(values: Sequence[float]) -> Tensor:
+    """Return one number per channel, float64 (C, 1, 1)."""
+    return torch.tensor(values, dtype=torch.float64)[:, None, None]
 
 
 def convert_channels(x_NCHW: Tensor, channels: int) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from vitlab import noise
 from vitlab.data import draws, image_cache
 from vitlab.data.augment import Augment
-from vitlab.data.batches import Batch, Feed, Normalize
+from vitlab.data.batches import Feed as Feed
 from vitlab.data.datasets import files
 from vitlab.data.datasets.base import MIN_CORRUPTED_SIDE, SPLITS, Dataset, Images, normalization_constants
 from vitlab.data.datasets.pictures import EncodedPictures, Pictures
@@ -33,8 +33,6 @@ from vitlab.identity.trial import hash_of
 from vitlab.registry import BUILT_IN, ResolvedChoice, slot
 from vitlab.spec import Choice
 from vitlab.spec.trial import TEST_SET_OPTIONS
-
-__all__ = ["Batch", "DataSource", "Feed", "Normalize", "Prepared", "Subset", "data_info", "prepare"]
 
 NON_PIXEL_OPTIONS = ("normalize", "validation", "fraction", "per_class", "augment", *TEST_SET_OPTIONS)
 """They change no pixel of images."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -156,7 +157,7 @@ def make_test_sets(dataset: Dataset, options: Mapping[str, Any], test: Subset, i
                 # Not stratified: the share of classes is the test split's on average.
                 one_class_N, key = torch.zeros_like(subset.id_N), noise.key(0, "corruption", "images")
                 subset = subset.select(draws.limit_per_class(one_class_N, subset.id_N, corrupted.images, key))
-            at = _make_corrupted_reader(subset, kind, severity) if pictures is None else subset.at
+            at = partial(_read_corrupted, subset, kind, severity) if pictures is None else subset.at
             sets[name] = TestSet("mce", kind, subset.y_N, subset.id_N, at)
     for name, pictures in dataset.shifted_sets().items():
         subset = _nonempty_class_subset(pictures, info, classes, name)
@@ -167,13 +168,10 @@ def make_test_sets(dataset: Dataset, options: Mapping[str, Any], test: Subset, i
     return sets
 
 
-def _make_corrupted_reader(subset: Subset, kind: str, severity: int) -> Callable[[slice], Tensor]:
-    def at(part: slice) -> Tensor:
-        from vitlab.data.corruption import corrupt  # imported for the few studies that ask for corrupted images
+def _read_corrupted(subset: Subset, kind: str, severity: int, part: slice) -> Tensor:
+    from vitlab.data.corruption import corrupt  # imported for the few studies that ask for corrupted images
 
-        return corrupt(subset.at(part), kind, severity, subset.id_N[part])
-
-    return at
+    return corrupt(subset.at(part), kind, severity, subset.id_N[part])
 
 
 def _make_real_labels_set(

@@ -47,7 +47,7 @@ from vitlab.training.loop import Training
 from vitlab.training.losses import Value
 from vitlab.training.objective.supervised import Supervised
 
-ATTENTION_PARTS = (nn.Linear, nn.ModuleList, softmax.OneHead, norm.NoNorm, Dropout)
+ATTENTION_PARTS = (nn.Linear, nn.ModuleList, nn.ModuleDict, norm.NoNorm, Dropout)
 """Classes of the supported attentions' submodules; derived classes are not supported."""
 
 TOKENWISE = (mlp.GeluMLP, norm.LayerNorm, norm.NoNorm, Dropout, DropPath, nn.Linear, nn.GELU, nn.Identity)

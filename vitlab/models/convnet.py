@@ -247,7 +247,7 @@ class RegNetY16GF(ConvNet):
         super().__init__()
         regnet = torchvision("torchvision.models.regnet")
         stages = len(self.depths)
-        net: nn.Module = regnet.RegNet(
+        net = regnet.RegNet(
             regnet.BlockParams(
                 depths=list(self.depths),
                 widths=list(self.widths),
@@ -264,10 +264,9 @@ class RegNetY16GF(ConvNet):
         stride = 2 if stem == "imagenet" else 1
         conv = nn.Conv2d(data.channels, usual.out_channels, 3, stride=stride, padding=1, bias=False)
         self.set_submodule("stem.0", conv)
-        trunk = self.get_submodule("trunk_output")
         self.blocks = tuple(
             f"trunk_output.{stage}.{block}"
-            for stage, blocks in trunk.named_children()
+            for stage, blocks in self.get_submodule("trunk_output").named_children()
             for block, _ in blocks.named_children()
         )
 

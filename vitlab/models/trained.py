@@ -105,8 +105,9 @@ def build_trained_model(
     except UserError as error:
         raise WeightsError(f"the model of {folder.spec} cannot be built: {error}") from None
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
-        reason = first_sentence(error)
-        raise WeightsError(f"{folder.spec} is not the spec of these weights: {reason}. Restore it.") from None
+        raise WeightsError(
+            f"{folder.spec} is not the spec of these weights: {first_sentence(error)}. Restore it."
+        ) from None
     return model.eval(), choice, sees
 
 

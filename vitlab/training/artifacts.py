@@ -20,8 +20,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from vitlab.data.pixels import convert_channels, resize
-from vitlab.data.prepare import Normalize
+from vitlab.data.batches import Normalize
+from vitlab.data.pixels import convert_channels, per_channel, resize
 from vitlab.errors import VitlabError
 from vitlab.models.contract import weights_digest
 from vitlab.models.trained import DIGEST, HEADER, InputSpec, hash_text, read_safetensors
@@ -65,9 +65,7 @@ class Transform:
 
     def denormalize(self, x_BCHW: Tensor) -> Tensor:
         """Invert the normalisation: return the images of a batch, (B, C, H, W), float64 in [0, 1], for display."""
-        mean_C11, std_C11 = (
-            torch.tensor(v, dtype=torch.float64)[:, None, None] for v in (self.input_spec.mean, self.input_spec.std)
-        )
+        mean_C11, std_C11 = (per_channel(values) for values in (self.input_spec.mean, self.input_spec.std))
         return (x_BCHW.cpu().double() * std_C11 + mean_C11).clamp(0, 1)
 
 
@@ -101,7 +99,7 @@ def write_predictions(file: Path, predictions: Mapping[str, Columns], labels: Se
         tables.append(pa.table(table))
     buffer = pa.BufferOutputStream()
     parquet.write_table(pa.concat_tables(tables), buffer)
-    write_bytes(file, buffer.getvalue().to_pybytes(), fsync=False)
+    write_bytes(file, buffer.getvalue(), fsync=False)
 
 
 def _picture_to_uint8_1CHW(picture: Image) -> Tensor:

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.components.init import draw_matrices_and_zero_biases, fill_lecun
+from vitlab.data.pixels import LUMA, per_channel
 from vitlab.errors import WeightsError
 from vitlab.models.contract import Model
 from vitlab.models.trained import InputSpec
@@ -26,9 +27,6 @@ from vitlab.training.distributed import ByBatch
 from vitlab.training.evaluation import autocast, forward_logits
 from vitlab.training.features import FeatureReader
 from vitlab.training.losses import Loss, Value
-
-LUMA = (0.299, 0.587, 0.114)
-"""Weights of red, green and blue in grey (ITU-R 601)."""
 
 Tensors = Mapping[str, Tensor]
 
@@ -191,20 +189,20 @@ class InputAdapter:
     """
 
     def __init__(self, mine: InputSpec, theirs: InputSpec, like: Tensor) -> None:
-        mean_C11, std_C11 = (_per_channel(values) for values in (mine.mean, mine.std))
+        mean_C11, std_C11 = (per_channel(values) for values in (mine.mean, mine.std))
         self._luma_C11: Tensor | None = None
         if mine.info.channels != theirs.info.channels:
             if (mine.info.channels, theirs.info.channels) == (3, 1):
-                self._luma_C11 = (_per_channel(LUMA) * std_C11).to(like)
-                mean_C11, std_C11 = (_per_channel(LUMA) * mean_C11).sum(0, keepdim=True), torch.ones_like(mean_C11[:1])
+                self._luma_C11 = (per_channel(LUMA) * std_C11).to(like)
+                mean_C11, std_C11 = (per_channel(LUMA) * mean_C11).sum(0, keepdim=True), torch.ones_like(mean_C11[:1])
             elif mine.info.channels != 1:
                 raise WeightsError(
                     f"the teacher takes images of {theirs.info.channels} channels, and this trial's images have "
                     f"{mine.info.channels}; set data.channels: {theirs.info.channels}"
                 )
-        their_std_C11 = _per_channel(theirs.std)
+        their_std_C11 = per_channel(theirs.std)
         self._scale_C11 = (std_C11 / their_std_C11).to(like)
-        self._shift_C11 = ((mean_C11 - _per_channel(theirs.mean)) / their_std_C11).to(like)
+        self._shift_C11 = ((mean_C11 - per_channel(theirs.mean)) / their_std_C11).to(like)
         self.renormalised = (mine.mean, mine.std) != (theirs.mean, theirs.std)
         self.image = theirs.info.image
 
@@ -260,8 +258,3 @@ def matching_loss(predicted: Tensor, teacher: Tensor, how: Matching) -> Tensor:
     if how.loss == "smooth_l1":
         return F.smooth_l1_loss(predicted, target, beta=SMOOTH_L1_BETA)
     return (1 - F.cosine_similarity(predicted, target, dim=-1)).mean()
-
-
-def _per_channel(values: tuple[float, ...]) -> Tensor:
-    """Return one number per channel, (C, 1, 1), float64."""
-    return torch.tensor(values, dtype=torch.float64)[:, None, None]

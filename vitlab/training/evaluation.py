@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from vitlab.data.prepare import Batch, Feed
+from vitlab.data.batches import Batch, Feed
 from vitlab.models.contract import Model
 from vitlab.training.distributed import ALONE, SingleProcess
 from vitlab.training.metrics import Metric

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitlab.data.prepare import Feed
+from vitlab.data.batches import Feed
 from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model, evaluation_mode, names_in_last_layer

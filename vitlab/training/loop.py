@@ -19,8 +19,7 @@ from torch import Tensor
 
 from vitlab import noise
 from vitlab.components.base import draw_path_scales, number_drop_paths
-from vitlab.data.batches import sample_ids
-from vitlab.data.prepare import Batch, Feed
+from vitlab.data.batches import Batch, Feed, sample_ids
 from vitlab.models.contract import Model, evaluation_mode
 from vitlab.registry import import_optional, slot
 from vitlab.spec import TrainSpec

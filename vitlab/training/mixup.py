@@ -17,7 +17,7 @@ from scipy.special import betaincinv
 from torch import Tensor
 
 from vitlab import noise
-from vitlab.data.prepare import Batch
+from vitlab.data.batches import Batch
 from vitlab.spec.trial import Mix
 
 Box = tuple[slice, slice]

@@ -285,7 +285,8 @@ class PerHead(_SeparateProjections):
 
     def _build_projections(self, g: Geometry, bias: QKVBias) -> None:
         self.matrices = [f"heads.{head}.{part}" for part in "qkv" for head in range(g.heads)]
-        self.heads = nn.ModuleList([OneHead(g.dim, g.head_dim, bias) for _ in range(g.heads)])
+        projections = (build_projections(g.dim, g.head_dim, bias) for _ in range(g.heads))
+        self.heads = nn.ModuleList(nn.ModuleDict(dict(zip("qkv", of_head, strict=True))) for of_head in projections)
 
     def _qkv(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
         return tuple(torch.stack([getattr(head, part)(x_BTD) for head in self.heads], 1) for part in "qkv")
@@ -299,14 +300,6 @@ class PerHead(_SeparateProjections):
         # One dropout for all heads, because the other implementations draw for all heads, too.
         dropped_BHTT = self.attn_drop(torch.stack(maps, 1))
         return torch.stack([dropped_BHTT[:, head] @ v_BHTK[:, head] for head in heads], 1)
-
-
-class OneHead(nn.Module):
-    """The projections of one head: D to K, three times."""
-
-    def __init__(self, dim: int, head_dim: int, bias: QKVBias) -> None:
-        super().__init__()
-        self.q, self.k, self.v = build_projections(dim, head_dim, bias)
 
 
 def build_projections(dim: int, out: int, bias: QKVBias) -> Iterator[nn.Linear]:

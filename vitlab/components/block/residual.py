@@ -116,9 +116,10 @@ class ParallelThings(Block):
         self.parts = {path.replace("0", str(i)): role for i in range(number) for path, role in type(self).parts.items()}
 
     def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
-        attns, ffns = self.attns, self.ffns
-        x_BTD = x_BTD + sum(each.drop_path(each.ls(each.attn(each.norm(x_BTD), rotation, bias_HTT))) for each in attns)
-        return x_BTD + sum(each.drop_path(each.ls(each.mlp(each.norm(x_BTD)))) for each in ffns)
+        x_BTD = x_BTD + sum(
+            each.drop_path(each.ls(each.attn(each.norm(x_BTD), rotation, bias_HTT))) for each in self.attns
+        )
+        return x_BTD + sum(each.drop_path(each.ls(each.mlp(each.norm(x_BTD)))) for each in self.ffns)
 
 
 def _build_branch_end(place: Place) -> nn.Module:

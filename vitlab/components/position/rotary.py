@@ -147,9 +147,8 @@ class RoPE2D(_Rotary):
             return self.cos, self.sin
         place_2N = self._transform_places(draws.step)
         angle = _rotation_angles(place_2N, self.frequency_Q.to(place_2N.dtype))
-        before = self.prefix
         cos, sin = (
-            torch.cat([fixed[:before], value.to(fixed.dtype)])
+            torch.cat([fixed[: self.prefix], value.to(fixed.dtype)])
             for fixed, value in ((self.cos, angle.cos()), (self.sin, angle.sin()))
         )
         return cos, sin

@@ -137,10 +137,8 @@ def total_memory(root: Path = Path("/sys/fs/cgroup")) -> int:
         return sys.maxsize
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
+        with suppress(OSError, ValueError):
             return min(machine, int((root / name).read_text()))
-        except (OSError, ValueError):
-            continue
     return machine
 
 

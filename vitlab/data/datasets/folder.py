@@ -13,7 +13,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -54,13 +54,12 @@ Picture = tuple[str, str]
 """Class and path of a picture."""
 
 
-@dataclass
-class Found:
+class Found(NamedTuple):
     """Pictures below class folders, and what was left out beside them."""
 
-    labels: list[str] = field(default_factory=list)  #: classes, sorted; a class may have no pictures
-    pictures: list[Picture] = field(default_factory=list)  #: sorted by class and path
-    left_out: Counter[str] = field(default_factory=Counter)  #: reason to the number of files
+    labels: list[str]  #: classes, sorted; a class may have no pictures
+    pictures: list[Picture]  #: sorted by class and path
+    left_out: Counter[str]  #: reason to the number of files
 
 
 @dataset.register("image_folder")
@@ -267,19 +266,18 @@ def _folders_in(folder: Path) -> list[str]:
 
 def find_class_pictures(folder: Path) -> Found:
     """Return the pictures below the class folders of a folder, those in subfolders included."""
-    found, labels = Found(), set()
+    labels, left_out = set(), Counter[str]()
+    pictures: list[Picture] = []
     for entry in sorted(folder.iterdir()):
         if is_hidden(entry.name):
-            found.left_out["hidden"] += _count_files(entry)
+            left_out["hidden"] += _count_files(entry)
         elif entry.is_dir():
             labels.add(label := compose_unicode(entry.name))
-            found.pictures += [(label, picture) for picture in pictures_below(entry, found.left_out)]
+            pictures.extend((label, picture) for picture in pictures_below(entry, left_out))
         else:
-            found.left_out["outside of a class folder"] += 1
-    found.labels = sorted(labels)
+            left_out["outside of a class folder"] += 1
     # Two folders of one name, in two forms of Unicode, are one class.
-    found.pictures.sort(key=lambda picture: picture[0])
-    return found
+    return Found(sorted(labels), sorted(pictures, key=lambda picture: picture[0]), left_out)
 
 
 def pictures_below(folder: Path, left_out: Counter[str]) -> list[str]:
@@ -386,14 +384,16 @@ def read_real_labels(file: Path, pictures: Sequence[str]) -> list[frozenset[int]
     Raises:
         DataError: if the file is no such file, or does not have a picture.
     """
-    what = "a list of lists of class indices, as of ImageNet-ReaL, nor a mapping from names to such lists"
     try:
         content = _REAL_LABELS.validate_json(file.read_bytes())
     except ValidationError as error:
         # A wrong entry is deeper in one alternative than the wrong kind of the whole in the other.
         deepest = max((fault["loc"] for fault in error.errors()), key=len)
         place = ".".join(map(str, deepest[1:])) or "the file"
-        raise DataError(f"{file} is neither {what}: see {place}; correct 'real_labels'") from None
+        raise DataError(
+            f"{file} is neither a list of lists of class indices, as of ImageNet-ReaL, nor a mapping from names to "
+            f"such lists: see {place}; correct 'real_labels'"
+        ) from None
     sets = []
     for path in pictures:
         name = Path(path).name

@@ -186,8 +186,7 @@ def _map_labels(level_HW: Tensor, item: Item) -> Tensor:
         label_L[level] = label
     label_HW = label_L[level_HW.long()]
     if (unknown_M := level_HW[label_HW < 0]).numel():
-        allowed = ", ".join(map(str, sorted(item.meaning)))
-        raise DataError(f"{item.mask} has a level {unknown_M[0]}; allowed: {allowed}")
+        raise DataError(f"{item.mask} has a level {unknown_M[0]}; allowed: {', '.join(map(str, sorted(item.meaning)))}")
     return label_HW.to(torch.uint8)
 
 

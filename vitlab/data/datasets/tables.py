@@ -29,8 +29,6 @@ from vitlab.data.datasets.pictures import (
     TEST,
     TRAIN,
     VAL,
-    Decoded,
-    Decoding,
     EncodedPictures,
     Listing,
     PictureSet,
@@ -67,19 +65,18 @@ class Rows(NamedTuple):
     beside: Sequence[Path] = ()  #: further files that have the pictures
 
 
+@dataclass(eq=False, kw_only=True)
 class TablePictures(EncodedPictures):
     """The pictures in the rows of some files, one file after another."""
 
-    def __init__(
-        self, parts: Sequence[Rows], names: Sequence[str], y_N: Tensor, decoding: Decoding, decoded: Decoded
-    ) -> None:
-        super().__init__(names, y_N, decoding, decoded)
-        self._parts = parts
-        self._starts = list(accumulate((len(part.places) for part in parts), initial=0))
+    parts: Sequence[Rows]
+
+    def __post_init__(self) -> None:
+        self._starts = list(accumulate((len(part.places) for part in self.parts), initial=0))
 
     def open(self, index: int) -> bytes:
         part = bisect_right(self._starts, index) - 1
-        return self._parts[part].open(index - self._starts[part])
+        return self.parts[part].open(index - self._starts[part])
 
 
 @dataset.register("image_table")
@@ -147,7 +144,7 @@ class ImageTable(PictureSet):
         names, y_N = self._encode_classes(frame, places, dict(zip(paths, parts, strict=True)), splits[TRAIN].tolist())
         splits, notes = self.hold_out_test_split(splits, y_N, str(self.where))
         return Listing(
-            TablePictures(parts, places, y_N, self.decoding, self.decoded),
+            TablePictures(places, y_N, self.decoding, self.decoded, parts=parts),
             names,
             splits,
             keys=[f"{index} {names[index]}" for index in y_N.tolist()]
@@ -240,8 +237,9 @@ class ImageTable(PictureSet):
                 return Rows(table.select(columns), lambda row: names[row].read_bytes(), places, names)
             return Rows(table.select(columns), _make_picture_reader(path, pictures), places)
         except (pa.ArrowException, tarfile.TarError, OSError, ValueError, LookupError, TypeError) as error:
-            reason = " ".join(str(error).split())
-            raise DataError(f"image_table: {path} cannot be read: {reason}; correct the options or the file") from None
+            raise DataError(
+                f"image_table: {path} cannot be read: {' '.join(str(error).split())}; correct the options or the file"
+            ) from None
 
     def _encode_classes(
         self, frame: Any, places: Sequence[str], parts: Mapping[Path, Rows], train: Sequence[int]
@@ -356,8 +354,10 @@ def _read_tar_samples(path: Path, image: str, columns: Sequence[str]) -> Iterato
                 raise ValueError(f"it is damaged or truncated at byte {archive.offset:,}")
     for key, sample in samples.items():
         for name in {"#image", *columns}.difference(sample):
-            what = "picture" if name == "#image" else name
-            raise ValueError(f"sample '{key}' has no {what}; members end in {quote_names(sorted(endings))}")
+            raise ValueError(
+                f"sample '{key}' has no {name.replace('#image', 'picture')}; members end in "
+                f"{quote_names(sorted(endings))}"
+            )
     yield pa.RecordBatch.from_pylist(list(samples.values()))
 
 

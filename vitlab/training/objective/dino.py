@@ -125,7 +125,7 @@ class DINO(Objective):
     def batch(self, step: int, rows: range) -> Batch:
         """Return the views of the images, (B, V, C, H, W)."""
         batch = self.setup.feed.batch(step, self.setup.spec.batch_size, views=self.count)
-        x_BVCHW: Tensor = batch.x_BCHW.unflatten(0, (-1, self.count))  # type: ignore[no-untyped-call]
+        x_BVCHW = batch.x_BCHW.unflatten(0, (-1, self.count))  # type: ignore[no-untyped-call]
         return Batch(x_BVCHW, batch.y_B[:: self.count], batch.id_B[:: self.count], batch.epoch)
 
     def loss(self, x: Tensor, target: Tensor) -> Value:
@@ -214,8 +214,7 @@ class Projected(nn.Module):
         """Return one score per prototype, (B, K), from the vector that the head pools."""
         model = self.model
         x_BSD = model.fc_norm(model.head.pool(model.forward_features(x_BCHW)))
-        scores_BK: Tensor = self.projection(x_BSD[:, 0])
-        return scores_BK
+        return self.projection(x_BSD[:, 0])
 
 
 class Projection(nn.Module):

@@ -163,8 +163,7 @@ class MaskedAutoencoder(Model):
             centred_BMF = target_BMF - target_BMF.mean(2, keepdim=True)
             # Local contrast in place of brightness, which the paper found better.
             target_BMF = centred_BMF / (target_BMF.var(2, keepdim=True) + VARIANCE_EPS).sqrt()
-        error_B: Tensor = (predicted_BMF.to(target_BMF.dtype) - target_BMF).square().mean((1, 2))
-        return error_B
+        return (predicted_BMF.to(target_BMF.dtype) - target_BMF).square().mean((1, 2))
 
 
 class Decoder(Part):
@@ -209,8 +208,7 @@ class Decoder(Part):
         x_BTE = x_BTE + _select_rows(self.position.add(torch.zeros_like(x_BTE[:1]), 0), order_BN, self.prefix)
         for block in self.blocks:
             x_BTE = block(x_BTE, None, None)
-        y_BNF: Tensor = self.pred(self.norm(x_BTE[:, self.prefix :]))
-        return y_BNF
+        return self.pred(self.norm(x_BTE[:, self.prefix :]))
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
@@ -256,8 +254,7 @@ class PartialPosition(Position):
         turn_1HTK = turn_HTK[None, None] if turn_HTK.ndim == 2 else turn_HTK[None]
         turn_1THK = turn_1HTK.transpose(1, 2)
         rows_BTX = _select_rows(turn_1THK.flatten(2), self.visible_BV, len(self.g.prefix))
-        rows_BTHK: Tensor = rows_BTX.unflatten(2, turn_1THK.shape[2:])  # type: ignore[no-untyped-call]
-        return rows_BTHK.transpose(1, 2)
+        return rows_BTX.unflatten(2, turn_1THK.shape[2:]).transpose(1, 2)  # type: ignore[no-untyped-call]
 
 
 def _select_rows(x_BTD: Tensor, patches_BV: Tensor, prefix: int) -> Tensor:
