@@ -190,7 +190,10 @@ def _python() -> Iterator[str]:
     yield "| command | in Python |\n| --- | --- |"
     for command, call in IN_PYTHON.items():
         yield f"| `vitlab {command}` | {call} |"
-    yield ""
+    yield (
+        "\nThe other commands have no function; `vitlab plan FILE --power --json`, for example, prints as one JSON "
+        "document what the study will be able to detect.\n"
+    )
     yield from _function("run")
     yield "`repr(answer)` is one line; in a notebook an answer shows its sentences and a link to the report.\n"
     yield "| of an `Answer` | meaning |\n| --- | --- |"
@@ -217,7 +220,8 @@ def _python() -> Iterator[str]:
     yield from _function("compare")
     yield (
         "Also `summary.csv` of a report. One row per arm. Shares are between 0 and 1 where the report shows percent. "
-        "The mean and the standard deviation of `test/NAME` follow these columns.\n"
+        "The mean and the standard deviation of `test/NAME` follow these columns. Arms are compared by another metric "
+        'of the `results` by `vitlab.judge(vitlab.results("first.yaml"), metric="test/accuracy")`.\n'
     )
     yield from _meanings_of(comparison.COLUMNS)
     yield "The column `verdict` has the word used in the sentences and tables of the report:\n"
@@ -226,7 +230,7 @@ def _python() -> Iterator[str]:
         yield f"| `{word}` | {meaning} |"
     yield ""
     yield "| of a `Comparison`, beside what every frame has | meaning |\n| --- | --- |"
-    for name in ("answers", "notes", "figures", "tables", "render"):
+    for name in ("answers", "notes", "figures", "curves", "tables", "render"):
         member = inspect.getattr_static(Comparison, name)
         call = "" if isinstance(member, property) else "()"
         yield f"| `{name}{call}` | {_inline(_split_sections(inspect.getdoc(member) or '')[0])} |"
@@ -265,51 +269,22 @@ def _python() -> Iterator[str]:
 
 
 def _tables() -> Iterator[str]:
-    """Yield the keys of ``.tables``, and what the columns of a grid's sections mean."""
+    """Yield the keys of ``.tables``, and what their columns mean, by the comments of the fields of their rows."""
     yield (
         "`.tables` has the sections of the report that store rows, and only those for which the study has data, as "
-        'frames: `comparison.tables["main_effects"]`. A section of a plugin is there under its name.\n'
+        'frames: `comparison.tables["main_effects"]`. A section of a plugin is there under its name. Numbers are in '
+        "units of the metric, shares between 0 and 1.\n"
     )
-    yield "| table | of what | columns |\n| --- | --- | --- |"
     built_in = {entry.name for entry in registry.list_entries("section") if entry.origin.source == registry.BUILT_IN}
-    sections = {name: part for name, part in all_sections().items() if part.row and name in built_in}
-    names = {name: [field.name for field in dataclasses.fields(part.row)] for name, part in sections.items()}
-    for name, part in sections.items():
-        columns = ", ".join(f"`{column}`" for column in names[name])
-        yield f"| `{name}` | {_inline((inspect.getdoc(type(part)) or '').partition(chr(10))[0])} | {columns} |"
-    yield ""
-    yield "The columns of the tables of a grid; numbers are in units of the metric, shares between 0 and 1:\n"
-    yield "| table | column | meaning |\n| --- | --- | --- |"
-    for table in ("main_effects", "interactions", "crossed"):
-        for column in names[table]:
-            yield f"| `{table}` | `{column}` | {TABLE_COLUMNS.get((table, column)) or TABLE_COLUMNS[column]} |"
-    yield ""
-
-
-TABLE_COLUMNS: dict[str | tuple[str, str], str] = {
-    "level": "a level of a factor, as `path=value`",
-    ("main_effects", "against"): "the baseline's level of this factor",
-    "settings": "settings of the other factors, over which the difference is averaged",
-    "pairs": "seeds that all arms of the row have",
-    "family": "effects that are corrected together",
-    "verdict": "as in the table of arms",
-    ("main_effects", "difference"): "mean difference of the level from the baseline's level",
-    "low": "its interval, which holds for the whole family at once; missing where there are too few seeds",
-    "high": "its upper end",
-    "p": "two-sided p of this row alone",
-    "p_corrected": "the same, corrected for the family",
-    ("main_effects", "p_corrected"): "two-sided p, corrected for the family",
-    "collapsed": "pairs among them in which an average has collapsed",
-    "sound_difference": "the difference without these; missing where there are none",
-    "first": "a change, as `path=value`",
-    "second": "another change, of another factor",
-    ("crossed", "first"): "the arm's level of the first factor, as `path=value`",
-    ("crossed", "second"): "its level of the second factor",
-    ("interactions", "against"): "the values that both are changed from",
-    ("interactions", "difference"): "effect of both changes together minus the sum of their single effects",
-    "arm": "the arm, whose mean and interval are in the table of arms",
-}
-"""Meanings of the columns of a grid's tables, by name, or by table and name where a name has several."""
+    for name, part in all_sections().items():
+        if part.row and name in built_in:
+            yield f'`tables["{name}"]`: {_inline((inspect.getdoc(type(part)) or "").partition(chr(10))[0])}\n'
+            yield "| column | meaning |\n| --- | --- |"
+            meanings = dict(re.findall(r"^    (\w+): .*?#: (.*)$", inspect.getsource(part.row), re.MULTILINE))
+            for field in dataclasses.fields(part.row):
+                each = ".NAME" if "Mapping" in str(field.type) else ""  # a column for each name of a mapping
+                yield f"| `{field.name}{each}` | {_inline(meanings[field.name])} |"
+            yield ""
 
 
 ANSWER = {

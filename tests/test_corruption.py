@@ -388,19 +388,18 @@ def test_study_is_judged_by_mean_corruption_error(tmp_path):
     facts = lab.plan_study(study(), out=tmp_path / "out")[1].metrics["mce"]
     assert (facts.goal, facts.unit, facts.chance) == ("min", "share", dict.fromkeys(facts.chance, 5 / 6))
     lab.run(study(), out=tmp_path / "out")
-    report = json.loads(next(tmp_path.rglob("report.json")).read_text())["corrupted"]
+    report = pd.DataFrame(json.loads(next(tmp_path.rglob("report.json")).read_text())["corrupted"])
+    report = report.pivot(index="arm", columns="metric", values=["mean", "sd"])
     rows = pd.read_csv(next(tmp_path.rglob("results.csv")))
     errors = rows[[f"test/mce_{kind}" for kind in KINDS]].to_numpy().reshape(2, -1, len(KINDS))  # arm, seed, corruption
-    assert [row["arm"] for row in report] == ["baseline", "position=none"]
-    for row, of_arm in zip(report, errors, strict=True):
-        assert row["means"]["test/mce"] == pytest.approx(of_arm.mean())
-        assert [row["sds"][f"test/mce_{kind}"] for kind in KINDS] == pytest.approx(of_arm.std(axis=0, ddof=1))
+    assert [*report.index] == ["baseline", "position=none"]
+    for (_, row), of_arm in zip(report.iterrows(), errors, strict=True):
+        assert row["mean", "test/mce"] == pytest.approx(of_arm.mean())
+        assert [row["sd", f"test/mce_{kind}"] for kind in KINDS] == pytest.approx(of_arm.std(axis=0, ddof=1))
     ratios = (errors[1] / errors[0]).mean(axis=1)  # at the same seed
-    assert report[0]["means"]["relative to the baseline"] is None
-    assert (
-        report[1]["means"]["relative to the baseline"],
-        report[1]["sds"]["relative to the baseline"],
-    ) == pytest.approx((ratios.mean(), ratios.std(ddof=1)))
+    relative = report.xs("relative to the baseline", axis=1, level="metric")
+    assert np.isnan(relative.loc["baseline", "mean"])
+    assert relative.loc["position=none"].tolist() == pytest.approx([ratios.mean(), ratios.std(ddof=1)])
     assert rows["test/mce"].to_numpy() == pytest.approx(rows[[f"test/mce_{kind}" for kind in KINDS]].mean(axis=1))
 
 

@@ -329,12 +329,14 @@ def test_cosine_of_tokens_is_a_metric_to_compare_by(tmp_path: Path) -> None:
 
 def test_report_has_table_of_heads(taught: Answer) -> None:
     folder, frame = taught.folder / "report", taught.results()
-    (first, second) = json.loads((folder / "report.json").read_text())["heads"]
-    assert (first["arm"], second["arm"]) == ("baseline", "kind=soft")
-    trials = frame[frame["arm"] == "kind=soft"]
-    for view in ("accuracy_cls", "accuracy_dist", "accuracy_logits", "accuracy_softmax", "token_cosine"):
-        assert second["means"][f"val/{view}"] == pytest.approx(trials[f"val/{view}"].mean())
-        assert second["sds"][f"val/{view}"] == pytest.approx(trials[f"val/{view}"].std(ddof=1))
+    rows = json.loads((folder / "report.json").read_text())["heads"]
+    views = ("accuracy_cls", "accuracy_dist", "accuracy_logits", "accuracy_softmax", "token_cosine")
+    assert [(row["arm"], row["metric"]) for row in rows] == [
+        (arm, f"val/{view}") for arm in ("baseline", "kind=soft") for view in views
+    ]
+    for row in rows:
+        values = frame.loc[frame["arm"] == row["arm"], row["metric"]]
+        assert (row["mean"], row["sd"]) == pytest.approx((values.mean(), values.std(ddof=1)))
     assert "## Further metrics" in (folder / "report.md").read_text()
     assert re.search(r"<h2[^>]*>Further metrics</h2>", (folder / "report.html").read_text())
 

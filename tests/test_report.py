@@ -67,7 +67,7 @@ from vitlab.report.page import trial_columns
 from vitlab.report.report import state_digest
 from vitlab.report.sections import Findings, Image, all_sections, curves
 from vitlab.report.sections.arms import arm_columns as arm_columns
-from vitlab.report.sections.further_metrics import MetricsOfArm
+from vitlab.report.sections.further_metrics import MetricOfArm
 from vitlab.spec import Analysis, Choice
 from vitlab.statistics.replicates import mean_interval
 from vitlab.store.files import write_json
@@ -225,7 +225,7 @@ def test_metric_judged_at_best_is_no_further_metric(tmp_path):
     rows = comparison.summary_rows(results)
     assert [row["mean"] for row in rows] == [0.9, 0.9]
     further = list(all_sections()["heads"].rows(Findings(results, rows, store)))
-    assert [row.means for row in further] == [{"val/brier": pytest.approx(0.35)}] * 2
+    assert [(row.metric, row.mean) for row in further] == [("val/brier", pytest.approx(0.35))] * 2
 
 
 # -- judgement --------------------------------------------------------------------------------------------------------
@@ -809,7 +809,7 @@ def test_notes_are_complete(tmp_path):
     assert mixed.startswith("Numerics differ from the baseline's (threads 1 and 2) in position=none: ")
     assert "run.engine: loop" not in mixed
     assert any(note.startswith("All arms ran at one learning rate (0.002)") for note in notes)
-    assert any(note.startswith("5 seeds (0 to 4) vary init, order, augment") for note in notes)
+    assert any(note.startswith("5 seeds (0 to 4) vary all random draws of a training. The v") for note in notes)
 
 
 def _with_splits(plan: Plan) -> Plan:
@@ -861,7 +861,11 @@ def test_seeds_of_varied_splits_are_corrected_for_their_overlap(tmp_path):
     half = stats.t.ppf(0.975, 4) * math.sqrt(1 / 5 + ratio) * np.std(BASE, ddof=1)
     assert rows.loc["baseline", "high"] - rows.loc["baseline", "mean"] == pytest.approx(half)
     note = _note_on_splits(plan, store)
-    assert "subset, split" in note and "5 % of their validation images" in note and "on other images" in note
+    assert (
+        "of a training and the validation split. Two" in note
+        and "5 % of their validation images" in note
+        and "on other images" in note
+    )
     assert "not another split" not in note
 
 
@@ -1212,13 +1216,13 @@ def test_sentence_of_several_arms_says_that_none_is_equivalent(tmp_path: Path) -
 
 def test_table_of_trials_has_the_judged_metric_first_and_no_numbered_ones() -> None:
     row = {"arm": "a", "seed": 0, "status": "done", "failure_kind": None, "wall_s": 1.0, "trial": "k"}
-    row |= {"val/loss": 1.0, "test/accuracy": 0.5, "test/per_class_0": 0.5, "val/top5": 0.9, "val/accuracy": 0.4}
-    titles = [column.title for column in trial_columns([row], {"accuracy": "share"})]
-    assert titles == [
-        *("arm", "seed", "status", "val accuracy (%)", "val top5", "test accuracy (%)", "val loss", "time", "trial")
-    ]
-    judged = [column.title for column in trial_columns([{**row, "val/per_class_1": 0.5}], {"accuracy": "share"})]
-    assert judged[3] == "val per_class_1", "the judged metric stays"
+    row |= {"val/loss": 1.0, "test/per_class_0": 0.5, "test/per_class_1": 0.5, "val/knn20_t0_07": 0.9}
+    row |= {"test/accuracy": 0.5, "test/loss": 2.0}
+    titles = [column.title for column in trial_columns([{**row, "val/accuracy": 0.4}], {"accuracy": "share"})]
+    assert titles[:5] == ["arm", "seed", "status", "val accuracy (%)", "test accuracy (%)"]
+    assert titles[5:] == ["test loss", "val knn20_t0_07", "val loss", "time", "trial"]
+    judged = [column.title for column in trial_columns([{**row, "test/per_class_2": 0.5}], {"accuracy": "share"})]
+    assert judged[3:6] == ["test per_class_2", "test loss", "test accuracy (%)"], "the judged metric stays"
 
 
 def test_captions_name_one_baseline() -> None:
@@ -1347,9 +1351,11 @@ def test_each_class_has_a_line_and_a_terminal_shows_those_that_differ_most(tmp_p
     plan, store = study(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     for classes, shown in ((8, [*range(8)]), (30, [0, *range(1, 20)])):
-        means = [{f"val/accuracy_{c}": 0.01 * c * place for c in range(classes)} for place in range(3)]
-        sds = {f"val/accuracy_{c}": 0.005 * c**2 for c in range(classes)}  # large differences of larger spread
-        rows = [MetricsOfArm(arm, of_arm, sds) for arm, of_arm in zip(("baseline", "b", "c"), means, strict=True)]
+        rows = [  # large differences of larger spread
+            MetricOfArm(arm, f"val/accuracy_{c}", 0.01 * c * place, 0.005 * c**2)
+            for place, arm in enumerate(("baseline", "b", "c"))
+            for c in range(classes)
+        ]
         content = dataclasses.replace(report.collect_report(plan, store), sections={"heads": rows})
         lines = content.render("terminal").partition("Further metrics")[2].splitlines()
         cells = [line.split() for line in lines if line.startswith(" val accuracy_")]

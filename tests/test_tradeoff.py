@@ -155,7 +155,13 @@ def test_front_has_arms_not_beaten_in_both(tmp_path: Path) -> None:
     }
     front = rows_of("fronts", *study(tmp_path, arms))
     expected = {"small": True, "waste": False, "middle": True, "large": False}
-    assert [(row.cost, row.arms) for row in front] == [("params", expected), ("macs", expected)]
+    assert [(row.cost, row.arm, row.on_front) for row in front] == [
+        ("macs", *item)
+        for item in expected.items()  # parameters say the same
+    ]
+    assert [(row.value, row.mean) for row in front] == [
+        (10 * size, np.mean(seeds)) for _, seeds, size, _ in arms.values()
+    ]
     same = {name: (values, reached, 100, wall_s) for name, (values, reached, _, wall_s) in arms.items()}
     plan, store = study(tmp_path / "same", same)
     found = findings(plan, store)
@@ -169,8 +175,9 @@ def test_front_has_arms_not_beaten_in_both(tmp_path: Path) -> None:
     write_costs(costs, plan, store)
     shown = str(Comparison.of(report.collect_report(plan, store)).tables["cost"])
     assert all(name in shown.splitlines()[0] for name in (*SPEEDS, "peak_bytes"))
-    [row] = all_sections()["fronts"].rows(found)
-    assert (row.cost, row.arms) == ("train_images_per_s", expected), "measured of each arm alone"
+    rows = all_sections()["fronts"].rows(found)
+    measured = {row.arm: (row.cost, row.on_front) for row in rows}
+    assert measured == {arm: ("train_images_per_s", on) for arm, on in expected.items()}, "measured of each arm alone"
 
 
 def test_front_arms_with_diverged_seeds_are_marked(tmp_path: Path) -> None:
@@ -331,6 +338,8 @@ def test_crossed_table_has_mean_and_interval_of_every_arm(tmp_path: Path) -> Non
     for arm, cell in cells.items():
         interval = stats.ttest_1samp(arms[arm][1], 0.0).confidence_interval()
         expected = np.mean(arms[arm][1]), interval.low, interval.high
+        [row] = [row for row in report.sections["crossed"] if row.arm == arm]
+        assert (row.mean, row.low, row.high) == pytest.approx(expected)
         assert [float(one) for one in re.findall(r"[\d.]+", cell)] == pytest.approx(expected, abs=6e-4)
     for name in ("main_effects", "interactions"):  # paths stand in captions alone
         table = report.table(name)

@@ -92,7 +92,7 @@ def write_explanations_to_trial(folder: TrialFolder, indices: Sequence[int]) -> 
         temporary = folder.path / f".explain.{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)
         try:
-            write_side_by_side({"model": draw(explanation, temporary)}, name, temporary)
+            write_side_by_side({"": draw(explanation, temporary)}, name, temporary)
             place.parent.mkdir(exist_ok=True)
             os.replace(temporary, place)
         finally:

@@ -68,7 +68,7 @@ class Explanation:
     files: tuple[Path, ...] = ()  #: that :func:`draw` has written
 
     def __repr__(self) -> str:
-        return f"<Explanation {self.subject}: {self.sentence}>"
+        return f"<Explanation {self.subject}: {self.sentence}; maps {', '.join(self.maps)}>"
 
     def overlay(self, name: str) -> Image.Image:
         """Return a map over the image, such as ``rollout_class`` or ``attribution``."""

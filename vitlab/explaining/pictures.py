@@ -135,7 +135,7 @@ def draw_models_side_by_side(models: Mapping[str, Panel], *, truth: str | None) 
     """Draw the image, and beside it the map of each model over it, with the model's name and its prediction.
 
     Args:
-        models: name to panel, all of one kind; the facts of each map are written below it.
+        models: name, which may be empty, to panel, all of one kind; the facts of each map are written below it.
         truth: the true label; None where it is not known.
     """
     figure, (first, *others) = _make_subplots(len(models) + 1)
@@ -146,7 +146,7 @@ def draw_models_side_by_side(models: Mapping[str, Panel], *, truth: str | None) 
         facts = "\n".join(f"{fact}: {number}" for fact, number in panel.map.facts.items())
         shown = overlay(panel.image_HWC, panel.map)
         own = f"\n{panel.map.title}" * (len(titles) > 1)  # each model may have a class of its own
-        _show_picture(axis, shown, f"{name}\n{panel.answer}{own}", facts, ALARM if panel.is_wrong else INK)
+        _show_picture(axis, shown, f"{name}\n{panel.answer}{own}".lstrip(), facts, ALARM if panel.is_wrong else INK)
     if len(scales := {panel.map.scale for panel in models.values()}) == 1:
         _add_colorbar(figure, [first, *others], scales.pop(), [panel.map.values_YX for panel in models.values()])
     if len(titles) == 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,6 +16,7 @@ from vitlab.report import comparison, frame
 from vitlab.report.formats import parts_to_text
 from vitlab.report.report import Report
 from vitlab.report.sections.arms import arm_columns, paper_table
+from vitlab.report.sections.curves import draw_curves
 from vitlab.store.folders import Store
 
 if TYPE_CHECKING:
@@ -65,7 +66,25 @@ class Comparison(pd.DataFrame):
     def tables(self) -> Tables:
         """The numbers of the report's sections by name, such as ``main_effects`` and ``interactions``."""
         sections = self.report.sections.items()
-        return Tables({name: Results.from_table(pd.DataFrame(rows), SHOWN) for name, rows in sections if rows})
+        # A mapping, such as block to difference, is a column for each of its names.
+        frames = ((name, pd.json_normalize([asdict(row) for row in rows])) for name, rows in sections if rows)
+        return Tables(
+            {name: Results.from_table(table, SHOWN if len(table.columns) > 8 else [*table]) for name, table in frames}
+        )
+
+    def curves(self, metric: str) -> Figure:
+        """Return a figure of a metric over training, such as ``train/loss``, as the report draws the judged one.
+
+        Raises:
+            UserError: if no finished trial has measured it twice.
+        """
+        findings = self.report.findings
+        assert findings is not None
+        drawing = draw_curves(findings.results, findings.history, metric)
+        if drawing is None:
+            names = sorted(findings.history["metric"].unique())
+            raise UserError(f"no curves of '{metric}'.{nearest(metric, names)} Measured: {', '.join(names) or 'none'}.")
+        return drawing.figure
 
     def render(self, format: str = "terminal") -> str | bytes:
         """Return the report in a format, such as ``md``, ``html`` or ``latex``; bytes for parquet, otherwise text.

@@ -458,7 +458,11 @@ def _note_varied_streams(results: StudyResults) -> Iterator[str]:
     varying = [stream for stream, values in streams.items() if len(values) > 1]
     first = seeds if plan.looks is None else plan.looks.seeds[0]
     more = f", and up to {len(seeds)} of inconclusive arms," if len(seeds) > len(first) else ""
-    line = f"{format_count(len(first), 'seed')} ({format_seeds(first)}){more} vary {', '.join(varying) or 'nothing'}."
+    # A training may use few of the streams, all of which vary by default.
+    what = ", ".join(varying) or "nothing"
+    if {*streams} - {"split"} <= {*varying}:
+        what = "all random draws of a training" + " and the validation split" * ("split" in varying)
+    line = f"{format_count(len(first), 'seed')} ({format_seeds(first)}){more} vary {what}."
     if "split" in varying:
         line += _describe_varied_splits(set(results.overlap.values()))
     elif "split" in streams:

@@ -64,7 +64,10 @@ def trial_columns(rows: Sequence[Row], units: Mapping[str, str]) -> list[Column]
         column.text_column("failure", "failure_kind"),
     ]
     names = [*rows[0]][::-1] if rows else []  # the judged metric is the last column
-    for metric in (name for name in names if re.match(r"(val|test)/(?!.*_\d+$)", name) or name == names[0]):
+    judged = re.sub(".*/|@.*", "", "".join(names[:1]))
+    others = [name for name in names[1:] if re.match("(val|test)/", name)]
+    others.sort(key=lambda name: name.rpartition("/")[2] != judged)
+    for metric in (*names[:1], *(name for name in others if f"{name.rpartition('_')[0]}_0" not in names)):
         scale = Scale.of(metric, units)
         decimals = scale.decimals_for_values([row[metric] for row in rows], 2, 4)
         table.append(Column(scale.title, tuple(scale.number(row[metric], decimals) for row in rows)))

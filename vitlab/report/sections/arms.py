@@ -77,7 +77,7 @@ class Arms(Section[Row]):
             means = [Mark(places[row["arm"]], row["mean"], *interval_unless_collapsed(row), INK, INK) for row in rows]
             draw_marks(of_means, means, scale, [value for name in places for value in values[name].values()])
             title = scale.title + ", best" * (plan.analysis.at == "best")
-            of_means.set_xlabel(wrap_line(f"{title}; {plan.analysis.direction}", 38))
+            of_means.set_xlabel(wrap_line(f"{title}; {plan.analysis.direction}", 38 if of_differences else 76))
             for axes in of_differences:
                 facts = ("difference", "difference_low", "difference_high", "verdict")
                 marks = [difference_mark(places[row["arm"]], *(row[fact] for fact in facts)) for row in compared]
@@ -325,7 +325,7 @@ def draw_effects(rows: Mapping[str, Any], title: str, scale: Scale) -> Figure:
         if row.difference is not None
     ]
     with apply_style():
-        figure = empty_figure(0.75 * WIDTH, 0.8 + 0.3 * len(rows))
+        figure = empty_figure(WIDTH, 0.8 + 0.3 * len(rows))
         draw_differences(figure.subplots(), [*wrapped_labels([*rows], 30).values()], marks, scale, title)
     return figure
 

@@ -45,22 +45,22 @@ HEDGES = {"preliminary": "awaited", "exploratory": "exploratory"}
 class ArmOverBlocks:
     """An arm and its baseline over all blocks; numbers are None where there are too few blocks."""
 
-    arm: str
-    baseline: str
-    differences: Mapping[str, float | None]  #: by block, as they are averaged
+    arm: str  #: the arm, without its block
+    baseline: str  #: the arm that it is compared with
+    differences: Mapping[str, float | None]  #: the difference in each block, such as ``digits``
     ahead: int  #: blocks in which the arm has the better mean
-    behind: int
-    verdict: str
+    behind: int  #: blocks in which the baseline has
+    verdict: str  #: as in the table of arms, over all blocks
     remark: str  #: why it is refused or not decided, or why the verdict is not final; may be empty
-    family: int
+    family: int  #: arms that are corrected together
     pairs: int  #: blocks that have a difference
-    difference: float | None
-    low: float | None
-    high: float | None
+    difference: float | None  #: mean difference over blocks; with ``over_blocks: relative`` over the baseline's error
+    low: float | None  #: its interval, which holds for the whole family at once
+    high: float | None  #: its upper end
     new_low: float | None  #: prediction interval of the difference in a new block, by as many seeds
-    new_high: float | None
-    p: float | None
-    p_corrected: float | None
+    new_high: float | None  #: its upper end
+    p: float | None  #: two-sided p of this arm alone
+    p_corrected: float | None  #: the same, corrected for the family
 
 
 @section.register("blocks")

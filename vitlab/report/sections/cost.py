@@ -31,25 +31,25 @@ COSTS = {name: f"{what}, alone" for name, what in {**SPEEDS, "peak_bytes": "byte
 class MeasuredCost:
     """The cost of an arm: medians over rounds with their quartiles, and the conditions of the measurement."""
 
-    arm: str
-    trial: str  #: key of the first seed
-    code: str
-    rounds: int
+    arm: str  #: the arm, measured alone
+    trial: str  #: key of the trial of its first seed
+    code: str  #: digest of the code that was measured
+    rounds: int  #: measurements, of which the numbers are medians
     train_images_per_s: float  #: by the loop, with the training's batch size, data loading included
-    train_images_per_s_q1: float
-    train_images_per_s_q3: float
-    infer_images_per_s: float
-    infer_images_per_s_q1: float
-    infer_images_per_s_q3: float
-    peak_bytes: int  #: of the process, or of the allocator on CUDA
-    device: str
-    processor: str
-    threads: int
-    batch_size: int
-    precision: str
-    torch: str
+    train_images_per_s_q1: float  #: first quartile of the rounds
+    train_images_per_s_q3: float  #: third quartile
+    infer_images_per_s: float  #: without gradients
+    infer_images_per_s_q1: float  #: first quartile of the rounds
+    infer_images_per_s_q3: float  #: third quartile
+    peak_bytes: int  #: most memory of the process, or of the allocator on CUDA
+    device: str  #: cpu or cuda
+    processor: str  #: name of the GPU, or instruction set of the CPU
+    threads: int  #: threads of torch
+    batch_size: int  #: images of a step
+    precision: str  #: precision of the training
+    torch: str  #: version of torch
     load: float  #: 1-minute load average of the machine at the end
-    measured: str  #: UTC
+    measured: str  #: when, in UTC
 
 
 @section.register("cost")

@@ -14,11 +14,11 @@ MAX_EMBEDDED = 12  #: pictures embedded in a page; report.json lists all
 class Rollout:
     """A stored picture."""
 
-    arm: str
-    seed: int
+    arm: str  #: the arm
+    seed: int  #: its first seed
     image: int  #: index in the test split
-    of: str  #: the token, or ``mean`` of the patches
-    file: str  #: below the output folder
+    of: str  #: the token whose attention it shows, or ``mean`` of the patches
+    file: str  #: its file, below the output folder
 
 
 @section.register("explained")

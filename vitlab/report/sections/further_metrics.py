@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -26,39 +27,42 @@ MAX_LINES = 20  #: of more metrics, a terminal shows the first and those that di
 
 
 @dataclass(frozen=True)
-class MetricsOfArm:
-    """Mean and standard deviation over the seeds of an arm, by metric; None for what it does not have."""
+class MetricOfArm:
+    """A metric of an arm over its seeds."""
 
-    arm: str
-    means: Mapping[str, float | None]
-    sds: Mapping[str, float | None]
+    arm: str  #: the arm
+    metric: str  #: its column in the results; of corrupted images also ``relative to the baseline``
+    mean: float | None  #: mean over the seeds that are done; missing where the arm does not have the metric
+    sd: float | None  #: their sample standard deviation; missing for one
 
 
-class FurtherMetrics(Section[MetricsOfArm]):
+class FurtherMetrics(Section[MetricOfArm]):
     """A table of metrics by arm: a line for each arm, or for each of many metrics."""
 
-    row = MetricsOfArm
+    row = MetricOfArm
     caption: ClassVar[str]
 
     def metrics_frame(self, findings: Findings, done: pd.DataFrame) -> pd.DataFrame:
         """Return the metrics, one column each, of the trials that are done."""
         raise NotImplementedError
 
-    def rows(self, findings: Findings) -> list[MetricsOfArm]:
-        """Return one row per arm: the mean and the standard deviation of each metric over its seeds."""
+    def rows(self, findings: Findings) -> Iterator[MetricOfArm]:
+        """Return the mean and the standard deviation of each metric over the seeds of each arm."""
         frame = findings.results.frame
-        done, rows = frame[frame["status"] == Ending.DONE], []
+        done = frame[frame["status"] == Ending.DONE]
         for arm, values in self.metrics_frame(findings, done).groupby(done["arm"], sort=False):
             if values.notna().any(axis=None):
                 means, sds = (finite_or_none(column.to_dict()) for column in (values.mean(), values.std()))
-                rows.append(MetricsOfArm(str(arm), means, sds))
-        return rows
+                yield from (MetricOfArm(str(arm), name, mean, sds[name]) for name, mean in means.items())
 
-    def table(self, rows: Sequence[MetricsOfArm], report: Report) -> Table:
+    def table(self, rows: Sequence[MetricOfArm], report: Report) -> Table:
+        by_metric = defaultdict[str, list[MetricOfArm]](list)  # each has every arm
+        for row in rows:
+            by_metric[row.metric].append(row)
         spreads: dict[str, float] = {}  # largest difference between arms, relative to standard deviations over seeds
-        for name in rows[0].means:
-            if means := [mean for row in rows if (mean := row.means[name]) is not None]:
-                difference, sd = max(means) - min(means), math.hypot(*(row.sds[name] or 0.0 for row in rows))
+        for name, of_arms in by_metric.items():
+            if means := [row.mean for row in of_arms if row.mean is not None]:
+                difference, sd = max(means) - min(means), math.hypot(*(row.sd or 0.0 for row in of_arms))
                 spreads[name] = difference / sd if sd else difference and math.inf
         names, caveat, many = [*spreads], "", len(spreads) > MAX_COLUMNS
         if len(names) > MAX_LINES:
@@ -67,18 +71,18 @@ class FurtherMetrics(Section[MetricsOfArm]):
                 f"A terminal shows {MAX_LINES} of {len(names)} metrics: the first, then those that differ most between "
                 "arms, relative to their standard deviations over seeds."
             )
-        lines = [("metric" if many else "arm", *(row.arm for row in rows))]
+        lines = [("metric" if many else "arm", *dict.fromkeys(row.arm for row in rows))]
         for name in names:
             scale = Scale.of(name, report.units)
-            decimals = scale.decimals_for_values([row.means[name] for row in rows], 1, 3)
-            cells = (scale.mean_with_sd(row.means[name], row.sds[name], decimals) for row in rows)
+            decimals = scale.decimals_for_values([row.mean for row in by_metric[name]], 1, 3)
+            cells = (scale.mean_with_sd(row.mean, row.sd, decimals) for row in by_metric[name])
             lines.append((scale.title.removeprefix("test mce_"), *cells))
         columns = [
             Column(title, tuple(cells), min(place, 4), right=place > 0)
             for place, (title, *cells) in enumerate(zip(*lines, strict=True) if many else lines)
         ]
-        caption = f"{self.caption}; mean {PLUS_MINUS} standard deviation over seeds. {caveat}".rstrip()
-        return Table(columns, caption, caveat, MAX_LINES if many else None)
+        caption = f"{self.caption}: mean {PLUS_MINUS} standard deviation over seeds. No verdict rests on them. {caveat}"
+        return Table(columns, caption.rstrip(), caveat, MAX_LINES if many else None)
 
 
 @section.register("heads")
@@ -87,7 +91,7 @@ class Heads(FurtherMetrics):
 
     heading = "Further metrics"
     place = 70
-    caption = "Metrics beside the judged one"
+    caption = "Metrics that train.metrics asks for, or of each head of an arm"
 
     def metrics_frame(self, findings: Findings, done: pd.DataFrame) -> pd.DataFrame:
         """Return accuracies and cosine of heads; with ``train.metrics``, all metrics but the usual and the judged."""

@@ -87,14 +87,17 @@ class Cell:
     """An arm of a grid of two factors."""
 
     changes: ClassVar = ("first", "second")
-    first: str  #: its level of the first factor, as ``path=value``
-    second: str
-    arm: str
+    first: str  #: the arm's level of the first factor, as ``path=value``
+    second: str  #: its level of the second factor
+    arm: str  #: the arm
+    mean: float | None  #: mean of the judged metric; missing without a value
+    low: float | None  #: its interval, as in the table of arms; missing where seeds collapsed, too
+    high: float | None  #: its upper end
 
 
 @section.register("crossed")
 class Crossed(Section[Cell]):
-    """Means of a grid of two factors, with a line for each level of the first and a column for each of the second."""
+    """Means of the arms of a grid of two factors."""
 
     heading = "Means of the grid"
     place = 24
@@ -104,21 +107,20 @@ class Crossed(Section[Cell]):
         plan, grid = findings.plan, Grid.from_plan(findings.plan)
         if grid is None or len(plan.paths) != 2 or not grid.arms_by_interaction():
             return
+        rows = {row["arm"]: row for row in findings.arms}
         if max(len({*levels}) for levels in zip(*grid.arms, strict=True)) <= MAX_LEVELS:
             for levels, arm in grid.arms.items():
                 first, second = (f"{path}={level}" for path, level in zip(plan.paths, levels, strict=True))
-                yield Cell(first, second, arm.name)
+                if row := rows.get(arm.name):
+                    yield Cell(first, second, arm.name, row["mean"], *interval_unless_collapsed(row))
 
     def table(self, rows: Sequence[Cell], report: Report) -> Table:
         scale, labels = report.scale, shorten_change_paths(rows)
         decimals, _ = mean_and_difference_decimals(report.arms, scale)
-        of_arms = {
-            row[
-                "arm"
-            ]: f"{scale.number(row['mean'], decimals)} {scale.interval(*interval_unless_collapsed(row), decimals)}"
-            for row in report.arms
-        }
-        cells = {(row.first, row.second): of_arms.get(row.arm, "").removesuffix(f" {DASH}") for row in rows}
+        cells = {}
+        for row in rows:
+            text = f"{scale.number(row.mean, decimals)} {scale.interval(row.low, row.high, decimals)}"
+            cells[row.first, row.second] = text.removesuffix(f" {DASH}")
         firsts, seconds = map(dict.fromkeys, zip(*cells, strict=True))
         columns = [
             Column(
@@ -144,15 +146,15 @@ class Interaction:
     changes: ClassVar = ("first", "second")
     verdict: ClassVar = ""  #: none, because no interaction is registered
     first: str  #: a change, as ``path=value``
-    second: str
+    second: str  #: another change, of another factor
     against: str  #: the values that both are changed from
     pairs: int  #: seeds that all arms have
     family: int  #: interactions that are corrected together
-    difference: float | None  #: effect of both changes minus the sum of their single effects
-    low: float | None
-    high: float | None
-    p: float | None
-    p_corrected: float | None
+    difference: float | None  #: effect of both changes together minus the sum of their single effects
+    low: float | None  #: its interval, which holds for the whole family at once
+    high: float | None  #: its upper end
+    p: float | None  #: two-sided p of this row alone
+    p_corrected: float | None  #: the same, corrected for the family
 
 
 @section.register("interactions")

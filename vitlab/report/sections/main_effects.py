@@ -36,18 +36,18 @@ class MainEffect:
     """The effect of a level, in the unit of the metric; numbers are None where too few seeds have them."""
 
     changes: ClassVar = ("level", "against")
-    level: str  #: as ``path=value``
-    against: str  #: the baseline's level
+    level: str  #: a level of a factor, as ``path=value``
+    against: str  #: the baseline's level of this factor
     settings: int  #: settings of the other factors, over which the difference is averaged
     pairs: int  #: seeds that all of their arms have
     family: int  #: main effects that are corrected together
-    verdict: str
-    difference: float | None
-    low: float | None
-    high: float | None
-    p_corrected: float | None
+    verdict: str  #: as in the table of arms
+    difference: float | None  #: mean difference of the level from the baseline's
+    low: float | None  #: its interval, which holds for the whole family at once
+    high: float | None  #: its upper end
+    p_corrected: float | None  #: two-sided p, corrected for the family
     collapsed: int = 0  #: pairs among them in which an average has collapsed
-    sound_difference: float | None = None  #: the difference without these; None where there are none
+    sound_difference: float | None = None  #: the difference without these; missing where there are none
 
 
 @section.register("main_effects")

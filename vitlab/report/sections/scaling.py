@@ -36,19 +36,19 @@ class Scaling:
     An end of an interval is None if there is none: seeds are too few, or every larger exponent fits.
     """
 
-    size: str  #: a key of ``SIZES``
+    size: str  #: params, macs or images
     series: str  #: the values that distinguish the series; empty for a single series
-    arms: tuple[str, ...]
-    seeds: int  #: those that all sizes have
-    slope: float  #: of the line through the logarithms
-    slope_low: float | None
-    slope_high: float | None
-    offset: float | None  #: None for fewer than five sizes, and for an error that does not fall
-    offset_low: float | None
-    offset_high: float | None
-    exponent: float | None
-    exponent_low: float | None
-    exponent_high: float | None
+    arms: tuple[str, ...]  #: the arms of the series
+    seeds: int  #: number of seeds that all sizes have
+    slope: float  #: slope of the line through the logarithms of error and size
+    slope_low: float | None  #: its interval, by t over seeds
+    slope_high: float | None  #: its upper end
+    offset: float | None  #: error that is left at any size; missing below five sizes, and if the error does not fall
+    offset_low: float | None  #: its interval
+    offset_high: float | None  #: its upper end
+    exponent: float | None  #: exponent of the law with this offset; missing as the offset is
+    exponent_low: float | None  #: its interval
+    exponent_high: float | None  #: its upper end; missing where every larger one fits
     steepens: bool = False  #: whether the error falls the faster, the larger the size
 
     @property
@@ -142,7 +142,7 @@ class ScalingLaws(Section[Scaling]):
     def figure(self, rows: Sequence[Scaling], findings: Findings) -> Drawing:
         plan, scale = findings.plan, findings.scale
         with apply_style():
-            figure = empty_figure(0.75 * WIDTH, 3.4)
+            figure = empty_figure(WIDTH, 3.4)
             axes = figure.subplots()
             for row, colour in zip(rows, itertools.cycle(SERIES), strict=False):
                 points = _errors_by_size(findings.results, [arm for arm in plan.arms if arm.name in row.arms])

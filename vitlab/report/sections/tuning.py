@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 class Candidate:
     """A candidate of a tuning."""
 
-    arm: str  #: it is tuned for; ``all arms`` if they are tuned once
-    rival: str  #: the values of its knobs
-    metric: str
-    score: float | None  #: mean of the metric; None if it diverged or has not ended
-    trials: int
-    wall_s: float
+    arm: str  #: the arm that it is tuned for; ``all arms`` if they are tuned once
+    rival: str  #: the candidate: the values of its knobs
+    metric: str  #: the metric that chooses
+    score: float | None  #: mean of the metric; missing if it diverged or has not ended
+    trials: int  #: its trainings
+    wall_s: float  #: seconds of all of them
     outcome: str  #: chosen, diverged, or empty
 
 
