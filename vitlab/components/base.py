@@ -66,6 +66,11 @@ class Part(nn.Module):
         return {}
 
 
+def to_float32_or_wider(x: Tensor) -> Tensor:
+    """Return a tensor in float32 or wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def inside_vmap() -> bool:
     """Return True inside of ``torch.func.vmap``, at any depth, where several models are computed at once.
 
@@ -191,8 +196,12 @@ class PatchDrop(_Drop):
         remaining = max(1, int(patches * (1 - self.p)))
         # Those with the smallest draws remain, in their order: places of later layers count on it.
         index_BN = draw_BN.argsort(dim=1, stable=True)[:, :remaining].sort(1).values + self.prefix
-        patches_BND = x_BTD.gather(1, index_BN[..., None].expand(-1, -1, x_BTD.shape[2]))
-        return torch.cat([x_BTD[:, : self.prefix], patches_BND], 1)
+        return torch.cat([x_BTD[:, : self.prefix], gather_rows(x_BTD, index_BN)], 1)
+
+
+def gather_rows(x_BTD: Tensor, index_BN: Tensor) -> Tensor:
+    """Return the rows of each image at its indices, (B, N, D)."""
+    return x_BTD.gather(1, index_BN[..., None].expand(-1, -1, x_BTD.shape[2]))
 
 
 def set_draw_places(model: nn.Module) -> None:

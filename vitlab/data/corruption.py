@@ -334,9 +334,8 @@ def _apply_with_pillow(x_BCHW: Tensor, change: Callable[[Image.Image], Image.Ima
     pixels_BHWC = (x_BCHW * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
     results = np.empty_like(pixels_BHWC)
     for pixels_HWC, result_HWC in zip(pixels_BHWC, results, strict=True):
-        grey = pixels_HWC.shape[2] == 1
-        changed = np.asarray(change(Image.fromarray(pixels_HWC[..., 0] if grey else pixels_HWC)))
-        result_HWC[:] = changed[..., None] if grey else changed
+        picture = Image.fromarray(pixels_HWC[..., 0] if pixels_HWC.shape[2] == 1 else pixels_HWC)
+        result_HWC[:] = np.atleast_3d(change(picture))
     return torch.from_numpy(results).permute(0, 3, 1, 2).float() / 255
 
 

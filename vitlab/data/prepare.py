@@ -56,7 +56,7 @@ class DataSource:
     """
 
     def __init__(self, choice: Choice | str | Mapping[str, object]) -> None:
-        self.choice = choice if isinstance(choice, ResolvedChoice) else slot("dataset").resolve_choice(choice)
+        self.choice: ResolvedChoice = slot("dataset").resolve_choice(choice)
         self.dataset: Dataset = slot("dataset").build(self.choice)
         self.options = self.choice.options
 

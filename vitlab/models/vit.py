@@ -195,10 +195,8 @@ class ViT(Model):
 
     # -- options ----------------------------------------------------------------------------------------------------
 
-    @classmethod
-    def complete(cls, options: Options) -> Options:
-        """Return the options with the numbers of the size filled in; the slot asks for them."""
-        return fill_in_size(options)
+    complete = staticmethod(fill_in_size)
+    """The options with the numbers of the size filled in; the slot asks for them."""
 
     @classmethod
     def incompatibility(cls, data: DataInfo, options: Options) -> str | None:

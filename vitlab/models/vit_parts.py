@@ -290,8 +290,10 @@ def fill_in_size(options: Options) -> Options:
     if not isinstance(name, str) or name not in SIZES:
         return options  # validation reports it, with the names of the sizes
     size = SIZES[name]
-    sizes = {"dim": size.dim, "depth": size.depth, "heads": size.heads}
-    full = {**options, **{number: value for number, value in sizes.items() if options.get(number) is None}}
+    full = dict(options)
+    for number in ("dim", "depth", "heads"):
+        if full.get(number) is None:
+            full[number] = getattr(size, number)
     try:
         # Explicit options of the MLP win over the size's ratio.
         mlp = Choice.parse(full["mlp"] if "mlp" in full else slot("mlp").qualify_builtin("gelu"))

@@ -65,8 +65,8 @@ class Transform:
 
     def denormalize(self, x_BCHW: Tensor) -> Tensor:
         """Invert the normalisation: return the images of a batch, (B, C, H, W), float64 in [0, 1], for display."""
-        mean_C11, std_C11 = (per_channel(values) for values in (self.input_spec.mean, self.input_spec.std))
-        return (x_BCHW.cpu().double() * std_C11 + mean_C11).clamp(0, 1)
+        spec = self.input_spec
+        return (x_BCHW.cpu().double() * per_channel(spec.std) + per_channel(spec.mean)).clamp(0, 1)
 
 
 def write_predictions(file: Path, predictions: Mapping[str, Columns], labels: Sequence[str]) -> None:
@@ -104,10 +104,8 @@ def write_predictions(file: Path, predictions: Mapping[str, Columns], labels: Se
 
 def _picture_to_uint8_1CHW(picture: Image) -> Tensor:
     """Return a picture as a uint8 tensor, (1, C, H, W), of one channel for grey and three otherwise."""
-    grey = picture.mode in ("1", "L")
-    pixels = np.array(picture.convert("L" if grey else "RGB"))
-    x_HWC = torch.from_numpy(pixels[..., None] if grey else pixels)
-    return x_HWC.permute(2, 0, 1)[None].contiguous()
+    pixels_HWC = np.atleast_3d(np.array(picture.convert("L" if picture.mode in ("1", "L") else "RGB")))
+    return torch.from_numpy(pixels_HWC).permute(2, 0, 1)[None].contiguous()
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------

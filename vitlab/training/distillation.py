@@ -189,7 +189,7 @@ class InputAdapter:
     """
 
     def __init__(self, mine: InputSpec, theirs: InputSpec, like: Tensor) -> None:
-        mean_C11, std_C11 = (per_channel(values) for values in (mine.mean, mine.std))
+        mean_C11, std_C11 = per_channel(mine.mean), per_channel(mine.std)
         self._luma_C11: Tensor | None = None
         if mine.info.channels != theirs.info.channels:
             if (mine.info.channels, theirs.info.channels) == (3, 1):

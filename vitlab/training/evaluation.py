@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from vitlab.components.base import to_float32_or_wider
 from vitlab.data.batches import Batch, Feed
 from vitlab.models.contract import Model
 from vitlab.training.distributed import ALONE, SingleProcess
@@ -62,11 +63,6 @@ def forward_logits(
         output = model(x_BCHW) if weights is None else functional_call(model, dict(weights), (x_BCHW,))
         views = model.logits_by_head(output)
     return {name: to_float32_or_wider(logits) for name, logits in views.items()}
-
-
-def to_float32_or_wider(x: Tensor) -> Tensor:
-    """Return a tensor in float32 or wider."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class MetricAccumulator:

@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitlab.components.base import to_float32_or_wider
 from vitlab.data.batches import Feed
 from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model, evaluation_mode, names_in_last_layer
 from vitlab.training.distributed import ALONE, SingleProcess
-from vitlab.training.evaluation import EVALUATION_BATCH, Split, autocast, forward_logits, to_float32_or_wider
+from vitlab.training.evaluation import EVALUATION_BATCH, Split, autocast, forward_logits
 from vitlab.training.metrics.features import FeatureMetric, Features
 
 

@@ -407,13 +407,13 @@ class Training:
         self.write(
             {
                 "model": self.module.state_dict(),
-                "average": self.average.state_dict() if self.average is not None else None,
+                "average": self.average and self.average.state_dict(),
                 "best": self.best,
                 "optimizer": self.optimizer.state_dict(),
                 "step": self.step,
                 "history": [asdict(measurement) for measurement in self.history],
                 "losses": {name: torch.stack(values) for name, values in self.losses.items()},
-                "scaling": self.scaling.state_dict() if self.scaling is not None else None,
+                "scaling": self.scaling and self.scaling.state_dict(),
             }
         )
         self.exclude_time_since(began)

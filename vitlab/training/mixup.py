@@ -52,8 +52,7 @@ class Mixing:
             batch: Normalised images and their class indices.
             step: Optimizer step, from 0.
         """
-        height, width = batch.x_BCHW.shape[-2:]
-        weight, box = self.draw_mixing(step, height, width)
+        weight, box = self.draw_mixing(step, *batch.x_BCHW.shape[-2:])
         share_BK = F.one_hot(batch.y_B, self.classes).to(batch.x_BCHW.dtype)
         return batch._replace(x_BCHW=_mix_images(batch.x_BCHW, weight, box), y_B=_blend_with_partner(share_BK, weight))
 

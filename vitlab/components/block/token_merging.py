@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeInt
 from torch import Tensor
 
-from vitlab.components.base import Rotation
+from vitlab.components.base import Rotation, gather_rows
 from vitlab.components.block import Block, Place, block
 
 
@@ -32,7 +32,7 @@ class MergeState(NamedTuple):
 
     def unmerge_rows(self, x_BSD: Tensor) -> Tensor:
         """Return a row for each of the T tokens, the row of the token it was merged into, BTD."""
-        return x_BSD.gather(1, self.source_BT[..., None].expand(-1, -1, x_BSD.shape[2]))
+        return gather_rows(x_BSD, self.source_BT)
 
     def expand_attention_maps(self, maps_BHSS: Tensor) -> Tensor:
         """Return attention weights over the T tokens, BHTT: a merged key's are shared equally; rows sum to 1."""

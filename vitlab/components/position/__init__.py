@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
-from vitlab.components.base import NewState, Options, Part, Rotation, State
+from vitlab.components.base import NewState, Options, Part, Rotation, State, to_float32_or_wider
 from vitlab.geometry import Geometry, Pair
 from vitlab.registry import Pick, ResolvedChoice, Slot
 from vitlab.spec import Choice
@@ -45,8 +45,7 @@ def resample_grid(values_RCX: Tensor, size: Pair, how: Resampling) -> Tensor:
     """Resample (R, C, X) to (*size, X), in at least float32; values of the same size are unchanged."""
     if tuple(values_RCX.shape[:2]) == tuple(size):
         return values_RCX
-    wide = values_RCX if values_RCX.dtype.itemsize >= 4 else values_RCX.float()
-    x_1XRC = wide.permute(2, 0, 1)[None]
+    x_1XRC = to_float32_or_wider(values_RCX).permute(2, 0, 1)[None]
     y_1XRC = F.interpolate(x_1XRC, size=size, mode=how.filter, align_corners=how.align_corners, antialias=how.antialias)
     return y_1XRC[0].permute(1, 2, 0).to(values_RCX.dtype)
 
@@ -181,8 +180,7 @@ class Together(Position):
 
     def rotation(self, layer: int) -> Rotation | None:
         """Return the rotation of the part that has one."""
-        rotations = (part.rotation(layer) for part in self.parts)
-        return next((rotation for rotation in rotations if rotation is not None), None)
+        return next(filter(None, (part.rotation(layer) for part in self.parts)), None)
 
     def bias(self, layer: int) -> Tensor | None:
         biases_HTT = [bias_HTT for part in self.parts if (bias_HTT := part.bias(layer)) is not None]

@@ -146,7 +146,7 @@ class _Fixed(Additive):
         return None
 
     def rows(self, table: int) -> Tensor:
-        return self.pos_embed[0]
+        return self.pos_embed
 
 
 @position.register("sinusoidal")
@@ -189,7 +189,7 @@ class Sinusoidal(_Fixed):
             rows = torch.cat([sin, cos[:, :half]], 1)
         else:
             rows = F.pad(torch.cat([sin[:, :half], cos[:, :half]], 1), (0, g.dim % 2))
-        self._register_constant("pos_embed", rows[None])
+        self._register_constant("pos_embed", rows)
 
 
 @position.register("sincos2d")
@@ -223,7 +223,7 @@ class SinCos2D(_Fixed):
         convention: Literal["timm", "big_vision", "moco", "mae"] = "timm",
     ) -> None:
         super().__init__(g, where)
-        self._register_constant("pos_embed", sincos2d(g, temperature, convention)[None])
+        self._register_constant("pos_embed", sincos2d(g, temperature, convention))
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Options) -> str | None:

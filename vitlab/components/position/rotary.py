@@ -12,7 +12,7 @@ from pydantic import Field, NonNegativeFloat
 from torch import Tensor, nn
 
 from vitlab import noise
-from vitlab.components.base import Count, Options, Positive, Rotation
+from vitlab.components.base import Count, Options, Positive, Rotation, to_float32_or_wider
 from vitlab.components.position import Position, patch_coordinates, position
 from vitlab.geometry import Geometry
 
@@ -118,11 +118,11 @@ class RoPE2D(_Rotary):
             angle = _rotation_angles(place_2R, _frequencies(register_theta, g))
             before = len(g.prefix) - count
             cos[before : len(g.prefix)], sin[before : len(g.prefix)] = angle.cos(), angle.sin()
-        buffers = {"cos": cos, "sin": sin}
+        self._register_constant("cos", cos)
+        self._register_constant("sin", sin)
         if self.augments:
-            buffers |= {"place_2N": place_2N, "frequency_Q": unit * frequency_Q}
-        for name, value in buffers.items():
-            self._register_constant(name, value)
+            self._register_constant("place_2N", place_2N)
+            self._register_constant("frequency_Q", unit * frequency_Q)
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Options) -> str | None:
@@ -155,7 +155,7 @@ class RoPE2D(_Rotary):
 
     def _transform_places(self, step: noise.Key) -> Tensor:
         """Return rows and columns after DINOv3's shift, jitter and rescaling, in this order."""
-        place_2N = self.place_2N if self.place_2N.dtype.itemsize >= 4 else self.place_2N.float()
+        place_2N = to_float32_or_wider(self.place_2N)
         # One sample: all images of a step share a transform, as in DINOv3.
         sample = torch.zeros(1, dtype=torch.int64, device=place_2N.device)
         u_5 = 2 * noise.uniform(noise.fold(step, PLACE), sample, 5)[0].to(place_2N.dtype) - 1
@@ -208,6 +208,6 @@ class RoPE2DMixed(_Rotary):
 
     def rotation(self, layer: int) -> Rotation:
         # Angles grow with the grid and are wrapped by the cosine: 16 bits would not separate neighbours.
-        freqs = self.freqs if self.freqs.dtype.itemsize >= 4 else self.freqs.float()
+        freqs = to_float32_or_wider(self.freqs)
         fx_HK, fy_HK = freqs[0, layer - 1], freqs[1, layer - 1]
         return self.cos_and_sin(self.column[:, None] * fx_HK[:, None] + self.row[:, None] * fy_HK[:, None])

@@ -26,6 +26,7 @@ from vitlab.data.datasets.base import Dataset
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import DataError, first_sentence
 from vitlab.geometry import DataInfo, Pair
+from vitlab.imports import file_stamp
 from vitlab.registry import Unhashed
 from vitlab.store.files import write_bytes
 
@@ -74,13 +75,12 @@ def identity_of_files(name: str, checksums: Mapping[str, str]) -> str:
 
 def content_md5(path: Path) -> str:
     """Return the MD5 of the decompressed file, in hex, as published by the authors of these sets."""
-    stat = path.stat()
-    return _cached_md5(path.resolve(), stat.st_size, stat.st_mtime_ns)
+    return _cached_md5(path.resolve(), file_stamp(path))
 
 
 @functools.cache
-def _cached_md5(path: Path, *_version: int) -> str:
-    """Return the MD5 of a version of a file, which its size and the time of its last change tell apart."""
+def _cached_md5(path: Path, _version: object) -> str:
+    """Return the MD5 of a version of a file."""
     with open_decompressed(path) as file:
         # Systems that forbid MD5 for security allow it for checksums, if told so.
         return hashlib.file_digest(file, functools.partial(hashlib.md5, usedforsecurity=False)).hexdigest()

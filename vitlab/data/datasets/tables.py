@@ -278,8 +278,7 @@ class ImageTable(PictureSet):
             names = sorted(of_train.unique(), key=int if are_numbers.all() else str)
             if len(names) < 2:
                 raise DataError(f"image_table: {self.where} has {format_count(len(names), 'label')}; it needs 2")
-        index_of = {name: index for index, name in enumerate(names)}
-        index_M = tokens.map(lambda token: index_of.get(token, -1)).to_numpy("int64")
+        index_M = pd.Index(names).get_indexer(tokens)
         if not why:
             # Names may be numbers, such as '1' for index 0, so what all labels can be decides.  A file that declares
             # names has indices.

@@ -41,12 +41,8 @@ def build_metrics(
         chosen: The metrics that the trial names.
         standard: The metrics that every trial of its objective reports; by default the task's metrics.
     """
-    if standard is None:
-        standard = {_metric_name(choice): metric.build(choice) for choice in _standard_choices(data)}
-    metrics = {
-        **standard,
-        **{_metric_name(choice): metric.build(choice) for choice in map(metric.resolve_choice, chosen)},
-    }
+    choices = [*(_standard_choices(data) if standard is None else ()), *map(metric.resolve_choice, chosen)]
+    metrics = {**(standard or {}), **{_metric_name(choice): metric.build(choice) for choice in choices}}
     for one in metrics.values():
         one.labels = data.labels
     return metrics

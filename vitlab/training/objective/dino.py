@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vitlab import noise
-from vitlab.components.base import Count, Positive, Probability
+from vitlab.components.base import Count, Positive, Probability, to_float32_or_wider
 from vitlab.components.head import Head
 from vitlab.components.init import draw_matrices_and_zero_biases, fill_lecun
 from vitlab.data.batches import Batch
@@ -28,7 +28,7 @@ from vitlab.models.contract import Model
 from vitlab.models.vit import ViT
 from vitlab.registry import ResolvedChoice
 from vitlab.training.ema import move_towards
-from vitlab.training.evaluation import autocast, to_float32_or_wider
+from vitlab.training.evaluation import autocast
 from vitlab.training.losses import Value
 from vitlab.training.objective import Objective, Setup, objective
 

@@ -15,22 +15,23 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vitlab import noise
-from vitlab.components.attention.softmax import SOFTMAX
-from vitlab.components.base import Count, Part, Rotation
+from vitlab.components.attention.softmax import SOFTMAX, Auto
+from vitlab.components.base import Count, Part, Rotation, gather_rows, to_float32_or_wider
 from vitlab.components.block import Place
 from vitlab.components.block.residual import PreNorm
 from vitlab.components.init import draw_matrices_and_zero_biases
 from vitlab.components.mlp import GeluMLP
+from vitlab.components.norm import LayerNorm
 from vitlab.components.patch import LinearPatches, cut_patches
 from vitlab.components.position import Position, encodings_of_choice
-from vitlab.components.position.additive import Additive
+from vitlab.components.position.additive import Additive, SinCos2D
 from vitlab.data.batches import Batch
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.models.contract import Model, names_in_last_layer
 from vitlab.models.vit import ViT
 from vitlab.models.vit_parts import Anatomy
-from vitlab.registry import ResolvedChoice, slot
-from vitlab.training.evaluation import autocast, to_float32_or_wider
+from vitlab.registry import ResolvedChoice
+from vitlab.training.evaluation import autocast
 from vitlab.training.losses import Value
 from vitlab.training.objective import Objective, Setup, objective
 
@@ -158,7 +159,7 @@ class MaskedAutoencoder(Model):
         x_BTD = self.model.forward_features(x_BCHW, position)
         predicted_BMF = self.decoder(x_BTD, order_BN)[:, self.visible :]
         pixels_BNF = cut_patches(x_BCHW, self.model.geometry.patch)
-        target_BMF = to_float32_or_wider(_gather_patches(pixels_BNF, order_BN[:, self.visible :]))
+        target_BMF = to_float32_or_wider(gather_rows(pixels_BNF, order_BN[:, self.visible :]))
         if self.norm_pixels:
             centred_BMF = target_BMF - target_BMF.mean(2, keepdim=True)
             # Local contrast in place of brightness, which the paper found better.
@@ -182,16 +183,16 @@ class Decoder(Part):
         self.prefix = len(g.prefix)
         self.embed = nn.Linear(g.dim, dim)
         self.mask_token = nn.Parameter(torch.empty(1, 1, dim))
-        self.position = slot("position").build({"type": "vitlab:sincos2d", "convention": "mae"}, own)
+        self.position = SinCos2D(own, convention="mae")
         self.blocks = nn.ModuleList()
         for index in range(depth):
             block = PreNorm(Place(own, index))
             for path in ("norm1", "norm2"):
-                block.add_part(path, slot("norm").build("vitlab:layernorm", dim))
-            block.add_part("attn", slot("attention").build("vitlab:auto", own))
+                block.add_part(path, LayerNorm(dim))
+            block.add_part("attn", Auto(own))
             block.add_part("mlp", GeluMLP(own))
             self.blocks.append(block)
-        self.norm = slot("norm").build("vitlab:layernorm", dim)
+        self.norm = LayerNorm(dim)
         self.pred = nn.Linear(dim, g.channels * g.patch[0] * g.patch[1])
 
     def forward(self, x_BTD: Tensor, order_BN: Tensor) -> Tensor:
@@ -260,12 +261,7 @@ class PartialPosition(Position):
 def _select_rows(x_BTD: Tensor, patches_BV: Tensor, prefix: int) -> Tensor:
     """Return the rows of the prefix tokens and of the given patches; one image stands for all."""
     x_BTD = x_BTD.expand(len(patches_BV), -1, -1)
-    return torch.cat([x_BTD[:, :prefix], _gather_patches(x_BTD[:, prefix:], patches_BV)], 1)
-
-
-def _gather_patches(x_BND: Tensor, index_BV: Tensor) -> Tensor:
-    """Return the rows of each image at its indices, (B, V, D)."""
-    return x_BND.gather(1, index_BV[:, :, None].expand(-1, -1, x_BND.shape[2]))
+    return torch.cat([x_BTD[:, :prefix], gather_rows(x_BTD[:, prefix:], patches_BV)], 1)
 
 
 def _partial_incompatibility(anatomy: Anatomy) -> str | None:

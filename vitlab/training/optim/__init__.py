@@ -185,14 +185,13 @@ def group_by_decay(model: nn.Module, weight_decay: float, declared: Collection[s
     Vectors, scalars, parameters named ``bias`` and the names in ``declared`` (the model's ``no_weight_decay``) are
     exempt.
     """
-    exempt: list[tuple[str, nn.Parameter]] = []
-    decaying: list[tuple[str, nn.Parameter]] = []
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            is_exempt = parameter.ndim <= 1 or name.endswith(".bias") or name in declared
-            (exempt if is_exempt else decaying).append((name, parameter))
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    exempt = {name for name, p in trained if p.ndim <= 1 or name.endswith(".bias") or name in declared}
     # The order is part of every checkpoint: torch counts parameters through the groups.
-    groups = [{"params": exempt, "weight_decay": 0.0}, {"params": decaying, "weight_decay": weight_decay}]
+    groups: list[Group] = [
+        {"params": [item for item in trained if item[0] in exempt], "weight_decay": 0.0},
+        {"params": [item for item in trained if item[0] not in exempt], "weight_decay": weight_decay},
+    ]
     return [group for group in groups if group["params"]]
 
 

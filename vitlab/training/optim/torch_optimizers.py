@@ -107,7 +107,6 @@ class Adafactor(Optimizer):
     weight_decay: Decay = 0.05
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
-        eps = (None, self.min_scale)
         return subclass_without_compile_hooks(torch.optim.Adafactor)(
-            groups, lr=self.lr, beta2_decay=self.beta2_decay, eps=eps, d=self.clip
+            groups, lr=self.lr, beta2_decay=self.beta2_decay, eps=(None, self.min_scale), d=self.clip
         )
