@@ -208,14 +208,11 @@ def _iter_direct_choices(value: Any) -> Iterator[ResolvedChoice]:
     match value:
         case ResolvedChoice():
             yield value
-        case Mapping():
-            for item in value.values():
-                yield from _iter_direct_choices(item)
         case list() | tuple():
             for item in value:
                 yield from _iter_direct_choices(item)
-        case BaseModel():
-            yield from _iter_direct_choices(dict(value))
+        case Mapping() | BaseModel():
+            yield from _iter_direct_choices([*dict(value).values()])
 
 
 def _options_to_hash(values: Values, fields: Mapping[str, FieldInfo]) -> NewTree:

@@ -18,6 +18,7 @@ from packaging.utils import canonicalize_name
 
 from vitlab._version import __version__
 from vitlab.errors import VitlabError, nearest
+from vitlab.imports import INSTALLED
 from vitlab.registry.slot_modules import BUILT_IN, Origin
 
 UNKNOWN = "unknown"
@@ -125,12 +126,10 @@ def find_plugin_frame(error: BaseException) -> traceback.FrameSummary | None:
 
     It is that of the exception itself, or of the first one in its chain that has any.
     """
-    chain: list[BaseException] = []
+    visited: list[BaseException] = []
     link: BaseException | None = error
-    while link is not None and link not in chain:  # an exception can be its own context, indirectly
-        chain.append(link)
-        link = link.__cause__ or link.__context__
-    for link in chain:
+    while link is not None and link not in visited:  # an exception can be its own context, indirectly
+        visited.append(link)
         frames = [
             traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name)
             for frame, line in traceback.walk_tb(link.__traceback__)
@@ -141,6 +140,7 @@ def find_plugin_frame(error: BaseException) -> traceback.FrameSummary | None:
             frames.append(traceback.FrameSummary(link.filename, link.lineno or 1, "<module>"))
         if frames:
             return frames[-1]
+        link = link.__cause__ or link.__context__
     return None
 
 
@@ -196,7 +196,7 @@ def _is_plugin_code(module: str, file: str) -> bool:
     if path in loaded or package in {point.module.partition(".")[0] for point in points}:
         return True
     is_beside = any(path.is_relative_to(each.parent) for each in loaded)
-    return is_beside and package != BUILT_IN and not {"site-packages", "dist-packages"} & set(path.parts)
+    return is_beside and package != BUILT_IN and INSTALLED.isdisjoint(path.parts)
 
 
 def place_of_class(cls: type) -> str:

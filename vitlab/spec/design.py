@@ -105,17 +105,16 @@ class Node(Frozen):
 
     @model_validator(mode="after")
     def _check_one_kind(self) -> Node:
-        kinds_set = [name for name in type(self).model_fields if getattr(self, name) is not None]
-        if len(kinds_set) != 1:
-            kinds = ", ".join(type(self).model_fields)
-            actual = " and ".join(kinds_set) if kinds_set else "an empty design"
-            raise conflict_error(f"a design has exactly one of {kinds}; found {actual}", *kinds_set)
+        if len(self.kinds) != 1:
+            actual = " and ".join(self.kinds) or "an empty design"
+            sentence = f"a design has exactly one of {', '.join(type(self).model_fields)}; found {actual}"
+            raise conflict_error(sentence, *self.kinds)
         return self
 
     @property
-    def kind(self) -> str:
-        """Name of the design that is set."""
-        return next(name for name in type(self).model_fields if getattr(self, name) is not None)
+    def kinds(self) -> NewTree:
+        """The kinds that are set, of which a valid node has one, and their values."""
+        return {kind: value for kind, value in self if value is not None}
 
 
 # -- expansion --------------------------------------------------------------------------------------------------------
@@ -164,8 +163,8 @@ def expand_design(node: Node | None, place: Path = ("design",)) -> list[Changes]
     """
     if node is None:
         return [Changes()]
-    here = (*place, node.kind)
-    return KINDS[node.kind](getattr(node, node.kind), here)
+    [(kind, value)] = node.kinds.items()
+    return KINDS[kind](value, (*place, kind))
 
 
 def _check_size(here: Path, arms: int) -> None:
@@ -200,9 +199,11 @@ def _expand_leave_one_out(design: LeaveOneOut, place: Path) -> list[Changes]:
         Changes(changes, {path: (*here, *dict.fromkeys((key, path))) for path in changes}, f"without {names[key]}")
         for key, changes in parts.items()
     ]
+    if direction == "remove":
+        return [Changes(), *remove]
     bare = Changes()
     for key, removed in zip(parts, remove, strict=True):
-        if direction != "remove" and (shared := bare.values.keys() & removed.values.keys()):
+        if shared := bare.values.keys() & removed.values.keys():
             raise DesignFault((*here, key), f"two parts both set '{min(shared)}'; no arm can have only one of them")
         bare = replace(bare.merge(removed), label="bare", beside=frozenset())
     add = [bare]
@@ -210,8 +211,6 @@ def _expand_leave_one_out(design: LeaveOneOut, place: Path) -> list[Changes]:
         rest = {path: value for path, value in bare.values.items() if path not in restored}
         places = {path: bare.places[path] for path in rest}
         add.append(Changes(rest, places, f"bare + {names[key]}", against=bare.values))
-    if direction == "remove":
-        return [Changes(), *remove]
     return add if direction == "add" else [Changes(), *remove, *add]
 
 
@@ -256,11 +255,9 @@ def _expand_grid(grid: Levels | Sequence[Node], here: Path) -> list[Changes]:
         axes = [_expand_levels({path: values}, here) for path, values in grid.items()]
     else:
         axes = [expand_design(part, (*here, index)) for index, part in enumerate(grid)]
-    for first, second in itertools.combinations(axes, 2):
-        shared = {path for changes in first for path in changes.values} & {
-            path for changes in second for path in changes.values
-        }
-        if shared:
+    paths = [{path for changes in axis for path in changes.values} for axis in axes]
+    for first, second in itertools.combinations(paths, 2):
+        if shared := first & second:
             raise DesignFault(here, f"two parts of one grid both set '{min(shared)}'; a grid varies each path once")
     _check_size(here, math.prod(map(len, axes)))
     products = [Changes()]

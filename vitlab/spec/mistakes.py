@@ -246,7 +246,7 @@ def _unknown_key_mistake(path: Path, model: type[BaseModel], who: str, value: An
 def _describe_error(detail: ErrorDetails, path: Path) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
     value = detail["input"]
-    name = ".".join(str(part) for part in path)
+    name = ".".join(map(str, path))
     if kind == "missing":
         return f"'{name}' is missing"
     if kind in ("value_error", "assertion_error", CONFLICT):

@@ -276,6 +276,10 @@ class Matching(Frozen):
     """Normalisation of each vector of the teacher to mean 0 and variance 1, or none."""
 
 
+MATCHINGS = ("features", "tokens")
+"""Keys of ``distill`` that match features of the teacher."""
+
+
 class Distill(Frozen):
     """Training on labels and on a teacher: (1 - alpha) loss + alpha distillation.  Reference: arXiv:2012.12877.
 
@@ -302,7 +306,7 @@ class Distill(Frozen):
     """Learning from the teacher's last patch tokens or feature map, place by place; a grid of another size is resampled
     to the student's.  Reference: arXiv:2205.14141."""
 
-    @field_validator("features", "tokens")
+    @field_validator(*MATCHINGS)
     @classmethod
     def _drop_zero_weight(cls, value: Matching | None) -> Matching | None:
         """Return None for a weight of 0, so that such an arm equals the arm without the term."""
@@ -325,8 +329,7 @@ class Distill(Frozen):
     @property
     def matchings(self) -> dict[str, Matching]:
         """Return the terms on features by name: ``features`` and ``tokens``, where they are set."""
-        terms = {"features": self.features, "tokens": self.tokens}
-        return {name: term for name, term in terms.items() if term is not None}
+        return {name: term for name in MATCHINGS if (term := getattr(self, name)) is not None}
 
 
 class TrialSpec(Frozen):

@@ -310,13 +310,10 @@ def read_stored_strictly(path: Path, parse: Callable[[Path], R]) -> R | None:
         return parse(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, ArithmeticError) as error:
-        _damaged[path] = stamp
-        raise Damaged(_describe_damage(path, error)) from None
-    except OSError as error:
-        if error.errno is not None:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, ArithmeticError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # without, by a library for unreadable content
             raise
-        _damaged[path] = stamp  # raised by a library for unreadable content
+        _damaged[path] = stamp
         raise Damaged(_describe_damage(path, error)) from None
 
 

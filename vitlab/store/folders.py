@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitlab.errors import UserError
-from vitlab.spec.tree import parse_as, type_adapter
+from vitlab.spec.tree import Tree, parse_as, type_adapter
 from vitlab.store.files import (
     DAMAGED,
     DRIVER_LOCK,
@@ -82,7 +82,7 @@ class Event:
 
     t: int
     kind: str  #: start, metrics, artifact, end
-    body: Mapping[str, Any]
+    body: Tree
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class TrialFolder:
             self.spec.unlink(missing_ok=True)
         self.clear_failure()
 
-    def remove_leftover_checkpoint(self, spec: Mapping[str, object] | None = None) -> None:
+    def remove_leftover_checkpoint(self, spec: Tree | None = None) -> None:
         """Remove the checkpoint of a trial that has ended, and restore a damaged or missing spec.json beside weights.
 
         A checkpoint remains if a worker was killed between writing the result and deleting it.
