@@ -66,7 +66,7 @@ def cut_patches(x_BCHW: Tensor, size: Sequence[int]) -> Tensor:
     """Cut images (..., C, H, W) into patches of ``size`` pixels, (..., N, F)."""
     height, width = size
     # Views alone; the last flatten copies.
-    x_BCIhJw: Tensor = x_BCHW.unflatten(-1, (-1, width)).unflatten(-3, (-1, height))  # type: ignore[no-untyped-call]
+    x_BCIhJw = x_BCHW.unflatten(-1, (-1, width)).unflatten(-3, (-1, height))  # type: ignore[no-untyped-call]
     return x_BCIhJw.movedim((-4, -2), (-5, -4)).flatten(-3).flatten(-3, -2)
 
 

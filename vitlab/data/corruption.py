@@ -14,7 +14,7 @@ B images of a batch, C channels, H rows, W columns, N pixels along an axis, S si
 
 import io
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -296,7 +296,7 @@ def jpeg_compression(x_BCHW: Tensor, c: Parameters, draws: Draws) -> Tensor:
     return _apply_with_pillow(x_BCHW, change)
 
 
-KINDS: Mapping[str, Callable[[Tensor, Parameters, Draws], Tensor]] = {
+KINDS = {
     kind.__name__: kind
     for kind in (
         *(gaussian_noise, shot_noise, impulse_noise, defocus_blur, glass_blur, motion_blur, zoom_blur),
@@ -335,7 +335,7 @@ def _apply_with_pillow(x_BCHW: Tensor, change: Callable[[Image.Image], Image.Ima
     results = np.empty_like(pixels_BHWC)
     for pixels_HWC, result_HWC in zip(pixels_BHWC, results, strict=True):
         picture = Image.fromarray(pixels_HWC[..., 0] if pixels_HWC.shape[2] == 1 else pixels_HWC)
-        result_HWC[:] = np.atleast_3d(change(picture))
+        result_HWC[:] = np.atleast_3d(np.asarray(change(picture)))
     return torch.from_numpy(results).permute(0, 3, 1, 2).float() / 255
 
 

@@ -145,7 +145,7 @@ def make_test_sets(dataset: Dataset, options: Mapping[str, Any], test: Subset, i
     Raises:
         DataError: if a set has no images.
     """
-    sets: dict[str, TestSet] = {}
+    sets = {}
     corrupted, classes = options["corrupted"], options["classes"]
     every = CORRUPTIONS if options.get("corrupted_root") else COMPUTED_CORRUPTIONS
     for kind in () if corrupted is None else corrupted.corruptions or every:

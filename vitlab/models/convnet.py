@@ -6,7 +6,7 @@ Every one is a chain of layers that ends in a linear classifier, ``fc``.  A stat
 of the same name, and the other way round, where stem, channels and classes are the usual ones.
 """
 
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Generator, Tensor, nn
@@ -147,7 +147,7 @@ class _ResNet(ConvNet):
 
     def __init__(self, data: DataInfo, *, stem: Stem = "imagenet", width_factor: Positive = 1.0) -> None:
         super().__init__()
-        block: Any = getattr(torchvision("torchvision.models.resnet"), self.block)
+        block = getattr(torchvision("torchvision.models.resnet"), self.block)
         width = max(1, round(self.channels * width_factor))
         kernel, stride = (7, 2) if stem == "imagenet" else (3, 1)
         self.conv1 = nn.Conv2d(data.channels, width, kernel, stride=stride, padding=kernel // 2, bias=False)
@@ -158,7 +158,7 @@ class _ResNet(ConvNet):
         for stage, depth in enumerate(self.layers):
             layer = nn.Sequential()
             inner = width * 2**stage
-            after: int = inner * block.expansion
+            after = inner * block.expansion
             for i in range(depth):
                 stride = 2 if stage > 0 and i == 0 else 1
                 shortcut = None  # a projection, where the shape of the map changes

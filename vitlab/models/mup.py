@@ -90,7 +90,7 @@ def scale_attention_logits(model: ViT) -> None:
 
 def growth_of_weights(model: ViT) -> dict[str, Growth]:
     """Return the growth of every weight whose number of inputs depends on the width, by name."""
-    result: dict[str, Growth] = {}
+    result = {}
     for path, (choice, context) in model._parts.items():
         # The part at the base width is built for its shapes alone.
         with torch.random.fork_rng(devices=[]):
@@ -134,7 +134,7 @@ def make_group_scaling(factors: Mapping[str, float], optimizer: object) -> Calla
 
     def changes(name: str, group: Group) -> Group:
         factor = factors.get(name, 1.0)
-        decay = group["weight_decay"] / factor if is_decoupled else group["weight_decay"]
+        decay = group["weight_decay"] / (factor if is_decoupled else 1.0)
         return {"lr_scale": group.get("lr_scale", 1.0) * factor, "weight_decay": decay}
 
     return changes

@@ -157,10 +157,9 @@ def clean_up_and_read_checkpoint(folder: Path) -> State | None:
         rest = metadata[HEADER]
         if metadata[DIGEST] != _checkpoint_digest(tensors, rest):
             raise Damaged(f"{folder / CHECKPOINT} is damaged: its digest differs")
-        state: State = _insert_tensors(json.loads(rest), tensors)
+        return _insert_tensors(json.loads(rest), tensors)
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         raise Damaged(f"{folder / CHECKPOINT} cannot be read: {error}") from error
-    return state
 
 
 def _checkpoint_digest(tensors: Mapping[str, Tensor], rest: str) -> str:

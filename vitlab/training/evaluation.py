@@ -90,7 +90,7 @@ class MetricAccumulator:
 
     def compute_result(self, split: Split, peers: SingleProcess = ALONE) -> EvaluationResult:
         """Return the evaluation of the split whose batches ``peers`` added: the loss alone if it is not finite."""
-        values: dict[str, float] = {}
+        values = {}
         columns = {name: torch.cat(parts).cpu() for name, parts in peers.all_gather_by_batch(self._columns).items()}
         for name, one in self._metrics.items():
             rows = {view: torch.cat(parts).cpu() for view, parts in peers.all_gather_by_batch(self._rows[name]).items()}

@@ -364,8 +364,10 @@ class Training:
             losses = {name: torch.stack(values).double().cpu() for name, values in self.losses.items()}
             if len(infinite := (~losses["loss"].isfinite()).nonzero()):
                 step = self.step - len(losses["loss"]) + int(infinite[0]) + 1
-                rate = f"learning rate {self.learning_rate(step - 1):g}"
-                raise Diverged(f"the loss is not finite at step {step} of {self.steps} ({rate})")
+                raise Diverged(
+                    f"the loss is not finite at step {step} of {self.steps} "
+                    f"(learning rate {self.learning_rate(step - 1):g})"
+                )
             metrics = {f"train/{name}": mean(values) for name, values in losses.items()}
             metrics["train/lr"] = self.learning_rate(self.step - 1)
             self.losses.clear()

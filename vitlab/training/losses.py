@@ -59,7 +59,7 @@ class Loss(ABC):
         return (target != IGNORED).sum()
 
 
-loss: Slot[Loss] = Slot("loss", Loss)  # type: ignore[type-abstract]  # a contract is not built
+loss = Slot("loss", Loss)  # type: ignore[type-abstract]  # a contract is not built
 
 
 @loss.register("cross_entropy")

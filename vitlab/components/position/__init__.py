@@ -6,7 +6,6 @@ a name.
 R, C rows and columns of a grid, X values per place.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Annotated, Any, Literal
@@ -31,7 +30,7 @@ class Resampling:
     antialias: bool = True  #: whether the filter widens if the grid shrinks (and is another one if it grows)
 
 
-PRESETS: Mapping[str, Resampling] = {
+PRESETS = {
     "timm": Resampling("bicubic", align_corners=False, antialias=True),
     "google": Resampling("bilinear", align_corners=True, antialias=False),  # scipy.ndimage.zoom of order 1
     "deit": Resampling("bicubic", align_corners=False, antialias=False),

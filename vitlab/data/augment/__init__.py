@@ -85,4 +85,4 @@ class Stationary(Augment):
         return y_BHW
 
 
-augment: Slot[Augment] = Slot("augment", Augment)  # type: ignore[type-abstract]
+augment = Slot("augment", Augment)  # type: ignore[type-abstract]

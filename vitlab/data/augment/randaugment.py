@@ -126,10 +126,7 @@ class RandAugment(_Policy):
         magnitude: strength, 0 to 30.
     """
 
-    operations = (
-        *("identity", *GEOMETRIC, "brightness", "color", "contrast", "sharpness"),
-        *("posterize", "solarize", "autocontrast", "equalize"),
-    )
+    operations = ("identity", *GEOMETRIC, *FACTORS, "posterize", "solarize", "autocontrast", "equalize")
 
     num_ops: PositiveInt = 2
     magnitude: Annotated[int, Field(ge=0, lt=LEVELS)] = 9

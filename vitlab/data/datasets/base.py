@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 NormalizationName = Literal["dataset", "half", "imagenet", "unit"]
 
-NORMALIZATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+NORMALIZATIONS = {
     "half": ((0.5,), (0.5,)),
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "unit": ((0.0,), (1.0,)),
@@ -112,7 +112,7 @@ CorruptionName = Literal[
 
 CORRUPTIONS: tuple[CorruptionName, ...] = get_args(CorruptionName)
 
-COMPUTED_CORRUPTIONS: tuple[CorruptionName, ...] = tuple(name for name in CORRUPTIONS if name != "frost")
+COMPUTED_CORRUPTIONS = tuple(name for name in CORRUPTIONS if name != "frost")
 """Corruptions that vitlab computes; the published frost is a set of photographs."""
 
 MIN_CORRUPTED_SIDE = 8
@@ -300,4 +300,4 @@ class Dataset(ABC):
         return None
 
 
-dataset: Slot[Dataset] = Slot("dataset", Dataset, shared=DataOptions)  # type: ignore[type-abstract]
+dataset = Slot("dataset", Dataset, shared=DataOptions)  # type: ignore[type-abstract]

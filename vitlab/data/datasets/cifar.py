@@ -128,7 +128,7 @@ class CIFAR10(Cifar):
     batches: ClassVar = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}
     key = "labels"
     labels = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-    required: ClassVar = files.parse_md5sums("""
+    required = files.parse_md5sums("""
 c99cafc152244af753f735de768cd75f data_batch_1
 d4bba439e000b95fd0a9bffe97cbabec data_batch_2
 54ebc095f3ab1f0389bbae665268c751 data_batch_3
@@ -151,7 +151,7 @@ class CIFAR100(Cifar):
     batches: ClassVar = {"train": ("train",), "test": ("test",)}
     key = "fine_labels"
     labels = tuple(NAMES_100.split())
-    required: ClassVar = files.parse_md5sums("""
+    required = files.parse_md5sums("""
 16019d7e3df5f24257cddd939b257f8d train
 f0ef6b0ae62326f3e7ffdfab6717acfc test
 """)

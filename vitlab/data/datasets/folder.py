@@ -149,7 +149,7 @@ class ImageFolder(PictureSet):
             return None
         root, name = files.expand_home(self.corrupted_root), Path(kind, str(severity))
         folders = [root / name, *sorted(root.glob(f"*/{name}"))]
-        folder = next((folder for folder in folders if folder.is_dir()), None)
+        folder = next(filter(Path.is_dir, folders), None)
         if folder is None:
             raise DataError(f"image_folder: {root} has no folder {name}; add it, or leave it out of 'corrupted'")
         return self._find_pictures_of_classes(folder)

@@ -6,7 +6,6 @@ N images, C channels, H rows, W columns.
 import math
 import struct
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -90,7 +89,7 @@ class MNIST(Idx):
     torchvision_name = "MNIST"
     layouts = ("raw", "MNIST/raw", "mnist")
     labels = tuple(map(str, range(10)))
-    required: ClassVar = files.parse_md5sums("""
+    required = files.parse_md5sums("""
 6bbc9ace898e44ae57da46a324031adb train-images-idx3-ubyte
 a25bea736e30d166cdddb491f175f624 train-labels-idx1-ubyte
 2646ac647ad5339dbf082846283269ea t10k-images-idx3-ubyte
@@ -109,7 +108,7 @@ class FashionMNIST(Idx):
     torchvision_name = "FashionMNIST"
     layouts = ("raw", "FashionMNIST/raw", "fashion-mnist")
     labels = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
-    required: ClassVar = files.parse_md5sums("""
+    required = files.parse_md5sums("""
 f4a8712d7a061bf5bd6d2ca38dc4d50a train-images-idx3-ubyte
 9018921c3c673c538a1fc5bad174d6f9 train-labels-idx1-ubyte
 8181f5470baa50b63fa0f6fddb340f0a t10k-images-idx3-ubyte

@@ -458,15 +458,19 @@ def notes_on_copies(pictures: Iterable[tuple[str, str, str]]) -> Iterator[str]:
     distinct = {split: set(checksums) for split, checksums in of_split.items()}
     for one, other in ((TEST, TRAIN), (VAL, TRAIN), (TEST, VAL)):
         if number := sum(checksum in distinct[other] for checksum in of_split[one]):
-            of = format_count(len(of_split[one]), f"{one} picture")
-            yield f"{number:,} of {of} {'is' if number == 1 else 'are'} also in {other}, byte for byte."
+            yield (
+                f"{number:,} of {format_count(len(of_split[one]), one + ' picture')} "
+                f"{'is' if number == 1 else 'are'} also in {other}, byte for byte."
+            )
     if number := len(of_split[TRAIN]) - len(distinct[TRAIN]):
         held_out = "" if of_split[VAL] else ", some of which may be held out for validation"
-        what = format_count(number, "train picture")
-        yield f"{what} {'is' if number == 1 else 'are'} identical to another{held_out}."
+        yield (
+            f"{format_count(number, 'train picture')} {'is' if number == 1 else 'are'} identical to another{held_out}."
+        )
     if number := sum(len(labels) > 1 for labels in classes.values()):
-        what = format_count(number, "picture")
-        yield f"{what} {'is' if number == 1 else 'are'} in more than one class, byte for byte."
+        yield (
+            f"{format_count(number, 'picture')} {'is' if number == 1 else 'are'} in more than one class, byte for byte."
+        )
 
 
 def quote_names(names: Sequence[str]) -> str:

@@ -162,7 +162,7 @@ class ImageTable(PictureSet):
         root = self.where
         if root.is_file():
             return {root: TRAIN}, []
-        paths: dict[Path, str] = {}
+        paths = {}
         for path in sorted(root.rglob("*")):
             name = path.relative_to(root)
             # Copies that the library datasets makes beside its files are named cache-*.
@@ -379,10 +379,9 @@ def _declared_classes(schema: Any, column: str) -> list[str] | None:
         content = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         feature = content.get("info", {}).get("features", {}).get(column, {})
         feature = feature[0] if isinstance(feature, list) else feature.get("feature", feature)  # of a list of classes
-        names: list[str] | None = feature.get("names")
+        return feature.get("names")
     except (ValueError, LookupError, AttributeError):  # another program's text
         return None
-    return names
 
 
 def _make_picture_reader(path: Path, column: Any) -> Callable[[int], bytes]:

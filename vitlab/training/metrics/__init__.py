@@ -10,7 +10,7 @@ test_sets.py      mce, shifted_accuracy, real_accuracy
 import re
 from collections.abc import Mapping, Sequence
 
-from vitlab.geometry import DataInfo, Task
+from vitlab.geometry import DataInfo
 from vitlab.registry import BUILT_IN, ResolvedChoice
 from vitlab.spec import Choice
 
@@ -20,7 +20,7 @@ from vitlab.training.metrics.contract import Metric as Metric
 from vitlab.training.metrics.contract import metric as metric
 from vitlab.training.metrics.test_sets import metrics_of_data_options as metrics_of_data_options
 
-STANDARD: Mapping[Task, tuple[str, ...]] = {
+STANDARD = {
     "classification": ("loss", "accuracy", "top_k", "ece"),
     "segmentation": ("loss", "pixel_accuracy", "miou", "miou_foreground"),
     "multilabel": ("loss", "map", "micro_f1", "macro_f1"),
@@ -64,7 +64,7 @@ def find_extra_metrics(
     components = [(choice.component, choice.options) for choice in standard]
     # Every objective reports a loss.
     names = {"loss", *map(_metric_name, standard)}
-    indices: list[int] = []
+    indices = []
     faults = []
     for index, choice in enumerate(chosen):
         if (choice.component, choice.options) in components:

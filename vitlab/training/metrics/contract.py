@@ -117,7 +117,7 @@ DECLARED: Mapping[str, tuple[Any, str]] = {
 def find_declaration_fault(component: type[Metric]) -> str | None:
     """Return in one sentence what is wrong with the facts that a metric declares; None if nothing is."""
     for name, (kind, allowed) in DECLARED.items():
-        value: Any = getattr(component, name)
+        value = getattr(component, name)
         try:
             type_adapter(kind).validate_python(value)
             is_right = name != "bounds" or value[0] < value[1]
@@ -130,7 +130,7 @@ def find_declaration_fault(component: type[Metric]) -> str | None:
     return None
 
 
-metric: Slot[Metric] = Slot("metric", Metric, fault=find_declaration_fault)  # type: ignore[type-abstract]  # a contract is not built
+metric = Slot("metric", Metric, fault=find_declaration_fault)  # type: ignore[type-abstract]  # a contract is not built
 
 
 class GuessedByClass:

@@ -149,4 +149,4 @@ class MeanLoss(Metric):
         return rows_N
 
 
-objective: Slot[Objective] = Slot("objective", Objective)  # type: ignore[type-abstract]  # a contract is not built
+objective = Slot("objective", Objective)  # type: ignore[type-abstract]  # a contract is not built

@@ -116,7 +116,7 @@ class Optimizer(ABC):
         return None
 
 
-optimizer: Slot[Optimizer] = Slot("optimizer", Optimizer)  # type: ignore[type-abstract]  # a contract is not built
+optimizer = Slot("optimizer", Optimizer)  # type: ignore[type-abstract]  # a contract is not built
 
 
 class Composite(torch.optim.Optimizer):

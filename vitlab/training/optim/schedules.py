@@ -25,7 +25,7 @@ class Schedule(ABC):
         """Return the factor of optimizer step ``step``, counted from 0, in a training of ``steps`` steps."""
 
 
-schedule: Slot[Schedule] = Slot("schedule", Schedule)  # type: ignore[type-abstract]  # a contract is not built
+schedule = Slot("schedule", Schedule)  # type: ignore[type-abstract]  # a contract is not built
 
 
 @dataclass(kw_only=True)
