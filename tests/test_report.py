@@ -1699,6 +1699,22 @@ def test_selected_arms_stand_beside_their_baseline_and_sections_are_frames(tmp_p
         head = str(table).splitlines()[0]
         assert "low" in head and "difference" in head and "..." not in head
         assert f"{name}: {len(table)} x {len(table.columns)}" in repr(arms.tables).splitlines()
+    assert "mean" in str(arms.tables["crossed"]).splitlines()[0], "a small table is shown whole"
+
+
+def test_curves_of_any_metric_are_drawn_and_others_are_refused(tmp_path):
+    arms = Comparison.of(report.collect_report(*study(tmp_path, {"baseline": BASE, "b": NEAR})))
+    (axes,) = arms.curves("train/loss").axes
+    line = {line.get_label(): line for line in axes.get_lines()}["b"]
+    assert line.get_ydata()[-1] == pytest.approx(1 - np.mean(NEAR))  # as the results are made
+    with pytest.raises(UserError, match=r"no curves of 'train/los'. Did you mean 'train/loss'\? Measured: train/loss,"):
+        arms.curves("train/los")
+
+
+def test_captions_name_no_baseline_where_there_is_none(tmp_path):
+    plan, store = study(tmp_path, {"a": BASE, "b": NEAR}, planned_arms=(Arm("a", {}, None), Arm("b", {}, None)))
+    figures = report.collect_report(plan, store).figures
+    assert "curves" in figures and not any("baseline" in drawing.caption for drawing in figures.values())
 
 
 def test_comparison_with_drawn_figures_is_pickled(tmp_path):

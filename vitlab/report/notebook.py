@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 
-from vitlab.errors import UserError, format_count, nearest
+from vitlab.errors import UserError, format_count, list_some, nearest
 from vitlab.planning.values import Plan
 from vitlab.report import comparison, frame
 from vitlab.report.formats import parts_to_text
@@ -83,7 +83,8 @@ class Comparison(pd.DataFrame):
         drawing = draw_curves(findings.results, findings.history, metric)
         if drawing is None:
             names = sorted(findings.history["metric"].unique())
-            raise UserError(f"no curves of '{metric}'.{nearest(metric, names)} Measured: {', '.join(names) or 'none'}.")
+            measured = list_some(names, 20) or "none"
+            raise UserError(f"no curves of '{metric}'.{nearest(metric, names)} Measured: {measured}.")
         return drawing.figure
 
     def render(self, format: str = "terminal") -> str | bytes:
@@ -128,13 +129,13 @@ class Comparison(pd.DataFrame):
         if selected is None:
             return super()._repr_html_()  # type: ignore[misc, no-any-return]
         table = arm_columns(selected.arms, selected.analysis, selected.units)
-        rows = [*zip(*(column.cells for column in table), strict=True)]
+        shown = pd.DataFrame({column.title: column.cells for column in table})
         with pd.option_context("display.max_colwidth", None):
-            cells = pd.DataFrame(rows, columns=[column.title for column in table]).to_html(index=False, border=0)
+            cells = shown.to_html(index=False, border=0)
         answers = "".join(f"<li>{escape(answer)}</li>" for answer in self._main_answers)
         direction = f"{self.report.analysis.metric}: {self.report.analysis.direction}."
         notes = "".join(f"<p>{escape(note)}</p>" for note in (direction, *self.notes))
-        return f"<div><ul>{answers}</ul>{cells * bool(rows)}{notes}</div>"
+        return f"<div><ul>{answers}</ul>{cells * bool(len(shown))}{notes}</div>"
 
 
 class Results(pd.DataFrame):

@@ -445,27 +445,25 @@ def _note_collapsed_seeds(rows: Sequence[Row]) -> Iterator[str]:
 
 def _note_varied_streams(results: StudyResults) -> Iterator[str]:
     """Return a note on the random streams that seeds vary, and on what intervals cover thereby."""
-    plan, streams = results.plan, defaultdict(set)
+    plan = results.plan
     seeds = sorted({planned.seed for planned in plan.trials})
     if not seeds:
         return
     if len(seeds) == 1 and plan.looks is None:
         yield f"One seed ({seeds[0]}): no spread, no interval, no test. Set seeds: 3 or more to compare."
         return
-    for planned in plan.trials:
-        for stream, value in planned.trial.seeds.items():
-            streams[stream].add(value)
-    varying = [stream for stream, values in streams.items() if len(values) > 1]
+    streams = [planned.trial.seeds for planned in plan.trials]
+    varying = [stream for stream in streams[0] if len({each.get(stream) for each in streams}) > 1]
     first = seeds if plan.looks is None else plan.looks.seeds[0]
     more = f", and up to {len(seeds)} of inconclusive arms," if len(seeds) > len(first) else ""
-    # A training may use few of the streams, all of which vary by default.
     what = ", ".join(varying) or "nothing"
-    if {*streams} - {"split"} <= {*varying}:
+    # A training may use few of the streams, all of which vary by default.
+    if {*streams[0]} - {"split"} <= {*varying}:
         what = "all random draws of a training" + " and the validation split" * ("split" in varying)
     line = f"{format_count(len(first), 'seed')} ({format_seeds(first)}){more} vary {what}."
     if "split" in varying:
         line += _describe_varied_splits(set(results.overlap.values()))
-    elif "split" in streams:
+    elif "split" in streams[0]:
         line += (
             " The validation split is the same in all: intervals cover training again on this split, not another split."
         )

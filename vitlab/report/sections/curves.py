@@ -66,7 +66,8 @@ def draw_curves(results: StudyResults, history: pd.DataFrame, metric: str) -> Dr
     if not names or done["step"].nunique() < 2:
         return None
     baselines = {arm.name: arm.baseline for arm in plan.arms}
-    share_panel, labels = len(names) <= MAX_ARMS_PER_PANEL, wrapped_labels(names, 26)
+    share_panel = len(names) <= MAX_ARMS_PER_PANEL
+    labels = wrapped_labels(names, 60 if share_panel else 26)
     panels = [names] if share_panel else [[name] for name in names[:MAX_PANELS]]
     across = min(len(panels), 4)
     down = math.ceil(len(panels) / across)
@@ -108,9 +109,10 @@ def draw_curves(results: StudyResults, history: pd.DataFrame, metric: str) -> Dr
         if spreads:
             caption += f" with {' or '.join(spreads)}"
         caption += "; dashed curves diverged or failed" if len(done) < len(rows) else ""
-        caption += f"; {name_baseline(baselines.values())} is in the colour of the text."
+        compared = any(baselines.values())
+        caption += f"; {name_baseline(baselines.values())} is in the colour of the text" * compared + "."
         if not share_panel:
-            caption += " The baseline is grey behind other arms."
+            caption += " The baseline is grey behind other arms." * compared
             caption += f" The first {MAX_PANELS} of {len(names)} arms are shown." * (len(names) > MAX_PANELS)
         return Drawing(figure, caption + describe_shared(names))
 

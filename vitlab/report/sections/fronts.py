@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,8 +30,8 @@ COSTS = {**cost.COSTS, "macs": "MACs per image", "params": "parameters"}
 """Costs with their labels.  Speed counts only if measured for each arm alone: trials share their machine."""
 APART = 1.05  #: smallest ratio of largest to smallest cost for a front
 CAVEAT = (
-    "Means and costs are taken as they are: other seeds may change the list, and measured speeds whose quartiles "
-    "overlap are not told apart."
+    "Means and costs are taken as they are: other seeds, or another measurement where a speed is measured, may change "
+    "the list."
 )
 LEGEND_COLUMNS = 3
 MAX_NAMED = 12  #: with more arms, a picture names only those on a front
@@ -69,8 +68,11 @@ class Fronts(Section[Front]):
         arms = {row["arm"]: row for row in findings.arms if row["mean"] is not None}
         measured = {row.arm: row for row in cost.up_to_date_costs(findings)}
         for name in COSTS:
-            known = {arm: row.get(name) or getattr(measured.get(arm), name, 0) for arm, row in arms.items()}
-            values = {arm: float(value) for arm, value in known.items() if value > 0}
+            values = {
+                arm: float(value)
+                for arm, row in arms.items()
+                if (value := row.get(name) or getattr(measured.get(arm), name, 0)) > 0
+            }
             if len(values) < 2 or max(values.values()) < APART * min(values.values()):
                 continue
             signed = [-value if name in cost.SPEEDS else value for value in values.values()]
@@ -103,14 +105,14 @@ class Fronts(Section[Front]):
     def figure(self, rows: Sequence[Front], findings: Findings) -> Drawing:
         scale = findings.scale
         rows = [row for row in rows if row.cost in cost.COSTS] or rows  # a count is no measurement
-        names = list(dict.fromkeys(row.cost for row in rows))
+        names = dict.fromkeys(row.cost for row in rows)
         arms = list(dict.fromkeys(row.arm for row in rows if row.on_front or len(rows) <= MAX_NAMED * len(names)))
         # Colours begin anew with another marker, so that each arm has a sign of its own.
         signs = dict(zip(arms, itertools.product("os^Dv", SERIES), strict=False))
         signs |= {row["baseline"]: ("o", INK) for row in findings.arms if row["baseline"] in arms}  # as in curves
         labels, handles = wrapped_labels(arms, 30), {}
         with apply_style():
-            figure = empty_figure(WIDTH, 3.2 + 0.2 * math.ceil(len(arms) / LEGEND_COLUMNS))
+            figure = empty_figure(WIDTH, 3.2 + 0.2 * (1 + len(arms) // LEGEND_COLUMNS))
             panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
             for axes, name in zip(panels, names, strict=True):
                 at = {row: (row.value, scale.factor * row.mean) for row in rows if row.cost == name}
@@ -131,9 +133,10 @@ class Fronts(Section[Front]):
             panels[0].set_ylabel(scale.title)
             figure.legend(handles=[handles[arm] for arm in arms], loc="outside lower center", ncols=LEGEND_COLUMNS)
             caption = (
-                "What each arm reaches, as the mean of its seeds, over what it costs; "
-                f"{name_baseline(row['baseline'] for row in findings.arms)} is in the colour of the text. Filled, and "
-                "joined by a line: arms that no other one beats in both."
+                "What each arm reaches, as the mean of its seeds, over what it costs. Filled, and joined by a line: "
+                "arms that no other one beats in both."
             )
+            baselines = {row["baseline"] for row in findings.arms} - {None}
+            caption += f" In the colour of the text: {name_baseline(baselines)}." * bool(baselines)
             caption += " Other arms are grey." * (len(handles) > len(arms))
             return Drawing(figure, caption + describe_shared(labels))
