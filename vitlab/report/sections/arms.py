@@ -326,7 +326,7 @@ def draw_effects(rows: Mapping[str, Any], title: str, scale: Scale) -> Figure:
     ]
     with apply_style():
         figure = empty_figure(WIDTH, 0.8 + 0.3 * len(rows))
-        draw_differences(figure.subplots(), [*wrapped_labels([*rows], 30).values()], marks, scale, title)
+        draw_differences(figure.subplots(), [*wrapped_labels([*rows], 44).values()], marks, scale, title)
     return figure
 
 

@@ -126,7 +126,7 @@ class Blocks(Section[ArmOverBlocks]):
         )
 
     def figure(self, rows: Sequence[ArmOverBlocks], findings: Findings) -> Drawing:
-        plan, labels = findings.plan, wrapped_labels([row.arm for row in rows], 26)
+        plan, labels = findings.plan, wrapped_labels([row.arm for row in rows], 44)
         scale, marks = block_scale(plan.analysis, plan.units), list[Mark]()
         with apply_style():
             figure = empty_figure(WIDTH, 0.95 + 0.42 * len(rows))
