@@ -71,7 +71,7 @@ class Fronts(Section[Front]):
             values = {
                 arm: float(value)
                 for arm, row in arms.items()
-                if (value := row.get(name) or getattr(measured.get(arm), name, 0)) > 0
+                if (value := row.get(name) or getattr(measured.get(arm), name, None))
             }
             if len(values) < 2 or max(values.values()) < APART * min(values.values()):
                 continue
