@@ -139,10 +139,10 @@ def test_escalation_added_later_is_exploratory(tmp_path):
     _, before = lab.plan_study(study(tmp_path, 2), out=tmp_path)
     _, after = lab.plan_study(study(tmp_path, {"count": 2, "escalate_to": 3}), out=tmp_path)
     earlier = replace(before, registered=make_registration(before))
-    assert describe_analysis_changes(with_first_registration(after, earlier, lambda key, code: True)) == [
+    assert describe_analysis_changes(with_first_registration(after, earlier, lambda trial: True)) == [
         "the results were to be judged once, and are judged at 2 and 3 seeds"
     ]
-    assert describe_analysis_changes(with_first_registration(after, earlier, lambda key, code: False)) == []
+    assert describe_analysis_changes(with_first_registration(after, earlier, lambda trial: False)) == []
 
 
 def test_invalid_seed_counts_are_refused_with_place(tmp_path):

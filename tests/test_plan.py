@@ -245,8 +245,8 @@ def test_arms_that_a_further_level_renames_stay_registered(tmp_path: Path) -> No
     def grid(*positions: str) -> Plan:
         return plan(tmp_path, design={"grid": {"model.position": [*positions], "model.depth": [2, 1]}})
 
-    first = with_first_registration(grid("learned", "rope2d"), None, lambda key, code: False)
-    later = with_first_registration(grid("learned", "rope2d", "none"), first, lambda key, code: True)
+    first = with_first_registration(grid("learned", "rope2d"), None, lambda trial: False)
+    later = with_first_registration(grid("learned", "rope2d", "none"), first, lambda trial: True)
     assert names(first)[3] == "rope2d, depth=1" and names(later)[3] == "position=rope2d, depth=1"
     assert newly_compared_arms(later) == {"position=none, depth=2", "position=none, depth=1"}
     assert no_longer_compared_arms(later) == altered_arms(later) == []
@@ -257,11 +257,11 @@ def test_renamed_arm_keeps_what_was_known_and_takes_no_registered_name(tmp_path:
         base = {"baseline": {}, **{name: {"model.position": value} for name, value in values.items()}}
         return plan(tmp_path, design={"arms": base}, seeds=1)
 
-    first = with_first_registration(arms(a="rope2d", b="none"), None, lambda key, code: True)
+    first = with_first_registration(arms(a="rope2d", b="none"), None, lambda trial: True)
     assert first.registered is not None and first.registered.known.comparisons == ("a", "b")
-    renamed = with_first_registration(arms(new="rope2d", b="none"), first, lambda key, code: True)
+    renamed = with_first_registration(arms(new="rope2d", b="none"), first, lambda trial: True)
     assert renamed.registered is not None and renamed.registered.known.comparisons == ("new", "b")
-    swapped = with_first_registration(arms(a="none"), first, lambda key, code: True)
+    swapped = with_first_registration(arms(a="none"), first, lambda trial: True)
     assert swapped.registered is not None and swapped.registered.family == (("a", "baseline"), ("b", "baseline"))
     assert altered_arms(swapped) == ["a"]
 

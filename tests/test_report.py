@@ -593,7 +593,7 @@ def test_change_after_first_run_is_exploratory(tmp_path):
     plan, store = study(tmp_path)
     folder = store.study(plan.study) / "plan.json"
     finished_keys = [item.trial.key for item in plan.trials[:1]]
-    first = registration.with_first_registration(plan, None, lambda key, code: False)
+    first = registration.with_first_registration(plan, None, lambda trial: False)
     assert first.registered == Registration(
         **{"metric": "val/accuracy", "goal": "max", "at": "last", "margin": None, "correction": "bonferroni"},
         **{"variance": "shared", "over_blocks": None, "alpha": 0.05, "seeds": (0, 1, 2, 3, 4)},
@@ -608,9 +608,9 @@ def test_change_after_first_run_is_exploratory(tmp_path):
     write_json(folder, first.to_json())
     changed = dataclasses.replace(plan, analysis=Analysis(alpha=0.1, correction="none"), registered=None)
     # Nothing had ended, so no result was known.
-    fresh = registration.with_first_registration(changed, read_plan(folder), lambda key, code: False)
+    fresh = registration.with_first_registration(changed, read_plan(folder), lambda trial: False)
     assert fresh.registered.alpha == 0.1
-    later = registration.with_first_registration(changed, read_plan(folder), lambda key, code: key in finished_keys)
+    later = registration.with_first_registration(changed, read_plan(folder), lambda trial: trial.key in finished_keys)
     assert later.registered == first.registered and later.analysis.alpha == 0.1
     doc = document(later, store)
     assert any(
@@ -626,14 +626,14 @@ def test_change_after_first_run_is_exploratory(tmp_path):
 def test_registered_comparison_survives_stopped_later_run(tmp_path):
     """Its trials have changed code and no results; those of the run before had results."""
     plan, _ = study(tmp_path)
-    first = registration.with_first_registration(plan, None, lambda key, code: False)
+    first = registration.with_first_registration(plan, None, lambda trial: False)
     edited = dataclasses.replace(
         plan,
         trials=tuple(dataclasses.replace(p, trial=dataclasses.replace(p.trial, code="edited")) for p in plan.trials),
     )
 
-    def end_trial(key, code):
-        return code != "edited"
+    def end_trial(trial):
+        return trial.code != "edited"
 
     stopped = registration.with_first_registration(edited, first, end_trial)
     other = dataclasses.replace(edited, analysis=Analysis(metric="val/loss", goal="min"))
@@ -646,18 +646,18 @@ def test_registered_comparison_survives_stopped_later_run(tmp_path):
 def test_changed_margin_is_written_in_full(tmp_path):
     plan, _ = study(tmp_path)
     before, after = (dataclasses.replace(plan, analysis=Analysis(margin=x)) for x in (0.123456789, 0.1234567891))
-    first = registration.with_first_registration(before, None, lambda key, code: False)
+    first = registration.with_first_registration(before, None, lambda trial: False)
     assert registration.describe_analysis_changes(
-        registration.with_first_registration(after, first, lambda key, code: True)
+        registration.with_first_registration(after, first, lambda trial: True)
     ) == ["margin was 0.123456789 and is 0.1234567891"]
 
 
 @pytest.mark.parametrize("which", ["position=none", "baseline"])
 def test_arm_replaced_under_its_name_is_exploratory(tmp_path, which):
     plan, store = study(tmp_path, identities={arm: f"{arm} as it was" for arm in POSITIONS})
-    first = registration.with_first_registration(plan, None, lambda key, code: False)
+    first = registration.with_first_registration(plan, None, lambda trial: False)
     now = dataclasses.replace(plan, identities={**plan.identities, which: "another"})
-    later = registration.with_first_registration(now, first, lambda key, code: True)
+    later = registration.with_first_registration(now, first, lambda trial: True)
     doc = document(later, store)
     assert f"Exploratory: changed after results were seen: {which}." in doc["notes"]
     rows = {row["arm"]: row["exploratory"] for row in doc["arms"]}
@@ -665,7 +665,7 @@ def test_arm_replaced_under_its_name_is_exploratory(tmp_path, which):
     assert touched == ({"position=none"} if which == "position=none" else set(POSITIONS) - {"baseline"})
     assert doc["answers"][0].startswith("exploratory: position=none is 3.1 points below")
     every = dataclasses.replace(plan, identities=dict.fromkeys(POSITIONS, "another"))
-    later = registration.with_first_registration(every, first, lambda key, code: True)
+    later = registration.with_first_registration(every, first, lambda trial: True)
     assert f"Exploratory: changed after results were seen: {'; '.join(POSITIONS)}." in document(later, store)["notes"]
 
 
@@ -673,7 +673,7 @@ def test_comparison_registered_after_results_is_exploratory(tmp_path):
     """As in a second study, with more seeds, that reuses the trials of the first."""
     plan, store = study(tmp_path)
     none = {item.trial.key for item in plan.trials if item.arm in ("baseline", "position=none") and item.seed < 2}
-    again = registration.with_first_registration(plan, None, lambda key, code: key in none)
+    again = registration.with_first_registration(plan, None, lambda trial: trial.key in none)
     doc = document(again, store)
     assert (
         "Exploratory: 4 of 20 trials had results before this plan was registered, including both arms of the "
@@ -681,7 +681,7 @@ def test_comparison_registered_after_results_is_exploratory(tmp_path):
     ) in doc["notes"]
     assert [bool(row["exploratory"]) for row in doc["arms"]] == [False, True, False, False]
     base = {item.trial.key for item in plan.trials if item.arm == "baseline"}
-    shared = registration.with_first_registration(plan, None, lambda key, code: key in base)
+    shared = registration.with_first_registration(plan, None, lambda trial: trial.key in base)
     doc = document(shared, store)
     assert not any("before this plan was registered" in note for note in doc["notes"])
     assert not any(row["exploratory"] for row in doc["arms"])
@@ -689,7 +689,7 @@ def test_comparison_registered_after_results_is_exploratory(tmp_path):
 
 def test_plan_is_read_as_it_was_written(tmp_path):
     plan, _ = study(tmp_path, identities={arm: arm for arm in POSITIONS})
-    plan = registration.with_first_registration(plan, None, lambda key, code: False)
+    plan = registration.with_first_registration(plan, None, lambda trial: False)
     data = plan.to_json()
     fields = {
         "name",

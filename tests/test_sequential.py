@@ -230,9 +230,9 @@ def test_levels_are_those_registered_with_the_first_results(tmp_path: Path) -> N
     _, many = lab.plan_study(study(tmp_path, seeds, analysis={}, design={"arms": arms}), out=tmp_path)
     assert few.looks is not None and many.looks is not None and many.looks.shares != few.looks.shares
     earlier = replace(few, registered=make_registration(few))
-    before = with_first_registration(many, earlier, lambda key, code: False)
+    before = with_first_registration(many, earlier, lambda trial: False)
     assert before.looks == many.looks and not describe_analysis_changes(before), "no result was there"
-    after = with_first_registration(many, earlier, lambda key, code: True)
+    after = with_first_registration(many, earlier, lambda trial: True)
     assert after.looks is not None and after.looks.shares == few.looks.shares
 
 
@@ -241,7 +241,7 @@ def test_added_look_is_exploratory(tmp_path: Path) -> None:
     _, before = lab.plan_study(study(tmp_path, seeds), out=tmp_path)
     _, after = lab.plan_study(study(tmp_path, {**seeds, "every": 1}), out=tmp_path)
     earlier = replace(before, registered=make_registration(before))
-    [clause] = describe_analysis_changes(with_first_registration(after, earlier, lambda key, code: True))
+    [clause] = describe_analysis_changes(with_first_registration(after, earlier, lambda trial: True))
     assert clause == "the results were to be judged at 2, 4 and 6 seeds, and are judged at 2, 3, 4, 5 and 6 seeds"
 
 

@@ -34,6 +34,9 @@ from typing import ClassVar
 Path = tuple[str | int, ...]
 """A place in a YAML document: the keys and indices that lead to it."""
 
+Fault = tuple[Path, str]
+"""The path of a mistake, which may begin below a known place, and a sentence."""
+
 
 class VitlabError(Exception):
     """Base of all errors raised on purpose.
@@ -172,9 +175,7 @@ class OptionError(UserError):
         wrong: names of options.
     """
 
-    def __init__(
-        self, faults: Sequence[tuple[Path, str]], sound: object = None, wrong: Collection[str | int] = ()
-    ) -> None:
+    def __init__(self, faults: Sequence[Fault], sound: object = None, wrong: Collection[str | int] = ()) -> None:
         self.faults = faults
         self.sound = sound
         self.wrong = wrong
@@ -288,7 +289,7 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
 
 def _normalise_name(name: str) -> str:
     """Return a name for comparison: lower case, no separators."""
-    return name.casefold().replace("_", "").replace("-", "").replace(" ", "")
+    return re.sub("[-_ ]", "", name.casefold())
 
 
 def format_count(n: int, noun: str) -> str:

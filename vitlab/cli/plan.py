@@ -127,7 +127,7 @@ def _estimate_costs_by_arm(plan: Plan, file: Path, device: str, tflops: float | 
         torch.set_num_threads(1)  # of which the rate is known
         tflops = 312.0 if unit == "GPU" else measured_matrix_rate(torch.device("cpu"), "fp32", 1) / 1e12
         torch.set_num_threads(threads)
-    trials = {planned.arm: planned for planned in reversed(plan.pending)} | plan.first_trials
+    trials = {planned.arm: planned for planned in reversed(plan.trials_and_pending)}
     examples_by_data: dict[tuple[str, int, int], int | None] = {}
     by_arm = {}
     for arm, cost in count_params_and_macs(plan, file).items():
@@ -197,7 +197,7 @@ def _describe_costs(plan: Plan, costs: Costs) -> str:
     hours = {arm: cost.hours for arm, cost in costs.items() if cost.hours is not None}
     if len(hours) < len(costs):
         return f"{sentence}; '?' where the length is in epochs of data that is not read for this."
-    total = sum(hours[planned.arm] for planned in (*plan.trials, *plan.pending))
+    total = sum(hours[planned.arm] for planned in plan.trials_and_pending)
     exclusion = ", without teachers and pre-training" if plan.prerequisites else ""
     for tuning in plan.tuning:
         if tuning.arm not in hours:  # tuned once, at the base, for all arms

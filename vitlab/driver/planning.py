@@ -32,10 +32,12 @@ from vitlab.planning.packaged import find_study_file
 from vitlab.planning.study_folder import qualify_default_builtins, read_decisions, select_result_content, version_name
 from vitlab.planning.tune import decide_tuning
 from vitlab.planning.values import UNDECIDED, Plan, Planned
+from vitlab.registry import slot
 from vitlab.registry.options import check_arguments
 from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
 from vitlab.spec.changes import format_changes, full_path
 from vitlab.spec.design import format_value
+from vitlab.spec.tree import Tree, Values
 from vitlab.spec.yaml import MAPPING
 from vitlab.store.files import read_json, require_mapping, to_safe_name, write_bytes
 from vitlab.store.folders import OUT, Store
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
     from vitlab.models.cost import Cost
 
 
-def warm_up_tracker_and_executor(file: str | Path, changes: Mapping[str, object], store: Store) -> None:
+def warm_up_tracker_and_executor(file: str | Path, changes: Values, store: Store) -> None:
     """Have tracker and executor of a study start up while it is planned, unless its last run left nothing to train."""
     with suppress(VitlabError, OSError, LookupError, TypeError):
         study, _, problems = read_study(file, changes)
@@ -58,11 +60,11 @@ def warm_up_tracker_and_executor(file: str | Path, changes: Mapping[str, object]
         plan = read_json(folder / "plan.json", require_mapping) or {}
         same = (folder / "study.yaml").is_file() and (folder / "study.yaml").read_bytes() == Path(file).read_bytes()
         if not same or not all(store.trial(item["key"], item["code"]).done() for item in plan["trials"]):
-            registry.slot("tracker").get(study.run.tracker.type).prepare()  # first, as it may fork this process
-            registry.slot("executor").get(study.run.executor.type).prepare()
+            slot("tracker").get(study.run.tracker.type).prepare()  # first, as it may fork this process
+            slot("executor").get(study.run.executor.type).prepare()
 
 
-def find_or_write_study_file(study: str | Path | Mapping[str, object], out: str | Path, watch: Watch) -> Path:
+def find_or_write_study_file(study: str | Path | Tree, out: str | Path, watch: Watch) -> Path:
     """Return the file of a study, given as for :func:`vitlab.run`; a mapping is written to a file.
 
     Raises:
@@ -82,7 +84,7 @@ def find_or_write_study_file(study: str | Path | Mapping[str, object], out: str 
 def plan_study(
     file: str | Path,
     *,
-    changes: Mapping[str, object] = {},
+    changes: Values = {},
     plugins: Sequence[str | Path] = (),
     out: str | Path = OUT,
     versions: Mapping[str, str] = {},
@@ -122,7 +124,7 @@ def plan_study(
         ) from None
     assert study is not None  # otherwise make_plan has raised the problems
     if study.run.tracker.options:
-        registry.slot("tracker").build(study.run.tracker, plan, store, study.run)  # raises if they cannot work
+        slot("tracker").build(study.run.tracker, plan, store, study.run)  # raises if they cannot work
     if mistake := _find_setting_that_cuts_batches(plan, study.run):
         raise SpecError([document.problem(*mistake)])
     notes = (*plan.notes, *_notes_on_data_averages_and_device(plan, document, store, study.run.device))
@@ -139,7 +141,7 @@ def _without_consequences(problems: Sequence[Problem], causes: Sequence[Problem]
 
 
 def _attribute_to_changes(
-    problems: Sequence[Problem], document: Document, changes: Mapping[str, object], plan_file: Callable[[], object]
+    problems: Sequence[Problem], document: Document, changes: Values, plan_file: Callable[[], object]
 ) -> Iterator[Problem]:
     """Yield the problems; one that the file without changes does not have names these, or is at the closest."""
     in_file: Sequence[Problem] = ()
@@ -168,7 +170,7 @@ def _notes_on_data_averages_and_device(plan: Plan, document: Document, store: St
 
 
 def _read_and_check_study(
-    file: str | Path, changes: Mapping[str, object], loaded: Sequence[registry.Origin], out: str | Path
+    file: str | Path, changes: Values, loaded: Sequence[registry.Origin], out: str | Path
 ) -> tuple[Study | None, Document, list[Problem]]:
     """Return a study with the changes, its source, and the mistakes so far; None if too little of it is sound."""
     study, document, problems = read_study(file, changes)
@@ -203,8 +205,7 @@ def plan_with_due_decisions(plan: Plan, session: Session) -> Plan:
 
         decided = replace(decided, looks=looks_with_open_arms(plan, session.store))
     if session.run.engine == "measured" and decided == plan:  # otherwise other trials may be planned
-        trials = [*plan.trials, *plan.pending]
-        missing = [item for item in trials if not session.store.folder(item.trial).done()]
+        missing = [item for item in plan.trials_and_pending if not session.store.folder(item.trial).done()]
         if shapes := trials_to_benchmark(missing, plan.probes):
             from vitlab.driver.benchmark import benchmark_engines
 
@@ -227,7 +228,7 @@ def fetch_unidentified_data(plan: Plan, store: Store, file: str | Path) -> bool:
         str(data): data for data in (item.trial.spec.data for item in _all_trials(plan) if item.trial.data is None)
     }
     for data in unread.values():
-        registry.slot("dataset").build(data).read("train")
+        slot("dataset").build(data).read("train")
         if data_info(data).identity is None:
             raise DataError(
                 f"{data.type} has no identity after reading; its method 'info' must return one if the data exists"
@@ -272,7 +273,7 @@ def plan(
             **by_arm[item.arm],
             **planned.arm(item.arm).values,
         }
-        for item in (*planned.trials, *planned.pending)
+        for item in planned.trials_and_pending
     ).map(lambda value: format_value(value) if isinstance(value, Mapping | list) else value)
     return Results.from_table(trials, ["arm", "seed", "trained", "params", "macs"])
 
@@ -300,8 +301,7 @@ def count_params_and_macs(
     firsts = {item.arm: item for item in reversed(plan.pending)} | plan.first_trials
     for planned in (*firsts.values(), *plan.labelled_prerequisites):
         spec = planned.trial.spec
-        info = data_info(registry.slot("dataset").resolve_choice(spec.data))
-        alike[str((spec.model, spec.init_from, spec.distill)), info].append(planned)
+        alike[str((spec.model, spec.init_from, spec.distill)), data_info(spec.data)].append(planned)
     by_arm: dict[str, dict[str, int]] = {}
     faults, is_plugin_broken = defaultdict[str, list[str]](list), False
     for (_, info), arms in alike.items():
@@ -315,7 +315,7 @@ def count_params_and_macs(
             if not isinstance(error, UserError) and registry.plugins.find_plugin_frame(error) is None:
                 places = [
                     f"{part.slot} '{part.type}' ({registry.plugins.place_of_class(part.component)})"
-                    for part in registry.slot("model").resolve_choice(model).walk()
+                    for part in slot("model").resolve_choice(model).walk()
                     if part.origin.source != registry.BUILT_IN
                 ]
                 if not places:
@@ -338,12 +338,12 @@ def _component_file_modules(study: Study | None, loaded: Sequence[registry.Origi
     """Return the modules of the files of components that the process of a trial will have loaded."""
     if study is not None:
         with suppress(VitlabError):  # a wrong executor is reported with the file's mistakes
-            if registry.slot("executor").get(study.run.executor.type).in_driver:
+            if slot("executor").get(study.run.executor.type).in_driver:
                 return frozenset(registry.plugins.files)
     return frozenset(map(registry.plugins.file_module_name, loaded))
 
 
-def _count_cost(choice: Choice | Mapping[str, Any], info: DataInfo) -> Cost:
+def _count_cost(choice: Choice | Tree, info: DataInfo) -> Cost:
     from vitlab.models.cost import cost_of
 
     return cost_of(choice, info)
@@ -353,7 +353,7 @@ def _find_setting_that_cuts_batches(plan: Plan, run: RunSpec) -> tuple[tuple[str
     """Return the setting that cuts the batches of an objective that needs them whole, with the reason; None if none."""
     name = "micro_batch_size" if run.micro_batch_size is not None else "resources" if run.resources.together > 1 else ""
     for choice in (planned.trial.spec.train.objective for planned in _all_trials(plan) if name):
-        component: Any = registry.slot("objective").find(choice.type)[0]
+        component: Any = slot("objective").get(choice.type)
         if component.whole_batch:
             what = "run.micro_batch_size" if name == "micro_batch_size" else "the several processes of run.resources"
             return ("run", name), f"objective '{choice.type}' needs the images of a step in one piece; remove {what}"
@@ -368,7 +368,7 @@ def _notes_on_data(plan: Plan, document: Document) -> list[str]:
     """
     from vitlab.data.prepare import DataSource
 
-    distinct = {str(data): data for data in (item.trial.spec.data for item in (*plan.trials, *plan.pending))}
+    distinct = {str(data): data for data in (item.trial.spec.data for item in plan.trials_and_pending)}
     try:
         return list(
             dict.fromkeys(note for data in distinct.values() for note in DataSource(data).check_pictures_and_note())
@@ -398,7 +398,7 @@ def _reasons_for_missing_data(plan: Plan, store: Store) -> list[str]:
 
 def _all_trials(plan: Plan) -> list[Planned]:
     """Return every trial of a plan, including pending trials and trials of tunings."""
-    return [*plan.trials, *plan.pending, *plan.rival_trials]
+    return [*plan.trials_and_pending, *plan.rival_trials]
 
 
 # -- checks before planning -------------------------------------------------------------------------------------------
@@ -409,10 +409,10 @@ def _check_run_section(study: Study, document: Document) -> list[Problem]:
     problems = []
     for name, choice in (("executor", study.run.executor), ("tracker", study.run.tracker)):
         try:
-            registry.slot(name).resolve_choice(choice)
+            slot(name).resolve_choice(choice)
         except OptionError as error:
             problems += [document.problem(("run", name, *path), sentence) for path, sentence in error.faults]
-    executor, nodes = registry.slot("executor"), study.run.resources.nodes
+    executor, nodes = slot("executor"), study.run.resources.nodes
     if not problems and nodes > 1 and not executor.get(study.run.executor.type).several_nodes:
         sentence = (
             f"executor '{study.run.executor.type}' runs a trial on one machine; use ray or slurm, or remove nodes"
@@ -420,16 +420,14 @@ def _check_run_section(study: Study, document: Document) -> list[Problem]:
         problems.append(document.problem(("run", "resources", "nodes"), sentence))
     if study.run.engine not in RULES:
         try:
-            registry.slot("engine").find(study.run.engine)
+            slot("engine").find(study.run.engine)
         except (UnknownComponent, ClashError) as error:
             sentence = f"{error} Rules that choose one: {', '.join(RULES)}."
             problems.append(document.problem(("run", "engine"), sentence))
     return problems
 
 
-def _find_untrusted_options(
-    study: Study, document: Document, out: str | Path, changes: Mapping[str, object]
-) -> list[Problem]:
+def _find_untrusted_options(study: Study, document: Document, out: str | Path, changes: Values) -> list[Problem]:
     """Return the problems of options that would let a study file run code, write elsewhere or send results away.
 
     A study file may come from other people, so whoever starts the study gives such options on the command line.
@@ -439,11 +437,11 @@ def _find_untrusted_options(
     problems = []
     choice = run.get("executor")
     if isinstance(choice, Mapping) and choice.get("type") == study.run.executor.type:
-        name = registry.slot("executor").resolve_choice(study.run.executor).component.cli_only_option(choice)
+        name = slot("executor").resolve_choice(study.run.executor).component.cli_only_option(choice)
         if name is not None and study.run.executor.options.get(name) == choice[name]:
             sentence = f"'{name}' runs code, so a study file may not set it; write --set run.executor.{name}=..."
             problems.append(document.problem(("run", "executor", name), sentence))
-    choice, component = run.get("tracker"), registry.slot("tracker").resolve_choice(study.run.tracker).component
+    choice, component = run.get("tracker"), slot("tracker").resolve_choice(study.run.tracker).component
     for name, value in choice.items() if isinstance(choice, Mapping) else ():
         sentence = ""
         if isinstance(value, str) and public(value) != value:  # the file is copied to the output folder

@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from vitlab import registry
 from vitlab.driver.session import Session, add_missing_prerequisites
 from vitlab.errors import Interrupted, Refused, TrialFailed, format_count
 from vitlab.executors import Executor, Job, JobEnd, JobTrial, Settings, machine, read_trial_endings
@@ -19,6 +18,7 @@ from vitlab.geometry import Work
 from vitlab.identity.trial import Trial
 from vitlab.planning.engine_choice import choose_engine, group_trials
 from vitlab.planning.values import Plan, Planned
+from vitlab.registry import slot
 from vitlab.spec import Analysis, RunSpec
 from vitlab.store.folders import Keep, TrialFolder
 from vitlab.store.locks import own_process_name
@@ -120,7 +120,7 @@ class Schedule:
     def for_trials(cls, todo: Sequence[Planned], session: Session, plan: Plan) -> Schedule:
         """Return the schedule of trials of a plan, after looking for jobs that an earlier driver has left."""
         run = session.run
-        executor: Executor = registry.slot("executor").build(run.executor, run)
+        executor: Executor = slot("executor").build(run.executor, run)
         dependencies = {name for planned in todo for name in planned.trial.needs.values()}
 
         make_job = partial(_make_job, session, plan.analysis, dependencies)
@@ -254,9 +254,8 @@ def _model_work_per_image(trial: Trial) -> Work | None:
     """Return the model's work per image; see :data:`vitlab.planning.engine_choice.Works`."""
     from vitlab.data.prepare import data_info
 
-    model = registry.slot("model").resolve_choice(trial.spec.model)
-    info = data_info(registry.slot("dataset").resolve_choice(trial.spec.data))
-    work: Work | None = model.component.work(info, model.options)
+    model = slot("model").resolve_choice(trial.spec.model)
+    work: Work | None = model.component.work(data_info(trial.spec.data), model.options)
     return work
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from os.path import commonpath
 from typing import Any
 
-from vitlab.errors import Path, Problem, is_about_key
+from vitlab.errors import Fault, Path, Problem, is_about_key
 from vitlab.geometry import DataInfo
 from vitlab.identity.trial import Trial, hash_of
 from vitlab.planning.resolve import Faults, ResolvedTrial, Resolver
@@ -189,7 +189,7 @@ def _merge_equal_arms(trials: Sequence[tuple[Changes, ResolvedTrial | Faults]]) 
 
 def _fault_problems(trials: Sequence[tuple[Changes, ResolvedTrial | Faults]], document: Document) -> Iterator[Problem]:
     """Yield a problem for each mistake; one that several values of a list share is reported once, at the list."""
-    places_of: dict[tuple[Path, str], list[Path]] = {}
+    places_of: dict[Fault, list[Path]] = {}
     for changes, trial in trials:
         for path, sentence in trial.faults if isinstance(trial, Faults) else ():
             change, place = _locate_fault(changes, path)
@@ -200,7 +200,7 @@ def _fault_problems(trials: Sequence[tuple[Changes, ResolvedTrial | Faults]], do
         yield document.problem(places[0] if len(set(places)) == 1 else values, sentence)
 
 
-def set_baselines(resolver: ArmResolver, arms: Sequence[ResolvedArm]) -> Iterator[tuple[Path, str]]:
+def set_baselines(resolver: ArmResolver, arms: Sequence[ResolvedArm]) -> Iterator[Fault]:
     """Give every arm the arm that it is compared with, as ``analysis.compare`` says.
 
     Yields:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitlab.errors import Path, Problem, SpecError, format_count
+from vitlab.errors import Fault, Path, Problem, SpecError, format_count
 from vitlab.identity.code import NOTHING, Surroundings, clear_caches
 from vitlab.identity.trial import Trial, hash_of
 from vitlab.planning import match, metrics, tune
@@ -179,9 +179,7 @@ def _resolve_and_check_arms(resolver: ArmResolver, problems: list[Problem]) -> l
     return design.arms
 
 
-def _find_mistakes(
-    resolver: ArmResolver, changes: Sequence[Changes], design: ResolvedDesign
-) -> Iterator[tuple[Path, str]]:
+def _find_mistakes(resolver: ArmResolver, changes: Sequence[Changes], design: ResolvedDesign) -> Iterator[Fault]:
     """Yield the mistakes of matching, tuning and metrics, as places and sentences."""
     study, base = resolver.study, resolver.resolved
     paths = design.faults + ([path for path, _ in base.faults] if isinstance(base, Faults) else [])

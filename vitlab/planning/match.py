@@ -13,7 +13,7 @@ from functools import cache
 from math import floor, log10
 from typing import TYPE_CHECKING, Any
 
-from vitlab.errors import Path, SpecError, VitlabError, nearest
+from vitlab.errors import Fault, Path, SpecError, VitlabError, nearest
 from vitlab.geometry import DataInfo
 from vitlab.identity.trial import hash_of
 from vitlab.planning.arms import ArmResolver, ResolvedArm
@@ -183,7 +183,7 @@ def match_arms(resolver: ArmResolver, matcher: Matcher, arms: Sequence[ResolvedA
     ]
 
 
-def find_unknown_arms(match: Match, arms: Sequence[ResolvedArm]) -> Iterator[tuple[Path, str]]:
+def find_unknown_arms(match: Match, arms: Sequence[ResolvedArm]) -> Iterator[Fault]:
     """Yield a place and a sentence for each arm under ``except`` that the study does not have."""
     names = [arm.name for arm in arms]
     for index, name in enumerate(match.spare):
@@ -192,7 +192,7 @@ def find_unknown_arms(match: Match, arms: Sequence[ResolvedArm]) -> Iterator[tup
             yield ("match", "except", index), sentence
 
 
-def find_mistakes(match: Match, plain: Tree, design: Sequence[Changes]) -> Iterator[tuple[Path, str]]:
+def find_mistakes(match: Match, plain: Tree, design: Sequence[Changes]) -> Iterator[Fault]:
     """Yield the mistakes in a ``match`` that show before any cost is counted, as places and sentences.
 
     Args:

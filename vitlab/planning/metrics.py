@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, get_args
 
-from vitlab.errors import OptionError, Path, closest, nearest
+from vitlab.errors import Fault, OptionError, Path, closest, nearest
 from vitlab.geometry import DataInfo, Task
 from vitlab.planning.resolve import ResolvedTrial
 from vitlab.planning.values import MetricFacts, declared_metric, why_no_block_average
@@ -34,8 +34,8 @@ def reported_metrics(plain: Tree, info: DataInfo | None) -> Metrics:
     if train.get(OBJECTIVE[1]) is not None:
         with suppress(OptionError, ValueError):
             standard = slot("objective").resolve_choice(train[OBJECTIVE[1]]).component.standard_metrics(info)
-    room = import_slot("metric")
-    return {**room.build_metrics(info, components, standard), **room.metrics_of_data_options(data)}
+    module = import_slot("metric")
+    return {**module.build_metrics(info, components, standard), **module.metrics_of_data_options(data)}
 
 
 def _possible_metrics(plain: Tree) -> Metrics:
@@ -125,7 +125,7 @@ def find_mistakes(
     reported: Metrics,
     trials: Iterable[tuple[Tree, DataInfo | None]],
     complete: bool,
-) -> Iterator[tuple[Path, str]]:
+) -> Iterator[Fault]:
     """Yield mistakes in the metrics of a study and in amounts in their units, as places and sentences.
 
     Args:
@@ -154,15 +154,13 @@ def find_mistakes(
         yield ("analysis", "over_blocks"), fault
 
 
-def _find_unreported(
-    study: Study, of_base: Metrics, trials: Iterable[tuple[Tree, DataInfo | None]]
-) -> Iterator[tuple[Path, str]]:
+def _find_unreported(study: Study, of_base: Metrics, trials: Iterable[tuple[Tree, DataInfo | None]]) -> Iterator[Fault]:
     """Yield a mistake for each metric that the study compares or selects by and that no trial reports."""
     required: dict[Path, str] = {("analysis", "metric"): study.analysis.metric}
+    required |= {("check", "metrics", metric): metric for metric in study.check.metrics}
     if study.tune is not None and study.tune.select is not None:
         required["tune", "select"] = study.tune.select
-    required |= {("check", "metrics", metric): metric for metric in study.check.metrics}
-    if study.tune is not None and study.tune.select is None:
+    elif study.tune is not None:
         test = study.analysis.metric
         validation = test.replace("test/", "val/")
         if _is_reported(test, of_base) and not _is_reported(validation, of_base):
@@ -198,9 +196,7 @@ def _find_unreported(
             yield place, f"no trial reports {metric}.{hint}{choices}{hint_to_name}"
 
 
-def _find_amounts_beyond_range(
-    study: Study, document: Document, metrics_by_name: Metrics
-) -> Iterator[tuple[Path, str]]:
+def _find_amounts_beyond_range(study: Study, document: Document, metrics_by_name: Metrics) -> Iterator[Fault]:
     """Yield a mistake for each amount that is as large as the whole range of its metric."""
     amounts: list[tuple[Path, str, float]] = []
     if study.analysis.margin is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from vitlab.planning.values import EarlierResults, Plan, Registration
+from vitlab.planning.values import EarlierResults, Plan, Registration, Trial
 from vitlab.spec.design import format_value
 
 JUDGED_BY = ("metric", "goal", "at", "margin", "correction", "variance", "over_blocks", "alpha")
@@ -17,7 +17,7 @@ JUDGED_BY = ("metric", "goal", "at", "margin", "correction", "variance", "over_b
 
 def make_registration(plan: Plan) -> Registration:
     """Return the registration of a plan's analysis."""
-    seeds = {planned.seed for planned in (*plan.trials, *plan.pending)} if plan.looks is None else plan.looks.seeds[0]
+    seeds = {planned.seed for planned in plan.trials_and_pending} if plan.looks is None else plan.looks.seeds[0]
     return Registration(
         **{name: getattr(plan.analysis, name) for name in JUDGED_BY},
         seeds=tuple(sorted(seeds)),
@@ -36,18 +36,18 @@ def comparison_family(plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
-def with_first_registration(plan: Plan, earlier: Plan | None, ended: Callable[[str, str], bool]) -> Plan:
+def with_first_registration(plan: Plan, earlier: Plan | None, ended: Callable[[Trial], bool]) -> Plan:
     """Return the plan with the registration of its first run.
 
     Args:
         plan: plan of the current file.
         earlier: plan of the previous run.
-        ended: returns whether the trial of a key and a code has a result.  Until a trial of an earlier plan has one,
-            no result can have led to a change, and the current file is registered.
+        ended: returns whether a trial has a result.  Until a trial of an earlier plan has one, no result can have led
+            to a change, and the current file is registered.
     """
 
     def any_ended(plan: Plan) -> bool:
-        return any(ended(item.trial.key, item.trial.code) for item in plan.trials)
+        return any(ended(item.trial) for item in plan.trials)
 
     first = None if earlier is None else earlier.registered
     if earlier is None or first is None or not (first.seen or any_ended(earlier)):
@@ -137,12 +137,12 @@ def family_over_blocks_and_incomplete_arms(plan: Plan) -> tuple[set[str], set[st
     return names, fewer
 
 
-def _find_earlier_results(plan: Plan, ended: Callable[[str, str], bool]) -> EarlierResults:
-    trials = {(item.arm, item.seed): (item.trial.key, item.trial.code) for item in plan.trials}
-    results = {trial for trial in trials.values() if ended(*trial)}
+def _find_earlier_results(plan: Plan, ended: Callable[[Trial], bool]) -> EarlierResults:
+    trials = {item.trial.name: item.trial for item in plan.trials}
+    results = {name for name, trial in trials.items() if ended(trial)}
     seeds: dict[str, set[int]] = {}
-    for (arm, seed), trial in trials.items():
-        if trial in results:
-            seeds.setdefault(arm, set()).add(seed)
+    for item in plan.trials:
+        if item.trial.name in results:
+            seeds.setdefault(item.arm, set()).add(item.seed)
     compared = [arm for arm, baseline in comparison_family(plan) if seeds.get(arm, set()) & seeds.get(baseline, set())]
-    return EarlierResults(len(results), len(set(trials.values())), tuple(compared))
+    return EarlierResults(len(results), len(trials), tuple(compared))

@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
-from vitlab.errors import BrokenComponent, DataError, GeometryError, OptionError, Path, WeightsError, nearest
+from vitlab.errors import BrokenComponent, DataError, Fault, GeometryError, OptionError, Path, WeightsError, nearest
 from vitlab.geometry import DataInfo
 from vitlab.identity.code import NOTHING, Surroundings, component_modules, trial_code_digest, used_optional_modules
 from vitlab.identity.trial import Trial, checkpoint_identity, hash_of, weight_file_digests
@@ -31,7 +31,7 @@ from vitlab.registry.slots import is_choice
 from vitlab.spec import Choice, TrainSpec, TrialSpec
 from vitlab.spec.changes import STAND_INS
 from vitlab.spec.mistakes import collect_mistakes
-from vitlab.spec.tree import NewTree, Tree, deep_copy, set_value, value_at
+from vitlab.spec.tree import NewTree, Tree, deep_copy, set_value, value_at, without
 from vitlab.spec.trial import METRICS, OBJECTIVE, SLOTS_OF_A_TRIAL, SOURCES, TEST_SET_OPTIONS
 
 Inform = Callable[[ResolvedChoice], DataInfo]
@@ -59,7 +59,7 @@ class Faults(Exception):
         info: the model's view of the data; None if the data set is invalid.
     """
 
-    def __init__(self, faults: list[tuple[Path, str]], plain: Tree, info: DataInfo | None) -> None:
+    def __init__(self, faults: list[Fault], plain: Tree, info: DataInfo | None) -> None:
         self.faults = faults
         self.plain = plain
         self.info = info
@@ -131,7 +131,7 @@ class _Draft:
     tree: Tree  #: as written
     plain: NewTree
     identity: NewTree
-    faults: list[tuple[Path, str]]  #: places below ``base``, and sentences
+    faults: list[Fault]  #: places below ``base``, and sentences
     parts: dict[Path, ResolvedChoice] = field(default_factory=dict)  #: sound components of the slots of a trial
     wrong: dict[Path, Collection[str | int]] = field(default_factory=dict)  #: path of a component to its wrong options
     model: ResolvedChoice | None = None  #: with defaults in the place of wrong options
@@ -465,7 +465,8 @@ def _is_mup(model: ResolvedChoice) -> bool:
 
 def _drop_redundant_image_cap(data: Tree, info: DataInfo) -> Tree:
     """Return the data of a key, where corrupting as many test images as there are, or more, is corrupting all."""
-    count = (data.get("corrupted") or {}).get("images")
+    path = ("corrupted", "images")
+    count = value_at(data, path)
     if count is None or info.test_images is None or count < info.test_images:
         return data
-    return {**data, "corrupted": {name: value for name, value in data["corrupted"].items() if name != "images"}}
+    return without(data, path)

@@ -10,22 +10,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
-from vitlab.errors import Path
+from vitlab.errors import Fault
 from vitlab.geometry import DataInfo, image_identity
 from vitlab.identity.trial import Trial
 from vitlab.planning.values import Plan
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.spec import Choice, Seeds
-from vitlab.spec.tree import Tree
-from vitlab.spec.trial import TEST_SET_OPTIONS
+from vitlab.spec.tree import Tree, value_at
+from vitlab.spec.trial import MATCHINGS, TEST_SET_OPTIONS
 from vitlab.store.files import read_json
 
 if TYPE_CHECKING:
     from vitlab.planning.arms import ResolvedArm
     from vitlab.planning.resolve import ResolvedTrial
-
-MATCHINGS = ("features", "tokens")
-"""Keys of ``distill`` that match features of the teacher."""
 
 MOST_INITIAL = 0.05
 """Largest share of the initial weights in an average of weights that is not noted."""
@@ -33,7 +30,7 @@ MOST_INITIAL = 0.05
 
 def teacher_faults(
     plain: Tree, info: DataInfo, model: ResolvedChoice, teacher: ResolvedTrial | None
-) -> Iterator[tuple[Path, str]]:
+) -> Iterator[Fault]:
     """Yield the reasons why a trial cannot learn from its teacher, and their places."""
     place = ("distill", "teacher")
     if info.task != "classification":
@@ -83,7 +80,7 @@ def teacher_faults(
 
 
 def _freezes_all_blocks(plain: Tree) -> bool:
-    freeze, depth = (plain.get("init_from") or {}).get("freeze"), (plain.get("model") or {}).get("depth")
+    freeze, depth = (value_at(plain, path) for path in (("init_from", "freeze"), ("model", "depth")))
     return freeze == "body" or (isinstance(freeze, int) and depth is not None and freeze >= depth)
 
 
@@ -123,7 +120,7 @@ def validation_leak_reason(data: Choice, identity: str | None, role: str, source
     return None
 
 
-def self_supervised_conflicts(plain: Tree) -> Iterator[tuple[Path, str]]:
+def self_supervised_conflicts(plain: Tree) -> Iterator[Fault]:
     """Yield the parts of a trial that need labels, which its objective does not read."""
     name = plain["train"]["objective"]["type"]
     if plain.get("distill"):
@@ -166,8 +163,8 @@ def why_held_out_images_differ(mine: Choice, theirs: Choice) -> str | None:
     here, there = (_format_held_out(data) for data in (mine, theirs))
     if here != there:
         return f"data.validation is {there}, and here it is {here}"
-    room = slot("dataset")
-    grouped = room.get(mine.type).groups is not room.contract.groups
+    datasets = slot("dataset")
+    grouped = datasets.get(mine.type).groups is not datasets.contract.groups
     classes, other_classes = mine.options.get("classes"), theirs.options.get("classes")
     if grouped and classes != other_classes:
         return f"data.classes is {other_classes}, and here it is {classes}"
@@ -176,11 +173,11 @@ def why_held_out_images_differ(mine: Choice, theirs: Choice) -> str | None:
 
 def _format_held_out(data: Choice) -> str:
     """Format the share of the training images that is held out, or state that the data set defines the split."""
-    room = slot("dataset")
-    component: Any = room.get(data.type)
+    datasets = slot("dataset")
+    component: Any = datasets.get(data.type)
     share = data.options.get("validation")
-    if share is None and component.held_out is not room.contract.held_out:
-        built: Any = room.build(data)
+    if share is None and component.held_out is not datasets.contract.held_out:
+        built: Any = datasets.build(data)
         if built.missing() is not None or built.held_out() is not None:
             return "unset (the authors' own images)"
     return f"{component.validation if share is None else share:g}"
@@ -197,7 +194,7 @@ def notes_on_short_ema(plan: Plan, training_images: Callable[[Choice, Mapping[st
         training_images: returns their number; None if it is not known.
     """
     arms_by_note: dict[str, list[str]] = {}
-    trials = [(f"'{item.arm}'", item.trial) for item in (*plan.trials, *plan.pending)]
+    trials = [(f"'{item.arm}'", item.trial) for item in plan.trials_and_pending]
     for name, trial in [*trials, *(("a prerequisite", trial) for trial in plan.prerequisites)]:
         train = trial.spec.train
         if train.ema is None or train.ema.warmup:  # with a warm-up, the first step replaces the initial weights

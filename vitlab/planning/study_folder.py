@@ -73,7 +73,7 @@ def read_decisions(store: Store, study: Study) -> Decisions:
 def apply_registration(plan: Plan, store: Store) -> Plan:
     """Return the plan with the analysis registered at the first run."""
     file = store.study(plan.study) / "plan.json"
-    return with_first_registration(plan, _read_intact_plan(file), lambda *trial: store.trial(*trial).done())
+    return with_first_registration(plan, _read_intact_plan(file), lambda trial: store.folder(trial).done())
 
 
 def write_registered_plan(plan: Plan, store: Store) -> Plan:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from vitlab.errors import Path, Problem, SpecError
+from vitlab.errors import Fault, Path, Problem, SpecError
 from vitlab.identity.trial import hash_of
 from vitlab.planning.arms import ArmResolver, ResolvedArm
 from vitlab.planning.match import Matcher, Unmatched, is_number, paths_overlap, places_of_knob
@@ -60,7 +60,7 @@ def find_mistakes(
     resolve_at: Callable[[Values], ResolvedTrial],
     reported: Metrics,
     design: Sequence[Changes],
-) -> Iterator[tuple[Path, str]]:
+) -> Iterator[Fault]:
     """Yield the mistakes in a ``tune`` that show before any training, as places and sentences.
 
     Args:
@@ -94,11 +94,11 @@ def find_mistakes(
         for other in list(tune.knobs)[:position]:
             if paths_overlap(knob, other):
                 yield place, f"{knob} and {other} cannot both be tuned, because one contains the other; remove one"
-    select, own = selection_metric(tune, study.analysis), study.analysis.metric.partition("/")[2]
-    if select.partition("/")[2] != own and goal_of(select, reported) not in (None, study.analysis.goal):
-        goal, other = study.analysis.goal, "min" if study.analysis.goal == "max" else "max"
-        sentence = f"the goal of {select} is {other}, and that of the analysis {goal}; select by a metric with its goal"
-        yield ("tune", "select"), sentence
+    analysis, select = study.analysis, selection_metric(tune, study.analysis)
+    goal, own = goal_of(select, reported), analysis.metric.partition("/")[2]
+    if select.partition("/")[2] != own and goal not in (None, analysis.goal):
+        sentence = f"the goal of {select} is {goal}, and that of the analysis {analysis.goal}"
+        yield ("tune", "select"), f"{sentence}; select by a metric with its goal"
 
 
 def plan_tunings(
@@ -127,9 +127,7 @@ def plan_tunings(
             continue
         rivals = _make_rivals(resolver, matcher, arm, problems)
         tuning = Tuning(name, key, selection_metric(study.tune, study.analysis), tuple(rivals))
-        if earlier is not None and _trial_keys_and_codes(earlier) == _trial_keys_and_codes(
-            tuning
-        ):  # a failure under other code need not recur
+        if earlier is not None and _trial_names(earlier) == _trial_names(tuning):  # other code need not fail
             tuning = replace(earlier, arm=name)
         tunings[arm.name] = (
             tuning if rivals else replace(tuning, failure="no combination of the tuned values is possible")
@@ -204,8 +202,8 @@ def knobs_at_edge(tuning: Tuning) -> list[str]:
     return knobs
 
 
-def _trial_keys_and_codes(tuning: Tuning) -> set[tuple[str, str]]:
-    return {(planned.trial.key, planned.trial.code) for planned in tuning.trials}
+def _trial_names(tuning: Tuning) -> set[str]:
+    return {planned.trial.name for planned in tuning.trials}
 
 
 def _make_rivals(

@@ -224,6 +224,11 @@ class Plan:
         return list(dict.fromkeys(path for arm in self.arms for path in arm.values))
 
     @property
+    def trials_and_pending(self) -> tuple[Planned, ...]:
+        """Trials of all arms, with those whose tuned values are still to be chosen."""
+        return (*self.trials, *self.pending)
+
+    @property
     def first_trials(self) -> dict[str, Planned]:
         """The trial of the first seed of every arm that runs, by arm."""
         first: dict[str, Planned] = {}
@@ -235,6 +240,11 @@ class Plan:
     def rival_trials(self) -> list[Planned]:
         """Trials of all tunings."""
         return [planned for tuning in self.tuning for planned in tuning.trials]
+
+    @property
+    def trials_with_keys(self) -> list[Trial]:
+        """Trials of arms, of tunings and of prerequisites; pending ones have no key."""
+        return [*(planned.trial for planned in (*self.trials, *self.rival_trials)), *self.prerequisites]
 
     @property
     def labelled_prerequisites(self) -> list[Planned]:
@@ -284,7 +294,7 @@ class Plan:
     def to_json(self) -> NewTree:
         """Return the plan as JSON values, with the resolved spec of an arm once rather than once per seed."""
         # The spec is the largest part of a trial, and the same for all seeds of an arm.
-        specs = {planned.arm: planned.trial.spec for planned in (*self.trials, *self.pending)}
+        specs = {planned.arm: planned.trial.spec for planned in self.trials_and_pending}
         return {
             **type_adapter(Plan).dump_python(self, mode="json", exclude={"trials", "pending", "tuning"}),
             "specs": {arm: spec.plain() for arm, spec in specs.items()},
@@ -321,7 +331,7 @@ class Plan:
             },
         )
         names = {arm.name for arm in plan.arms}
-        references = {item.arm for item in (*plan.trials, *plan.pending)} | {arm.baseline for arm in plan.arms} - {None}
+        references = {item.arm for item in plan.trials_and_pending} | {arm.baseline for arm in plan.arms} - {None}
         if references - names:
             raise ValueError(f"there is no arm {sorted(map(str, references - names))[0]!r}")
         return plan

@@ -78,7 +78,7 @@ def forecast(plan: Plan, store: Store) -> Forecast:
     family = len(family_of(plan))
     if not family:
         raise UserError("the study compares nothing, so there is nothing to detect")
-    planned = [item.trial for item in (*plan.trials, *plan.pending)]  # the last are of arms that are not tuned yet
+    planned = [item.trial for item in plan.trials_and_pending]  # the last are of arms that are not tuned yet
     own, like = {trial.key for trial in planned}, planned[0]
     earlier = [spread for stored in _plans_of_same_metric(plan, store) for spread in _paired_spreads(stored, store)]
     vary_split = _varies_split(plan, planned)
@@ -222,5 +222,5 @@ def _is_similar(trial: Trial, other: Trial) -> bool:
 
 def _largest_seed_count(plan: Plan) -> int:
     """Return the largest number of seeds that an arm of a plan may have, at least as many as can be judged."""
-    planned = {item.seed for item in (*plan.trials, *plan.pending)}
+    planned = {item.seed for item in plan.trials_and_pending}
     return max(MIN_SEEDS, len(plan.looks.seeds[-1] if plan.looks else planned))

@@ -238,7 +238,7 @@ def state_digest(plan: Plan, store: Store) -> str:
     """
     # Times of files, not their content: every command that shows a report computes this.
     endings = []
-    for trial in (*(planned.trial for planned in (*plan.trials, *plan.rival_trials)), *plan.prerequisites):
+    for trial in plan.trials_with_keys:
         folder = store.folder(trial)
         files = [folder.path / name for name in ("result.json", "failure.json")]
         times = (path.stat().st_mtime_ns if path.exists() else 0 for path in files)

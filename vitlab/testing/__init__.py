@@ -198,7 +198,7 @@ def check_plugin_components(plan: Plan) -> None:
     Raises:
         BrokenComponent: with every fault.
     """
-    trials = [*plan.prerequisites, *(planned.trial for planned in (*plan.trials, *plan.pending))]
+    trials = [*plan.prerequisites, *(planned.trial for planned in plan.trials_and_pending)]
     parts = (part for trial in trials for choice in iter_resolved_choices(trial.spec) for part in choice.walk())
     distinct = {(part.slot, str(part)): part for part in parts if part.origin.source != registry.BUILT_IN}
     faults = dict[str, None]()  # components with several sets of options may have the same one

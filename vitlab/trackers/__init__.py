@@ -211,8 +211,7 @@ def hold_lock_with_timeout(file: Path, *, wait_s: float) -> Iterator[None]:
 
 def _check_folder_names(plan: Plan) -> None:
     """Reject a plan whose names lead out of the output folder, such as one copied with other results."""
-    trials = [*(planned.trial for planned in (*plan.trials, *plan.rival_trials)), *plan.prerequisites]
-    for name in (plan.study, *(part for trial in trials for part in (trial.key, trial.code))):
+    for name in (plan.study, *(part for trial in plan.trials_with_keys for part in (trial.key, trial.code))):
         if name in (".", "..") or "/" in name or "\0" in name:
             raise UserError(
                 f"plan.json: {name!r} is not the name of a folder, so the study is not delivered; run it again"

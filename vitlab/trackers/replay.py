@@ -231,8 +231,7 @@ class Replay(Tracker):
 
 def tracked_trials(plan: Plan) -> list[TrackedTrial]:
     """Return the trials of a plan, each once; a trial shared by several seeds is one training."""
-    trials = [planned.trial for planned in (*plan.trials, *plan.rival_trials)] + list(plan.prerequisites)
-    params = records.params_by_trial(trials)
+    params = records.params_by_trial(plan.trials_with_keys)
     items: dict[str, TrackedTrial] = {}
 
     def add(planned: Planned, kind: str, name: str) -> None:
