@@ -630,8 +630,10 @@ def test_unfinished_trial_of_arm_is_named(tmp_path: Path) -> None:
     )
     trial = SimpleNamespace(key="k", code="c")
     plan: Any = SimpleNamespace(first_trials={"plain": SimpleNamespace(trial=trial)})
+    sentences: list[str] = []
     with folder.lease():
-        [sentence] = explain_arms(plan, store, [0], print)
+        explain_arms(plan, store, [0], sentences.append)
+    [sentence] = sentences
     assert sentence.startswith("plain is not explained: another process is writing its trial")
 
 

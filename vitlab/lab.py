@@ -206,8 +206,7 @@ def _explain_models_and_measure_costs(plan: Plan, session: Session, *, measure: 
     if session.run.explain:
         from vitlab.driver.explanations import explain_arms
 
-        for sentence in explain_arms(plan, session.store, session.run.explain, session.watch.say):
-            session.watch.say(sentence)
+        explain_arms(plan, session.store, session.run.explain, session.watch.say)
     if measure:
         from vitlab.driver.benchmark import measure_and_write_arm_costs
 

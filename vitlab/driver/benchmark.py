@@ -34,6 +34,7 @@ from vitlab.runner import fork_server
 from vitlab.runner.execution import begin_attempt
 from vitlab.runner.job import Settings
 from vitlab.spec import RunSpec
+from vitlab.spec.tree import NewTree, Tree
 from vitlab.spec.trial import LENGTHS
 from vitlab.store.folders import LAST, Keep, Store, TrialFolder
 from vitlab.training.evaluation import forward_logits
@@ -65,8 +66,8 @@ def measure_and_write_arm_costs(plan: Plan, session: Session) -> Path:
         measured has no row, and the reason is shown.
     """
     firsts = [*plan.first_trials.values()]
-    results: dict[str, list[Mapping[str, Any]]] = {planned.arm: [] for planned in firsts}
-    say = session.watch.say
+    results: dict[str, list[Tree]] = {planned.arm: [] for planned in firsts}
+    say, settings = session.watch.say, measurement_settings(session.run, session.plugin_files)
     say(f"measuring the speed and memory of each arm, in {ROUNDS} rounds")
     for turn in range(ROUNDS):
         begin = turn % max(1, len(firsts))
@@ -74,11 +75,7 @@ def measure_and_write_arm_costs(plan: Plan, session: Session) -> Path:
             if planned.arm not in results:
                 continue  # its failure has been reported
             try:
-                results[planned.arm].append(
-                    _measure_in_own_process(
-                        measure_speed_and_memory, plan, planned, measurement_settings(session.run, session.plugin_files)
-                    )
-                )
+                results[planned.arm].append(_measure_in_own_process(measure_speed_and_memory, plan, planned, settings))
             except UserError as error:
                 say(f"arm '{planned.arm}' cannot be benchmarked: {error}")
                 del results[planned.arm]
@@ -117,8 +114,13 @@ def benchmark_engines(
 
 def measurement_settings(run: RunSpec, plugins: Sequence[str]) -> Settings:
     """Return the settings of measurements, which keep nothing."""
-    names = ("threads", "device", "deterministic")
-    return Settings(**{name: getattr(run, name) for name in names}, keep=Keep(last=False), plugins=tuple(plugins))
+    return Settings(
+        threads=run.threads,
+        device=run.device,
+        deterministic=run.deterministic,
+        keep=Keep(last=False),
+        plugins=tuple(plugins),
+    )
 
 
 @contextmanager
@@ -137,7 +139,7 @@ def temporary_short_trial(
         settings: how it runs.
         precision: replaces the trial's own.
     """
-    trials = {trial.name: trial for trial in (*(item.trial for item in plan.trials), *plan.prerequisites)}
+    trials = {trial.name: trial for trial in plan.trials_with_keys}
 
     def shorten(trial: Trial) -> Trial:
         train = trial.spec.train
@@ -167,7 +169,7 @@ def temporary_short_trial(
         yield shorten(planned.trial), store.folder(planned.trial)
 
 
-def measure_speed_and_memory(plan: Plan, planned: Planned, settings: Settings) -> dict[str, Any]:
+def measure_speed_and_memory(plan: Plan, planned: Planned, settings: Settings) -> NewTree:
     """Measure images per second of a trial in training and inference, and the peak memory, in this process."""
     with (
         temporary_short_trial(plan, planned, WARM_UP, settings) as (trial, folder),
@@ -195,7 +197,7 @@ def measure_speed_and_memory(plan: Plan, planned: Planned, settings: Settings) -
         }
 
 
-def _measure_engines(plan: Plan, planned: Planned, settings: Settings, together: int) -> dict[str, Any]:
+def _measure_engines(plan: Plan, planned: Planned, settings: Settings, together: int) -> NewTree:
     """Measure images per second of every engine, in turns, with reasons for engines not measured."""
     with ExitStack() as stack:
         trial, folder = stack.enter_context(temporary_short_trial(plan, planned, WARM_UP, settings))
@@ -256,7 +258,7 @@ def _synchronise(device: torch.device) -> None:
         getattr(torch, device.type).synchronize()
 
 
-def _measure_in_own_process(measure: Callable[..., Mapping[str, Any]], *arguments: Any) -> Mapping[str, Any]:
+def _measure_in_own_process(measure: Callable[..., Tree], *arguments: Any) -> Tree:
     """Return what a function measures in a process of its own.
 
     Raises:
@@ -264,7 +266,7 @@ def _measure_in_own_process(measure: Callable[..., Mapping[str, Any]], *argument
     """
     process, pipe = fork_server.start_process(_measure_and_send, (measure, arguments), "measurement")
     try:
-        measured: Mapping[str, Any] | str = pipe.recv()
+        measured: Tree | str = pipe.recv()
     except EOFError:
         process.join()
         measured = f"its process {fork_server.describe_exit(process.exitcode)}"
@@ -276,15 +278,15 @@ def _measure_in_own_process(measure: Callable[..., Mapping[str, Any]], *argument
     return measured
 
 
-def _measure_and_send(measure: Callable[..., Mapping[str, Any]], arguments: Sequence[Any], pipe: Connection) -> None:
+def _measure_and_send(measure: Callable[..., Tree], arguments: Sequence[Any], pipe: Connection) -> None:
     try:
         pipe.send(measure(*arguments))
     except Exception as error:  # a component may raise anything
         pipe.send(sentence_with_place(error))
 
 
-def _summarise_rounds(planned: Planned, rounds: Sequence[Mapping[str, Any]]) -> MeasuredCost:
-    values: dict[str, Any] = {}
+def _summarise_rounds(planned: Planned, rounds: Sequence[Tree]) -> MeasuredCost:
+    values: NewTree = {}
     for name in ("train_images_per_s", "infer_images_per_s"):
         q1, median, q3 = statistics.quantiles([each[name] for each in rounds], n=4, method="inclusive")
         values |= {name: median, f"{name}_q1": q1, f"{name}_q3": q3}

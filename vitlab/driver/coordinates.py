@@ -168,10 +168,9 @@ def _resolve_base_at_width(
     tree = study.base.plain()
     if tree["model"]["type"].rpartition(":")[2] != "vit":
         raise UserError(f"base.model: '{tree['model']['type']}' has no model.parametrization; use a study of a vit")
-    tree["model"] = {**tree["model"], "dim": width, "parametrization": parametrization}
-    train = {name: value for name, value in tree["train"].items() if name not in ("epochs", "images", "ema")}
-    tree["train"] = {**train, "steps": steps, "schedule": "constant"}
-    tree = {name: value for name, value in tree.items() if name not in ("init_from", "distill")}
+    tree["model"] |= {"dim": width, "parametrization": parametrization}
+    tree["train"] |= {"epochs": None, "images": None, "ema": None, "steps": steps, "schedule": "constant"}
+    tree |= {"init_from": None, "distill": None}
     place = f"model.dim {width}, model.parametrization {parametrization}"
     try:
         trial = resolver.resolve_trial(tree)

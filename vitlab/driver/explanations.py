@@ -47,19 +47,15 @@ UNTRAINED = (
 )
 
 
-def explain_arms(plan: Plan, store: Store, indices: Sequence[int], say: Callable[[str], object]) -> list[str]:
+def explain_arms(plan: Plan, store: Store, indices: Sequence[int], say: Callable[[str], object]) -> None:
     """Explain images for the first seed of every arm whose trial has ended, unless already explained.
 
     Args:
         plan: the study.
         store: the store of its trials.
         indices: indices in the test split.
-        say: called with a sentence before each arm.
-
-    Returns:
-        A sentence for every arm that could not be explained; this does not fail the study.
+        say: called with a sentence before each arm, and on an arm that cannot be explained, which fails no study.
     """
-    sentences = []
     for arm, planned in plan.first_trials.items():
         folder = store.folder(planned.trial)
         missing = [index for index in indices if not (folder.path / "explain" / f"test-{index}").exists()]
@@ -70,10 +66,9 @@ def explain_arms(plan: Plan, store: Store, indices: Sequence[int], say: Callable
                 say(f"drawing what {arm} attends to in {format_count(len(missing), 'test image')}")
                 write_explanations_to_trial(folder, missing)
         except Busy:
-            sentences.append(f"{arm} is not explained: another process is writing its trial; run again to explain it")
+            say(f"{arm} is not explained: another process is writing its trial; run again to explain it")
         except (VitlabError, NotImplementedError) as error:
-            sentences.append(f"{arm} is not explained: {error}")
-    return sentences
+            say(f"{arm} is not explained: {error}")
 
 
 def write_explanations_to_trial(folder: TrialFolder, indices: Sequence[int]) -> None:
@@ -180,7 +175,7 @@ def iterate_explanations(
         raise WeightsError("it kept no weights (run.keep)" if folder.done() else UNTRAINED)
     model, transform = load_vit(folder)
     trial, info, mistakes = read_json(folder.spec), transform.input_spec.info, list[str]()
-    objective: Any = slot("objective").find(Choice.parse(trial["spec"]["train"]["objective"]).type)[0]
+    objective: Any = slot("objective").get(Choice.parse(trial["spec"]["train"]["objective"]).type)
     head: Head = "multilabel" if info.task == "multilabel" else "trained"
     if not objective.labels:
         head = "untrained"

@@ -12,6 +12,7 @@ from vitlab.identity.code import used_optional_modules
 from vitlab.identity.trial import Trial
 from vitlab.planning.values import Plan
 from vitlab.spec import read_study
+from vitlab.spec.tree import NewTree, Values, value_at
 from vitlab.spec.trial import SOURCES, TEST_SET_OPTIONS
 from vitlab.store.folders import Store
 
@@ -23,7 +24,7 @@ def run_smoke_test(
     file: str | Path,
     *,
     out: str | Path,
-    changes: Mapping[str, object] = {},
+    changes: Values = {},
     plugins: Sequence[str | Path] = (),
     watch: Watch | None = None,
     check_components: Callable[[Plan], None] = lambda _: None,
@@ -47,7 +48,7 @@ def run_smoke_test(
 
     count_params_and_macs(plan, file, check_components, check_weights)
     check_components(plan)
-    by_name = {trial.name: trial for trial in (*plan.prerequisites, *(planned.trial for planned in plan.trials))}
+    by_name = {trial.name: trial for trial in plan.trials_with_keys}
     distinct = {_component_signature(planned.trial, by_name): planned for planned in reversed(plan.trials)}.values()
     missing = [item for item in distinct if not store.folder(item.trial).done()]
     session = Session(store, study.run, plugins, watch or Watch())
@@ -66,23 +67,19 @@ def _component_signature(trial: Trial, by_name: Mapping[str, Trial]) -> tuple[ob
     return (trial.origins, used_optional_modules(spec), spec.train.precision, head, *test_sets, *needs)
 
 
-def _changes_to_two_steps(tree: Any, place: str = "") -> dict[str, object]:
+def _changes_to_two_steps(tree: Any, place: str = "") -> NewTree:
     """Return the changes that shorten a trial and the trials whose weights it starts from to two steps."""
-    changes: dict[str, object] = {
+    changes: NewTree = {
         f"{place}train.steps": 2,
         f"{place}train.evaluations": 1,
         f"{place}train.stop_early": None,
     }
-    data = tree.get("data") if isinstance(tree, Mapping) else None
-    corrupted = data.get("corrupted") if isinstance(data, Mapping) else None
-    if corrupted:
+    if corrupted := value_at(tree, ("data", "corrupted")):
         few = corrupted if isinstance(corrupted, Mapping) else {}
         few = {"corruptions": corrupted} if isinstance(corrupted, list) else few
         changes[f"{place}data.corrupted"] = {**few, "images": CORRUPTED_IMAGES}
     for path in SOURCES.values():
-        source = tree
-        for part in (*path, "trial"):
-            source = source.get(part) if isinstance(source, Mapping) else None
+        source = value_at(tree, (*path, "trial"))
         if isinstance(source, Mapping):
             changes |= _changes_to_two_steps(source, f"{place}{'.'.join(path)}.trial.")
     return changes
