@@ -16,6 +16,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     GetCoreSchemaHandler,
     ValidationInfo,
     WithJsonSchema,
@@ -63,6 +64,7 @@ def _require_unit(value: str) -> str:
 
 UNITS = "share, number, or a unit of 1 to 20 letters, digits, spaces, /, %, . and -, such as images or ms"
 Goal = Literal["max", "min"]
+OneOrMore = Annotated[int, Field(ge=1)]
 OverBlocks = Literal["difference", "relative"]
 Unit = Annotated[str, AfterValidator(_require_unit)]
 """``share``: of one, shown in percent; ``number``: shown without a unit; any other word is shown as the unit."""

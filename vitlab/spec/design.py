@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from vitlab.errors import Path
-from vitlab.spec.choice import PARTS, TOGETHER, Frozen
+from vitlab.spec.choice import PARTS, TOGETHER, Frozen, OneOrMore
 from vitlab.spec.mistakes import conflict_error
 from vitlab.spec.tree import NewTree, Tree, Values, deep_copy, index_in, keys_of, value_at
 from vitlab.spec.trial import LENGTHS, TrialSpec
@@ -70,7 +70,7 @@ class Zip(Frozen):
 class Sample(Frozen):
     """``n`` arms drawn from the arms of ``over`` without replacement."""
 
-    n: Annotated[int, Field(ge=1)]
+    n: OneOrMore
     """Number of arms drawn."""
     seed: int = 0
     """Seed of the draw."""

@@ -6,14 +6,21 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    field_validator,
+    model_validator,
+)
 
 from vitlab.errors import nearest
-from vitlab.spec.choice import Choice, Frozen, choice_from_slot
+from vitlab.spec.choice import Choice, Frozen, OneOrMore, choice_from_slot
 from vitlab.spec.mistakes import conflict_error
 from vitlab.spec.trial import STREAMS, Stream
 
-RetryCount = Annotated[int, Field(ge=0)]
+Cores = Annotated[int, Field(ge=1, le=4096)]  #: of a machine, or processes and threads on them
 
 
 class Resources(Frozen):
@@ -21,9 +28,9 @@ class Resources(Frozen):
 
     gpu: Annotated[float, Field(gt=0, le=4096)] | None = None
     """Share of a GPU, or a number of GPUs, each of which then trains with a process of its own; by default 1."""
-    cpu: Annotated[int, Field(ge=1, le=4096)] | None = None
+    cpu: Cores | None = None
     """Cores; by default ``run.threads`` for each process."""
-    processes: Annotated[int, Field(ge=1, le=4096)] | None = None
+    processes: Cores | None = None
     """Number of processes that train the trial together on the CPU.  They share every batch, as on several GPUs, so
     that the number changes a result by rounding only."""
 
@@ -68,15 +75,15 @@ class Retries(Frozen):
     A trial that diverged is not retried: divergence is a result, and another attempt would diverge, too.
     """
 
-    lost: RetryCount = 1
+    lost: NonNegativeInt = 1
     """Its worker died."""
-    preempted: RetryCount | Literal["always"] = "always"
+    preempted: NonNegativeInt | Literal["always"] = "always"
     """The machine was taken for another job."""
-    timeout: RetryCount = 0
+    timeout: NonNegativeInt = 0
     """It took longer than ``run.timeout``."""
-    oom: RetryCount = 0
+    oom: NonNegativeInt = 0
     """Memory ran out although the trial had the device alone, and ``run.on_oom`` did not help."""
-    error: RetryCount = 0
+    error: NonNegativeInt = 0
     """It raised an error, which recurs under the same code unless a disk or a network caused it."""
 
     def allowed(self, ending: str) -> float:
@@ -90,7 +97,7 @@ class Abort(Frozen):
 
     failed_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of failed trials from which on a study is aborted."""
-    min_finished: Annotated[int, Field(ge=1)] = 8
+    min_finished: OneOrMore = 8
     """Number of trials that must have ended, in any way, before the share is checked."""
 
 
@@ -103,7 +110,7 @@ class Weights(Frozen):
     which: Which = "last"
     """None; the last ones; best: the last ones, and those of the evaluation with the best value of ``analysis.metric``
     on validation."""
-    every: Annotated[int, Field(ge=1)] | None = None
+    every: OneOrMore | None = None
     """Steps between further ones; by default there are none."""
 
 
@@ -123,13 +130,13 @@ class RunSpec(Frozen):
     """Where trials run."""
     workers: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Trials at a time; by default as many as fit on the machine."""
-    threads: Annotated[int, Field(ge=1, le=4096)] = 1
+    threads: Cores = 1
     """CPU threads of one process."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Device of the trials; ``auto``: a CUDA GPU if there is one, or else the CPU; ``mps``: the GPU of a Mac."""
     resources: Resources = Resources()
     """Resources of one trial, or of a batch of trials trained together."""
-    micro_batch_size: Annotated[int, Field(ge=1)] | None = None
+    micro_batch_size: OneOrMore | None = None
     """Images of a batch that a process computes at a time, to save memory: gradients are accumulated, and those of a
     step are still the mean over ``train.batch_size``."""
     activation_checkpointing: Literal["none", "blocks"] = "none"
@@ -143,7 +150,7 @@ class RunSpec(Frozen):
     loop, vmap and batch_last in a benchmark of each shape of the study, which is stored in plan.json."""
     deterministic: bool = True
     """On CUDA, request deterministic kernels."""
-    timeout: Annotated[float, Field(gt=0)] | None = None
+    timeout: PositiveFloat | None = None
     """Seconds of training per attempt at a trial."""
     checkpoint_interval: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60.0
     """Seconds of training after which a checkpoint is written while the training goes on; further ones are written at
@@ -151,7 +158,8 @@ class RunSpec(Frozen):
     retries: Annotated[
         Retries,
         BeforeValidator(
-            lambda value: {"lost": value} if type(value) is int else value, json_schema_input_type=RetryCount | Retries
+            lambda value: {"lost": value} if type(value) is int else value,
+            json_schema_input_type=NonNegativeInt | Retries,
         ),
     ] = Retries()
     """Further attempts at a trial; ``2`` is short for ``{lost: 2}``."""

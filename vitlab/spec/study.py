@@ -9,11 +9,12 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     Discriminator,
     Field,
+    PositiveFloat,
     Tag,
     field_validator,
 )
 
-from vitlab.spec.choice import Amount, Frozen, Goal, OverBlocks
+from vitlab.spec.choice import Amount, Frozen, Goal, OneOrMore, OverBlocks
 from vitlab.spec.design import Node, Zip
 from vitlab.spec.run import RunSpec, Seeds, SeedsOrNumber
 from vitlab.spec.tree import NewTree
@@ -94,7 +95,7 @@ class Check(Frozen):
     """Metrics beside the analysis' own, with their goals."""
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     """Family-wise error rate of the gate."""
-    margin_sd: Annotated[float, Field(gt=0)] = 2.0
+    margin_sd: PositiveFloat = 2.0
     """Smallest relevant change for the worse, in pooled standard deviations of the baseline without outliers; at least
     two quanta and ``min_abs``."""
     margin: dict[str, Annotated[Amount, Field(gt=0)]] = Field(default_factory=dict)
@@ -138,7 +139,7 @@ class Tune(Frozen):
     """Path to its values."""
     per: Literal["arm", "study"] = "arm"
     """One choice per arm, or one for all arms, made at the base."""
-    seeds: Annotated[int, Field(ge=1)] = 2
+    seeds: OneOrMore = 2
     """Trainings of each combination of values, with seeds from 1,000,000 up."""
     select: str | None = None
     """Metric to select by, with the goal of the analysis; by default its metric, on val."""

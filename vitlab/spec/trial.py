@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticKnownError
 
-from vitlab.spec.choice import Choice, Frozen, choice_from_slot
+from vitlab.spec.choice import Choice, Frozen, OneOrMore, choice_from_slot
 from vitlab.spec.mistakes import conflict_error
 from vitlab.spec.tree import NewTree
 
@@ -29,9 +38,9 @@ class Mix(Frozen):
     Reference: arXiv:1710.09412 (mixup), arXiv:1905.04899 (cutmix).
     """
 
-    mixup: Annotated[float, Field(ge=0)] = 0.0
+    mixup: NonNegativeFloat = 0.0
     """A of Beta(a, a), the distribution of an overlay's weight; 0: none."""
-    cutmix: Annotated[float, Field(ge=0)] = 0.0
+    cutmix: NonNegativeFloat = 0.0
     """A of Beta(a, a), the share outside the rectangle; 0: none."""
     prob: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Share of the batches that are mixed."""
@@ -47,7 +56,7 @@ class Ema(Frozen):
 
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.9999
     """Largest share that the average keeps of itself in a step."""
-    warmup: Annotated[float, Field(ge=0)] = 2 / 3
+    warmup: NonNegativeFloat = 2 / 3
     """Exponent of the warmup: the initial weights drop out after the first step, and the window grows with the
     training.  1: the mean of all steps.  0: no warmup, the share is ``decay`` from the first step, as in DeiT."""
 
@@ -59,7 +68,7 @@ class StopEarly(Frozen):
     at its length.
     """
 
-    patience: Annotated[int, Field(ge=1)]
+    patience: OneOrMore
     """Evaluations on validation without a better value, see ``evaluations``."""
     metric: str = "loss"
     """Metric of validation by name, of those that the trial reports; better is what the metric declares."""
@@ -96,7 +105,7 @@ class TrainSpec(Frozen):
     """Moving average of the weights, which is evaluated and stored."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
     """Ratio of the learning rate of a layer to the rate of the layer above; the head has the optimizer's rate."""
-    clip_grad: Annotated[float, Field(gt=0)] | None = None
+    clip_grad: PositiveFloat | None = None
     """Largest global norm of the gradient."""
     precision: Literal["fp32", "tf32", "bf16", "fp16", "fp64"] = "fp32"
     """tf32 rounds the factors of products and convolutions to 10 bits on GPUs, which is several times faster, and is
@@ -173,7 +182,7 @@ class Source(Frozen):
     trial: TrialSpec | NewTree | None = None
     """A complete trial; it is trained once and shared by all trials that need it.  A mapping only in a study file,
     where a teacher may leave out its data."""
-    seed: Literal["same"] | Annotated[int, Field(ge=0)] = "same"
+    seed: Literal["same"] | NonNegativeInt = "same"
     """Its seed; ``same``: the replicate's."""
 
     @field_validator("trial", mode="plain", json_schema_input_type=NewTree | None)
@@ -215,12 +224,12 @@ class InitFrom(Source):
     head: Literal["new", "keep", "fitted"] = "new"
     """A new head, the stored one, or one fitted in closed form: with ``train.steps: 0``, this is the few-shot linear
     probe of arXiv:2010.11929; with more steps, training starts from it."""
-    l2: Annotated[float, Field(gt=0)] | None = None
+    l2: PositiveFloat | None = None
     """Weight of the squared norm of a fitted head, relative to the sum of squared errors; 1 by default."""
     tokens: Literal["same", "convert"] = "same"
     """Handling of prefix tokens that only one of the two models has.  ``same``: an error.  ``convert``: stored tokens
     that this model lacks are dropped, and tokens that only this model has are new."""
-    freeze: Literal["nothing", "body"] | Annotated[int, Field(ge=1)] = "nothing"
+    freeze: Literal["nothing", "body"] | OneOrMore = "nothing"
     """Part that is not trained, in evaluation mode: ``body``, all but the head, for a linear probe; or the first N
     blocks, and all before them."""
 
@@ -244,9 +253,9 @@ class Teacher(Source):
     A trial that trains a teacher uses the validation split of its student, and its data unless it sets its own.
     """
 
-    heads: Annotated[int, Field(gt=0)] | None = None
+    heads: PositiveInt | None = None
     """Attention heads, for a checkpoint that does not record them."""
-    size: Annotated[int, Field(gt=0)] | None = None
+    size: PositiveInt | None = None
     """Pixels per side of its images, for a checkpoint without them."""
 
     @model_validator(mode="after")
@@ -267,7 +276,7 @@ class Matching(Frozen):
     arXiv:2211.07636 (EVA).
     """
 
-    weight: Annotated[float, Field(ge=0)] = 1.0
+    weight: NonNegativeFloat = 1.0
     """Factor of the term, which is added to the loss."""
     loss: Literal["smooth_l1", "mse", "cosine"] = "smooth_l1"
     """Mean over all numbers of the squared difference (``mse``), or of ``smooth_l1``, which is quadratic below 2 and
@@ -295,7 +304,7 @@ class Distill(Frozen):
     ``features`` and ``tokens`` there is no distillation, and other keys are ignored."""
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Weight of the distillation."""
-    tau: Annotated[float, Field(gt=0)] = 1.0
+    tau: PositiveFloat = 1.0
     """Temperature of both softmaxes in soft distillation."""
     reduction: Literal["numel", "batchmean"] = "numel"
     """Divisor of the sum over batch and classes in soft distillation: both, as in DeiT's code, or the batch, as in
