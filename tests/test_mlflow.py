@@ -624,11 +624,14 @@ def test_list_of_runs_tells_versions_apart(done: Runs) -> None:
     done.client.update_run(done.runs()[-1].info.run_id, name="my best")
     done.plan = replace(first, version="second", trials=first.trials[:2], arms=first.arms[:1])
     assert done.tracker().close()
-    for page in ("tiny", "tiny/arms"):  # without the answer of the first version
-        note = done.client.get_experiment_by_name(page).tags["mlflow.note.content"]
-        assert html.unescape(note).startswith("No report yet: tiny\n\n[curves of arms](#/")
-        assert " \N{MIDDLE DOT} version second in " in html.unescape(note)
-        assert html.unescape(note).endswith(str(done.out)), "another folder's version may have one"
+    note, of_arms = (
+        html.unescape(done.client.get_experiment_by_name(page).tags["mlflow.note.content"])
+        for page in ("tiny", "tiny/arms")  # without the answer of the first version
+    )
+    assert note.startswith("No report yet, 2 of 2 trials finished: tiny\n\n[curves of arms](#/")
+    assert " \N{MIDDLE DOT} version second in " in note
+    assert note.endswith(str(done.out)), "another folder's version may have one"
+    assert of_arms == f"[No report yet]({study_links(done.out, '')['tiny'].removeprefix('/')})"
     assert not done.runs("tiny/arms", kind="arm"), "verdicts of the first version"
     old = done.runs(kind="superseded")
     names = ["old: my best", "old: position=none/s0", "old: study tiny"]
@@ -645,9 +648,13 @@ def test_list_of_runs_tells_versions_apart(done: Runs) -> None:
     assert [run.info.run_name for run in done.runs(kind="superseded")] == ["old: study tiny"]
     page = done.client.get_experiment_by_name("tiny")
     [link] = re.findall(r"\[list of runs\]\(([^)]*)\)", page.tags["mlflow.note.content"])
-    order = parse_qs(link.partition("?")[2])
-    listed = done.client.search_runs([page.experiment_id], order_by=[f"{order['orderByKey'][0]} ASC"])
-    assert order["orderByAsc"] == ["true"] and [run.info.run_name for run in listed] == [
+    [view] = parse_qs(link.partition("?")[2])["viewStateShareKey"]
+    state = json.loads(json.loads(page.tags[f"{dashboard.TAG}.{view}"])["state"])
+    columns = ["metrics.`final/val/accuracy`", "metrics.`final/test/accuracy`", "metrics.`final/train/loss`"]
+    assert state["selectedColumns"][:3] == columns and "compareRunsMode" not in link, "the page's default is a table"
+    order = f"{state['orderByKey']} {'ASC' if state['orderByAsc'] else 'DESC'}"
+    listed = done.client.search_runs([page.experiment_id], state["searchFilter"], order_by=[order])
+    assert [run.info.run_name for run in listed] == [
         "study tiny",
         "baseline/s0",
         "position=none/s0",
@@ -673,15 +680,33 @@ def test_study_run_tells_that_a_version_is_in_training(done: Runs) -> None:
         ("old: study tiny", "KILLED")
     ]
     note = done.client.get_experiment_by_name("tiny").tags["mlflow.note.content"]
-    assert note.startswith("No report yet: tiny\n\n[curves of arms](#/") and "&orderByKey=tags." in note
+    assert note.startswith("No report yet, 4 of 4 trials finished: tiny\n\n[curves of arms](#/")
 
 
-def test_description_of_a_diverged_run_begins_with_the_word(runs: Runs) -> None:
+def test_description_without_report_counts_finished_trials(runs: Runs) -> None:
+    folder = runs.folder("baseline", 1).path
+    folder.rename(runs.out / "later")
+    for count in (3, 4):
+        if count == 4:
+            (runs.out / "later").rename(folder)
+        runs.tracker().update()
+        note = runs.client.get_experiment_by_name("tiny").tags["mlflow.note.content"]
+        assert note.startswith(f"No report yet, {count} of 4 trials finished: tiny\n\n")
+
+
+def test_description_of_a_run_says_how_it_ended_and_what_it_is(runs: Runs) -> None:
     file = runs.folder("baseline", 0).path / "result.json"
-    result = json.loads(file.read_text()) | {"status": "diverged", "failure": "the loss is not finite"}
+    result = json.loads(file.read_text()) | {"status": "diverged", "failure": "the *loss* is not finite"}
     file.write_text(json.dumps(result))
+    (runs.folder("position=none", 1).path / "result.json").unlink()
     assert runs.tracker().close()
-    assert runs.runs()[0].data.tags["mlflow.note.content"] == "diverged: the loss is not finite"
+    accuracy = json.loads((runs.folder("position=none", 0).path / "result.json").read_text())
+    accuracy = accuracy["outcome"]["metrics"]["val/accuracy"]
+    diverged, _, done, stopped = (html.unescape(run.data.tags["mlflow.note.content"]) for run in runs.runs())
+    assert diverged == "diverged: the *loss* is not finite\n\nseed 0 of arm baseline; model.position: learned"
+    assert "&#42;" in runs.runs()[0].data.tags["mlflow.note.content"]
+    assert done == (f"done: val/accuracy {100 * accuracy:.1f} %\n\nseed 0 of arm position=none; model.position: none")
+    assert stopped.startswith("stopped; the next vitlab run resumes it\n\nseed 1 of arm position=none; ")
 
 
 def shifted(folder: TrialFolder, by_ms: int) -> None:
@@ -795,7 +820,7 @@ def test_trial_costs_three_requests_and_the_first_ones_have_files(runs: Runs, mo
     assert runs.tracker().close()
     of_trials = {name: requests.pop(name) for name in ("create_run", "log_batch", "set_terminated")}
     assert of_trials == {"create_run": 4 + 1, "log_batch": 4, "set_terminated": 4 + 1}, "one more is of the study"
-    assert requests.pop("set_experiment_tag") == 4, "of the first delivery: two views, the description, the version"
+    assert requests.pop("set_experiment_tag") == 6, "three views, the description as begun and as ended, the version"
     assert max(requests.values()) < 4, requests
     monkeypatch.undo()
     holds_all_once(runs)
@@ -1340,8 +1365,7 @@ def test_description_has_report_and_links(delivered: Runs) -> None:
     assert "\n\n4 of 4 trials finished\n\n" in notes[2] and "/artifacts/report/report.html" in notes[2]
     assert len(note) <= 20_000 and f"\n{title.removeprefix('# ')}\n" in note
     for line in lines:
-        parted = line.replace(" | ", "\N{NO-BREAK SPACE} | \N{NO-BREAK SPACE}")
-        assert "\\" in line or line.startswith("![") or parted in note
+        assert "\\" in line or line.startswith(("![", "|")) or line in note
     files = artifacts(delivered, study.info.run_id, "report")
     images = re.findall(r"!\[\w+\]\(get-artifact\?path=([^&]+)&run_uuid=(\w+)\)", note)
     assert images and {run for _, run in images} == {study.info.run_id}
@@ -1354,7 +1378,7 @@ def test_description_has_report_and_links(delivered: Runs) -> None:
     assert linked == {(study.info.experiment_id, study.info.run_id)}
     views = set(re.findall(r"viewStateShareKey=([\w-]+)", note))
     there = experiment.tags | of_arms.tags
-    assert views == {dashboard.ARMS, dashboard.TRIALS, dashboard.SUMMARY}
+    assert views == {dashboard.ARMS, dashboard.TRIALS, dashboard.RUNS, dashboard.SUMMARY}
     assert all(f"{dashboard.TAG}.{view}" in there for view in views)
     assert {"report/report.html", "report/arms.png", "report/results.csv"} <= set(files)
 
@@ -1389,9 +1413,15 @@ def test_long_description_is_cut_at_line_and_names_are_escaped() -> None:
         for number in (3, 3000)
     )
     assert short.startswith("better: b\n\na\n\n[x](#/y)"), "no heading, of which the closed page shows a half"
-    table = dashboard.describe_study("# a\n\n| n | mean |\n|---:|---:|\n| 3 | 58.3 |\n", "better: b", [], "r")
-    assert "| 3\N{NO-BREAK SPACE} | \N{NO-BREAK SPACE}58.3 |" in table, "else the page shows '3 58.3'"
-    assert "|---:|---:|" in table
+    rows = ["| arm | n | mean |", "|:---|---:|---:|", r"| \[a\] \| b | 3 | 8.3 |", "| c |  | 12.25 |"]
+    table = dashboard.describe_study("# a\n\n" + "\n".join(rows) + "\n\nend\n", "better: b", [], "r")
+    block = [line for line in table.splitlines() if line.startswith("    ")]
+    assert [line.split() for line in block if "─" not in line] == [
+        ["arm", "n", "mean"],
+        ["[a]", "|", "b", "3", "8.3"],
+        ["c", "12.25"],
+    ]
+    assert len({len(line) for line in block}) == 1, "numbers are aligned at the right"
     assert len(long) <= dashboard.LIMIT and long.endswith("a line of it" + dashboard.MORE)
     plain = "better: b (+2.4 points); worse: rope_2d/s0, ~3 - x=1e-3!"
     assert dashboard.escape_markdown(plain) == plain, "read as it is in the list of experiments"
@@ -1732,9 +1762,9 @@ def test_ui_opens_latest_or_named_study(tmp_path: Path, monkeypatch: Patch) -> N
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     for words, number in ((["ui"], 2), (["ui", "older"], 1), (["ui", "older/arms"], 1)):
         shown = runner.invoke(cli.cli, [*words, "--out", str(tmp_path)])
-        lines = [line.split() for line in shown.output.splitlines()[1:5]]
-        names = ["older", "newer"] if number == 1 else ["newer", "older"]
-        assert [name for name, _ in lines] == [f"{name}{page}" for name in names for page in ("", "/arms")]
+        *lines, others = map(str.split, shown.output.splitlines()[1:4])
+        name, other = ("older", "newer") if number == 1 else ("newer", "older")
+        assert [page for page, _ in lines] == [name, f"{name}/arms"] and others[-1] == f"{other}."
         assert f"/experiments/{number}/" in lines[0][1] and "/experiments/7/" in lines[1][1]
     wrong = runner.invoke(cli.cli, ["ui", "oldr", "--out", str(tmp_path)])
     assert re.search(r"study 'oldr' has not been delivered .* Did you mean 'older'\?", str(wrong.exception))

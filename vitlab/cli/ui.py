@@ -11,7 +11,7 @@ import click
 from vitlab.cli import print_json, say
 from vitlab.cli.completion import complete_study
 from vitlab.cli.options import out_option
-from vitlab.errors import UserError, VitlabError, nearest
+from vitlab.errors import UserError, VitlabError, list_some, nearest
 
 
 @click.command()
@@ -24,7 +24,7 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
     """Open STUDY (by default the one that was run last) in MLflow, and serve the results until Ctrl-C.
 
     STUDY is a study's name or file, and its page shows curves and final values grouped by arm; NAME/arms is the table
-    of its arms. The browser is opened where there is a display; the addresses of all studies are printed.
+    of its arms. The browser is opened where there is a display; the addresses of both pages are printed.
     """
     from vitlab.planning.packaged import resolve_study_name
     from vitlab.trackers.server import host_for_url, running_server, study_links
@@ -48,8 +48,11 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
     with running_server(root, port=port, host=host) as server:
         if click.get_current_context().obj is not None:
             print_json({"server": base, "pages": pages})
-        for page in sorted(pages, key=lambda page: page.removesuffix("/arms") != name.removesuffix("/arms")):
+        opened = name.removesuffix("/arms")
+        for page in filter(pages.get, (opened, f"{opened}/arms")):
             click.echo(f"{page}   {pages[page]}")
+        if others := [page for page in pages if page != opened and not page.endswith("/arms")]:
+            click.echo(f"'vitlab ui NAME' opens another study: {list_some(others)}.")
         if host not in ("127.0.0.1", "localhost", "::1"):
             click.echo("No authentication: anyone who can reach this port can read and delete results.")
         click.echo(f"MLflow runs at {base}; Ctrl-C stops it. A cross closes its assistant, at the right.")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import textwrap
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from urllib.parse import quote, urlencode
 
+from vitlab.report.formats import parts_to_text
+from vitlab.report.phrasing import Column
 from vitlab.trackers import service
 
 if TYPE_CHECKING:
@@ -28,8 +31,8 @@ if TYPE_CHECKING:
 
 TAG = "mlflow.sharedViewState"  #: experiment tag that stores a view, followed by a dot and the view's id in links
 
-ARMS, TRIALS, SUMMARY = "vitlab-arms", "vitlab-trials", "vitlab-summary"
-"""Ids of the views: arms as means over their seeds; every trial by itself; the experiment of summaries."""
+ARMS, TRIALS, RUNS, SUMMARY = "vitlab-arms", "vitlab-trials", "vitlab-runs", "vitlab-summary"
+"""Ids of the views: arms as means over their seeds; every trial by itself; all runs; the experiment of summaries."""
 
 ORDER = "vitlab.order"
 """Tag by which runs are sorted: the first seed of every arm precedes the second, because the page loads few runs.  Runs
@@ -45,7 +48,7 @@ RUN_NAME, ROOT = "attributes.`Run Name`", "tags.`vitlab.root`"  #: columns of th
 PALETTE = 29  #: number of colours in the page's palette
 
 LIMIT = 20_000  #: maximum length of an experiment tag in MLflow
-RUNS = 100  #: maximum number of bars in one chart
+BARS = 100  #: maximum number of bars in one chart
 
 AXES = 8  #: maximum number of parameters on one parallel plot
 GROUPS = (("Final values", ("final/", "best/")), ("Curves", ("val/", "train/")), ("Cost", ("cost/",)))
@@ -73,7 +76,7 @@ class View:
     """A saved view of a comparison page."""
 
     title: str
-    kind: str  #: the ``vitlab.kind`` of the runs to show
+    kind: str  #: the ``vitlab.kind`` of the runs to show; empty for all
     charts: Sequence[Section]
     columns: Sequence[str]  #: columns of the table, such as ``tags.`seed```
     axes: tuple[Sequence[str], Sequence[str]] = ((), ())
@@ -84,9 +87,9 @@ class View:
 
 
 def comparison_link(experiment: str, view: str) -> str:
-    """Return the address, on its server, of a comparison page with a saved view: a table of the arms, else charts."""
-    mode = "TABLE" if view == SUMMARY else "CHART"
-    return f"#/experiments/{experiment}/runs{TRAINING}&compareRunsMode={mode}&viewStateShareKey={view}"
+    """Return the address, on its server, of a page with a saved view: charts of arms or trials, or else a table."""
+    mode = "&compareRunsMode=CHART" if view in (ARMS, TRIALS) else ""
+    return f"#/experiments/{experiment}/runs{TRAINING}{mode}&viewStateShareKey={view}"
 
 
 def save_views(client: MlflowClient, experiment_id: str, views: Mapping[str, View]) -> int:
@@ -172,7 +175,7 @@ def view_state(view: View) -> Json:
         ]
     by_arm = {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": GROUP}]}
     return {
-        "searchFilter": f"tags.`vitlab.kind` = '{view.kind}'",
+        "searchFilter": view.kind and f"tags.`vitlab.kind` = '{view.kind}'",
         "orderByKey": f"tags.`{ORDER}`",
         "orderByAsc": True,
         "selectedColumns": list(view.columns),
@@ -201,7 +204,7 @@ def encode_view(view: View, created_ms: int) -> str:
 
 
 def _chart(kind: str, name: str, section: str, **fields: object) -> Json:
-    common = {"metricSectionId": section, "deleted": name in NOT_COMPARED, "runsCountToCompare": RUNS}
+    common = {"metricSectionId": section, "deleted": name in NOT_COMPARED, "runsCountToCompare": BARS}
     return {"uuid": f"vitlab-{name}", "type": kind, **common, **fields}
 
 
@@ -218,10 +221,8 @@ NOTE = "mlflow.note.content"
 MORE = "\n\n*The rest is in the report.*\n"
 SMALL = "report/small"
 """Artifact folder of the pictures scaled to the page, which does not scale them itself."""
-WIDTH = 860  #: width of these pictures in pixels
+WIDTH, TABLE = 860, 139  #: widths of these pictures in pixels, and of tables in characters
 TRAINING = "?workflowType=machine_learning"  #: selects the training view; the default view is for language models
-LIST = f"runs{TRAINING}&orderByKey=tags.%60{ORDER}%60&orderByAsc=true"
-"""Page of an experiment with the list of its runs in their order; else the page sorts them by time."""
 
 
 def file_link(experiment: str, run: str, file: str) -> str:
@@ -285,11 +286,23 @@ def shrink_pictures(pictures: Iterable[Path], folder: Path) -> None:
 
 
 def _adapt_markdown(markdown: str, run: str) -> str:
-    """Link pictures to the run's files and convert escapes to a form that MLflow's Markdown supports."""
-    text = re.sub(r"\\([<>&$#|])", lambda match: f"&#{ord(match[1])};", markdown)
-    text = text.replace(" | ", "\N{NO-BREAK SPACE} | \N{NO-BREAK SPACE}")  # the page sets cells side by side
+    """Link pictures to the run's files, and convert tables and escapes to what MLflow's Markdown supports."""
+    text = re.sub(r"(?:^\|.*\n)+", lambda match: _table_as_text(match[0]), markdown, flags=re.MULTILINE)
+    text = re.sub(r"\\([<>&$#|])", lambda match: f"&#{ord(match[1])};", text)
     picture = re.compile(r"^!\[([\w ]*)\]\((\w+\.png)\)$", re.MULTILINE)
     return picture.sub(lambda match: _picture(match[1], match[2], run), text)
+
+
+def _table_as_text(table: str) -> str:
+    """Return a Markdown table as a block of code; in a table, the page would break words, and align no number."""
+    lines = [
+        [re.sub(r"\\(.)", r"\1", cell) for cell in re.split(r" *(?<!\\)\| *", line)[1:-1]]
+        for line in table.splitlines()
+    ]
+    columns = [
+        Column(title, tuple(cells), right=rule.endswith(":")) for title, rule, *cells in zip(*lines, strict=True)
+    ]
+    return textwrap.indent(parts_to_text(columns, width=TABLE), "    ")
 
 
 def _picture(title: str, file: str, run: str) -> str:

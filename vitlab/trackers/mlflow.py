@@ -13,7 +13,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -32,6 +32,9 @@ from vitlab.trackers.service import parse_uri, reason_to_confirm
 from vitlab.trackers.trials import FAILED, FINISHED, RUNNING, SCHEDULED, RunMark, TrialRuns, count_files, send_files
 
 log = logging.getLogger(__name__)
+
+NO_REPORT = "No report yet"
+"""In the place of an answer."""
 
 
 @tracker.register("mlflow")
@@ -116,6 +119,7 @@ class MlflowTracker(Replay):
                 if not final and self._runs is not runs_before and self._session.studies:
                     self._session.update_study_run(RUNNING)
                 self._save_views()
+                self._describe_if_unreported()
             return link
         except Exception as error:
             self._runs = None
@@ -143,12 +147,10 @@ class MlflowTracker(Replay):
         page = service.ensure_experiment(client, name, self.address, f"{name}/trials", {"vitlab.study": name})
         experiment, version = page.experiment_id, self.plan.version
         if page.tags.get("vitlab.version") != version:
-            question = dashboard.escape_markdown(self.plan.question or name)
-            links = " \N{MIDDLE DOT} ".join([*_page_links(experiment), self._origin])
-            note = f"No report yet: {question}\n\n{links}"
-            service.set_experiment_tag(client, page, dashboard.NOTE, note)
+            service.set_experiment_tag(client, page, dashboard.NOTE, NO_REPORT)
             summary = client.get_experiment_by_name(f"{name}/arms")
             if summary is not None and summary.lifecycle_stage == "active":  # with an earlier version's answer
+                note = dashboard.markdown_link(NO_REPORT, dashboard.comparison_link(experiment, dashboard.ARMS))
                 service.set_experiment_tag(client, summary, dashboard.NOTE, note)
                 arms.deliver_summaries(client, summary.experiment_id, self._root, self._metric, {})
             service.set_experiment_tag(client, page, "vitlab.version", version)
@@ -196,7 +198,7 @@ class MlflowTracker(Replay):
         files = {path.name: path for path in report}
         stored = read_json(files["report.json"], require_mapping) if "report.json" in files else None
         content = stored or {"arms": (), "answers": ()}
-        answer = arms.summarize_report(content) or "No report yet"
+        answer = arms.summarize_report(content) or NO_REPORT
         place = curves
         if summaries := arms.summarize_arms(self.plan, content["arms"], self._root):
             name, tags = f"{self.plan.study}/arms", {"vitlab.study": self.plan.study}
@@ -272,16 +274,28 @@ class MlflowTracker(Replay):
         headline = self.plan.analysis.metric
         first = [f"final/{headline}", f"best/{headline}", headline, "train/loss"]
         charts = dashboard.sort_metrics_into_sections(metrics, headline, first)
-        finals = [name for section in charts for name in section.metrics if name.startswith("final/")]
-        columns = [*(f"metrics.`{name}`" for name in finals[:5]), "tags.`arm`", "tags.`seed`"]
         # The page colours the lines by the last axis.  Costs follow from the options that vary.
         outcomes = ["final/train/loss", f"final/test/{headline.partition('/')[2]}", *first[:2]]
-        axes = self._varied_params(), [name for name in dict.fromkeys(outcomes) if name in metrics]
+        outcomes = [name for name in dict.fromkeys(outcomes) if name in metrics]
+        columns = [*(f"metrics.`{name}`" for name in reversed(outcomes)), "tags.`arm`", "tags.`seed`"]
+        axes = self._varied_params(), outcomes
+        trials = dashboard.View("Every trial", "trial", charts, columns, axes, images=images)
         views = {
             dashboard.ARMS: dashboard.View("Arms, as means over seeds", "trial", charts, columns, groups=groups),
-            dashboard.TRIALS: dashboard.View("Every trial", "trial", charts, columns, axes, images=images),
+            dashboard.TRIALS: trials,
+            dashboard.RUNS: replace(trials, title="List of runs", kind=""),
         }
         self.delivered["views"] += dashboard.save_views(session.client, session.experiment, views)
+
+    def _describe_if_unreported(self) -> None:
+        """Describe a study without a report, with the number of its finished trials."""
+        client, experiment = self._session.client, self._session.experiment
+        page = client.get_experiment(experiment)
+        if page.tags.get(dashboard.NOTE, "").startswith(NO_REPORT):
+            question = dashboard.escape_markdown(self.plan.question or self.plan.study)
+            links = " \N{MIDDLE DOT} ".join([*_page_links(experiment), self._origin])
+            text = f"{NO_REPORT}, {self._status_and_progress()[1]}: {question}\n\n{links}"
+            service.set_experiment_tag(client, page, dashboard.NOTE, text)
 
     def _varied_params(self) -> list[str]:
         """Return the parameters in which arms differ."""
@@ -326,7 +340,7 @@ def _page_links(experiment: str) -> list[str]:
     return [
         f"[curves of arms]({dashboard.comparison_link(experiment, dashboard.ARMS)})",
         f"[curves of every trial]({dashboard.comparison_link(experiment, dashboard.TRIALS)})",
-        f"[list of runs](#/experiments/{experiment}/{dashboard.LIST})",
+        f"[list of runs]({dashboard.comparison_link(experiment, dashboard.RUNS)})",
     ]
 
 

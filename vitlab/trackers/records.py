@@ -6,7 +6,6 @@ nothing.  Final values are stored under ``final/`` at step 0, for which MLflow d
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -72,7 +71,7 @@ def trial_tags(plan: Plan, planned: Planned, kind: str) -> dict[str, str]:
         kind: ``trial``, ``prerequisite`` or ``tuning``.
     """
     trial = planned.trial
-    values = {
+    return {
         **({"arm": planned.arm, "vitlab.arm": planned.arm} if planned.arm else {}),
         "seed": str(planned.seed),
         "vitlab.study": plan.study,
@@ -80,12 +79,8 @@ def trial_tags(plan: Plan, planned: Planned, kind: str) -> dict[str, str]:
         "vitlab.trial": trial.key,
         "vitlab.code": trial.code,
         "vitlab.data": trial.data or ABSENT,
-        "vitlab.origins": ", ".join(trial.origins),
-        "vitlab.seeds": json.dumps(dict(trial.seeds)),
         **display_tags(plan.arms, planned.arm, planned.seed),
     }
-    values |= {f"vitlab.needs.{role}": dependency for role, dependency in trial.needs.items()}
-    return {name: truncate(value) for name, value in values.items()}
 
 
 def display_tags(arms: Sequence[Arm], arm: str, seed: int = 0) -> dict[str, str]:

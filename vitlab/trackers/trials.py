@@ -26,11 +26,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vitlab.errors import UserError
 from vitlab.planning.values import Plan
+from vitlab.report.phrasing import Scale
+from vitlab.spec.design import format_value
 from vitlab.spec.tree import parse_as
 from vitlab.store.files import read_stored, write_bytes
 from vitlab.store.result import Ending
 from vitlab.trackers import files_within, records
-from vitlab.trackers.dashboard import ORDER
+from vitlab.trackers.dashboard import NOTE, ORDER, escape_markdown
 from vitlab.trackers.records import Point
 from vitlab.trackers.replay import Cursor, TrackedTrial, TrialUpdate, trial_identity
 
@@ -228,9 +230,8 @@ class TrialRuns:
                 content.tags |= records.start_tags(event)
                 if mark is None and "effective_batch_size" in event.body:  # parameters are immutable
                     content.params["train.effective_batch_size"] = str(event.body["effective_batch_size"])
-        if end is not None and end.reason:
-            diverged = "diverged: " * (end.how == Ending.DIVERGED)
-            content.tags["mlflow.note.content"] = diverged + end.reason
+        if end is not None or mark is None or not mark.has_result:
+            content.tags[NOTE] = self._describe_trial(news)
         if result is not None:
             content.tags |= records.result_tags(result)
             if mark is None or not mark.has_result:  # else of a trial that was trained again, with equal values
@@ -243,6 +244,24 @@ class TrialRuns:
             self._stage_files(news, content, place)
             content.files = sum(path.is_file() for path in place.rglob("*"))
         return content
+
+    def _describe_trial(self, news: TrialUpdate) -> str:
+        """Return how a trial ended, with the study's metric, and then its arm, its seed and what the arm varies."""
+        planned, end, analysis = news.item.planned, news.end, self.plan.analysis
+        ending = "in training"
+        if end is not None:
+            ending = {Ending.STOPPED: "stopped; the next vitlab run resumes it"}.get(end.how, end.how)
+            if end.reason:
+                ending += f": {end.reason}"
+            elif end.result is not None:
+                value = end.result.outcome.value(analysis.metric, analysis.at, analysis.goal)
+                scale = Scale.of(analysis.metric, self.plan.units)
+                text = scale.number(value, scale.decimals_for_values([value], 1, 4))
+                ending += f": {'best ' * (analysis.at == 'best')}{scale.metric} {text} {scale.unit}".rstrip()
+        values = next((arm.values for arm in self.plan.arms if arm.name == planned.arm), {})
+        options = "".join(f"; {path}: {format_value(value)}" for path, value in values.items())
+        what = f"seed {planned.seed} of {'arm ' * bool(planned.arm)}{news.item.name.rpartition('/')[0]}{options}"
+        return records.truncate("\n\n".join(map(escape_markdown, [ending, what])))
 
     def _stage_files(self, news: TrialUpdate, content: _Content, place: Path) -> None:
         """Write the files of an ended trial, and its pictures as MLflow's images."""
