@@ -650,8 +650,9 @@ def test_list_of_runs_tells_versions_apart(done: Runs) -> None:
     [link] = re.findall(r"\[list of runs\]\(([^)]*)\)", page.tags["mlflow.note.content"])
     [view] = parse_qs(link.partition("?")[2])["viewStateShareKey"]
     state = json.loads(json.loads(page.tags[f"{dashboard.TAG}.{view}"])["state"])
-    columns = ["metrics.`final/val/accuracy`", "metrics.`final/test/accuracy`", "metrics.`final/train/loss`"]
-    assert state["selectedColumns"][:3] == columns and "compareRunsMode" not in link, "the page's default is a table"
+    names = ("best/val/accuracy", "final/val/accuracy", "final/test/accuracy", "final/train/loss")
+    assert state["selectedColumns"][:4] == [f"metrics.`{name}`" for name in names]
+    assert "compareRunsMode" not in link, "the page's default is a table"
     order = f"{state['orderByKey']} {'ASC' if state['orderByAsc'] else 'DESC'}"
     listed = done.client.search_runs([page.experiment_id], state["searchFilter"], order_by=[order])
     assert [run.info.run_name for run in listed] == [

@@ -275,10 +275,10 @@ class MlflowTracker(Replay):
         first = [f"final/{headline}", f"best/{headline}", headline, "train/loss"]
         charts = dashboard.sort_metrics_into_sections(metrics, headline, first)
         # The page colours the lines by the last axis.  Costs follow from the options that vary.
-        outcomes = ["final/train/loss", f"final/test/{headline.partition('/')[2]}", *first[:2]]
-        outcomes = [name for name in dict.fromkeys(outcomes) if name in metrics]
+        outcomes = dict.fromkeys(["final/train/loss", f"final/test/{headline.partition('/')[2]}", *first[:2]])
+        axes = self._varied_params(), [name for name in outcomes if name in metrics]
+        # The page leaves out columns of metrics that no run has yet.
         columns = [*(f"metrics.`{name}`" for name in reversed(outcomes)), "tags.`arm`", "tags.`seed`"]
-        axes = self._varied_params(), outcomes
         trials = dashboard.View("Every trial", "trial", charts, columns, axes, images=images)
         views = {
             dashboard.ARMS: dashboard.View("Arms, as means over seeds", "trial", charts, columns, groups=groups),
