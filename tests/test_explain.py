@@ -1,5 +1,6 @@
 """Tests of explanations: numbers against formulas or float64 computations, and checks of figures."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.driver.session import Watch
 from vitlab.errors import SpecError, UserError
 from vitlab.explaining import one_image, pictures
-from vitlab.explaining.attribution import integrated_gradients
+from vitlab.explaining.attribution import integrated_gradients, patch_grid
 from vitlab.explaining.capture import capture
 from vitlab.explaining.measures import (
     attention_distance,
@@ -34,6 +35,9 @@ from vitlab.explaining.one_image import Subject, common_scales, draw, explain, w
 from vitlab.explaining.pictures import Map, Scale
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.models import ViT
+from vitlab.models.baselines import Prior
+from vitlab.models.convnet import ResNet8
+from vitlab.report.sections.explained import reason_file
 
 
 def geometry(image: int, patch: int, prefix: tuple[str, ...] = ("class",)) -> Geometry:
@@ -207,9 +211,12 @@ def test_captured_maps_include_bias_and_rotation(position: str, attention: str) 
 def test_attention_without_maps_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     built = tiny(attention="sdpa")
     monkeypatch.setattr(SDPA, "maps", Attention.maps)
-    with pytest.raises(UserError, match="no attention maps to explain: SDPA has no attention weights"):
-        capture(built, torch.zeros(1, 3, 8, 12))
+    captured = capture(built, torch.zeros(1, 3, 8, 12))
+    assert (captured.maps_LBHTT, captured.no_maps) == ((), "SDPA has no attention weights")
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in built.modules())
+    explanation = explain(built, torch.ones(1, 3, 8, 12), torch.rand(8, 12, 3), (), Subject("m", "i"))
+    assert list(explanation.maps) == ["attribution"] and len(explanation.norms) == 3
+    assert explanation.similarity_YXYX is not None and explanation.no_attention == captured.no_maps
 
 
 def test_rollout_of_half_precision_maps_is_computed_in_float32() -> None:
@@ -260,7 +267,9 @@ def test_scale_of_shares_has_a_mark_at_the_mean_of_each_map() -> None:
 
 
 def test_panels_name_their_class_keep_percents_whole_and_leave_the_caption_free() -> None:
-    facts = {f"number {index}": "1.5 %" for index in range(6)}
+    facts = dict.fromkeys(("largest_share", "mean_share", "sum", "logit_difference", "probability"), 0.015)
+    facts |= {f"without_{name}": 0.015 for name in ("largest", "random_mean", "random_lowest", "random_highest")}
+    facts |= {"class": "c", "patches_removed": 4}
     panels = {
         f"model {label}, seed 0": pictures.Panel(
             np.zeros((8, 8, 3)),
@@ -289,8 +298,6 @@ def test_tiles_are_the_pictures_with_a_gap_after_each_and_ticks_in_their_middle(
         middle = left + (right - left) * (6 * head + 2.5) / 18, top + (bottom - top) * (5 * block + 2) / 10
         assert middle == pytest.approx((head + 1, block + 1))
     assert shown.mask.sum() == 10 * 18 - maps.size
-    own = pictures.draw_head_maps(maps, None, query="class token").axes[0].images[0].get_array()
-    np.testing.assert_allclose(own[:4, :5], maps[0, 0] / maps[0, 0].max())
 
 
 def test_large_grey_image_becomes_small_picture_in_colour() -> None:
@@ -351,6 +358,33 @@ def test_attribution_equals_finite_differences_along_the_line() -> None:
     torch.testing.assert_close(integrated_gradients(model, x, 1, nodes=128)[0], expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize(("side", "squares"), [(8, 8), (28, 14), (30, 10), (224, 14)])
+def test_model_without_patches_has_the_most_squares_that_divide_its_image(side: int, squares: int) -> None:
+    model = ResNet8(DataInfo(image=(side, side), channels=1, classes=3))
+    assert patch_grid(model, torch.zeros(1, 1, side, side)) == (squares, squares)
+
+
+def test_convnet_has_a_map_of_a_class_and_no_map_of_attention(tmp_path: Path) -> None:
+    model = ResNet8(DataInfo(image=(8, 8), channels=1, classes=3)).double()
+    model.initialise(0)
+    x = torch.randn(1, 1, 8, 8, generator=torch.Generator().manual_seed(4)).double()
+    values, difference = integrated_gradients(model, x, 1, nodes=512)
+    assert values.shape == (8, 8) and float(values.sum()) == pytest.approx(difference, rel=1e-2)
+    explanation = explain(model, x, torch.rand(8, 8, 1), (), Subject("m", "i"), target=1)
+    assert list(explanation.maps) == ["attribution"] and explanation.no_attention == "a ResNet8 is not a ViT"
+    names = {file.name for file in draw(explanation, tmp_path, common_scales([explanation])).files}
+    assert names == {"attribution.csv", "predictions.csv"}
+    with pytest.raises(UserError, match="nothing to draw: a ResNet8 is not a ViT, and its head was trained without"):
+        explain(model, x, torch.rand(8, 8, 1), (), Subject("m", "i"), head="untrained")
+
+
+def test_model_that_does_not_look_at_the_image_has_a_map_of_zeros() -> None:
+    values, difference = integrated_gradients(
+        Prior(DataInfo(image=(8, 8), channels=1, classes=3)), torch.ones(1, 1, 8, 8), 1
+    )
+    assert not values.any() and difference == 0
+
+
 def test_attribution_says_when_the_logit_jumps_between_the_images() -> None:
     """Merged pairs change on the way, so the sum is not the difference, and both are written below the map."""
     model = tiny(image=(32, 32), depth=4, block={"type": "token_merging", "tokens": 8})
@@ -401,9 +435,8 @@ def test_a_quarter_of_the_patches_is_left_out_the_largest_ones_and_random_ones()
     model, x = tiny(image=(16, 16)), torch.ones(1, 3, 16, 16)
     seen: list[torch.Tensor] = []
     model.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0][:, 0, ::4, ::4] == 0))
-    facts = one_image._add_occlusion_checks({"m": rollout_map(np.eye(4))}, model, x, 2, {"whole": "25.0 %"}, "trained")[
-        "m"
-    ].facts
+    whole = {"class": "c", "probability": 0.25}
+    one = one_image._add_occlusion_checks({"m": rollout_map(np.eye(4))}, model, x, 2, whole, "trained")["m"]
     [hidden] = seen
     assert hidden[0].equal(torch.eye(4) == 1)
     assert hidden.sum((1, 2)).tolist() == [4] * (1 + one_image.RANDOM) and len(hidden[1:].unique(dim=0)) > 10
@@ -412,7 +445,10 @@ def test_a_quarter_of_the_patches_is_left_out_the_largest_ones_and_random_ones()
         percent = 100 * model.eval()(painted).logits.softmax(1)[:, 2]
     of_random = f"{percent[1:].mean():.1f} % ({percent[1:].min():.1f} to {percent[1:].max():.1f})"
     without = {"without its 4 largest patches": f"{percent[0]:.1f} %", "without 4 random ones": of_random}
-    assert facts == {"whole": "25.0 %", **without}
+    assert one.facts == {"probability of class c": "25.0 %", **without}
+    shares = [one.numbers[f"without_{name}"] for name in ("largest", "random_mean", "random_lowest", "random_highest")]
+    expected = [float(each) for each in (percent[0], percent[1:].mean(), percent[1:].min(), percent[1:].max())]
+    assert [100 * share for share in shares] == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("head", ["trained", "multilabel"])
@@ -446,13 +482,19 @@ def test_common_scales_cover_all_maps_of_a_kind(tmp_path: Path) -> None:
         assert {each.maps[name].scale for each in drawn} == {Scale(low * max(largest), max(largest))}
         assert [each.maps[name].scale.high for each in all_of] == largest, "without common scales, each has its own"
     assert scales["heads"] == Scale(0, max(float(each.heads["class"].max()) for each in all_of))
+    assert scales["norms"].high == max(norms.ratio for each in all_of for norms in each.norms)
+    [top] = {pictures.draw_norm_ratios(np.array([1.0, ratio]), Scale(0, 3)).axes[0].get_ylim()[1] for ratio in (2, 3)}
+    assert top >= 3, "figures of one scale have one axis"
+    distances = [pictures.draw_distances(each.distance_LH, scales["distance"], uniform=1.0) for each in all_of]
+    assert len({figure.axes[0].get_ylim() for figure in distances}) == 1
 
 
 def test_map_without_a_large_value_is_noted_as_faint_on_a_common_scale() -> None:
-    one = Map.of("rollout", "m", np.full((2, 2), 0.02), {"largest share": "2.0 %"})
-    assert one.with_scale(one.scale) == one
-    assert "colours" not in one.with_scale(Scale(0.0, 0.079)).facts
-    assert one.with_scale(Scale(0.0, 0.081)).facts["colours"] == "faint on the common scale; --scale own shows them"
+    one = Map.of("rollout", "m", np.full((2, 2), 0.02), {"largest_share": 0.02, "mean_share": 0.02})
+    assert one.facts == {"largest share": "2.0 %, 1.0 x the mean"}
+    assert "colours" not in one._replace(scale=Scale(0.0, 0.079)).facts
+    faint = one._replace(scale=Scale(0.0, 0.081)).facts
+    assert faint["colours"] == "faint on the common scale; --scale own shows them"
 
 
 @pytest.mark.parametrize(
@@ -553,7 +595,7 @@ def test_large_grid_draws_every_second_position(tmp_path: Path) -> None:
 
 
 def test_axis_labels_stay_inside_picture() -> None:
-    figure = pictures.draw_norm_ratios(np.ones(3))
+    figure = pictures.draw_norm_ratios(np.ones(3), Scale(0, 1))
     figure.draw_without_rendering()
     for label in (figure.axes[0].yaxis.label, figure.axes[0].xaxis.label):
         box = label.get_window_extent()
@@ -579,7 +621,13 @@ def test_side_by_side_draws_each_model_for_shared_tokens(tmp_path: Path, monkeyp
     captions: list[str] = []
     monkeypatch.setattr("vitlab.explaining.pictures.add_caption", lambda figure, text: captions.append(text))
     files = write_side_by_side(explanations, "study s", tmp_path)
-    assert {file.name for file in files} == {"rollout_class.png", "rollout_mean.png", "attribution.png"}
+    assert {file.name for file in files} == {"rollout_class.png", "rollout_mean.png", "attribution.png", "maps.csv"}
+    numbers = pd.read_csv(tmp_path / "maps.csv").set_index(["model", "map"])
+    assert len(numbers) == 6 and not numbers.loc["by class"].loc["attribution", "largest_share"] > 0
+    for name, each in explanations.items():
+        for key, one in each.maps.items():
+            stored, expected = numbers.loc[(name, key)].dropna().to_dict(), dict(one.numbers)
+            assert stored.pop("class") == expected.pop("class") and stored == pytest.approx(expected)
     assert all(file.stat().st_size for file in files)
     assert captions == ["study s; image i"] * 3
 
@@ -601,7 +649,7 @@ def test_segmentation_is_drawn_beside_its_true_labels(tmp_path: Path) -> None:
         np.testing.assert_array_equal(pd.read_csv(tmp_path / name / "labels.csv"), expected_HW)
         assert str(subject) == f"{name}; image i"
     files = {file.name for file in write_side_by_side(explanations, "s", tmp_path)}
-    assert files == {"attribution.png", "rollout_mean.png", "labels.png"}
+    assert files == {"attribution.png", "rollout_mean.png", "labels.png", "maps.csv"}
     figure = pictures.draw_label_maps(
         image.numpy(), {"two": expected_HW}, labels=("a", "b", "c", "d"), truth_HW=label_HW
     )
@@ -653,7 +701,7 @@ def test_failed_explanation_leaves_no_files(tmp_path: Path, monkeypatch: pytest.
         (folder / "half.png").touch()
         raise OSError("No space")
 
-    monkeypatch.setattr("vitlab.runner.models.load_model", lambda folder: loaded)
+    monkeypatch.setattr(explanations, "load_model", lambda folder: loaded)
     monkeypatch.setattr(explanations, "load_test_images", lambda *_: examples)
     monkeypatch.setattr(one_image, "explain", lambda *arguments, **options: None)
     monkeypatch.setattr(explanations, "draw", fail)
@@ -696,12 +744,18 @@ def test_study_explains_first_seed_of_every_supported_arm(tmp_path: Path) -> Non
     assert (folder.path / "explain" / "test-3" / "rollout_class.png").exists()
     other = answer.plan.find("baseline", 1).trial
     assert not (answer.store.trial(other.key, other.code).path / "explain").exists()
-    assert [sentence for sentence in notes if "model=resnet8 is not explained" in sentence]
+    other = answer.plan.find("model=resnet8", 0).trial
+    names = {path.name for path in (answer.store.folder(other).path / "explain" / "test-3").iterdir()}
+    assert names == {"attribution.png", "attribution.csv", "maps.csv", "predictions.csv"}
 
     before = (folder.path / "explain" / "test-3").stat().st_mtime_ns
     vitlab.run(file, out=tmp_path / "out", changes={"run.explain": [3, 400]}, watch=Ear())
     assert (folder.path / "explain" / "test-3").stat().st_mtime_ns == before
     assert any("no test image 400: the split has 360" in sentence for sentence in notes)
+    reason = reason_file(answer.store.folder(trial))
+    assert json.loads(reason.read_text()) == "there is no test image 400: the split has 360, counted from 0"
+    vitlab.run(file, out=tmp_path / "out", changes={"run.explain": [3]})
+    assert not reason.exists()
     with pytest.raises(SpecError, match="needs stored weights"):
         vitlab.run(file, out=tmp_path / "out", changes={"run.explain": [3], "run.keep": "none"})
 

@@ -67,6 +67,7 @@ from vitlab.report.page import trial_columns
 from vitlab.report.report import state_digest
 from vitlab.report.sections import Findings, Image, all_sections, curves
 from vitlab.report.sections.arms import arm_columns as arm_columns
+from vitlab.report.sections.explained import reason_file
 from vitlab.report.sections.further_metrics import MetricOfArm
 from vitlab.spec import Analysis, Choice
 from vitlab.statistics.replicates import mean_interval
@@ -1314,9 +1315,10 @@ def test_attention_pictures_are_in_page(tmp_path, undrawn):
         f"data:image/png;base64,{base64.b64encode(pixels).decode()}"
     ] * 3
     assert images[0]["alt"] == "Test image 3, attention of the class token, baseline, seed 0"
+    reason_file(store.folder(plan.trials[5].trial)).write_text('"it kept no weights (run.keep)"')
+    assert report.read_report_if_current(plan, store, "html") is None
     [note] = [note for note in document(plan, store)["notes"] if "What models look at" in note]
-    others = sorted({trial.arm for trial in plan.trials} - {"baseline", "position=none"})
-    assert note.startswith(f"Not in What models look at: {'; '.join(others)}. 'vitlab explain ")
+    assert note == "Not in What models look at: position=none: it kept no weights (run.keep)."
 
 
 def test_study_without_results_is_reported(tmp_path):

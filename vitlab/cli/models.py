@@ -63,7 +63,7 @@ TEST = "test:"
     "--scale",
     type=click.Choice(["shared", "own"]),
     default="shared",
-    help="Scale of the colours: one for all maps of a kind, or an own one for each map.",
+    help="Scale of colours and axes: one for all maps and figures of a kind, or an own one for each.",
     show_default=True,
 )
 @loading_plugin_option
@@ -78,7 +78,7 @@ def explain_command(
     scale: str,
     out: Path,
 ) -> None:
-    """Show what the models of a study attend to in an image, and what they predict.
+    """Show what the models of a study attend to in an image, what speaks for a class, and what they predict.
 
     STUDY is a study that has been run (its file, name or folder; see --arm and --seed), and TRIAL the folder of a
     trial. Prints each prediction, and the address of a page with all models beside each other; the folder of the page
@@ -106,7 +106,7 @@ def explain_command(
 
     to /= to_safe_name(title)
     explanations: dict[str, dict[str, Explanation]] = {image: {} for image in shown}  #: by image and model
-    reasons: dict[str, str] = {}
+    reasons, no_attention = dict[str, str](), dict[str, str]()
     for name, subject, _, folder in models:
         try:
             explained = iterate_explanations(folder, subject, list(shown.values()), target)
@@ -114,7 +114,9 @@ def explain_command(
                 continue
             for image in shown:
                 say(f"explaining {name}, {image}")
-                explanations[image][name] = next(explained)
+                explanations[image][name] = each = next(explained)
+                if each.no_attention:
+                    no_attention[f"attention of {name}"] = each.no_attention
         except VitlabError as error:
             reasons[name] = str(error)
     if mistakes or not any(explanations.values()) or (reasons and (arms or is_trial)):
@@ -126,7 +128,8 @@ def explain_command(
         )
         # A seed that the study lacks is one mistake, however many arms there are.
         raise UserError(*dict.fromkeys(mistakes), *texts)
-    for name, reason in reasons.items():
+    not_explained = reasons | no_attention
+    for name, reason in not_explained.items():
         say(f"{name} is not explained: {reason}")
     rows, maps, files = list[dict[str, Any]](), list[dict[str, Any]](), list[Path]()
     every = (each for by_model in explanations.values() for each in by_model.values())
@@ -145,13 +148,16 @@ def explain_command(
             truth = each.subject.class_name
             model_and_image = {"model": name, "image": image}
             rows.append({**model_and_image, "true": truth, "predicted": predicted, "probability": share})
-            maps += [{**model_and_image, "map": key, **one.facts} for key, one in each.maps.items()]
+            maps += [{**model_and_image, "map": key, **one.numbers} for key, one in each.maps.items()]
             files += each.files
         files += write_side_by_side(by_model, title if is_trial else f"study {title}", of_image)
     page = to / "index.html"
     write_comparison_page(page, title, question, explanations, reasons)
     if wants_json():
-        print_json({"page": str(page), "predictions": rows, "maps": maps, "files": [str(file) for file in files]})
+        paths = [str(file) for file in files]
+        print_json(
+            {"page": str(page), "predictions": rows, "maps": maps, "files": paths, "not_explained": not_explained}
+        )
     else:
         click.echo(f"{_format_predictions(rows)}{page}")
 

@@ -1,4 +1,4 @@
-"""Explanations of trained models: pictures of what they attend to.
+"""Explanations of trained models: pictures of what they attend to, and of what speaks for a class.
 
 They are computed from the kept weights, independently of training: old trials can be explained at any time, and
 changes to the pictures require no retraining.
@@ -32,9 +32,10 @@ from vitlab.registry import slot
 from vitlab.registry.options import check_arguments
 from vitlab.report.api import open_study
 from vitlab.report.page import fill_template, png_address
-from vitlab.runner.models import load_vit
+from vitlab.report.sections.explained import reason_file
+from vitlab.runner.models import load_model
 from vitlab.spec import Choice
-from vitlab.store.files import read_json, write_bytes
+from vitlab.store.files import read_json, write_bytes, write_json
 from vitlab.store.folders import OUT, Store, TrialFolder
 from vitlab.store.locks import Busy
 
@@ -50,6 +51,8 @@ UNTRAINED = (
 def explain_arms(plan: Plan, store: Store, indices: Sequence[int], say: Callable[[str], object]) -> None:
     """Explain images for the first seed of every arm whose trial has ended, unless already explained.
 
+    The reason why an arm is not explained is stored in the folder of its trial, for the report.
+
     Args:
         plan: the study.
         store: the store of its trials.
@@ -59,6 +62,7 @@ def explain_arms(plan: Plan, store: Store, indices: Sequence[int], say: Callable
     for arm, planned in plan.first_trials.items():
         folder = store.folder(planned.trial)
         missing = [index for index in indices if not (folder.path / "explain" / f"test-{index}").exists()]
+        reason_file(folder).unlink(missing_ok=True)
         if not missing or not folder.done():
             continue
         try:
@@ -69,6 +73,7 @@ def explain_arms(plan: Plan, store: Store, indices: Sequence[int], say: Callable
             say(f"{arm} is not explained: another process is writing its trial; run again to explain it")
         except (VitlabError, NotImplementedError) as error:
             say(f"{arm} is not explained: {error}")
+            write_json(reason_file(folder), str(error))
 
 
 def write_explanations_to_trial(folder: TrialFolder, indices: Sequence[int]) -> None:
@@ -77,7 +82,7 @@ def write_explanations_to_trial(folder: TrialFolder, indices: Sequence[int]) -> 
     The caller holds the trial's lease.
 
     Raises:
-        UserError: if the trial's model has no attention, or the test split has no such image.
+        UserError: if the test split has no such image, or there is nothing to draw of the model.
         WeightsError: if the trial kept no weights.
     """
     # The caption names no arm or study, because the same trial may belong to several.
@@ -120,7 +125,7 @@ def explain(
         out: the output folder.
 
     Raises:
-        UserError: if there is no such trial or image, or its model has no attention.
+        UserError: if there is no such trial, image or class, or nothing to draw of its model.
         WeightsError: if it kept no weights.
     """
     plan, store = open_study(path, out=out)
@@ -173,7 +178,7 @@ def iterate_explanations(
     """
     if not folder.weights_file.is_file():
         raise WeightsError("it kept no weights (run.keep)" if folder.done() else UNTRAINED)
-    model, transform = load_vit(folder)
+    model, transform = load_model(folder)
     trial, info, mistakes = read_json(folder.spec), transform.input_spec.info, list[str]()
     objective: Any = slot("objective").get(Choice.parse(trial["spec"]["train"]["objective"]).type)
     head: Head = "multilabel" if info.task == "multilabel" else "trained"

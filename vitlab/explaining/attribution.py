@@ -1,7 +1,7 @@
 """Attribution of the logit of a class to patches, by integrated gradients.
 
 Sundararajan, Taly and Yan 2017, arXiv:1703.01365.  The values depend on the function that a model computes, not on its
-attention weights, so they can be compared between attentions, heads and positions.
+attention weights, so they exist for every model, and can be compared between attentions, heads and positions.
 
 B images (1 in arguments), C channels, H rows and W columns of pixels, Y and X rows and columns of patches, K classes.
 """
@@ -10,14 +10,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlab.models.contract import evaluation_mode
-from vitlab.models.vit import ViT
+from vitlab.models.contract import Model, evaluation_mode
 
 NODES = 32  #: images on the line from the plain image to the image, at which gradients are taken
 BATCH = 8  #: images of these at once
+SQUARES = 14  #: most patches along a side of a model without patches: those of a ViT/16 at 224 pixels
 
 
-def integrated_gradients(model: ViT, x_BCHW: Tensor, label: int, nodes: int = NODES) -> tuple[Tensor, float]:
+def patch_grid(model: Model, x_BCHW: Tensor) -> tuple[int, int]:
+    """Return rows and columns of a model's patches, or of the most squares, up to ``SQUARES``, that divide a side."""
+    if model.geometry is not None:
+        return model.geometry.grid
+    rows, columns = (max(n for n in range(1, SQUARES + 1) if side % n == 0) for side in x_BCHW.shape[2:])
+    return rows, columns
+
+
+def integrated_gradients(model: Model, x_BCHW: Tensor, label: int, nodes: int = NODES) -> tuple[Tensor, float]:
     """Return what each patch adds to the logit of a class, from a plain image of the mean colour to this image.
 
     The gradient of the logit is averaged over the straight line from the plain image, which normalisation makes zeros,
@@ -39,9 +47,9 @@ def integrated_gradients(model: ViT, x_BCHW: Tensor, label: int, nodes: int = NO
     with evaluation_mode(model), torch.enable_grad():
         for place_B, weight_B in zip(torch.split(places, BATCH), torch.split(weights, BATCH), strict=True):
             at_BCHW = (x_BCHW * ((place_B + 1) / 2).to(x_BCHW.dtype)).requires_grad_()
-            (slope_BCHW,) = torch.autograd.grad(logit(at_BCHW).sum(), at_BCHW)
+            (slope_BCHW,) = torch.autograd.grad(logit(at_BCHW).sum(), at_BCHW, materialize_grads=True)
             gradient_CHW += (weight_B / 2 * slope_BCHW.double()).sum(0)
         of_image, of_plain = logit(torch.cat([x_BCHW, torch.zeros_like(x_BCHW)])).tolist()
-    rows, columns = model.geometry.grid
+    rows, columns = patch_grid(model, x_BCHW)
     part_HW = (gradient_CHW * x_BCHW[0].double()).sum(0)
     return part_HW.reshape(rows, part_HW.shape[0] // rows, columns, -1).sum((1, 3)), of_image - of_plain

@@ -16,9 +16,7 @@ from torch import Tensor, nn
 
 from vitlab.components.attention import Attention
 from vitlab.components.block import Block
-from vitlab.errors import UserError
-from vitlab.geometry import Geometry
-from vitlab.models.contract import evaluation_mode
+from vitlab.models.contract import Model, evaluation_mode
 from vitlab.models.vit import ViT
 
 
@@ -27,18 +25,15 @@ class Captured:
     """The recorded values of a forward pass over a batch."""
 
     maps_LBHTT: tuple[Tensor, ...]  #: attention weights, one (B, H, T, T) per block; every row sums to 1
+    no_maps: str  #: the reason why there are no maps; empty if there are
     tokens_LBTD: tuple[Tensor, ...]  #: tokens before the first block, then after each: one (B, T, D) more than blocks
     logits_by_head: Mapping[str, Tensor]  #: logits by name; ``""`` is the prediction
-    geometry: Geometry
 
 
-def capture(model: ViT, x_BCHW: Tensor) -> Captured:
-    """Run the model on a batch and record its attention maps and tokens.
+def capture(model: Model, x_BCHW: Tensor) -> Captured:
+    """Run the model on a batch and record the attention maps and tokens of a ViT, and of any model the logits.
 
     The model runs in evaluation mode, without gradients, in its own precision; its mode is restored.
-
-    Raises:
-        UserError: if an attention of the model has no maps.
     """
     calls: list[list[tuple[Attention, tuple[Any, ...]]]] = []  # of the attentions of each block
     received: list[Any] = []  # by each block from earlier ones
@@ -60,26 +55,29 @@ def capture(model: ViT, x_BCHW: Tensor) -> Captured:
         tokens.append(passed.unmerge_rows(x_BTD) if passes == "merged" and passed is not None else x_BTD)
 
     hooks = []
-    for block in cast("Iterable[Block]", model.blocks):
+    for block in cast("Iterable[Block]", model.blocks if isinstance(model, ViT) else ()):
         hooks += [block.register_forward_pre_hook(before_block), block.register_forward_hook(after_block)]
         attentions = [module for module in block.modules() if isinstance(module, Attention)]
         hooks += [attention.register_forward_pre_hook(before_attention) for attention in attentions]
     try:
         with evaluation_mode(model), torch.no_grad():
             logits_by_head = model.logits_by_head(model(x_BCHW))
+            maps, reason = list[list[Tensor]](), f"a {type(model).__name__} is not a ViT"
             try:
                 maps = [[module.maps(*arguments) for module, arguments in of_block] for of_block in calls]
             except NotImplementedError as error:
-                raise UserError(f"no attention maps to explain: {error}") from None
+                reason = str(error)
     finally:
         for hook in hooks:
             hook.remove()
     # One stack of maps is drawn as a table of blocks and heads.
-    if len({len(of_block) for of_block in maps}) != 1 or not maps[0]:
-        raise UserError(f"explanations need as many attention maps in each block; found {list(map(len, maps))}")
+    if maps and (len({len(of_block) for of_block in maps}) != 1 or not maps[0]):
+        maps, reason = [], f"its blocks have different numbers of attention maps: {list(map(len, maps))}"
+    if not maps:
+        return Captured((), reason, tuple(tokens), logits_by_head)
     by_block = [torch.cat(of_block, 1) for of_block in maps]  # several attentions of a block are more heads
     spread = [
         each if merged is None else merged.expand_attention_maps(each)
         for each, merged in zip(by_block, received, strict=True)
     ]
-    return Captured(tuple(spread), tuple(tokens), logits_by_head, model.geometry)
+    return Captured(tuple(spread), "", tuple(tokens), logits_by_head)

@@ -1,5 +1,7 @@
 """Explanation of one image: all analyses of a trained model, as pictures and tables.
 
+Every model with a trained head has a map of a class; maps of attention, distances, norms and positions are of a ViT.
+
 B images (1 here), L blocks, H heads, T tokens of which P stand before the patches, N patches, C classes.
 """
 
@@ -19,11 +21,12 @@ from torch.nn.functional import interpolate
 
 from vitlab.components.position import encodings_by_prefix
 from vitlab.components.position.additive import Additive
+from vitlab.errors import UserError
 from vitlab.explaining import measures, pictures
-from vitlab.explaining.attribution import integrated_gradients
+from vitlab.explaining.attribution import integrated_gradients, patch_grid
 from vitlab.explaining.capture import capture
 from vitlab.explaining.pictures import Array, Kind, Map, Scale
-from vitlab.models.contract import evaluation_mode
+from vitlab.models.contract import Model, evaluation_mode
 from vitlab.models.vit import ViT
 
 RANDOM = 16  #: choices of random patches, beside which a map's largest patches are hidden
@@ -56,10 +59,11 @@ class Explanation:
     subject: Subject
     image_HWC: Array  #: in [0, 1]
     maps: Mapping[str, Map]  #: by the name of their files
+    no_attention: str  #: the reason why there are no maps of attention; empty if there are
     heads: Mapping[str, Array]  #: token to its attention to patches, (L, H, rows, columns)
-    distance_LH: Array
+    distance_LH: Array  #: empty without maps of attention
     uniform_distance: float  #: of attention to all tokens alike
-    norms: Sequence[measures.Norms]  #: by depth
+    norms: Sequence[measures.Norms]  #: by depth; empty for a model without tokens
     similarity_YXYX: Array | None  #: of positions; None if none are added to tokens
     head: Head  #: how the model's head was trained
     predictions: Table | None  #: every class, best first; None for an untrained head
@@ -124,7 +128,7 @@ class Explanation:
 
 
 def explain(
-    model: ViT,
+    model: Model,
     x_BCHW: Tensor,
     image_HWC: Tensor,
     labels: tuple[str, ...],
@@ -136,7 +140,7 @@ def explain(
     """Compute everything that is drawn of a model and an image.
 
     Args:
-        model: a trained ViT.
+        model: a trained model.
         x_BCHW: the image as the model reads it, B = 1.
         image_HWC: the same image for display, in [0, 1].
         labels: names of the classes; numbers if empty.
@@ -145,42 +149,48 @@ def explain(
         target: the class whose logit is attributed to patches; by default the most probable one.
 
     Raises:
-        UserError: if the model's attention has no maps.
+        UserError: if there is no map of the model: it has no attention, and its head was not trained.
     """
     captured = capture(model, x_BCHW)
-    geometry, logits_BC, reads = captured.geometry, captured.logits_by_head[""], model.head.reads
-    by_block = [
-        measures.attention_to_patch_maps(maps_BHTT[0].double(), geometry, reads) for maps_BHTT in captured.maps_LBHTT
-    ]
-    maps = dict[str, Map]()
-    for token, map_BYX in measures.attention_to_patch_maps(
-        measures.rollout(captured.maps_LBHTT), geometry, reads
-    ).items():
-        values_YX = map_BYX[0].numpy()
-        largest, mean = float(values_YX.max()), float(values_YX.mean())
-        facts = {"largest share": f"{pictures.percent(largest)}, {largest / mean:.1f} x the mean"}
-        maps[f"rollout_{token}"] = Map.of("rollout", f"attention rollout, {token_title(token)}", values_YX, facts)
+    logits_BC = captured.logits_by_head[""]
+    maps, heads, distance_LH, uniform, norms = dict[str, Map](), dict[str, Array](), np.empty((0, 0)), 0.0, []
+    if isinstance(model, ViT):
+        geometry, reads, all_maps = model.geometry, model.head.reads, captured.maps_LBHTT
+        norms = [measures.token_norm_statistics(tokens_BTD, geometry) for tokens_BTD in captured.tokens_LBTD]
+        uniform = float(measures.patch_distances(geometry).mean()) * geometry.patches / geometry.tokens
+        if all_maps:
+            by_block = [measures.attention_to_patch_maps(each[0].double(), geometry, reads) for each in all_maps]
+            heads = {token: np.stack([of_block[token].numpy() for of_block in by_block]) for token in by_block[0]}
+            distance_LH = np.stack([measures.attention_distance(each, geometry)[0].numpy() for each in all_maps])
+            rolled = measures.attention_to_patch_maps(measures.rollout(all_maps), geometry, reads)
+            for token, map_BYX in rolled.items():
+                values_YX, title = map_BYX[0].numpy(), f"attention rollout, {token_title(token)}"
+                numbers = {"largest_share": float(values_YX.max()), "mean_share": float(values_YX.mean())}
+                maps[f"rollout_{token}"] = Map.of("rollout", title, values_YX, numbers)
     table = None
     if head != "untrained":
         probability_C = _probabilities(logits_BC, head)[0]
         table = _prediction_table(probability_C, labels, subject.class_name, head)
         label = table["class"][0] if target is None else target
         part_YX, difference = integrated_gradients(model, x_BCHW, label)
-        name = f"class {labels[label] if labels else label}"
-        one = Map.of("attribution", f"patches for (red) and against (blue) {name}", part_YX.numpy(), {})
-        numbers = {"sum of all patches": float(part_YX.sum()), "difference of the logits": difference}
-        maps["attribution"] = one._replace(facts={fact: one.scale.format(value) for fact, value in numbers.items()})
-        whole = {f"probability of {name}": pictures.percent(float(probability_C[label]))}
+        name = labels[label] if labels else str(label)
+        numbers = {"sum": float(part_YX.sum()), "logit_difference": difference}
+        title = f"patches for (red) and against (blue) class {name}"
+        maps["attribution"] = Map.of("attribution", title, part_YX.numpy(), numbers)
+        whole = {"class": name, "probability": float(probability_C[label])}
         maps = _add_occlusion_checks(maps, model, x_BCHW, label, whole, head)
+    if not maps:
+        raise UserError(f"there is nothing to draw: {captured.no_maps}, and its head was trained without labels")
     return Explanation(
         subject,
         image_HWC.double().numpy(),
         maps,
-        {token: np.stack([of_block[token].numpy() for of_block in by_block]) for token in by_block[0]},
-        torch.stack([measures.attention_distance(each, geometry)[0] for each in captured.maps_LBHTT]).numpy(),
-        float(measures.patch_distances(geometry).mean()) * geometry.patches / geometry.tokens,
-        [measures.token_norm_statistics(tokens_BTD, geometry) for tokens_BTD in captured.tokens_LBTD],
-        _position_similarity(model),
+        captured.no_maps,
+        heads,
+        distance_LH,
+        uniform,
+        norms,
+        _position_similarity(model) if isinstance(model, ViT) else None,
         head,
         table,
         labels,
@@ -193,6 +203,8 @@ def common_scales(explanations: Iterable[Explanation]) -> dict[Kind, Scale]:
     arrays = defaultdict[Kind, list[Array]](list)
     for explanation in explanations:
         arrays["heads"] += explanation.heads.values()
+        arrays["distance"] += [explanation.distance_LH, np.array([1.5 * explanation.uniform_distance])]
+        arrays["norms"].append(np.array([norms.ratio for norms in explanation.norms]))
         for each in explanation.maps.values():
             arrays[each.kind].append(each.values_YX)
     return {kind: Scale.of(kind, of_kind) for kind, of_kind in arrays.items()}
@@ -203,18 +215,21 @@ def draw(explanation: Explanation, out: Path, scales: Mapping[Kind, Scale] = {})
 
     Maps whose kind has no scale keep their own.
     """
-    maps = {name: each.with_scale(scales.get(each.kind, each.scale)) for name, each in explanation.maps.items()}
+    maps = {name: each._replace(scale=scales.get(each.kind, each.scale)) for name, each in explanation.maps.items()}
+    axes = {**common_scales([explanation]), **scales}
     figures: dict[str, Figure] = {}
     tables: dict[str, Table] = {name: _grid_table(each.values_YX) for name, each in maps.items()}
     for token, maps_LHYX in explanation.heads.items():
-        figures[f"heads_{token}"] = pictures.draw_head_maps(maps_LHYX, scales.get("heads"), query=token_title(token))
-    distance_LH = explanation.distance_LH
-    figures["distance"] = pictures.draw_distances(distance_LH, uniform=explanation.uniform_distance)
-    blocks, heads = np.indices(distance_LH.shape).reshape(2, -1) + 1
-    tables["distance"] = {"block": blocks, "head": heads, "distance_px": distance_LH.flatten()}
-    by_name = dict(zip(measures.Norms._fields, np.transpose(explanation.norms), strict=True))
-    tables["norms"] = {"depth": range(len(explanation.norms)), **by_name}
-    figures["norms"] = pictures.draw_norm_ratios(by_name["ratio"])
+        figures[f"heads_{token}"] = pictures.draw_head_maps(maps_LHYX, axes["heads"], query=token_title(token))
+    if (distance_LH := explanation.distance_LH).size:
+        uniform = explanation.uniform_distance
+        figures["distance"] = pictures.draw_distances(distance_LH, axes["distance"], uniform=uniform)
+        blocks, heads = np.indices(distance_LH.shape).reshape(2, -1) + 1
+        tables["distance"] = {"block": blocks, "head": heads, "distance_px": distance_LH.flatten()}
+    if explanation.norms:
+        by_name = dict(zip(measures.Norms._fields, np.transpose(explanation.norms), strict=True))
+        tables["norms"] = {"depth": range(len(explanation.norms)), **by_name}
+        figures["norms"] = pictures.draw_norm_ratios(by_name["ratio"], axes["norms"])
     if (similarity := explanation.similarity_YXYX) is not None:
         figures["positions"] = pictures.draw_position_grids(similarity)
         tables["positions"] = _grid_table(similarity.reshape(-1, similarity.shape[2] * similarity.shape[3]))
@@ -230,7 +245,9 @@ def draw(explanation: Explanation, out: Path, scales: Mapping[Kind, Scale] = {})
 
 
 def write_side_by_side(explanations: Mapping[str, Explanation], caption: str, out: Path) -> list[Path]:
-    """Write pictures of models and the same image, side by side: one for each map, and one of the labels of pixels.
+    """Write pictures of models and the same image, side by side, and the numbers of their maps in one table.
+
+    There is a picture of each map, and one of the labels of pixels.
 
     Args:
         explanations: name of a model, such as its arm and seed, to its explanation; all of one image.
@@ -253,7 +270,12 @@ def write_side_by_side(explanations: Mapping[str, Explanation], caption: str, ou
     if len(predicted) > 1:
         truth_HW = first.subject.label_HW
         figures["labels"] = pictures.draw_label_maps(first.image_HWC, predicted, first.labels, truth_HW)
-    return _write_figures_and_tables(out, figures, {}, str(replace(first.subject, model=caption)))
+    numbers = [
+        {"model": name, "map": key, **each.maps[key].numbers}
+        for name, each in explanations.items()
+        for key in each.maps
+    ]
+    return _write_figures_and_tables(out, figures, {"maps": numbers}, str(replace(first.subject, model=caption)))
 
 
 def token_title(name: str) -> str:
@@ -274,9 +296,9 @@ def _position_similarity(model: ViT) -> Array | None:
 
 
 def _add_occlusion_checks(
-    maps: Mapping[str, Map], model: ViT, x_BCHW: Tensor, label: int, whole: Mapping[str, str], head: Head
+    maps: Mapping[str, Map], model: Model, x_BCHW: Tensor, label: int, whole: Mapping[str, Any], head: Head
 ) -> dict[str, Map]:
-    """Add to the facts of maps the probability of a class without their largest patches, and without random ones.
+    """Add to the numbers of maps the probability of a class without their largest patches, and without random ones.
 
     The first is ``whole``, of the image as it is.  If a map told nothing, its number would be below those of all
     ``RANDOM`` choices once in ``RANDOM + 1`` images.
@@ -284,23 +306,23 @@ def _add_occlusion_checks(
     Patches are left out by the mean colour, which normalisation makes zeros.  Petsiuk, Das and Saenko 2018,
     arXiv:1806.07421, delete pixels one after another.
     """
-    random = np.random.default_rng(0).random((RANDOM, *model.geometry.grid))
+    grid = patch_grid(model, x_BCHW)
+    random = np.random.default_rng(0).random((RANDOM, *grid))
     values_SN = torch.from_numpy(np.stack([*(each.values_YX for each in maps.values()), *random])).flatten(1)
     count = max(1, values_SN.shape[1] // 4)
     kept_SN = torch.ones_like(values_SN, dtype=x_BCHW.dtype).scatter(1, values_SN.topk(count).indices, 0.0)
-    kept_SCHW = interpolate(kept_SN.view(-1, 1, *model.geometry.grid), x_BCHW.shape[2:])
+    kept_SCHW = interpolate(kept_SN.view(-1, 1, *grid), x_BCHW.shape[2:])
     with evaluation_mode(model), torch.no_grad():
         chance_S = _probabilities(model.logits_by_head(model(x_BCHW * kept_SCHW))[""], head)[:, label]
-    of_random = 100 * chance_S[-RANDOM:]
-    spread = f"{of_random.mean():.1f} % ({of_random.min():.1f} to {of_random.max():.1f})"
+    of_random = chance_S[-RANDOM:]
+    random_ones = {
+        "without_random_mean": float(of_random.mean()),
+        "without_random_lowest": float(of_random.min()),
+        "without_random_highest": float(of_random.max()),
+    }
     return {
         name: each._replace(
-            facts={
-                **each.facts,
-                **whole,
-                f"without its {count} largest patches": pictures.percent(chance),
-                f"without {count} random ones": spread,
-            }
+            numbers={**each.numbers, **whole, "patches_removed": count, "without_largest": chance, **random_ones}
         )
         for (name, each), chance in zip(maps.items(), chance_S.tolist(), strict=False)
     }
@@ -308,7 +330,7 @@ def _add_occlusion_checks(
 
 def _probabilities(logits_BC: Tensor, head: Head) -> Tensor:
     """Return probabilities, float64 (B, C), of a segmentation the means over the pixels."""
-    score_BC = logits_BC.double()
+    score_BC = logits_BC.detach().double()
     share_BC = score_BC.sigmoid() if head == "multilabel" else score_BC.softmax(1)
     return share_BC.reshape(*share_BC.shape[:2], -1).mean(2)
 
@@ -334,7 +356,7 @@ def _grid_table(values_YX: NDArray[Any]) -> Table:
 
 
 def _write_figures_and_tables(
-    out: Path, figures: Mapping[str, Figure], tables: Mapping[str, Table], caption: str
+    out: Path, figures: Mapping[str, Figure], tables: Mapping[str, Table | Sequence[Table]], caption: str
 ) -> list[Path]:
     import pandas as pd
 

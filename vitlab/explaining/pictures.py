@@ -32,12 +32,13 @@ OPACITY = 0.6  #: of a map over an image
 FAINT = 0.25  #: part of a scale, below which a map that has no larger value is noted as faint
 COLUMNS = 5  #: at most, of pictures in a row of a comparison
 
-Kind = Literal["rollout", "attribution", "heads"]
-"""What the numbers of patches are: shares of attention, over all blocks or of a head, or parts of a class's logit."""
+Kind = Literal["rollout", "attribution", "heads", "distance", "norms"]
+"""What numbers are: of patches the shares of attention, over all blocks or of a head, or the parts of a class's logit;
+the distances of heads; the norms of tokens."""
 
 
 class Scale(NamedTuple):
-    """The colours of numbers of patches: of shares from 0, of parts of a logit, which have a sign, around 0."""
+    """The range of numbers, and their colours: of parts of a logit, which have a sign, around 0, of others from 0."""
 
     low: float
     high: float
@@ -45,7 +46,7 @@ class Scale(NamedTuple):
     @classmethod
     def of(cls, kind: Kind, arrays: Iterable[Array]) -> Scale:
         """Return one scale for all numbers of a kind."""
-        high = max(1e-12, *(float(np.abs(values).max()) for values in arrays))
+        high = max([1e-12, *(float(np.abs(values).max()) for values in arrays if values.size)])
         return cls(-high if kind == "attribution" else 0.0, high)
 
     @property
@@ -69,19 +70,32 @@ class Map(NamedTuple):
     kind: Kind
     title: str
     values_YX: Array
-    facts: Mapping[str, str]  #: numbers by their names, written below it
+    numbers: Mapping[str, Any]  #: by their names, as ``maps.csv`` and JSON have them
     scale: Scale
 
     @classmethod
-    def of(cls, kind: Kind, title: str, values_YX: Array, facts: Mapping[str, str]) -> Map:
+    def of(cls, kind: Kind, title: str, values_YX: Array, numbers: Mapping[str, Any]) -> Map:
         """Return a map with a scale of its own."""
-        return cls(kind, title, values_YX, facts, Scale.of(kind, [values_YX]))
+        return cls(kind, title, values_YX, numbers, Scale.of(kind, [values_YX]))
 
-    def with_scale(self, scale: Scale) -> Map:
-        """Return the map on a scale that it may share, with a note if that leaves little of it to see."""
-        is_faint = self.scale.high < FAINT * scale.high
-        note = {"colours": "faint on the common scale; --scale own shows them"} if is_faint else {}
-        return self._replace(scale=scale, facts={**self.facts, **note})
+    @property
+    def facts(self) -> dict[str, str]:
+        """The numbers as lines of text below the map, and a note if a shared scale leaves little of it to see."""
+        lines, number = dict[str, str](), self.numbers
+        if "largest_share" in number:
+            largest = number["largest_share"]
+            lines["largest share"] = f"{percent(largest)}, {largest / number['mean_share']:.1f} x the mean"
+        if "sum" in number:
+            lines["sum of all patches"] = self.scale.format(number["sum"])
+            lines["difference of the logits"] = self.scale.format(number["logit_difference"])
+        if "probability" in number:
+            mean, lowest, highest = (100 * number[f"without_random_{of}"] for of in ("mean", "lowest", "highest"))
+            lines[f"probability of class {number['class']}"] = percent(number["probability"])
+            lines[f"without its {number['patches_removed']} largest patches"] = percent(number["without_largest"])
+            lines[f"without {number['patches_removed']} random ones"] = f"{mean:.1f} % ({lowest:.1f} to {highest:.1f})"
+        if Scale.of(self.kind, [self.values_YX]).high < FAINT * self.scale.high:
+            lines["colours"] = "faint on the common scale; --scale own shows them"
+        return lines
 
 
 def to_picture(image_HWC: Array) -> Image.Image:
@@ -195,26 +209,23 @@ def add_caption(figure: Figure, text: str) -> None:
     figure.supxlabel(text, fontsize=7, color=GREY, wrap=True)
 
 
-def draw_head_maps(maps_LHYX: Array, scale: Scale | None, *, query: str) -> Figure:
-    """Draw the attention of a query, a row for each block and a column for each head; without a scale, each its own."""
-    shown_LHYX = maps_LHYX if scale else maps_LHYX / maps_LHYX.max((2, 3), keepdims=True)
-    figure, axis = _draw_picture_grid(shown_LHYX, 1.2, scale or Scale(0.0, 1.0), "inferno")
+def draw_head_maps(maps_LHYX: Array, scale: Scale, *, query: str) -> Figure:
+    """Draw the attention of a query, a row for each block and a column for each head."""
+    figure, axis = _draw_picture_grid(maps_LHYX, 1.2, scale, "inferno")
     axis.set(xlabel="head", ylabel="block")
-    if scale:
-        _add_colorbar(figure, axis, scale, [maps_LHYX])
-    own = "" if scale else ", each map on its own scale"
-    figure.suptitle(f"attention of the {query}{own}", fontsize=10, wrap=True)
+    _add_colorbar(figure, axis, scale, [maps_LHYX])
+    figure.suptitle(f"attention of the {query}", fontsize=10, wrap=True)
     return figure
 
 
-def draw_distances(distance_LH: Array, *, uniform: float) -> Figure:
+def draw_distances(distance_LH: Array, scale: Scale, *, uniform: float) -> Figure:
     """Draw the mean attention distance of every head against depth, and the distance of uniform attention."""
     figure, axis = _new_plot("block", "mean attention distance, pixels")
     depth = np.arange(1, len(distance_LH) + 1)
     axis.plot(depth, distance_LH, "o", ms=4, color=SERIES[0], alpha=0.6)
     axis.plot(depth, distance_LH.mean(1), "_-", ms=12, color=INK, lw=1.5, label="mean of the heads")
     axis.axhline(uniform, color=GREY, ls="--", lw=1, label="uniform attention")
-    axis.set(ylim=(0, 1.05 * max(1.5 * uniform, distance_LH.max())), xticks=depth)
+    axis.set(ylim=(0, 1.05 * scale.high), xticks=depth)
     axis.legend(frameon=False, fontsize=8)
     return figure
 
@@ -228,11 +239,11 @@ def draw_position_grids(similarity_YXYX: Array) -> Figure:
     return figure
 
 
-def draw_norm_ratios(ratio_L: Array) -> Figure:
+def draw_norm_ratios(ratio_L: Array, scale: Scale) -> Figure:
     """Draw the largest norm of patch tokens over the median by depth; depth 0 is before the first block."""
     figure, axis = _new_plot("depth, blocks", "norm of patch tokens,\nlargest over median")
     axis.plot(ratio_L, "o-", ms=4)
-    axis.set_ylim(bottom=1)
+    axis.set_ylim(1, 1 + 1.05 * max(0.1, scale.high - 1))
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
 

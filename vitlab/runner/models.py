@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import safetensors
 import torch
 
 from vitlab import noise
 from vitlab.data.prepare import Feed, data_info
-from vitlab.errors import UserError, WeightsError
+from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.identity.trial import Trial
 from vitlab.models.contract import Model
@@ -22,9 +22,6 @@ from vitlab.spec.trial import Source
 from vitlab.store.folders import TrialFolder
 from vitlab.training import features
 from vitlab.training.artifacts import Transform
-
-if TYPE_CHECKING:
-    from vitlab.models.vit import ViT
 
 
 def load_model(folder: TrialFolder) -> tuple[Model, Transform]:
@@ -43,21 +40,6 @@ def load_model(folder: TrialFolder) -> tuple[Model, Transform]:
             raise WeightsError(f"it is not a file of trained weights: {error}") from None
         model, _, input_spec = build_trained_model(file, state, metadata)
     return model, Transform(input_spec, dtype=next(model.parameters()).dtype)
-
-
-def load_vit(folder: TrialFolder) -> tuple[ViT, Transform]:
-    """Return the trained ViT of a trial as :func:`load_model` does.
-
-    Raises:
-        UserError: if the trial's model is another one.
-        WeightsError: see :func:`load_model`.
-    """
-    from vitlab.models.vit import ViT
-
-    model, transform = load_model(folder)
-    if not isinstance(model, ViT):
-        raise UserError(f"only a ViT has blocks with attention; this is a {type(model).__name__}")
-    return model, transform
 
 
 Load = Callable[[str], tuple[Model, InputSpec]]

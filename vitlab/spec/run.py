@@ -174,7 +174,8 @@ class RunSpec(Frozen):
     """Trained weights that stay after a trial: none, last, best, or {every: N}, the last ones and those after every N
     steps."""
     explain: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """Test images explained for the first seed of every arm."""
+    """Test images, by index from 0, such as ``[0, 3]``, in which the report shows what the first seed of every arm
+    attends to."""
     tracker: Annotated[Choice, choice_from_slot("tracker")] = Choice("mlflow")
     """Experiment tracker."""
 

@@ -1,60 +1,81 @@
-"""What models look at: attention-rollout pictures that ``vitlab explain`` stored in the folders of trials."""
+"""What models look at: pictures that ``vitlab run`` stored in the folders of trials for ``run.explain``."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from vitlab.planning.values import Plan
 from vitlab.report.sections import Findings, Image, Section, section
-from vitlab.store.folders import Store
+from vitlab.store.files import read_json
+from vitlab.store.folders import Store, TrialFolder
 
-MAX_EMBEDDED = 12  #: pictures embedded in a page; report.json lists all
+MAX_EMBEDDED = 24  #: pictures embedded in a page; report.json lists all
 
 
 @dataclass(frozen=True)
-class Rollout:
+class StoredMap:
     """A stored picture."""
 
     arm: str  #: the arm
     seed: int  #: its first seed
     image: int  #: index in the test split
-    of: str  #: the token whose attention it shows, or ``mean`` of the patches
+    of: str  #: the token, or ``mean`` of the patches, of a map of attention; or ``attribution``
     file: str  #: its file, below the output folder
 
 
 @section.register("explained")
-class Explained(Section[Rollout]):
-    """Attention of the first seed of each arm, rolled out over all blocks."""
+class Explained(Section[StoredMap]):
+    """Maps of the first seed of each arm: its attention, and the patches for and against the class that it predicts."""
 
     heading = "What models look at"
     place = 110
-    row = Rollout
+    row = StoredMap
     about = (
-        "The image, and over it the attention of a token rolled out over all blocks, and the prediction. The mark on "
-        "the scale is the mean, the uniform share. Attention shows where a model looks, and is no proof why."
+        "The image, and over it a map of each model, its prediction, and the probability of the class without the "
+        "map's largest patches and without random ones. Attention is that of a token rolled out over all blocks: the "
+        "mark on its scale is the mean, the uniform share. It shows where a model looks, and is no proof why. Each "
+        "picture has its own scale."
     )
 
     def inputs(self, plan: Plan, store: Store) -> object:
-        return [asdict(row) for row in _iter_rollout_pictures(plan, store)]
+        return [asdict(row) for row in _iter_maps(plan, store)], _read_reasons(plan, store)
 
-    def rows(self, findings: Findings) -> list[Rollout]:
-        return list(_iter_rollout_pictures(findings.plan, findings.store)) if findings.store else []
+    def rows(self, findings: Findings) -> list[StoredMap]:
+        return list(_iter_maps(findings.plan, findings.store)) if findings.store else []
 
-    def notes(self, rows: Sequence[Rollout], findings: Findings) -> Iterator[str]:
-        missing = findings.plan.first_trials.keys() - {row.arm for row in rows}
-        if rows and missing:
-            arms = "; ".join(sorted(missing))
-            yield f"Not in {self.heading}: {arms}. 'vitlab explain {findings.plan.study} --arm NAME' says why."
+    def notes(self, rows: Sequence[StoredMap], findings: Findings) -> Iterator[str]:
+        for reason, arms in (_read_reasons(findings.plan, findings.store) if findings.store else {}).items():
+            yield f"Not in {self.heading}: {'; '.join(arms)}: {reason}."
+        if len(rows) > MAX_EMBEDDED:
+            yield f"{self.heading} has {MAX_EMBEDDED} of {len(rows)} pictures; report.json has the files of all."
 
-    def images(self, rows: Sequence[Rollout], store: Store) -> Iterator[Image]:
-        for row in sorted(rows, key=lambda row: (row.image, row.of))[:MAX_EMBEDDED]:
+    def images(self, rows: Sequence[StoredMap], store: Store) -> Iterator[Image]:
+        for row in sorted(rows, key=lambda row: (row.image, row.of == "attribution", row.of))[:MAX_EMBEDDED]:
             token = "patches" if row.of == "mean" else f"{row.of} token"
-            heading = f"Test image {row.image}, attention of the {token}"
+            title = "patches for and against the class" if row.of == "attribution" else f"attention of the {token}"
+            heading = f"Test image {row.image}, {title}"
             yield Image(file=store.root / row.file, caption=f"{row.arm}, seed {row.seed}", heading=heading)
 
 
-def _iter_rollout_pictures(plan: Plan, store: Store) -> Iterator[Rollout]:
+def reason_file(folder: TrialFolder) -> Path:
+    """Return the file with the reason why the model of a trial is not explained."""
+    return folder.path / "explain" / "reason.json"
+
+
+def _read_reasons(plan: Plan, store: Store) -> dict[str, list[str]]:
+    """Return the reasons why arms are not explained, each with its arms."""
+    arms = defaultdict[str, list[str]](list)
     for arm, planned in plan.first_trials.items():
-        files = store.folder(planned.trial).path.glob("explain/test-[0-9]*/rollout_*.png")
+        if reason := read_json(reason_file(store.folder(planned.trial)), str):
+            arms[reason].append(arm)
+    return arms
+
+
+def _iter_maps(plan: Plan, store: Store) -> Iterator[StoredMap]:
+    for arm, planned in plan.first_trials.items():
+        folder = store.folder(planned.trial).path / "explain"
+        files = [*folder.glob("test-[0-9]*/rollout_*.png"), *folder.glob("test-[0-9]*/attribution.png")]
         for file in sorted(files, key=lambda file: (len(file.parent.name), file)):  # test-12 after test-3
             image, of = int(file.parent.name.removeprefix("test-")), file.stem.removeprefix("rollout_")
-            yield Rollout(arm, planned.seed, image, of, file.relative_to(store.root).as_posix())
+            yield StoredMap(arm, planned.seed, image, of, file.relative_to(store.root).as_posix())
