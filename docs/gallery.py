@@ -114,7 +114,7 @@ def command(study: str) -> str:
 
 def finding(study: str) -> str:
     """Return what a packaged study found, in one sentence without a full stop, from the table of the studies."""
-    match = re.search(rf"(?m)^\| `{study}\.yaml` \|[^|]*\| ([^|]*) \|", TABLE.read_text(encoding="utf-8"))
+    match = re.search(rf"(?m)^\| `{re.escape(study)}\.yaml` \|[^|]*\| ([^|]*) \|", TABLE.read_text(encoding="utf-8"))
     assert match is not None, f"{study}: no row in {TABLE}"
     return match[1]
 
@@ -134,11 +134,13 @@ def _index(stored: list[str]) -> Iterator[str]:
     yield "## Without a page\n"
     yield (
         "No results of these studies are stored here yet. Where the header of a study (`vitlab show study NAME`) has "
-        "numbers, they are of a run whose results were not kept.\n"
+        "numbers, they are of a run whose results were not kept. To run one, give it its data and a GPU, by the command "
+        "in its header.\n"
     )
     for name, head in ((name, read_header(file)) for name, file in packaged_studies().items() if name not in stored):
-        state = "Numbers are in the header." if "Found" in head else "Not run yet."
-        yield f"- `{name}`: {escape_markdown(head['Question'])} {state} Cost: {escape_markdown(_first(head['Cost']))}"
+        state = "numbers are in the header" if "Found" in head else finding(re.sub("/.*", "/*", name))
+        cost = escape_markdown(_first(head["Cost"]))
+        yield f"- `{name}`: {escape_markdown(head['Question'])} {state[0].upper()}{state[1:]}. Cost: {cost}"
     yield ""
 
 

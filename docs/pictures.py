@@ -30,7 +30,7 @@ def main(folder: Path) -> None:
     page = folder.resolve() / "explained" / "quickstart" / "index.html"
     shoot(page.as_uri(), (1000, 1330), "explain")
     with serving(folder) as address:
-        shoot(address, (1800, 900), "mlflow", wait_s=40, width=1430)  # without MLflow's assistant, at the right
+        shoot(address, (1800, 900), "mlflow", wait_s=40, width=1335)  # without MLflow's assistant, at the right
 
 
 @contextmanager

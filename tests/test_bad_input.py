@@ -377,6 +377,7 @@ def test_mistake_does_not_hide_others(here: Path, changes: dict[str, str], words
         # a rule with a wrong value is not checked
         ("steps: 2", "steps: two", "base.train.steps must be a whole number"),
         ("study: small", "study: small\nrun: {explain: [0], keep: nothing}", "run.keep: found 'nothing'"),
+        ("study: small", "study: small\nrun: {explain: true}", "run.explain: it takes a list of test images by index"),
         ("heads: 2", "heads: two", "heads must be a whole number"),
         ("[none]", "[none, 1]", "a component is a name"),
         # the default of a wrong size is compared with no other size

@@ -1123,6 +1123,8 @@ def test_explain_reports_every_mistake_at_once(ran: tuple[Path, Path], tmp_path:
     _, missing, empty, arm = err.splitlines()
     assert (code, printed) == (2, "") and "no such file. Did you mean 'cat.png'?" in missing
     assert f"{images[1]} cannot be read as a picture" in empty and "no trial of arm 'basline'" in arm
+    code, printed, err = call("explain", file, "--image", tmp_path, "--out", out, "--to", tmp_path / "seen")
+    assert f"image {tmp_path}: this is a folder. Name an image file" in err
     command = ("explain", file, *words, "--arm", "basline", "--out", out, "--to", tmp_path / "seen", "--json")
     assert [mistake["message"] for mistake in parsed(call(*command)[1])["mistakes"]] == [missing, empty, arm]
     code, printed, err = call("explain", file, *words, "--seed", 7, "--out", out, "--to", tmp_path / "seen")

@@ -153,9 +153,10 @@ class Picture(NamedTuple):
         path = Path(file)
         if not path.is_file():
             hint = nearest(path.name, os.listdir(path.parent) if path.parent.is_dir() else ())
+            problem = "this is a folder." if path.is_dir() else f"no such file.{hint}"
             raise UserError(
-                f"image {file}: no such file.{hint} Name an image file, or a test image by its index: test:N in a "
-                "command, N in Python"
+                f"image {file}: {problem} Name an image file, or a test image by its index: test:N in a command, N in "
+                "Python"
             )
         with naming_picture(file), Image.open(path) as picture:
             return cls(path.name, Decoding(size=(1, 1)).to_upright_rgb(picture))

@@ -62,7 +62,10 @@ def capture(model: Model, x_BCHW: Tensor) -> Captured:
     try:
         with evaluation_mode(model), torch.no_grad():
             logits_by_head = model.logits_by_head(model(x_BCHW))
-            maps, reason = list[list[Tensor]](), f"a {type(model).__name__} is not a ViT"
+            maps, reason = (
+                list[list[Tensor]](),
+                f"only models of type vit have maps of attention; this is a {type(model).__name__}",
+            )
             try:
                 maps = [[module.maps(*arguments) for module, arguments in of_block] for of_block in calls]
             except NotImplementedError as error:

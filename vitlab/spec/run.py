@@ -179,6 +179,13 @@ class RunSpec(Frozen):
     tracker: Annotated[Choice, choice_from_slot("tracker")] = Choice("mlflow")
     """Experiment tracker."""
 
+    @field_validator("explain", mode="before")
+    @classmethod
+    def _check_explain_is_list(cls, value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            raise conflict_error("it takes a list of test images by index, such as [0] or [0, 3]")
+        return value
+
     @field_validator("tracker", mode="before")
     @classmethod
     def _complete_tracker(cls, value: Any) -> Any:
