@@ -134,8 +134,8 @@ def _index(stored: list[str]) -> Iterator[str]:
     yield "## Without a page\n"
     yield (
         "No results of these studies are stored here yet. Where the header of a study (`vitlab show study NAME`) has "
-        "numbers, they are of a run whose results were not kept. To run one, give it its data and a GPU, by the command "
-        "in its header.\n"
+        "numbers, they are of a run whose results were not kept. The header has the command to run it on your "
+        "data and GPU.\n"
     )
     for name, head in ((name, read_header(file)) for name, file in packaged_studies().items() if name not in stored):
         state = "numbers are in the header" if "Found" in head else finding(re.sub("/.*", "/*", name))

@@ -375,7 +375,7 @@ def test_convnet_has_a_map_of_a_class_and_no_map_of_attention(tmp_path: Path) ->
     names = {file.name for file in draw(explanation, tmp_path, common_scales([explanation])).files}
     assert names == {"attribution.csv", "predictions.csv"}
     with pytest.raises(
-        UserError, match="nothing to draw: .* this is a ResNet8, and its head was trained without labels"
+        UserError, match=r"nothing to draw: .* this is a ResNet8, and its head was trained without labels"
     ):
         explain(model, x, torch.rand(8, 8, 1), (), Subject("m", "i"), head="untrained")
 
