@@ -235,10 +235,8 @@ def draw(explanation: Explanation, out: Path, scales: Mapping[Kind, Scale] = {})
         tables["positions"] = _grid_table(similarity.reshape(-1, similarity.shape[2] * similarity.shape[3]))
     if explanation.predictions is not None:
         tables["predictions"] = explanation.predictions
-    if (predicted_HW := explanation.predicted_HW) is not None:
-        predicted, truth_HW = {"prediction": predicted_HW}, explanation.subject.label_HW
-        figures["labels"] = pictures.draw_label_maps(explanation.image_HWC, predicted, explanation.labels, truth_HW)
-        tables["labels"] = _grid_table(predicted_HW)
+    if explanation.predicted_HW is not None:
+        tables["labels"] = _grid_table(explanation.predicted_HW)
     return replace(
         explanation, maps=maps, files=tuple(_write_figures_and_tables(out, figures, tables, str(explanation.subject)))
     )
@@ -267,7 +265,7 @@ def write_side_by_side(explanations: Mapping[str, Explanation], caption: str, ou
         }
         figures[key] = pictures.draw_models_side_by_side(models, truth=first.subject.class_name)
     predicted = {name: each.predicted_HW for name, each in explanations.items() if each.predicted_HW is not None}
-    if len(predicted) > 1:
+    if predicted:
         truth_HW = first.subject.label_HW
         figures["labels"] = pictures.draw_label_maps(first.image_HWC, predicted, first.labels, truth_HW)
     numbers = [

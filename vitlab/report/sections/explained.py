@@ -33,9 +33,9 @@ class Explained(Section[StoredMap]):
     row = StoredMap
     about = (
         "The image, and over it a map of each model, its prediction, and the probability of the class without the "
-        "map's largest patches and without random ones. Attention is that of a token rolled out over all blocks: the "
-        "mark on its scale is the mean, the uniform share. It shows where a model looks, and is no proof why. Each "
-        "picture has its own scale."
+        "map's largest patches and without random ones. Attention is of a token, over all blocks: the mark on the "
+        "scale is the mean, the uniform share. It shows where a model looks, and is no proof why. Each picture has a "
+        "scale of its own."
     )
 
     def inputs(self, plan: Plan, store: Store) -> object:
@@ -52,9 +52,8 @@ class Explained(Section[StoredMap]):
 
     def images(self, rows: Sequence[StoredMap], store: Store) -> Iterator[Image]:
         for row in sorted(rows, key=lambda row: (row.image, row.of == "attribution", row.of))[:MAX_EMBEDDED]:
-            token = "patches" if row.of == "mean" else f"{row.of} token"
-            title = "patches for and against the class" if row.of == "attribution" else f"attention of the {token}"
-            heading = f"Test image {row.image}, {title}"
+            titles = {"mean": "attention of the patches", "attribution": "patches for and against the class"}
+            heading = f"Test image {row.image}, {titles.get(row.of, f'attention of the {row.of} token')}"
             yield Image(file=store.root / row.file, caption=f"{row.arm}, seed {row.seed}", heading=heading)
 
 
