@@ -20,7 +20,7 @@ class StoredMap:
     arm: str  #: the arm
     seed: int  #: its first seed
     image: int  #: index in the test split
-    of: str  #: the token, or ``mean`` of the patches, of a map of attention; or ``attribution``
+    of: str  #: the token whose attention it shows, ``mean`` of the patches, or ``attribution`` to a class
     file: str  #: its file, below the output folder
 
 
