@@ -1318,7 +1318,7 @@ def test_attention_pictures_are_in_page(tmp_path, undrawn):
     reason_file(store.folder(plan.trials[5].trial)).write_text('"it kept no weights (run.keep)"')
     assert report.read_report_if_current(plan, store, "html") is None
     [note] = [note for note in document(plan, store)["notes"] if "What models look at" in note]
-    assert note == "Not in What models look at: position=none: it kept no weights (run.keep)."
+    assert note == "Missing in What models look at: position=none: it kept no weights (run.keep)."
 
 
 def test_study_without_results_is_reported(tmp_path):

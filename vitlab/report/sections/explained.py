@@ -46,7 +46,7 @@ class Explained(Section[StoredMap]):
 
     def notes(self, rows: Sequence[StoredMap], findings: Findings) -> Iterator[str]:
         for reason, arms in (_read_reasons(findings.plan, findings.store) if findings.store else {}).items():
-            yield f"Not in {self.heading}: {'; '.join(arms)}: {reason}."
+            yield f"Missing in {self.heading}: {'; '.join(arms)}: {reason}."
         if len(rows) > MAX_EMBEDDED:
             yield f"{self.heading} has {MAX_EMBEDDED} of {len(rows)} pictures; report.json has the files of all."
 
