@@ -443,12 +443,20 @@ def test_fault_of_prerequisite_keeps_its_exit_code(tmp_path: Path, monkeypatch: 
 def test_missing_plugin_of_baseline_is_named(accepted: Path, tmp_path: Path) -> None:
     stored = read_baseline(accepted / "gate.baseline.yaml")
     assert stored.facts is not None
-    arm = next(iter(stored.facts.arms.values())).model_copy(update={"origins": ("position:mine own.py 1",)})
+    arm = next(iter(stored.facts.arms.values())).model_copy(update={"origins": ("position:mine my own.py 1",)})
     facts = stored.facts.model_copy(update={"arms": {"baseline": arm}})
     write_baseline(tmp_path / "gate.baseline.yaml", stored.model_copy(update={"facts": facts}))
     write(tmp_path, design={"one_at_a_time": {"model.position": ["mine"]}})
-    with pytest.raises(SpecError, match=r"(?s)accepted with --plugin PATH/own.py; add this.*no position called 'mine'"):
+    with pytest.raises(
+        SpecError, match=r"accepted with --plugin 'PATH/my own.py'; type vitlab check \S+ \S+ \S+ --plugin 'P"
+    ):
         vitlab(tmp_path)
+    (tmp_path / "my own.py").touch()
+    write(tmp_path, design={"one_at_a_time": {"model.position": [{"type": "mine", "size": 3}], "model.nrm": ["none"]}})
+    with pytest.raises(SpecError) as raised:
+        vitlab(tmp_path)
+    baseline, key = raised.value.problems
+    assert f"--plugin '{tmp_path / 'my own.py'}'" in baseline.message and "'nrm'" in key.message
 
 
 def test_pass_probability_is_reported_before_training(accepted: Path, tmp_path: Path) -> None:

@@ -540,6 +540,30 @@ def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
         "no column 'ac'",
     ]
     assert "Did you mean 'seed'?" in text
+    # The metric is asked for with what may be one.
+    need, none = "name the column of the metric with metric", "images 0"
+    for content, options, parts in (
+        (LONG, {"arm": None}, [f"{need}. Columns of numbers: acc."]),
+        (
+            LONG.replace("arm", "net"),
+            {"arm": None, "seed": "sed"},
+            [
+                f"{need}. Columns of numbers: acc.",
+                "with arm (found: net; acc)",
+                "no column 'sed'. Did you mean 'seed'?",
+            ],
+        ),
+        (
+            WIDE,
+            {"arm": None},
+            [f"{need}, or, if every column is an arm, the metric that they hold. Columns of numbers: vit; rope."],
+        ),
+        ("arm,acc\na,1 \u00b1 2\n", {}, [f"{need}. Columns of numbers: none."]),
+    ):
+        text = refusal(tmp_path, content, metric=None, images=0, **options)
+        assert [part in text for part in (*parts, none)] == [True] * (len(parts) + 1) and len(text.split("\n")) == len(
+            parts
+        ) + 1
     with pytest.raises(UserError) as error:
         judge(tmp_path / "none.csv", metric="acc", arm="arm", alpha=float("nan"))
     assert [line.rpartition(": ")[2] for line in str(error.value).split("\n")][1:] == [

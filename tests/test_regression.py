@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -28,6 +29,7 @@ from vitlab.regression.baseline import (
 )
 from vitlab.regression.decide import (
     REGRESSED,
+    VERDICTS,
     Cell,
     Cells,
     Finding,
@@ -46,6 +48,7 @@ from vitlab.regression.gate import (
     CheckResult,
     doubt_if_guessed,
     forecast_by_cell,
+    limit_to_bounds,
     pair_cells,
     second_look_seeds,
     train_and_judge,
@@ -237,7 +240,23 @@ def test_detectable_drop_is_found_four_times_in_five(n: int, family: int, margin
 
 
 def test_nothing_is_detectable_by_two_seeds_or_without_spread() -> None:
-    assert all(math.isnan(detectable_drop(n, sd, 2.0, 1.0, 0.05, 1)) for n, sd in ((2, 1.0), (5, 0.0)))
+    assert detectable_drop(2, 1.0, 2.0, 1.0, 0.05, 1) == math.inf
+    assert math.isnan(detectable_drop(5, 0.0, 2.0, 1.0, 0.05, 1))
+
+
+def test_drop_beyond_the_worst_value_is_never_found() -> None:
+    baseline = values(seeds=3)
+    cell, _ = forecast_by_cell(study(), baseline)
+    assert 0 < cell.worse_by < math.inf
+    facts = MetricFacts("max", "share", (cell.new - 1.01 * cell.worse_by, 1.0))
+    plan = SimpleNamespace(facts=lambda _: facts)
+    assert limit_to_bounds(cell, plan) == cell  # type: ignore[arg-type]
+    facts = replace(facts, bounds=(cell.new - 0.99 * cell.worse_by, None))
+    limited = limit_to_bounds(cell, plan)  # type: ignore[arg-type]
+    assert limited.worse_by == math.inf
+    shown = render_outlook([limited, cell], {}, "md")
+    assert shown.count("| never |") == 1 and "even the worst possible value is found less often" in shown
+    assert "never" not in render_outlook([cell], {}, "md")
 
 
 def test_spread_is_pooled_within_arms() -> None:
@@ -579,6 +598,8 @@ def test_markdown_keeps_table_and_json_is_valid(monkeypatch: pytest.MonkeyPatch)
     rows = [line for line in text_out.splitlines() if line.startswith("|")]
     assert {line.replace("\\|", "").count("|") for line in rows} == {11}
     assert "2 of 4 checks pass" in text_out and r"\<of 1>" in text_out and "A note." in text_out
+    verdicts = [line.split()[1].rstrip(":") for line in text_out.splitlines() if re.match(r"- \w+: ", line)]
+    assert verdicts == sorted(verdicts, key=VERDICTS.index, reverse=True) and len(set(verdicts)) > 1
     assert json.loads(render_json(CHECKED))["cells"][1]["worse_by"] is None
     monkeypatch.setenv("COLUMNS", "80")
     terminal = render_check(CHECKED, "terminal")

@@ -23,13 +23,15 @@ except vitlab.SpecError as error:
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import textwrap
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import ClassVar
+from typing import ClassVar, TextIO
 
 Path = tuple[str | int, ...]
 """A place in a YAML document: the keys and indices that lead to it."""
@@ -319,6 +321,11 @@ def lookalike_note(text: str) -> str:
             kind = "an invisible character" if is_invisible else f"'{character}', which is not what it looks like"
             return f" It has {kind} (U+{ord(character):04X}, {name}); type it anew."
     return ""
+
+
+def line_width(stream: TextIO) -> int:
+    """Return the columns of a terminal, elsewhere those of the variable COLUMNS; 0 for lines of any length."""
+    return shutil.get_terminal_size().columns if stream.isatty() or "COLUMNS" in os.environ else 0
 
 
 def wrap_text(text: str, width: int, indent: str = "  ") -> str:

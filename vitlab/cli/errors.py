@@ -8,7 +8,6 @@ import errno
 import json
 import os
 import re
-import shutil
 import sys
 import traceback
 from contextlib import suppress
@@ -17,7 +16,17 @@ from typing import Any, TextIO
 import click
 
 from vitlab import interrupts
-from vitlab.errors import Interrupted, Problem, SpecError, UserError, VitlabError, closest, public, wrap_text
+from vitlab.errors import (
+    Interrupted,
+    Problem,
+    SpecError,
+    UserError,
+    VitlabError,
+    closest,
+    line_width,
+    public,
+    wrap_text,
+)
 
 MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EFBIG)
 """Error numbers of disks, as opposed to faults of a program."""
@@ -136,8 +145,3 @@ def _is_system_error(error: OSError) -> bool:
     except OSError:
         return True
     return False
-
-
-def line_width(stream: TextIO) -> int:
-    """Return the columns of a terminal, elsewhere those of the variable COLUMNS; 0 for lines of any length."""
-    return shutil.get_terminal_size().columns if stream.isatty() or "COLUMNS" in os.environ else 0

@@ -11,8 +11,7 @@ from click.core import ParameterSource
 
 from vitlab.cli import say
 from vitlab.cli.completion import complete_packaged_or_file, complete_study
-from vitlab.cli.errors import line_width
-from vitlab.errors import UserError, wrap_text
+from vitlab.errors import UserError, line_width, wrap_text
 
 Callback = TypeVar("Callback", bound=Callable[..., Any])
 

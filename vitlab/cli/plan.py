@@ -1,6 +1,5 @@
 """``vitlab plan`` and ``validate``: what would be trained, and every mistake of files, before paying for anything."""
 
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,7 +9,6 @@ import click
 
 from vitlab.cli import print_json, wants_json
 from vitlab.cli.completion import complete_packaged_or_file
-from vitlab.cli.errors import line_width
 from vitlab.cli.options import PATH, add_study_options, find_study_file, parse_changes, plugin_option, set_option
 from vitlab.errors import BrokenComponent, Problem, SpecError, UserError, format_count
 from vitlab.executors.machine import device_type
@@ -85,13 +83,9 @@ def plan_command(
         sentences.append(_describe_costs(plan, costs))
     sentences += [_describe_trials(plan, states), *_describe_remaining_time(plan, store, states)]
     columns = _arm_columns(plan, states, costs)
-    # A pipe or a file has no width, and programs read all columns.
-    width = line_width(sys.stdout) or 10_000
-    click.echo(
-        parts_to_text(*filter(None, [plan.question]), columns, *_skipped_arms(plan), *sentences, width=width), nl=False
-    )
     if power:
-        click.echo(parts_to_text(*forecast(plan, store).sentences(plan), width=width), nl=False)
+        sentences += forecast(plan, store).sentences(plan)
+    click.echo(parts_to_text(*filter(None, [plan.question]), columns, *_skipped_arms(plan), *sentences), nl=False)
 
 
 @dataclass(frozen=True)

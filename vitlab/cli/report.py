@@ -67,7 +67,7 @@ Examples:
 
 @click.command(epilog=EXAMPLES)
 @click.argument("results", type=click.Path(readable=False))  # or an address
-@click.option("--metric", required=True, help="Column of the metric; of a table with a column per arm, its name.")
+@click.option("--metric", help="Column of the metric; of a table with a column per arm, its name.  [required]")
 @click.option("--arm", help="Column of the arms; by default the one that is called so, or else every column is an arm.")
 @click.option("--seed", help="Column of the seeds, which pair the arms; by default the one that is called so.")
 @click.option("--block", help="Column of data sets, or of other conditions under which every arm is trained.")

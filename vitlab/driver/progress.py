@@ -234,11 +234,11 @@ class _Display(Watch):
         if len(self._moves) < 2 or self._moves[0][0] == self._moves[1][0]:
             return "estimating the remaining time"
         (first_s, first), (last_s, last) = self._moves
-        seconds = (self._size - self._completed) * (last_s - first_s) / (last - first)
-        seconds -= self._console.get_time() - last_s
+        estimate = (self._size - self._completed) * (last_s - first_s) / (last - first)
+        seconds = estimate - (self._console.get_time() - last_s)
         if seconds >= 1:
             return f"{format_duration(round(seconds))} left"
-        return "longer than estimated" if self._completed < self._size else "finishing"
+        return "longer than estimated" if estimate >= 1 else "finishing"
 
     def _read_final_value(self, folder: TrialFolder) -> float | None:
         result, analysis = folder.result(), self._plan.analysis

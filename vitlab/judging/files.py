@@ -35,7 +35,7 @@ RECORDS = 'a list of objects such as [{"arm": "a", "seed": 0, "acc": 0.9}], an o
 class Columns:
     """The columns of a table, or the parameters, tags and metrics of runs, that the caller names."""
 
-    metric: str
+    metric: str  #: empty if it is not named, which is a mistake
     arm: str | None = None  #: None if every column is an arm
     seed: str | None = None
     block: str | None = None  #: of data sets, or of other conditions under which every arm is trained

@@ -52,7 +52,7 @@ UNREGISTERED = "These comparisons were not registered before their results were 
 def judge(
     results: pd.DataFrame | str | Path,
     *,
-    metric: str,
+    metric: str | None = None,
     arm: str | None = None,
     seed: str | None = None,
     block: str | None = None,
@@ -80,7 +80,7 @@ def judge(
     Args:
         results: a frame, the path of a table (.csv, .tsv, .json, .jsonl, .parquet, .xlsx), or the URI of an MLflow
             experiment, such as ``sqlite:///mlflow.db#NAME``.
-        metric: the column of the metric; of a table with a column per arm, its name.
+        metric: the column of the metric; of a table with a column per arm, its name.  It is needed.
         arm: the column of the arms; by default the one that is called so, or else every column is an arm.
         seed: the column of the seeds, which pair the arms; by default the one that is called so.
         block: the column of data sets or of other blocks; arms are compared within each, and over all of them.
@@ -103,6 +103,7 @@ def judge(
     from vitlab.report.notebook import Comparison
 
     remarks = Remarks(str(results) if isinstance(results, str | Path) else "results")
+    metric = metric or ""
     columns = Columns(metric, arm, seed, block, baselines)
     option_checks = {
         f"--goal {goal}: allowed: max, min": goal in (None, "max", "min"),
@@ -129,7 +130,7 @@ def judge(
         remarks.of_options.append(f"--baselines names a column, and cannot be combined with {other}; remove one")
     add_column_mistakes(table, columns, remarks)
     goal = goal or criterion.infer_goal(metric)
-    if goal is None and (columns.arm is None or metric in names):
+    if goal is None and metric and (columns.arm is None or metric in names):
         remarks.of_options.append(
             f"'{metric}' does not tell whether higher or lower is better; add --goal max or --goal min"
         )

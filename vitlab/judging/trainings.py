@@ -49,29 +49,33 @@ class Trainings:
 
 def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> None:
     """Add a mistake for each named column that a table does not have once."""
-    names = column_names(table.rows)
+    names, metric = column_names(table.rows), columns.metric
     options = (columns.arm, columns.seed, columns.block, columns.baselines)
     to_find = {name: names for name in options if name is not None}
-    if columns.arm is not None:
-        numbers = [
-            name
-            for name, role in _infer_column_roles(table).items()
-            if not role and are_metric_values(table.rows[name])
-        ]
-        to_find[columns.metric] = sorted(names, key=lambda name: name not in numbers)
+    roles = _infer_column_roles(table)
+    free = {name: are_metric_values(table.rows[name]) for name in roles if roles[name] is None and name not in options}
+    numbers = [name for name, has_values in free.items() if has_values]
+    is_wide = columns.arm is None and all(free.values())
+    if not metric:
+        or_arms = ", or, if every column is an arm, the metric that they hold" * is_wide
+        remarks.add_mistakes(
+            f"name the column of the metric with --metric{or_arms}. Columns of numbers: {shortlist(numbers) or 'none'}."
+        )
+    elif columns.arm is not None:
+        to_find[metric] = sorted(names, key=lambda name: name not in numbers)
     remarks.add_mistakes(
         *(_column_fault(name, names, allowed) for name, allowed in to_find.items() if names.count(name) != 1)
     )
     if columns.arm is None:
-        others = [name for name in names if name != columns.metric and infer_column_role(name) is None]
+        others = [name for name in names if name != metric and infer_column_role(name) is None]
         names_found = shortlist(others or names)
         advice = f"name the column of the arms with --arm (found: {names_found}).{nearest('arm', others)}"
-        if columns.metric in names:
-            remarks.add_mistakes(f"'{columns.metric}' is a column: {advice}")
-        elif nearest(
-            "arm", [name for name in others if names.count(name) == 1 and not are_metric_values(table.rows[name])]
-        ):
-            remarks.add_mistakes(_column_fault(columns.metric, names, others), advice)
+        if metric in names:
+            remarks.add_mistakes(f"'{metric}' is a column: {advice}")
+        elif not metric:
+            remarks.add_mistakes(*[advice] * (not is_wide))
+        elif nearest("arm", [name for name in free if name not in numbers]):
+            remarks.add_mistakes(_column_fault(metric, names, others), advice)
 
 
 def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Trainings:

@@ -151,7 +151,7 @@ def read_outlook(request: CheckRequest) -> tuple[list[Outlook], Mapping[str, str
     """Return what the seeds of the baseline can tell, without training, and the units of metrics."""
     study, plan, baseline = _read_study_and_baseline(request, ("statistical",))
     assert baseline.values is not None
-    cells = gate.forecast_by_cell(study, baseline.values)
+    cells = [gate.limit_to_bounds(cell, plan) for cell in gate.forecast_by_cell(study, baseline.values)]
     return [gate.doubt_if_guessed(cell, plan, baseline.values) for cell in cells], plan.units
 
 
@@ -170,13 +170,23 @@ def _read_study_and_baseline(request: CheckRequest, tiers: Sequence[Tier]) -> tu
     try:
         return *_read_data_and_plan(request), baseline
     except SpecError as mistakes:
-        origins = {origin for arm in (baseline.facts.arms.values() if baseline.facts else ()) for origin in arm.origins}
-        used = {origin.split()[1] for origin in origins if origin.split()[1].endswith(".py")}
-        missing = " ".join(
-            f"--plugin PATH/{name}" for name in sorted(used - {plugin.name for plugin in request.plugins})
-        )
-        more = [Problem(str(request.baseline), 0, 0, f"it was accepted with {missing}; add this")] if missing else []
-        raise SpecError([*mistakes.problems, *more]) from None
+        problems, files, given = mistakes.mistakes, set[str](), {plugin.name for plugin in request.plugins}
+        arms = {} if baseline.facts is None else baseline.facts.arms
+        for origin in (origin for arm in arms.values() for origin in arm.origins):
+            component, _, source_and_version = origin.partition(" ")
+            source = source_and_version.rpartition(" ")[0]
+            if source.endswith(".py") and source not in given:
+                beside = request.file.parent / source
+                files.add(shlex.quote(str(beside if beside.exists() else Path("PATH", source))))
+                unknown = "no {} called '{}'.".format(*component.split(":"))
+                # Options of an unknown component are checked as those of the one with the nearest name.
+                places = [item.path[:-1] for item in problems if item.message.startswith(unknown)]
+                problems = [item for item in problems if item.path[:-1] not in places]
+        if files:
+            words = " ".join(f"--plugin {file}" for file in sorted(files))
+            message = f"it was accepted with {words}; type {request.command} {words}"
+            problems = [*problems, Problem(str(request.baseline), 0, 0, message)]
+        raise SpecError(problems) from None
 
 
 def _read_baseline(request: CheckRequest, tiers: Sequence[Tier] = ()) -> Baseline:

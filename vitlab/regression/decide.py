@@ -215,12 +215,12 @@ def seeds_to_pass(sd: float, margin: float, alpha: float, chance: float = TARGET
 
 
 def detectable_drop(n: int, sd: float, margin: float, min_abs: float, alpha: float, family: int) -> float:
-    """Return the drop that is found at ``TARGET_CHANCE``; NaN if the seeds are too few, or have no spread.
+    """Return the drop that is found at ``TARGET_CHANCE``; infinite for too few seeds, NaN if they have no spread.
 
     A drop is found in one of ``family`` cells with ``n`` seeds if the cell regresses, see :func:`judge_arrays`.
     """
     if n < MIN_SEEDS or sd <= 0:
-        return NAN
+        return math.inf if n < MIN_SEEDS else NAN
     df, se = n - 1, sd * math.sqrt(2 / n)
     errors = se * ndtri((np.arange(4000) + 0.5) / 4000)  # of the mean, equally probable
     to_find, to_pass = se * stdtrit(df, [1 - alpha / family, 1 - alpha])

@@ -160,7 +160,12 @@ def _compare_traces(arm: str, old: Trace, new: Trace, before: Facts, after: Fact
         and before.torch == after.torch
         and _describe_first_loss_difference(old, new, NO_ROUNDING)
     ):
-        return Finding(arm, check, "differs", f"{difference}, and {NO_ROUNDING:g} elsewhere; {environment}")
+        return Finding(
+            arm,
+            check,
+            "differs",
+            f"{difference}, and up to {NO_ROUNDING:g} by another processor or engine; {environment}",
+        )
     return Finding(arm, check, "inconclusive", f"{difference}, but under other conditions; {environment}")
 
 

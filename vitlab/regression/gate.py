@@ -54,7 +54,7 @@ class Outlook:
     margin: float
     chance: float  #: that a model passes that differs by rounding alone
     needs: int | None  #: seeds by which it passes in all cells four times in five
-    worse_by: float  #: what is found four times in five; NaN if nothing is
+    worse_by: float  #: what is found four times in five; infinite if nothing is, NaN without spread
     verdict: Verdict = "pass"  #: of a candidate that equals the baseline
     reason: str = ""
 
@@ -204,6 +204,13 @@ def doubt_if_guessed(cell: CellT, plan: Plan, values: Values) -> CellT:
         reason=f"guesses reach {scale.factor * reach:.4g}{' %' * scale.is_share}{' on as many images' * bool(spread)}: "
         "the arm may have learned nothing",
     )
+
+
+def limit_to_bounds(cell: Outlook, plan: Plan) -> Outlook:
+    """Return a cell whose ``worse_by`` is infinite if its metric has no value that is so much worse."""
+    facts = plan.facts(cell.metric)
+    worst = None if facts is None else facts.bounds[0 if facts.goal == "max" else 1]
+    return cell if worst is None or not cell.worse_by > abs(cell.new - worst) else replace(cell, worse_by=math.inf)
 
 
 def second_look_seeds(study: Study) -> tuple[int, ...] | None:

@@ -9,7 +9,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from vitlab.errors import format_count
-from vitlab.regression.decide import MAX_SEEDS, TARGET_CHANCE, Cell, Finding
+from vitlab.regression.decide import MAX_SEEDS, TARGET_CHANCE, VERDICTS, Cell, Finding
 from vitlab.regression.gate import CellT, CheckResult, Outlook
 from vitlab.report import Report, formats
 from vitlab.report.phrasing import Column, Columns, Scale, percent
@@ -17,13 +17,13 @@ from vitlab.statistics.replicates import sd_interval
 
 
 def render_check(result: CheckResult, form: str) -> str:
-    """Return the verdict, what differs and a table of cells as Markdown (``md``), or fitted to the terminal."""
+    """Return the verdict, findings, the worst ones first, and a table of cells: as text or, for ``md``, Markdown."""
     findings = _list_findings(result)
     passing = [finding.verdict for finding in findings].count("pass")
     lines = [f"{passing} of {len(findings)} checks pass."] if findings else []
     lines += [
         f"{item.verdict}: {f'{item.arm}: ' if item.arm else ''}{item.check}: {item.sentence}"
-        for item in findings
+        for item in sorted(findings, key=lambda item: -VERDICTS.index(item.verdict))
         if item.verdict != "pass" or item.sentence
     ]
     column = Columns([_in_unit(cell, Scale.of(cell.metric, result.units)) for cell in result.cells])
@@ -58,7 +58,7 @@ def render_outlook(cells: Sequence[Outlook], units: Mapping[str, str], form: str
         _number(column, "margin", "margin", rank=1),
         column("passes", lambda cell: "never" if cell.reason else f"{min(99, 100 * cell.chance):.0f} %"),
         column("seeds for 80 %", lambda cell: "none" if cell.reason else str(cell.needs or f"over {MAX_SEEDS}")),
-        column("found if worse by", lambda cell: "" if cell.reason else _format_number(cell.worse_by)),
+        column("found if worse by", _format_detectable_drop),
     ]
     doubts = defaultdict[str, list[str]](list)
     for cell in column.rows:
@@ -71,13 +71,14 @@ def render_outlook(cells: Sequence[Outlook], units: Mapping[str, str], form: str
     ]
     if judged := [cell for cell in cells if not cell.reason]:
         chance = math.prod(cell.chance for cell in judged)
+        never = " Where that is never, even the worst possible value is found less often."
         factors = sd_interval(1.0, max(1, min(cell.n_of_sd for cell in judged) - 1))
         notes.append(
             f"{'In other rows, a' if notes else 'A'} model that computes equal bits passes. One that differs by "
             f"rounding alone passes with probability {min(99, 100 * chance):.0f} %, or more if its cells are "
-            f"correlated. What is worse by the last column is found with probability {percent(TARGET_CHANCE)}. All of "
-            f"this assumes the sd shown; the true one may be {factors[0]:.2g} to {factors[1]:.2g} times as large "
-            "(95 % interval)."
+            f"correlated. What is worse by the last column is found with probability {percent(TARGET_CHANCE)}."
+            f"{never * any(cell.worse_by == math.inf for cell in judged)} All of this assumes the sd shown; the true "
+            f"one may be {factors[0]:.2g} to {factors[1]:.2g} times as large (95 % interval)."
         )
         if chance < TARGET_CHANCE:
             seeds = ", or give every arm the largest number of seeds for 80 % in the table,"
@@ -142,6 +143,12 @@ def _in_unit(row: CellT, scale: Scale) -> CellT:
 
 def _number(column: Columns[Any], title: str, name: str, rank: int = 0) -> Column:
     return column(title, lambda row: _format_number(getattr(row, name)), rank)
+
+
+def _format_detectable_drop(cell: Outlook) -> str:
+    if cell.reason:
+        return ""
+    return "never" if cell.worse_by == math.inf else _format_number(cell.worse_by)
 
 
 def _cell_sentence(cell: Cell, units: Mapping[str, str]) -> str:

@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 import sys
 import textwrap
 from bisect import bisect_right
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from vitlab.errors import list_some
+from vitlab.errors import line_width, list_some
 from vitlab.report.page import render_page
 from vitlab.report.phrasing import DASH, MAX_LISTED, MINUS, PLUS_MINUS, Column
 from vitlab.report.sections import Table, all_sections
@@ -49,6 +48,7 @@ TEX_LINE, TEX_WRAP = 26, 0.3  #: characters from which on a column wraps, and it
 
 _PART = re.compile(r"\S+?(?:[=,_/]|[-.](?!\d)|$)")
 """Part of a word, such as an arm's name, after which it may go on in the next line of a table."""
+UNBOUNDED = 10_000  #: characters of a line where there is no terminal
 NARROW = 8  #: characters: no text of a table is wrapped into less
 MAIN, WRAPPED = 4, 20  #: columns of ranks up to the first are left out only if texts were wrapped into less
 
@@ -100,7 +100,7 @@ def frame_to_csv(frame: pd.DataFrame) -> str:
 
 
 def render_terminal(report: Report) -> str:
-    """Return the report fitted to the width of the terminal."""
+    """Return the report fitted to the width of the terminal; whole elsewhere."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -129,12 +129,11 @@ def render_terminal(report: Report) -> str:
     return _text_of(console)
 
 
-def parts_to_text(*parts: str | Sequence[Column], width: int | None = None) -> str:
-    """Return sentences and tables, fitted to a width, by default the terminal's."""
+def parts_to_text(*parts: str | Sequence[Column]) -> str:
+    """Return sentences and tables, fitted to the width of the terminal; whole elsewhere."""
     from rich.text import Text
 
     console = _new_console()
-    console.width = width or console.width
     for part in parts:
         if isinstance(part, str):
             console.print(Text(replace_controls(part)))
@@ -144,10 +143,10 @@ def parts_to_text(*parts: str | Sequence[Column], width: int | None = None) -> s
 
 
 def _new_console(*, colour: bool = False) -> Console:
-    """Return a console as wide as the terminal, for :func:`_text_of`."""
+    """Return a console as wide as the terminal, for :func:`_text_of`; elsewhere, programs read all columns."""
     from rich.console import Console
 
-    width = max(40, shutil.get_terminal_size((120, 24)).columns)
+    width = max(40, line_width(sys.stdout) or UNBOUNDED)
     # In a notebook, rich would show what is printed.
     return Console(file=io.StringIO(), width=width, force_terminal=colour, force_jupyter=False, highlight=False)
 
@@ -166,7 +165,7 @@ def _print_table(columns: Sequence[Column], console: Console, page: str = "") ->
     word only where no column can be narrower.
     """
     # Measured without bounds, since a measure within them never exceeds the width.
-    ranks, unbounded = sorted({column.rank for column in columns}), console.options.update(max_width=10_000)
+    ranks, unbounded = sorted({column.rank for column in columns}), console.options.update(max_width=UNBOUNDED)
     fitting = columns
 
     def needed(width: int) -> int:
