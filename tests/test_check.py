@@ -448,7 +448,7 @@ def test_missing_plugin_of_baseline_is_named(accepted: Path, tmp_path: Path) -> 
     write_baseline(tmp_path / "gate.baseline.yaml", stored.model_copy(update={"facts": facts}))
     write(tmp_path, design={"one_at_a_time": {"model.position": ["mine"]}})
     with pytest.raises(
-        SpecError, match=r"accepted with --plugin 'PATH/my own.py'; type vitlab check \S+ \S+ \S+ --plugin 'P"
+        SpecError, match=r"accepted with --plugin 'PATH/my own.py'; add"
     ):
         vitlab(tmp_path)
     (tmp_path / "my own.py").touch()

@@ -275,9 +275,9 @@ def test_columns_called_arm_and_seed_need_no_option(tmp_path: Path) -> None:
         ("a - acc,a - acc__MIN,a - acc__MAX\n0.5,0.4,0.6\n", None, "columns a - acc__MIN; a - acc__MAX: rows are"),
         ("Wall time,Step,Value\n1.5,1,0.5\n", None, "column Step: rows are moments of trainings"),
         (LONG.replace("arm", "net"), None, "'acc' is a column: name the column of the arms with arm (found: net)"),
-        (LONG.replace("arm", "name"), None, "name the column of the arms with arm (found: name; seed; acc)"),
+        (LONG.replace("arm", "name"), None, "name the column of the arms with arm (found: name)"),
         ("model,s0,s1\nvit,0.81,0.82\nrope,0.91,0.92\n", None, "name the column of the arms if a row is a training"),
-        ("vit_seed_0,vit_seed_1\n0.81,0.82\n", None, "the names of arms vit_seed_0; vit_seed_1 hold seeds"),
+        ("vit_seed_0,vit_seed_1\n0.81,0.82\n", None, "the names vit_seed_0; vit_seed_1 hold seeds"),
         (
             "arm,acc\nvitb_seed_27,0.5\nvitb_seed_28,0.6\n",
             "arm",
@@ -557,6 +557,11 @@ def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
             WIDE,
             {"arm": None},
             [f"{need}, or, if every column is an arm, the metric that they hold. Columns of numbers: vit; rope."],
+        ),
+        (
+            "arm,seed0,seed1\na,1,2\n",
+            {"arm": "arm"},
+            [f"{need}. Columns of numbers: seed0; seed1.", "the names seed0; seed1 hold seeds"],
         ),
         ("arm,acc\na,1 \u00b1 2\n", {}, [f"{need}. Columns of numbers: none."]),
     ):

@@ -30,6 +30,7 @@ FINALS = (
     "judge needs the final value of each training: export the table of runs in place of a chart, or keep the last row "
     "of each run"
 )
+EVERY_ARM = "without --arm every column is an arm: name the column of the arms if a row is a training"
 ARM, ROW = "(arm)", "(row)"  #: columns of arms and seeds of a table with a column per arm
 _NAME_WITH_SEED = re.compile(r"(.*?)(?:^|[\W_]+)(?:seed|rep|run|trial)[\W_]*[0-9]+", re.IGNORECASE)
 
@@ -49,15 +50,14 @@ class Trainings:
 
 def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> None:
     """Add a mistake for each named column that a table does not have once."""
-    names, metric = column_names(table.rows), columns.metric
+    names, metric, roles = column_names(table.rows), columns.metric, _infer_column_roles(table)
     options = (columns.arm, columns.seed, columns.block, columns.baselines)
     to_find = {name: names for name in options if name is not None}
-    roles = _infer_column_roles(table)
-    free = {name: are_metric_values(table.rows[name]) for name in roles if roles[name] is None and name not in options}
-    numbers = [name for name, has_values in free.items() if has_values]
-    is_wide = columns.arm is None and all(free.values())
+    free = [name for name, role in roles.items() if role in (None, "name") and name not in (metric, *options)]
+    texts = [name for name in free if not are_metric_values(table.rows[name])]
+    numbers = [name for name in free if roles[name] is None and name not in texts]
     if not metric:
-        or_arms = ", or, if every column is an arm, the metric that they hold" * is_wide
+        or_arms = ", or, if every column is an arm, the metric that they hold" * (columns.arm is None and not texts)
         remarks.add_mistakes(
             f"name the column of the metric with --metric{or_arms}. Columns of numbers: {shortlist(numbers) or 'none'}."
         )
@@ -66,16 +66,17 @@ def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> Non
     remarks.add_mistakes(
         *(_column_fault(name, names, allowed) for name, allowed in to_find.items() if names.count(name) != 1)
     )
+    if columns.arm is not None and metric not in names:
+        _refuse_seeds_in_names(numbers, remarks)
     if columns.arm is None:
-        others = [name for name in names if name != metric and infer_column_role(name) is None]
-        names_found = shortlist(others or names)
-        advice = f"name the column of the arms with --arm (found: {names_found}).{nearest('arm', others)}"
+        found = [*texts, *numbers]
+        advice = f"name the column of the arms with --arm (found: {shortlist(found or names)}).{nearest('arm', found)}"
         if metric in names:
             remarks.add_mistakes(f"'{metric}' is a column: {advice}")
-        elif not metric:
-            remarks.add_mistakes(*[advice] * (not is_wide))
-        elif nearest("arm", [name for name in free if name not in numbers]):
-            remarks.add_mistakes(_column_fault(metric, names, others), advice)
+        elif texts and not metric:
+            remarks.add_mistakes(advice)
+        elif nearest("arm", texts):
+            remarks.add_mistakes(_column_fault(metric, names, found), advice)
 
 
 def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Trainings:
@@ -158,7 +159,7 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
     metric_values = files.parse_values(rows[metric], place, remarks)
     of_cells = len(remarks.of_table)
     if arm == ARM and remarks.of_table:
-        remarks.add_mistakes("without --arm every column is an arm: name the column of the arms if a row is a training")
+        remarks.add_mistakes(EVERY_ARM)
     frame = rows[[]].assign(
         arm=column_to_texts(rows[arm]),
         block="" if block is None else column_to_texts(rows[block]),
@@ -186,6 +187,8 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
     if seed is not None:
         frame["seed"] = _number_seeds(frame["name"], remarks)
         frame = _drop_repetitions(frame, others, table, remarks)
+        if arm == ARM and len(remarks.of_table) > of_cells:
+            remarks.add_mistakes(EVERY_ARM)
     else:
         frame["seed"] = np.arange(len(frame))
         for name in (name for name in column_names(others) if infer_column_role(name) == "step"):
@@ -228,7 +231,7 @@ def _refuse_seeds_in_names(arms: Sequence[str], remarks: Remarks) -> None:
     for stem, names in stems.items():
         if len(names) > 1:
             remarks.add_mistakes(
-                f"the names of arms {shortlist(names)} hold seeds; write a row per training, with arm "
+                f"the names {shortlist(names)} hold seeds; write a row per training, with arm "
                 f"'{stem or 'NAME'}' in one column and its seed in another"
             )
 

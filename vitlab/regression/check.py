@@ -184,15 +184,14 @@ def _read_study_and_baseline(request: CheckRequest, tiers: Sequence[Tier]) -> tu
                 problems = [item for item in problems if item.path[:-1] not in places]
         if files:
             words = " ".join(f"--plugin {file}" for file in sorted(files))
-            message = f"it was accepted with {words}; type {request.command} {words}"
-            problems = [*problems, Problem(str(request.baseline), 0, 0, message)]
+            problems = [*problems, Problem(str(request.baseline), 0, 0, f"it was accepted with {words}; add this")]
         raise SpecError(problems) from None
 
 
 def _read_baseline(request: CheckRequest, tiers: Sequence[Tier] = ()) -> Baseline:
     """Read the baseline of a study, with the sections of tiers; without these, raise UserError."""
-    baseline = read_baseline(request.baseline, f"; write it: {request.accept_command}")
     name = read_document(request.file).data.get("study")
+    baseline = read_baseline(request.baseline, f"; write it: {request.accept_command}")
     if baseline.study != name:
         raise UserError(
             f"{request.baseline} is the baseline of study '{baseline.study}', and {request.file} is '{name}'"

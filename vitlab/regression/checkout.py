@@ -98,8 +98,8 @@ def resolve_commit(name: str) -> str:
         raise UserError(
             "this repository has no commit yet; run 'git add' with your files, then 'git commit'"
             if not rev_parse(Path(), "HEAD")
-            else f"no commit '{name}' is here; get it by 'git fetch origin {shlex.quote(name)}', or in a shallow clone "
-            "by 'git fetch --unshallow' (actions/checkout: fetch-depth: 0)"
+            else f"no commit '{name}' is here; get a branch by 'git fetch origin BRANCH', and in a shallow clone older "
+            "commits by 'git fetch --unshallow' (actions/checkout: fetch-depth: 0)"
         )
     return commit
 
