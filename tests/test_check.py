@@ -447,9 +447,7 @@ def test_missing_plugin_of_baseline_is_named(accepted: Path, tmp_path: Path) -> 
     facts = stored.facts.model_copy(update={"arms": {"baseline": arm}})
     write_baseline(tmp_path / "gate.baseline.yaml", stored.model_copy(update={"facts": facts}))
     write(tmp_path, design={"one_at_a_time": {"model.position": ["mine"]}})
-    with pytest.raises(
-        SpecError, match=r"accepted with --plugin 'PATH/my own.py'; add"
-    ):
+    with pytest.raises(SpecError, match=r"accepted with --plugin 'PATH/my own.py'; add"):
         vitlab(tmp_path)
     (tmp_path / "my own.py").touch()
     write(tmp_path, design={"one_at_a_time": {"model.position": [{"type": "mine", "size": 3}], "model.nrm": ["none"]}})

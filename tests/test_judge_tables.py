@@ -541,7 +541,7 @@ def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
     ]
     assert "Did you mean 'seed'?" in text
     # The metric is asked for with what may be one.
-    need, none = "name the column of the metric with metric", "images 0"
+    need, none = "metric is missing: name its column, or, if every column is an arm, what these hold", "images 0"
     for content, options, parts in (
         (LONG, {"arm": None}, [f"{need}. Columns of numbers: acc."]),
         (
@@ -556,7 +556,7 @@ def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
         (
             WIDE,
             {"arm": None},
-            [f"{need}, or, if every column is an arm, the metric that they hold. Columns of numbers: vit; rope."],
+            [f"{need}. Columns of numbers: vit; rope."],
         ),
         (
             "arm,seed0,seed1\na,1,2\n",

@@ -376,7 +376,7 @@ def test_forgotten_registration_is_answered(tmp_path: Path) -> None:
     registry.load_file(write(tmp_path / "half.py"))
     with pytest.raises(
         OptionError,
-        match=r"'halve'. Did you mean 'halved'\? half.py registers norm 'halved'; @norm.register\('halve'\) adds",
+        match=r"'halve'. Did you mean 'halved'\? half.py registers halved as norm; @norm.register\('halve'\) adds",
     ):
         norm.resolve_choice("halve")
 

@@ -150,7 +150,7 @@ def ab_command(
     file makes that a failure.
     """
     if workflow:
-        words = repeat_options(context, without=("--workflow", "--junit", "--json", "--format", "--out"))
+        words = repeat_options(context, without=(*CHOICES, "--out"))
         click.echo(_render_workflow("ab", [str(file), *words]))
         return
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's end is handled like Ctrl-C

@@ -199,7 +199,7 @@ def _runs_table(name: str, source: str, runs: Sequence[Run], notes: list[str], n
     if values is None:
         metrics = sorted(key.removeprefix("metrics.") for key in column_names(frame) if key.startswith("metrics."))
         listing = f"Metrics: {', '.join(metrics)}." if metrics else "Its runs have no metrics."
-        fault = f"no metric '{metric}'.{nearest(metric, metrics)}" if metric else "name the metric with --metric."
+        fault = f"no metric '{metric}'.{nearest(metric, metrics)}" if metric else "--metric is missing."
         remarks.add_mistakes(f"{fault} {listing}")
     remarks.raise_mistakes()
     names = pd.Series([run.info.run_name or run.info.run_id for run in runs], frame.index)

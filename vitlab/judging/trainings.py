@@ -30,7 +30,6 @@ FINALS = (
     "judge needs the final value of each training: export the table of runs in place of a chart, or keep the last row "
     "of each run"
 )
-EVERY_ARM = "without --arm every column is an arm: name the column of the arms if a row is a training"
 ARM, ROW = "(arm)", "(row)"  #: columns of arms and seeds of a table with a column per arm
 _NAME_WITH_SEED = re.compile(r"(.*?)(?:^|[\W_]+)(?:seed|rep|run|trial)[\W_]*[0-9]+", re.IGNORECASE)
 
@@ -57,9 +56,9 @@ def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> Non
     texts = [name for name in free if not are_metric_values(table.rows[name])]
     numbers = [name for name in free if roles[name] is None and name not in texts]
     if not metric:
-        or_arms = ", or, if every column is an arm, the metric that they hold" * (columns.arm is None and not texts)
         remarks.add_mistakes(
-            f"name the column of the metric with --metric{or_arms}. Columns of numbers: {shortlist(numbers) or 'none'}."
+            "--metric is missing: name its column, or, if every column is an arm, what these hold. Columns of numbers: "
+            f" {shortlist(numbers) or 'none'}."
         )
     elif columns.arm is not None:
         to_find[metric] = sorted(names, key=lambda name: name not in numbers)
@@ -158,8 +157,6 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
 
     metric_values = files.parse_values(rows[metric], place, remarks)
     of_cells = len(remarks.of_table)
-    if arm == ARM and remarks.of_table:
-        remarks.add_mistakes(EVERY_ARM)
     frame = rows[[]].assign(
         arm=column_to_texts(rows[arm]),
         block="" if block is None else column_to_texts(rows[block]),
@@ -187,8 +184,6 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
     if seed is not None:
         frame["seed"] = _number_seeds(frame["name"], remarks)
         frame = _drop_repetitions(frame, others, table, remarks)
-        if arm == ARM and len(remarks.of_table) > of_cells:
-            remarks.add_mistakes(EVERY_ARM)
     else:
         frame["seed"] = np.arange(len(frame))
         for name in (name for name in column_names(others) if infer_column_role(name) == "step"):
@@ -197,6 +192,8 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
                     f"'{name}' differs between rows of an arm, as steps of trainings do; {FINALS}, and add --seed"
                 )
         remarks.notes.append("Without --seed the arms are not paired: name the column of the seeds if they share some.")
+    if arm == ARM and remarks.of_table:
+        remarks.add_mistakes("without --arm every column is an arm: name the column of the arms if a row is a training")
     compared = None
     if columns.baselines is not None:
         baselines = column_to_texts(rows[columns.baselines])

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent, list_some, nearest
+from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent, nearest
 from vitlab.imports import import_object
 from vitlab.registry import plugins
 from vitlab.registry.options import Options, ResolvedChoice, option_names, options_model
@@ -131,10 +131,8 @@ class Slot(Generic[T]):
             near = nearest(bare, names) or (f" Did you mean {alike}?" if alike else "")
             hint = foreign_model_hint(name) or near
             for file in dict.fromkeys(file.origin.source for file in plugins.files.values()):
-                own = [f"{slot.name} '{name}'" for slot in _slots for source, name in slot.components if source == file]
-                hint += (
-                    f" {file} registers {list_some(own) or 'nothing'}; @{self.name}.register('{bare}') adds a class."
-                )
+                own = ", ".join(own for source, own in self.components if source == file)
+                hint += f" {file} registers {own or 'nothing'} as {self.name}; @{self.name}.register('{bare}') adds it."
             if not hint:
                 hint = " If a file defines it, add --plugin FILE."
             raise UnknownComponent(f"no {self.name} called '{name}'.{hint} Installed: {', '.join(names) or 'none'}.")

@@ -1,5 +1,6 @@
 """The regression check: plan a study, run the tiers, and report or accept the result."""
 
+import re
 import shlex
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
@@ -171,14 +172,13 @@ def _read_study_and_baseline(request: CheckRequest, tiers: Sequence[Tier]) -> tu
         return *_read_data_and_plan(request), baseline
     except SpecError as mistakes:
         problems, files, given = mistakes.mistakes, set[str](), {plugin.name for plugin in request.plugins}
-        arms = {} if baseline.facts is None else baseline.facts.arms
-        for origin in (origin for arm in arms.values() for origin in arm.origins):
-            component, _, source_and_version = origin.partition(" ")
-            source = source_and_version.rpartition(" ")[0]
-            if source.endswith(".py") and source not in given:
+        arms = () if baseline.facts is None else baseline.facts.arms.values()
+        origins = "\n".join(origin for arm in arms for origin in arm.origins)
+        for slot, name, source in re.findall(r"(?m)^(\w+):(\S+) (.+\.py) \S+$", origins):
+            if source not in given:
                 beside = request.file.parent / source
                 files.add(shlex.quote(str(beside if beside.exists() else Path("PATH", source))))
-                unknown = "no {} called '{}'.".format(*component.split(":"))
+                unknown = f"no {slot} called '{name}'."
                 # Options of an unknown component are checked as those of the one with the nearest name.
                 places = [item.path[:-1] for item in problems if item.message.startswith(unknown)]
                 problems = [item for item in problems if item.path[:-1] not in places]

@@ -209,7 +209,7 @@ def doubt_if_guessed(cell: CellT, plan: Plan, values: Values) -> CellT:
 def limit_to_bounds(cell: Outlook, plan: Plan) -> Outlook:
     """Return a cell whose ``worse_by`` is infinite if its metric has no value that is so much worse."""
     facts = plan.facts(cell.metric)
-    worst = None if facts is None else facts.bounds[0 if facts.goal == "max" else 1]
+    worst = None if facts is None else facts.bounds[facts.goal == "min"]
     return cell if worst is None or not cell.worse_by > abs(cell.new - worst) else replace(cell, worse_by=math.inf)
 
 

@@ -58,7 +58,7 @@ def render_outlook(cells: Sequence[Outlook], units: Mapping[str, str], form: str
         _number(column, "margin", "margin", rank=1),
         column("passes", lambda cell: "never" if cell.reason else f"{min(99, 100 * cell.chance):.0f} %"),
         column("seeds for 80 %", lambda cell: "none" if cell.reason else str(cell.needs or f"over {MAX_SEEDS}")),
-        column("found if worse by", _format_detectable_drop),
+        column("found if worse by", lambda cell: "" if cell.reason else _format_number(cell.worse_by)),
     ]
     doubts = defaultdict[str, list[str]](list)
     for cell in column.rows:
@@ -145,12 +145,6 @@ def _number(column: Columns[Any], title: str, name: str, rank: int = 0) -> Colum
     return column(title, lambda row: _format_number(getattr(row, name)), rank)
 
 
-def _format_detectable_drop(cell: Outlook) -> str:
-    if cell.reason:
-        return ""
-    return "never" if cell.worse_by == math.inf else _format_number(cell.worse_by)
-
-
 def _cell_sentence(cell: Cell, units: Mapping[str, str]) -> str:
     """Return by how much a cell is worse, with the interval, and the reason of its verdict."""
     if not math.isfinite(cell.worse_by):
@@ -166,4 +160,4 @@ def _cell_sentence(cell: Cell, units: Mapping[str, str]) -> str:
 
 
 def _format_number(value: float) -> str:
-    return f"{value:.4g}" if math.isfinite(value) else ""
+    return "" if math.isnan(value) else "never" if value == math.inf else f"{value:.4g}"
