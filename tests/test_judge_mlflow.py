@@ -392,6 +392,7 @@ def test_own_study_is_judged_to_the_last_digit(folder: Path, database: str, plac
         ("#empty", {}, "#empty has no runs"),
         ("#positions", {"arm": None}, "with arm. Different between runs: model, seed."),
         ("#positions", {"arm": "modle"}, "no parameter or tag 'modle'. Did you mean 'model'? Different between runs: "),
+        ("#positions", {"metric": None}, "metric is missing. Metrics: "),
         ("#positions", {"metric": "val/acuracy"}, "no metric 'val/acuracy'. Did you mean 'val/accuracy'? Metrics: "),
         ("#positions", {"baselines": "of"}, "no parameter or tag 'of'."),
         ("#twice", {"metric": "acc"}, "'seed' is a parameter and a tag, with different values; write params.seed or"),

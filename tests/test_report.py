@@ -1988,6 +1988,17 @@ def test_words_of_tables_break_at_signs_and_lines_fit(monkeypatch: pytest.Monkey
         assert any("0.001" in line for line in lines)
 
 
+def test_table_has_every_column_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = [phrasing.Column(f"column {rank}", ("value",), rank) for rank in range(30)]
+    for width, hidden in ((None, 0), ("80", 20)):
+        monkeypatch.delenv("COLUMNS", raising=False)
+        if width:
+            monkeypatch.setenv("COLUMNS", width)
+        text = parts_to_text("A sentence. " * 20, columns)
+        assert ("Not shown" in text) == bool(hidden) and text.count("value") <= 30 - hidden
+        assert hidden or text.splitlines()[0] == ("A sentence. " * 20).strip()
+
+
 def test_latex_has_means_that_may_be_best_in_bold(tmp_path: Path) -> None:
     plan, store = study(tmp_path)
     text = text_of(plan, store, "latex")

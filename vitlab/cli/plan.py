@@ -83,9 +83,9 @@ def plan_command(
         sentences.append(_describe_costs(plan, costs))
     sentences += [_describe_trials(plan, states), *_describe_remaining_time(plan, store, states)]
     columns = _arm_columns(plan, states, costs)
-    if power:
-        sentences += forecast(plan, store).sentences(plan)
     click.echo(parts_to_text(*filter(None, [plan.question]), columns, *_skipped_arms(plan), *sentences), nl=False)
+    if power:
+        click.echo(parts_to_text(*forecast(plan, store).sentences(plan)), nl=False)
 
 
 @dataclass(frozen=True)

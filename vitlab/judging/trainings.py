@@ -58,7 +58,7 @@ def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> Non
     if not metric:
         remarks.add_mistakes(
             "--metric is missing: name its column, or, if every column is an arm, what these hold. Columns of numbers: "
-            f" {shortlist(numbers) or 'none'}."
+            f"{shortlist(numbers) or 'none'}."
         )
     elif columns.arm is not None:
         to_find[metric] = sorted(names, key=lambda name: name not in numbers)
