@@ -227,9 +227,10 @@ def _refuse_seeds_in_names(arms: Sequence[str], remarks: Remarks) -> None:
             stems.setdefault(match[1], []).append(arm)
     for stem, names in stems.items():
         if len(names) > 1:
+            arm = f"arm '{stem}'" if stem else "the arm"
             remarks.add_mistakes(
-                f"the names {shortlist(names)} hold seeds; write a row per training, with arm "
-                f"'{stem or 'NAME'}' in one column and its seed in another"
+                f"the names {shortlist(names)} hold seeds; write a row per training, with "
+                f"{arm} in one column and its seed in another"
             )
 
 
