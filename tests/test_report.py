@@ -565,7 +565,7 @@ def test_claim_supported_by_complete_pairs_only_is_not_made(tmp_path):
     fragile, sturdy = answers_of(results)
     assert fragile.startswith("cannot tell: fragile is 3.10 points above baseline")
     assert (
-        "with chance (10.0 %) in the place of 1 seed that diverged or failed, 5.89 points below over 10 seeds ("
+        "over the seeds that both have with chance (10.0 %) in the place of 1 seed that diverged or failed, 5.89 points below ("
         in fragile
         and "detected" not in fragile
     )

@@ -223,7 +223,7 @@ class _StudyArrays:
         }
         if lost:
             filled = judgements.with_chance.single(0, place)
-            row |= {f"chance_{name}": getattr(filled, name) for name in ("difference", "low", "high", "pairs")}
+            row |= {f"chance_{name}": getattr(filled, name) for name in ("difference", "low", "high")}
             row |= {"chance_p": filled.p_corrected, "chance_p_equal": filled.p_equal_corrected}
             row["chance"] = self.facts.chance.get(arm, NAN)
         return row

@@ -78,7 +78,6 @@ chance | float64 | what guessing reaches, where seeds are broken and that is kno
 chance_difference | float64 | the difference, with chance in the place of broken seeds
 chance_low | float64 | its interval, which holds for the whole family at once
 chance_high | float64 | its upper end
-chance_pairs | Int64 | seeds of both sides, with chance in the place of broken ones
 chance_p | float64 | its p, corrected
 chance_p_equal | float64 | as p_equal_corrected, with chance in the place of broken seeds
 equal_low | float64 | interval of level 1 - 2 alpha, to be set against the margin of the analysis

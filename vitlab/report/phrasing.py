@@ -354,8 +354,7 @@ def _lost_as_chance_clause(row: Row, analysis: Analysis, scale: Scale, decimals:
         return f"; {seeds} cannot be accounted for, because what chance reaches in {scale.metric} is not known"
     level = f"{scale.number(row['chance'], scale.decimals_for_values([row['chance']], 1, 3))} {scale.unit}".rstrip()
     difference = describe_above_or_below(row["chance_difference"], scale, decimals)
-    pairs = format_count(row["chance_pairs"], "seed")
-    clause = f"; with chance ({level}) in the place of {seeds}, {difference} over {pairs}"
+    clause = f"; over the seeds that both have with chance ({level}) in the place of {seeds}, {difference}"
     if row["chance_p"] is None:
         return f"{clause}, which cannot be judged"
     p = f"p {format_p_equation(row['chance_p'], analysis.alpha)}"
