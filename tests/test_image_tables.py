@@ -445,9 +445,33 @@ def test_parquet_of_paths_without_content_reads_the_files(tmp_path: Path) -> Non
 def test_missing_root_is_data_that_is_not_here(tmp_path: Path) -> None:
     source = DataSource(data(tmp_path / "nowhere"))
     assert (
-        source.missing() == f"image_table: there is no {tmp_path}/nowhere; 'root' is a folder or a file, no pattern"
+        source.missing() == f"image_table: there is no '{tmp_path}/nowhere'; correct 'root', or add what is missing"
         and source.check_pictures_and_note() == []
     )
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "pics-{train,validation,test}-{000000..000001}.tar",
+        "pics-*.tar",
+        "{pics-train-{000000..000001},pics-[vt][ae][sl]*}.tar",
+    ],
+)
+def test_pattern_of_shards_is_the_folder(tmp_path: Path, pattern: str) -> None:
+    root = written(tmp_path, write_tar)
+    (tmp_path / "README.md").write_text("no shard")
+    whole, matched = (DataSource(data(place, label="cls", **NAMED)) for place in (root, root / pattern))
+    assert matched.missing() is None and matched.info() == whole.info()
+
+
+def test_shards_of_a_pattern_that_do_not_exist_are_named(tmp_path: Path) -> None:
+    root = written(tmp_path, write_tar)
+    source = DataSource(data(root / "pics-{train,dev}-{000000..000002}.tar", label="cls", **NAMED))
+    gone = [f"'{root}/pics-{name}.tar'" for name in ("train-000002", "dev-000000", "dev-000001", "dev-000002")]
+    assert source.missing() == f"image_table: there is no {', '.join(gone)}; correct 'root', or add what is missing"
+    (root / "pics-{a}.tar").touch()
+    assert DataSource(data(root / "pics-{a}.tar")).missing() is None, "a name with braces is a name where it exists"
 
 
 def study(root: Path, **changes: Any) -> Path:

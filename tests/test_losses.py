@@ -7,15 +7,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.utils.class_weight import compute_class_weight
 from torch import Tensor
 
+from vitlab.data.prepare import Feed, prepare
 from vitlab.data.torchvision_import import torchvision
+from vitlab.engines.base import train
+from vitlab.errors import DataError
 from vitlab.geometry import DataInfo
 from vitlab.registry import slot
+from vitlab.spec import STREAMS, TrainSpec
 from vitlab.testing.training import check_loss
 from vitlab.training.evaluation import MetricAccumulator
+from vitlab.training.loop import Training
 from vitlab.training.metrics import build_metrics
 from vitlab.training.metrics.predictions import ExpectedCalibrationError, MeanIoU
+
+SEEDS = dict.fromkeys(STREAMS, 0)
 
 torchvision()  # timm imports torchvision, whose import may need a workaround
 from timm.loss import BinaryCrossEntropy, LabelSmoothingCrossEntropy  # noqa: E402
@@ -81,6 +89,38 @@ def test_class_weights_multiply_terms_and_divide_by_the_number_of_labels(smoothi
         assert loss(choice, logits.double(), target) == pytest.approx(by_label, rel=1e-6)
     check_loss(slot("loss").resolve_choice(choice))  # also in parts, with pixels and shares
     assert "class_weights" not in slot("loss").resolve_choice("cross_entropy").hashed()
+
+
+def test_balanced_weights_equal_scikit_learn() -> None:
+    y = np.repeat([0, 1, 2], [416, 42, 43])
+    built = slot("loss").build({"type": "cross_entropy", "class_weights": "balanced"})
+    built.set_class_counts(torch.bincount(torch.from_numpy(y)))
+    assert built.class_weights == pytest.approx(compute_class_weight("balanced", classes=np.arange(3), y=y), rel=1e-15)
+    absent = slot("loss").build({"type": "cross_entropy", "class_weights": "balanced"})
+    with pytest.raises(DataError, match="class 1, 3 has none; write a number for each class"):
+        absent.set_class_counts(torch.tensor([5, 0, 2, 0]))
+
+
+@pytest.mark.parametrize("engine", ["loop", "batch_last"])
+def test_balanced_training_is_one_with_the_numbers(engine: str) -> None:
+    """The counts are of the images that the trial trains on, without validation and under fraction."""
+    prepared = prepare({"type": "digits", "classes": [3, 8, 1], "fraction": 0.5}, SEEDS)
+    counts = [prepared.train.y_N.tolist().count(label) for label in range(3)]
+    weights = [sum(counts) / (3 * count) for count in counts]
+    assert len(set(weights)) > 1
+    ends = []
+    for class_weights in ("balanced", weights, None):
+        spec = TrainSpec.model_validate(
+            {"steps": 3, "loss": {"type": "cross_entropy", "class_weights": class_weights}, "evaluations": 1}
+        )
+        feed = Feed(prepared, [], SEEDS)
+        torch.manual_seed(0)
+        model = slot("model").build({"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2}, prepared.info)
+        training = Training(model, feed, spec, SEEDS)
+        (outcome,) = train([training], slot("engine").get(engine))
+        assert outcome is not None
+        ends.append(outcome.metrics["train/loss"])
+    assert ends[0] == ends[1] != ends[2]
 
 
 def test_vmap_and_compiled_graph_take_class_weights() -> None:

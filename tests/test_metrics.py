@@ -194,7 +194,9 @@ def test_class_weights_are_one_for_each_class(tmp_path: Path) -> None:
     for weights in ([], [1, 2, 3]):
         loss = {"type": "cross_entropy", "class_weights": weights}
         (sentence,) = problems(tmp_path, train={"loss": loss})
-        assert sentence == "the data has 6 classes; write one number for each"
+        assert sentence == "the data has 6 classes; write one number for each, or balanced"
+    (sentence,) = problems(tmp_path, train={"loss": {"type": "cross_entropy", "class_weights": "balance"}})
+    assert "class_weights" in sentence and "balanced" in sentence
 
 
 @pytest.mark.parametrize(

@@ -443,6 +443,10 @@ class Bare(LayerNorm):
 class Hidden(LayerNorm):
     '''A name that pydantic would leave out.'''
     def __init__(self, dim: int, *, _by: int = 1) -> None: ...
+@norm.register("modal")
+class Modal(LayerNorm):
+    '''A name that every torch module has.'''
+    def __init__(self, dim: int, *, training: bool = True) -> None: ...
 @norm.register("called")
 class Called(LayerNorm):
     '''An option that JSON Schema has no words for.'''
@@ -456,12 +460,13 @@ def test_unreadable_options_are_reported_and_left_out_of_schema(tmp_path: Path) 
     for name, words in {
         "typed": "Typed: its annotations cannot be read: .*'Decimal'",
         "bare": r"odd.py:\d+: Bare: option 'by' needs an annotation, such as by: float",
-        "hidden": "Hidden: rename option '_by'",
+        "hidden": "Hidden: rename option '_by': .* a leading '_' marks what is private",
+        "modal": "Modal: rename option 'training': .* 'training' an attribute of every torch module",
     }.items():
         with pytest.raises(BrokenComponent, match=words):
             norm.resolve_choice(name)
     names = study_schema()["$defs"]["slot.norm"]["anyOf"][0]["enum"]
-    assert "layernorm" in names and not {"typed", "bare", "hidden", "called"} & set(names)
+    assert "layernorm" in names and not {"typed", "bare", "hidden", "modal", "called"} & set(names)
 
 
 @pytest.mark.parametrize("text", ["from vitlab.plugin import Positon", "import vitlab.plugin as p\nx = p.Positon"])

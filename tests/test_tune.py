@@ -95,6 +95,25 @@ def test_trials_are_pending_before_choice(tmp_path: Path) -> None:
     assert other.tuning[0].key != plan.tuning[0].key, "its trainings draw otherwise, and may choose otherwise"
 
 
+def test_logarithmic_range_is_the_list_of_its_values(tmp_path: Path) -> None:
+    def planned(**knobs: Any) -> list[Tuning]:
+        return list(plan_study(study(tmp_path, tune={"knobs": knobs}), out=tmp_path)[1].tuning)
+
+    values = [1e-4, *(float(f"{value:.3g}") for value in np.geomspace(1e-4, 3e-2, 5)[1:-1]), 3e-2]
+    assert planned(**{LR: {"log": [1e-4, 3e-2], "n": 5}}) == planned(**{LR: values})
+    (sizes, *_) = planned(**{"train.batch_size": {"log": [8, 64], "n": 4}})
+    assert [item.trial.spec.train.batch_size for item in sizes.trials[::2]] == [8, 16, 32, 64]
+    for wrong in (
+        {"log": [1e-2, 1e-4], "n": 4},
+        {"log": [0, 1], "n": 4},
+        {"log": [1, 2]},
+        {"log": [1, 2], "n": 1},
+        {"lo": 1},
+    ):
+        with pytest.raises(SpecError, match=r"allowed: a list of values, or \{log: \[LOW, HIGH\], n: N\}"):
+            planned(**{LR: wrong})
+
+
 def test_rival_is_trial_of_explicit_file(tmp_path: Path) -> None:
     """Tuning has no special trials: another study with these values explicitly shares them."""
     _, plan = plan_study(study(tmp_path, tune={"knobs": {LR: [1e-2]}, "per": "study"}), out=tmp_path)

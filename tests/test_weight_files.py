@@ -318,3 +318,6 @@ design: {{one_at_a_time: {{model.position: [none]}}}}
         assert vitlab("plan", "--cost", "a.yaml").exit_code == 0, "it needs no weights"
     result = vitlab("validate", "--build", "a.yaml")
     assert result.exception.exit_code == 2 and sentence in str(result.exception), result.output  # type: ignore[union-attr]
+    key = "init_from" if base.startswith("init_from") else "teacher"
+    line, column = 7, (3 if key == "init_from" else 25)
+    assert f"a.yaml:{line}:{column}: in the {key} of arm 'baseline'" in str(result.exception)

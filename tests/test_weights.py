@@ -406,7 +406,7 @@ def test_pre_logits_are_kept_or_dropped_with_the_head(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "to", "sentence"),
     [
-        (lambda: vit(reg_tokens=2), "hf", "Hugging Face's vit has no tensor for reg_token; write --to timm"),
+        (lambda: vit(reg_tokens=2), "hf", "Hugging Face's vit has no tensor for reg_token; try --to timm"),
         (lambda: vit(init_values=0.1), "torchvision", r"torchvision has no tensor for blocks\.0\.ls1\.gamma"),
         (lambda: vit(norm_layer="rmsnorm"), "hf", r"requires blocks\.0\.norm1\.bias, norm\.bias"),
         (lambda: vit(class_token=False, global_pool="avg"), "torchvision", "requires cls_token"),

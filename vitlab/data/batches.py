@@ -100,6 +100,10 @@ class Feed:
         """Return the number of images of a split."""
         return len(self._subsets[split])
 
+    def class_counts(self) -> Tensor:
+        """Return the number of training images of each class, int64 (K,); of data with one class an image."""
+        return torch.bincount(self._subsets["train"].y_N, minlength=self.info.classes)
+
     def steps_per_epoch(self, batch_size: int) -> int:
         """Return the number of whole batches in an epoch, at least one even if it is smaller than ``batch_size``."""
         return max(1, self.count() // batch_size)

@@ -38,6 +38,7 @@ from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_st
 from vitlab.spec.changes import format_changes, full_path
 from vitlab.spec.design import format_value
 from vitlab.spec.tree import Tree, Values
+from vitlab.spec.trial import SOURCES
 from vitlab.spec.yaml import MAPPING
 from vitlab.store.files import read_json, require_mapping, to_safe_name, write_bytes
 from vitlab.store.folders import OUT, Store
@@ -282,14 +283,14 @@ def count_params_and_macs(
     plan: Plan,
     file: str | Path,
     check_components: Callable[[Plan], None] = lambda _: None,
-    check_weights: Callable[[Trial], None] = lambda _: None,
+    check_weights: Callable[[Trial, str], None] = lambda *_: None,
 ) -> dict[str, dict[str, int]]:
     """Return parameters and multiply-accumulates (one image, forward) of each arm's model, built on the meta device.
 
     Arms with the same model and weights share its cost, and arms with the same mistake its sentence.
     ``check_components`` is called if a model with a plugin's component fails in other code, as after a wrong shape, and
-    may raise the reason.  ``check_weights`` raises if a trial's model and weights do not fit; by default, no weights
-    are opened.
+    may raise the reason.  ``check_weights`` raises if a trial's model and the weights of a role do not fit; by default,
+    no weights are opened.
 
     Raises:
         SpecError: if models cannot be built, with every mistake.
@@ -303,12 +304,15 @@ def count_params_and_macs(
         spec = planned.trial.spec
         alike[str((spec.model, spec.init_from, spec.distill)), data_info(spec.data)].append(planned)
     by_arm: dict[str, dict[str, int]] = {}
-    faults, is_plugin_broken = defaultdict[str, list[str]](list), False
+    faults, is_plugin_broken = defaultdict[tuple[tuple[str, ...], str], list[str]](list), False
     for (_, info), arms in alike.items():
-        model = arms[0].trial.spec.model
+        trial, place = arms[0].trial, tuple[str, ...](("model",))
+        model = trial.spec.model
         try:
             cost = _count_cost(model, info)
-            check_weights(arms[0].trial)
+            for role in trial.spec.sources():
+                place = SOURCES[role]
+                check_weights(trial, role)
         except Exception as error:
             sentence = registry.plugins.sentence_with_place(error)
             is_plugin_broken |= not isinstance(error, UserError)
@@ -322,15 +326,18 @@ def count_params_and_macs(
                     raise  # a fault of vitlab, which its traceback explains
                 check_components(plan)
                 sentence += f"; what {', '.join(places)} returns may have a wrong shape"
-            faults[sentence].append(f"'{arms[0].arm}'")
+            faults[place, sentence].append(f"'{arms[0].arm}'")
         else:
             by_arm |= {item.arm: {"params": cost.params, "macs": cost.macs} for item in arms}
-    mistakes = [f"in the model of arm {' and of arm '.join(names)}: {sentence}" for sentence, names in faults.items()]
+    mistakes = [
+        (("base", *place), f"in the {place[-1]} of arm {' and of arm '.join(names)}: {sentence}")
+        for (place, sentence), names in faults.items()
+    ]
     if is_plugin_broken:
-        raise BrokenComponent(*mistakes)
+        raise BrokenComponent(*(sentence for _, sentence in mistakes))
     if mistakes:
         document = read_document(file)
-        raise SpecError(document.problem(("base", "model"), mistake) for mistake in mistakes)
+        raise SpecError(document.problem(*mistake) for mistake in mistakes)
     return {arm.name: by_arm[arm.name] for arm in plan.arms if arm.name in by_arm}
 
 

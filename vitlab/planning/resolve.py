@@ -242,10 +242,12 @@ class Resolver:
         if loss is not None and reads_labels and task not in (tasks := loss.component.tasks):
             sentence = f"loss '{loss.type}' is for {' and '.join(tasks)}, and the task of this data is {task}"
             draft.add_faults((("train", "loss"), f"{sentence}; write loss: bce"))
-        weights = loss and loss.options.get("class_weights")
+        weights, sentence = loss and loss.options.get("class_weights"), ""
         if isinstance(weights, tuple) and len(weights) != draft.info.classes:
-            sentence = f"the data has {draft.info.classes} classes; write one number for each"
-            draft.add_faults((("train", "loss", "class_weights"), sentence))
+            sentence = f"the data has {draft.info.classes} classes; write one number for each, or balanced"
+        elif weights == "balanced" and task == "segmentation":
+            sentence = "balanced counts images, and this data has a class at every pixel; write a number for each class"
+        draft.add_faults((("train", "loss", "class_weights"), sentence))
 
     def _check_model_compatibility(self, draft: _Draft) -> None:
         """Check that the model fits the data, and the objective both."""
@@ -345,7 +347,8 @@ class Resolver:
     def _resolve_checkpoint(self, draft: _Draft, role: str, path: Path, file_name: str) -> None:
         place, file = (*path, "checkpoint"), FilePath(file_name)
         if not os.path.isfile(file):  # False, where Path raises, for names that no file can have
-            draft.add_faults((place, f"no such file: {file}"))
+            is_folder = f"{file} is a folder; name the file of weights in it"
+            draft.add_faults((place, is_folder if os.path.isdir(file) else f"no such file: {file}"))
             return
         file = FilePath(os.path.abspath(file))  # a link in the hub's cache has the name, and the configs beside it
         draft.files[role] = weight_file_digests(file)

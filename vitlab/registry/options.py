@@ -94,7 +94,10 @@ def options_model(component: type, base: type[BaseModel]) -> type[BaseModel]:
             continue
         # A study file writes the name of the component as ``type``, beside its options.
         if name.startswith("_") or name in ("type", "training"):  # the latter is an attribute of every torch module
-            raise refusal(f"rename option '{name}'; 'type', 'training' and names with a leading '_' are reserved")
+            raise refusal(
+                f"rename option '{name}': 'type' is the component's name in a study, 'training' an attribute of every "
+                "torch module, and a leading '_' marks what is private"
+            )
         if name not in hints:
             raise refusal(f"option '{name}' needs an annotation, such as {name}: float")
         fields[name] = (

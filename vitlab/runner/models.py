@@ -52,19 +52,19 @@ def load_prerequisite(trial: Trial, folder: TrialFolder, role: str) -> tuple[Mod
     return model, transform.input_spec
 
 
-def check_weights(trial: Trial) -> None:
-    """Raise WeightsError, as its training would, if a trial cannot start from its weights or learn from its teacher."""
+def check_weights(trial: Trial, role: str) -> None:
+    """Raise WeightsError, as its training would, if a trial cannot use the weights of ``init_from`` or ``teacher``."""
 
     def build(role: str = "") -> tuple[Model, InputSpec]:
         spec: Any = trial.spec.sources()[role].trial if role else trial.spec
         info = data_info(spec.data)
         return slot("model").build(spec.model, info), InputSpec(info, *[(0.5,) * info.channels] * 2)
 
-    if trial.spec.sources():
-        model, mine = build()
+    model, mine = build()
+    if role == "init_from":
         _load_starting_weights(model, trial, build, mine.info)
-        if distillation := make_distillation(trial, build, mine, torch.device("cpu")):
-            distillation.make_trained_module(model, 0)
+    else:
+        make_distillation(trial, build, mine, torch.device("cpu")).make_trained_module(model, 0)
 
 
 def make_initial_model(trial: Trial, load: Load, info: DataInfo, device: torch.device) -> tuple[Model, list[str]]:

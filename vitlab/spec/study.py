@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    BeforeValidator,
     Discriminator,
     Field,
     PositiveFloat,
@@ -132,11 +133,35 @@ class Match(Frozen):
     """Arms that are not matched, such as a reference."""
 
 
+def _expand_log_range(value: Any) -> Any:
+    """Return the values of ``{log: [LOW, HIGH], n: N}``; a list stays as it is."""
+    match value:
+        case {"log": [int() | float() as low, int() | float() as high], "n": int() as n, **more} if (
+            0 < low < high and 2 <= n <= 100 and not more
+        ):
+            inner = (low * (high / low) ** (index / (n - 1)) for index in range(1, n - 1))
+            return [low, *(float(f"{each:.3g}") for each in inner), high]
+        case Mapping():
+            raise ValueError("allowed: a list of values, or {log: [LOW, HIGH], n: N}, 0 < LOW < HIGH, N from 2 to 100")
+    return value
+
+
 class Tune(Frozen):
     """A choice of knob values by full-length trainings with seeds of their own, before the reported trials."""
 
-    knobs: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)]
-    """Path to its values."""
+    knobs: Annotated[
+        dict[
+            str,
+            Annotated[
+                list[Any],
+                Field(min_length=1),
+                BeforeValidator(_expand_log_range, json_schema_input_type=list[Any] | dict[str, Any]),
+            ],
+        ],
+        Field(min_length=1),
+    ]
+    """Path to its values, a list; or ``{log: [LOW, HIGH], n: N}``: N values from LOW to HIGH at equal ratios, those
+    between them rounded to three digits."""
     per: Literal["arm", "study"] = "arm"
     """One choice per arm, or one for all arms, made at the base."""
     seeds: OneOrMore = 2

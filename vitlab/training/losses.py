@@ -19,6 +19,7 @@ from torch import Tensor
 
 from vitlab.components.base import Probability
 from vitlab.data.pixels import IGNORED
+from vitlab.errors import DataError
 from vitlab.geometry import Task
 from vitlab.registry import Slot
 
@@ -58,6 +59,9 @@ class Loss(ABC):
             return torch.full((), len(target), device=target.device)
         return (target != IGNORED).sum()
 
+    def set_class_counts(self, count_K: Tensor) -> None:  # noqa: B027  # most losses need none
+        """Take the number of training images of each class, (K,), before the first step; classification alone."""
+
 
 loss = Slot("loss", Loss)  # type: ignore[type-abstract]  # a contract is not built
 
@@ -76,14 +80,15 @@ class CrossEntropy(Loss):
     Args:
         label_smoothing: Weight of the uniform distribution.
         class_weights: A number for each class, in the order of the classes, for training alone: evaluations have no
-            weights.  Weights n / (K n_c) are called balanced: n images, of which n_c are of class c.
+            weights.  ``balanced`` stands for n / (K n_c), as in scikit-learn: n training images of K classes, of which
+            n_c are of class c.
         reads: ``probabilities`` applies softmax to the prediction before the loss, so that softmax is applied
             twice, as for a network ending in softmax under torch's ``CrossEntropyLoss``.  It exists to study that
             mistake: with K classes the loss is bounded below by ln(e + K - 1) - 1, which is 1.46 for ten.
     """
 
     label_smoothing: Probability = 0.0
-    class_weights: tuple[Annotated[float, Field(ge=0)], ...] | None = None
+    class_weights: Literal["balanced"] | tuple[Annotated[float, Field(ge=0)], ...] | None = None
     reads: Literal["logits", "probabilities"] = "logits"
 
     def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Value:
@@ -100,6 +105,16 @@ class CrossEntropy(Loss):
             reduction="none",
         )
         return Value(mean_labelled(nll_M, target_M), {})
+
+    def set_class_counts(self, count_K: Tensor) -> None:
+        if self.class_weights != "balanced":
+            return
+        if absent := (count_K == 0).nonzero()[:, 0].tolist():
+            raise DataError(
+                f"train.loss.class_weights: balanced weights divide by the number of training images of a class, and "
+                f"class {', '.join(map(str, absent))} has none; write a number for each class"
+            )
+        self.class_weights = tuple((count_K.sum() / (len(count_K) * count_K.double())).tolist())
 
 
 @loss.register("bce")

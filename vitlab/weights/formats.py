@@ -117,7 +117,9 @@ def rename_from_canonical(table: Table, state: State, title: str) -> NewState:
     """Return canonical tensors under a library's names; those that it has no name for are refused."""
     theirs = dict(_expand_names(table, state))
     if unsupported := [name for name in state if name not in theirs]:
-        raise WeightsError(f"{title} has no tensor for {list_some(unsupported)}; write --to timm")
+        raise WeightsError(
+            f"{title} has no tensor for {list_some(unsupported)}; try --to timm, or --head drop to leave out a head"
+        )
     return {theirs[name]: value for name, value in state.items()}
 
 

@@ -54,9 +54,10 @@ def load_and_freeze_weights(model: Model, source: Model, init_from: InitFrom) ->
         hint = "set init_from.head: new to leave out the stored head, or " if keeps else ""
         first = next(iter(faults.get("of another shape", [])), "")
         shapes = f" ({first}: {[*incoming[first].shape]}, and here {[*own[first].shape]})" if first else ""
+        printed = f"write the model that 'vitlab weights inspect {init_from.checkpoint or 'FILE'}' prints"
         raise WeightsError(
-            f"these weights do not fit this model: {describe_mismatches(faults)}{shapes}; {hint}write the model "
-            "that 'vitlab weights inspect FILE' prints"
+            f"these weights do not fit this model: {describe_mismatches(faults)}{shapes}; {hint}"
+            f"{'write the same model here and in init_from.trial' if init_from.trial else printed}"
         )
     model.load_state_dict({**own, **incoming})
     if (freeze := init_from.freeze) != "nothing":

@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import sys
 import time
 import zlib
@@ -43,6 +44,18 @@ SETTLED_S = 10.0
 def expand_home(path: str) -> Path:
     """Return a path whose ``~`` is the user's home; an unknown user's stays, which pathlib would raise for."""
     return Path(os.path.expanduser(path))
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """Return the texts of a pattern such as ``{train,val}-{000..146}.tar``, as a shell expands it."""
+    match = re.search(r"(.*?)\{([^{}]*)\}(.*)", pattern)
+    if match is None:
+        return [pattern]
+    before, inside, after = match.groups()
+    choices = inside.split(",")
+    if span := re.fullmatch(r"(\d+)\.\.(\d+)", inside):
+        choices = [f"{number:0{len(span[1])}}" for number in range(int(span[1]), int(span[2]) + 1)]
+    return [text for choice in choices for text in expand_braces(before + choice + after)]
 
 
 def search_folders(root: str | None) -> list[Path]:

@@ -15,7 +15,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from glob import glob
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -89,9 +90,10 @@ class ImageTable(PictureSet):
     where names are known.  Lists of labels, and columns of 0 and 1, are multi-label: any number of classes a picture.
 
     Args:
-        root: file or folder, such as one that ``datasets`` wrote by ``save_to_disk``; or a data set of the Hugging Face
-            hub, ``hf://datasets/ORGANISATION/NAME@REVISION/FOLDER``, read from its local cache; the last two parts are
-            optional.
+        root: file or folder, such as one that ``datasets`` wrote by ``save_to_disk``; a pattern of files, such as
+            ``shards/{train,val}-{000..146}.tar`` or ``shards/*.tar``, all of which must exist; or a data set of the
+            Hugging Face hub, ``hf://datasets/ORGANISATION/NAME@REVISION/FOLDER``, read from its local cache; the last
+            two parts are optional.
         download: ``missing`` fetches a data set of the hub that is not in the cache, already when a study is planned.
         image: column of encoded pictures, bytes or ``{bytes, path}``, or of the names of files beside the table.  In a
             tar archive it is ``image`` for the members that Pillow decodes, or their ending.
@@ -122,13 +124,21 @@ class ImageTable(PictureSet):
 
     def missing(self) -> str | None:
         try:
-            return (
-                None
-                if self.where.exists()
-                else f"image_table: there is no {self.where}; 'root' is a folder or a file, no pattern"
+            lacking = (
+                [] if self.where.exists() else [text for text, found in self._match_pattern().items() if not found]
             )
         except DataError as error:
             return str(error)
+        return (
+            f"image_table: there is no {quote_names(lacking)}; correct 'root', or add what is missing"
+            if lacking
+            else None
+        )
+
+    def _match_pattern(self) -> dict[str, list[Path]]:
+        """Return the files of each text that ``root`` stands for once its braces are expanded."""
+        texts = files.expand_braces(str(self.where))
+        return {text: [*map(Path, glob(text, recursive=True))] for text in texts}
 
     def scan(self) -> Listing:
         import pandas as pd
@@ -162,8 +172,12 @@ class ImageTable(PictureSet):
         root = self.where
         if root.is_file():
             return {root: TRAIN}, []
+        found = [*root.rglob("*")]
+        if not root.exists():
+            found = [*chain.from_iterable(self._match_pattern().values())]
+            root = Path(os.path.commonpath([path.parent for path in found]))
         paths = {}
-        for path in sorted(root.rglob("*")):
+        for path in sorted(found):
             name = path.relative_to(root)
             # Copies that the library datasets makes beside its files are named cache-*.
             if path.suffix not in SUFFIXES or any(map(is_hidden, name.parts)) or name.name.startswith("cache-"):

@@ -30,6 +30,8 @@ class Supervised(Objective):
         super().__init__(setup)
         spec, feed = setup.spec, setup.feed
         self.criterion: Loss = slot("loss").build(spec.loss)
+        if feed.info.task == "classification":
+            self.criterion.set_class_counts(feed.class_counts())
         self.distillation = setup.distillation
         if self.distillation is not None:
             self.module = self.distillation.make_trained_module(setup.model, setup.seeds["init"])
