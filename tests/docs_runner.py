@@ -327,7 +327,9 @@ def _apart(work: Callable[[], None], reader: Reader) -> None:
 def main() -> None:
     """Follow the pages, after doing once what most commands begin with."""
     from vitlab.cli import cli
+    from vitlab.data.torchvision_import import torchvision
 
+    torchvision()  # timm and transformers import it, which may need a workaround
     for name in WARM:
         importlib.import_module(name)
     folder = Path(sys.argv[1])
