@@ -220,8 +220,8 @@ def test_plain_lines_have_one_line_for_trials_that_end_together(
         lines.on_end(planned, progress.Ending.DONE, "")
     lines.on_end(plan.trials[3], progress.Ending.LOST, "its worker died; it is tried again")
     lines.tick()
-    lines.on_end(plan.trials[3], progress.Ending.DONE, "")
-    lines.on_end(plan.trials[5], progress.Ending.DONE, "")
+    for planned in ended(plan, 3, 5, 6, store=store, value=0.5):
+        lines.on_end(planned, progress.Ending.DONE, "")
     lines.say("a sentence")
     now = progress.time.monotonic()
     monkeypatch.setattr(progress.time, "monotonic", lambda: now + progress.SILENCE_S)
@@ -232,9 +232,10 @@ def test_plain_lines_have_one_line_for_trials_that_end_together(
         "positions: 2 arms, 8 trials; 8 to train",
         "[3/8] baseline s0 to s2 done",
         "[3/8] baseline s3 lost: its worker died; it is tried again",
-        "[5/8] baseline s3, none s1 done",
+        "[6/8] baseline s3 done: val/accuracy 53.0 %",
+        "[6/8] none s1, s2 done: val/accuracy 51.0 to 52.0 %",
         "a sentence",
-        "[5/8] running",
+        "[6/8] running",
     ]
     assert printed[1].endswith("(estimating the remaining time)")
 

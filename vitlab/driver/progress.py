@@ -1,5 +1,6 @@
 """Progress display of a run: bars in a terminal or a notebook, plain lines elsewhere."""
 
+import itertools
 import json
 import sys
 import time
@@ -7,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
+from operator import attrgetter
 from statistics import fmean
 from threading import Timer
 from typing import Any, NamedTuple
@@ -351,6 +353,18 @@ class PlainLines(_Display):
         """Print what has not been printed yet."""
         self._timer.cancel()
         super().close()
+
+    def _flush(self) -> None:
+        """Print a line for the trials of each arm that are done, with their values, and one for other endings."""
+        for _, group in itertools.groupby(self._unsaid.pop((Ending.DONE, ""), ()), attrgetter("arm")):
+            trials = [*group]
+            folders = [self._store.folder(planned.trial) for planned in trials]
+            known = [value for folder in folders if (value := self._final_value(folder)) is not None]
+            scale = Scale.of(self._plan.analysis.metric, self._plan.units)
+            ends = " to ".join(dict.fromkeys(_format_value(end(known), scale) for end in (min, max) if known))
+            reached = f": {scale.metric} {ends} {scale.unit}".rstrip() if known else ""
+            self._print_with_progress(f"{format_arms_with_seeds(trials)} {Ending.DONE}{reached}")
+        super()._flush()
 
     def _print_with_progress(self, text: str) -> None:
         self._timer.cancel()
