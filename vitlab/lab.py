@@ -45,6 +45,7 @@ from vitlab.planning.values import Plan, Planned
 from vitlab.registry.options import check_arguments
 from vitlab.report.api import Answer as Answer
 from vitlab.spec import Study
+from vitlab.store.files import display_path
 from vitlab.store.folders import OUT, PAUSED, Store, TrialFolder
 from vitlab.trackers.delivery import DELIVERED
 
@@ -196,7 +197,7 @@ class _Run:
             folders = [store.folder(item.trial) for item in plan.trials if is_selected(item.arm, self.only)]
             done, paused = sum(map(TrialFolder.done, folders)), [*map(TrialFolder.state, folders)].count(PAUSED)
             file = store.study(plan.study) / "report" / "report.html"
-            written = f"; the report is {file}" if report.is_current(plan, store) else ""
+            written = f"; the report is {display_path(file)}" if report.is_current(plan, store) else ""
             counts = f"{done} of {len(folders)} trials done, {paused} with a checkpoint"
             raise Interrupted(f"interrupted; {counts}{written}; the same command goes on") from None
 

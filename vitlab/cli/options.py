@@ -116,8 +116,3 @@ def print_indented(head: str, text: str) -> None:
     """Print a text behind a head; where lines have a width, break them between words and indent them below the text."""
     width = line_width(sys.stdout)
     click.echo(wrap_text(head + text, width, " " * (len(head) if len(head) < width // 2 else 4)))
-
-
-def display_path(path: Path) -> str:
-    """Return a path for display, relative if it is below the working directory."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

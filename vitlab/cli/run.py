@@ -17,8 +17,9 @@ import click
 
 from vitlab.cli import print_json, say, wants_json
 from vitlab.cli.completion import complete_arm, completion_of_components
-from vitlab.cli.options import add_study_options, display_path, find_study_file, parse_changes, repeat_options
+from vitlab.cli.options import add_study_options, find_study_file, parse_changes, repeat_options
 from vitlab.errors import TrialFailed, UserError, format_count
+from vitlab.store.files import display_path
 from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
@@ -167,7 +168,8 @@ def _start_detached(
         time.sleep(0.1)
     if driver.returncode:
         tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
-        raise TrialFailed("\n".join([*tail, f"it ended at once, with exit code {driver.returncode}; see {log}"]))
+        sentence = f"it ended at once, with exit code {driver.returncode}; see {display_path(log)}"
+        raise TrialFailed("\n".join([*tail, sentence]))
     if driver.returncode == 0:
         return [f"{plan.study} is answered; the answer is at the end of {display_path(log)}"]
     return [

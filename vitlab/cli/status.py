@@ -15,12 +15,12 @@ import click
 
 from vitlab.cli import print_json, say, wants_json
 from vitlab.cli.completion import complete_arm, complete_study
-from vitlab.cli.options import PATH, display_path, out_option, parse_changes, print_indented, set_option
+from vitlab.cli.options import PATH, out_option, parse_changes, print_indented, set_option
 from vitlab.errors import UserError
 from vitlab.planning.study_folder import EARLIER, Version, format_differences, read_plan, read_versions
 from vitlab.planning.values import Plan, Planned
 from vitlab.spec.tree import NewTree, flatten
-from vitlab.store.files import remove
+from vitlab.store.files import display_path, remove
 from vitlab.store.folders import STATUSES, Event, Store, TrialFolder
 from vitlab.store.locks import Busy
 from vitlab.store.result import Ending

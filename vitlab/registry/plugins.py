@@ -20,6 +20,7 @@ from vitlab._version import __version__
 from vitlab.errors import VitlabError, nearest
 from vitlab.imports import INSTALLED
 from vitlab.registry.slot_modules import BUILT_IN, Origin
+from vitlab.store.files import display_path
 
 UNKNOWN = "unknown"
 NO_CHANGE = "leave arguments as they are: write x = x + y in place of x += y, and change copies, such as x.clone()"
@@ -210,7 +211,4 @@ def place_of_class(cls: type) -> str:
 
 def format_frame(frame: traceback.FrameSummary) -> str:
     """Return ``my_blocks.py:13``, relative to the working directory if the file is below it."""
-    file = Path(frame.filename)
-    if file.is_relative_to(Path.cwd()):
-        file = file.relative_to(Path.cwd())
-    return f"{file}:{frame.lineno or 0}"
+    return f"{display_path(Path(frame.filename))}:{frame.lineno or 0}"

@@ -363,3 +363,8 @@ def _describe_damage(path: Path, error: Exception) -> str:
         first = errors(include_url=False, include_context=False, include_input=False)[0]
         return f"{'.'.join(map(str, first['loc'])) or 'its content'}: {first['msg']}"
     return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def display_path(path: Path) -> str:
+    """Return a path for display, relative if it is below the working directory."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
