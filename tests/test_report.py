@@ -475,7 +475,8 @@ def test_diverged_seeds_are_counted_excluded_and_reported(tmp_path):
     notes = document(plan, store)["notes"]
     assert "b, seed 4, diverged: loss is nan at step 120; its values are left out." in notes
     assert any("the difference of b and baseline is over the 4 seeds that both have" in note for note in notes)
-    assert "| 4/5 |" in text_of(plan, store, "md")
+    text = text_of(plan, store, "md")
+    assert "| 4/5 |" in text and "10 trainings in all, with any for tuning or teachers, 1 of them diverged;" in text
 
 
 def test_trials_that_diverged_for_one_reason_share_a_note(tmp_path):

@@ -30,12 +30,14 @@ class Provenance:
     wall_s: float  #: of all trainings together
     ended: str | None
     trained: int  #: with a result
+    diverged: int  #: among these
     failed: int
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the provenance as pairs of heading and text."""
         training = (
             f"{format_count(self.trained + self.failed, 'training')} in all, with any for tuning or teachers"
+            f"{f', {self.diverged} of them diverged' * bool(self.diverged)}"
             f"{f', {self.failed} of them failed' * bool(self.failed)}; "
             f"their times add up to {format_duration(self.wall_s)}"
         )
@@ -75,6 +77,7 @@ def collect_provenance(plan: Plan, store: Store, trials: Sequence[StoredTrial]) 
         wall_s=sum(result.circumstances.wall_s for result in results),
         ended=None if last is None else datetime.fromtimestamp(last, UTC).strftime("%Y-%m-%d %H:%M UTC"),
         trained=len(results),
+        diverged=sum(result.status == Ending.DIVERGED for result in results),
         failed=sum(item.status == Ending.FAILED and item.kind != "prerequisite" for item in trials),
     )
 
