@@ -161,7 +161,7 @@ def _arm_columns(plan: Plan, states: States, costs: Costs) -> list[Column]:
         column("trials", lambda arm: str(pending[arm.name] or trials[arm.name])),
         column("cached", lambda arm: PENDING if pending[arm.name] else str(by_state[arm.name, Ending.DONE])),
         *([column("paused", lambda arm: str(by_state[arm.name, PAUSED] or ""))] if PAUSED in states.values() else []),
-        column("engine", lambda arm: arm.engine, rank=0 if len(engines) > 1 else 5, right=False),
+        column("engine", lambda arm: arm.engine, rank=0 if len(engines) > 1 else 7, right=False),
     ]
     if costs:
         column_of_costs = Columns([costs.get(arm.name) for arm in plan.arms])
@@ -220,11 +220,14 @@ def _describe_trials(plan: Plan, states: States) -> str:
 
 
 def _describe_remaining_time(plan: Plan, store: Store, states: States) -> Iterator[str]:
-    """Yield how long the missing trials will train, by earlier trainings of their arms, also under other code."""
+    """Yield how long trainings of the arms have taken, also under other code, and the missing ones will by these."""
     earlier: dict[str, list[float]] = {}
     for item in plan.trials:
         results = [folder.result() for folder in store.folders_of_codes(item.trial.key)]
         earlier.setdefault(item.arm, []).extend(result.circumstances.wall_s for result in results if result is not None)
+    if every := [seconds for some in earlier.values() for seconds in some]:
+        span = " to ".join(dict.fromkeys(format_duration(end(every)) for end in (min, max)))
+        yield f"Measured: an earlier training of these arms took {span}."
     missing = Counter(item.arm for item in plan.trials if states[item.trial.name] != Ending.DONE)
     times = {arm: earlier[arm] for arm in missing if earlier[arm]}
     if times:
