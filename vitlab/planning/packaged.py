@@ -46,8 +46,10 @@ def find_study_file(path: Path, say: Callable[[str], None] = lambda sentence: No
             raise UserError(f"{name}: no such file; the study that comes with vitlab is named '{stem}'")
         return path
     if name not in studies:
+        files = [name + suffix for suffix in SUFFIXES if os.path.isfile(name + suffix)]
+        near = f" Did you mean '{files[0]}'?" if files else nearest(name, studies)
         raise UserError(
-            f"{name}: no such file, and no study of this name comes with vitlab.{nearest(name, studies)} "
+            f"{name}: no such file, and no study of this name comes with vitlab.{near} "
             "'vitlab list studies' lists them."
         )
     return studies[name]

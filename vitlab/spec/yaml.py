@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from vitlab.errors import Path, Problem, SpecError, is_about_key, lookalike_note, nearest
+from vitlab.errors import Path, Problem, SpecError, closest, is_about_key, lookalike_note
 from vitlab.spec.tree import NewTree, Tree, value_at
 
 LARGEST_FILE = 1_000_000  #: largest size in bytes
@@ -195,7 +195,10 @@ def _read_text(file: FilePath, name: str) -> str:
             raise refuse(f"has {size:,} bytes; a study file has at most {LARGEST_FILE:,}")
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        near = nearest(str(file), map(str, file.parent.glob("*.y*ml")))
+        # Equal suffixes would make any two names similar.
+        beside = {str(each.with_suffix("")): each for each in file.parent.glob("*.y*ml")}
+        close = closest(str(file.with_suffix("")), beside)
+        near = f" Did you mean '{beside[close]}'?" if close is not None else ""
         raise refuse(f"no such file.{near}".removesuffix(".")) from None
     except UnicodeDecodeError as error:
         before = error.object[: error.start].split(b"\n")
