@@ -108,6 +108,15 @@ def test_like_trainings_are_preferred_to_others(tmp_path: Path) -> None:
         forecast(elsewhere, store)
 
 
+def test_forecast_names_no_difference_beyond_the_range_of_the_metric(tmp_path: Path) -> None:
+    plan, store = stored(tmp_path, 0.4, arms=2, seeds=5)
+    predicted = forecast(plan, store)
+    few, at = dict(predicted.detectable)[3], dict(predicted.detectable)[5]
+    assert few > 1 > at and at * predicted.sd_high / predicted.sd > 1, "of accuracies, from 0 to 1"
+    sentence = predicted.sentences(plan)[1]
+    assert "to more than 100.0) is found" in sentence and "; more than 100.0 with 3," in sentence
+
+
 def item_with_steps(plan: Plan, steps: int) -> Plan:
     from vitlab.spec import TrialSpec
 

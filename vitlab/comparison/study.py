@@ -161,7 +161,6 @@ class _StudyArrays:
         self.seeds = np.unique([seed for sample in samples.values() for seed in (*sample.values, *sample.lost)])
         self.values_AN = replicates.values_to_array([sample.values for sample in samples.values()], self.seeds.tolist())
         self.lost_AN = np.array([np.isin(self.seeds, sample.lost) for sample in samples.values()])
-        low, high = self.facts.bounds
         overlap_C2 = np.array([[samples[name].overlap for name in pair] for pair in compared.items()])
         self.comparisons = replace(
             Comparisons.all_with_first(len(compared), analysis),
@@ -171,7 +170,7 @@ class _StudyArrays:
             quantum=quantum,
             overlap=overlap_C2.max(axis=1),  # NaN if one of the two is not known
             registered=np.array([arm not in family.later | family.controls for arm in compared]),
-            reach=math.inf if low is None or high is None else high - low,
+            reach=self.facts.reach,
         )
 
     def judge_look(

@@ -27,6 +27,12 @@ class MetricFacts:
     """Arm to the value of guesses, where it is known."""
     step: float = 0.0  #: smallest change, whatever the number of images, such as 1 for a count; 0 if it has none
 
+    @property
+    def reach(self) -> float:
+        """The largest difference that the bounds allow."""
+        low, high = self.bounds
+        return math.inf if low is None or high is None else high - low
+
 
 def declared_metric(name: str, names: Iterable[str]) -> str | None:
     """Return the metric that a name in results belongs to: ``accuracy`` for ``accuracy_dist``."""

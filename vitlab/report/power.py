@@ -54,14 +54,20 @@ class Forecast:
         at = dict(self.detectable)[planned]
         decimals = scale.decimals_for_intervals([at * (high - low) / 2])
         interval = f"{phrasing.percent(1 - plan.analysis.alpha)} interval"
+        facts = plan.facts(plan.analysis.metric)
+        reach = math.inf if facts is None else facts.reach
+
+        def number(value: float) -> str:
+            return f"more than {scale.number(reach, decimals)}" if value > reach else scale.end(value, decimals)
+
         others = [] if plan.looks else [pair for pair in self.detectable if pair[0] != planned]
-        listed = ", ".join(f"{scale.number(value, decimals)} with {seeds}" for seeds, value in others)
+        listed = ", ".join(f"{number(value)} with {seeds}" for seeds, value in others)
         return [
             f"{format_count(self.comparisons, 'earlier comparison')} {self.kind} ({', '.join(self.studies)}): "
             f"differences scatter between seeds by {scale.amount(self.sd, decimals)} ({interval} "
-            f"{scale.end(self.sd_low, decimals)} to {scale.end(self.sd_high, decimals)}).",
-            f"With {format_count(planned, 'seed')}, a difference of {scale.amount(at, decimals)} "
-            f"({scale.end(at * low, decimals)} to {scale.end(at * high, decimals)}) is found four times in five, after "
+            f"{number(self.sd_low)} to {number(self.sd_high)}).",
+            f"With {format_count(planned, 'seed')}, a difference of {f'{number(at)} {scale.points}'.rstrip()} "
+            f"({number(at * low)} to {number(at * high)}) is found four times in five, after "
             f"correction for {format_count(self.family, 'comparison')}{'; ' * bool(listed)}{listed}.",
         ]
 
