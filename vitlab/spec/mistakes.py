@@ -215,10 +215,11 @@ def _relevant_errors(error: ValidationError) -> list[ErrorDetails]:
         if not relevant and len(group) > 1:
             forms = " or ".join(dict.fromkeys(_expected_type(detail) or detail["msg"] for detail in group))
             relevant = [{**group[0], "type": "forms_type", "ctx": {"forms": forms}}]
-        if any(detail["type"] == "bool_parsing" for detail in group):  # a name, or true or false
-            for detail in relevant:
-                if detail["type"] == "literal_error":
-                    detail["ctx"] = {"expected": f"'true', 'false', {detail['ctx']['expected']}"}
+        names = next((detail for detail in group if detail["type"] == "literal_error"), None)
+        if names is not None and len({len(detail["loc"]) for detail in group}) == 1:  # names, or another kind of value
+            others = [each for each in group if each is not names]
+            words = [_expected_type(each) or each["msg"].replace("Input should be", "a number") for each in others]
+            relevant = [{**names, "ctx": {**names["ctx"], "others": words}}]
         selected += relevant or group
     return selected
 
@@ -255,7 +256,7 @@ def _describe_error(detail: ErrorDetails, path: Path) -> str:
     if kind == "literal_error":
         expected = str(context["expected"])
         choices = re.findall(r"'([^']*)'", expected)
-        allowed = f"{', '.join(choices) or expected}.{nearest(str(value), choices)}"
+        allowed = f"{', '.join([*choices, *context.get('others', ())]) or expected}.{nearest(str(value), choices)}"
         return f"{name}: found {_format_value(value)}; allowed: {allowed}"
     if kind == "string_type" and isinstance(value, bool):
         return f"{name} must be a text; found {_format_value(value)}{YAML_HINT}"
