@@ -285,6 +285,24 @@ def test_missing_arm_is_reported_beside_other_mistakes(here: Path, old: str, new
     assert len(lines) == 2 and any(message in line for line in lines), lines
 
 
+def test_arms_are_named_beside_a_wrong_component(here: Path) -> None:
+    match = "match: {quantity: params, knob: model.dim, except: [positoin=none, position=none]}"
+    lines = mistakes(here, f"{STUDY.replace('depth: 1', 'depht: 1')}{match}\n")
+    assert len(lines) == 2 and "no arm is called 'positoin=none'. Did you mean 'position=none'?" in lines[1], lines
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("boddy", "found 'boddy'; allowed: nothing, body, a whole number. Did you mean 'body'?"),
+        ("0", "found 0; allowed: nothing, body, a number greater than or equal to 1."),
+    ],
+)
+def test_mistake_of_a_name_or_a_number_says_both(here: Path, value: str, message: str) -> None:
+    text = STUDY.replace("  train:", f"  init_from: {{hub: a/b, freeze: {value}}}\n  train:")
+    assert f"base.init_from.freeze: {message}" in mistakes(here, text)[-1]
+
+
 def test_mistakes_of_several_files_are_reported_together(here: Path) -> None:
     (here / "good.yaml").write_text(STUDY)
     (here / "a.yaml").write_text(STUDY.replace("dim: 8", "dmi: 8"))
@@ -779,11 +797,15 @@ def test_file_without_study_is_refused(here: Path, content: bytes, message: str)
 def test_path_without_file_is_refused(here: Path) -> None:
     (here / "folder").mkdir()
     os.mkfifo(here / "pipe")
+    (here / "mine.yaml").touch()
     with (here / "large.yaml").open("wb") as file:
         file.truncate(100_000_000)
     for name, message in {
         "no.yaml": "no.yaml: no such file",
         "no/s.yaml": "no/s.yaml: no such file",
+        "mien.yaml": "mien.yaml: no such file. Did you mean 'mine.yaml'?",
+        "nosuch.yaml": "nosuch.yaml: no such file$",
+        "mine": "mine: no such file, and no study of this name comes with vitlab. Did you mean 'mine.yaml'?",
         "folder": "folder is a folder here, not a study file; write the path of a file",
         "pipe": "pipe: is not a regular file",
         "large.yaml": "large.yaml: has 100,000,000 bytes; a study file has at most 1,000,000",
@@ -791,7 +813,7 @@ def test_path_without_file_is_refused(here: Path) -> None:
         "x" * 300: "no such file, and no study of this name comes with vitlab",
         "x" * 300 + ".yaml": "File name too long",
     }.items():
-        assert message in one(refused(here, "run", name))
+        assert message in f"{one(refused(here, 'run', name))}$"
 
 
 def test_alias_expansion_is_bounded(here: Path) -> None:

@@ -150,6 +150,7 @@ class ResolvedDesign:
     """The arms of a design, and what is known of those that have mistakes."""
 
     arms: list[ResolvedArm]
+    names: list[str]  #: of all arms, also of those with mistakes
     trials: list[tuple[Tree, DataInfo | None]]  #: values and data of the trial of every arm, as far as they are sound
     faults: list[Path]  #: paths of mistakes in these trials
 
@@ -163,18 +164,20 @@ def resolve_arms(resolver: ArmResolver, design: Sequence[Changes], problems: lis
         except Faults as error:
             trials.append((changes, error))
     problems += _fault_problems(trials, resolver.document)
-    arms = _merge_equal_arms(trials)
+    names = arm_names(design, [trial.plain for _, trial in trials])
+    arms = _merge_equal_arms(trials, names)
     controls = [each for arm in arms if arm.is_base for each in _make_controls(arm, resolver.study.controls)]
     blocks = list(dict.fromkeys(arm.changes.block for arm in arms))
     arms = sorted([*arms, *controls], key=lambda arm: blocks.index(arm.changes.block))
     problems += [resolver.document.problem(arm.place, sentence) for arm, sentence in _find_conflicting_arms(arms)]
     faults = [path for _, trial in trials if isinstance(trial, Faults) for path, _ in trial.faults]
-    return ResolvedDesign(arms, [(trial.plain, trial.info) for _, trial in trials], faults)
+    return ResolvedDesign(arms, names, [(trial.plain, trial.info) for _, trial in trials], faults)
 
 
-def _merge_equal_arms(trials: Sequence[tuple[Changes, ResolvedTrial | Faults]]) -> list[ResolvedArm]:
+def _merge_equal_arms(
+    trials: Sequence[tuple[Changes, ResolvedTrial | Faults]], names: Sequence[str]
+) -> list[ResolvedArm]:
     """Return an arm for each different trial without mistakes; further names of a trial become its aliases."""
-    names = arm_names([changes for changes, _ in trials], [trial.plain for _, trial in trials])
     arms: dict[str, ResolvedArm] = {}
     for (changes, trial), name in zip(trials, names, strict=True):
         if isinstance(trial, ResolvedTrial):

@@ -164,12 +164,15 @@ def _resolve_and_check_arms(resolver: ArmResolver, problems: list[Problem]) -> l
         sentence = f"{size}; a study has at most {MAX_TRIALS:,} trials"
         raise SpecError([*problems, document.problem(("seeds",), sentence)])
     mistakes = [*_find_mistakes(resolver, changes, design)]
-    # With a wrong base or a wrong arm, nobody knows which arms there are.
+    # With a wrong base, nobody knows which arms are equal; with a wrong design, nobody knows which ones there are.
     places = {problem.path[:length] for problem in problems for length in (1, 2)}
-    if isinstance(resolver.resolved, ResolvedTrial) and places.isdisjoint(WHICH_ARMS):
-        mistakes += set_baselines(resolver, design.arms)
+    if places.isdisjoint(WHICH_ARMS):
+        names = design.names
+        if isinstance(resolver.resolved, ResolvedTrial):
+            mistakes += set_baselines(resolver, design.arms)
+            names = [arm.name for arm in design.arms]
         if study.match is not None:
-            mistakes += match.find_unknown_arms(study.match, design.arms)
+            mistakes += match.find_unknown_arms(study.match, names)
     problems += [document.problem(place, sentence) for place, sentence in mistakes]
     if study.match is None:
         for arm in design.arms:

@@ -183,9 +183,8 @@ def match_arms(resolver: ArmResolver, matcher: Matcher, arms: Sequence[ResolvedA
     ]
 
 
-def find_unknown_arms(match: Match, arms: Sequence[ResolvedArm]) -> Iterator[Fault]:
-    """Yield a place and a sentence for each arm under ``except`` that the study does not have."""
-    names = [arm.name for arm in arms]
+def find_unknown_arms(match: Match, names: Sequence[str]) -> Iterator[Fault]:
+    """Yield a place and a sentence for each arm under ``except`` that is none of the study's arms."""
     for index, name in enumerate(match.spare):
         if name not in names:
             sentence = f"no arm is called '{name}'.{nearest(name, names)} Arms: {'; '.join(names)}."
