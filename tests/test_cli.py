@@ -47,6 +47,7 @@ from vitlab.planning.study_folder import write_registered_plan
 from vitlab.planning.values import Arm, Plan
 from vitlab.report.api import Answer, open_study
 from vitlab.report.formats import parts_to_text
+from vitlab.report.phrasing import format_duration
 from vitlab.store.files import write_json
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.locks import hold_lock
@@ -303,8 +304,7 @@ def test_option_that_no_value_of_a_study_resembles_brings_no_hint(ran: tuple[Pat
         (["export", "tiny", "--arm", "a", "--to", "hub:me/tiny"], ["--to hub:me/tiny: vitlab uploads nothing", "hf"]),
         (["show", "position", "leraned"], ["no position called 'leraned'", "'learned'"]),
         (["show", "ropd2d"], ["no slot, component or study called 'ropd2d'. Did you mean 'rope2d'?"]),
-        (["show", "base.train.ema"], ["It is the key base.train.ema of study files.", "'vitlab schema' all keys"]),
-        (["show", "ema"], ["no slot, component or study called 'ema'. It is the key base.train.ema of study files."]),
+        (["show", "ema"], ["no slot, component or study called 'ema'. Type 'vitlab show base.train.ema' for the key."]),
         (["show", "none"], ["'none' is in position, norm, tracker", "'vitlab show position none'"]),
         (["show", "dino"], ["'dino' is in objective, study"]),
         (["show", "postion", "learned"], ["no slot, component or study called 'postion'", "'position'"]),
@@ -661,6 +661,11 @@ def test_plan(ran: tuple[Path, Path], tmp_path: Path) -> None:
     code, printed, err = call("plan", file, "--out", out, "--json", "--cost", "--set", "seeds=3")
     plan = parsed(printed)
     assert (code, err) == (0, "") and [trial["cached"] for trial in plan["trials"]] == [True, True, False] * 2
+    seconds = vitlab.results(file, out=out)["wall_s"].map(format_duration)
+    (measured,) = re.findall(
+        "Measured: an earlier training of these arms took (.*)[.]", call("plan", file, "--out", out)[1]
+    )
+    assert set(measured.split(" to ")) <= set(seconds)
     assert plan["arms"][0]["cost"]["params"] == plan["arms"][1]["cost"]["params"] > 0
     assert plan["specs"]["baseline"]["model"]["patch_size"] == 4
     code, printed, _ = call("plan", file, "--out", tmp_path / "none")
@@ -769,6 +774,18 @@ def test_component_is_shown_by_a_name_that_only_one_slot_has() -> None:
     assert call("show", "vitlab:rope2d") == call("show", "position", "vitlab:rope2d")
     assert call("show", "quickstart") == call("show", "study", "quickstart")
     assert call("list", "components") == call("list")
+
+
+def test_show_describes_a_key_as_its_reference_page_does() -> None:
+    page = (ROOT / "docs" / "pages" / "reference" / "keys.md").read_text(encoding="utf-8")
+    code, printed, err = call("show", "train.ema")
+    assert (code, err) == (0, "") and printed == call("show", "base.train.ema")[1]
+    lines = [line for line in printed.splitlines() if line.startswith(" ")]
+    for path, head, meaning in zip(("", ".decay", ".warmup"), lines[::2], lines[1::2], strict=True):
+        entry = page.partition(f"### `base.train.ema{path}`\n")[2].partition("\n###")[0]
+        assert head.split()[0] == f"ema{path}".rpartition(".")[2] and meaning.strip() in entry
+    assert re.search(r"decay +number >= 0 and < 1 += 0\.9999", printed) and call("show", "run")[0] == 0
+    assert parsed(call("show", "train.ema.decay", "--json")[1])["default"] == 0.9999
 
 
 def test_lines_have_the_columns_that_are_set_also_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:

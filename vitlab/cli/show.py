@@ -8,14 +8,15 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import redirect_stdout
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import redirect_stdout, suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import Distribution, EntryPoint
 from pathlib import Path
 from typing import Any
 
 import click
+from pydantic import BaseModel
 from pydantic.errors import PydanticInvalidForJsonSchema
 
 from vitlab import registry
@@ -27,8 +28,9 @@ from vitlab.planning import packaged
 from vitlab.registry import plugins as plugin_sources
 from vitlab.registry.slots import first_line, without_markup
 from vitlab.spec import Study, read_document
-from vitlab.spec.changes import full_path, paths_by_name
+from vitlab.spec.changes import TOP_KEYS, full_path, paths_by_name
 from vitlab.spec.choice import SLOT_MARK, TOGETHER, Choice, component_label
+from vitlab.spec.mistakes import models_in
 from vitlab.spec.tree import NewTree
 
 Schema = Mapping[str, Any]
@@ -67,9 +69,11 @@ def show_command(slot: str, name: str | None) -> list[str] | None:
     """Show the options of component NAME in SLOT, its documentation and where it comes from.
 
     A NAME that only one slot has needs no SLOT, and a SLOT without NAME lists its components. 'vitlab show study NAME'
-    prints the file of a study that comes with vitlab.
+    prints the file of a study that comes with vitlab, and 'vitlab show base.train.ema' describes a key of study files.
     """
     if slot not in (*registry.SLOT_MODULES, *STUDIES):
+        if ("." in slot or slot in TOP_KEYS) and _print_key(full_path(slot)):
+            return None
         slot, name, option = _find_slot_of_component(slot), slot, name
         if option is not None:
             raise UserError(f"'{name}' is no slot; type 'vitlab show {name}', which prints it with all its options")
@@ -97,10 +101,30 @@ def _find_slot_of_component(name: str) -> str:
         )
     path = paths_by_name({}).get(name.rpartition(".")[2])
     names = [*registry.SLOT_MODULES, *dict(named)]
-    hint = f" It is the key {full_path(path)} of study files." if path else nearest(name, names)
+    hint = f" Type 'vitlab show {full_path(path)}' for the key." if path else nearest(name, names)
     raise UserError(
         f"no slot, component or study called '{name}'.{hint} 'vitlab list' lists them, and 'vitlab schema' all keys."
     )
+
+
+def _print_key(path: str) -> bool:
+    """Print a key of study files and the keys below it, if there is one at a path; return whether there is."""
+    *sections, key = path.split(".")
+    model: type[BaseModel] = Study
+    with suppress(LookupError):
+        for section in sections:
+            model = models_in(model.model_fields[section].annotation)[0]
+        schema = model.model_json_schema()
+        if wants_json():
+            print_json(schema["properties"][key])
+            return True
+        _print_options([key], schema)
+        for inner in models_in(getattr(model.model_fields.get(key), "annotation", None)):
+            click.echo(f"\n{inner.__name__}")
+            schema = inner.model_json_schema()
+            _print_options(schema["properties"], schema)
+        return True
+    return False
 
 
 def _print_components_or_studies(slot: str | None) -> None:
@@ -182,10 +206,15 @@ def _print_component(slot: str, name: str) -> None:
         options = {option: field for option, field in schema["properties"].items() if (option in shared) == are_shared}
         if options:
             click.echo(title)
-        for option, field in options.items():
-            default = "required" if option in schema.get("required", []) else f"= {shown_default(field.get('default'))}"
-            click.echo(f"  {option:20} {describe_option_type(field):34} {default}")
-            print_indented(" " * 6, " ".join(without_markup(field.get("description", "")).split()))
+        _print_options(options, schema)
+
+
+def _print_options(names: Iterable[str], schema: Schema) -> None:
+    for name in names:
+        field = schema["properties"][name]
+        default = "required" if name in schema.get("required", []) else f"= {shown_default(field.get('default'))}"
+        click.echo(f"  {name:20} {describe_option_type(field):34} {default}")
+        print_indented(" " * 6, " ".join(without_markup(field.get("description", "")).split()))
 
 
 def _metric_facts(component: Any) -> str:
