@@ -299,6 +299,7 @@ def test_option_that_no_value_of_a_study_resembles_brings_no_hint(ran: tuple[Pat
         (["logs", "tiny", "--lines", "0"], ["0 is not in the range x>=1"]),
         (["logs", ""], ["study '.' has not been run"]),
         (["logs", "../.."], ["study '../..' has not been run"]),
+        (["list", "weigts"], ["no slot called 'weigts'. Did you mean 'weights'?"]),
         (["list", "postion"], ["no slot called 'postion'", "'position'", "Slots:"]),
         (["show", "study", sys.executable], [f"{sys.executable}:"]),
         (["export", "tiny", "--arm", "a", "--to", "hub:me/tiny"], ["--to hub:me/tiny: vitlab uploads nothing", "hf"]),
