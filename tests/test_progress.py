@@ -147,7 +147,9 @@ def test_remaining_time_counts_only_what_was_trained_since_a_resume(tmp_path: Pa
     assert view._describe_remaining_time() == "25 s left"
     now += 20
     assert view._describe_remaining_time() == "5 s left"
-    now += 20
+    now += 4.8
+    assert view._describe_remaining_time() == "1 s left"
+    now += 15.2
     assert view._describe_remaining_time() == "longer than estimated"
     measure(store, plan.trials[1], now, STEPS)
     view._read_journals()
