@@ -129,11 +129,12 @@ def render_terminal(report: Report) -> str:
     return _text_of(console)
 
 
-def parts_to_text(*parts: str | Sequence[Column]) -> str:
-    """Return sentences and tables, fitted to the width of the terminal; whole elsewhere."""
+def parts_to_text(*parts: str | Sequence[Column], width: int | None = None) -> str:
+    """Return sentences and tables, fitted to a width, by default the terminal's; whole elsewhere."""
     from rich.text import Text
 
     console = _new_console()
+    console.width = width or console.width
     for part in parts:
         if isinstance(part, str):
             console.print(Text(replace_controls(part)))
