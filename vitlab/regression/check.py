@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vitlab import lab
-from vitlab.driver.planning import count_params_and_macs, fetch_unidentified_data
+from vitlab.driver.planning import fetch_unidentified_data
 from vitlab.driver.session import Watch
 from vitlab.errors import Problem, SpecError, TrialFailed, UserError, format_count
 from vitlab.identity.code import imported_requirements
@@ -76,7 +76,7 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
     cells: list[Cell] = []
     notes = _note_other_versions(plan, baseline)
     if "exact" in tiers and baseline.facts is not None:
-        new_facts = compute_facts(plan, count_params_and_macs(plan, request.file), request.plugins, request.watch)
+        new_facts = compute_facts(plan, request.file, request.plugins, request.watch)
         findings += compare_facts(baseline.facts, new_facts)
     if "learning" in tiers:
         findings += gate.train_and_check_learning(plan, request.plugins, request.watch, baseline.learned)
@@ -131,9 +131,10 @@ def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) ->
             "-a', then the same command again"
         )
     old = _read_baseline(request) if request.baseline.exists() else Baseline(study=study.study, accepted=())
-    facts = compute_facts(plan, count_params_and_macs(plan, request.file), request.plugins, request.watch)
-    learning = [*gate.train_and_check_learning(plan, request.plugins, request.watch)] if "learning" in tiers else []
+    facts = compute_facts(plan, request.file, request.plugins, request.watch)
+    learning: list[Finding] = []
     if "learning" in tiers:
+        learning += gate.train_and_check_learning(plan, request.plugins, request.watch)
         old = old.model_copy(update={"learned": tuple(item.arm for item in learning if item.verdict == "pass")})
     values = None
     if "statistical" in tiers:

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitlab.driver.planning import count_params_and_macs
 from vitlab.driver.session import Watch
 from vitlab.errors import format_count
 from vitlab.planning.values import Plan, Planned
@@ -39,12 +40,11 @@ NO_ROUNDING = 1e-4
 AVX2 and for neither differed by at most 4e-8, which initial values drawn in single precision bring in."""
 
 
-def compute_facts(
-    plan: Plan, costs: Mapping[str, Mapping[str, int]], plugins: Sequence[str | Path], watch: Watch
-) -> Facts:
-    """Compute the facts of a study, its traces included; ``costs`` has ``params`` and ``macs`` of each arm."""
+def compute_facts(plan: Plan, file: Path, plugins: Sequence[str | Path], watch: Watch) -> Facts:
+    """Compute the facts of a study, its traces included; mistakes name its file."""
     import torch
 
+    costs = count_params_and_macs(plan, file)  # first, as it finds mistakes in models
     work = [
         (planned, precision)
         for planned in plan.first_trials.values()
