@@ -125,7 +125,9 @@ def answers_of(results: StudyResults) -> list[str]:
     return [
         answer.sentence
         for answer in phrasing.answer_per_arm(
-            comparison.summary_rows(results), results.plan.analysis, results.plan.units
+            comparison.summary_rows(results),
+            results.plan.analysis,
+            phrasing.Scale.of(results.plan.analysis.metric, results.plan.units),
         )
     ]
 

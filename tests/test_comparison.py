@@ -420,7 +420,12 @@ def rows_of(arms: Mapping[str, Sequence[float]], quantum: float = 0.0, **analysi
 
 
 def sentences(rows: list[dict[str, object]]) -> list[str]:
-    return [answer.sentence for answer in phrasing.answer_per_arm(rows, Analysis(), {"accuracy": "share"})]
+    return [
+        answer.sentence
+        for answer in phrasing.answer_per_arm(
+            rows, Analysis(), phrasing.Scale.of("val/accuracy", {"accuracy": "share"})
+        )
+    ]
 
 
 def test_intervals_stay_within_the_bounds_of_an_accuracy() -> None:

@@ -22,7 +22,7 @@ from vitlab.planning.values import Plan
 from vitlab.report import Report, phrasing
 from vitlab.report.comparison import summary_rows
 from vitlab.report.frame import StudyResults
-from vitlab.report.phrasing import Column
+from vitlab.report.phrasing import Column, Scale
 from vitlab.report.sections.arms import arm_columns
 from vitlab.report.sections.main_effects import describe_factor_effects
 
@@ -60,15 +60,20 @@ def test_table_of_arms_follows_from_parquet(study: str, pages: dict[str, str]) -
                 expected = pytest.approx(expected, rel=1e-9, abs=1e-12)
             assert reported[name] == expected, (row["arm"], name)
     if not doc.get("blocks"):  # with blocks, the answers are those over all blocks
-        sentences = [answer.sentence for answer in phrasing.answer_per_arm(rows, plan.analysis, plan.units)]
+        sentences = [
+            answer.sentence
+            for answer in phrasing.answer_per_arm(rows, plan.analysis, Scale.of(plan.analysis.metric, plan.units))
+        ]
         assert doc["answers"] == [
-            *describe_factor_effects(Report.from_json(doc).sections, plan.analysis, plan.units),
+            *describe_factor_effects(
+                Report.from_json(doc).sections, plan.analysis, Scale.of(plan.analysis.metric, plan.units)
+            ),
             *sentences,
         ]
     page = pages[f"gallery/{study}.md"]
     for text in (plan.question, *doc["answers"], *doc["notes"]):
         assert " ".join(text.split()) in page
-    for column in arm_columns(rows, plan.analysis, plan.units):
+    for column in arm_columns(rows, plan.analysis, Scale.of(plan.analysis.metric, plan.units)):
         if column.title in ("difference", "verdict") or "interval" in column.title:
             assert all(f"| {cell} |" in page for cell in column.cells), column.title
 
@@ -136,7 +141,10 @@ def names(arm: str) -> set[str]:
 def arm_texts(arm: str, plan: Plan, doc: Mapping[str, Any]) -> Iterator[str]:
     """Yield the cells and the answers that concern an arm."""
     index = [row["arm"] for row in doc["arms"]].index(arm)
-    yield from (column.cells[index] for column in arm_columns(doc["arms"], plan.analysis, plan.units))
+    yield from (
+        column.cells[index]
+        for column in arm_columns(doc["arms"], plan.analysis, Scale.of(plan.analysis.metric, plan.units))
+    )
     yield from (answer for answer in doc["answers"] if answer.startswith(f"{arm} "))
     for group in (section_columns("heads", doc), section_columns("tuning", doc)):
         for at, name in enumerate(group[0].cells if group else ()):

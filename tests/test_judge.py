@@ -23,7 +23,7 @@ from vitlab.planning.study_folder import read_plan
 from vitlab.planning.values import Looks
 from vitlab.report.comparison import summary_rows
 from vitlab.report.frame import StudyResults
-from vitlab.report.phrasing import answer_per_arm
+from vitlab.report.phrasing import Scale, answer_per_arm
 from vitlab.spec import Analysis
 
 GALLERY = Path(__file__).parents[1] / "docs" / "pages" / "gallery"
@@ -97,7 +97,7 @@ def test_shipped_study_is_judged_to_last_digit(tmp_path: Path, name: str) -> Non
     judged = judge(file, **options, baselines="baseline")
     arms = judged.report.to_json()["arms"]
     assert judged.answers == [
-        each.sentence for each in answer_per_arm(own, plan.analysis, plan.units)
+        each.sentence for each in answer_per_arm(own, plan.analysis, Scale.of(plan.analysis.metric, plan.units))
     ] and equal_but_for(own, arms, {"exploratory"})
     baselines = [row["arm"] for row in own if row["baseline"] is None]
     if len(baselines) == 1:

@@ -412,7 +412,10 @@ def test_whole_numbers_without_interval_are_shown_without_decimals(unit, tmp_pat
     arms = {"baseline": [0.0, 0.0, 0.0], "b": [0.0, 0.0, 0.0]}
     plan, store = study(tmp_path, arms, analysis=analysis, metric="val/blunders", metrics=facts)
     shown = {
-        column.title: column.cells for column in arm_columns(document(plan, store)["arms"], plan.analysis, plan.units)
+        column.title: column.cells
+        for column in arm_columns(
+            document(plan, store)["arms"], plan.analysis, phrasing.Scale.of(plan.analysis.metric, plan.units)
+        )
     }
     title = "val blunders (images)" if unit == "images" else "val blunders"
     assert shown[f"{title} \u00b1 sd"] == ("0 \u00b1 0",) * 2 and shown["difference"] == ("", "0")
@@ -571,7 +574,10 @@ def test_claim_supported_by_complete_pairs_only_is_not_made(tmp_path):
         and "detected" not in fragile
     )
     columns = {
-        column.title: column.cells for column in arm_columns(document(plan, store)["arms"], plan.analysis, plan.units)
+        column.title: column.cells
+        for column in arm_columns(
+            document(plan, store)["arms"], plan.analysis, phrasing.Scale.of(plan.analysis.metric, plan.units)
+        )
     }
     assert columns["verdict"] == ("", "cannot tell (1 broken seed)", "better")
     assert sturdy.startswith("sturdy is 3.09 points above baseline") and "chance" not in sturdy
@@ -907,7 +913,8 @@ def test_comparisons_of_varied_splits_share_their_variance_and_leave_no_sign_fli
     row = next(row for row in rows if row["arm"] == "arm1")
     assert (row["test"], row["verdict"]) == ("none", "cannot tell")
     assert (
-        "collapsed seeds of other splits leave no test" in phrasing.answer_per_arm(rows, plan.analysis, {})[0].sentence
+        "collapsed seeds of other splits leave no test"
+        in phrasing.answer_per_arm(rows, plan.analysis, phrasing.Scale.of(plan.analysis.metric, {}))[0].sentence
     )
 
 
@@ -929,7 +936,11 @@ def test_infinite_test_metric_is_shown_as_such(tmp_path: Path) -> None:
     json.dumps(rows, allow_nan=False)
     assert [row["test/accuracy"] for row in rows] == [pytest.approx(np.mean(BASE) - 0.01), "inf"]
     assert comparison.summary_rows_to_frame(rows, plan.analysis)["test/accuracy"].tolist()[1] == math.inf
-    [column] = [column for column in arm_columns(rows, plan.analysis, {}) if column.title.startswith("test accuracy")]
+    [column] = [
+        column
+        for column in arm_columns(rows, plan.analysis, phrasing.Scale.of(plan.analysis.metric, {}))
+        if column.title.startswith("test accuracy")
+    ]
     assert column.cells[1] == "inf"
 
 
@@ -975,7 +986,7 @@ def test_failed_prerequisite_is_reported(tmp_path, undrawn):
     teacher = trial_of("teacher", 0)
     plan = _with_teachers(plan, {"b": [f"{teacher.key}/{teacher.code}", *["k/c"] * 4]})
     plan = dataclasses.replace(plan, prerequisites=(teacher,))
-    fresh = frame.gather_prerequisites(plan, store)[0]
+    fresh = frame.gather_trials(plan, store, plan.labelled_prerequisites)[0]
     assert fresh.status == "missing"
     report.write(report.collect_report(plan, store), store.study(plan.study) / "report")
     store.trial(teacher.key, teacher.code).write_failure("the worker ran out of memory")
@@ -1437,7 +1448,9 @@ def test_latex_fits_paper_width(tmp_path):
     assert r"\label{tab:positions-arms}" in latex and "Mean $\\pm$ standard deviation" in latex and "5 seeds" in latex
     everything = text_of(plan, store, "latex-all")
     tables_all = _latex_tables(everything)
-    assert len(tables_all[0][1][0]) == len(arm_columns(document(plan, store)["arms"], plan.analysis, plan.units))
+    assert len(tables_all[0][1][0]) == len(
+        arm_columns(document(plan, store)["arms"], plan.analysis, phrasing.Scale.of(plan.analysis.metric, plan.units))
+    )
     labels = re.findall(r"\\label\{(.*?)\}", everything)
     assert len(labels) == len(tables_all)  # one for each section with a table, which others may join
     assert {"tab:positions-arms", "tab:positions-comparisons", "tab:positions-interactions"} <= {*labels}

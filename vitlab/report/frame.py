@@ -98,11 +98,6 @@ def gather_trials(plan: Plan, store: Store, trials: Sequence[Planned] | None = N
     return [_read_trial(planned, store, specs) for planned in (plan.trials if trials is None else trials)]
 
 
-def gather_prerequisites(plan: Plan, store: Store) -> list[StoredTrial]:
-    """Return the trials that others need and that belong to no arm, such as teachers, with status and result."""
-    return gather_trials(plan, store, plan.labelled_prerequisites)
-
-
 def metric_column(analysis: Analysis) -> str:
     """Return the column by which arms are judged: the metric, or its best over the training as ``METRIC@best``."""
     return analysis.metric if analysis.at == "last" else f"{analysis.metric}@best"
@@ -365,8 +360,7 @@ class StudyResults:
 
     def largest_overlap(self, arms: Iterable[str]) -> float:
         """Return the largest overlap of some arms; NaN if one is not known."""
-        ratios = [self.overlap.get(arm, 0.0) for arm in arms]
-        return math.nan if any(map(math.isnan, ratios)) else max(ratios, default=0.0)
+        return float(np.max([0.0, *(self.overlap.get(arm, 0.0) for arm in arms)]))
 
 
 def image_values(plan: Plan, trials: Sequence[StoredTrial]) -> ImageValues:

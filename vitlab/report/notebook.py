@@ -128,7 +128,7 @@ class Comparison(pd.DataFrame):
         selected = self._selected()
         if selected is None:
             return super()._repr_html_()  # type: ignore[misc, no-any-return]
-        table = arm_columns(selected.arms, selected.analysis, selected.units)
+        table = arm_columns(selected.arms, selected.analysis, selected.scale)
         shown = pd.DataFrame({column.title: column.cells for column in table})
         with pd.option_context("display.max_colwidth", None):
             cells = shown.to_html(index=False, border=0)

@@ -389,12 +389,12 @@ def format_status_counts(row: Row) -> str:
     return ", ".join(f"{row[status]} {status}" for status in STATUSES if row[status]) or "none planned"
 
 
-def answer_per_arm(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> list[Answer]:
+def answer_per_arm(rows: Sequence[Row], analysis: Analysis, scale: Scale) -> list[Answer]:
     """Return one answer per comparison, or one per arm if there are no comparisons, of the arms that have begun.
 
     The last answer names the others.
     """
-    scale, compared = Scale.of(analysis.metric, units), compared_rows(rows)
+    compared = compared_rows(rows)
     own, apart = mean_and_difference_decimals(rows, scale)
     n, started = {row["arm"]: row["n"] for row in rows}, started_rows(rows)
     answers = [
@@ -412,7 +412,7 @@ def answer_per_arm(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, 
 
 
 def fold_unclear_answers(
-    answers: Sequence[Answer], rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]
+    answers: Sequence[Answer], rows: Sequence[Row], analysis: Analysis, scale: Scale
 ) -> tuple[list[Answer], list[Answer]]:
     """Return the answers that stay, and those that each stand for several that cannot tell from one baseline.
 
@@ -423,7 +423,7 @@ def fold_unclear_answers(
     for row in (answer.row for answer in answers if answer.row and answer.verdict == Verdict.CANNOT_TELL):
         if row["difference_low"] is not None and not (row["broken"] or row["collapsed_pairs"]):
             groups[row["baseline"], row["family"]].append(row)
-    scale, hidden, folded = Scale.of(analysis.metric, units), list[str](), list[Answer]()
+    hidden, folded = list[str](), list[Answer]()
     _, decimals = mean_and_difference_decimals(rows, scale)
     for (baseline, family), unclear in groups.items():
         if len(unclear) > 1:

@@ -22,7 +22,7 @@ from vitlab.report import phrasing
 from vitlab.report.comparison import summary_rows, summary_rows_to_frame
 from vitlab.report.drawing import Drawing, render_pdf, render_png
 from vitlab.report.formats import FORMATS, Format, frame_to_csv, render_markdown
-from vitlab.report.frame import StudyResults, frame_to_json_records, gather_prerequisites, gather_trials
+from vitlab.report.frame import StudyResults, frame_to_json_records, gather_trials
 from vitlab.report.notes import notes as notes_of
 from vitlab.report.phrasing import Answer, Row, Scale
 from vitlab.report.provenance import Provenance, collect_provenance, describe_version
@@ -93,15 +93,15 @@ class Report:
     @property
     def all_answers(self) -> list[Answer]:
         """The answers with their verdicts: on the factors of a grid, then over blocks or of arms."""
-        grid = map(Answer, describe_factor_effects(self.sections, self.analysis, self.units))
-        blocks = block_answers(self.sections.get("blocks", ()), self.analysis, self.units)
-        answers = [*grid, *(blocks or phrasing.answer_per_arm(self.arms, self.analysis, self.units))]
+        grid = map(Answer, describe_factor_effects(self.sections, self.analysis, self.scale))
+        blocks = block_answers(self.sections.get("blocks", ()), self.analysis, self.scale)
+        answers = [*grid, *(blocks or phrasing.answer_per_arm(self.arms, self.analysis, self.scale))]
         return [*answers, *map(Answer, self.answers[len(answers) :])]  # what a comparison of commits has added
 
     @property
     def main_answers(self) -> list[str]:
         """The answers, with one sentence in place of several that cannot tell."""
-        others, folded = phrasing.fold_unclear_answers(self.all_answers, self.arms, self.analysis, self.units)
+        others, folded = phrasing.fold_unclear_answers(self.all_answers, self.arms, self.analysis, self.scale)
         return [answer.sentence for answer in (*others, *folded)]
 
     @property
@@ -173,7 +173,7 @@ def collect_report(plan: Plan, store: Store) -> Report:
     state = state_digest(plan, store)  # before results are read: a trial that ends in between makes the report outdated
     results = StudyResults.read(plan, store)
     findings = Findings(results, summary_rows(results), store)
-    prerequisites = gather_prerequisites(plan, store)
+    prerequisites = gather_trials(plan, store, plan.labelled_prerequisites)
     notes = [*describe_version(plan, store), *notes_of(results, prerequisites, findings.arms)]
     stored_trials = [*prerequisites, *gather_trials(plan, store, plan.rival_trials), *results.trials]
     report = Report.from_findings(findings, notes)

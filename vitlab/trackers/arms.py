@@ -65,7 +65,7 @@ def summarize_arms(plan: Plan, rows: Sequence[Row], root: str) -> dict[str, Summ
     scale = Scale.of(plan.analysis.metric, plan.units)
     of_mean, of_difference = phrasing.mean_and_difference_decimals(rows, scale)
     decimals = dict.fromkeys(COLUMNS[:3], of_difference) | dict.fromkeys(COLUMNS[3:6], of_mean) | {"sd": of_mean + 1}
-    answers = phrasing.answer_per_arm(rows, plan.analysis, plan.units)
+    answers = phrasing.answer_per_arm(rows, plan.analysis, scale)
     compared = {answer.row["arm"]: answer.sentence for answer in answers if answer.row}
     for arm in (arm for arm in plan.arms if arm.name in by_arm):
         row = dict(by_arm[arm.name])

@@ -58,7 +58,7 @@ class Arms(Section[Row]):
         if not phrasing.started_rows(report.arms):
             return None
         caption = "What each arm reached, and how it differs from its baseline."
-        return Table(arm_columns(report.arms, report.analysis, report.units), caption)
+        return Table(arm_columns(report.arms, report.analysis, report.scale), caption)
 
     def figure(self, rows: Sequence[Row], findings: Findings) -> Drawing | None:
         plan, values = findings.plan, findings.results.values
@@ -143,10 +143,9 @@ class Comparisons(Section[Row]):
         return Table(informative, caption)
 
 
-def arm_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str]) -> list[Column]:
+def arm_columns(rows: Sequence[Row], analysis: Analysis, scale: Scale) -> list[Column]:
     """Return the table of the arms that have begun: mean, difference from the baseline, verdict, cost."""
     rows = phrasing.started_rows(rows)
-    scale = Scale.of(analysis.metric, units)
     own, apart = phrasing.mean_and_difference_decimals(rows, scale)
     title = f"{scale.title}{' at best' * (analysis.at == 'best')}"
     title += f" {PLUS_MINUS} sd" * any(row["sd"] is not None for row in rows)
@@ -191,7 +190,7 @@ def arm_columns(rows: Sequence[Row], analysis: Analysis, units: Mapping[str, str
         ]
     test = f"test/{analysis.metric.partition('/')[2]}"
     if test != analysis.metric and any(row.get(test) is not None for row in rows):
-        title = f"{Scale.of(test, units).title}, mean {PLUS_MINUS} sd"
+        title = f"{replace(scale, metric=test).title}, mean {PLUS_MINUS} sd"
         tested = [row.get(name) for row in rows for name in (test, f"{test}_sd")]
         of_test = scale.decimals_for_intervals(phrasing.half_widths(rows, "low", "high"), tested)
         table.append(

@@ -99,7 +99,7 @@ class Blocks(Section[ArmOverBlocks]):
 
     def table(self, rows: Sequence[ArmOverBlocks], report: Report) -> Table:
         analysis, column = report.analysis, Columns(rows)
-        scale = block_scale(analysis, report.units)
+        scale = block_scale(analysis, report.scale)
         decimals = difference_decimals(rows, scale)
         *differences, p = difference_columns(rows, analysis, scale, "difference")
         columns = [
@@ -127,7 +127,7 @@ class Blocks(Section[ArmOverBlocks]):
 
     def figure(self, rows: Sequence[ArmOverBlocks], findings: Findings) -> Drawing:
         plan, labels = findings.plan, wrapped_labels([row.arm for row in rows], 44)
-        scale, marks = block_scale(plan.analysis, plan.units), list[Mark]()
+        scale, marks = block_scale(plan.analysis, findings.scale), list[Mark]()
         with apply_style():
             figure = empty_figure(WIDTH, 0.95 + 0.42 * len(rows))
             axes = figure.subplots()
@@ -146,9 +146,9 @@ class Blocks(Section[ArmOverBlocks]):
         return Drawing(figure, caption + describe_shared(labels))
 
 
-def block_answers(rows: Sequence[ArmOverBlocks], analysis: Analysis, units: Mapping[str, str]) -> list[Answer]:
+def block_answers(rows: Sequence[ArmOverBlocks], analysis: Analysis, scale: Scale) -> list[Answer]:
     """Return one answer per arm."""
-    scale = block_scale(analysis, units)
+    scale = block_scale(analysis, scale)
     decimals = difference_decimals(rows, scale)
     return [Answer(_over_blocks_sentence(row, analysis, scale, decimals), row.verdict) for row in rows]
 
@@ -178,11 +178,10 @@ def _over_blocks_sentence(row: ArmOverBlocks, analysis: Analysis, scale: Scale, 
     return f"{sentence} ({evidence}), {score}; a new block is predicted between {low} and {high} ({level})."
 
 
-def block_scale(analysis: Analysis, units: Mapping[str, str]) -> Scale:
-    """Return the scale of what is averaged over blocks."""
+def block_scale(analysis: Analysis, scale: Scale) -> Scale:
+    """Return the scale of what is averaged over blocks, given the metric's."""
     if analysis.over_blocks == "relative":
         return Scale(analysis.metric, 100.0, "%", "% of the baseline's error")
-    scale = Scale.of(analysis.metric, units)
     return scale if scale.points else Scale(analysis.metric, 1.0, "", f"in {analysis.metric}")
 
 

@@ -125,12 +125,10 @@ class MainEffects(Section[MainEffect]):
         )
 
 
-def describe_factor_effects(
-    sections: Mapping[str, Sequence[Any]], analysis: Analysis, units: Mapping[str, str]
-) -> list[str]:
+def describe_factor_effects(sections: Mapping[str, Sequence[Any]], analysis: Analysis, scale: Scale) -> list[str]:
     """Return a sentence about each factor of a grid, and about each of its interactions that is not due to chance."""
     effects, interactions = sections.get("main_effects", ()), sections.get("interactions", ())
-    scale, factors = Scale.of(analysis.metric, units), defaultdict[str, list[MainEffect]](list)
+    factors = defaultdict[str, list[MainEffect]](list)
     labels, decimals = shorten_change_paths([*effects, *interactions]), difference_decimals(effects, scale)
     for row in effects:
         factors[labels[row.level].partition("=")[0]].append(row)
