@@ -180,7 +180,7 @@ def _note_failures(trials: Sequence[StoredTrial]) -> Iterator[str]:
         names = [f"{arm}, seed{'s' * (len(seeds) > 1)} {format_seeds(seeds)}" for arm, seeds in arms.items()]
         whose = "its" if sum(map(len, arms.values())) == 1 else "their"
         consequence = f"; {whose} values are left out" if status == Ending.DIVERGED else ""
-        yield f"{phrasing.list_or_count(names)}, {reason}{consequence}."
+        yield f"{list_or_count(names)}, {reason}{consequence}."
 
 
 def _note_missing_metric(plan: Plan, frame: pd.DataFrame) -> list[str]:

@@ -69,7 +69,7 @@ class Cost(Section[MeasuredCost]):
 
     def notes(self, rows: Sequence[MeasuredCost], findings: Findings) -> Iterator[str]:
         current = {row.arm for row in rows}
-        stored = _read_costs(findings.plan, findings.store)
+        stored = _read_costs(findings)
         outdated = [arm.name for arm in findings.plan.arms if arm.name in stored and arm.name not in current]
         if outdated:
             yield (
@@ -99,7 +99,7 @@ class Cost(Section[MeasuredCost]):
 
 def up_to_date_costs(findings: Findings) -> list[MeasuredCost]:
     """Return the measured costs of the arms whose spec and code are still those that were measured."""
-    plan, stored = findings.plan, _read_costs(findings.plan, findings.store)
+    plan, stored = findings.plan, _read_costs(findings)
     rows = [(stored[arm], planned.trial) for arm, planned in plan.first_trials.items() if arm in stored]
     return [row for row, trial in rows if (row.trial, row.code) == (trial.key, trial.code)]
 
@@ -115,7 +115,9 @@ def _costs_file(plan: Plan, store: Store) -> Path:
     return store.study(plan.study) / "cost.json"
 
 
-def _read_costs(plan: Plan, store: Store | None) -> dict[str, MeasuredCost]:
+def _read_costs(findings: Findings) -> dict[str, MeasuredCost]:
     """Return the stored measurements by arm; empty if there are none."""
-    rows = None if store is None else read_json(_costs_file(plan, store), partial(parse_as, list[MeasuredCost]))
+    if findings.store is None:
+        return {}
+    rows = read_json(_costs_file(findings.plan, findings.store), partial(parse_as, list[MeasuredCost]))
     return {row.arm: row for row in rows or ()}
