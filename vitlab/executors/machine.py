@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 from vitlab.spec import RunSpec
@@ -102,10 +102,7 @@ def _list_nvidia_gpus() -> list[str]:
 
 
 def _is_cuda_build() -> bool:
-    try:
-        return not version("torch").endswith("+cpu")
-    except PackageNotFoundError:
-        return False
+    return not version("torch").endswith("+cpu")
 
 
 # -- trials on GPUs ----------------------------------------------------------------------------------------------------

@@ -56,7 +56,6 @@ from vitlab.executors.task import (
 )
 from vitlab.runner.job import Job
 from vitlab.spec import RunSpec
-from vitlab.store.files import open_nofollow
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import Busy, kill_process
 from vitlab.store.result import Ending
@@ -158,8 +157,9 @@ class Ray(PollingExecutor):
             if self._running:
                 self._bell.set.remote()
                 self._wait_and_collect_ends(0.0)
-            for running in [running for running in self._running.values() if not running.started.host]:
-                self._ray.cancel(running.stream)  # still in the queue
+            for running in self._running.values():
+                if not running.started.host:  # still in the queue
+                    self._ray.cancel(running.stream)
             self._wait_for_all(grace_s)
         except KeyboardInterrupt:
             pass  # second Ctrl-C: stop waiting
@@ -189,9 +189,7 @@ class Ray(PollingExecutor):
                 worker.refer_to_shared_log(job)
                 files = [(path, self._put_file(file, job)) for path, file in list_input_files(job)]
             else:
-                job.folder.mkdir(parents=True, exist_ok=True)
-                with open(open_nofollow(job.folder / "log.txt"), "a", encoding="utf-8") as log:
-                    log.write(f"handed to Ray as {token}\n")
+                worker.append_to_log(job.folder, f"handed to Ray as {token}")
             if self._bell is None:
                 bell = self._ray.remote(num_cpus=0, max_concurrency=100_000, max_restarts=-1, max_task_retries=-1)(
                     StopSignal

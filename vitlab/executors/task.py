@@ -113,19 +113,18 @@ def run_ray_task(
     stop = threading.Event()
     stop_signal.wait.remote().future().add_done_callback(lambda _: stop.set())  # also when the actor is gone
     with ExitStack() as scratch:
-        outbox = None
         if sent is not None:
             root = Path(scratch.enter_context(tempfile.TemporaryDirectory(prefix="vitlab-")))
             for path, reference in sent:
                 write_bytes(root / path, ray.get(reference))
             job = relocate_job(job, root)
-            outbox = FileSender(job.folders)
-        elif token not in _read_log(job.folder):
+        elif token not in worker.read_log(job.folder):
             hint = "without a shared folder, set run.executor.files: copy"
             yield Finished(Ending.REFUSED, f"{host} does not see {job.folder}; {hint}")
             return
+        outbox = FileSender(() if sent is None else job.folders)
         worker.redirect_output_to_log(job.folder)
-        if outbox is None:
+        if sent is None:
             worker.refer_to_shared_log(job)
         endings: list[tuple[Ending, str]] = []
         stages: queue.SimpleQueue[Stage] = queue.SimpleQueue()
@@ -137,10 +136,8 @@ def run_ray_task(
             trial.join(POLL_S)
             while not stages.empty():
                 yield stages.get()
-            if outbox is not None:
-                yield from outbox.read_changes()
-        if outbox is not None:
-            yield from outbox.read_changes(ended=True)
+            yield from outbox.read_changes()
+        yield from outbox.read_changes(ended=True)
     yield Finished(*endings[0]) if endings else Finished(Ending.LOST, "the trial's thread was ended; see log.txt")
 
 
@@ -148,12 +145,6 @@ def _find_free_port() -> int:
     with socket.create_server(("", 0)) as server:
         port: int = server.getsockname()[1]
         return port
-
-
-def _read_log(folder: Path) -> str:
-    with suppress(OSError):
-        return (folder / LOG).read_text(encoding="utf-8", errors="replace")
-    return ""
 
 
 # -- copies of files --------------------------------------------------------------------------------------------------

@@ -226,9 +226,21 @@ def redirect_output_to_log(folder: Path) -> None:
 def refer_to_shared_log(job: Job) -> None:
     """Append to the logs of the job's other trials a reference to the log of the job."""
     for folder in job.folders[1:]:
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(open_nofollow(folder / "log.txt"), "a", encoding="utf-8") as log:
-            log.write(f"trained along with {job.name}, whose log is {job.folder / 'log.txt'}\n")
+        append_to_log(folder, f"trained along with {job.name}, whose log is {job.folder / 'log.txt'}")
+
+
+def append_to_log(folder: Path, line: str) -> None:
+    """Append a line to ``log.txt`` in a trial's folder, which is made if it does not exist."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(open_nofollow(folder / "log.txt"), "a", encoding="utf-8") as log:
+        log.write(f"{line}\n")
+
+
+def read_log(folder: Path) -> str:
+    """Return the content of ``log.txt`` in a trial's folder; empty if there is none."""
+    with suppress(OSError):
+        return (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
+    return ""
 
 
 def _end_if_orphaned(driver: str, orphaned: threading.Event) -> None:

@@ -17,6 +17,7 @@ from unittest import SkipTest
 from vitlab.errors import UserError
 from vitlab.executors import Executor, Job, JobEnd, JobTrial, Settings
 from vitlab.executors import contract_jobs as jobs
+from vitlab.executors.worker import read_log
 from vitlab.identity.trial import Trial
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.spec import RunSpec
@@ -137,12 +138,12 @@ class _Driver:
 
     def await_waiting_job(self, job: Job) -> str:
         """Poll until a job waits to be stopped, as its log says, and return the name of its process."""
-        for end in self.ends_until(lambda: jobs.WAITS in _read_log(job), START_S):
+        for end in self.ends_until(lambda: jobs.WAITS in read_log(job.folder), START_S):
             raise AssertionError(
                 f"job '{end.job.name}' ended as {end.ending} ({end.detail}), and it does not end by "
                 f"itself; workers run the job that was submitted{_last_log_line(end.job)}"
             )
-        assert jobs.WAITS in _read_log(job), (
+        assert jobs.WAITS in read_log(job.folder), (
             f"job '{job.name}' has not printed '{jobs.WAITS}' to log.txt in job.folder within {START_S:g} s; "
             "workers append their output there"
         )
@@ -243,16 +244,9 @@ def _check_in_driver_executor(driver: _Driver, work: Mapping[str, Job]) -> None:
     _check_done(driver, work["train"])
 
 
-def _read_log(job: Job) -> str:
-    try:
-        return (job.folder / "log.txt").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 def _processes(work: Iterable[Job]) -> list[str]:
     """Return the processes that ran jobs, by their logs."""
-    return re.findall(rf"^{re.escape(jobs.MARK)}(\S+)$", "\n".join(map(_read_log, work)), re.MULTILINE)
+    return re.findall(rf"^{re.escape(jobs.MARK)}(\S+)$", "\n".join(read_log(job.folder) for job in work), re.MULTILINE)
 
 
 def _kill_workers(work: Iterable[Job]) -> None:
@@ -261,5 +255,7 @@ def _kill_workers(work: Iterable[Job]) -> None:
 
 
 def _last_log_line(job: Job) -> str:
-    lines = [line for line in _read_log(job).splitlines() if line.strip() and not line.startswith("contract test: ")]
+    lines = [
+        line for line in read_log(job.folder).splitlines() if line.strip() and not line.startswith("contract test: ")
+    ]
     return f". Its log.txt ends with: {lines[-1][:300]}" if lines else ""
