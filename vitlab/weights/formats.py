@@ -247,7 +247,6 @@ class TimmFormat(Format):
 # -- torchvision ------------------------------------------------------------------------------------------------------
 
 NEEDS = ("cls_token", "pos_embed", "patch_embed.proj.bias", "blocks.0.norm1.bias", "norm.bias")
-FIXED = ModelFacts(prefix_rows="own", pool="cls", norm="layernorm", position=Encoding())
 
 
 class TorchvisionFormat(Format):
@@ -256,7 +255,7 @@ class TorchvisionFormat(Format):
     name = "torchvision"
     title = "torchvision"
     mark = r"^encoder\.(pos_embedding$|layers\.encoder_layer_)"
-    fixed = ModelFacts(gelu="none").with_defaults(FIXED)
+    fixed = ModelFacts(prefix_rows="own", pool="cls", norm="layernorm", gelu="none", position=Encoding())
     convention = ModelFacts(eps=1e-6).with_defaults(IMAGENET)
     needs = (*NEEDS, "blocks.0.attn.qkv.bias")
     square = True

@@ -18,7 +18,6 @@ from vitlab.models.contract import NewState, State
 from vitlab.weights.architecture import CLIP, HALF, IMAGENET, Architecture, Encoding, ModelFacts, count_blocks
 from vitlab.weights.files import Json
 from vitlab.weights.formats import (
-    FIXED,
     NEEDS,
     POOLING,
     QKV,
@@ -283,8 +282,8 @@ class HuggingFaceFormat(Format):
         if any("pooler.layernorm." in name for name in state):
             pool = "gap"
         rows: Any = "none" if any(name.endswith("register_tokens") for name in state) else "own"
-        facts = ModelFacts(pool=pool, prefix_rows=rows, norm="rmsnorm" if self.kind == "aimv2" else "layernorm")
-        return facts.with_defaults(FIXED.model_copy(update={"pool": None})), usual
+        norm = "rmsnorm" if self.kind == "aimv2" else "layernorm"
+        return ModelFacts(pool=pool, prefix_rows=rows, norm=norm, position=Encoding()), usual
 
 
 # -- config.json ------------------------------------------------------------------------------------------------------

@@ -128,11 +128,8 @@ def _timm_arguments(architecture: Architecture) -> Options:
     attention, mlp, head = (part.plain() for part in (block.attention, block.mlp, anatomy.head))
     rotary = encodings.get("rope2d") or encodings.get("rope2d_mixed")
     relative = encodings.get("relative_bias", {}).get("where")
-    learned, stem_norm, normed = (
-        "learned" in encodings,
-        _is_norm(anatomy.stem_norm.plain()),
-        _is_norm(anatomy.final_norm.plain()),
-    )
+    learned = "learned" in encodings
+    stem_norm, normed = _is_norm(anatomy.stem_norm.plain()), _is_norm(anatomy.final_norm.plain())
     pooled = normed and anatomy.final_norm_at == "pooled"
     registers = g.prefix.count("register")
     qkv_bias = attention.get("qkv_bias", True)
