@@ -181,7 +181,8 @@ class MlflowTracker(Replay):
         """Yield the points of a trial's run."""
         client, run = self._session.client, mark["run"]
         for name in client.get_run(run).data.metrics:
-            yield from ((name, point.value, point.step) for point in client.get_metric_history(run, name))
+            for point in client.get_metric_history(run, name):
+                yield name, point.value, point.step
 
     def write_study(self, report: Sequence[Path]) -> str:
         """Deliver the study's run, summaries, models and description."""
@@ -267,16 +268,16 @@ class MlflowTracker(Replay):
     def _save_views(self) -> None:
         """Save views of all metrics and images delivered so far."""
         session = self._session
-        metrics, images = set(session.metrics), dict[str, int]()
+        images = dict[str, int]()
         for mark in self._marks.values():
             images |= {key: min(step, images.get(key, step)) for key, step in mark.images.items()}
         groups = [dashboard.group_label_padded_for_colour(arm.name, place) for place, arm in enumerate(self.plan.arms)]
         headline = self.plan.analysis.metric
         first = [f"final/{headline}", f"best/{headline}", headline, "train/loss"]
-        charts = dashboard.sort_metrics_into_sections(metrics, headline, first)
+        charts = dashboard.sort_metrics_into_sections(session.metrics, headline, first)
         # The page colours the lines by the last axis.  Costs follow from the options that vary.
         outcomes = dict.fromkeys(["final/train/loss", f"final/test/{headline.partition('/')[2]}", *first[:2]])
-        axes = self._varied_params(), [name for name in outcomes if name in metrics]
+        axes = self._varied_params(), [name for name in outcomes if name in session.metrics]
         # The page leaves out columns of metrics that no run has yet.
         columns = [*(f"metrics.`{name}`" for name in reversed(outcomes)), "tags.`arm`", "tags.`seed`"]
         trials = dashboard.View("Every trial", "trial", charts, columns, axes, images=images)

@@ -259,7 +259,7 @@ def training_start(folder: TrialFolder) -> int:
     Returns:
         Milliseconds since 1970: the time of the first readable event of the journal; 0 if there is no journal.
     """
-    with suppress(FileNotFoundError), open(folder.path / "events.jsonl", "rb") as journal:
+    with suppress(FileNotFoundError), open(folder.journal, "rb") as journal:
         for line in journal:
             if line.endswith(b"\n"):
                 with suppress(ValueError, LookupError, TypeError, OverflowError):

@@ -123,9 +123,7 @@ class TrialRuns:
                 continue
             own.insert(0, _keep_tags_only(run))
             item = items[identity]
-            content = _Content(
-                Path(), tags=records.trial_tags(self.plan, item.planned, item.kind), params=dict(item.params)
-            )
+            content = _Content(tags=records.trial_tags(self.plan, item.planned, item.kind), params=dict(item.params))
             self._send_content(run_id, content.without_stored_tags_and_params(run))  # the plan may have changed since
             if not _lacks_data(run, mark):
                 self.intact.add(mark.run)
@@ -159,7 +157,7 @@ class TrialRuns:
         del self.studies[1:]
         if self.studies:
             [current] = self.studies
-            lacking = _Content(Path(), tags=tags).without_stored_tags_and_params(current)
+            lacking = _Content(tags=tags).without_stored_tags_and_params(current)
             self._send_content(current.info.run_id, lacking)
         else:
             name = f"study {self.plan.study}"
@@ -219,10 +217,8 @@ class TrialRuns:
         end, result = news.end, news.end.result if news.end is not None else None
         content = _Content(place)
         if mark is None:
-            content.tags, content.params = (
-                records.trial_tags(self.plan, news.item.planned, news.item.kind),
-                dict(news.item.params),
-            )
+            content.tags = records.trial_tags(self.plan, news.item.planned, news.item.kind)
+            content.params = dict(news.item.params)
         for event in news.events:
             if event.kind == "metrics":
                 content.points += records.points(event)
@@ -329,7 +325,7 @@ class TrialRuns:
         if tags.get("vitlab.root") == self.root and tags.get("vitlab.kind") != SUPERSEDED:
             name = PREFIX + run.info.run_name
             tags = {"vitlab.kind": SUPERSEDED, RUN_NAME: name, records.COLOUR: GREY, ORDER: PREFIX}
-            self._send_content(run_id, _Content(Path(), tags=tags))
+            self._send_content(run_id, _Content(tags=tags))
             if run.info.status in (RUNNING, SCHEDULED):
                 self.client.set_terminated(run_id, KILLED)
 
@@ -338,7 +334,7 @@ class TrialRuns:
 class _Content:
     """What an update adds to a run."""
 
-    place: Path  #: folder of its files
+    place: Path = Path()  #: folder of its files
     files: int = 0  #: their number
     points: list[Point] = field(default_factory=list)
     tags: dict[str, str] = field(default_factory=dict)
