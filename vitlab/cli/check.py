@@ -272,7 +272,7 @@ def coordinates_command(
     steps: int,
     seeds: int,
     factor: float,
-) -> list[str]:
+) -> None:
     """Say whether the outputs of layers change equally at all widths, in the base of FILE (coordinate check).
 
     The base is trained on the CPU for a few steps at a constant rate, at every width, with model.parametrization
@@ -295,7 +295,6 @@ def coordinates_command(
             numbers = "".join(f"{by_width[width]:11.3g}" for width in widths)
             lines.append(f"{layer:20}{numbers}{one.ratio(layer):9.3g}")
     lines += ["", *(one.describe_width_dependence(factor) for one in results)]
+    print_lines(lines)
     if any(one.parametrization == "mup" and one.ratio(one.worst) > factor for one in results):
-        print_lines(lines)
         context.exit(1)
-    return lines

@@ -102,7 +102,7 @@ def complete_arm(context: click.Context, typed: str) -> Iterable[str]:
     """Complete the name of an arm of the study on the command line, if it has been run."""
     from vitlab.planning.packaged import resolve_study_name
 
-    params = [context.params.get(name) for name in ("file", "study", "trial")]
+    params = [context.params.get(name) for name in ("file", "study")]
     # click assigns no argument while an option lacks its value.
     path = Path(str(next(filter(None, [*params, *context.args]), "")))
     # A damaged file or plan offers nothing.

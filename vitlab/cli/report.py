@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from vitlab.cli import print_json
+from vitlab.cli import print_json, wants_json
 from vitlab.cli.completion import complete_study
 from vitlab.cli.options import (
     PATH,
@@ -103,7 +103,7 @@ def judge_command(results: str, form: str, **options: Any) -> None:
 
 
 def _print_report(rendered: str | bytes, form: str) -> None:
-    if click.get_current_context().obj is not None:
+    if wants_json():
         print_json(rendered)
         return
     if isinstance(rendered, bytes) and sys.stdout.isatty():

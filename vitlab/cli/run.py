@@ -78,9 +78,8 @@ def run_command(
     """
     say(f"reading {file}")  # the imports that follow take seconds
     values = parse_changes(changes)
-    for path, value in {"run.executor": executor, "run.workers": workers, "run.tracker.uri": tracking_uri}.items():
-        if value is not None:
-            values[path] = value
+    options = {"run.executor": executor, "run.workers": workers, "run.tracker.uri": tracking_uri}
+    values |= {path: value for path, value in options.items() if value is not None}
     if detach:
         if smoke:
             raise UserError("--smoke is over in moments; leave out --detach")

@@ -41,9 +41,7 @@ def status_command(study: Path | None, out: Path, changes: tuple[str, ...]) -> N
     from vitlab.report.formats import parts_to_text
     from vitlab.report.phrasing import Column
 
-    plan, store = open_study(
-        _find_latest_study_and_name_others(out) if study is None else study, out=out, changes=parse_changes(changes)
-    )
+    plan, store = open_study(study or _find_latest_study_and_name_others(out), out=out, changes=parse_changes(changes))
     counts: dict[str, Counter[str]] = {arm.name: Counter() for arm in plan.arms}
     tuning, teachers = Counter[str](), Counter[str]()
     reasons, in_progress = dict[str, list[Planned]](), dict[tuple[str, str], list[Planned]]()
@@ -226,7 +224,7 @@ def logs_command(study: Path | None, arm: str | None, seed: int | None, lines: i
     """
     from vitlab.report.api import open_study
 
-    plan, store = open_study(_find_latest_study_and_name_others(out) if study is None else study, out=out)
+    plan, store = open_study(study or _find_latest_study_and_name_others(out), out=out)
     planned = _find_latest_trial(plan, store, arm, seed)
     folder = store.folder(planned.trial)
     log, failure = folder.path / "log.txt", folder.failure()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from vitlab.cli import print_json, say
+from vitlab.cli import print_json, say, wants_json
 from vitlab.cli.completion import complete_study
 from vitlab.cli.options import out_option
 from vitlab.errors import UserError, VitlabError, list_some, nearest
@@ -46,7 +46,7 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     say("starting MLflow")  # its import takes seconds
     with running_server(root, port=port, host=host) as server:
-        if click.get_current_context().obj is not None:
+        if wants_json():
             print_json({"server": base, "pages": pages})
         opened = name.removesuffix("/arms")
         for page in filter(pages.get, (opened, f"{opened}/arms")):
