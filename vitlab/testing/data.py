@@ -120,7 +120,7 @@ def _check_images(images: Images, info: DataInfo) -> None:
     assert x_NCHW.dtype == torch.uint8, f"images are {x_NCHW.dtype}; they are torch.uint8, from 0 to 255"
     shape, expected = tuple(x_NCHW.shape[1:]), (info.channels, *info.image)
     assert shape == expected, f"images have shape {shape}, and info says {expected}"
-    pixels, count = info.task == "segmentation", len(x_NCHW)
+    count = len(x_NCHW)
     dtype, axes = {
         "classification": (torch.int64, (count,)),
         "segmentation": (torch.uint8, (count, *info.image)),
@@ -129,7 +129,7 @@ def _check_images(images: Images, info: DataInfo) -> None:
     assert y_N.dtype == dtype and tuple(y_N.shape) == axes, (
         f"labels are {y_N.dtype} {tuple(y_N.shape)}; they are {dtype} {axes}"
     )
-    labels = set(y_N.flatten().tolist()) - ({VOID} if pixels else set())
+    labels = set(y_N.flatten().tolist()) - ({VOID} if info.task == "segmentation" else set())
     outside = sorted(labels - set(range(2 if info.task == "multilabel" else info.classes)))
     assert labels and not outside, (
         f"there are labels {outside[:5]}, and info says {info.classes} classes; labels are 0 to {info.classes - 1}"

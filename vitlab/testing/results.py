@@ -33,23 +33,23 @@ def check_section(choice: ResolvedChoice) -> None:
     """Check that the rows of a section survive JSON, that its columns are equally long, and that figures are drawn."""
     from vitlab.report.sections import Section
 
-    name, plan = choice.type.rpartition(":")[2], small_plan(seeds=3)
+    plan = small_plan(seeds=3)
     parts = ("rows", "notes", "table", "figure", "images")
     assert any(getattr(choice.component, part) is not getattr(Section, part) for part in parts), (
         f"shows nothing but its heading; define {', '.join(parts[:-1])} or {parts[-1]}"
     )
     with TemporaryDirectory() as folder:
         store = Store(Path(folder))
-        _check_section_renders(name, choice, plan, store, "without a result")
+        _check_section_renders(choice, plan, store, "without a result")
         write_trials(store, plan)
-        _check_section_renders(name, choice, plan, store, "with results")
+        _check_section_renders(choice, plan, store, "with results")
 
 
-def _check_section_renders(name: str, choice: ResolvedChoice, plan: Plan, store: Store, state: str) -> None:
+def _check_section_renders(choice: ResolvedChoice, plan: Plan, store: Store, state: str) -> None:
     from vitlab.report import collect_report
     from vitlab.report.report import Report
 
-    part = slot("section").build(choice)
+    name, part = choice.type.rpartition(":")[2], slot("section").build(choice)
     with about(f"is part of a report {state}"):
         report = collect_report(plan, store)
         again = Report.from_json(json.loads(json.dumps(report.to_json())))
