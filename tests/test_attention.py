@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitlab import noise
 from vitlab.components.attention import Attention, attention, rotate
-from vitlab.components.base import set_draw_places
+from vitlab.components.base import set_dropout_ids
 from vitlab.data.torchvision_import import torchvision
 from vitlab.geometry import Geometry
 from vitlab.registry import list_entries
@@ -153,7 +153,7 @@ def test_explicit_implementations_drop_same_weights() -> None:
     for name in ("explicit", "auto", "split", "per_head"):
         module = build(name, g, drop=0.4, proj_drop=0.1)
         module.load_state_dict(module.from_canonical(state))
-        set_draw_places(module)
+        set_dropout_ids(module)
         with noise.use_model_draws(noise.Draws(7, 8, torch.arange(4), 9)):
             outputs.append(module(x, None, None))
         assert (outputs[-1] - module.eval()(x, None, None)).abs().max() > 0.05

@@ -214,7 +214,7 @@ def test_trials_augmented_together_have_their_own_images(choice, options, monkey
         return [feed([choice], {**SEEDS, "order": 3 + i, "augment": 5 * i}, **options) for i in range(3)]
 
     alone, together = feeds(), feeds()
-    batches.link_feeds(together)
+    batches.enable_joint_batches(together)
     for step in (0, 7):
         calls.clear()
         expected = [one.batch(step, 16) for one in alone]
@@ -230,7 +230,7 @@ def test_trials_augmented_together_have_their_own_images(choice, options, monkey
 def test_trials_of_other_augmentations_are_augmented_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "PICKING_DEVICES", ())
     some = [feed(["flip"]), feed(["flip", "erasing"])]
-    batches.link_feeds(some)
+    batches.enable_joint_batches(some)
     assert [one._peers for one in some] == [(), ()]
 
 
@@ -244,6 +244,6 @@ def test_masks_of_trials_are_augmented_together(monkeypatch: pytest.MonkeyPatch)
         return [Feed(prepare(scenes, SEEDS), augment, {**SEEDS, "augment": i}, "cpu") for i in range(2)]
 
     alone, together = feeds(), feeds()
-    batches.link_feeds(together)
+    batches.enable_joint_batches(together)
     for one, other in zip(alone, together, strict=True):
         assert torch.equal(one.batch(1, 8).y_B, other.batch(1, 8).y_B)

@@ -41,7 +41,7 @@ from vitlab.regression import check
 from vitlab.regression.baseline import Trace, read_baseline, write_baseline
 from vitlab.regression.decide import Finding
 from vitlab.regression.facts import train_trace
-from vitlab.regression.gate import doubt_if_guessed, train_and_check_learning
+from vitlab.regression.gate import doubt_if_at_chance, train_and_check_learning
 from vitlab.report import api
 from vitlab.runner import circumstances
 from vitlab.spec.tree import parse_as
@@ -84,7 +84,7 @@ def short_trainings() -> Iterator[None]:
     """Skip reports, which cost more than these trainings, and the doubt in models that have learned as little."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitlab.report.write", lambda *_: [])
-        patch.setattr("vitlab.regression.gate.doubt_if_guessed", lambda cell, *_: cell)
+        patch.setattr("vitlab.regression.gate.doubt_if_at_chance", lambda cell, *_: cell)
         patch.setattr("vitlab.regression.check.rev_parse", lambda *_: "")  # temporary folders may be in a repository
         patch.setattr("vitlab.regression.baseline.rev_parse", lambda *_: "")
         yield
@@ -389,7 +389,7 @@ def test_arm_that_learned_nothing_does_not_pass_after_the_whole_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It equals its baseline to the bit, and its accuracy is a tenth."""
-    monkeypatch.setattr(check.gate, "doubt_if_guessed", doubt_if_guessed)
+    monkeypatch.setattr(check.gate, "doubt_if_at_chance", doubt_if_at_chance)
     write(tmp_path, design=None, check={"on_inconclusive": "fail"})
     words = ("--tier", "statistical", "--set", "train.optimizer.lr=1e-12")
     done = vitlab(tmp_path, *words, "--accept", "--reason", "r")

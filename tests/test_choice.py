@@ -15,7 +15,7 @@ from vitlab.comparison.arrays import Choices, Comparisons, Contrast, judge_studi
 from vitlab.planning.values import Rival, Tuning
 from vitlab.report.frame import StudyResults
 from vitlab.spec import Analysis
-from vitlab.statistics.replicates import rechoice_variance
+from vitlab.statistics.replicates import retuning_variance
 
 
 @pytest.mark.parametrize("scores", [(0.80, 0.82, 0.79), (0.5, 0.9), (0.80, 0.80, 0.80, 0.80)])
@@ -29,7 +29,7 @@ def test_variance_of_choice_equals_its_integral(scores: tuple[float, ...]) -> No
     for rival, mean in enumerate(means):  # the chance that it is the best, by integration over its score
         others = [stats.norm.cdf(z + (mean - other) / (sd / math.sqrt(seeds))) for other in np.delete(means, rival)]
         expected += np.trapezoid(stats.norm.pdf(z) * np.prod(others, axis=0), z) * (mean - value) ** 2
-    variance, df = rechoice_variance(scores, chosen, value, sd, seeds)
+    variance, df = retuning_variance(scores, chosen, value, sd, seeds)
     assert variance == pytest.approx(expected, rel=0.1, abs=1e-12)
     best = np.random.default_rng(1).normal(means, sd / math.sqrt(seeds), (100_000, len(means))).argmax(axis=1)
     shares = np.bincount(best, minlength=len(means)) / len(best)
@@ -81,7 +81,7 @@ def test_arms_that_respond_alike_are_told_apart_in_one_of_twenty_studies(
             scores = draws.normal(response, 1 / math.sqrt(tuning_seeds))
             chosen = int(scores.argmax())
             values[study, arm] = x = draws.normal(response[chosen], 1, seeds)
-            choice = rechoice_variance(scores, chosen, x.mean(), x.std(ddof=1), tuning_seeds)
+            choice = retuning_variance(scores, chosen, x.mean(), x.std(ddof=1), tuning_seeds)
             places = slice(None) if arm == 0 else arm - 1
             variance[study, places, int(arm > 0)], df[study, places, int(arm > 0)] = choice
     design = Comparisons.all_with_first(arms)
@@ -107,11 +107,11 @@ def test_report_includes_choice_of_each_tuned_arm(tmp_path: Path) -> None:
     tuned = replace(tuned, analysis=Analysis(variance="own"))
     rows = synthetic_studies.arms_table(StudyResults.read(tuned, store))
     values = np.array(synthetic_studies.NONE)
-    variance, _ = rechoice_variance([0.930, 0.941, 0.938], 1, values.mean(), values.std(ddof=1), 2)
+    variance, _ = retuning_variance([0.930, 0.941, 0.938], 1, values.mean(), values.std(ddof=1), 2)
     assert rows.loc[arm, "choice_sd"] == pytest.approx(math.sqrt(variance)) and variance > 0
     d = values - np.array(synthetic_studies.BASE)
     total = d.var(ddof=1) / 5 + variance
-    _, df = rechoice_variance([0.930, 0.941, 0.938], 1, values.mean(), values.std(ddof=1), 2)
+    _, df = retuning_variance([0.930, 0.941, 0.938], 1, values.mean(), values.std(ddof=1), 2)
     df = total**2 / ((d.var(ddof=1) / 5) ** 2 / 4 + variance**2 / df)
     half = stats.t.ppf(1 - 0.05 / 3 / 2, df) * math.sqrt(total)
     assert rows.loc[arm, "difference_high"] - rows.loc[arm, "difference"] == pytest.approx(half)

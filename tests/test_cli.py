@@ -238,9 +238,9 @@ def test_background_run_receives_every_option(tmp_path: Path) -> None:
     ]
     assert {"--out", "--set", "--plugin", "--measure"} < set(words)
     with cli_run.run_command.make_context("run", ["study.yaml", *words, "--detach"]) as context:
-        assert list(options.repeat_options(context, without=("--detach",))) == words
+        assert list(options.words_of_given_options(context, without=("--detach",))) == words
     with cli_run.run_command.make_context("run", ["study.yaml", "--detach"]) as context:
-        assert list(options.repeat_options(context, without=("--detach",))) == []
+        assert list(options.words_of_given_options(context, without=("--detach",))) == []
 
 
 def test_only_takes_arms(ran: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,14 @@ from scipy import stats
 from sklearn.datasets import load_digits
 
 from vitlab.comparison import Verdict
-from vitlab.comparison.arrays import VERDICTS, Comparisons, Contrast, Contrasts, find_collapsed_sides, judge_studies
+from vitlab.comparison.arrays import (
+    VERDICTS,
+    Comparisons,
+    Contrast,
+    Contrasts,
+    find_collapsed_of_both_sides,
+    judge_studies,
+)
 from vitlab.comparison.study import CONTRAST_COLUMNS, Sample, judge_study
 from vitlab.planning.values import Arm, MetricFacts, Plan
 from vitlab.report import phrasing
@@ -357,11 +364,13 @@ def test_collapsed_seeds_are_found_by_the_scale_of_their_pair() -> None:
     draws = np.random.default_rng(4)
     values = 0.9 + 0.002 * draws.normal(size=(1, 3, 8))
     values[0, 1, 5] = 0.1
-    arms, baselines = np.moveaxis(find_collapsed_sides(values, Comparisons.all_with_first(2)), 2, 0)
+    arms, baselines = np.moveaxis(find_collapsed_of_both_sides(values, Comparisons.all_with_first(2)), 2, 0)
     assert np.argwhere(arms).tolist() == [[0, 0, 5]] and not baselines.any()
-    arms, _ = np.moveaxis(find_collapsed_sides(2 - values, replace(Comparisons.all_with_first(2), sign=-1)), 2, 0)
+    arms, _ = np.moveaxis(
+        find_collapsed_of_both_sides(2 - values, replace(Comparisons.all_with_first(2), sign=-1)), 2, 0
+    )
     assert np.argwhere(arms).tolist() == [[0, 0, 5]], "of a loss, larger is worse"
-    arms, _ = np.moveaxis(find_collapsed_sides(2 - values, Comparisons.all_with_first(2)), 2, 0)
+    arms, _ = np.moveaxis(find_collapsed_of_both_sides(2 - values, Comparisons.all_with_first(2)), 2, 0)
     assert not arms.any(), "far better is no collapse"
     judged = judge_studies(values, Comparisons.all_with_first(2))
     assert judged.contrasts.single(0, 0).test == "sign flip" and judged.contrasts.single(0, 1).test == "paired t"
@@ -479,7 +488,7 @@ def test_interval_for_new_images_is_never_absurd() -> None:
 def test_seeds_in_groups_are_noted() -> None:
     """Two levels in most studies of 20 arms with 5 seeds; normal seeds, correlated or loud, in about 1 %."""
     draws = np.random.default_rng(3)
-    score = replicates.gap_score
+    score = replicates.non_normality_score
     two_levels = [(draws.random((21, 5)) < 0.3) + 0.07 * draws.standard_normal((21, 5)) for _ in range(60)]
     normal = [draws.standard_normal((21, 5)) + 3 * draws.standard_normal(5) for _ in range(300)]
     loud = [draws.standard_normal((6, 5)) * np.array([4.0, 1, 1, 10, 1, 1])[:, None] for _ in range(300)]

@@ -138,7 +138,7 @@ GeluMLP.forward = forward
 gpu_dry_run.DEPTH, gpu_dry_run.TOGETHER = 2, 4
 print(gpu_dry_run.at_depth(arm, "loop")[1], gpu_dry_run.together()[1])
 loop.number_drop_paths = lambda model: []
-vmap.link_feeds = lambda feeds: None
+vmap.enable_joint_batches = lambda feeds: None
 print(gpu_dry_run.at_depth(arm, "loop")[1], gpu_dry_run.together()[1])
 """
 

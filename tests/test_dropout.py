@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from vitlab import noise
-from vitlab.components.base import Dropout, DropPath, draw_path_scales, number_drop_paths, set_draw_places
+from vitlab.components.base import Dropout, DropPath, draw_path_scales, number_drop_paths, set_dropout_ids
 
 
 def model() -> nn.Sequential:
     net = nn.Sequential(Dropout(0.3), nn.Identity(), Dropout(0.3), DropPath(0.3))
-    set_draw_places(net)
+    set_dropout_ids(net)
     return net
 
 
@@ -26,7 +26,7 @@ def draws(samples: Tensor, dropout: noise.Key = 5, drop_path: noise.Key = 6) -> 
 def test_dropout_share_and_scale(layer: nn.Module, keyed: bool) -> None:
     torch.manual_seed(0)
     wrapped = nn.Sequential(layer)
-    set_draw_places(wrapped)
+    set_dropout_ids(wrapped)
     x = torch.ones(20_000, 2, 3)
     if keyed:
         with noise.use_model_draws(draws(torch.arange(20_000))):
@@ -79,7 +79,7 @@ def test_dropout_keys_follow_module_path() -> None:
 
 
 def test_model_without_named_draws_raises() -> None:
-    with noise.use_model_draws(draws(torch.arange(2))), pytest.raises(RuntimeError, match="set_draw_places"):
+    with noise.use_model_draws(draws(torch.arange(2))), pytest.raises(RuntimeError, match="set_dropout_ids"):
         Dropout(0.5)(torch.ones(2, 3))
 
 
@@ -109,7 +109,7 @@ def uniform(key: int, place: int, sample_B: np.ndarray) -> np.ndarray:
 def test_paths_drawn_together_are_those_of_each_layer(dtype: torch.dtype) -> None:
     shares = [0.0, 0.1, 0.3, 2 * 0.1 / 11, 0.7, 1 / 3]
     net = nn.Sequential(*[nn.Sequential(DropPath(p)) for p in shares])
-    set_draw_places(net)
+    set_dropout_ids(net)
     samples, key = torch.tensor([3, 900, 17, 4, 5, 2**40 + 3, 7, 8]), -12345678901234567
     layers = number_drop_paths(net)
     assert [layer.p for layer in layers] == shares[1:]

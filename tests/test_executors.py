@@ -36,7 +36,7 @@ from vitlab.spec import Choice, RunSpec
 from vitlab.store import locks
 from vitlab.store.files import read_json
 from vitlab.store.folders import Store, TrialFolder
-from vitlab.store.locks import process_name
+from vitlab.store.locks import unique_process_name
 from vitlab.store.result import Ending
 
 
@@ -587,11 +587,11 @@ def test_only_own_stopped_orphan_is_killed(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(worker, "POLL_S", 0.05)
     stop, endings = threading.Event(), dict[str, str]()
     gone = subprocess.Popen([sys.executable, "-c", ""])
-    name = process_name(gone.pid)
+    name = unique_process_name(gone.pid)
     gone.wait()
     assert name and not locks.is_alive(name)
     holders = {}
-    for kind, driver in {"orphan": name, "worker": process_name(os.getpid()), "victim": name}.items():
+    for kind, driver in {"orphan": name, "worker": unique_process_name(os.getpid()), "victim": name}.items():
         command = [sys.executable, "-c", STOPPED, job(tmp_path, kind).folder]
         holders[kind] = subprocess.Popen(command, env={**os.environ, locks.DRIVER: driver})
     try:
@@ -600,7 +600,7 @@ def test_only_own_stopped_orphan_is_killed(tmp_path: Path, monkeypatch: pytest.M
             until(TrialFolder(job(tmp_path, kind).folder).is_locked)
         forged = hold(TrialFolder(work[2].folder))
         # Another user locks the folder and names a process that owns another trial's lock.
-        (work[2].folder / "lock").write_text(f"{process_name(holders['victim'].pid)} {name}\n")
+        (work[2].folder / "lock").write_text(f"{unique_process_name(holders['victim'].pid)} {name}\n")
 
         def wait_and_train(item: Job) -> None:
             endings[item.trials[0].trial.key] = worker.run_job(item, stop.is_set)[0]

@@ -31,7 +31,7 @@ from vitlab.explaining.measures import (
     rollout,
     token_norm_statistics,
 )
-from vitlab.explaining.one_image import Subject, common_scales, draw, explain, write_side_by_side
+from vitlab.explaining.one_image import Subject, common_scales, explain, write_explanation, write_side_by_side
 from vitlab.explaining.pictures import Map, Scale
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.models import ViT
@@ -372,7 +372,7 @@ def test_convnet_has_a_map_of_a_class_and_no_map_of_attention(tmp_path: Path) ->
     assert values.shape == (8, 8) and float(values.sum()) == pytest.approx(difference, rel=1e-2)
     explanation = explain(model, x, torch.rand(8, 8, 1), (), Subject("m", "i"), target=1)
     assert list(explanation.maps) == ["attribution"] and explanation.no_attention.endswith("this is a ResNet8")
-    names = {file.name for file in draw(explanation, tmp_path, common_scales([explanation])).files}
+    names = {file.name for file in write_explanation(explanation, tmp_path, common_scales([explanation])).files}
     assert names == {"attribution.csv", "predictions.csv"}
     with pytest.raises(
         UserError, match=r"nothing to draw: .* this is a ResNet8, and its head was trained without labels"
@@ -477,7 +477,7 @@ def test_common_scales_cover_all_maps_of_a_kind(tmp_path: Path) -> None:
     x, image = torch.randn(1, 3, 8, 12), torch.rand(8, 12, 3)
     all_of = [explain(tiny(position=each), x, image, (), Subject("m", "i")) for each in ("none", "learned")]
     scales = common_scales(all_of)
-    drawn = [draw(each, tmp_path / str(index), scales) for index, each in enumerate(all_of)]
+    drawn = [write_explanation(each, tmp_path / str(index), scales) for index, each in enumerate(all_of)]
     for name, low in (("rollout_class", 0), ("attribution", -1)):
         largest = [float(np.abs(each.maps[name].values_YX).max()) for each in all_of]
         assert largest[0] != largest[1]
@@ -544,7 +544,7 @@ def explained(model: ViT, out: Path, **how: Any) -> dict[str, pd.DataFrame]:
     height, width = model.geometry.image
     x = torch.randn(1, 3, height, width, generator=generator)
     image, subject = torch.rand(height, width, 3, generator=generator), Subject("model m", "image i", "b")
-    files = draw(explain(model, x, image, ("a", "b", "c", "d"), subject, **how), out).files
+    files = write_explanation(explain(model, x, image, ("a", "b", "c", "d"), subject, **how), out).files
     assert all(file.stat().st_size > 0 for file in files)
     assert {file.stem for file in files if file.suffix == ".png"} >= {"distance", "norms"}
     return {file.stem: pd.read_csv(file) for file in files if file.suffix == ".csv"}
@@ -647,7 +647,7 @@ def test_segmentation_is_drawn_beside_its_true_labels(tmp_path: Path) -> None:
         label_HW[:, ::2] = (label_HW[:, ::2] + 1) % 4
         label_HW[:4] = IGNORED
         subject = Subject(name, "image i", None, label_HW)
-        explanations[name] = draw(explain(model, x, image, ("a", "b", "c", "d"), subject), tmp_path / name)
+        explanations[name] = write_explanation(explain(model, x, image, ("a", "b", "c", "d"), subject), tmp_path / name)
         np.testing.assert_array_equal(pd.read_csv(tmp_path / name / "labels.csv"), expected_HW)
         assert str(subject) == f"{name}; image i"
     files = {file.name for file in write_side_by_side(explanations, "s", tmp_path)}
@@ -668,7 +668,7 @@ def test_segmentation_is_drawn_beside_its_true_labels(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_report")
 def test_unfinished_trial_of_arm_is_named(tmp_path: Path) -> None:
-    from vitlab.driver.explanations import explain_arms
+    from vitlab.driver.explanations import write_arm_explanations
     from vitlab.store.folders import Store
     from vitlab.store.result import Circumstances, Outcome, TrialResult
 
@@ -682,7 +682,7 @@ def test_unfinished_trial_of_arm_is_named(tmp_path: Path) -> None:
     plan: Any = SimpleNamespace(first_trials={"plain": SimpleNamespace(trial=trial)})
     sentences: list[str] = []
     with folder.lease():
-        explain_arms(plan, store, [0], sentences.append)
+        write_arm_explanations(plan, store, [0], sentences.append)
     [sentence] = sentences
     assert sentence.startswith("plain is not explained: another process is writing its trial")
 

@@ -25,7 +25,16 @@ from vitlab.spec import TrialSpec
 from vitlab.store import locks
 from vitlab.store.files import temporary_path, write_bytes
 from vitlab.store.folders import TrialFolder
-from vitlab.store.locks import DRIVER, Busy, LockLost, hold_lock, holds_lock, is_locked, lock_owner, process_name
+from vitlab.store.locks import (
+    DRIVER,
+    Busy,
+    LockLost,
+    hold_lock,
+    holds_lock,
+    is_locked,
+    lock_owner_and_driver,
+    unique_process_name,
+)
 
 SILENT_S = 2.0
 
@@ -106,7 +115,7 @@ def test_unwritable_folder_gives_one_sentence(
         monkeypatch.setattr(locks, "_acquire", no_permission)
     else:
         without_locks(monkeypatch)
-        monkeypatch.setattr(locks, "reclaim_stale", no_room)
+        monkeypatch.setattr(locks, "remove_stale_heartbeat", no_room)
         folder.path.mkdir(parents=True)
         (folder.path / "lock.held").touch()
     with pytest.raises(UserError, match=rf"code/lock cannot be written \({why}\)"), folder.lease():
@@ -114,7 +123,7 @@ def test_unwritable_folder_gives_one_sentence(
     if bad == "open":
         write_bytes(folder.path / "result.json", b"{}")
         write_bytes(folder.checkpoint / "last.safetensors", b"")
-        folder.remove_leftover_checkpoint()  # this must not be an error
+        folder.remove_checkpoint_and_restore_spec()  # this must not be an error
         assert folder.checkpoint.exists()
 
 
@@ -138,12 +147,12 @@ class Full(io.FileIO):
 
 
 def test_lock_file_names_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    me = process_name(os.getpid())
-    assert me.split("/")[1] == str(os.getpid()) and process_name(2**22 + 1) == ""
+    me = unique_process_name(os.getpid())
+    assert me.split("/")[1] == str(os.getpid()) and unique_process_name(2**22 + 1) == ""
     monkeypatch.setenv(DRIVER, "elsewhere/1/2")
     with hold_lock(tmp_path / "lock"):
-        assert lock_owner(tmp_path / "lock") == (me, "elsewhere/1/2")
-    assert lock_owner(tmp_path / "none") == ("", "")
+        assert lock_owner_and_driver(tmp_path / "lock") == (me, "elsewhere/1/2")
+    assert lock_owner_and_driver(tmp_path / "none") == ("", "")
 
 
 def test_acquire_waits_for_readers(tmp_path: Path) -> None:
@@ -171,14 +180,14 @@ def test_is_locked_is_true_only_for_owner_process(tmp_path: Path) -> None:
     other.start()
     try:
         assert ours.recv() and other.pid is not None
-        lock, name, me = tmp_path / "lock", process_name(other.pid), process_name(os.getpid())
-        assert holds_lock(name, lock) and lock_owner(lock)[0] == name
+        lock, name, me = tmp_path / "lock", unique_process_name(other.pid), unique_process_name(os.getpid())
+        assert holds_lock(name, lock) and lock_owner_and_driver(lock)[0] == name
         assert not holds_lock(f"{name}0", lock) and not holds_lock("", lock)
         with open(lock, "a+", encoding="utf-8") as file:  # an open file is no lock
             file.truncate(0)
             file.write(f"{me} gone/1/2\n")
             file.flush()
-            assert lock_owner(lock)[0] == me and not holds_lock(me, lock) and holds_lock(name, lock)
+            assert lock_owner_and_driver(lock)[0] == me and not holds_lock(me, lock) and holds_lock(name, lock)
         lock.unlink()
         lock.touch()
         assert not holds_lock(name, lock), "that is another file"
@@ -219,7 +228,7 @@ def _hold_and_write(path: Path, parent: Connection) -> None:
         folder = TrialFolder(path)
         with folder.lease():
             folder.emit("start", attempt=1)
-            parent.send(process_name(os.getpid()))
+            parent.send(unique_process_name(os.getpid()))
             parent.recv()
             for write in (folder.prepare_for_attempt, lambda: folder.emit("metrics", step=1)):
                 try:
@@ -239,7 +248,7 @@ def test_silent_owner_is_declared_dead_and_stops(tmp_path: Path, monkeypatch: py
     assert other.pid is not None
     try:
         name, folder = ours.recv(), TrialFolder(tmp_path)
-        assert lock_owner(folder.lock) == (name, "")
+        assert lock_owner_and_driver(folder.lock) == (name, "")
         with pytest.raises(Busy), folder.lease():
             pass
         os.kill(other.pid, signal.SIGSTOP)
@@ -255,7 +264,7 @@ def test_silent_owner_is_declared_dead_and_stops(tmp_path: Path, monkeypatch: py
             assert [ours.recv(), ours.recv(), ours.recv()] == ["taken", "taken", "left"]
             assert folder.failure().failure == "memory ran out" and partial.exists()
             folder.prepare_for_attempt()
-            assert folder.is_locked() and lock_owner(folder.lock)[0] == process_name(os.getpid()), (
+            assert folder.is_locked() and lock_owner_and_driver(folder.lock)[0] == unique_process_name(os.getpid()), (
                 "it has not let go for us"
             )
             folder.emit("end", status="done")
@@ -294,24 +303,24 @@ def test_one_of_several_drivers_takes_over_stale_lock(tmp_path: Path, monkeypatc
     lock, lease = tmp_path / "lock", tmp_path / "lock.held"
     lease.write_text("gone/1/2  0\n")
     os.utime(lease, (0, 0))
-    buried = locks.reclaim_stale
+    buried = locks.remove_stale_heartbeat
 
     def late(path: Path) -> bool:
         gone = buried(path)
         path.write_text("other/3/4  1\n")
         return gone
 
-    monkeypatch.setattr(locks, "reclaim_stale", late)
+    monkeypatch.setattr(locks, "remove_stale_heartbeat", late)
     with pytest.raises(Busy), hold_lock(lock):
         pass
-    assert lock_owner(lock) == ("other/3/4", "")
+    assert lock_owner_and_driver(lock) == ("other/3/4", "")
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 def test_driver_with_skewed_clock_still_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The local clock is ahead of the file system's, so the lock of the other driver looks stale."""
     from vitlab.driver import session
-    from vitlab.driver.session import become_sole_driver
+    from vitlab.driver.session import follow_until_sole_driver
     from vitlab.store.folders import Store
 
     without_locks(monkeypatch)
@@ -338,7 +347,7 @@ def test_driver_with_skewed_clock_still_follows(tmp_path: Path, monkeypatch: pyt
                 lease.unlink()
 
     plan: Any = SimpleNamespace(study="tiny", trials=(), tuning=())
-    with become_sole_driver(plan, store, Ear()) as driver:
+    with follow_until_sole_driver(plan, store, Ear()) as driver:
         assert driver and lease.exists()
     message = "tiny is run by process 3 on far; this one follows until it ends."
     assert messages == [message, "planned", "tick", "tick", "tick"]

@@ -63,7 +63,7 @@ from vitlab.runner.job import Settings
 from vitlab.spec import RunSpec
 from vitlab.store.folders import STATUSES, Store, TrialFolder
 from vitlab.trackers import dashboard, delivery, records, replay, service, trials
-from vitlab.trackers.arms import COLUMNS, POINTS, Summary, deliver_summaries, summarize_arms, summarize_report
+from vitlab.trackers.arms import COLUMNS, POINTS, Summary, deliver_summaries, format_answer_in_one_line, summarize_arms
 from vitlab.trackers.delivery import Delivery, sync
 from vitlab.trackers.server import study_links
 from vitlab.trackers.service import Address, parse_uri
@@ -1272,11 +1272,11 @@ def test_arms_have_the_units_digits_and_sentences_of_the_report(delivered: Runs)
     refused = {**other, "verdict": "refused", "exploratory": "a margin"}
     assert summaries(first, refused)[1].tags["verdict"] == "refused"
     rows = [first, other, {**other, "arm": "c, d", "verdict": "better"}, {**other, "arm": "e", "verdict": "better"}]
-    answer = summarize_report({"arms": rows, "answers": ["one", "two"]})
+    answer = format_answer_in_one_line({"arms": rows, "answers": ["one", "two"]})
     assert answer == "better: c, d; e \N{MIDDLE DOT} cannot tell: position=none"
     later = [{**row, "exploratory": "its margin was changed"} for row in rows[1:]]
     later[2] |= {"verdict": "cannot tell", "complete_verdict": "better", "broken": 1}
-    answer = summarize_report({"arms": later, "answers": []})
+    answer = format_answer_in_one_line({"arms": later, "answers": []})
     assert answer == (
         "better (exploratory): c, d \N{MIDDLE DOT} cannot tell (exploratory): position=none \N{MIDDLE DOT} "
         "cannot tell (1 broken seed) (exploratory): e"
@@ -1391,19 +1391,19 @@ def test_answer_of_a_partial_study_counts_the_arms_that_have_run(delivered: Runs
         report_row("position=none", verdict="cannot tell", missing=2, n=0, baseline="baseline"),
     ]
     report = {"arms": rows, "answers": ["no result yet: position=none."]}
-    assert summarize_report(report) == "1 of 2 arms run so far: no result yet: position=none."
+    assert format_answer_in_one_line(report) == "1 of 2 arms run so far: no result yet: position=none."
     tags = [summary.tags for summary in summarize_arms(delivered.plan, rows, "here").values()]
     assert [each["verdict"] for each in tags] == ["baseline", "no result yet"]
     notes = ["baseline reaches 50.0 % val/accuracy.", "no trial of position=none can be judged yet (2 missing)."]
     assert [each["mlflow.note.content"] for each in tags] == notes
     more = report_row("c", verdict="worse", mean=0.1, missing=1)
     report = {"arms": [*rows, more], "answers": ["worse: c is 40 points below", "no result yet: position=none."]}
-    assert summarize_report(report) == "2 of 3 arms run so far: worse: c"
+    assert format_answer_in_one_line(report) == "2 of 3 arms run so far: worse: c"
     more["awaited"] = 1  # the report calls such a comparison preliminary
-    assert summarize_report(report) == "2 of 3 arms run so far: worse so far: c"
+    assert format_answer_in_one_line(report) == "2 of 3 arms run so far: worse so far: c"
     rows[1] |= {"missing": 1, "paused": 1, "awaited": 2}
-    assert summarize_report(report) == "2 of 3 arms run so far: worse so far: c", "no trial of it has ended"
-    assert summarize_report({**report, "overview": "Of 2"}).endswith(": worse so far: c"), "it counts both"
+    assert format_answer_in_one_line(report) == "2 of 3 arms run so far: worse so far: c", "no trial of it has ended"
+    assert format_answer_in_one_line({**report, "overview": "Of 2"}).endswith(": worse so far: c"), "it counts both"
     tags = [summary.tags for summary in summarize_arms(delivered.plan, rows, "here").values()]
     assert [each["verdict"] for each in tags] == ["baseline", "no result yet"]
 

@@ -485,7 +485,7 @@ def test_circumstances_of_trials_without_labels(objective: dict[str, Any], tmp_p
 
 def test_kernels_of_parts_are_observed_once() -> None:
     model = built()
-    kernels = hook_chosen_kernels(model, together=False)
+    kernels = hook_chosen_kernels(model, is_joint=False)
     model.forward_features(torch.zeros(2, 1, 8, 8).double())
     assert kernels == {"sdpa"}
     assert not any(module._forward_hooks for module in model.modules())

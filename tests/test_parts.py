@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitlab.components.base import set_draw_places
+from vitlab.components.base import set_dropout_ids
 from vitlab.engines.batch_last import model_incompatibility
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.models import ViT, model
@@ -26,7 +26,7 @@ def random(part: Any) -> Any:
     with torch.no_grad():
         for parameter in part.parameters():
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
-    set_draw_places(part)
+    set_dropout_ids(part)
     return part.double().eval()
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlab import noise
-from vitlab.components.base import PatchDrop, set_draw_places
+from vitlab.components.base import PatchDrop, set_dropout_ids
 from vitlab.components.head import Distilled
 from vitlab.data.torchvision_import import torchvision
 from vitlab.engines.batch_last import model_incompatibility
@@ -80,7 +80,7 @@ def test_evaluation_keeps_all_patches() -> None:
 
 def test_patches_of_a_sample_do_not_depend_on_its_batch_and_are_drawn_uniformly() -> None:
     part = nn.Sequential(PatchDrop(0.25, prefix=2))
-    set_draw_places(part)
+    set_dropout_ids(part)
     x = torch.arange(18.0).view(1, 18, 1).expand(4000, -1, -1)
     draws = noise.Draws(5, 6, torch.arange(4000), 7)
     with noise.use_model_draws(draws):
@@ -95,7 +95,7 @@ def test_patches_of_a_sample_do_not_depend_on_its_batch_and_are_drawn_uniformly(
 
 def test_stacked_models_drop_their_own_patches() -> None:
     part = nn.Sequential(PatchDrop(0.5, prefix=1))
-    set_draw_places(part)
+    set_dropout_ids(part)
     x_KBTD = torch.randn(2, 3, 9, 4, generator=torch.Generator().manual_seed(0))
     sample_KB = torch.tensor([[0, 1, 2], [2, 5, 6]])
 

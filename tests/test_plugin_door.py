@@ -118,7 +118,7 @@ CALLED = {
             "sync",
             "trial_folder",
             "trials",
-            "unconfirmed",
+            "reason_to_confirm",
             "count_undelivered",
             "update",
             "warn",

@@ -132,7 +132,7 @@ def test_versions_compare_like_pip(specifier: str, version: str, monkeypatch: py
 
     monkeypatch.setattr(plugins, "distribution", lambda name: FakeDistribution())
     fits = SpecifierSet(specifier, prereleases=True).contains(version)
-    assert (plugins.why_unmet(f"acme-vit{specifier}") is None) == fits
+    assert (plugins.why_requirement_unmet(f"acme-vit{specifier}") is None) == fits
 
 
 # -- clashes ----------------------------------------------------------------------------------------------------------

@@ -43,17 +43,17 @@ from vitlab.regression.decide import (
     worst_verdict,
 )
 from vitlab.regression.decide import judge_family as judge_all
-from vitlab.regression.facts import compare_facts
+from vitlab.regression.facts import compare_exact_facts
 from vitlab.regression.gate import (
     CheckResult,
-    doubt_if_guessed,
-    forecast_by_cell,
+    doubt_if_at_chance,
+    forecast_cells,
     limit_to_bounds,
     pair_cells,
     second_look_seeds,
     train_and_judge,
 )
-from vitlab.regression.phrasing import render_check, render_json, render_junit, render_outlook
+from vitlab.regression.phrasing import render_check, render_forecast, render_json, render_junit
 from vitlab.spec import Analysis, Study
 from vitlab.statistics import replicates
 from vitlab.statistics.replicates import values_to_array
@@ -246,7 +246,7 @@ def test_nothing_is_detectable_by_two_seeds_or_without_spread() -> None:
 
 def test_drop_beyond_the_worst_value_is_never_found() -> None:
     baseline = values(seeds=3)
-    cell, _ = forecast_by_cell(study(), baseline)
+    cell, _ = forecast_cells(study(), baseline)
     assert 0 < cell.worse_by < math.inf
     facts = MetricFacts("max", "share", (cell.new - 1.01 * cell.worse_by, 1.0))
     plan = SimpleNamespace(facts=lambda _: facts)
@@ -254,9 +254,9 @@ def test_drop_beyond_the_worst_value_is_never_found() -> None:
     facts = replace(facts, bounds=(cell.new - 0.99 * cell.worse_by, None))
     limited = limit_to_bounds(cell, plan)  # type: ignore[arg-type]
     assert limited.worse_by == math.inf
-    shown = render_outlook([limited, cell], {}, "md")
+    shown = render_forecast([limited, cell], {}, "md")
     assert shown.count("| never |") == 1 and "even the worst possible value is found less often" in shown
-    assert "never" not in render_outlook([cell], {}, "md")
+    assert "never" not in render_forecast([cell], {}, "md")
 
 
 def test_spread_is_pooled_within_arms() -> None:
@@ -272,7 +272,7 @@ def test_equal_values_have_no_spread_and_the_outlook_takes_the_spread_of_other_a
     assert sum(equal.values()) / 6 != 0.1 and pooled_sd(values_to_array([equal])[None]) == 0
     baseline = values(seeds=6)
     baseline.metrics["val/accuracy"]["a"] = equal
-    first, second = forecast_by_cell(study(), baseline)
+    first, second = forecast_cells(study(), baseline)
     assert second.sd == pytest.approx(np.std([*baseline.metrics["val/accuracy"]["b"].values()], ddof=1))
     assert first.sd == pytest.approx(second.sd / math.sqrt(2))
 
@@ -372,39 +372,39 @@ def test_arm_without_metric_gets_no_more_seeds() -> None:
 
 def test_outlook_is_for_all_seeds() -> None:
     """Each of two looks has half of alpha, and a model that passes at the second one passes."""
-    (one, *_), (two, *_) = (forecast_by_cell(study(escalate_to=most), values(seeds=6)) for most in (None, 6))
+    (one, *_), (two, *_) = (forecast_cells(study(escalate_to=most), values(seeds=6)) for most in (None, 6))
     assert (one.n, two.n) == (3, 6) and two.chance > one.chance
 
 
 def test_outlook_is_for_seeds_of_file() -> None:
-    cells = forecast_by_cell(study(), values(seeds=6))
+    cells = forecast_cells(study(), values(seeds=6))
     assert [cell.n for cell in cells] == [3, 3]
     sd = np.std([0.90, 0.92, 0.94, 0.91, 0.93, 0.92], ddof=1)
     assert cells[0].chance == pytest.approx(chance_to_pass(3, float(sd), 2 * float(sd), 0.05), rel=1e-9)
     units = {"accuracy": "share"}
-    table = render_outlook(cells, units, "md")
+    table = render_forecast(cells, units, "md")
     drop = detectable_drop(3, float(sd), 2 * float(sd), float(sd), 0.05, 2)
     both = [chance_to_pass(n, float(sd), 2 * float(sd), 0.05) ** 2 for n in range(3, 20)]  # of two cells alike
     needs = 3 + next(place for place, chance in enumerate(both) if chance >= 0.8)
     mean = f"{100 * np.mean([0.90, 0.92, 0.94, 0.91, 0.93, 0.92]):.4g}"
     row = f"| a | val accuracy (%) | 3 | {mean} | 1.414 | 2.828 | 49 % | {needs} | {100 * drop:.4g} |"
     assert "Warning" in table and "less than 80 %" in table and row in table
-    assert "Warning" not in render_outlook([replace(cell, chance=0.99) for cell in cells], units, "md")
-    beyond = render_outlook([replace(cell, needs=None) for cell in cells], units, "md")
+    assert "Warning" not in render_forecast([replace(cell, chance=0.99) for cell in cells], units, "md")
+    beyond = render_forecast([replace(cell, needs=None) for cell in cells], units, "md")
     assert "| over 200 |" in beyond and "Widen the margin" in beyond and "every check" not in beyond
     assert "largest number" not in beyond and "largest number" in table
     ends = [math.sqrt(5 / stats.chi2.isf(tail, 5)) for tail in (0.025, 0.975)]  # the baseline's sd is of six seeds
     assert "{:.2g} to {:.2g} times as large".format(*ends) in table and "0.62 to 2.5 times" in table
-    never = render_outlook([replace(cells[0], reason="why"), cells[1]], units, "md")
+    never = render_forecast([replace(cells[0], reason="why"), cells[1]], units, "md")
     assert f"| {mean} | 1.414 | 2.828 | never | none |  |" in never and "Warning: a: val accuracy (%): why, so" in never
     assert "In other rows, a model that computes equal bits passes" in never
-    few = render_outlook([replace(cells[0], reason="why", n_of_sd=2, needs=None), cells[1]], units, "md")
+    few = render_forecast([replace(cells[0], reason="why", n_of_sd=2, needs=None), cells[1]], units, "md")
     assert "0.62 to 2.5 times" in few and "largest number" in few, "a row that never passes is not in the note"
     names = {"a": "x", "b": "y"}
-    alone = render_outlook([replace(cell, arm="a", metric=names[cell.arm], reason="why") for cell in cells], {}, "md")
+    alone = render_forecast([replace(cell, arm="a", metric=names[cell.arm], reason="why") for cell in cells], {}, "md")
     assert alone.count("Warning") == 1 and "x: why; y: why, so" in alone
     assert "other rows" not in alone and "sd shown" not in alone
-    assert "99 %" in render_outlook([replace(cell, chance=0.9999) for cell in cells], units, "md")
+    assert "99 %" in render_forecast([replace(cell, chance=0.9999) for cell in cells], units, "md")
 
 
 # -- exact tier -------------------------------------------------------------------------------------------------------
@@ -439,14 +439,14 @@ def facts(torch: str = "2.13.0", **changes: object) -> Facts:
     ],
 )  # fmt: skip
 def test_every_difference_is_named(changes: dict[str, object], check: str, message: str) -> None:
-    findings = [item for item in compare_facts(facts(), facts(**changes)) if item.verdict != "pass"]
+    findings = [item for item in compare_exact_facts(facts(), facts(**changes)) if item.verdict != "pass"]
     assert [(item.arm, item.check, item.verdict) for item in findings] == [("a", check, "differs")]
     assert message in findings[0].sentence
 
 
 def test_losses_are_shown_with_equal_digits() -> None:
     other = (Trace(precision="fp64", losses=(2.3, 2.30667472, 2.1), before=2.3, after=2.0),)
-    (finding,) = [item for item in compare_facts(facts(), facts(traces=other)) if item.verdict != "pass"]
+    (finding,) = [item for item in compare_exact_facts(facts(), facts(traces=other)) if item.verdict != "pass"]
     shown = "2.20000000 -> 2.30667472, a relative difference of 0.046; up to 1e-07 is rounding"
     assert finding.sentence == f"the loss of step 2: {shown}"
 
@@ -455,13 +455,13 @@ def test_equal_facts_pass_and_rounding_is_tolerated() -> None:
     rounded = (Trace(precision="fp64", losses=(2.3, 2.2 + 1e-9, 2.1), before=2.3, after=2.0),)
     added = {"train.optimizer.lr": 0.001, "train.optimizer.added": "default", "data.root": "elsewhere"}
     for new in (facts(), facts(traces=rounded), facts(torch="2.14.0"), facts(spec=added)):  # the key is that of before
-        assert {item.verdict for item in compare_facts(facts(), new)} == {"pass"}
+        assert {item.verdict for item in compare_exact_facts(facts(), new)} == {"pass"}
     other_code = facts(key="other", origins=("position:learned vitlab 2",))
     for new, size in (
         (other_code, "all losses are equal"),
         (facts(traces=rounded), "losses differ by at most 4.5e-10; up to 1e-07 is rounding"),  # 1e-9 of 2.2
     ):
-        findings = {item.check: item.sentence for item in compare_facts(facts(), new) if item.verdict == "pass"}
+        findings = {item.check: item.sentence for item in compare_exact_facts(facts(), new) if item.verdict == "pass"}
         assert findings["trace fp64"] == size
         assert findings["key"] == ("other code: vitlab 1 -> vitlab 2" if new is other_code else "")
 
@@ -476,7 +476,7 @@ def test_equal_facts_pass_and_rounding_is_tolerated() -> None:
     ],
 )  # fmt: skip
 def test_changed_plugin_is_named(before: list[str], after: list[str], sentence: str) -> None:
-    findings = compare_facts(facts(origins=tuple(before)), facts(key="other", origins=tuple(after)))
+    findings = compare_exact_facts(facts(origins=tuple(before)), facts(key="other", origins=tuple(after)))
     assert [(item.verdict, item.sentence) for item in findings if item.check == "key"] == [
         ("pass", f"other code: {sentence}")
     ]
@@ -484,7 +484,9 @@ def test_changed_plugin_is_named(before: list[str], after: list[str], sentence: 
 
 def test_differing_trace_under_other_torch_is_inconclusive() -> None:
     other = (Trace(precision="fp64", losses=(2.3, 2.25, 2.1), before=2.3, after=2.0),)
-    (finding,) = [item for item in compare_facts(facts(), facts("2.14.0", traces=other)) if item.verdict != "pass"]
+    (finding,) = [
+        item for item in compare_exact_facts(facts(), facts("2.14.0", traces=other)) if item.verdict != "pass"
+    ]
     assert finding.verdict == "inconclusive" and "torch: 2.13.0 -> 2.14.0" in finding.sentence
 
 
@@ -492,21 +494,21 @@ def test_differing_trace_under_other_torch_is_inconclusive() -> None:
 def test_other_processor_explains_rounding_only(by: float, verdict: str) -> None:
     trace = Trace(precision="fp64", losses=(2.3, 2.2 + by, 2.1), before=2.3, after=2.0)
     new = facts(traces=(trace,)).model_copy(update={"processor": "arm"})
-    (finding,) = [item for item in compare_facts(facts(), new) if item.verdict != "pass"]
+    (finding,) = [item for item in compare_exact_facts(facts(), new) if item.verdict != "pass"]
     assert finding.verdict == verdict and "processor: x86 -> arm" in finding.sentence
 
 
 def test_other_seeds_are_named() -> None:
     for seeds, message in (((0, 1), "seeds: [0] -> [0, 1]"), ((7,), "seeds: [0] -> [7]")):
         (plan,) = [
-            item for item in compare_facts(facts(), facts().model_copy(update={"seeds": seeds})) if item.sentence
+            item for item in compare_exact_facts(facts(), facts().model_copy(update={"seeds": seeds})) if item.sentence
         ]
         assert plan.verdict == "differs" and message in plan.sentence
 
 
 def test_added_removed_and_skipped_arms_are_named() -> None:
     new = facts().model_copy(update={"arms": {"b": facts().arms["a"]}, "skipped": {"c": "too deep"}})
-    (plan,) = [item for item in compare_facts(facts(), new) if item.verdict != "pass"]
+    (plan,) = [item for item in compare_exact_facts(facts(), new) if item.verdict != "pass"]
     assert all(word in plan.sentence for word in ("'b' is new", "'a' is gone", "skipped arm c", "too deep"))
 
 
@@ -664,7 +666,7 @@ def test_cell_no_better_than_guesses_does_not_pass(metric: str, value: float, re
     plan = Plan("s", "", (), (), Analysis(), metrics=metrics)
     cell = Cell("a", metric, "pass", "identical", 3, "identical", value, value, 0.0)
     of_steps = values().model_copy(update={"quanta": {"val/accuracy": 1 / 360, "val/rank": 1.0}})
-    doubted = doubt_if_guessed(cell, plan, of_steps)
+    doubted = doubt_if_at_chance(cell, plan, of_steps)
     if reason:
         assert doubted.verdict == "inconclusive" and doubted.reason == f"{reason}: the arm may have learned nothing"
     else:
@@ -672,8 +674,8 @@ def test_cell_no_better_than_guesses_does_not_pass(metric: str, value: float, re
     # Without the number of images, an accuracy is compared with the mean of guesses.
     if metric == "val/accuracy":
         without_steps = of_steps.model_copy(update={"quanta": {}})
-        assert "images" not in doubt_if_guessed(replace(cell, new=0.1), plan, without_steps).reason
-    assert doubt_if_guessed(replace(cell, verdict="regressed"), plan, of_steps).verdict == "regressed"
+        assert "images" not in doubt_if_at_chance(replace(cell, new=0.1), plan, without_steps).reason
+    assert doubt_if_at_chance(replace(cell, verdict="regressed"), plan, of_steps).verdict == "regressed"
 
 
 def test_settings_are_checked_like_rest_of_file() -> None:

@@ -1240,8 +1240,8 @@ def test_table_of_trials_has_the_judged_metric_first_and_no_numbered_ones() -> N
 
 
 def test_captions_name_one_baseline() -> None:
-    assert phrasing.name_baseline([None, "depth=2", "depth=2"]) == "the baseline (depth=2)"
-    assert {phrasing.name_baseline(names) for names in (["a", "b"], ["baseline"], [None])} == {"the baseline"}
+    assert phrasing.describe_baseline([None, "depth=2", "depth=2"]) == "the baseline (depth=2)"
+    assert {phrasing.describe_baseline(names) for names in (["a", "b"], ["baseline"], [None])} == {"the baseline"}
 
 
 def test_figures_and_table_say_which_arm_is_the_baseline(tmp_path: Path) -> None:

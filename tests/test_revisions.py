@@ -317,7 +317,7 @@ def test_cost_is_measured_with_prerequisites(
 def no_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the losses of first steps, which have their own tests."""
     facts = Facts(torch="1", processor="p", seeds=(0,), skipped={}, arms={})
-    monkeypatch.setattr("vitlab.regression.check.compute_facts", lambda *_: facts)
+    monkeypatch.setattr("vitlab.regression.check.compute_exact_facts", lambda *_: facts)
 
 
 @pytest.mark.usefixtures("no_traces")
@@ -355,7 +355,7 @@ def test_check_without_limits_or_commit_says_what_to_do(repository: Path, monkey
         vitlab(*words[:-1], "cost")
     with pytest.raises(UserError, match=r"names no commit .* add it: vitlab check study.yaml .*own.py --accept"):
         vitlab(*words[:-1], "cost", "--set", "check={cost: {memory: 1.1}}")
-    monkeypatch.setattr("vitlab.regression.check.compute_facts", None)  # it is refused before any other tier
+    monkeypatch.setattr("vitlab.regression.check.compute_exact_facts", None)  # it is refused before any other tier
     with pytest.raises(UserError, match="names no commit"):
         vitlab(*words, "--tier", "cost", "--set", "check={cost: {memory: 1.1}}")
 
@@ -427,7 +427,9 @@ def test_ab_of_environments_with_other_versions_trains_every_arm_apart(
     """No digest of code covers torch, so neither is an arm out of reach, nor is a result shared."""
     monkeypatch.setattr(Revision, "run_python", run_in_fork)
     monkeypatch.setattr(ab, "checkout", lambda *words: checkout(*words[:-1]))  # the environments are those here
-    monkeypatch.setattr(ab, "_numeric_versions", lambda it: {"torch": "1" if it.name.startswith("HEAD~") else "2"})
+    monkeypatch.setattr(
+        ab, "_versions_affecting_numerics", lambda it: {"torch": "1" if it.name.startswith("HEAD~") else "2"}
+    )
     Path("README.md").write_text("A bias.")
     commit("words")
     done = vitlab("ab", "HEAD~..HEAD", "study.yaml", "--plugin", "own.py", "--install", ".", "--format", "md")

@@ -31,7 +31,7 @@ FIRST_LINES = (
 )
 NOUNS = {
     "plan_study",
-    "_plan_trials",
+    "_planned_and_pending_trials",
     "ResolvedTrial.to_seeded_trial",
     "Job",
     "Training.train_step",

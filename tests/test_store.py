@@ -14,7 +14,7 @@ import synthetic_studies
 
 from vitlab.errors import UserError
 from vitlab.planning.study_folder import read_plan, write_registered_plan
-from vitlab.store.files import find_abandoned, read_json, remove, temporary_path, write_bytes, write_json
+from vitlab.store.files import find_abandoned_files, read_json, remove, temporary_path, write_bytes, write_json
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.result import Circumstances, Ending, Measurement, Outcome, TrialResult
 
@@ -90,13 +90,13 @@ def test_leftovers_of_killed_writer_are_deleted(tmp_path: Path) -> None:
 def test_checkpoint_of_finished_trial_is_deleted_unless_in_use(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
     write_bytes(folder.checkpoint / "last.safetensors", b"")
-    folder.remove_leftover_checkpoint()
+    folder.remove_checkpoint_and_restore_spec()
     assert folder.checkpoint.exists()
     folder.write_result(result())
     with folder.lease():
-        folder.remove_leftover_checkpoint()
+        folder.remove_checkpoint_and_restore_spec()
         assert folder.checkpoint.exists()
-    folder.remove_leftover_checkpoint()
+    folder.remove_checkpoint_and_restore_spec()
     assert not folder.checkpoint.exists()
 
 
@@ -346,7 +346,7 @@ def test_old_temporary_file_is_abandoned(tmp_path: Path) -> None:
         file.touch()
         os.utime(file, (0, 0))
     os.utime(written)
-    assert find_abandoned(tmp_path) == sorted([killed, journal])
+    assert find_abandoned_files(tmp_path) == sorted([killed, journal])
 
 
 def test_clear_deletes_only_leftovers_of_killed_drivers(tmp_path: Path) -> None:

@@ -299,13 +299,13 @@ def test_second_measurement_of_a_step_that_the_journal_lost_is_recovered() -> No
     lost = [(2, {"test/loss": 2.0}), (4, {"val/loss": 1.0})]
     for delivered in (0, 1, 3):  # measurements that the journal had as it was delivered
         steps = {"val/loss": delivered} if delivered else {}
-        events = replay._recover_measurements(end, journal[delivered:], steps)
+        events = replay._recover_lost_metrics(end, journal[delivered:], steps)
         assert [(event.body["step"], event.body["metrics"]) for event in events] == lost
     second = Event(0, "metrics", {**asdict(best), "metrics": {"test/loss": 2.0}})
-    events = replay._recover_measurements(end, [second], {"val/loss": 3})
+    events = replay._recover_lost_metrics(end, [second], {"val/loss": 3})
     assert [(event.body["step"], event.body["metrics"]) for event in events] == lost[1:]
     # What was delivered before the journal lost it is not delivered again.
-    assert not replay._recover_measurements(end, [], {"val/loss": 4, "test/loss": 2})
+    assert not replay._recover_lost_metrics(end, [], {"val/loss": 4, "test/loss": 2})
 
 
 def test_delivered_line_that_a_journal_loses_later_is_not_repeated(

@@ -407,7 +407,7 @@ def test_main_effects_keep_their_level_where_nothing_differs(monkeypatch: pytest
     wrong = 0
     for samples in simulated(12, 3, 400):
         values = {arm: dict(sample.values) for arm, sample in samples.items()}
-        monkeypatch.setattr(interactions, "read_samples", lambda *_, samples=samples: samples)
+        monkeypatch.setattr(interactions, "samples_by_arm", lambda *_, samples=samples: samples)
         monkeypatch.setitem(vars(results), "values", values)
         wrong += any(row["verdict"] != "cannot tell" for row in interactions.judge_averages(results, effects))
     assert 2 <= wrong <= stats.binom.ppf(0.999, 400, 0.05)

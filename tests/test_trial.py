@@ -425,7 +425,7 @@ def test_matmul_rate_is_that_of_fastest_product(monkeypatch: pytest.MonkeyPatch)
     ticks = iter([0.0, 4.0, 5.0, 7.0, 10.0, 13.0, 20.0, 28.0])
     with monkeypatch.context() as patched:
         patched.setattr(circumstances, "time", SimpleNamespace(thread_time=lambda: next(ticks), perf_counter=None))
-        rate = circumstances._time_products(torch.device("cpu"), "fp32")
+        rate = circumstances._measure_product_rate(torch.device("cpu"), "fp32")
     assert rate == 2 * 384**3 / 2.0
     assert next(ticks, None) is None
 
@@ -434,14 +434,14 @@ def test_rate_of_several_threads_is_unknown_on_cpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     circumstances.measured_matrix_rate.cache_clear()
-    monkeypatch.setattr(circumstances, "_time_products", lambda device, precision: 5.0)
+    monkeypatch.setattr(circumstances, "_measure_product_rate", lambda device, precision: 5.0)
     for threads, rate in ((1, 5.0), (3, math.nan)):
         assert circumstances.measured_matrix_rate(torch.device("cpu"), "fp32", threads) == pytest.approx(
             rate, nan_ok=True
         )
     circumstances.measured_matrix_rate.cache_clear()
     assert "system/mfu is not recorded: the peak speed of 3 threads of a CPU is not known" in capsys.readouterr().err
-    assert set(circumstances.flops_utilisation({"system/images_per_s": 2.0}, 3, math.nan)) == {"system/tflops"}
+    assert set(circumstances.flops_metrics({"system/images_per_s": 2.0}, 3, math.nan)) == {"system/tflops"}
 
 
 def test_failing_matmul_benchmark_does_not_prevent_training(
@@ -452,7 +452,7 @@ def test_failing_matmul_benchmark_does_not_prevent_training(
     def fail(device: torch.device, precision: str) -> float:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(circumstances, "_time_products", fail)
+    monkeypatch.setattr(circumstances, "_measure_product_rate", fail)
     circumstances.measured_matrix_rate.cache_clear()  # as in a new process
     result = done(run_trial(trial(), folder("t"), Settings(device="cpu")))
     circumstances.measured_matrix_rate.cache_clear()  # other tests of this process measure it
@@ -487,7 +487,7 @@ def test_model_cost_is_counted_once_per_code(monkeypatch: pytest.MonkeyPatch) ->
     model = slot("model").build(MODEL, info)
 
     def work(code: str) -> int:
-        params, size = circumstances.count_cost(model, trial(code=code), info)
+        params, size = circumstances.model_params_and_macs(model, trial(code=code), info)
         assert params == sum(parameter.numel() for parameter in model.parameters())
         return size
 

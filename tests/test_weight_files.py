@@ -314,7 +314,7 @@ base:
   {base.replace("trial: {", f"trial: {{data: {data}, train: {train}, ")}
 design: {{one_at_a_time: {{model.position: [none]}}}}
 """)
-    with mock.patch("vitlab.runner.models.check_weights", side_effect=AssertionError):
+    with mock.patch("vitlab.runner.models.check_weights_of_role", side_effect=AssertionError):
         assert vitlab("plan", "--cost", "a.yaml").exit_code == 0, "it needs no weights"
     result = vitlab("validate", "--build", "a.yaml")
     assert result.exception.exit_code == 2 and sentence in str(result.exception), result.output  # type: ignore[union-attr]

@@ -17,7 +17,7 @@ from vitlab.cli import cli
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import SpecError, WeightsError
 from vitlab.lab import plan_study
-from vitlab.weights.hub import fetch, find_named_weights, timm_weights_repository
+from vitlab.weights.hub import fetch, list_timm_weights, timm_weights_repository
 from vitlab.weights.opening import fetch_by_name, open_model
 
 torchvision("torchvision.models")
@@ -135,7 +135,7 @@ def test_weights_of_timm_are_listed_offline() -> None:
             config.num_classes,
             config.hf_hub_id,
         )
-    assert len(find_named_weights()) > 300
+    assert len(list_timm_weights()) > 300
     done = CliRunner().invoke(cli, ["list", "weights", "resnet50"])
     assert "called 'resnet50'" in str(done.exception)
 

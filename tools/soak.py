@@ -41,7 +41,7 @@ from vitlab.planning.values import Plan
 from vitlab.store import locks
 from vitlab.store.files import read_json
 from vitlab.store.folders import TrialFolder
-from vitlab.store.locks import process_name
+from vitlab.store.locks import unique_process_name
 
 QUOTAS = {
     "worker killed": 60,
@@ -233,7 +233,7 @@ class Bout:
         for path in sorted(self.out.glob("trials/*/*")):
             folder = TrialFolder(path)
             starts = [event for event in folder.events()[0] if event.kind == "start"]
-            if starts and not folder.done() and (name := process_name(starts[-1].body["pid"])):
+            if starts and not folder.done() and (name := unique_process_name(starts[-1].body["pid"])):
                 pid = starts[-1].body["pid"]
                 sign = Path(f"/proc/{pid}/cmdline").read_bytes() if locks.is_alive(name) else b""
                 if (b"forkserver" in sign or b"ray::" in sign) and name not in self.stopped:

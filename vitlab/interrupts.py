@@ -46,7 +46,7 @@ def install() -> None:
     """Install the exit at the end, and the handler of Ctrl-C unless the parent process set Ctrl-C to be ignored."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _handle_ctrl_c)
-    atexit.register(_exit_process)  # registered first, it is called last
+    atexit.register(_exit_without_interpreter_shutdown)  # registered first, it is called last
     sys.excepthook = _excepthook
     sys.unraisablehook = _exit_on_unraisable_interrupt
 
@@ -72,7 +72,7 @@ def _handle_ctrl_c(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _exit_process() -> None:
+def _exit_without_interpreter_shutdown() -> None:
     """End the process of a command that has ended, without the interpreter's shutdown.
 
     That takes a second once torch has been imported, and restores the default handler of Ctrl-C, which kills the

@@ -33,8 +33,8 @@ from vitlab.driver.scheduler import train_missing
 from vitlab.driver.session import (
     Session,
     Watch,
-    become_sole_driver,
-    find_cached_trials,
+    endings_of_cached_trials,
+    follow_until_sole_driver,
     is_selected,
     next_trials_to_train,
     require_matching_arm,
@@ -109,10 +109,10 @@ def run(
     # The key of a trial needs the identity of its data, which is known once the data has been read.
     if fetch_unidentified_data(plan, store, file):
         study, plan = make_current_plan()
-    with become_sole_driver(plan, store, watch) as followed:
+    with follow_until_sole_driver(plan, store, watch) as followed:
         if followed:  # the other driver may have tuned, or opened arms for more seeds
             study, plan = make_current_plan()
-        endings = find_cached_trials(plan, only, store)
+        endings = endings_of_cached_trials(plan, only, store)
         _, missing = next_trials_to_train(plan, only, endings)
         # Built to see that they can work here, which raises before anything is written.
         registry.slot("tracker").build(study.run.tracker, plan, store, study.run)
@@ -171,7 +171,7 @@ class _Run:
         """Make the decisions that are due, and plan again with them, until none is."""
         store = self.session.store
         while True:
-            self.endings |= find_cached_trials(self.plan, self.only, store, self.endings)
+            self.endings |= endings_of_cached_trials(self.plan, self.only, store, self.endings)
             decided = plan_with_due_decisions(self.plan, self.session)
             if decided == self.plan:
                 return
@@ -205,9 +205,9 @@ class _Run:
 def _explain_models_and_measure_costs(plan: Plan, session: Session, *, measure: bool) -> None:
     """Explain the trained arms if ``run.explain`` says so, and measure their costs if that is asked for."""
     if session.run.explain:
-        from vitlab.driver.explanations import explain_arms
+        from vitlab.driver.explanations import write_arm_explanations
 
-        explain_arms(plan, session.store, session.run.explain, session.watch.say)
+        write_arm_explanations(plan, session.store, session.run.explain, session.watch.say)
     if measure:
         from vitlab.driver.benchmark import measure_and_write_arm_costs
 

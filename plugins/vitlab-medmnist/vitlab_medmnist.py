@@ -129,14 +129,14 @@ class MedMNIST(Dataset):
         self.facts = SETS[name]
 
     def _find(self) -> Path | None:
-        folders = [base / layout for base in files.search_folders(self.root) for layout in (".", "medmnist")]
+        folders = [base / layout for base in files.folders_to_search(self.root) for layout in (".", "medmnist")]
         return next((path for folder in folders if (path := folder / f"{self.name}.npz").is_file()), None)
 
     def missing(self) -> str | None:
         """Return the sentence that says where the file belongs, or None if it is there."""
         if self._find() is not None:
             return None
-        searched = ", ".join(map(str, files.search_folders(self.root)))
+        searched = ", ".join(map(str, files.folders_to_search(self.root)))
         return (
             f"{self.name} is not here: looked in {searched} (there directly, or in medmnist) for {self.name}.npz, "
             f"which {self.facts.source}; give the folder that has it as 'root'."

@@ -57,7 +57,7 @@ class WandB(Replay):
         self.mode, self.project, self.entity = mode, project or plan.study, entity
 
     @classmethod
-    def unconfirmed(cls, option: str, value: Any, root: Path) -> str:
+    def reason_to_confirm(cls, option: str, value: Any, root: Path) -> str:
         """Return why ``mode: online`` must be confirmed."""
         sends = (option, value) == ("mode", "online")
         return "it sends results to a server; give it as --set run.tracker.mode=online" if sends else ""

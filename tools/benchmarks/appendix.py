@@ -377,7 +377,7 @@ def tuned_studies(
         places = slice(None) if arm == 0 else arm - 1
         for size in sizes:
             seen = x[:size]
-            choice = replicates.rechoice_variance(scores.tolist(), chosen, seen.mean(), seen.std(ddof=1), tuning_seeds)
+            choice = replicates.retuning_variance(scores.tolist(), chosen, seen.mean(), seen.std(ddof=1), tuning_seeds)
             variance[size][study, places, int(arm > 0)], df[size][study, places, int(arm > 0)] = choice
     return values, {size: Choices(variance[size], df[size]) for size in sizes}
 

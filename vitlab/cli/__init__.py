@@ -88,7 +88,7 @@ EPILOG = (
 )
 
 
-def _set_output(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+def _enable_json(context: click.Context, parameter: click.Parameter, value: bool) -> None:
     """Keep the stream of the JSON document, which :func:`main` may have set, as the context's object."""
     if value and context.obj is None:
         context.obj = sys.stdout
@@ -99,7 +99,7 @@ JSON = click.Option(
     is_flag=True,
     is_eager=True,
     expose_value=False,
-    callback=_set_output,
+    callback=_enable_json,
     help="Print JSON: the result, or the mistakes.",
 )
 

@@ -26,7 +26,7 @@ from vitlab.cli.options import (
     junit_option,
     parse_changes,
     parse_numbers,
-    repeat_options,
+    words_of_given_options,
 )
 from vitlab.errors import Interrupted, UserError
 from vitlab.planning.study_folder import git_output, rev_parse
@@ -97,22 +97,22 @@ def check_command(
         from vitlab.regression.baseline import read_baseline
 
         stored = read_baseline(baseline) if baseline.exists() else None
-        words = [str(name), *repeat_options(context, without=(*CHOICES, "--baseline", "--out"))]
+        words = [str(name), *words_of_given_options(context, without=(*CHOICES, "--baseline", "--out"))]
         click.echo(_render_workflow("check", [*words, "--baseline", str(baseline)], stored))
         return
     say(f"reading {file}")
     from vitlab.driver.progress import make_watch
     from vitlab.regression import check, phrasing
 
-    typed = shlex.join(["vitlab", "check", str(name), *repeat_options(context, without=CHOICES)])
+    typed = shlex.join(["vitlab", "check", str(name), *words_of_given_options(context, without=CHOICES)])
     request = check.CheckRequest(file, baseline, out, parse_changes(changes), plugins, make_watch(), typed)
     tiers = tiers or TIERS
     if accept:
         warnings = check.accept(request, str(reason).strip(), tiers)
         print_lines([*warnings, f"{baseline} is written; review it, and commit it."])
     if plan_only or (accept and "statistical" in tiers):
-        cells, units = check.read_outlook(request)
-        outlook = phrasing.render_outlook(cells, units, form) if cells else f"{baseline} has no values to judge."
+        cells, units = check.forecast_check(request)
+        outlook = phrasing.render_forecast(cells, units, form) if cells else f"{baseline} has no values to judge."
         click.echo(outlook.rstrip())
     if accept or plan_only:
         return
@@ -150,7 +150,7 @@ def ab_command(
     file makes that a failure.
     """
     if workflow:
-        words = repeat_options(context, without=(*CHOICES, "--out"))
+        words = words_of_given_options(context, without=(*CHOICES, "--out"))
         click.echo(_render_workflow("ab", [str(file), *words]))
         return
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's end is handled like Ctrl-C

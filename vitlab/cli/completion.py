@@ -100,14 +100,14 @@ def completion_of_components(slot: str) -> Complete:
 @_completion_from_values
 def complete_arm(context: click.Context, typed: str) -> Iterable[str]:
     """Complete the name of an arm of the study on the command line, if it has been run."""
-    from vitlab.planning.packaged import resolve_study_name
+    from vitlab.planning.packaged import stored_study_name
 
     params = [context.params.get(name) for name in ("file", "study")]
     # click assigns no argument while an option lacks its value.
     path = Path(str(next(filter(None, [*params, *context.args]), "")))
     # A damaged file or plan offers nothing.
     with suppress(VitlabError, OSError, ValueError, LookupError, TypeError):
-        name = resolve_study_name(str(path) if path.is_file() else path.name.partition("@")[0])
+        name = stored_study_name(str(path) if path.is_file() else path.name.partition("@")[0])
         # read_plan would import planning, which takes longer than a user waits for a completion.
         plan = json.loads((_studies_folder(context) / name / "plan.json").read_bytes())
         return [arm["name"] for arm in plan["arms"] if not arm.get("skip")]

@@ -47,7 +47,7 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
     if isinstance(error, click.UsageError):
         near = getattr(error, "possibilities", None)  # of several, click lists the nearest anywhere
         message = f"{error.message} Did you mean '{near[0]}'?" if near else error.format_message()
-        message += _hint_at_set(error)
+        message += _hint_at_set_option(error)
         if message != error.format_message():  # the help of a group without a command is shown as it is
             error = click.UsageError(message, error.ctx)
     code, kind, text = _exit_code_kind_and_text(error)
@@ -76,7 +76,7 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
     return code
 
 
-def _hint_at_set(error: click.UsageError) -> str:
+def _hint_at_set_option(error: click.UsageError) -> str:
     """Return a sentence with the option that changes the study file, if that may be meant; else nothing."""
     options = [option for parameter in (error.ctx.command.params if error.ctx else []) for option in parameter.opts]
     if "--set" not in options:

@@ -86,7 +86,7 @@ def explain_command(
     """
     say(f"reading {study}")  # importing PyTorch takes seconds
     from vitlab.driver.explanations import Picture, iterate_explanations, write_comparison_page
-    from vitlab.explaining.one_image import Explanation, common_scales, draw, write_side_by_side
+    from vitlab.explaining.one_image import Explanation, common_scales, write_explanation, write_side_by_side
 
     mistakes, models = list[str](), list[TrainedModel]()
     shown: dict[str, int | Picture] = {}
@@ -141,7 +141,7 @@ def explain_command(
         for name, _, place, _ in models:
             if name not in by_model:
                 continue
-            each = by_model[name] = draw(by_model[name], of_image / place, scales)
+            each = by_model[name] = write_explanation(by_model[name], of_image / place, scales)
             predicted, share = each.prediction_and_probability
             if each.chance_if_close is not None:
                 say(f"{name}, {image}: {each.sentence}")

@@ -23,7 +23,7 @@ from vitlab.cli.completion import complete_packaged_or_file, complete_slot
 from vitlab.cli.options import FILE, FOLDER
 from vitlab.cli.show import Schema, describe_option_type, shown_default, study_schema
 from vitlab.errors import SpecError, UserError
-from vitlab.planning.packaged import find_study_file, packaged_name, resolve_study_name
+from vitlab.planning.packaged import find_study_file, packaged_name, stored_study_name
 from vitlab.registry.slot_modules import SLOT_MODULES, built_ins, slot_module_name
 from vitlab.spec.yaml import parse_document, read_document, read_value
 from vitlab.store.files import temporary_path, write_bytes
@@ -79,7 +79,7 @@ def study(file: Path, source: str) -> list[str]:
 
 def _text_of_renamed_study(file: Path, name: str) -> str:
     """Return the text of a study file with another name in the place of its own."""
-    resolve_study_name(str(file))  # a file that is no study gets a sentence
+    stored_study_name(str(file))  # a file that is no study gets a sentence
     text = file.read_text(encoding="utf-8-sig")
     line = r"""(?m)(^|[{,]\s*)(["']?)study\2:\s+('[^']*'|"[^"]*"|[^\s,}]+)"""
     renamed = re.sub(line, rf"\1\2study\2: '{name}'", text, count=1)
@@ -134,11 +134,11 @@ def skill_command() -> list[str]:
         parts=parts,
         slots=slots,
         verdicts=MEANINGS,
-        option=_option,
+        option=_describe_schema_option,
     ).splitlines()
 
 
-def _option(name: str, field: Schema, required: Collection[str]) -> str:
+def _describe_schema_option(name: str, field: Schema, required: Collection[str]) -> str:
     kind, default = describe_option_type(field).replace("slot.", "component of "), field.get("default")
     value = "" if default in (None, "", [], {}) else f" = {shown_default(default)}"
     return f"{name}: {kind}{' (required)' if name in required else value}"

@@ -70,7 +70,7 @@ def parse_numbers(text: str) -> tuple[int, ...]:
         raise click.BadParameter(f"'{text}' is no list such as 3,5,10.") from None
 
 
-def repeat_options(context: click.Context, *, without: Sequence[str]) -> Iterator[str]:
+def words_of_given_options(context: click.Context, *, without: Sequence[str]) -> Iterator[str]:
     """Yield the words of the command line that repeat the options of a command, except those in ``without``."""
     for option in context.command.params:
         if not isinstance(option, click.Option) or set(without) & set(option.opts):

@@ -289,10 +289,10 @@ def validate_command(files: tuple[Path, ...], changes: tuple[str, ...], plugins:
             file = find_study_file(path)
             _, plan = plan_study(file, changes=parse_changes(changes), plugins=plugins)
             if build:
-                from vitlab.runner.models import check_weights
+                from vitlab.runner.models import check_weights_of_role
                 from vitlab.testing import check_plugin_components
 
-                count_params_and_macs(plan, file, check_plugin_components, check_weights)
+                count_params_and_macs(plan, file, check_plugin_components, check_weights_of_role)
                 check_plugin_components(plan)
         except (UserError, BrokenComponent) as error:
             problems += error.mistakes

@@ -17,7 +17,7 @@ import click
 
 from vitlab.cli import print_json, say, wants_json
 from vitlab.cli.completion import complete_arm, completion_of_components
-from vitlab.cli.options import add_study_options, find_study_file, parse_changes, repeat_options
+from vitlab.cli.options import add_study_options, find_study_file, parse_changes, words_of_given_options
 from vitlab.errors import TrialFailed, UserError, format_count
 from vitlab.store.files import display_path
 from vitlab.store.result import Ending
@@ -83,7 +83,7 @@ def run_command(
     if detach:
         if smoke:
             raise UserError("--smoke is over in moments; leave out --detach")
-        return _start_detached(file, out, values, plugins, list(repeat_options(context, without=(DETACH,))))
+        return _start_detached(file, out, values, plugins, list(words_of_given_options(context, without=(DETACH,))))
     # A scheduler ends a job with SIGTERM; handle it like Ctrl-C, with checkpoints.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     file = find_study_file(file)

@@ -148,9 +148,9 @@ def _print_components_or_studies(slot: str | None) -> None:
 
 
 def _print_weights(pattern: str) -> None:
-    from vitlab.weights.hub import find_named_weights
+    from vitlab.weights.hub import list_timm_weights
 
-    rows = find_named_weights(pattern)
+    rows = list_timm_weights(pattern)
     if wants_json():
         print_json([row._asdict() for row in rows])
         return

@@ -123,7 +123,7 @@ def _describe_progress(arm: str, state: str, trials: Sequence[Planned], store: S
         folder = store.folder(planned.trial)
         progress = TrialProgress(folder, planned.trial)
         # A damaged checkpoint is set aside, and the trial begins again.
-        (progress.go_to_checkpoint if state == "paused" else progress.read_new_events)()
+        (progress.rewind_to_checkpoint if state == "paused" else progress.read_new_events)()
         steps.append(last := progress.latest.get("step", 0))
         total = f" of {round(last / progress.share):,}" if progress.share else total
     span = " to ".join(f"{step:,}" for step in sorted({min(steps), max(steps)}))
@@ -148,7 +148,9 @@ def studies_command(out: Path) -> None:
         return
     if not studies:
         say(f"no study has been run in {out}")
-    gate_studies = [study["study"] for study in studies if _is_made_by_gate(read_versions(store.study(study["study"])))]
+    gate_studies = [
+        study["study"] for study in studies if _is_made_by_check_or_ab(read_versions(store.study(study["study"])))
+    ]
     for study in studies:
         if study["study"] not in gate_studies:
             _print_study_versions(study)
@@ -190,7 +192,7 @@ def _format_verdict_counts(plan: Plan, store: Store) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing compared"
 
 
-def _is_made_by_gate(versions: Sequence[Version]) -> bool:
+def _is_made_by_check_or_ab(versions: Sequence[Version]) -> bool:
     """Return whether 'vitlab check' or 'ab' has named a study, after the study that it compares."""
     changes = versions[0].changes if versions else {}
     return "seeds" in changes and re.fullmatch(".+-(check|[0-9a-f]{7})", str(changes.get("study"))) is not None
@@ -225,7 +227,7 @@ def logs_command(study: Path | None, arm: str | None, seed: int | None, lines: i
     from vitlab.report.api import open_study
 
     plan, store = open_study(study or _find_latest_study_and_name_others(out), out=out)
-    planned = _find_latest_trial(plan, store, arm, seed)
+    planned = _find_running_failed_or_latest_trial(plan, store, arm, seed)
     folder = store.folder(planned.trial)
     log, failure = folder.path / "log.txt", folder.failure()
     wrote = [*map(_format_event, folder.events()[0])]
@@ -239,7 +241,7 @@ def logs_command(study: Path | None, arm: str | None, seed: int | None, lines: i
     ]
 
 
-def _find_latest_trial(plan: Plan, store: Store, arm: str | None, seed: int | None) -> Planned:
+def _find_running_failed_or_latest_trial(plan: Plan, store: Store, arm: str | None, seed: int | None) -> Planned:
     """Return a trial that is running, or else failed, or else was written to last, among those that are asked for.
 
     Raises:

@@ -26,7 +26,7 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
     STUDY is a study's name or file, and its page shows curves and final values grouped by arm; NAME/arms is the table
     of its arms. The browser is opened where there is a display; the addresses of both pages are printed.
     """
-    from vitlab.planning.packaged import resolve_study_name
+    from vitlab.planning.packaged import stored_study_name
     from vitlab.trackers.server import host_for_url, running_server, study_links
 
     base, root = f"http://{host_for_url(host)}:{port}", out.resolve()
@@ -36,7 +36,7 @@ def ui_command(study: str | None, out: Path, port: int, host: str, no_browser: b
         if os.environ.get("MLFLOW_TRACKING_URI"):
             remedy = "; results are delivered to the server that MLFLOW_TRACKING_URI names, whose pages you open there"
         raise UserError(f"{out} has no MLflow database with a study{remedy}.")
-    name = next(iter(pages)) if study is None else resolve_study_name(study)
+    name = next(iter(pages)) if study is None else stored_study_name(study)
     if name not in pages:
         listed = ", ".join(sorted(pages))
         raise UserError(

@@ -161,7 +161,7 @@ def judge_studies(
         chance_A: value of guesses of each arm; NaN if it is not known.
     """
     # Seeds far worse than the others of their arm, whose spread no t test describes.
-    collapsed_SC2N = find_collapsed_sides(values_SAN, comparisons)
+    collapsed_SC2N = find_collapsed_of_both_sides(values_SAN, comparisons)
     collapsed_SC = collapsed_SC2N.sum(axis=(2, 3))
     contrasts = compute_contrasts(values_SAN, comparisons, collapsed_SC)
     verdict_SC = decide_verdicts(contrasts, comparisons)
@@ -364,7 +364,7 @@ def share_variances(
     return np.maximum(variance, (variance + weight * mean) / (1 + weight)), weight, count
 
 
-def find_collapsed_sides(values_SAN: Floats, comparisons: Comparisons) -> Mask:
+def find_collapsed_of_both_sides(values_SAN: Floats, comparisons: Comparisons) -> Mask:
     """Return which seeds of each arm and its baseline collapsed (S, C, 2, N); the two together give the scale."""
     pairs_SC2N = np.stack([values_SAN[:, comparisons.arms], values_SAN[:, comparisons.baselines]], axis=2)
     s, c, *rest = pairs_SC2N.shape  # there may be no seeds yet

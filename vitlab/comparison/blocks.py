@@ -16,7 +16,7 @@ from vitlab.statistics.replicates import NAN, Floats, Ints
 
 
 @dataclass(frozen=True)
-class OverBlocks:
+class BlockJudgements:
     """Comparisons over blocks (S, C); NaN where something was not computed."""
 
     contrasts: ContrastArrays  #: ``pairs`` counts blocks
@@ -25,7 +25,7 @@ class OverBlocks:
     new_high: Floats
 
 
-def judge_blocks(differences_SCB: Floats, se_SCB: Floats, comparisons: Comparisons) -> OverBlocks:
+def judge_blocks(differences_SCB: Floats, se_SCB: Floats, comparisons: Comparisons) -> BlockJudgements:
     """Judge the mean differences over blocks.
 
     Args:
@@ -45,4 +45,4 @@ def judge_blocks(differences_SCB: Floats, se_SCB: Floats, comparisons: Compariso
         np.isnan(result.low), NAN, stdtrit(result.df, 1 - comparisons.alpha / 2) * result.se * np.sqrt(n + 1)
     )
     low, high = (np.clip(result.difference + side * half, -comparisons.reach, comparisons.reach) for side in (-1, 1))
-    return OverBlocks(result, decide_verdicts(result, comparisons), low, high)
+    return BlockJudgements(result, decide_verdicts(result, comparisons), low, high)

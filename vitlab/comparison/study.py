@@ -237,7 +237,7 @@ class _StudyArrays:
             scores = {place: sign * rival.score for place, rival in enumerate(tuning.rivals) if rival.score is not None}
             is_judged = tuning.select == self.plan.analysis.metric
             if winner is not None and is_judged and min(len(own), len(scores)) > 1:
-                of_arms[arm] = replicates.rechoice_variance(
+                of_arms[arm] = replicates.retuning_variance(
                     [*scores.values()],
                     [*scores].index(winner),
                     sign * float(np.mean(own)),

@@ -87,7 +87,7 @@ class _Drop(nn.Module):
     def __init__(self, p: float) -> None:
         super().__init__()
         self.p = p
-        self.place: int | None = None  #: set by :func:`set_draw_places`
+        self.place: int | None = None  #: set by :func:`set_dropout_ids`
 
     def _draw_uniform(self, stream: Literal["dropout", "drop_path"], x: Tensor, count: int) -> Tensor:
         """Return ``count`` uniform draws of each sample of ``x``, (B, count).
@@ -95,14 +95,14 @@ class _Drop(nn.Module):
         Outside of ``noise.use_model_draws``, they come from torch's generator.
 
         Raises:
-            RuntimeError: inside of it, if :func:`set_draw_places` was not called on the model.
+            RuntimeError: inside of it, if :func:`set_dropout_ids` was not called on the model.
         """
         draws = noise.current()
         if draws is None:
             return torch.rand(len(x), count, device=x.device)
         if self.place is None:
             raise RuntimeError(
-                "dropout of this model has no keys; call vitlab.components.base.set_draw_places(model) once built"
+                "dropout of this model has no keys; call vitlab.components.base.set_dropout_ids(model) once built"
             )
         return noise.uniform(noise.fold(getattr(draws, stream), self.place), draws.sample_B, count)
 
@@ -111,7 +111,7 @@ class Dropout(_Drop):
     """Zero each value with probability ``p``, and scale the rest by 1 / (1 - p).
 
     Inside :func:`vitlab.noise.use_model_draws`, the mask of a sample is a function of the step's key, the sample and
-    the place of this layer in the model (see :func:`set_draw_places`), so it is the same alone, stacked, or after a
+    the place of this layer in the model (see :func:`set_dropout_ids`), so it is the same alone, stacked, or after a
     resume.  Outside, it comes from torch's generator.
     """
 
@@ -204,7 +204,7 @@ def gather_rows(x_BTD: Tensor, index_BN: Tensor) -> Tensor:
     return x_BTD.gather(1, index_BN[..., None].expand(-1, -1, x_BTD.shape[2]))
 
 
-def set_draw_places(model: nn.Module) -> None:
+def set_dropout_ids(model: nn.Module) -> None:
     """Set the place of every :class:`Dropout`, :class:`DropPath` and :class:`PatchDrop`: a number for its path.
 
     Equal paths get equal masks, so two arms that differ elsewhere drop the same values.

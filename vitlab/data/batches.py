@@ -193,7 +193,7 @@ class Feed:
         return noise.key(self._seeds["augment"], "augment", epoch, index)
 
 
-def link_feeds(feeds: Sequence[Feed]) -> None:
+def enable_joint_batches(feeds: Sequence[Feed]) -> None:
     """Let feeds whose batches are asked for at the same steps make them by one call, if they are on a GPU.
 
     One call for all trials launches as many kernels as a call for one.  On a CPU, where an operation is computed for

@@ -425,7 +425,7 @@ def plasma_fractals(u_BN: Tensor, side: int, decay: float) -> Tensor:
     map_BSS = u_BN.new_zeros(len(u_BN), side, side)
     step, wobble, offset = side, 100.0, 0
 
-    def middle(sum_BSS: Tensor) -> Tensor:
+    def noisy_mean(sum_BSS: Tensor) -> Tensor:
         nonlocal offset
         count = sum_BSS[0].numel()
         draw_BSS = u_BN[:, offset : offset + count].view(sum_BSS.shape)
@@ -436,12 +436,12 @@ def plasma_fractals(u_BN: Tensor, side: int, decay: float) -> Tensor:
         half = step // 2
         corner_BSS = map_BSS[:, ::step, ::step]
         pairs_BSS = corner_BSS + corner_BSS.roll(-1, 1)
-        map_BSS[:, half::step, half::step] = middle(pairs_BSS + pairs_BSS.roll(-1, 2))
+        map_BSS[:, half::step, half::step] = noisy_mean(pairs_BSS + pairs_BSS.roll(-1, 2))
         centre_BSS = map_BSS[:, half::step, half::step]
         rows_BSS = centre_BSS + centre_BSS.roll(1, 1) + corner_BSS + corner_BSS.roll(-1, 2)
-        map_BSS[:, ::step, half::step] = middle(rows_BSS)
+        map_BSS[:, ::step, half::step] = noisy_mean(rows_BSS)
         columns_BSS = centre_BSS + centre_BSS.roll(1, 2) + corner_BSS + corner_BSS.roll(-1, 1)
-        map_BSS[:, half::step, ::step] = middle(columns_BSS)
+        map_BSS[:, half::step, ::step] = noisy_mean(columns_BSS)
         step, wobble = half, wobble / decay
     low_B11, high_B11 = map_BSS.amin((1, 2), keepdim=True), map_BSS.amax((1, 2), keepdim=True)
     return (map_BSS - low_B11) / (high_B11 - low_B11)

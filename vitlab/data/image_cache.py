@@ -247,7 +247,7 @@ def _open_map(file: Path, shape: tuple[int, ...]) -> np.ndarray | None:
 
 
 def _write_images(images: StoredImages, file: Path, check: Callable[[], object]) -> None:
-    files.make_and_clean_folder(file.parent)
+    files.make_and_prune_folder(file.parent)
     required, free = FREE_SPACE_FACTOR * math.prod(images.shape), shutil.disk_usage(file.parent).free
     if required > free:
         raise OSError(

@@ -25,7 +25,7 @@ from vitlab.data.pixels import IGNORED, VOID
 from vitlab.data.prepare import prepare
 from vitlab.errors import UserError, VitlabError, WeightsError, format_count, list_some, nearest
 from vitlab.explaining import one_image, pictures
-from vitlab.explaining.one_image import Explanation, Head, Subject, draw, write_side_by_side
+from vitlab.explaining.one_image import Explanation, Head, Subject, write_explanation, write_side_by_side
 from vitlab.geometry import DataInfo
 from vitlab.planning.values import Plan
 from vitlab.registry import slot
@@ -48,7 +48,7 @@ UNTRAINED = (
 )
 
 
-def explain_arms(plan: Plan, store: Store, indices: Sequence[int], say: Callable[[str], object]) -> None:
+def write_arm_explanations(plan: Plan, store: Store, indices: Sequence[int], say: Callable[[str], object]) -> None:
     """Explain images for the first seed of every arm whose trial has ended, unless already explained.
 
     The reason why an arm is not explained is stored in the folder of its trial, for the report.
@@ -92,7 +92,7 @@ def write_explanations_to_trial(folder: TrialFolder, indices: Sequence[int]) -> 
         temporary = folder.path / f".explain.{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)
         try:
-            write_side_by_side({"": draw(explanation, temporary)}, name, temporary)
+            write_side_by_side({"": write_explanation(explanation, temporary)}, name, temporary)
             place.parent.mkdir(exist_ok=True)
             os.replace(temporary, place)
         finally:
@@ -245,13 +245,13 @@ def write_comparison_page(
         "reasons": reasons,
         "pictures": pictures,
         "random": one_image.RANDOM,
-        "address": _to_png_address,
+        "address": _png_data_url,
         "link": lambda file: quote(file.relative_to(page.parent).as_posix()),
     }
     write_bytes(page, fill_template("explained.html.j2", values).encode())
 
 
-def _to_png_address(picture: Image.Image) -> str:
+def _png_data_url(picture: Image.Image) -> str:
     with io.BytesIO() as file:
         picture.save(file, format="png")
         return png_address(file.getvalue())

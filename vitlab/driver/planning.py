@@ -27,7 +27,7 @@ from vitlab.errors import (
     public,
 )
 from vitlab.executors.machine import device_type, notes_on_unused_mps
-from vitlab.planning.engine_choice import RULES, trials_to_benchmark
+from vitlab.planning.engine_choice import RULES, unbenchmarked_trials_by_shape
 from vitlab.planning.packaged import find_study_file
 from vitlab.planning.study_folder import qualify_default_builtins, read_decisions, select_result_content, version_name
 from vitlab.planning.tune import decide_tuning
@@ -118,10 +118,10 @@ def plan_study(
     try:
         plan = make_plan(study, document, problems, machine, decisions)
     except SpecError as error:
-        mistakes = _without_consequences(error.mistakes, problems)
+        mistakes = _without_consequences_of_missing_plugins(error.mistakes, problems)
         plan_file = partial(plan_study, file, plugins=plugins, out=out)
         raise SpecError(
-            _attribute_to_changes(mistakes, document, changes, plan_file) if changes else mistakes
+            _attribute_problems_to_changes(mistakes, document, changes, plan_file) if changes else mistakes
         ) from None
     assert study is not None  # otherwise make_plan has raised the problems
     if study.run.tracker.options:
@@ -134,14 +134,16 @@ def plan_study(
     return study.model_copy(update={"analysis": plan.analysis}), plan
 
 
-def _without_consequences(problems: Sequence[Problem], causes: Sequence[Problem]) -> Sequence[Problem]:
+def _without_consequences_of_missing_plugins(
+    problems: Sequence[Problem], causes: Sequence[Problem]
+) -> Sequence[Problem]:
     """Return the problems that no missing plugin explains."""
     if any(cause.path[:2] == ("plugins", "require") for cause in causes):  # the plugin may have the component
         return [each for each in problems if not re.match(r"no \w+ called '", each.message)]
     return problems
 
 
-def _attribute_to_changes(
+def _attribute_problems_to_changes(
     problems: Sequence[Problem], document: Document, changes: Values, plan_file: Callable[[], object]
 ) -> Iterator[Problem]:
     """Yield the problems; one that the file without changes does not have names these, or is at the closest."""
@@ -182,7 +184,7 @@ def _read_and_check_study(
             if name.endswith(".py"):
                 sentence = None if name in files else f"this study needs {name}: add --plugin PATH/{name}"
             else:
-                sentence = registry.plugins.why_unmet(name)
+                sentence = registry.plugins.why_requirement_unmet(name)
             if sentence:
                 problems.append(document.problem(("plugins", "require", index), sentence))
         problems += _check_run_section(study, document) or _find_untrusted_options(study, document, out, changes)
@@ -207,7 +209,7 @@ def plan_with_due_decisions(plan: Plan, session: Session) -> Plan:
         decided = replace(decided, looks=looks_with_open_arms(plan, session.store))
     if session.run.engine == "measured" and decided == plan:  # otherwise other trials may be planned
         missing = [item for item in plan.trials_and_pending if not session.store.folder(item.trial).done()]
-        if shapes := trials_to_benchmark(missing, plan.probes):
+        if shapes := unbenchmarked_trials_by_shape(missing, plan.probes):
             from vitlab.driver.benchmark import benchmark_engines
 
             decided = replace(plan, probes={**plan.probes, **benchmark_engines(plan, shapes, session)})
@@ -283,14 +285,14 @@ def count_params_and_macs(
     plan: Plan,
     file: str | Path,
     check_components: Callable[[Plan], None] = lambda _: None,
-    check_weights: Callable[[Trial, str], None] = lambda *_: None,
+    check_weights_of_role: Callable[[Trial, str], None] = lambda *_: None,
 ) -> dict[str, dict[str, int]]:
     """Return parameters and multiply-accumulates (one image, forward) of each arm's model, built on the meta device.
 
     Arms with the same model and weights share its cost, and arms with the same mistake its sentence.
     ``check_components`` is called if a model with a plugin's component fails in other code, as after a wrong shape, and
-    may raise the reason.  ``check_weights`` raises if a trial's model and the weights of a role do not fit; by default,
-    no weights are opened.
+    may raise the reason.  ``check_weights_of_role`` raises if a trial's model and the weights of a role do not fit; by
+    default, no weights are opened.
 
     Raises:
         SpecError: if models cannot be built, with every mistake.
@@ -312,7 +314,7 @@ def count_params_and_macs(
             cost = _count_cost(model, info)
             for role in trial.spec.sources():
                 place = SOURCES[role]
-                check_weights(trial, role)
+                check_weights_of_role(trial, role)
         except Exception as error:
             sentence = registry.plugins.sentence_with_place(error)
             is_plugin_broken |= not isinstance(error, UserError)
@@ -454,7 +456,7 @@ def _find_untrusted_options(study: Study, document: Document, out: str | Path, c
         if isinstance(value, str) and public(value) != value:  # the file is copied to the output folder
             sentence = f"a study file holds no password; give this option as --set run.tracker.{name}=..."
         elif not any(f"run.tracker.{name}.".startswith(f"{change}.") for change in map(full_path, changes)):
-            sentence = component.unconfirmed(name, value, Path(out).resolve())
+            sentence = component.reason_to_confirm(name, value, Path(out).resolve())
         if sentence:
             problems.append(document.problem(("run", "tracker", name), sentence))
     return problems

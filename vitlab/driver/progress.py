@@ -74,7 +74,7 @@ class TrialProgress:
             if event.kind == "start":
                 self.share_at_start = self.share
 
-    def go_to_checkpoint(self) -> None:
+    def rewind_to_checkpoint(self) -> None:
         """Read the journal up to its end, and go to the step of the checkpoint; to 0 if that is damaged."""
         from safetensors import SafetensorError, safe_open
 
@@ -160,7 +160,7 @@ class _Display(Watch):
         for planned in todo:
             if (folder := store.folder(planned.trial)).checkpoint.exists():
                 progress = TrialProgress(folder, planned.trial)
-                progress.go_to_checkpoint()
+                progress.rewind_to_checkpoint()
                 self._paused |= {trial_name(planned): progress} if progress.latest["step"] else {}
         self._open = {planned.trial.name for planned in todo}
         self._arms: dict[str, list[Planned]] = {}  #: their trials that are to be trained or have been
@@ -247,9 +247,9 @@ class _Display(Watch):
         return None if result is None else result.outcome.value(analysis.metric, analysis.at, analysis.goal)
 
     def _render_table(self) -> Table:
-        """Return a row for all trials together, and the rows of :meth:`_ranked_rows` that fit on the screen."""
+        """Return a row for all trials together, and the rows of :meth:`_rows_with_priority` that fit on the screen."""
         scale = Scale.of(self._plan.analysis.metric, self._plan.units)
-        rows, seeds = self._ranked_rows(scale), max(map(len, self._arms.values()), default=0)
+        rows, seeds = self._rows_with_priority(scale), max(map(len, self._arms.values()), default=0)
         # If space is short, running trials come first, then the arms that ended last, and the arms that are next.
         order = sorted(range(len(rows)), key=lambda at: (rows[at][0], -at if rows[at][0] == ENDED else at))
         room = max(1, self._console.height - 4)
@@ -267,7 +267,7 @@ class _Display(Watch):
             table.add_row(f"... and {len(rows) - room:,} more arms and trials")
         return table
 
-    def _ranked_rows(self, scale: Scale) -> list[tuple[int, Row]]:
+    def _rows_with_priority(self, scale: Scale) -> list[tuple[int, Row]]:
         """Return the rows of running trials, and of arms with other trials, in the plan's order, each with its rank."""
         running = {}
         for name, progress in [*self._paused.items(), *self._running.items()]:

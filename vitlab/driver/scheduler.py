@@ -21,7 +21,7 @@ from vitlab.planning.values import Plan, Planned
 from vitlab.registry import slot
 from vitlab.spec import Analysis, RunSpec
 from vitlab.store.folders import Keep, TrialFolder
-from vitlab.store.locks import own_process_name
+from vitlab.store.locks import own_unique_process_name
 from vitlab.store.result import Ending
 
 GRACE_S = 30.0  #: time that a worker has to write a checkpoint when it is stopped
@@ -83,7 +83,7 @@ def _trained_elsewhere_or_failed(folder: TrialFolder) -> str:
     if not folder.done():
         return "failed"
     drivers = [event.body.get("driver") for event in folder.events()[0] if event.kind == "start"]
-    return "trained" if not drivers or drivers[-1] in (None, own_process_name()) else "elsewhere"
+    return "trained" if not drivers or drivers[-1] in (None, own_unique_process_name()) else "elsewhere"
 
 
 class Schedule:
@@ -200,7 +200,7 @@ class Schedule:
                 detail += "; it is resumed" if ending == Ending.PREEMPTED else "; it is tried again"
             elif ending == Ending.DONE:
                 self._done += 1
-                TrialFolder(folder).remove_leftover_checkpoint()
+                TrialFolder(folder).remove_checkpoint_and_restore_spec()
                 TrialFolder(folder).remove_empty_log()
             else:
                 self.failed += 1
@@ -287,7 +287,7 @@ def _make_job(
             micro_batch_size=run.micro_batch_size,
             activation_checkpointing=run.activation_checkpointing,
             engine=engine,
-            driver=own_process_name(),
+            driver=own_unique_process_name(),
         ),
         timeout_s=run.timeout,
     )

@@ -15,7 +15,7 @@ from vitlab.errors import Interrupted, UserError, nearest
 from vitlab.planning.values import Plan, Planned
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, TrialFolder
-from vitlab.store.locks import Busy, hold_lock, is_locked, lock_owner
+from vitlab.store.locks import Busy, hold_lock, is_locked, lock_owner_and_driver
 from vitlab.store.result import Ending
 from vitlab.trackers import Tracker, Untracked, delivery
 
@@ -84,7 +84,7 @@ def is_selected(arm: str | None, only: str) -> bool:
     return arm is None or arm == only or fnmatch.fnmatchcase(arm, only)
 
 
-def find_cached_trials(plan: Plan, only: str, store: Store, ended: Collection[str] = ()) -> dict[str, str]:
+def endings_of_cached_trials(plan: Plan, only: str, store: Store, ended: Collection[str] = ()) -> dict[str, str]:
     """Return ``cached`` for every training that has a result, by its ``key/code``, without those that have ``ended``.
 
     A trial that others start from must also have its weights.  Checkpoints that cached trials have left are removed.
@@ -96,7 +96,7 @@ def find_cached_trials(plan: Plan, only: str, store: Store, ended: Collection[st
     for trial in (trial for trial in trials if trial.name not in ended):
         folder = store.folder(trial)
         if folder.has_weights() if trial.name in dependencies else folder.done():
-            folder.remove_leftover_checkpoint(trial.to_json())
+            folder.remove_checkpoint_and_restore_spec(trial.to_json())
             cached.append(trial)
     return {trial.name: "cached" for trial in cached}
 
@@ -152,7 +152,7 @@ def distinct_trials(trials: Iterable[Planned]) -> list[Planned]:
 
 
 @contextmanager
-def become_sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator[bool]:
+def follow_until_sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator[bool]:
     """Hold the study's lock and yield whether another process had it; show that one's progress until it ends.
 
     Raises:
@@ -204,5 +204,5 @@ def describe_driver(study: str, store: Store) -> str:
 
 def _describe_owner(lock: Path) -> str:
     """Describe the process that took the lock last."""
-    host, _, rest = lock_owner(lock)[0].partition("/")
+    host, _, rest = lock_owner_and_driver(lock)[0].partition("/")
     return f"process {rest.partition('/')[0]} on {host}" if host else "another process"

@@ -44,9 +44,9 @@ def run_smoke_test(
     if fetch_unidentified_data(plan, store, file):
         study, plan = plan_study(file, changes=short, plugins=plugins)
     # This builds and runs every model on torch's meta device, as 'vitlab validate --build' does.
-    from vitlab.runner.models import check_weights
+    from vitlab.runner.models import check_weights_of_role
 
-    count_params_and_macs(plan, file, check_components, check_weights)
+    count_params_and_macs(plan, file, check_components, check_weights_of_role)
     check_components(plan)
     by_name = {trial.name: trial for trial in plan.trials_with_keys}
     distinct = {_component_signature(planned.trial, by_name): planned for planned in reversed(plan.trials)}.values()

@@ -55,13 +55,13 @@ class Engine(ABC):
 
         Lack of memory is raised as it is, and so is every error of an engine without a fallback.
         """
-        with self._raise_engine_failed():
+        with self._convert_to_engine_failed():
             self.compute_step()
         self._completed = True
 
     def evaluate(self, splits: Sequence[Split]) -> Sequence[Iterable[EvaluationResult]]:
         """Return for each training its evaluations, possibly computed only when they are iterated over."""
-        with self._raise_engine_failed():
+        with self._convert_to_engine_failed():
             evaluations = self.compute_evaluations(splits)
         self._completed = True
         return evaluations
@@ -75,7 +75,7 @@ class Engine(ABC):
         """Return for each training its evaluations of these splits."""
 
     @contextmanager
-    def _raise_engine_failed(self) -> Iterator[None]:
+    def _convert_to_engine_failed(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # components that do not support an engine may raise anything

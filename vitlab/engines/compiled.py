@@ -40,7 +40,7 @@ class Compiled(Loop):
 
     def __init__(self, trainings: Sequence[Training]) -> None:
         super().__init__(trainings)
-        with self._raise_engine_failed():
+        with self._convert_to_engine_failed():
             torch.compiler.reset()  # otherwise graphs of earlier trainings of this process count towards a limit
             for training in self.trainings:
                 training.compiled_loss = compile_loss(training)
@@ -62,7 +62,7 @@ class CompiledVmap(Vmap):
 
     def __init__(self, trainings: Sequence[Training]) -> None:
         super().__init__(trainings)
-        with self._raise_engine_failed():
+        with self._convert_to_engine_failed():
             torch.compiler.reset()
             self._compute_losses = _compile_function(self._compute_losses)  # type: ignore[method-assign]
 

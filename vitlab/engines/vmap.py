@@ -28,7 +28,7 @@ from torch.func import functional_call, vmap
 
 from vitlab import noise
 from vitlab.components.base import Part, draw_path_scales
-from vitlab.data.batches import link_feeds, sample_ids
+from vitlab.data.batches import enable_joint_batches, sample_ids
 from vitlab.engines.base import Engine, engine
 from vitlab.models.contract import NewState, State
 from vitlab.training.evaluation import NARROW, EvaluationResult, MetricAccumulator, Split, evaluation_batches
@@ -61,8 +61,8 @@ class Vmap(Engine):
 
     def __init__(self, trainings: Sequence[Training]) -> None:
         super().__init__(trainings)
-        link_feeds([training.feed for training in trainings])
-        with self._raise_engine_failed():
+        enable_joint_batches([training.feed for training in trainings])
+        with self._convert_to_engine_failed():
             self._stack_weights()
 
     @classmethod

@@ -34,7 +34,7 @@ from vitlab.registry.plugins import sentence_with_place
 from vitlab.runner.job import Job
 from vitlab.spec import RunSpec
 from vitlab.store.folders import TrialFolder
-from vitlab.store.locks import DRIVER, own_process_name
+from vitlab.store.locks import DRIVER, own_unique_process_name
 from vitlab.store.result import Ending
 
 Stage = Literal["tries", "begun", "waits"]
@@ -135,7 +135,7 @@ class Executor(ABC):
             gpu: value of ``CUDA_VISIBLE_DEVICES``, empty for no GPU; by default this process's.
         """
         devices = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
-        return {**os.environ, **thread_variables(job), **devices, DRIVER: own_process_name()}
+        return {**os.environ, **thread_variables(job), **devices, DRIVER: own_unique_process_name()}
 
     def with_more_memory(self, job: Job) -> Job | None:
         """Return the job with a larger share of its device, for a retry after ``oom``; None if there is no larger one.

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vitlab.runner.job import Job, TrialEnd
-from vitlab.store.locks import process_name
+from vitlab.store.locks import unique_process_name
 from vitlab.store.result import Ending
 
 MARK = "contract test: process "  #: beginning of the line that a job prints, before the name of its process
@@ -25,7 +25,7 @@ def execute(job: Job, stop: Callable[[], bool]) -> Any:
     ``raise`` raises an exception; ``kill`` waits to be killed, without a training; ``stop`` trains some steps and waits
     to be stopped; ``train`` trains to the end.
     """
-    print(f"{MARK}{process_name(os.getpid())}", flush=True)
+    print(f"{MARK}{unique_process_name(os.getpid())}", flush=True)
     if job.name == "raise":
         raise RuntimeError(FAILURE)
     if job.name == "kill":

@@ -49,7 +49,7 @@ class Inline(Executor):
         """
         if self._jobs and not self._ends:
             self._stop.clear()
-            with _handle_signals(self._stop):
+            with _stop_at_first_signal(self._stop):
                 job = self._jobs.popleft()
                 self._ends.append(JobEnd(job, *run_job(job, self._stop.is_set)))
             if self._stop.is_set():
@@ -65,7 +65,7 @@ class Inline(Executor):
 
 
 @contextmanager
-def _handle_signals(stop: threading.Event) -> Iterator[None]:
+def _stop_at_first_signal(stop: threading.Event) -> Iterator[None]:
     """Handle signals so that the first Ctrl-C sets ``stop`` and the next interrupts, likewise SIGTERM if so configured.
 
     Only the main thread can set signal handlers; in another thread nothing changes.
@@ -77,13 +77,13 @@ def _handle_signals(stop: threading.Event) -> Iterator[None]:
     if signal.getsignal(signal.SIGTERM) is signal.default_int_handler:
         before[signal.SIGTERM] = signal.default_int_handler
 
-    def once(number: int, frame: FrameType | None) -> None:
+    def on_first_signal(number: int, frame: FrameType | None) -> None:
         stop.set()
         handler = before[number]
         signal.signal(number, handler if callable(handler) else signal.default_int_handler)
 
     for number in before:
-        signal.signal(number, once)
+        signal.signal(number, on_first_signal)
     try:
         yield
     finally:

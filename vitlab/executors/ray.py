@@ -114,7 +114,7 @@ class Ray(PollingExecutor):
         runtime_env: Mapping[str, Any] = {},
     ) -> None:
         super().__init__(run)
-        self._ray = connect(address)
+        self._ray = import_and_connect_ray(address)
         self._daemon, self._looked = daemon_address(self._ray), time.monotonic()
         self._files = files
         self._each = trial_demand_on_cluster(self._ray, run)
@@ -435,7 +435,7 @@ def _machine_resources(ray: Any) -> list[Mapping[str, float]]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def connect(address: str) -> Any:
+def import_and_connect_ray(address: str) -> Any:
     """Return the ``ray`` module, connected to the cluster at ``address``."""
     if address.startswith("ray://"):
         raise UserError(

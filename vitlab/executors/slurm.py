@@ -265,14 +265,14 @@ class Slurm(PollingExecutor):
         if nodes > 1:
             needs["srun_args"] = ["--wait=60"]  # a node whose first one has failed ends
         devices = {job.settings.device for job in jobs}
-        if not ("cuda" in devices or ("auto" in devices and self._auto_gets_gpus)):
+        if not ("cuda" in devices or ("auto" in devices and self._device_auto_has_gpus)):
             return needs
         shares = [job.gpu or resources.gpu or 1.0 for job in jobs if job.settings.device != "cpu"]
         count = math.ceil(sum(shares) / nodes - 1e-6)
         return {**needs, **({"gres": f"{self._gres}:{count}"} if self._gres else {"gpus_per_node": count})}
 
     @cached_property
-    def _auto_gets_gpus(self) -> bool:
+    def _device_auto_has_gpus(self) -> bool:
         """Whether trials of ``device: auto`` get GPUs: some are requested, or the partition has some.
 
         Raises:

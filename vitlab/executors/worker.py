@@ -275,17 +275,17 @@ class WorkerCommand:
         """Request a checkpoint and the end of the worker, whose ending is then ``stopped``."""
         (self._folder / "stop").touch()
 
-    def end(self, otherwise: str) -> JobEnd:
+    def end(self, lost_detail: str) -> JobEnd:
         """Return how the job ended and remove its files; call it once, after the worker has ended.
 
         Args:
-            otherwise: the detail of a job that is ``lost``, because its worker ended without a report; such as
+            lost_detail: the detail of a job that is ``lost``, because its worker ended without a report; such as
                 ``its process ended with exit code 9``.
         """
         report = read_json(self._folder / "ending.json")
         shutil.rmtree(self._folder, ignore_errors=True)
         if report is None:
-            return JobEnd(self.job, Ending.LOST, otherwise)
+            return JobEnd(self.job, Ending.LOST, lost_detail)
         return JobEnd(self.job, Ending(report[0]), report[1])
 
 

@@ -69,7 +69,7 @@ class Explanation:
     predictions: Table | None  #: every class, best first; None for an untrained head
     labels: tuple[str, ...]  #: names of the classes; empty if they are numbers
     predicted_HW: NDArray[np.int64] | None  #: class of every pixel; None unless the model segments
-    files: tuple[Path, ...] = ()  #: that :func:`draw` has written
+    files: tuple[Path, ...] = ()  #: that :func:`write_explanation` has written
 
     def __repr__(self) -> str:
         return f"<Explanation {self.subject}: {self.sentence}; maps {', '.join(self.maps)}>"
@@ -210,7 +210,7 @@ def common_scales(explanations: Iterable[Explanation]) -> dict[Kind, Scale]:
     return {kind: Scale.of(kind, of_kind) for kind, of_kind in arrays.items()}
 
 
-def draw(explanation: Explanation, out: Path, scales: Mapping[Kind, Scale] = {}) -> Explanation:
+def write_explanation(explanation: Explanation, out: Path, scales: Mapping[Kind, Scale] = {}) -> Explanation:
     """Write pictures (PNG) and numbers (CSV) into a folder, and return the explanation with its files and scales.
 
     Maps whose kind has no scale keep their own.
@@ -294,11 +294,11 @@ def _position_similarity(model: ViT) -> Array | None:
 
 
 def _add_occlusion_checks(
-    maps: Mapping[str, Map], model: Model, x_BCHW: Tensor, label: int, whole: Mapping[str, Any], head: Head
+    maps: Mapping[str, Map], model: Model, x_BCHW: Tensor, label: int, unoccluded: Mapping[str, Any], head: Head
 ) -> dict[str, Map]:
     """Add to the numbers of maps the probability of a class without their largest patches, and without random ones.
 
-    The first is ``whole``, of the image as it is.  If a map told nothing, its number would be below those of all
+    The first is ``unoccluded``, of the image as it is.  If a map told nothing, its number would be below those of all
     ``RANDOM`` choices once in ``RANDOM + 1`` images.
 
     Patches are left out by the mean colour, which normalisation makes zeros.  Petsiuk, Das and Saenko 2018,
@@ -320,7 +320,7 @@ def _add_occlusion_checks(
     }
     return {
         name: each._replace(
-            numbers={**each.numbers, **whole, "patches_removed": count, "without_largest": chance, **random_ones}
+            numbers={**each.numbers, **unoccluded, "patches_removed": count, "without_largest": chance, **random_ones}
         )
         for (name, each), chance in zip(maps.items(), chance_S.tolist(), strict=False)
     }

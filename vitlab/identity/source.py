@@ -259,7 +259,7 @@ def _analyse_source(text: bytes, package: str, is_package: bool) -> ModuleSource
     running: list[ast.AST] = []
     _dump_ast_noting_imports(tree, words.append, running.append)
     # What only type checkers import does not run, unless the module hands it out by __getattr__.
-    lazy = [] if is_package else _lazy_imports(tree)
+    lazy = [] if is_package else _type_checking_imports_if_lazy(tree)
     nodes = [*running, *(node for statement in lazy for node in ast.walk(statement))]
     imports = tuple(dict.fromkeys(place for node in nodes for place in _imported_names(node, package)))
     passed_on = _find_reexports(tree.body if is_package else lazy, package)
@@ -303,7 +303,7 @@ def _is_imported_module(module: str) -> bool:
     return module in sys.modules and not hasattr(sys.modules[module], "__path__")
 
 
-def _lazy_imports(tree: ast.Module) -> list[ast.stmt]:
+def _type_checking_imports_if_lazy(tree: ast.Module) -> list[ast.stmt]:
     """Return the imports for type checkers in a module that imports these names when they are first read."""
     if not any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree.body):
         return []

@@ -85,15 +85,15 @@ def infer_goal(metric: str) -> Goal | None:
     return goal
 
 
-def infer_column_unit(metric: str, frame: pd.DataFrame, has_signs: bool, remarks: Remarks) -> ColumnUnit:
+def infer_column_unit(metric: str, frame: pd.DataFrame, has_percent_signs: bool, remarks: Remarks) -> ColumnUnit:
     """Return the scale of a metric, which percent signs in cells and the name may say, or else the whole column."""
     name_words, finite = {*split_words(metric)}, frame["value"].dropna()
     is_share = not SHARES.isdisjoint(name_words)
     fits = len(finite) > 0 and finite.min() >= 0
     is_small = fits and finite.max() <= 1 + ROUNDING
     says_percent = "%" in metric or not PERCENT.isdisjoint(name_words)
-    if has_signs or says_percent:
-        if is_share and is_small and says_percent and not has_signs and BELOW_1_PERCENT.isdisjoint(name_words):
+    if has_percent_signs or says_percent:
+        if is_share and is_small and says_percent and not has_percent_signs and BELOW_1_PERCENT.isdisjoint(name_words):
             remarks.add_mistakes(
                 f"'{metric}' is in percent by its name, and no value exceeds 1; write percents, or rename the column"
             )
@@ -118,7 +118,7 @@ def infer_column_unit(metric: str, frame: pd.DataFrame, has_signs: bool, remarks
     return ColumnUnit("%", 100.0)
 
 
-def parse_margin(margin: float | str | None, metric: str, scale: ColumnUnit, remarks: Remarks) -> float | None:
+def parse_margin(margin: float | str | None, metric: str, unit: ColumnUnit, remarks: Remarks) -> float | None:
     """Return a margin in units of the column, from a number or from a text such as ``0.5 points``."""
     if margin is None:
         return None
@@ -128,14 +128,14 @@ def parse_margin(margin: float | str | None, metric: str, scale: ColumnUnit, rem
         remarks.of_options.append(
             f"--margin {margin}: a number above 0 in units of the column, or '0.5 points', is allowed"
         )
-    elif match[2] and scale.whole is None:
+    elif match[2] and unit.whole is None:
         remarks.of_options.append(
             f"--margin {margin}: '{metric}' is no share, so that it has no points; write a number"
         )
-    elif scale.whole is not None:
-        amount *= scale.whole / 100 if match[2] else 1
-        if amount >= scale.whole:
-            remarks.of_options.append(f"--margin {margin}: '{metric}' is from 0 to {scale.whole:g}; write less")
+    elif unit.whole is not None:
+        amount *= unit.whole / 100 if match[2] else 1
+        if amount >= unit.whole:
+            remarks.of_options.append(f"--margin {margin}: '{metric}' is from 0 to {unit.whole:g}; write less")
     return amount
 
 

@@ -76,7 +76,7 @@ def _open_client(address: str, label: str) -> Iterator[MlflowClient]:
         location = _require_reachable_address(address, label)
         if location.database is not None:
             location = _copy_database(location.database, Path(folder), label)
-        service.configure_mlflow()
+        service.set_mlflow_settings()
         try:
             with service.mute_mlflow():
                 from mlflow import MlflowClient
@@ -118,7 +118,7 @@ def _copy_database(file: Path, folder: Path, label: str) -> Address:
     """Copy a SQLite file of MLflow to a folder, and return the address of the copy."""
     if not file.exists():
         raise UserError(f"{file} does not exist")
-    if problem := service.describe_foreign_file(file) or ("" if service.has_tables(file) else "it is empty"):
+    if problem := service.why_not_mlflow_database(file) or ("" if service.has_tables(file) else "it is empty"):
         raise UserError(f"{file} is not an MLflow database: {problem}")
     copy = folder / "mlflow.db"
     try:

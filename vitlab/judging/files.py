@@ -310,7 +310,7 @@ class Remarks:
 
     def error(self, *first: str) -> UserError:
         """Return an error with some sentences and all mistakes."""
-        sentences = dict.fromkeys(map(options_for_cli_or_python, (*self.of_options, *self.of_table)))
+        sentences = dict.fromkeys(map(spell_options_for_caller, (*self.of_options, *self.of_table)))
         return UserError(*first, *(f"{self.source}: {sentence}" for sentence in sentences))
 
     def raise_mistakes(self) -> None:
@@ -319,7 +319,7 @@ class Remarks:
             raise self.error()
 
 
-def options_for_cli_or_python(sentence: str) -> str:
+def spell_options_for_caller(sentence: str) -> str:
     """Return a sentence with options as a command has them, such as ``--over-blocks``, or else Python: over_blocks."""
     if click.get_current_context(silent=True) is not None:
         return sentence
@@ -396,10 +396,12 @@ def are_metric_values(cells: pd.Series[Any]) -> bool:
     return not remarks.of_table
 
 
-def _infer_endings(numbers: Floats, lost: np.ndarray[Any, Any] | Ending = Ending.FAILED) -> Values:
-    """Return numbers with the endings of their trainings; ``lost`` holds the endings of trainings without a number."""
+def _infer_endings(numbers: Floats, endings_of_missing: np.ndarray[Any, Any] | Ending = Ending.FAILED) -> Values:
+    """Return numbers with the endings of their trainings, of which those without a number are given."""
     has_diverged = np.abs(numbers) > LARGEST  # False of NaN
-    endings = np.where(has_diverged, Ending.DIVERGED, np.where(np.isnan(numbers), lost, Ending.DONE)).astype(object)
+    endings = np.where(
+        has_diverged, Ending.DIVERGED, np.where(np.isnan(numbers), endings_of_missing, Ending.DONE)
+    ).astype(object)
     return Values(np.where(has_diverged, np.nan, numbers), endings)
 
 

@@ -21,9 +21,9 @@ from vitlab.judging.files import (
     are_metric_values,
     column_names,
     frame_to_table,
-    options_for_cli_or_python,
     read_table,
     shortlist,
+    spell_options_for_caller,
 )
 from vitlab.judging.trainings import Trainings, add_column_mistakes, read_trainings
 from vitlab.planning.values import Arm, Looks, MetricFacts, Plan, why_no_block_average
@@ -48,7 +48,7 @@ OWN_COLUMNS = ("arm", "baseline", "seed", "trial", "status", "params", "macs", "
 UNREGISTERED = "These comparisons were not registered before their results were known."
 
 
-@check_arguments(own=("results", "goal", "over_blocks"))
+@check_arguments(unchecked=("results", "goal", "over_blocks"))
 def judge(
     results: pd.DataFrame | str | Path,
     *,
@@ -168,7 +168,7 @@ def judge(
     rows = summary_rows(of_study)
     report = Report.from_findings(Findings(of_study, rows), notes_from_values(of_study, rows))
     notes = (
-        *map(options_for_cli_or_python, remarks.notes),
+        *map(spell_options_for_caller, remarks.notes),
         *report.notes,
         *_notes_on_lost_and_best_values(trainings, metric, chance),
         UNREGISTERED,
@@ -281,7 +281,7 @@ def _notes_on_lost_and_best_values(trainings: Trainings, metric: str, chance: fl
     if labels:
         yield f"Warning: {format_count(len(losses), 'lost seed')}, without a value: {shortlist(labels)}."
     if labels and chance is None:
-        yield options_for_cli_or_python(
+        yield spell_options_for_caller(
             "A verdict must also hold with guesses in the place of lost seeds, which --classes or --chance tells."
         )
     if not {"best", "max"}.isdisjoint(criterion.split_words(metric)):

@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vitlab.components.attention import Attention
-from vitlab.components.base import Dropout, Options, PatchDrop, Positive, Probability, set_draw_places
+from vitlab.components.base import Dropout, Options, PatchDrop, Positive, Probability, set_dropout_ids
 from vitlab.components.block import Block, Place
 from vitlab.components.head import Head
 from vitlab.components.init import Init, Kind, parameters_with_fan_in, seeded
@@ -149,7 +149,7 @@ class ViT(Model):
         self.norm = self._build_part("norm", anatomy.final_norm if final_norm_at == "tokens" else none, g.dim)
         self.fc_norm = self._build_part("fc_norm", anatomy.final_norm if final_norm_at == "pooled" else none, g.dim)
         self.head = self._build_part("head", anatomy.head, g)
-        set_draw_places(self)
+        set_dropout_ids(self)
         self.base_width = base_width
         if parametrization == "mup":
             import_optional("mup").scale_attention_logits(self)
@@ -261,13 +261,13 @@ class ViT(Model):
                 parent, _, last = name.rpartition(".")
                 getattr(part.get_submodule(parent), last).copy_(value)
         state = self.to_canonical(self.state_dict())
-        for name, (kind, fan_in) in self._scheme_parameters(state).items():
+        for name, (kind, fan_in) in self._parameters_to_draw(state).items():
             x = torch.empty(state[name].shape)
             self.scheme.initialise_parameter(x, name, kind, fan_in, seed)
             state[name] = x * factors[name] if factors else x
         self.load_state_dict(self.from_canonical(state))
 
-    def _scheme_parameters(self, state: State) -> dict[str, tuple[Kind, int]]:
+    def _parameters_to_draw(self, state: State) -> dict[str, tuple[Kind, int]]:
         """Return the parameters that the scheme draws: canonical name to kind and the layer's number of inputs."""
         parameters: dict[str, tuple[Kind, int]] = dict.fromkeys(TOKENS.values(), ("token", 0))
         parameters |= {self.canonical_name(name): (kind, fan_in) for name, kind, fan_in in parameters_with_fan_in(self)}

@@ -195,7 +195,7 @@ def _fault_problems(trials: Sequence[tuple[Changes, ResolvedTrial | Faults]], do
     places_of: dict[Fault, list[Path]] = {}
     for changes, trial in trials:
         for path, sentence in trial.faults if isinstance(trial, Faults) else ():
-            change, place = _locate_fault(changes, path)
+            change, place = _places_of_change_and_fault(changes, path)
             values = change[:-1] if isinstance(change[-1], int) else change
             place = values if place == change and is_about_key(path, sentence) else place
             places_of.setdefault((values, sentence), []).append(place)
@@ -243,7 +243,7 @@ def set_baselines(resolver: ArmResolver, arms: Sequence[ResolvedArm]) -> Iterato
     yield ("design",), f"{sentence}, or write analysis: {{compare: none}}"
 
 
-def _locate_fault(changes: Changes, path: Path) -> tuple[Path, Path]:
+def _places_of_change_and_fault(changes: Changes, path: Path) -> tuple[Path, Path]:
     """Return the place of the change that caused a fault of an arm, and the place of the fault inside it.
 
     The base does not have this fault, so one of the changes caused it.

@@ -146,7 +146,9 @@ def speed_digest(trial: Trial) -> str:
     return hash_of(spec)[:32]
 
 
-def trials_to_benchmark(trials: Iterable[Planned], probes: Mapping[str, EngineBenchmark]) -> dict[str, list[Planned]]:
+def unbenchmarked_trials_by_shape(
+    trials: Iterable[Planned], probes: Mapping[str, EngineBenchmark]
+) -> dict[str, list[Planned]]:
     """Return the stackable trials whose shape has no benchmark, by shape."""
     by_shape: dict[str, list[Planned]] = {}
     for planned in trials:

@@ -88,7 +88,7 @@ def make_plan(
     tuning = tune.plan_tunings(resolver, matcher, arms, decisions.tunings) if study.tune is not None else []
     looks = _plan_looks(resolver, arms, decisions)
     notes += [f"'{arm.name}' is in the design more than once; it is one arm." for arm in arms if arm.is_repeated]
-    planned, pending = _plan_trials(resolver, arms, looks)
+    planned, pending = _planned_and_pending_trials(resolver, arms, looks)
     # The trainings of no arm behind decided tunings, which are not planned again: teachers, and what these start from.
     earlier = {trial.name: trial for trial in decisions.prerequisites}
     queue = [rival.trial for item in tuning for rival in item.trials]
@@ -163,7 +163,7 @@ def _resolve_and_check_arms(resolver: ArmResolver, problems: list[Problem]) -> l
         size = f"{format_count(len(design.arms), 'arm')} of {format_count(len(study.seeds.all), 'seed')} each"
         sentence = f"{size}; a study has at most {MAX_TRIALS:,} trials"
         raise SpecError([*problems, document.problem(("seeds",), sentence)])
-    mistakes = [*_find_mistakes(resolver, changes, design)]
+    mistakes = [*_find_match_tune_and_metric_mistakes(resolver, changes, design)]
     # With a wrong base, nobody knows which arms are equal; with a wrong design, nobody knows which ones there are.
     places = {problem.path[:length] for problem in problems for length in (1, 2)}
     if places.isdisjoint(WHICH_ARMS):
@@ -182,7 +182,9 @@ def _resolve_and_check_arms(resolver: ArmResolver, problems: list[Problem]) -> l
     return design.arms
 
 
-def _find_mistakes(resolver: ArmResolver, changes: Sequence[Changes], design: ResolvedDesign) -> Iterator[Fault]:
+def _find_match_tune_and_metric_mistakes(
+    resolver: ArmResolver, changes: Sequence[Changes], design: ResolvedDesign
+) -> Iterator[Fault]:
     """Yield the mistakes of matching, tuning and metrics, as places and sentences."""
     study, base = resolver.study, resolver.resolved
     paths = design.faults + ([path for path, _ in base.faults] if isinstance(base, Faults) else [])
@@ -227,7 +229,7 @@ def _plan_looks(resolver: ArmResolver, arms: Sequence[ResolvedArm], decisions: D
     )
 
 
-def _plan_trials(
+def _planned_and_pending_trials(
     resolver: ArmResolver, arms: Sequence[ResolvedArm], looks: Looks | None
 ) -> tuple[list[Planned], list[Planned]]:
     """Return the trials of every arm that runs, and the trials whose tuned values are still to be chosen."""

@@ -55,7 +55,7 @@ def find_study_file(path: Path, say: Callable[[str], None] = lambda sentence: No
     return studies[name]
 
 
-def resolve_study_name(study: str) -> str:
+def stored_study_name(study: str) -> str:
     """Return the name under which the results of a study are stored.
 
     Args:

@@ -297,7 +297,7 @@ class Resolver:
                 choices.append(choice)
         if choices and len(choices) == len(values) and draft.info is not None and draft.objective is not None:
             without_labels = "" if draft.objective.labels else str(value_at(draft.plain, (*OBJECTIVE, "type")))
-            indices, faults = import_slot("metric").find_extra_metrics(draft.info, choices, without_labels)
+            indices, faults = import_slot("metric").indices_of_extra_metrics(draft.info, choices, without_labels)
             draft.add_faults(*(((index,), sentence) for index, sentence in faults), below=METRICS)
             draft.metrics = [choices[index] for index in indices]
         set_value(draft.plain, METRICS, [choice.plain() for choice in draft.metrics])

@@ -143,7 +143,7 @@ class Version:
 
 def select_result_content(data: Tree) -> NewTree:
     """Return the content of a study file on which its results and its report depend."""
-    return {name: _normalise(value) for name, value in data.items() if name not in NOT_CONTENT}
+    return {name: _canonical_content(value) for name, value in data.items() if name not in NOT_CONTENT}
 
 
 def read_study_content(file: Path, changes: Values) -> NewTree:
@@ -388,12 +388,18 @@ def _version_name_in(data: Tree) -> str:
     return name if isinstance(name, str) and re.fullmatch("[0-9a-f]+", name) else ""
 
 
-def _normalise(value: Any, name: str = "") -> Any:
+def _canonical_content(value: Any, name: str = "") -> Any:
     """Return a value without ``data.root``, and with a component that has no options as its name alone."""
     if isinstance(value, Mapping):
-        rest = {key: _normalise(item, str(key)) for key, item in value.items() if (name, key) != ("data", "root")}
+        rest = {
+            key: _canonical_content(item, str(key)) for key, item in value.items() if (name, key) != ("data", "root")
+        }
         return rest["type"] if set(rest) == {"type"} else rest
-    return [_normalise(item) for item in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
+    return (
+        [_canonical_content(item) for item in value]
+        if isinstance(value, Sequence) and not isinstance(value, str)
+        else value
+    )
 
 
 def _append_type_to_paths(leaves: Values, others: Values) -> NewTree:

@@ -42,7 +42,7 @@ def load_file(file: Path | str) -> Origin:
         text = path.read_bytes()
     except OSError as error:
         raise UserError(f"plugin file {file}: {error.strerror}") from None
-    origin = Origin(path.name, _digest(text))
+    origin = Origin(path.name, _code_digest(text))
     # The digest is of the code, so a file in which only comments or docstrings changed is not run again.
     if origin in _origins.values():  # by another path, too: the module of both would have one name
         return origin
@@ -73,7 +73,7 @@ def load_file(file: Path | str) -> Origin:
     return origin
 
 
-def _digest(text: bytes) -> str:
+def _code_digest(text: bytes) -> str:
     """Return the digest of the syntax tree without docstrings and comments, or of the text if it does not parse."""
     with suppress(SyntaxError, ValueError):
         tree = ast.parse(text)

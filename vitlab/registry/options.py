@@ -117,11 +117,11 @@ def options_model(component: type, base: type[BaseModel]) -> type[BaseModel]:
     )
 
 
-def check_arguments(*, own: Collection[str] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def check_arguments(*, unchecked: Collection[str] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make a public function raise UserError, with every mistake, for arguments of wrong names or types.
 
     Args:
-        own: arguments whose values the function checks itself, with others of its mistakes.
+        unchecked: arguments whose values the function checks itself, with others of its mistakes.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -131,7 +131,7 @@ def check_arguments(*, own: Collection[str] = ()) -> Callable[[Callable[P, R]], 
         @cache  # annotations are read at the first call, when their types are imported
         def arguments_model() -> type[BaseModel]:
             # The type of what is returned may be known to type checkers alone.
-            annotations = {**function.__annotations__, **dict.fromkeys([*own, "return"], "object")}
+            annotations = {**function.__annotations__, **dict.fromkeys([*unchecked, "return"], "object")}
             hints = typing.get_type_hints(SimpleNamespace(__annotations__=annotations), function.__globals__)
             fields: dict[str, Any] = {
                 name: (hints[name], ... if each.default is each.empty else each.default)

@@ -67,7 +67,7 @@ def _metadata_or_unknown(dist: Distribution | None, key: str) -> str:
         return UNKNOWN
 
 
-def why_unmet(text: str) -> str | None:
+def why_requirement_unmet(text: str) -> str | None:
     """Return why a requirement such as ``acme-vit>=0.3,<1`` is not met here, or None if it is."""
     from packaging.requirements import InvalidRequirement, Requirement  # slow to import, and rarely needed
 

@@ -63,7 +63,7 @@ def compare_revisions(
         for name, commit in commits:
             request.watch.say(f"checking out {name} and its packages")
             pair.append(stack.enter_context(checkout(commit, name, request.out, request.plugins, install)))
-        versions = [_numeric_versions(revision) if install is not None else {} for revision in pair]
+        versions = [_versions_affecting_numerics(revision) if install is not None else {} for revision in pair]
         differing = [gate.differing_versions(versions[side], versions[1 - side]) for side in (0, 1)]
         for revision, (_, commit), installed in zip(pair, commits, versions, strict=True):
             changes = changes_with_own_name_and_seeds(commit[:7], request, study)
@@ -121,15 +121,15 @@ def compare_revisions(
     return report, gate.make_check_result(study, [*findings, *same, *costs])
 
 
-def _numeric_versions(revision: Revision) -> dict[str, str]:
+def _versions_affecting_numerics(revision: Revision) -> dict[str, str]:
     """Return the versions that determine a trial's numbers and that its code does not cover."""
     installed = json.loads(revision.run_python("-c", VERSIONS).splitlines()[-1])
     return {name: version for name, version in installed.items() if name != "vitlab"}
 
 
-def _trial_keys(plan: str) -> dict[str, set[tuple[str, str]]]:
+def _trial_keys(plan_json: str) -> dict[str, set[tuple[str, str]]]:
     """Return key and code of the trials of each arm in a plan; of data that is still to be read, a key is empty."""
     trials: dict[str, set[tuple[str, str]]] = {}
-    for planned in json.loads(plan)["trials"]:
+    for planned in json.loads(plan_json)["trials"]:
         trials.setdefault(planned["arm"], set()).add((planned["key"], planned["code"]))
     return trials

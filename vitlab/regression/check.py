@@ -19,7 +19,7 @@ from vitlab.regression.baseline import Baseline, Values, accept_into_baseline, r
 from vitlab.regression.checkout import Revision, checkout, resolve_commit, uncommitted_files
 from vitlab.regression.cost import measure_and_judge_costs
 from vitlab.regression.decide import Cell, Finding, worst_verdict
-from vitlab.regression.facts import compare_facts, compute_facts
+from vitlab.regression.facts import compare_exact_facts, compute_exact_facts
 from vitlab.regression.gate import CheckResult, Outlook
 from vitlab.report.api import status_command
 from vitlab.spec import Study, read_document
@@ -76,8 +76,8 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
     cells: list[Cell] = []
     notes = _note_other_versions(plan, baseline)
     if "exact" in tiers and baseline.facts is not None:
-        new_facts = compute_facts(plan, request.file, request.plugins, request.watch)
-        findings += compare_facts(baseline.facts, new_facts)
+        new_facts = compute_exact_facts(plan, request.file, request.plugins, request.watch)
+        findings += compare_exact_facts(baseline.facts, new_facts)
     if "learning" in tiers:
         findings += gate.train_and_check_learning(plan, request.plugins, request.watch, baseline.learned)
     if "statistical" in tiers and baseline.values is not None:
@@ -86,7 +86,7 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
             cells, counts, more_notes = gate.train_and_judge(
                 study, baseline.values, lambda seeds, arms: _train_missing(request, study, seeds, arms, pinned)
             )
-            cells = [gate.doubt_if_guessed(cell, plan, baseline.values) for cell in cells]
+            cells = [gate.doubt_if_at_chance(cell, plan, baseline.values) for cell in cells]
             findings, notes = [*findings, *counts], [*notes, *more_notes]
         except TrialFailed as failed:
             if worst_verdict(finding.verdict for finding in findings) not in ("differs", "regressed"):
@@ -131,7 +131,7 @@ def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) ->
             "-a', then the same command again"
         )
     old = _read_baseline(request) if request.baseline.exists() else Baseline(study=study.study, accepted=())
-    facts = compute_facts(plan, request.file, request.plugins, request.watch)
+    facts = compute_exact_facts(plan, request.file, request.plugins, request.watch)
     learning: list[Finding] = []
     if "learning" in tiers:
         learning += gate.train_and_check_learning(plan, request.plugins, request.watch)
@@ -149,12 +149,12 @@ def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS) ->
     ]
 
 
-def read_outlook(request: CheckRequest) -> tuple[list[Outlook], Mapping[str, str]]:
+def forecast_check(request: CheckRequest) -> tuple[list[Outlook], Mapping[str, str]]:
     """Return what the seeds of the baseline can tell, without training, and the units of metrics."""
     study, plan, baseline = _read_study_and_baseline(request, ("statistical",))
     assert baseline.values is not None
-    cells = [gate.limit_to_bounds(cell, plan) for cell in gate.forecast_by_cell(study, baseline.values)]
-    return [gate.doubt_if_guessed(cell, plan, baseline.values) for cell in cells], plan.units
+    cells = [gate.limit_to_bounds(cell, plan) for cell in gate.forecast_cells(study, baseline.values)]
+    return [gate.doubt_if_at_chance(cell, plan, baseline.values) for cell in cells], plan.units
 
 
 def _read_study_and_baseline(request: CheckRequest, tiers: Sequence[Tier]) -> tuple[Study, Plan, Baseline]:

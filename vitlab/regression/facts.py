@@ -40,7 +40,7 @@ NO_ROUNDING = 1e-4
 AVX2 and for neither differed by at most 4e-8, which initial values drawn in single precision bring in."""
 
 
-def compute_facts(plan: Plan, file: Path, plugins: Sequence[str | Path], watch: Watch) -> Facts:
+def compute_exact_facts(plan: Plan, file: Path, plugins: Sequence[str | Path], watch: Watch) -> Facts:
     """Compute the facts of a study, its traces included; mistakes name its file."""
     import torch
 
@@ -91,7 +91,7 @@ def iterate_traces(
         yield arguments, trace
 
 
-def compare_facts(old: Facts, new: Facts) -> list[Finding]:
+def compare_exact_facts(old: Facts, new: Facts) -> list[Finding]:
     """Return one finding per check, whether it passes or not."""
     changes = [f"arm '{arm}' is new" for arm in new.arms if arm not in old.arms]
     changes += [f"arm '{arm}' is gone" for arm in old.arms if arm not in new.arms]

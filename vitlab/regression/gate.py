@@ -115,23 +115,23 @@ def judged_goals(study: Study) -> dict[str, Goal]:
     return {study.analysis.metric: study.analysis.goal, **study.check.metrics}
 
 
-def pair_cells(study: Study, values: Values, new: Values) -> tuple[list[Pair], list[str]]:
-    """Return every cell of a baseline's values and new ones, with the reason for those not to be judged, and notes."""
+def pair_cells(study: Study, old: Values, new: Values) -> tuple[list[Pair], list[str]]:
+    """Return every cell of a baseline's old and new ones, with the reason for those not to be judged, and notes."""
     pairs, notes = [], []
-    if values.device != new.device:
-        notes.append(f"the baseline was trained on {values.device}, and the candidate on {new.device}")
+    if old.device != new.device:
+        notes.append(f"the baseline was trained on {old.device}, and the candidate on {new.device}")
     for metric, goal in judged_goals(study).items():
-        by_arm = values.metrics.get(metric, {})
-        margin, min_abs = _margin_and_min_abs(study, values, metric)
+        by_arm = old.metrics.get(metric, {})
+        margin, min_abs = _margin_and_min_abs(study, old, metric)
         for arm, candidate in new.metrics[metric].items():
-            seeds, before, after = by_arm.get(arm), values.data.get(arm), new.data.get(arm)
+            seeds, before, after = by_arm.get(arm), old.data.get(arm), new.data.get(arm)
             if seeds == {} and not candidate and arm not in new.diverged:
                 notes.append(f"arm '{arm}' has no {metric}, and had none in the baseline: it is not judged")
                 continue
             refused = "" if before == after else f"its data was {before} and is {after}; if that is meant, accept it"
             if seeds is None:
                 refused = f"the baseline has no {metric} of this arm; accept a baseline that has it"
-            sides = (seeds or {}, values.diverged), (candidate, new.diverged)
+            sides = (seeds or {}, old.diverged), (candidate, new.diverged)
             pairs.append(
                 Pair(
                     arm,
@@ -141,14 +141,14 @@ def pair_cells(study: Study, values: Values, new: Values) -> tuple[list[Pair], l
                     candidate,
                     margin,
                     min_abs,
-                    quantum=values.quanta.get(metric, 0.0),
+                    quantum=old.quanta.get(metric, 0.0),
                     lost=[frozenset(diverged.get(arm, ())).difference(has_value) for has_value, diverged in sides],
                     refused=refused,
                     no_sample=describe_few_prerequisites(new.behind[arm]) if arm in new.behind else "",
                     seconds=new.seconds.get(arm, NAN),
                 )
             )
-    notes += [f"arm '{arm}' of the baseline is no longer in the study" for arm in values.data if arm not in new.data]
+    notes += [f"arm '{arm}' of the baseline is no longer in the study" for arm in old.data if arm not in new.data]
     return pairs, list(dict.fromkeys(notes))
 
 
@@ -185,7 +185,7 @@ def train_and_judge(
     return cells, findings, notes
 
 
-def doubt_if_guessed(cell: CellT, plan: Plan, values: Values) -> CellT:
+def doubt_if_at_chance(cell: CellT, plan: Plan, values: Values) -> CellT:
     """Return a cell, with a candidate that is no better than guesses as inconclusive, where it would pass.
 
     The accuracy of guesses is binomial.  All seeds may share them, such as one class for all images.
@@ -266,7 +266,7 @@ def make_check_result(
     return CheckResult(study.study, verdict, fails, tuple(findings), tuple(cells), tuple(notes))
 
 
-def forecast_by_cell(study: Study, values: Values) -> list[Outlook]:
+def forecast_cells(study: Study, values: Values) -> list[Outlook]:
     """Return for each cell the probability that an unchanged model passes, and the change for the worse that is found.
 
     Of two looks, the second counts, as the first one can only add to the probability.

@@ -47,7 +47,7 @@ def render_check(result: CheckResult, form: str) -> str:
     )
 
 
-def render_outlook(cells: Sequence[Outlook], units: Mapping[str, str], form: str) -> str:
+def render_forecast(cells: Sequence[Outlook], units: Mapping[str, str], form: str) -> str:
     """Return a table of the probabilities that an unchanged model passes, and of the regressions that are found."""
     column = Columns([_in_unit(cell, Scale.of(cell.metric, units)) for cell in cells])
     table = [

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from vitlab.errors import UserError, nearest
-from vitlab.planning.packaged import resolve_study_name
+from vitlab.planning.packaged import stored_study_name
 from vitlab.planning.study_folder import (
     EARLIER,
     find_version,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from vitlab.report.notebook import Comparison
     from vitlab.training.artifacts import Transform
 
-PREDICTIONS = frame.parse_descriptions("""
+PREDICTIONS = frame.parse_column_descriptions("""
 arm | string | the arm
 seed | int64 | the replicate
 split | string | val or test
@@ -146,7 +146,7 @@ def open_study(path: str | Path, *, out: str | Path = OUT, changes: Mapping[str,
     else:
         file = path if path.is_file() or path.suffix in (".yaml", ".yml") else None
         name, _, version = (str(path), "", "") if file is not None else str(path).partition("@")
-        study = folder = Store(Path(out).resolve()).study(resolve_study_name(name))
+        study = folder = Store(Path(out).resolve()).study(stored_study_name(name))
         if file is not None:
             folder = _version_folder_of_file(file, changes, study)
         elif version:

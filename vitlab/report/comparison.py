@@ -13,7 +13,7 @@ from vitlab.comparison import Verdict
 from vitlab.comparison.study import Sample, is_futile, judge_study
 from vitlab.planning.registration import newly_compared_arms
 from vitlab.planning.values import Looks, Plan
-from vitlab.report.frame import GROUPS, StudyResults, parse_descriptions
+from vitlab.report.frame import GROUPS, StudyResults, parse_column_descriptions
 from vitlab.report.phrasing import Row
 from vitlab.spec import Analysis
 from vitlab.statistics import replicates
@@ -24,7 +24,7 @@ from vitlab.store.result import Ending
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = parse_descriptions(f"""
+COLUMNS = parse_column_descriptions(f"""
 arm | string | the arm
 baseline | string | the arm it is compared with; if there is none, this and all columns of the comparison are missing
 planned | int64 | trials, one a seed
@@ -118,7 +118,7 @@ def summary_rows(results: StudyResults, refused: Mapping[str, str] = {}) -> list
     costs_of_trials = results.frame.reindex(columns=["arm", *COSTS]).astype(dict.fromkeys(COSTS, "float64"))
     costs = costs_of_trials.groupby("arm", sort=False).agg(COSTS).to_dict("index")
     arms = trials_by_arm(results)
-    samples = read_samples(results, arms)
+    samples = samples_by_arm(results, arms)
     compared = {arm: trials[0].baseline for arm, trials in arms.items() if isinstance(trials[0].baseline, str)}
     samples |= {arm: Sample({}) for arm in compared.values() if arm not in samples}
     awaited = {
@@ -133,7 +133,7 @@ def summary_rows(results: StudyResults, refused: Mapping[str, str] = {}) -> list
     ]
 
 
-def read_samples(results: StudyResults, arms: Mapping[str, Sequence[_Trial]]) -> dict[str, Sample]:
+def samples_by_arm(results: StudyResults, arms: Mapping[str, Sequence[_Trial]]) -> dict[str, Sample]:
     """Return the sample of every arm, from its trials by :func:`trials_by_arm`."""
     return {
         arm: Sample(values, _lost_seeds(trials, values), results.overlap.get(arm, 0.0), results.images.get(arm, {}))
@@ -142,7 +142,7 @@ def read_samples(results: StudyResults, arms: Mapping[str, Sequence[_Trial]]) ->
     }
 
 
-def exploratory_plan(plan: Plan) -> Plan:
+def plan_without_registration(plan: Plan) -> Plan:
     """Return the plan without its registration, for further comparisons; looks have equal levels, at all seeds."""
     looks = plan.looks
     if looks is not None:
@@ -166,7 +166,9 @@ def _arms_near_best(
         best.setdefault(arm.block, arm.name)
     beside = tuple(replace(arm, baseline=best[arm.block]) for arm in arms if arm.name != best[arm.block])
     compared = {arm.name: str(arm.baseline) for arm in beside}
-    further = judge_study(replace(exploratory_plan(plan), arms=beside), compared, samples, quantum=results.quantum)
+    further = judge_study(
+        replace(plan_without_registration(plan), arms=beside), compared, samples, quantum=results.quantum
+    )
     # A control is no rival of the arms; it may be the best where its baseline may, which it repeats with other seeds.
     controls = [arm for arm in plan.arms if arm.is_control]
     rows = [*further.items(), *((arm.name, judged[arm.name]) for arm in arms if arm.name in judged)]
@@ -178,7 +180,7 @@ def _arms_near_best(
 
 def trials_by_arm(results: StudyResults) -> dict[str, list[_Trial]]:
     """Return what is needed of the trials of every arm that has any."""
-    table = results.frame.rename(columns={_test_column(results.plan.analysis): "tested"})
+    table = results.frame.rename(columns={_test_split_column(results.plan.analysis): "tested"})
     table = table.reindex(columns=[*_Trial._fields]).astype({"tested": "float64"})
     arms: dict[str, list[_Trial]] = {str(arm): [] for arm in table["arm"].unique()}
     for trial in map(_Trial._make, table.itertuples(index=False, name=None)):
@@ -213,7 +215,7 @@ def column_names(analysis: Analysis) -> list[str]:
     They are ``COLUMNS``, followed by the mean of the test metric of the same name and its standard deviation
     (``test/NAME``, ``test/NAME_sd``), unless a table of other programs does not say which split its metric is of.
     """
-    test = _test_column(analysis)
+    test = _test_split_column(analysis)
     return [*COLUMNS, *([test, f"{test}_sd"] if test else [])]
 
 
@@ -235,7 +237,9 @@ def _summarize_arm(
     plan, comparison = results.plan, comparisons.get(arm)
     analysis, facts = plan.analysis, plan.facts(plan.analysis.metric)
     values, images = results.values.get(arm, {}), results.images.get(arm, {})
-    mean = replicates.mean_interval([*values.values()], analysis.alpha, results.quantum, results.largest_overlap([arm]))
+    mean = replicates.mean_interval(
+        [*values.values()], analysis.alpha, results.quantum, results.largest_val_train_ratio([arm])
+    )
     lowest, highest = (None, None) if facts is None else facts.bounds
     statuses = [trial.status for trial in trials]
     of_images = [images[seed] for seed in values if seed in images]
@@ -260,7 +264,7 @@ def _summarize_arm(
         "sound_mean": float(np.mean(sound)) if collapsed and sound else NAN,
         **costs,
     }
-    if test := _test_column(analysis):
+    if test := _test_split_column(analysis):
         tested = [trial.tested for trial in trials if trial.seed in values and not math.isnan(trial.tested)]
         with np.errstate(invalid="ignore"):  # infinite values have no deviation
             row[test] = float(np.mean(tested or NAN))
@@ -268,7 +272,7 @@ def _summarize_arm(
     return {name: _json_value(row.get(name), _column_type(name)) for name in column_names(analysis)}
 
 
-def _test_column(analysis: Analysis) -> str | None:
+def _test_split_column(analysis: Analysis) -> str | None:
     """Return the test metric of the same name as the metric, if the metric says which split it is of."""
     split, _, name = analysis.metric.partition("/")
     return f"test/{name}" if split in GROUPS else None

@@ -115,7 +115,7 @@ def svg_to_element(svg: str, id_prefix: str, alt_text: str) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL).replace(
         'id="figure_1"', 'id="figure"'
     )
-    return re.sub(r"<[^>]+>", lambda tag: _adapt_tag(tag[0], id_prefix, alt_text), svg)
+    return re.sub(r"<[^>]+>", lambda tag: _adapt_svg_tag(tag[0], id_prefix, alt_text), svg)
 
 
 def stacked_panels_svg(drawing: Drawing, name: str) -> str:
@@ -182,7 +182,7 @@ def apply_style() -> Iterator[None]:
         yield
 
 
-def _adapt_tag(tag: str, id_prefix: str, alt_text: str) -> str:
+def _adapt_svg_tag(tag: str, id_prefix: str, alt_text: str) -> str:
     """Adapt a tag of matplotlib's SVG to a page, which sets colours and width."""
     tag = re.sub(r' xmlns(:\w+)?="[^"]*"', "", tag)
     tag = re.sub(r"(\d\.\d\d)\d+", r"\1", tag)  # hundredths of a point
@@ -212,24 +212,24 @@ def split_name_at_commas(name: str) -> tuple[str, ...]:
     return tuple(part for part in (*parts, current.strip()) if part)
 
 
-def _shared_parts(names: Collection[str]) -> list[str]:
+def _shared_name_parts(names: Collection[str]) -> list[str]:
     """Return the parts that all of several names share."""
     first, *others = map(split_name_at_commas, names) if len(names) > 1 else [()]
     return [part for part in first if all(part in other for other in others)]
 
 
 def short_labels(names: Collection[str]) -> dict[str, str]:
-    """Return each name on one line, without the parts that all names share, which :func:`describe_shared` says."""
-    shared, labels = _shared_parts(names), {}
+    """Return each name on one line, without the parts of :func:`describe_shared_name_parts`."""
+    shared, labels = _shared_name_parts(names), {}
     for name in names:
         own_parts = [part for part in split_name_at_commas(name) if part not in shared]
         labels[name] = ", ".join(own_parts) if shared and own_parts else " ".join(name.split())
     return _number_duplicates(labels)
 
 
-def describe_shared(names: Collection[str]) -> str:
+def describe_shared_name_parts(names: Collection[str]) -> str:
     """Return a sentence for a caption with the parts that :func:`short_labels` leaves out; empty if there are none."""
-    shared = _shared_parts(names)
+    shared = _shared_name_parts(names)
     return f" All with {', '.join(shared)}." if shared else ""
 
 

@@ -306,8 +306,8 @@ FORMATS = {
     "terminal": Format(render_terminal),
     "md": Format(render_markdown, "report.md"),
     "html": Format(render_page, "report.html", of_results=True),
-    "csv": Format(lambda report: frame_to_csv(report.frame), "results.csv", of_results=True),
-    "parquet": Format(lambda report: report.frame.to_parquet(index=False), "results.parquet", of_results=True),
+    "csv": Format(lambda report: frame_to_csv(report.results_frame), "results.csv", of_results=True),
+    "parquet": Format(lambda report: report.results_frame.to_parquet(index=False), "results.parquet", of_results=True),
     "latex": Format(
         lambda report: render_latex(report, {"arms": paper_table(report), **_tables_by_section(report, "crossed")}),
         "report.tex",

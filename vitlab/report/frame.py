@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 GROUPS = ("val", "test", "train")  #: splits that metrics begin with
 
 
-def parse_descriptions(table: str) -> dict[str, tuple[str, str]]:
+def parse_column_descriptions(table: str) -> dict[str, tuple[str, str]]:
     """Return name to type and meaning of the columns in a table of ``NAME | TYPE | MEANING``, one to a line."""
     rows = (line.split(" | ") for line in re.sub(r"\n +", " ", table.strip()).splitlines())
     return {name: (kind, meaning) for name, kind, meaning in rows}
 
 
 # In a narrow terminal, pandas leaves out columns in the middle.
-BEFORE = parse_descriptions(f"""
+BEFORE = parse_column_descriptions(f"""
 arm | string | the arm
 seed | int64 | the replicate
 status | string | {", ".join(STATUSES[:-1])} or {STATUSES[-1]}
@@ -53,7 +53,7 @@ failure_kind | string | why there is no value: diverged (the loss was not finite
 failure | string | the same in a sentence; empty where nothing went wrong
 """)
 """First columns of :func:`results`, with their types and meanings."""
-AFTER = parse_descriptions("""
+AFTER = parse_column_descriptions("""
 origins | string | its components, each with the source and the version it came from
 engine | string | how it was computed: the engine, or several joined by +
 threads | Int64 | threads it was computed with
@@ -66,7 +66,7 @@ images | Int64 | training images seen
 wall_s | float64 | seconds it took, all attempts together
 """)
 """Columns of :func:`results` between the varied paths and the final values."""
-HISTORY = parse_descriptions("""
+HISTORY = parse_column_descriptions("""
 arm | string | the arm
 seed | int64 | the replicate
 step | int64 | optimizer steps done
@@ -161,12 +161,12 @@ def metric_quantum(plan: Plan, trials: Sequence[StoredTrial]) -> float:
     facts, split = plan.facts(plan.analysis.metric), plan.analysis.metric.partition("/")[0]
     if facts is None:
         return 0.0
-    images = _images_by_split(trials, split).values() if facts.quantum else ()
+    images = _image_ids_by_data_and_seed(trials, split).values() if facts.quantum else ()
     sizes = {len(next(filter(None, by_seed.values()), ())) for by_seed in images} - {0}
     return facts.step or (facts.quantum / sizes.pop() if len(sizes) == 1 else 0.0)
 
 
-def validation_overlap(plan: Plan, trials: Sequence[StoredTrial]) -> dict[str, float]:
+def val_train_ratio_by_arm(plan: Plan, trials: Sequence[StoredTrial]) -> dict[str, float]:
     """Return validation images over training images by arm, if the metric is of validation images that seeds vary.
 
     Of random splits, two have n_val / (n_train + n_val) of their validation images in common.  That share is measured
@@ -176,7 +176,7 @@ def validation_overlap(plan: Plan, trials: Sequence[StoredTrial]) -> dict[str, f
         Empty if the seeds of no arm have different splits.  0 for an arm whose seeds have the same validation images,
         as data sets may define them; NaN if the images of fewer than two seeds are stored, or have none in common.
     """
-    images = _images_by_split(trials, "val") if plan.analysis.metric.startswith("val/") else {}
+    images = _image_ids_by_data_and_seed(trials, "val") if plan.analysis.metric.startswith("val/") else {}
     if all(len(by_seed) < 2 for by_seed in images.values()):
         return {}
     ratios = {
@@ -185,7 +185,7 @@ def validation_overlap(plan: Plan, trials: Sequence[StoredTrial]) -> dict[str, f
     return {item.planned.arm: ratios[repr(item.planned.trial.spec.data)] for item in trials}
 
 
-def _images_by_split(trials: Sequence[StoredTrial], split: str) -> dict[str, dict[int, frozenset[int]]]:
+def _image_ids_by_data_and_seed(trials: Sequence[StoredTrial], split: str) -> dict[str, dict[int, frozenset[int]]]:
     """Return the images of a split by data and seed of the split; empty where no trial has stored them."""
     images: dict[str, dict[int, frozenset[int]]] = {}
     for item in trials:
@@ -339,13 +339,13 @@ class StudyResults:
     trials: tuple[StoredTrial, ...] = ()  #: empty for a table of other programs
     quantum: float = 0.0  #: smallest change of the metric; 0 if it has none or it is not known
     overlap: Mapping[str, float] = field(default_factory=dict)
-    """Arm to validation images over training images, see :func:`vitlab.report.frame.validation_overlap`."""
+    """Arm to validation images over training images, see :func:`vitlab.report.frame.val_train_ratio_by_arm`."""
 
     @classmethod
     def read(cls, plan: Plan, store: Store) -> StudyResults:
         """Read the results of a plan from its store."""
         trials = tuple(gather_trials(plan, store))
-        quantum, overlap = metric_quantum(plan, trials), validation_overlap(plan, trials)
+        quantum, overlap = metric_quantum(plan, trials), val_train_ratio_by_arm(plan, trials)
         return cls(plan, trials_to_frame(plan, trials), trials, quantum, overlap)
 
     @cached_property
@@ -358,7 +358,7 @@ class StudyResults:
         """Return the values of the metric for each image, see :func:`image_values`."""
         return image_values(self.plan, self.trials)
 
-    def largest_overlap(self, arms: Iterable[str]) -> float:
+    def largest_val_train_ratio(self, arms: Iterable[str]) -> float:
         """Return the largest overlap of some arms; NaN if one is not known."""
         return float(np.max([0.0, *(self.overlap.get(arm, 0.0) for arm in arms)]))
 

@@ -95,7 +95,7 @@ class Comparison(pd.DataFrame):
         """
         return self.report.render(format)
 
-    def _selected(self) -> Report | None:
+    def _report_of_selected_arms(self) -> Report | None:
         """Return the report of the arms in the frame and their baselines; None if anything but the rows was changed."""
         report: Report | None = getattr(self, "report", None)  # frames that pandas joins have none
         if report is None or "arm" not in self:
@@ -115,7 +115,7 @@ class Comparison(pd.DataFrame):
         """Return the answers and a table of few columns, fitted to the terminal; of some arms, the table alone."""
         if not len(self) and "arm" in self:
             return "no arms"
-        selected = self._selected()
+        selected = self._report_of_selected_arms()
         if selected is None:
             return super().__repr__()
         table = paper_table(selected)
@@ -125,7 +125,7 @@ class Comparison(pd.DataFrame):
 
     def _repr_html_(self) -> str | None:
         """Return answers, the table of arms and notes as HTML; every text is escaped."""
-        selected = self._selected()
+        selected = self._report_of_selected_arms()
         if selected is None:
             return super()._repr_html_()  # type: ignore[misc, no-any-return]
         table = arm_columns(selected.arms, selected.analysis, selected.scale)

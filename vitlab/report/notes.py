@@ -33,7 +33,7 @@ from vitlab.report.phrasing import (
     percent,
     truncate_list,
 )
-from vitlab.statistics.replicates import boschloo_p, collapse_rate_bound, gap_score, sd_interval
+from vitlab.statistics.replicates import boschloo_p, collapse_rate_bound, non_normality_score, sd_interval
 from vitlab.store.folders import OPEN
 from vitlab.store.result import Ending
 
@@ -78,7 +78,7 @@ def notes(results: StudyResults, prerequisite_trials: Sequence[StoredTrial], row
         ),
         *truncate_list(list(_note_failures(trials))),
         *_note_repeated_trials(results.frame),
-        *_note_prerequisites(plan),
+        *_note_shared_prerequisites(plan),
         *_note_large_batches(results.trials),
         *_note_early_stops(results.trials),
         *_note_pretrained_weights(trials),
@@ -90,7 +90,7 @@ def notes(results: StudyResults, prerequisite_trials: Sequence[StoredTrial], row
         *notes_from_values(results, rows),
         *_note_varied_streams(results),
         *_note_seed_scatter(plan, rows),
-        *_note_learning_rate(plan),
+        *_note_untuned_learning_rate(plan),
     ]
 
 
@@ -225,7 +225,7 @@ def _note_repeated_trials(frame: pd.DataFrame) -> Iterator[str]:
         )
 
 
-def _note_prerequisites(plan: Plan) -> list[str]:
+def _note_shared_prerequisites(plan: Plan) -> list[str]:
     names: dict[tuple[str, str], list[str]] = defaultdict(list)
     for planned in plan.trials:
         for role, name in planned.trial.needs.items():
@@ -411,7 +411,7 @@ def _note_non_normal_seeds(results: StudyResults, rows: Sequence[Row]) -> Iterat
     seeds = sorted(set.intersection(*map(set, sound))) if sound else []
     if len(seeds) < 3 or not any(row["test"] == "paired t" for row in rows):
         return
-    score = gap_score(np.array([[values[seed] for seed in seeds] for values in sound]))
+    score = non_normality_score(np.array([[values[seed] for seed in seeds] for values in sound]))
     if score > MAX_GAP_SCORE:
         yield (
             "Warning: seeds lie in groups, or far out on one side, more than normal values do (their gaps exceed those "
@@ -517,7 +517,7 @@ def _note_seed_scatter(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     yield sentence
 
 
-def _note_learning_rate(plan: Plan) -> Iterator[str]:
+def _note_untuned_learning_rate(plan: Plan) -> Iterator[str]:
     specs = [planned.trial.spec for planned in plan.trials]
     rates = {(spec.train.optimizer.type, spec.train.optimizer.options.get("lr")) for spec in specs}
     several = len(dict(rates)) > 1

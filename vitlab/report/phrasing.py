@@ -84,7 +84,7 @@ def difference_columns(rows: Sequence[Any], analysis: Analysis, scale: Scale, ti
     ]
 
 
-def describe_evidence(row: Any, analysis: Analysis, scale: Scale, decimals: int) -> str:
+def describe_interval_and_p(row: Any, analysis: Analysis, scale: Scale, decimals: int) -> str:
     """Return the interval and the p value of a row with a ``family``, as far as there are any."""
     if row.p_corrected is None:
         return "too few values to judge that by"
@@ -144,12 +144,12 @@ class Scale:
             return self.decimals_for_values(values, 1, 4)
         return min(6, max(least, math.ceil(-math.log10(half_widths[len(half_widths) // 2] / 3))))
 
-    def decimals_for_values(self, values: Sequence[float | None], share: int, number: int) -> int:
-        """Return ``share`` decimals for shares, none for whole numbers such as counts, and otherwise ``number``."""
+    def decimals_for_values(self, values: Sequence[float | None], share_decimals: int, number_decimals: int) -> int:
+        """Return the decimals for shares, none for whole numbers such as counts, and those for numbers otherwise."""
         if self.is_share:
-            return share
+            return share_decimals
         numbers = [value for value in values if value is not None]
-        return 0 if numbers and all(float(value).is_integer() for value in numbers) else number
+        return 0 if numbers and all(float(value).is_integer() for value in numbers) else number_decimals
 
     def number(self, value: float | None, decimals: int, *, sign: bool = False) -> str:
         """Format a value without its unit; a dash if it is missing."""
@@ -190,7 +190,7 @@ def compared_rows(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["baseline"] is not None]
 
 
-def name_baseline(baselines: Iterable[str | None]) -> str:
+def describe_baseline(baselines: Iterable[str | None]) -> str:
     """Return ``the baseline``, with its name if all arms are compared with one."""
     names = {*baselines} - {None}
     return f"the baseline{f' ({names.pop()})' if len(names) == 1 and names != {'baseline'} else ''}"
@@ -313,7 +313,7 @@ def _comparison_sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale,
             f" ({interval_name(row['family'], analysis)} {_format_ends(row, 'difference_', scale, decimals)}, {p})"
         )
     elif row["pairs"] == 2:
-        sentence += f" ({_two_values_clause(row['difference'], row['difference_sd'], scale, decimals)}, {p})"
+        sentence += f" ({_two_seeds_clause(row['difference'], row['difference_sd'], scale, decimals)}, {p})"
     else:
         sentence += f" ({p}; an arm has two seeds, which give no useful interval)"
     if analysis.margin is not None and row["equal_low"] is not None:
@@ -331,7 +331,7 @@ def _format_ends(row: Row, of: str, scale: Scale, decimals: int) -> str:
     return f"{scale.end(row[f'{of}low'], decimals)} to {scale.end(row[f'{of}high'], decimals)}"
 
 
-def _two_values_clause(mean: float, sd: float | None, scale: Scale, decimals: int) -> str:
+def _two_seeds_clause(mean: float, sd: float | None, scale: Scale, decimals: int) -> str:
     half = (sd or 0.0) / math.sqrt(2)
     low, high = (scale.number(mean + side * half, decimals) for side in (-1, 1))
     return f"{low} and {high} at the two seeds, which gives no useful interval"
@@ -377,7 +377,7 @@ def describe_arm_result(row: Row, analysis: Analysis, scale: Scale, decimals: in
         sound = row["sound_mean"]
         return f"{sentence}{'' if sound is None else f'; {scale.number(sound, decimals)} without them'})."
     if row["n"] == 2:
-        return f"{sentence} ({_two_values_clause(row['mean'], row['sd'], scale, decimals)})."
+        return f"{sentence} ({_two_seeds_clause(row['mean'], row['sd'], scale, decimals)})."
     if row["low"] is None:
         return f"{sentence}."
     interval = f"{percent(1 - analysis.alpha)} interval {_format_ends(row, '', scale, decimals)}"

@@ -195,7 +195,7 @@ def _paired_spreads(stored: Plan, store: Store) -> Iterator[_Spread]:
             sides = [results.values.get(name, {}).keys() for name in (arm.name, arm.baseline)]
             groups[arm.baseline, tuple(sorted(sides[0] & sides[1]))].append(arm.name)
     for (baseline, seeds), arms in groups.items():
-        overlap = results.largest_overlap((baseline, *arms))
+        overlap = results.largest_val_train_ratio((baseline, *arms))
         if len(seeds) < 2 or math.isnan(overlap):
             continue
         table_AS = np.array([[results.values[name][seed] for seed in seeds] for name in (baseline, *arms)])

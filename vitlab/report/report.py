@@ -150,7 +150,7 @@ class Report:
         return {name: drawing for name, drawing in drawings.items() if drawing is not None}
 
     @property
-    def frame(self) -> pd.DataFrame:
+    def results_frame(self) -> pd.DataFrame:
         """The results, one row per trial; of what belongs to no single study, one row per arm."""
         if self.made is None:
             return summary_rows_to_frame(self.arms, self.analysis)

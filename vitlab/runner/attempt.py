@@ -24,12 +24,12 @@ from vitlab.models.trained import InputSpec, write_weights
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.registry.plugins import sentence_with_place
 from vitlab.runner.circumstances import (
-    count_cost,
     cuda_settings,
     describe_kernels,
-    flops_utilisation,
+    flops_metrics,
     hook_chosen_kernels,
     measured_matrix_rate,
+    model_params_and_macs,
     versions,
 )
 from vitlab.runner.job import Deferral, Settings, TrialEnd
@@ -116,7 +116,7 @@ class Attempt:
         notes = (f"of the weights it starts from: {note}" for note in self.weights_notes)
         resumed = self.resumed and f"resumed {self.resumed}"
         if self.writes:
-            self.log_start("; ".join(filter(None, (damage, note, engine_note, read_note, resumed, *notes))))
+            self.write_start_event("; ".join(filter(None, (damage, note, engine_note, read_note, resumed, *notes))))
         self.kernels = hook_chosen_kernels(training.model, not self.engine_type.one_at_a_time)
         return training
 
@@ -130,7 +130,7 @@ class Attempt:
         load = partial(load_prerequisite, trial, self.folder)
         model, self.weights_notes = make_initial_model(trial, load, prepared.info, self.device)
         fit_head_if_asked(model, trial, feed)
-        self.params, self.macs = count_cost(model, trial, prepared.info)
+        self.params, self.macs = model_params_and_macs(model, trial, prepared.info)
         if self.settings.activation_checkpointing == "blocks":
             checkpoint_activations(model)
         training = Training(
@@ -149,7 +149,7 @@ class Attempt:
         self.step_macs = self.macs if is_whole else 0
         return training
 
-    def log_start(self, note: str) -> None:
+    def write_start_event(self, note: str) -> None:
         """Log the start or resume of the attempt in the journal."""
         self.folder.emit(
             "start",
@@ -160,7 +160,7 @@ class Attempt:
             epoch=self.training.epoch,
             images=self.training.images,
             effective_batch_size=self.training.images_per_batch,
-            numerics=self._describe_numerics(),
+            numerics=self._collect_numerics(),
             **({"driver": driver} if (driver := self.settings.driver) else {}),
             **({"note": note} if note else {}),
         )
@@ -193,12 +193,12 @@ class Attempt:
             if self.settings.keep.last:
                 write_weights(self.folder.weights_file, state, self.input_spec)
         self.folder.emit("end", status=status, **({"failure": failure} if failure else {}))
-        circumstances = self._describe_circumstances(wall_s)
+        circumstances = self._collect_circumstances(wall_s)
         self.folder.write_result(TrialResult(self.trial.key, self.trial.code, status, outcome, circumstances, failure))
         self.end = TrialEnd(Ending.DONE, failure)  # there is a result, which may say that the trial diverged
         shutil.rmtree(self.folder.checkpoint, ignore_errors=True)
 
-    def _describe_circumstances(self, wall_s: float) -> Circumstances:
+    def _collect_circumstances(self, wall_s: float) -> Circumstances:
         return Circumstances(
             started=self.first_began,
             wall_s=wall_s,
@@ -208,7 +208,7 @@ class Attempt:
             macs=self.macs,
             memory_bytes=peak_memory(self.device),
             versions={**versions(), **imported_requirements(self.trial.spec)},
-            numerics={**self._describe_numerics(), "attention": describe_kernels(self.kernels, self.trial.spec.model)},
+            numerics={**self._collect_numerics(), "attention": describe_kernels(self.kernels, self.trial.spec.model)},
             ended=time.time(),
             weights=tuple(self.weights_notes),
         )
@@ -233,7 +233,7 @@ class Attempt:
         """Load a checkpoint into the training, and count in the time and the numerics of the attempts before it."""
         self.training.load(content["training"])
         self.before_s = content["wall_s"]
-        before, here = content["numerics"], self._describe_numerics()
+        before, here = content["numerics"], self._collect_numerics()
         engines, self.resumed = before["engine"], before.get("resumed", "")
         self.engine = engines if self.engine in engines.split("+") else f"{engines}+{self.engine}"
         names = [name for name in {**before, **here} if name not in ("engine", "resumed")]
@@ -247,7 +247,7 @@ class Attempt:
             return
         self.folder.raise_if_lock_lost()
         self.wait_for_checkpoint()
-        content = {"training": state, "wall_s": self.spent_s(), "numerics": self._describe_numerics()}
+        content = {"training": state, "wall_s": self.spent_s(), "numerics": self._collect_numerics()}
         self._writing = self.writer.submit(
             artifacts.make_checkpoint_writer(self.folder.checkpoint, content, self.folder.raise_if_lock_lost)
         )
@@ -271,7 +271,7 @@ class Attempt:
                 images=measurement.images,
                 metrics={
                     **measurement.metrics,
-                    **flops_utilisation(measurement.metrics, self.step_macs, self.matrix_rate),
+                    **flops_metrics(measurement.metrics, self.step_macs, self.matrix_rate),
                 },
             )
         keep, history = self.settings.keep, self.training.history
@@ -297,7 +297,7 @@ class Attempt:
         """Return the seconds of all attempts at the trial so far."""
         return self.before_s + time.monotonic() - self._since
 
-    def _describe_numerics(self) -> dict[str, object]:
+    def _collect_numerics(self) -> dict[str, object]:
         return {
             "torch": torch.__version__,
             "device": self.device.type,

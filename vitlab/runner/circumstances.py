@@ -36,7 +36,7 @@ from vitlab.training.evaluation import NARROW
 _sizes: dict[tuple[object, ...], tuple[int, int]] = {}  #: of the replicates of an arm, which one process may train
 
 
-def count_cost(model: Model, trial: Trial, info: DataInfo) -> tuple[int, int]:
+def model_params_and_macs(model: Model, trial: Trial, info: DataInfo) -> tuple[int, int]:
     """Return the parameters and multiply-accumulates of a trial's model.
 
     The multiply-accumulates are 0 if a third-party component cannot be counted, which must not prevent training.
@@ -52,16 +52,16 @@ def count_cost(model: Model, trial: Trial, info: DataInfo) -> tuple[int, int]:
     return _sizes[key]
 
 
-def hook_chosen_kernels(model: Model, together: bool) -> set[str]:
+def hook_chosen_kernels(model: Model, is_joint: bool) -> set[str]:
     """Return a set that will hold the automatically chosen kernels after the first forward pass.
 
     The attentions are observed, since an objective may call parts of the model alone.
 
-    Of trials trained ``together``, one model computes for all, or none does in the engine ``batch_last``; there
+    Of trials trained jointly, one model computes for all, or none does in the engine ``batch_last``; there
     ``auto`` always chooses ``explicit``.
     """
     attentions = [module for module in model.modules() if isinstance(module, Auto)]
-    kernels = {"explicit" for _ in attentions if together}
+    kernels = {"explicit" for _ in attentions if is_joint}
     hooks: dict[nn.Module, RemovableHandle] = {}
 
     def record(attention: nn.Module, *_: Any) -> None:
@@ -117,7 +117,7 @@ TIMED_PRODUCTS = 4
 """Number of timed products; the fastest counts."""
 
 
-def flops_utilisation(metrics: Mapping[str, float], macs: int, rate: float) -> dict[str, float]:
+def flops_metrics(metrics: Mapping[str, float], macs: int, rate: float) -> dict[str, float]:
     """Return ``system/tflops`` (10^12 operations per second) and ``system/mfu`` (their share of the rate), if known.
 
     A trial of a batch counts its own operations over the time of the whole batch.
@@ -147,7 +147,7 @@ def measured_matrix_rate(device: torch.device, precision: str, threads: int) -> 
         print(f"system/mfu is not recorded: the peak speed of {threads} threads of a CPU is not known", file=sys.stderr)
         return math.nan
     try:
-        rate = _time_products(device, precision)
+        rate = _measure_product_rate(device, precision)
     except RuntimeError as error:  # usually out of memory
         print(f"the peak speed of this machine cannot be measured: {error}", file=sys.stderr)
         rate = math.nan
@@ -156,7 +156,7 @@ def measured_matrix_rate(device: torch.device, precision: str, threads: int) -> 
     return rate
 
 
-def _time_products(device: torch.device, precision: str) -> float:
+def _measure_product_rate(device: torch.device, precision: str) -> float:
     size, dtype = MATRIX_SIZE[device.type], {**NARROW, "fp64": torch.float64}.get(precision, torch.float32)
     draws = torch.Generator(device).manual_seed(0)
     matrix = torch.rand(size, size, device=device, dtype=dtype, generator=draws)

@@ -52,7 +52,7 @@ def load_prerequisite(trial: Trial, folder: TrialFolder, role: str) -> tuple[Mod
     return model, transform.input_spec
 
 
-def check_weights(trial: Trial, role: str) -> None:
+def check_weights_of_role(trial: Trial, role: str) -> None:
     """Raise WeightsError, as its training would, if a trial cannot use the weights of ``init_from`` or ``teacher``."""
 
     def build(role: str = "") -> tuple[Model, InputSpec]:
@@ -64,7 +64,7 @@ def check_weights(trial: Trial, role: str) -> None:
     if role == "init_from":
         _load_starting_weights(model, trial, build, mine.info)
     else:
-        make_distillation(trial, build, mine, torch.device("cpu")).make_trained_module(model, 0)
+        make_distillation(trial, build, mine, torch.device("cpu")).make_module_to_train(model, 0)
 
 
 def make_initial_model(trial: Trial, load: Load, info: DataInfo, device: torch.device) -> tuple[Model, list[str]]:
@@ -88,12 +88,12 @@ def fit_head_if_asked(model: Model, trial: Trial, feed: Feed) -> None:
         features.fit_head(model, feed, source.l2, trial.spec.train.precision)
 
 
-def make_distillation(trial: Trial, load: Load, mine: InputSpec, device: torch.device) -> Any:
+def make_distillation(trial: Trial, load: Load, student_input: InputSpec, device: torch.device) -> Any:
     """Return the distillation of a trial, or None if it has none."""
     how, precision = trial.spec.distill, trial.spec.train.precision
     if how is None:
         return None
-    theirs, teacher, source = mine, None, how.teacher
+    theirs, teacher, source = student_input, None, how.teacher
     if source is not None and source.trial is None:
         size = None if source.size is None else (source.size, source.size)
         loaded = _open_weights("teacher", source, {"heads": source.heads, "image": size}, "keep", trial)
@@ -104,7 +104,7 @@ def make_distillation(trial: Trial, load: Load, mine: InputSpec, device: torch.d
         teacher, theirs = load("teacher")
     if teacher is not None:
         teacher.to(device, dtype_of(precision))
-    return import_optional("distillation").Distillation(how, teacher, theirs, mine, precision)
+    return import_optional("distillation").Distillation(how, teacher, theirs, student_input, precision)
 
 
 def _load_starting_weights(model: Model, trial: Trial, load: Load, info: DataInfo) -> list[str]:

@@ -46,7 +46,7 @@ class Frozen(BaseModel):
         return value
 
 
-def _parse_points(value: Any) -> Any:
+def _points_to_share(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*points?\s*", value)
@@ -71,7 +71,7 @@ Unit = Annotated[str, AfterValidator(_require_unit)]
 
 Amount = Annotated[
     float,
-    BeforeValidator(_parse_points),
+    BeforeValidator(_points_to_share),
     WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": r"^[\d.]+ *points?$"}]}),
 ]
 """A difference in units of a metric; for a share, ``2 points`` means ``0.02``."""

@@ -321,7 +321,7 @@ def arm_names(design: Sequence[Changes], resolved: Sequence[Values]) -> list[str
         }
         for changes, own in zip(design, values, strict=True)
     ]
-    with_path = _find_ambiguous_paths(shown) | {path for own in shown if len(own) == 1 for path in own}
+    with_path = _paths_shown_with_values(shown) | {path for own in shown if len(own) == 1 for path in own}
     short, names = short_names(list(dict.fromkeys(path for own in values for path in own))), []
     for changes, own in zip(design, shown, strict=True):
         name = ", ".join(filter(None, (changes.label, _name_values(own, short, with_path)))) or "baseline"
@@ -335,7 +335,7 @@ def _name_values(values: Values, short: Mapping[str, str], with_path: Collection
     return ", ".join(f"{short[path]}={text}" if path in with_path else text for path, text in texts.items())
 
 
-def _find_ambiguous_paths(arms: Sequence[Values]) -> set[str]:
+def _paths_shown_with_values(arms: Sequence[Values]) -> set[str]:
     """Return the paths that are in the names of all arms that set them, because their values alone tell too little.
 
     They have a value other than a component or a text, or ``none``, or a value that another path has, too.
@@ -363,7 +363,7 @@ def cross_arms_with_blocks(design: Sequence[Changes], blocks: Zip) -> list[Chang
             raise DesignFault(("blocks", key), f"the design sets {path}, too; a block is the same for all of its arms")
     number = len(next(iter(blocks.levels.values())))
     rows = [{path: blocks.levels[key][row] for key, path in paths.items()} for row in range(number)]
-    short, with_path, crossed = short_names([*paths.values()]), _find_ambiguous_paths(rows), {}
+    short, with_path, crossed = short_names([*paths.values()]), _paths_shown_with_values(rows), {}
     for row, values in enumerate(rows):
         places: dict[str, Path] = {path: ("blocks", key, row) for key, path in paths.items()}
         name = blocks.labels[row] if blocks.labels else _name_values(values, short, with_path)

@@ -114,7 +114,7 @@ class Weights(Frozen):
     """Steps between further ones; by default there are none."""
 
 
-def _read_keep(value: Any) -> Any:
+def _expand_keep_shorthand(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     if value not in get_args(Which):
@@ -169,7 +169,7 @@ class RunSpec(Frozen):
     """Share of failed trials at which the study is aborted."""
     keep: Annotated[
         Weights,
-        BeforeValidator(_read_keep, json_schema_input_type=Which | Weights),
+        BeforeValidator(_expand_keep_shorthand, json_schema_input_type=Which | Weights),
     ] = Weights()
     """Trained weights that stay after a trial: none, last, best, or {every: N}, the last ones and those after every N
     steps."""

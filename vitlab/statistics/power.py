@@ -54,8 +54,10 @@ def sequential_levels(sizes: tuple[int, ...], alpha: float = 0.05, family: int =
     mass = -np.diff(np.maximum(outside, spent[1]))
     for look, (before, size) in enumerate(itertools.pairwise(sizes), 2):
         spend = spent[look] - spent[look - 1]
-        middles = _scores_to_u((scores[1:] + scores[:-1]) / 2, before)
-        beyond = mass @ _exceedance_at_next_look(middles, _scores_to_u(scores, size), before, size - before)
+        middles = _normal_scores_to_cosines((scores[1:] + scores[:-1]) / 2, before)
+        beyond = mass @ _exceedance_at_next_look(
+            middles, _normal_scores_to_cosines(scores, size), before, size - before
+        )
         # Both tails are nearly linear in their logarithms.
         known = beyond > 1e-300
         log_level = np.interp(-math.log(spend), -np.log(beyond[known]), np.log(outside[known]))
@@ -64,7 +66,7 @@ def sequential_levels(sizes: tuple[int, ...], alpha: float = 0.05, family: int =
     return tuple(min(alpha, family * level) for level in levels)
 
 
-def _scores_to_u(scores: Floats, pairs: int) -> Floats:
+def _normal_scores_to_cosines(scores: Floats, pairs: int) -> Floats:
     """Return u at which the two-sided p of the t statistic equals the p of each normal score."""
     from scipy.special import ndtr, stdtrit
 
@@ -78,7 +80,7 @@ def _exceedance_at_next_look(u_I: Floats, bounds_J: Floats, before: int, added: 
         cosines, weights = np.array([1.0, -1.0]), np.array([0.5, 0.5])
     else:
         scores = np.linspace(-MAX_SCORE, MAX_SCORE, NODES)
-        cosines = np.sign(scores) * _scores_to_u(np.abs(scores), added)
+        cosines = np.sign(scores) * _normal_scores_to_cosines(np.abs(scores), added)
         weights = np.exp(-0.5 * scores**2) / np.exp(-0.5 * scores**2).sum()
     return np.asarray(
         sum(

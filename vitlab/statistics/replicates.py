@@ -136,7 +136,7 @@ SAMPLES = 20_000  #: simulated samples of normal values
 CHOICES = 4000  #: choices that are drawn again
 
 
-def gap_score(values_AN: Floats) -> float:
+def non_normality_score(values_AN: Floats) -> float:
     """Return how far the largest gaps between the seeds of arms exceed the gaps of normal values, in standard errors.
 
     The gap of an arm is the largest one between neighbours among its seeds, over their range.  Values at two levels
@@ -159,18 +159,18 @@ def gap_score(values_AN: Floats) -> float:
     if len(gaps_AN) < 3:
         return NAN
     largest_A = gaps_AN.max(axis=1) / gaps_AN.sum(axis=1)
-    larger = 1 - (np.searchsorted(_expected_normal_gaps(n), largest_A) - 0.5) / SAMPLES  # p of each arm
+    larger = 1 - (np.searchsorted(_largest_gaps_of_normal_samples(n), largest_A) - 0.5) / SAMPLES  # p of each arm
     return float((-np.log(np.clip(larger, 1 / SAMPLES, 1)).mean() - 1) * math.sqrt(len(gaps_AN)))
 
 
 @cache
-def _expected_normal_gaps(n: int) -> Floats:
+def _largest_gaps_of_normal_samples(n: int) -> Floats:
     """Return the sorted largest gaps of samples of normal values."""
     gaps = np.diff(np.sort(np.random.default_rng(0).standard_normal((SAMPLES, n)), axis=1), axis=1)
     return np.asarray(np.sort(gaps.max(axis=1) / gaps.sum(axis=1)))
 
 
-def rechoice_variance(
+def retuning_variance(
     scores: Sequence[float], chosen: int, value: float, sd: float, n_seeds: int
 ) -> tuple[float, float]:
     """Return the mean squared change of an arm's value if its knobs were chosen again, and its degrees of freedom.

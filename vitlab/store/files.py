@@ -111,7 +111,7 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.urandom(8).hex()}")
 
 
-def find_abandoned(folder: Path) -> list[Path]:
+def find_abandoned_files(folder: Path) -> list[Path]:
     """Return the temporary files in a folder that are so old that their writer must have been killed."""
     files = []
     for file in sorted(folder.glob(".*")):
@@ -181,7 +181,7 @@ def check_safetensors_header(file: Path) -> bool:
         raise ValueError(str(error)) from None
 
 
-def sort_metadata(data: bytes) -> bytes:
+def sort_safetensors_metadata(data: bytes) -> bytes:
     """Return a safetensors file with its metadata sorted by key.
 
     The library writes them in an order that changes from call to call; sorted, equal contents are equal bytes.

@@ -32,7 +32,7 @@ from vitlab.store.files import (
     DRIVER_LOCK,
     append_json,
     check_safetensors_header,
-    find_abandoned,
+    find_abandoned_files,
     fsync_all,
     parse_json,
     read_complete_lines,
@@ -177,7 +177,7 @@ class TrialFolder:
             self.spec.unlink(missing_ok=True)
         self.clear_failure()
 
-    def remove_leftover_checkpoint(self, spec: Tree | None = None) -> None:
+    def remove_checkpoint_and_restore_spec(self, spec: Tree | None = None) -> None:
         """Remove the checkpoint of a trial that has ended, and restore a damaged or missing spec.json beside weights.
 
         A checkpoint remains if a worker was killed between writing the result and deleting it.
@@ -360,7 +360,7 @@ class Store:
         for top in (self.root / "studies", self.root / "trials"):
             folders += [Path(folder) for folder, _, _ in os.walk(top)]  # follows no link
         damaged = [path for folder in folders for path in folder.glob(f"*{DAMAGED}*")]
-        return sorted({*damaged, *(file for folder in folders for file in find_abandoned(folder))})
+        return sorted({*damaged, *(file for folder in folders for file in find_abandoned_files(folder))})
 
 
 def _list_folders(folder: Path) -> list[Path]:

@@ -26,7 +26,7 @@ from vitlab.errors import UserError
 from vitlab.store.files import open_nofollow
 
 DRIVER = "VITLAB_DRIVER"
-"""Environment variable with the driver of a worker, as named by :func:`process_name`."""
+"""Environment variable with the driver of a worker, as named by :func:`unique_process_name`."""
 
 BEAT_S = 10.0  #: interval of heartbeats
 SILENT_S = 120.0  #: age of a dead heartbeat; NFS may show files as they were a minute ago
@@ -67,7 +67,7 @@ def raise_if_lock_lost(file: Path) -> None:
     """
     heartbeat = _heartbeats.get(_heartbeat_file(file))
     if heartbeat is not None and not heartbeat.is_owned():
-        raise LockLost(f"{file} was taken over by {lock_owner(file)[0] or 'another process'}")
+        raise LockLost(f"{file} was taken over by {lock_owner_and_driver(file)[0] or 'another process'}")
 
 
 def is_locked(file: Path) -> bool:
@@ -86,8 +86,8 @@ def is_locked(file: Path) -> bool:
         return error.errno in NO_LOCKS and not _is_stale(_heartbeat_file(file), time.time())
 
 
-def lock_owner(file: Path) -> tuple[str, str]:
-    """Return the last owner of a file's lock and its driver, as :func:`process_name` names them; empty if unknown."""
+def lock_owner_and_driver(file: Path) -> tuple[str, str]:
+    """Return the :func:`unique_process_name` of the last owner of a file's lock and of its driver; empty if unknown."""
     for place in (_heartbeat_file(file), file):
         with suppress(OSError, ValueError):
             who, driver, *_ = f"{place.read_text(encoding='utf-8').strip()} ".split(" ")
@@ -101,7 +101,7 @@ def holds_lock(name: str, file: Path) -> bool:
     The content of the file is not trusted, since others may be able to write it.
 
     Args:
-        name: The process, as :func:`process_name` names it.
+        name: The process, as :func:`unique_process_name` names it.
         file: The file.
     """
     if not is_alive(name):
@@ -117,11 +117,11 @@ def holds_lock(name: str, file: Path) -> bool:
                 if os.path.samestat(descriptor.stat(), inode):
                     info = (folder / "fdinfo" / descriptor.name).read_text()
                     if re.search(rf"^lock:.* FLOCK .* WRITE {pid} ", info, re.MULTILINE):
-                        return process_name(int(pid)) == name
+                        return unique_process_name(int(pid)) == name
     return False
 
 
-def process_name(pid: int) -> str:
+def unique_process_name(pid: int) -> str:
     """Return a unique name of a process, ``HOST/PID/START``; empty if it has ended or the system has no /proc.
 
     The process id alone is not unique, since the system reuses it.
@@ -133,15 +133,15 @@ def process_name(pid: int) -> str:
     return "" if state in "ZX" else f"{socket.gethostname()}/{pid}/{rest[18]}"
 
 
-def own_process_name() -> str:
-    """Return the name of this process, see :func:`process_name`."""
-    return process_name(os.getpid())
+def own_unique_process_name() -> str:
+    """Return the name of this process, see :func:`unique_process_name`."""
+    return unique_process_name(os.getpid())
 
 
 def is_alive(name: str) -> bool:
-    """Return True if the process with this :func:`process_name` name runs on this machine."""
+    """Return True if the process with this :func:`unique_process_name` name runs on this machine."""
     pid = name.partition("/")[2].partition("/")[0]
-    return pid.isdecimal() and process_name(int(pid)) == name
+    return pid.isdecimal() and unique_process_name(int(pid)) == name
 
 
 def kill_process(name: str) -> bool:
@@ -166,7 +166,7 @@ def kill_orphan(file: Path) -> bool:
     Returns:
         True if such a process was found on this machine.
     """
-    name, driver = lock_owner(file)
+    name, driver = lock_owner_and_driver(file)
     if not driver or is_alive(driver) or driver.split("/")[0] != name.split("/")[0]:
         return False
     return holds_lock(name, file) and kill_process(name)
@@ -256,7 +256,7 @@ def _is_same_file(file: Path, descriptor: int) -> bool:
 
 def own_and_driver_name() -> str:
     """Return the names of this process and its driver, as written to lock files."""
-    return f"{own_process_name()} {os.environ.get(DRIVER, '')}"
+    return f"{own_unique_process_name()} {os.environ.get(DRIVER, '')}"
 
 
 # -- heartbeats --------------------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ class _Heartbeat:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._content = f"{own_and_driver_name()} {os.urandom(8).hex()}\n"
-        if not self._try_create_file() and not (reclaim_stale(path) and self._try_create_file()):
+        if not self._try_create_file() and not (remove_stale_heartbeat(path) and self._try_create_file()):
             raise Busy(str(path))
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._beat, name=f"holds {path}", daemon=True)
@@ -333,7 +333,7 @@ def _is_stale(path: Path, now: float) -> bool:
         return True
 
 
-def reclaim_stale(path: Path) -> bool:
+def remove_stale_heartbeat(path: Path) -> bool:
     """Remove a stale heartbeat file, and return True if there is none now.
 
     Of several processes doing so at once, one may remove the file another has just created; the latter detects this by

@@ -32,7 +32,7 @@ from vitlab.identity.code import iter_resolved_choices
 from vitlab.planning.values import Plan
 from vitlab.registry.plugins import place_of_class
 from vitlab.spec import Choice
-from vitlab.testing.assertions import FirstCallFailed, about, check_each
+from vitlab.testing.assertions import FirstCallFailed, check_each, prefix_failures
 from vitlab.testing.data import check_augment, check_dataset
 from vitlab.testing.executors import check_executor
 from vitlab.testing.models import check_init_scheme, check_model, check_part
@@ -174,10 +174,10 @@ def check_component(slot: str, choice: str | Mapping[str, Any]) -> None:
     if not __debug__:  # a test without assertions would pass whatever the component does
         raise SkipTest("python -O removes the assertions that this test consists of")
     component_slot, name = registry.slot(slot), Choice.parse(choice).type
-    with about(f"{slot} '{name}'"):
+    with prefix_failures(f"{slot} '{name}'"):
         cls, _ = component_slot.find(name)
-    with about(f"{slot} '{name}' ({place_of_class(cls)})"):
-        with about("its options"):
+    with prefix_failures(f"{slot} '{name}' ({place_of_class(cls)})"):
+        with prefix_failures("its options"):
             options = component_slot.options(cls).model_fields
         required = [option for option, field in options.items() if field.is_required()]
         checks = [
@@ -227,10 +227,10 @@ def _check_options(slot: str, name: str, cls: type, options: Collection[str], re
     if not required:
         component_slot = registry.slot(slot)
         plain = component_slot.resolve_choice(name).plain()
-        with about("its options are written as JSON and read again"):
+        with prefix_failures("its options are written as JSON and read again"):
             again = component_slot.resolve_choice(json.loads(json.dumps(plain))).plain()
             assert again == plain, f"{again} is not {plain}"
-        with about("its options are described by 'vitlab schema'"):
+        with prefix_failures("its options are described by 'vitlab schema'"):
             component_slot.options(cls).model_json_schema()
 
 

@@ -35,7 +35,7 @@ class FirstCallFailed(Failures):
 
 
 @contextmanager
-def about(what: str, failure: type[AssertionError] = AssertionError) -> Iterator[None]:
+def prefix_failures(what: str, failure: type[AssertionError] = AssertionError) -> Iterator[None]:
     """Begin every failed assertion with what it is about; other exceptions become a ``failure``."""
     try:
         yield
@@ -69,7 +69,7 @@ def check_each(*checks: Callable[[], object]) -> None:
 
 
 @contextmanager
-def without_global_draws(*states: Callable[[], Tensor]) -> Iterator[None]:
+def forbid_global_draws(*states: Callable[[], Tensor]) -> Iterator[None]:
     """Check that the block draws from no generator that all code of a process shares.
 
     Args:
@@ -106,9 +106,9 @@ ONE_DEVICE = "create tensors on the device of the input, and register constant o
 
 
 @contextmanager
-def on_another_device() -> Iterator[None]:
+def forbid_mixed_devices() -> Iterator[None]:
     """Raise AssertionErrors where the block mixes tensors of the CPU with tensors of the meta device, like a GPU."""
-    with about(f"moved to another device and run there; {ONE_DEVICE}"), _OneDevice():  # type: ignore[no-untyped-call]
+    with prefix_failures(f"moved to another device and run there; {ONE_DEVICE}"), _OneDevice():  # type: ignore[no-untyped-call]
         yield
 
 

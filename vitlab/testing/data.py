@@ -18,7 +18,7 @@ from vitlab.data.pixels import VOID
 from vitlab.geometry import DataInfo
 from vitlab.registry import ResolvedChoice, slot
 from vitlab.registry.plugins import NO_CHANGE
-from vitlab.testing.assertions import about, checked_reason, without_global_draws
+from vitlab.testing.assertions import checked_reason, forbid_global_draws, prefix_failures
 
 B, SIDE = 6, 16
 MOST_SHARED = 0.01
@@ -30,13 +30,13 @@ def check_dataset(choice: ResolvedChoice) -> None:
     dataset: Dataset = slot("dataset").build(choice)
     if (reason := checked_reason(dataset.missing())) is not None:
         raise SkipTest(reason)
-    with about("info"):
+    with prefix_failures("info"):
         info = dataset.info()
     assert isinstance(info, DataInfo), f"info returns {info!r}; it is a DataInfo"
     assert info.identity, "info has no identity, and its files are here; give a digest of their content"
     train, test = (_read_split_sample(dataset, split) for split in SPLITS)
     for split, images in zip(SPLITS, (train, test), strict=True):
-        with about(f"split {split}"):
+        with prefix_failures(f"split {split}"):
             _check_images(images, info)
         # Read by a new instance, as every worker does.
         again = _read_split_sample(slot("dataset").build(choice), split)
@@ -67,7 +67,7 @@ def check_augment(choice: ResolvedChoice) -> None:
     except NotImplementedError:
         pass  # a study of segmentation refuses it
     else:
-        with about("masks"):
+        with prefix_failures("masks"):
             masks_BHW = _change_and_check_keyed(augment.masks, y_BHW, id_B)
             foreign = sorted(set(masks_BHW.flatten().tolist()) - {0, 1, 2, 3, VOID})
             assert not foreign, f"there are labels {foreign}, which no mask had; move labels by nearest neighbour"
@@ -87,7 +87,7 @@ def _change_and_check_keyed(
     """Check a change of images or masks, and return them changed."""
     key = noise.key(0, "contract")
     before = x_BCHW.clone()
-    with without_global_draws(torch.get_rng_state):
+    with forbid_global_draws(torch.get_rng_state):
         y_BCHW = change(x_BCHW, key, id_B)
         # Workers and micro-batches cut batches in other places.
         order_B = torch.arange(B - 1, -1, -1)
@@ -106,7 +106,7 @@ def _change_and_check_keyed(
 
 
 def _read_split_sample(dataset: Dataset, split: Any) -> Images:
-    with about(f"read('{split}')"):
+    with prefix_failures(f"read('{split}')"):
         pictures = dataset.pictures(split)
         if pictures is None:
             return dataset.read(split)
@@ -138,7 +138,7 @@ def _check_images(images: Images, info: DataInfo) -> None:
 
 def _check_groups_and_held_out(dataset: Dataset, count: int) -> None:
     """Check the groups and the authors' validation images among ``count`` training images."""
-    with about("groups and held_out"):
+    with prefix_failures("groups and held_out"):
         groups, held_out = dataset.groups(), dataset.held_out()
     if groups is not None:
         assert groups.dtype == torch.int64 and tuple(groups.shape) == (count,), (

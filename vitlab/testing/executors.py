@@ -24,7 +24,7 @@ from vitlab.spec import RunSpec
 from vitlab.store.folders import Keep, Store, TrialFolder
 from vitlab.store.locks import is_alive, kill_process
 from vitlab.store.result import Ending
-from vitlab.testing.assertions import about
+from vitlab.testing.assertions import prefix_failures
 
 START_S = 180.0  #: time limit for a worker to start: torch may come from a slow file system
 END_S = 15.0  #: time limit for the report of a job that was killed or stopped
@@ -76,7 +76,7 @@ def _make_trials(folder: Path) -> tuple[Trial, ...]:
 
 
 def _naming_method(method: str) -> AbstractContextManager[None]:
-    return about(f"{method} raises an exception, which ends the run")
+    return prefix_failures(f"{method} raises an exception, which ends the run")
 
 
 class _Driver:
@@ -136,7 +136,7 @@ class _Driver:
         assert ends, f"poll reports no end of job '{job.name}' within {patience_s:g} s; {rule}{_last_log_line(job)}"
         return ends[0]
 
-    def await_waiting_job(self, job: Job) -> str:
+    def await_process_that_waits(self, job: Job) -> str:
         """Poll until a job waits to be stopped, as its log says, and return the name of its process."""
         for end in self.ends_until(lambda: jobs.WAITS in read_log(job.folder), START_S):
             raise AssertionError(
@@ -156,7 +156,7 @@ def _check_job_ends(driver: _Driver, work: Mapping[str, Job], new_driver: Callab
     driver.submit(killed)
     if driver.slots > 1:
         driver.submit(stopped)
-    victim = driver.await_waiting_job(killed)
+    victim = driver.await_process_that_waits(killed)
     _check_poll_timeout(driver)
     if victim.partition("/")[0] == socket.gethostname():
         kill_process(victim)
@@ -166,7 +166,7 @@ def _check_job_ends(driver: _Driver, work: Mapping[str, Job], new_driver: Callab
         driver = new_driver()
     if stopped.folder not in driver.running:
         driver.submit(stopped)
-    driver.await_waiting_job(stopped)
+    driver.await_process_that_waits(stopped)
     _check_cancel(driver)
     assert TrialFolder(stopped.folder).checkpoint.is_dir(), (
         "there is no checkpoint of a job that cancel stopped; request the stop, and wait up to grace_s"
@@ -177,7 +177,7 @@ def _check_job_ends(driver: _Driver, work: Mapping[str, Job], new_driver: Callab
     assert jobs.FAILURE in end.detail, (
         f"the detail of a job that ended as error is '{end.detail}'; return the detail of run_job"
     )
-    _check_done(driver, replace(stopped, trials=(JobTrial("train", stopped.folder, stopped.trials[0].trial),)))
+    _check_job_ends_done(driver, replace(stopped, trials=(JobTrial("train", stopped.folder, stopped.trials[0].trial),)))
 
 
 def _check_poll_timeout(driver: _Driver) -> None:
@@ -223,7 +223,7 @@ def _check_cancel(driver: _Driver) -> None:
     driver.poll(0.2)  # no further end
 
 
-def _check_done(driver: _Driver, job: Job) -> None:
+def _check_job_ends_done(driver: _Driver, job: Job) -> None:
     """Check that a job ends once as done, with its result in the store."""
     driver.submit(job)
     driver.expect_end(job, Ending.DONE, "a job whose trial has a result ends as done")
@@ -241,7 +241,7 @@ def _check_in_driver_executor(driver: _Driver, work: Mapping[str, Job]) -> None:
     driver.expect_end(work["stop"], Ending.STOPPED, "cancel drops a job that has not begun, as stopped", END_S)
     driver.submit(work["raise"])
     driver.expect_end(work["raise"], Ending.ERROR, "a job whose trial raises an exception ends as error")
-    _check_done(driver, work["train"])
+    _check_job_ends_done(driver, work["train"])
 
 
 def _processes(work: Iterable[Job]) -> list[str]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitlab import noise
-from vitlab.components.base import State, set_draw_places
+from vitlab.components.base import State, set_dropout_ids
 from vitlab.components.init import Init
 from vitlab.errors import GeometryError, OptionError
 from vitlab.geometry import DataInfo, Geometry
@@ -26,14 +26,14 @@ from vitlab.registry.plugins import sentence_with_place
 from vitlab.testing.assertions import (
     ONE_DEVICE,
     FirstCallFailed,
-    about,
     check_each,
     check_gradient,
     check_type,
     checked_reason,
     equal_states,
-    on_another_device,
-    without_global_draws,
+    forbid_global_draws,
+    forbid_mixed_devices,
+    prefix_failures,
 )
 
 B = 3
@@ -66,7 +66,7 @@ def check_part(choice: ResolvedChoice) -> None:
             classes=5,
         )
         case = _Case(choice, g)
-        with about(f"on {what}"):
+        with prefix_failures(f"on {what}"):
             if (reason := case.refusal()) is None:
                 check_each(*(partial(check, case) for check in _checks_of(case)))
                 cases.append(case)
@@ -148,7 +148,7 @@ class _Probe(nn.Module):
         super().__init__()
         self.case = case
         self.part = part
-        set_draw_places(self)
+        set_dropout_ids(self)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         part, case, kind = self.part, self.case, self.case.choice.slot
@@ -190,7 +190,7 @@ def _checks_of(case: _Case) -> list[Callable[[_Case], None]]:
     of_slot = {"position": _check_position, "attention": _check_attention, "head": _check_tokens_read}
     return [
         _check_forward_and_backward,
-        _check_repeats,
+        _check_repeatable,
         _check_meta_device,
         _check_bfloat16,
         *filter(None, [of_slot.get(case.choice.slot)]),
@@ -203,13 +203,13 @@ def _check_forward_and_backward(case: _Case) -> None:
     for training in (False, True):
         probe.train(training)
         x = case.input().requires_grad_()
-        with about("forward", FirstCallFailed):
+        with prefix_failures("forward", FirstCallFailed):
             out = probe(x)
         _check_outputs(case, out, x)
         # One number whose gradient reaches every output.
         squares = [value.float().pow(2).sum() for value in out.values() if value.requires_grad]
         if squares:
-            with about("backward"):
+            with prefix_failures("backward"):
                 torch.autograd.backward(torch.stack(squares).sum())
         for name, parameter in probe.part.named_parameters():
             assert parameter.grad is not None, f"parameter {name} receives no gradient"
@@ -244,23 +244,23 @@ def _check_outputs(case: _Case, out: Mapping[str, Tensor], x: Tensor) -> None:
 def _run_with_draws(probe: Callable[[Tensor], Any], x: Tensor) -> Any:
     """Return the outputs under keyed draws, as a training sets the keys of drops."""
     draws = noise.Draws(dropout=1, drop_path=2, sample_B=torch.arange(len(x)), step=3)
-    with torch.no_grad(), noise.use_model_draws(draws), without_global_draws(torch.get_rng_state):
+    with torch.no_grad(), noise.use_model_draws(draws), forbid_global_draws(torch.get_rng_state):
         return probe(x)
 
 
-def _check_repeats(case: _Case) -> None:
+def _check_repeatable(case: _Case) -> None:
     """Check that results are equal in another instance, beside other samples and stacked; each needs the one before."""
-    _check_state(case)
+    _check_state_is_complete(case)
     _check_samples_independent(case)
     if case.choice.component.vmap_safe:
         _check_vmap(case)
 
 
-def _check_state(case: _Case) -> None:
+def _check_state_is_complete(case: _Case) -> None:
     """Check that the state is all that a pass in training changes, and all that another instance needs."""
     probe, other, x = case.build_perturbed(), case.build(), case.input()
     _run_with_draws(probe, x + 1)  # running statistics change in it
-    with about("its state is loaded into another instance"):
+    with prefix_failures("its state is loaded into another instance"):
         other.load_state_dict(probe.state_dict(), strict=True)
     for training in (False, True):
         first, second = (_run_with_draws(each.train(training), x) for each in (probe, other))
@@ -275,10 +275,10 @@ def _check_state(case: _Case) -> None:
 def _check_meta_device(case: _Case) -> None:
     """Check a part on the meta device, in the place of a GPU: built there, and moved there after it was built."""
     x = case.input().to("meta")
-    with about("built and run on the meta device, as a plan is checked"), torch.device("meta"):
+    with prefix_failures("built and run on the meta device, as a plan is checked"), torch.device("meta"):
         _check_outputs(case, case.build()(x), x)
     on_device = case.build().to("meta")
-    with on_another_device():
+    with forbid_mixed_devices():
         out = on_device(x)
     # A value that does not depend on the input, such as a bias, stays where its buffers are.
     for name, value in out.items():
@@ -287,7 +287,7 @@ def _check_meta_device(case: _Case) -> None:
 
 def _check_bfloat16(case: _Case) -> None:
     x = case.input().to(torch.bfloat16)
-    with about("in bfloat16"):
+    with prefix_failures("in bfloat16"):
         _check_outputs(case, _run_with_draws(case.build_perturbed().to(torch.bfloat16).eval(), x), x)
 
 
@@ -299,7 +299,7 @@ def _check_samples_independent(case: _Case) -> None:
     probe, x = case.build_perturbed().double(), case.input().double()
     has_batch_norm = any(isinstance(module, _BatchNorm) for module in probe.modules())
     for training in (False,) if has_batch_norm else (False, True):
-        with about("forward in float64, and of one sample"):
+        with prefix_failures("forward in float64, and of one sample"):
             batched, single = _run_with_draws(probe.train(training), x), _run_with_draws(probe, x[:1])
         when = " in training; use torch's batch norm, which micro-batches refuse" if training else ""
         for name in batched:
@@ -325,7 +325,7 @@ def _check_vmap(case: _Case) -> None:
             return own(state, inputs.permute(order).contiguous().permute(order))
 
         with (
-            about(
+            prefix_failures(
                 "fails under torch.vmap, which trains several seeds together; write vmap_safe = False in the class, "
                 "or draw by vitlab.plugin.Dropout, and use no .item(), float(), numpy or if on values"
             ),
@@ -358,7 +358,7 @@ def _check_position(case: _Case) -> None:
     # A model may go on at twice the resolution, as in fine-tuning.
     larger = _Case(case.choice, replace(g, image=(g.image[0] * 2, g.image[1] * 2)))
     if larger.refusal() is None:
-        with about(
+        with prefix_failures(
             "its state is resampled for a grid twice as large, and loaded there; define resample(self, state, old, "
             "new, how), and use vitlab.plugin.resample_grid for a table with a vector per patch"
         ):
@@ -397,7 +397,7 @@ def _check_attention(case: _Case) -> None:
 def _round_trip_canonical(part: Any) -> State:
     """Return the state of an attention or a model in the canonical form, which is converted back to the same state."""
     state = part.state_dict()
-    with about("its state is converted to the canonical form and back"):
+    with prefix_failures("its state is converted to the canonical form and back"):
         canonical: State = part.to_canonical(state)
         restored = part.from_canonical(canonical)
     assert equal_states(restored, state), "from_canonical(to_canonical(state)) is not the state"
@@ -444,7 +444,7 @@ def check_init_scheme(choice: ResolvedChoice) -> None:
         draws = []
         for seed in (0, 0, 1):
             x = torch.full(shape, torch.nan)
-            with about(f"draws {name}"):
+            with prefix_failures(f"draws {name}"):
                 scheme.initialise_parameter(x, name, kind, 16, seed)
             draws.append(x)
         assert draws[0].isfinite().all(), f"leaves values of {name} unset or not finite"
@@ -457,10 +457,10 @@ def check_model(choice: ResolvedChoice) -> None:
     """Check a model's meta build, seeded initialisation, gradients and round trip through the canonical form."""
     if checked_reason(choice.component.incompatibility(DATA, choice.options)) is not None:
         return
-    with about("built and run on the meta device, as a plan is checked"), torch.device("meta"):
+    with prefix_failures("built and run on the meta device, as a plan is checked"), torch.device("meta"):
         shape = _logits(_model(choice), torch.zeros(B, DATA.channels, *DATA.image)).shape
     assert shape[:2] == (B, DATA.classes), f"logits have shape {tuple(shape)}; expected {(B, DATA.classes)}"
-    with on_another_device():
+    with forbid_mixed_devices():
         _logits(_model(choice).to("meta"), torch.zeros(B, DATA.channels, *DATA.image, device="meta"))
     # Two instances: initialise must not depend on what the constructor drew.
     first, second = _model(choice), _model(choice)
@@ -472,7 +472,7 @@ def check_model(choice: ResolvedChoice) -> None:
     differs = not equal_states(first.state_dict(), second.state_dict())
     assert differs or not is_random, "initialise draws the same under every seed"
     x = torch.randn(B, DATA.channels, *DATA.image, generator=torch.Generator().manual_seed(0))
-    with about("forward and backward"):
+    with prefix_failures("forward and backward"):
         logits = _logits(first, x)
         torch.autograd.backward(logits.square().sum())
     assert logits.isfinite().all(), "logits are not finite"

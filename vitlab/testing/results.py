@@ -18,7 +18,7 @@ from vitlab.spec import STREAMS, Analysis, RunSpec, TrialSpec
 from vitlab.store.files import write_bytes
 from vitlab.store.folders import Store
 from vitlab.store.result import Circumstances, Ending, Measurement, Outcome, TrialResult
-from vitlab.testing.assertions import about
+from vitlab.testing.assertions import prefix_failures
 from vitlab.trackers.replay import Replay
 
 STUDY = "rehearsal"
@@ -50,12 +50,12 @@ def _check_section_renders(choice: ResolvedChoice, plan: Plan, store: Store, sta
     from vitlab.report.report import Report
 
     name, part = choice.type.rpartition(":")[2], slot("section").build(choice)
-    with about(f"is part of a report {state}"):
+    with prefix_failures(f"is part of a report {state}"):
         report = collect_report(plan, store)
         again = Report.from_json(json.loads(json.dumps(report.to_json())))
     assert again.to_json() == report.to_json(), f"rows {state} change when JSON is read again"
     rows = report.sections.get(name, ())
-    with about(f"is rendered {state}"):
+    with prefix_failures(f"is rendered {state}"):
         table = again.table(name)
         figure = part.figure(rows, report.findings) if rows else None
     lengths = {len(column.cells) for column in table.columns} if table else set()
@@ -75,7 +75,7 @@ def check_tracker(choice: ResolvedChoice) -> None:
     """
     if not issubclass(choice.component, Replay):
         return  # where another tracker stores its points is not known here
-    with TemporaryDirectory() as folder, about("is handed journals"):
+    with TemporaryDirectory() as folder, prefix_failures("is handed journals"):
         _check_deliveries(choice, Path(folder))
 
 
@@ -100,7 +100,7 @@ def _check_deliveries(choice: ResolvedChoice, folder: Path) -> None:
             times = expected[planned.trial.key].count(point)
             assert times == 1, f"{point} of a trial was delivered once, and stored_points(mark) has it {times} times"
 
-    def deliver(what: str, *, final: bool = True) -> None:
+    def deliver_and_compare(what: str, *, final: bool = True) -> None:
         """Deliver by a new tracker, and compare its points once everything is delivered."""
         tracker = build(in_pieces)
         _deliver(tracker, final=final)
@@ -113,16 +113,16 @@ def _check_deliveries(choice: ResolvedChoice, folder: Path) -> None:
             )
 
     write_trials(in_pieces, plan, events=3)
-    deliver("a part", final=False)
+    deliver_and_compare("a part", final=False)
     account = in_pieces.study(STUDY) / f"{tracker.title.lower()}-offsets.json"
     committed = account.read_bytes() if account.exists() else b"{}"  # a tracker of whole trials has none yet
     write_trials(in_pieces, plan)
-    deliver("the rest", final=False)
+    deliver_and_compare("the rest", final=False)
     write_bytes(account, committed)  # simulates a driver that died before this commit
-    deliver("the death of a driver between a delivery and its record")
-    deliver("a repeated delivery")
+    deliver_and_compare("the death of a driver between a delivery and its record")
+    deliver_and_compare("a repeated delivery")
     account.unlink()  # a user may delete it, or restore the folder from a backup
-    deliver("a delivery without marks to a destination that has the data")
+    deliver_and_compare("a delivery without marks to a destination that has the data")
     # Another training of the same trials, whose journals begin later and have other values.
     shutil.rmtree(in_pieces.root / "trials")
     for store in (anew, in_pieces):
@@ -130,7 +130,7 @@ def _check_deliveries(choice: ResolvedChoice, folder: Path) -> None:
     tracker = build(anew)
     _deliver(tracker)
     expected = _read_stored_points(tracker)
-    deliver("a retraining of the same trials")
+    deliver_and_compare("a retraining of the same trials")
 
 
 def _deliver(tracker: Replay, *, final: bool = True) -> None:

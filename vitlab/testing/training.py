@@ -26,12 +26,12 @@ from vitlab.registry.plugins import NO_CHANGE
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.testing.assertions import (
     FirstCallFailed,
-    about,
     check_each,
     check_type,
     checked_reason,
     equal_states,
-    without_global_draws,
+    forbid_global_draws,
+    prefix_failures,
 )
 from vitlab.training import artifacts
 from vitlab.training.loop import Training
@@ -65,7 +65,7 @@ def check_optimizer(choice: ResolvedChoice) -> None:
         value = getattr(built, attribute, None)
         assert isinstance(value, int | float), f"its attribute {attribute} is {value!r}; set a number in __init__"
     model = _build_training({}).model
-    with about("build"):
+    with prefix_failures("build"):
         optimizer = built.build(built.route(group_by_decay(model, 0.5), model))
     check_type(optimizer, torch.optim.Optimizer, "build", "a torch.optim.Optimizer")
     check_each(
@@ -100,14 +100,14 @@ def _check_decay(choice: ResolvedChoice) -> None:
 
 def check_training_resumes_exactly(**fields: Any) -> None:
     """Check that a training with these fields of ``train`` repeats bit for bit, also if a checkpoint interrupts it."""
-    with about("trains a small ViT", FirstCallFailed):
+    with prefix_failures("trains a small ViT", FirstCallFailed):
         training = _build_training(fields)
-        with without_global_draws():  # every step seeds torch's generator
+        with forbid_global_draws():  # every step seeds torch's generator
             whole = _train_steps(training, STEPS)
     with tempfile.TemporaryDirectory() as folder:
         first, second = _build_training(fields, folder=Path(folder)), _build_training(fields)
         _train_steps(first, STEPS // 2)
-        with about("its state is written to a checkpoint and read again"):
+        with prefix_failures("its state is written to a checkpoint and read again"):
             first.save_if_finite()
             state = artifacts.clean_up_and_read_checkpoint(Path(folder))
             assert state is not None
@@ -131,7 +131,7 @@ def check_schedule(choice: ResolvedChoice) -> None:
     for what, each in configured.items():
         schedule: Schedule = slot("schedule").build(each)
         for steps in (1, 2, 7, 100):
-            with about(f"{what}factor in a training of {steps} steps"):
+            with prefix_failures(f"{what}factor in a training of {steps} steps"):
                 factors = [schedule.factor(step, steps) for step in range(steps)]
                 # A training that is resumed asks for a later step first.
             backwards = [schedule.factor(step, steps) for step in reversed(range(steps))]
@@ -150,9 +150,9 @@ def check_loss(choice: ResolvedChoice) -> None:
     logits_BK = torch.randn(B, K, generator=generator, dtype=torch.float64)
     target_B = torch.arange(B) % K
     loss: Loss = slot("loss").build(choice)
-    with about("of class indices", FirstCallFailed):
+    with prefix_failures("of class indices", FirstCallFailed):
         value = loss({"": logits_BK.clone()}, target_B.clone())
-    with about("of class indices"):
+    with prefix_failures("of class indices"):
         check_type(value, Value, "__call__", "Value(tensor, {})")
         check_type(value.total, Tensor, "__call__", "Value(tensor, {}), with a tensor that has a gradient")
         _check_loss_is_mean(loss, logits_BK, target_B)
@@ -173,7 +173,7 @@ def check_loss(choice: ResolvedChoice) -> None:
             loss({"": logits}, target)
         except Exception:  # not every loss is for mixed images, or for pixels
             continue
-        with about(f"of {kind}"):
+        with prefix_failures(f"of {kind}"):
             _check_loss_is_mean(loss, logits, target)
 
 
@@ -193,7 +193,7 @@ def check_objective(choice: ResolvedChoice) -> None:
     training = _build_training(fields)
     objective: Objective = training.objective
     assert "loss" in objective.standard_metrics(info), "standard_metrics has no 'loss'; every evaluation reports one"
-    with torch.no_grad(), about("views of an evaluation"):
+    with torch.no_grad(), prefix_failures("views of an evaluation"):
         labelled = objective.evaluation_batch(training.feed.batch(0, B, 1, [range(B)]))
         views = objective.views(labelled.x_BCHW, labelled.y_B)
     assert "" in views and len(views[""]) == B, "views has no '' with a row for each image"
@@ -217,7 +217,7 @@ def check_engine(choice: ResolvedChoice) -> None:
 
 
 def _train_by_engine(cls: type[Engine], trainings: Sequence[Training]) -> list[NewState]:
-    with about(f"trains {len(trainings)} small ViTs"):
+    with prefix_failures(f"trains {len(trainings)} small ViTs"):
         engine = cls(trainings)
         for _ in range(STEPS):
             engine.train_step()
@@ -232,7 +232,7 @@ def _check_loss_is_mean(loss: Loss, logits: Tensor, target: Tensor) -> None:
 
     inputs, labels = logits.clone(), target.clone()
     parts = [slice(0, 2), slice(2, None)]
-    with without_global_draws(torch.get_rng_state):
+    with forbid_global_draws(torch.get_rng_state):
         whole, totals = of(slice(None)), [of(part) for part in parts]
     assert whole.ndim == 0, f"has shape {tuple(whole.shape)}; return its mean, one number, as Value(mean, {{}})"
     assert whole.dtype == logits.dtype, f"is {whole.dtype} of logits in {logits.dtype}; keep their dtype"
@@ -296,7 +296,7 @@ def _measure_weight_moves(
             parameter.grad = scale * torch.randn(parameter.shape, generator=generator)
             parameter.add_(0.01)  # a weight of 0 could not shrink
     before = _copy_weights(model)
-    with about(f"steps at rate {rate:g}"):
+    with prefix_failures(f"steps at rate {rate:g}"):
         built = optimizer.build(optimizer.route(group_by_decay(model, weight_decay), model))
         set_learning_rates(built, rate)
         for _ in range(3):  # the first step may only fill the state
@@ -327,7 +327,7 @@ def check_metric(choice: ResolvedChoice) -> None:
     assert re.fullmatch(r"\w+", name), f"is called '{name}' in results; a name is letters, digits and _"
     for task in cls.tasks:
         data = DataInfo(image=(4, 4), channels=1, classes=K, task=task)
-        with about(f"of {task}"):
+        with prefix_failures(f"of {task}"):
             if checked_reason(cls.incompatibility(data, choice.options)) is not None:
                 continue
             if cls.reads == "features":
@@ -388,7 +388,7 @@ def _check_feature_metric(choice: ResolvedChoice) -> None:
     random_ND = torch.randn(N, 2 * K, generator=generator, dtype=torch.float64)
     apart_ND = torch.nn.functional.one_hot(label_N, 2 * K) + 0.01 * random_ND
     for kind, x_ND in (("random", random_ND), ("apart", apart_ND)):
-        with about("of_features", FirstCallFailed):
+        with prefix_failures("of_features", FirstCallFailed):
             value, reordered = (
                 float(metric.of_features(images, lambda images=images: images))
                 for order_N in (torch.arange(N), torch.randperm(N, generator=generator))
@@ -421,19 +421,24 @@ def _make_targets(task: str) -> Tensor:
     return target_NHW
 
 
-def _compute_metric(choice: ResolvedChoice, logits: Tensor, target: Tensor, cuts: Sequence[int] = CUTS[0]) -> float:
+def _compute_metric(
+    choice: ResolvedChoice, logits: Tensor, target: Tensor, batch_sizes: Sequence[int] = CUTS[0]
+) -> float:
     """Return the metric's value of a split, computed by a new instance."""
     metric: Any = slot("metric").build(choice)
     inputs, labels = logits.clone(), target.clone()
-    with about(f"rows of batches of {tuple(cuts)}", FirstCallFailed), without_global_draws(torch.get_rng_state):
-        parts = zip(torch.split(inputs, list(cuts)), torch.split(labels, list(cuts)), strict=True)
+    with (
+        prefix_failures(f"rows of batches of {tuple(batch_sizes)}", FirstCallFailed),
+        forbid_global_draws(torch.get_rng_state),
+    ):
+        parts = zip(torch.split(inputs, list(batch_sizes)), torch.split(labels, list(batch_sizes)), strict=True)
         rows = [metric.rows(*part) for part in parts]
         for value in rows:
             check_type(value, Tensor, "rows", "a tensor with a row for each image")
             assert value.ndim, "rows returned one number; return a tensor with a row for each image"
         rows_N = torch.cat(rows)
     _check_unchanged(inputs, logits, labels, target)
-    with about("value", FirstCallFailed):
+    with prefix_failures("value", FirstCallFailed):
         value = float(metric.value(rows_N))
         column_N = metric.column(rows_N)
     shape = None if column_N is None else tuple(column_N.shape)

@@ -68,12 +68,12 @@ class Tracker(ABC):
         self.run = run
         self.folder = store.study(plan.study)
         self.delivered = Counter[str]()  #: what this object has delivered: number by kind, such as points
-        _check_folder_names(plan)
+        _require_names_within_folder(plan)
         self._retry_at = 0.0
         self._warned = False
 
     @classmethod
-    def unconfirmed(cls, option: str, value: Any, root: Path) -> str:
+    def reason_to_confirm(cls, option: str, value: Any, root: Path) -> str:
         """Return why the user must confirm an option that only a file gives; empty if not.
 
         A study file may come from other people.  An option needs confirmation if it sends results or credentials to a
@@ -209,7 +209,7 @@ def hold_lock_with_timeout(file: Path, *, wait_s: float) -> Iterator[None]:
         yield
 
 
-def _check_folder_names(plan: Plan) -> None:
+def _require_names_within_folder(plan: Plan) -> None:
     """Reject a plan whose names lead out of the output folder, such as one copied with other results."""
     for name in (plan.study, *(part for trial in plan.trials_with_keys for part in (trial.key, trial.code))):
         if name in (".", "..") or "/" in name or "\0" in name:

@@ -101,7 +101,7 @@ def _ended_rows(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if sum(row[status] for status in OPEN) != row["planned"]]
 
 
-def summarize_report(report: Mapping[str, Any]) -> str:
+def format_answer_in_one_line(report: Mapping[str, Any]) -> str:
     """Return in a line what ``report.json`` says: the arms of each verdict, or sentences if there is none.
 
     Arms of which no trial has ended are counted, and have no verdict.

@@ -269,7 +269,7 @@ def describe_study(report: str, answer: str, links: Iterable[str], run: str) -> 
         links: links to views, files and models.
         run: the id of the run that holds the report's files.
     """
-    title, _, rest = _adapt_markdown(report, run).partition("\n")
+    title, _, rest = _convert_to_mlflow_markdown(report, run).partition("\n")
     text = f"{answer}\n\n{title.removeprefix('# ')}\n\n{' · '.join(links)}\n{rest}\n"
     return text if len(text) <= LIMIT else text[: text.rfind("\n", 0, LIMIT - len(MORE))] + MORE
 
@@ -285,7 +285,7 @@ def shrink_pictures(pictures: Iterable[Path], folder: Path) -> None:
             picture.save(folder / file.name)
 
 
-def _adapt_markdown(markdown: str, run: str) -> str:
+def _convert_to_mlflow_markdown(markdown: str, run: str) -> str:
     """Link pictures to the run's files, and convert tables and escapes to what MLflow's Markdown supports."""
     text = re.sub(r"(?:^\|.*\n)+", lambda match: _table_as_text(match[0]), markdown, flags=re.MULTILINE)
     text = re.sub(r"\\([<>&$#|])", lambda match: f"&#{ord(match[1])};", text)

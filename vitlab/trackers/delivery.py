@@ -34,7 +34,7 @@ from vitlab.planning.values import Plan
 from vitlab.spec import Choice, RunSpec
 from vitlab.store.files import read_json, require_mapping, write_json
 from vitlab.store.folders import Store
-from vitlab.store.locks import DRIVER, own_process_name
+from vitlab.store.locks import DRIVER, own_unique_process_name
 from vitlab.trackers import Tracker
 from vitlab.trackers import tracker as trackers
 
@@ -87,7 +87,7 @@ def sync(folder: str | Path, *, tracker: Choice | str | Mapping[str, Any] | None
             continue
         if plan is None:
             continue  # deleted meanwhile
-        choice = requested or _confirmed_tracker(plan, run.tracker, store)
+        choice = requested or _tracker_unless_unconfirmed(plan, run.tracker, store)
         if choice is None:
             deliveries.append(Delivery(plan.study))
             continue
@@ -100,11 +100,11 @@ def sync(folder: str | Path, *, tracker: Choice | str | Mapping[str, Any] | None
     return deliveries
 
 
-def _confirmed_tracker(plan: Plan, choice: Choice, store: Store) -> Choice | None:
+def _tracker_unless_unconfirmed(plan: Plan, choice: Choice, store: Store) -> Choice | None:
     """Return a stored study's tracker, or None, with a warning, if the user must confirm one of its options first."""
     component = trackers.get(choice.type)
     for name, value in choice.options.items():
-        if sentence := component.unconfirmed(name, value, store.root):
+        if sentence := component.reason_to_confirm(name, value, store.root):
             log.warning("%s is not delivered to %s: %s.", plan.study, public(str(value)), sentence)
             return None
     # An option that was stored without its password is in the environment.
@@ -214,7 +214,7 @@ class TrackerProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,  # a program that reads the answer waits for all writers to end
             pass_fds=[theirs.fileno()],
-            env={**os.environ, DRIVER: own_process_name()},
+            env={**os.environ, DRIVER: own_unique_process_name()},
             start_new_session=True,  # Ctrl-C reaches the driver alone
         )
         theirs.close()

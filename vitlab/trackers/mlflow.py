@@ -79,7 +79,7 @@ class MlflowTracker(Replay):
         self._runs: TrialRuns | None = None
         self._marks: dict[str, RunMark] = {}  #: by identity of the trial
         self._verifies = False  #: whether a delivery checks every run
-        service.configure_mlflow()
+        service.set_mlflow_settings()
 
     @classmethod
     def prepare(cls) -> None:
@@ -87,13 +87,13 @@ class MlflowTracker(Replay):
         delivery.start_tracker_process()
 
     @classmethod
-    def unconfirmed(cls, option: str, value: Any, root: Path) -> str:
+    def reason_to_confirm(cls, option: str, value: Any, root: Path) -> str:
         """Return why ``uri`` must be confirmed; empty if not, and for other options."""
         return reason_to_confirm(value, root) if option == "uri" and isinstance(value, str) else ""
 
     def close(self, report: Sequence[Path] = ()) -> str | None:
         """Deliver the rest with MLflow's settings in place, then restore them."""
-        service.configure_mlflow()
+        service.set_mlflow_settings()
         try:
             return super().close(report)
         finally:
@@ -116,8 +116,8 @@ class MlflowTracker(Replay):
             with service.mute_mlflow():
                 runs_before = self._runs
                 link = super().deliver(final=final, report=report)
-                if not final and self._runs is not runs_before and self._session.studies:
-                    self._session.update_study_run(RUNNING)
+                if not final and self._runs is not runs_before and self._open_runs.studies:
+                    self._open_runs.ensure_study_run(RUNNING)
                 self._save_views()
                 self._describe_if_unreported()
             return link
@@ -137,7 +137,7 @@ class MlflowTracker(Replay):
         database = self.address.database
         if marks and database is not None and not service.has_tables(database):
             self._runs = None
-            if not service.describe_foreign_file(database):  # otherwise setting it aside logs a warning
+            if not service.why_not_mlflow_database(database):  # otherwise setting it aside logs a warning
                 log.warning("%s was deleted or emptied; a new database is filled from the trials.", database)
         parsed = {identity: mark for identity, value in marks.items() if (mark := RunMark.parse(value)) is not None}
         if self._runs is not None and parsed == self._marks:
@@ -158,18 +158,18 @@ class MlflowTracker(Replay):
         runs = TrialRuns(client, experiment, self.plan, self._root, source, self.delivered)
         runs.reconcile_runs(service.iterate_runs(client, experiment), self.trials, parsed)
         if self._verifies:
-            runs.recheck_intact_runs(parsed)
+            runs.verify_points_and_files(parsed)
         self._runs = runs
 
     def holds(self, mark: Cursor) -> bool:
         """Return True if the run of a trial has what was delivered."""
         parsed = RunMark.parse(mark)
-        return parsed is not None and parsed.run in self._session.intact
+        return parsed is not None and parsed.run in self._open_runs.intact
 
     def write(self, news: TrialUpdate, mark: Cursor | None) -> Cursor:
         """Deliver the new events of a trial to its run."""
         try:
-            now = self._session.write_trial(news, RunMark.parse(mark))
+            now = self._open_runs.write_trial(news, RunMark.parse(mark))
         except Exception as error:
             if not self.address.is_reachable():
                 raise Unreachable(str(error)) from error
@@ -179,19 +179,19 @@ class MlflowTracker(Replay):
 
     def stored_points(self, mark: Cursor) -> Iterator[tuple[str, float, int]]:
         """Yield the points of a trial's run."""
-        client, run = self._session.client, mark["run"]
+        client, run = self._open_runs.client, mark["run"]
         for name in client.get_run(run).data.metrics:
             for point in client.get_metric_history(run, name):
                 yield name, point.value, point.step
 
     def write_study(self, report: Sequence[Path]) -> str:
         """Deliver the study's run, summaries, models and description."""
-        runs = self._session
+        runs = self._open_runs
         if runs.created and self.address.artifacts is None:  # a response to a server's ``create_run`` may be lost
             runs.reconcile_runs(service.iterate_runs(runs.client, runs.experiment), self.trials, self._marks)
         client, experiment = runs.client, runs.experiment
         status, progress = self._status_and_progress()
-        study_run = runs.update_study_run(status)
+        study_run = runs.ensure_study_run(status)
         run = study_run.info.run_id
         self._send_study_files(run, study_run.info.artifact_uri, report)
         link, curves = dashboard.markdown_link, dashboard.comparison_link(experiment, dashboard.ARMS)
@@ -199,7 +199,7 @@ class MlflowTracker(Replay):
         files = {path.name: path for path in report}
         stored = read_json(files["report.json"], require_mapping) if "report.json" in files else None
         content = stored or {"arms": (), "answers": ()}
-        answer = arms.summarize_report(content) or NO_REPORT
+        answer = arms.format_answer_in_one_line(content) or NO_REPORT
         place = curves
         if summaries := arms.summarize_arms(self.plan, content["arms"], self._root):
             name, tags = f"{self.plan.study}/arms", {"vitlab.study": self.plan.study}
@@ -253,7 +253,7 @@ class MlflowTracker(Replay):
         return dashboard.escape_markdown(f"version {self.plan.version[:8]} in {self._root}")
 
     @property
-    def _session(self) -> TrialRuns:
+    def _open_runs(self) -> TrialRuns:
         """The open experiment."""
         assert self._runs is not None
         return self._runs
@@ -261,13 +261,13 @@ class MlflowTracker(Replay):
     def _run_mark(self, item: TrackedTrial) -> RunMark | None:
         """Return the mark of a trial whose run is in MLflow."""
         mark = self._marks.get(item.identity)
-        return mark if mark is not None and mark.run in self._session.intact else None
+        return mark if mark is not None and mark.run in self._open_runs.intact else None
 
     # -- study --------------------------------------------------------------------------------------------------------
 
     def _save_views(self) -> None:
         """Save views of all metrics and images delivered so far."""
-        session = self._session
+        session = self._open_runs
         images = dict[str, int]()
         for mark in self._marks.values():
             images |= {key: min(step, images.get(key, step)) for key, step in mark.images.items()}
@@ -290,7 +290,7 @@ class MlflowTracker(Replay):
 
     def _describe_if_unreported(self) -> None:
         """Describe a study without a report, with the number of its finished trials."""
-        client, experiment = self._session.client, self._session.experiment
+        client, experiment = self._open_runs.client, self._open_runs.experiment
         page = client.get_experiment(experiment)
         if page.tags.get(dashboard.NOTE, "").startswith(NO_REPORT):
             question = dashboard.escape_markdown(self.plan.question or self.plan.study)
@@ -309,7 +309,7 @@ class MlflowTracker(Replay):
 
     def _send_study_files(self, run: str, address: str, report: Sequence[Path]) -> None:
         """Send the study file, the plan, and the report with its pictures."""
-        client = self._session.client
+        client = self._open_runs.client
         with tempfile.TemporaryDirectory() as temporary:
             place = Path(temporary)
             for file in files_within(self.store.root, [self.folder / "study.yaml", self.folder / "plan.json"]):

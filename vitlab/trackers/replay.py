@@ -217,7 +217,7 @@ class Replay(Tracker):
         if end is None and (self.whole_trials or (not final and last - max(state.last_t, began) < LIVE_S * 1000)):
             return  # a short trial is written once, when it has ended
         if end is not None and end.result is not None:
-            events = [*_recover_measurements(end, events, state.steps), *events]
+            events = [*_recover_lost_metrics(end, events, state.steps), *events]
         mark = self.write(TrialUpdate(item, folder, began, tuple(events), end), state.mark)
         self.delivered["trials"] += 1
         measured = (event.body for event in events if event.kind == "metrics")
@@ -267,7 +267,7 @@ def training_start(folder: TrialFolder) -> int:
     return 0
 
 
-def _recover_measurements(end: End, events: Iterable[Event], delivered: Mapping[str, int]) -> list[Event]:
+def _recover_lost_metrics(end: End, events: Iterable[Event], delivered: Mapping[str, int]) -> list[Event]:
     """Return the metrics that a journal has lost and that are not delivered, from the result.
 
     A step may have two measurements, and the second one may follow those of later steps: each metric by itself is

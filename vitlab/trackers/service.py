@@ -198,7 +198,7 @@ LOGGERS = {
 }
 
 
-def configure_mlflow() -> None:
+def set_mlflow_settings() -> None:
     """Set MLflow's settings for this process, until :func:`unset_mlflow_settings`.
 
     Call neither while another thread may copy the environment, as starting a worker does: a copy fails if the
@@ -211,7 +211,7 @@ def configure_mlflow() -> None:
 
 
 def unset_mlflow_settings() -> None:
-    """Unset MLflow's settings that :func:`configure_mlflow` has set, for the user's own calls of MLflow."""
+    """Unset MLflow's settings that :func:`set_mlflow_settings` has set, for the user's own calls of MLflow."""
     for name, value in _configured.items():
         if os.environ.get(name) == value:  # otherwise the user has set it since
             del os.environ[name]
@@ -253,7 +253,7 @@ def open_client(address: Address) -> MlflowClient:
     from mlflow import MlflowClient
 
     if address.database is not None:
-        if not address.embedded and (problem := describe_foreign_file(address.database)):
+        if not address.embedded and (problem := why_not_mlflow_database(address.database)):
             raise ValueError(
                 f"{address.database} is not an MLflow database: {problem}; name another file, new ones are created"
             )
@@ -273,7 +273,7 @@ def initialise_database(database: Path) -> None:
     with hold_lock_with_timeout(database.with_name(f".{database.name}.lock"), wait_s=120):
         if has_tables(database):
             return
-        if problem := describe_foreign_file(database):
+        if problem := why_not_mlflow_database(database):
             log.warning(
                 "%s cannot be used (%s); it is now %s, and a new database is filled from the trials.",
                 database,
@@ -307,10 +307,10 @@ def create_tables(database: Path) -> None:
 
 def has_tables(database: Path) -> bool:
     """Return True if a SQLite file has MLflow's tables."""
-    return not describe_foreign_file(database) and bool(_table_names(database))
+    return not why_not_mlflow_database(database) and bool(_table_names(database))
 
 
-def describe_foreign_file(database: Path) -> str:
+def why_not_mlflow_database(database: Path) -> str:
     """Return why a file is not an MLflow database; empty if it is one, is empty, or does not exist."""
     if database.is_dir():
         return "it is a folder, not a file"

@@ -132,7 +132,7 @@ class TrialRuns:
                 if _training_identity(own[index]) in map(_training_identity, own[:index]):
                     self.client.delete_run(own.pop(index).info.run_id)
 
-    def recheck_intact_runs(self, marks: Mapping[str, RunMark]) -> None:
+    def verify_points_and_files(self, marks: Mapping[str, RunMark]) -> None:
         """Compare the study's metric and the number of files of every run with those delivered.
 
         A run that lacks some is not intact, nor a run without files whose trial has ended, and has files since an arm
@@ -148,7 +148,7 @@ class TrialRuns:
                 if len(points) < mark.points or files < mark.artifacts or lacks_all:
                     self.intact.remove(mark.run)
 
-    def update_study_run(self, status: str) -> Run:
+    def ensure_study_run(self, status: str) -> Run:
         """Find or create the run of this version of the study, and bring it up to date."""
         tags = {"vitlab.kind": "study", "vitlab.study": self.plan.study, "vitlab.root": self.root}
         tags |= {"vitlab.version": self.plan.version, **records.display_tags((), ""), ORDER: "0"}
@@ -182,7 +182,7 @@ class TrialRuns:
                 training = (str(news.began), "") if news.began else ("", self.root)
                 runs = [run for run in self._runs[news.item.identity] if _training_identity(run) == training]
                 run = self.client.get_run(runs[0].info.run_id) if runs else None
-                lacking = self._without_stored(run, content) if run is not None else replace(content, tags={})
+                lacking = self._content_missing_in_run(run, content) if run is not None else replace(content, tags={})
                 run = run or self._create_run(news, content.tags)
                 now = RunMark(run.info.run_id, run.info.status)
                 self._send_content(now.run, lacking)
@@ -285,7 +285,7 @@ class TrialRuns:
             content.images = write_image_files(pictures, int(result.circumstances.ended * 1000), place / IMAGES_FOLDER)
             content.tags[IMAGE_TAG] = "True"
 
-    def _without_stored(self, run: Run, content: _Content) -> _Content:
+    def _content_missing_in_run(self, run: Run, content: _Content) -> _Content:
         """Return what a run lacks of its training; at every step, a metric has one value."""
         histories = (self.client.get_metric_history(run.info.run_id, name) for name in run.data.metrics)
         stored = {(point.key, point.step) for history in histories for point in history}

@@ -48,22 +48,24 @@ class Distillation:
         WeightsError: If the teacher has another number of classes and its logits are used, or if it lacks features.
     """
 
-    def __init__(self, how: Distill, teacher: Model | None, theirs: InputSpec, mine: InputSpec, precision: str) -> None:
-        if how.kind in ("hard", "soft") and theirs.info.classes != mine.info.classes:
+    def __init__(
+        self, how: Distill, teacher: Model | None, teacher_input: InputSpec, student_input: InputSpec, precision: str
+    ) -> None:
+        if how.kind in ("hard", "soft") and teacher_input.info.classes != student_input.info.classes:
             raise WeightsError(
-                f"the teacher has {theirs.info.classes} classes and this trial has {mine.info.classes}; use a teacher "
-                "with the same number of classes"
+                f"the teacher has {teacher_input.info.classes} classes and this trial has "
+                f"{student_input.info.classes}; use a teacher with the same number of classes"
             )
         self.how = how
-        self.mine = mine
+        self.mine = student_input
         self.precision = precision
         self.teacher: FeatureReader | None = None
         if teacher is not None:
             teacher.eval().requires_grad_(False)
-            self.teacher = FeatureReader(teacher, theirs.info, how.matchings, precision, "the teacher")
-            self.adapter = InputAdapter(mine, theirs, like=next(teacher.parameters()))
+            self.teacher = FeatureReader(teacher, teacher_input.info, how.matchings, precision, "the teacher")
+            self.adapter = InputAdapter(student_input, teacher_input, like=next(teacher.parameters()))
 
-    def make_trained_module(self, student: Model, seed: int) -> Model:
+    def make_module_to_train(self, student: Model, seed: int) -> Model:
         """Return the module to train: the student, or a :class:`Projected` one if its features are matched.
 
         Raises:
@@ -81,7 +83,7 @@ class Distillation:
 
         Args:
             loss: Loss on labels.
-            module: The module of :meth:`make_trained_module`.
+            module: The module of :meth:`make_module_to_train`.
             target: Target of ``loss``.
             x_BCHW: The student's input images.
         """
@@ -188,23 +190,23 @@ class InputAdapter:
         WeightsError: If the channels cannot be converted.
     """
 
-    def __init__(self, mine: InputSpec, theirs: InputSpec, like: Tensor) -> None:
-        mean_C11, std_C11 = per_channel(mine.mean), per_channel(mine.std)
+    def __init__(self, source: InputSpec, target: InputSpec, like: Tensor) -> None:
+        mean_C11, std_C11 = per_channel(source.mean), per_channel(source.std)
         self._luma_C11: Tensor | None = None
-        if mine.info.channels != theirs.info.channels:
-            if (mine.info.channels, theirs.info.channels) == (3, 1):
+        if source.info.channels != target.info.channels:
+            if (source.info.channels, target.info.channels) == (3, 1):
                 self._luma_C11 = (per_channel(LUMA) * std_C11).to(like)
                 mean_C11, std_C11 = (per_channel(LUMA) * mean_C11).sum(0, keepdim=True), torch.ones_like(mean_C11[:1])
-            elif mine.info.channels != 1:
+            elif source.info.channels != 1:
                 raise WeightsError(
-                    f"the teacher takes images of {theirs.info.channels} channels, and this trial's images have "
-                    f"{mine.info.channels}; set data.channels: {theirs.info.channels}"
+                    f"the teacher takes images of {target.info.channels} channels, and this trial's images have "
+                    f"{source.info.channels}; set data.channels: {target.info.channels}"
                 )
-        their_std_C11 = per_channel(theirs.std)
+        their_std_C11 = per_channel(target.std)
         self._scale_C11 = (std_C11 / their_std_C11).to(like)
-        self._shift_C11 = ((mean_C11 - per_channel(theirs.mean)) / their_std_C11).to(like)
-        self.renormalised = (mine.mean, mine.std) != (theirs.mean, theirs.std)
-        self.image = theirs.info.image
+        self._shift_C11 = ((mean_C11 - per_channel(target.mean)) / their_std_C11).to(like)
+        self.renormalised = (source.mean, source.std) != (target.mean, target.std)
+        self.image = target.info.image
 
     def __call__(self, x_BCHW: Tensor) -> Tensor:
         """Return the images, (B, C, H, W), with the channels and the size of the other model."""

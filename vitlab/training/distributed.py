@@ -110,7 +110,7 @@ class ProcessGroup(SingleProcess):
             if not self._buckets or sum(p.numel() for p in self._buckets[-1]) >= BUCKET_SIZE:
                 self._buckets.append([])
             self._buckets[-1].append(parameter)
-            hook = partial(self._start_complete_sums, len(self._buckets) - 1)
+            hook = partial(self._on_gradient_ready, len(self._buckets) - 1)
             parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         self._reset_sums()
 
@@ -118,13 +118,13 @@ class ProcessGroup(SingleProcess):
         self._missing = [self._passes * len(bucket) for bucket in self._buckets]  # gradients to be computed
         self._sums: list[tuple[Tensor, dist.Work]] = []  # of the first buckets; they may be under way
 
-    def _start_complete_sums(self, index: int, _parameter: Tensor) -> None:
+    def _on_gradient_ready(self, index: int, _parameter: Tensor) -> None:
         """Start the sums of the buckets that are complete; in one order on all ranks, as collective calls need."""
         self._missing[index] -= 1
         while len(self._sums) < len(self._buckets) and not self._missing[len(self._sums)]:
-            self._start_next_sum()
+            self._sum_next_bucket()
 
-    def _start_next_sum(self) -> None:
+    def _sum_next_bucket(self) -> None:
         flat = torch.cat([_gradient_or_zeros(parameter).reshape(-1) for parameter in self._buckets[len(self._sums)]])
         with _raising_peer_died():
             self._sums.append((flat, dist.all_reduce(flat, async_op=True)))
@@ -133,7 +133,7 @@ class ProcessGroup(SingleProcess):
         """Sum the other buckets and numbers, and store the summed gradients."""
         # A part of a model that no image of this process used has no gradient here, but may have one elsewhere.
         while len(self._sums) < len(self._buckets):
-            self._start_next_sum()
+            self._sum_next_bucket()
         here = [parameter.grad is not None for bucket in self._buckets for parameter in bucket]
         has = iter(torch.stack(self._all_gather(torch.tensor(here, dtype=torch.int32))).any(0).tolist())
         with _raising_peer_died():

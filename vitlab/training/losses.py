@@ -137,7 +137,7 @@ class BinaryCrossEntropy(Loss):
 
     def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Value:
         logits_MK, target_M = flat(logits_by_head[""], target)
-        share_MK = smoothed_shares(target_M, logits_MK, self.label_smoothing, self.threshold)
+        share_MK = smoothed_targets(target_M, logits_MK, self.label_smoothing, self.threshold)
         loss_MK = F.binary_cross_entropy_with_logits(logits_MK, share_MK, reduction="none")
         return Value(mean_labelled(loss_MK.mean(1), target_M), {})
 
@@ -160,14 +160,14 @@ class Focal(Loss):
 
     def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Value:
         logits_MK, target_M = flat(logits_by_head[""], target)
-        share_MK = smoothed_shares(target_M, logits_MK, self.label_smoothing)
+        share_MK = smoothed_targets(target_M, logits_MK, self.label_smoothing)
         log_MK = logits_MK.log_softmax(1)
         # A power below 1 has no finite gradient at 0.
         rest_MK = (-log_MK.expm1()).clamp(min=torch.finfo(log_MK.dtype).tiny)
         return Value(mean_labelled(-(share_MK * rest_MK**self.gamma * log_MK).sum(1), target_M), {})
 
 
-def smoothed_shares(target_M: Tensor, logits_MK: Tensor, smoothing: float, threshold: float | None = None) -> Tensor:
+def smoothed_targets(target_M: Tensor, logits_MK: Tensor, smoothing: float, threshold: float | None = None) -> Tensor:
     """Return the share of each class, (M, K), smoothed; with a threshold, a larger share is 1 before, and others 0."""
     classes = logits_MK.shape[1]
     # Decisions without a label pass as class 0, and have no weight in the mean.

@@ -64,7 +64,7 @@ class ModelFacts(Frozen):
         """Return these facts, and the facts in ``other`` where they are unknown."""
         return other.model_copy(update={name: value for name, value in self if value is not None})
 
-    def merge(self, other: ModelFacts) -> ModelFacts:
+    def with_stated_facts(self, other: ModelFacts) -> ModelFacts:
         """Return the facts that a caller states, with these, of a file, for the ones that it does not state.
 
         Raises:
@@ -476,19 +476,19 @@ def format_sides(value: Any) -> str:
     return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def compute_requested_grid(image: Pair | None, grid: Pair | None, step: Pair) -> Pair | None:
+def compute_requested_grid(image: Pair | None, grid: Pair | None, patch_pixels: Pair) -> Pair | None:
     """Return the grid of patches of an image size, or the grid that is given; None if neither is given.
 
-    ``step`` is the pixels of a patch.  Patches that do not divide the image, and two that contradict, are refused.
+    Patches that do not divide the image, and a grid that contradicts its size, are refused.
     """
     if image is None:
         return grid
-    if image[0] % step[0] or image[1] % step[1]:
+    if image[0] % patch_pixels[0] or image[1] % patch_pixels[1]:
         raise WeightsError(
-            f"an image of {format_sides(image)} pixels is not a multiple of the patch size {format_sides(step)}; "
-            "give a size that is"
+            f"an image of {format_sides(image)} pixels is not a multiple of the patch size "
+            f"{format_sides(patch_pixels)}; give a size that is"
         )
-    requested = (image[0] // step[0], image[1] // step[1])
+    requested = (image[0] // patch_pixels[0], image[1] // patch_pixels[1])
     if grid not in (None, requested):
         raise WeightsError(
             f"images of {format_sides(image)} have a grid of {format_sides(requested)}, not of {format_sides(grid)}; "

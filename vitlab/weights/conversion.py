@@ -112,7 +112,7 @@ def convert_weights_file(
         has_head = "head.weight" in state
         old, state = _fc_norm_to_norm(replace(checkpoint, state=state).architecture(facts), state)
         if target_format == "hf":
-            library = HuggingFaceFormat(_family_name(old))
+            library = HuggingFaceFormat(_transformers_model_type(old))
             if library.kind == "dinov3_vit" and target.name not in NAMES_ON_THE_HUB:
                 raise WeightsError(
                     f"only a config.json shows rotary positions; write to {NAMES_ON_THE_HUB[0]}, not {target}"
@@ -140,7 +140,7 @@ def convert_weights_file(
             if on_the_hub and not has_config and isinstance(library, HuggingFaceFormat):
                 files = zip(
                     map(target.with_name, DESCRIPTIONS),
-                    make_transformers_configs(new, _family_name(new)),
+                    make_transformers_configs(new, _transformers_model_type(new)),
                     strict=True,
                 )
                 beside = {file: content for file, content in files if not file.exists()}
@@ -154,7 +154,7 @@ def convert_weights_file(
     return [target, *beside], notes
 
 
-def _family_name(model: Architecture) -> str:
+def _transformers_model_type(model: Architecture) -> str:
     if "rope2d" in model.encoding_options:
         return "dinov3_vit"
     return "deit" if "distillation" in model.geometry.prefix else "vit"

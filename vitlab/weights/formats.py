@@ -178,7 +178,7 @@ def stack_relative_tables(state: State) -> NewState:
     return {**rest, RELATIVE: torch.stack([state[name] for name in names])}
 
 
-def add_class_row_to_token(state: State) -> NewState:
+def fold_class_position_into_token(state: State) -> NewState:
     """Return the class token with its row of positions added, and the rows without it; the sums are the same."""
     rows_1TD = state["pos_embed"]
     return {"cls_token": state["cls_token"] + rows_1TD[:, :1], "pos_embed": rows_1TD[:, 1:]}
@@ -212,7 +212,7 @@ class TimmFormat(Format):
                 ours = _GAMMA.sub(r"\1.ls\2.gamma", reduce(lambda text, pair: text.replace(*pair[::-1]), _META, name))
                 out[ours] = value if mask is None else value * mask
         if "register_tokens" in state:
-            out |= add_class_row_to_token(out)
+            out |= fold_class_position_into_token(out)
         out = stack_relative_tables(out)
         state = out.copy()
         if "rope.freqs" in out:
@@ -353,7 +353,7 @@ class GoogleFormat(Format):
 
     def to_canonical(self, state: State) -> Canonical:
         """Rename and transpose the weights, and fuse qkv."""
-        inside, outside = _select_and_unstack_model(state)
+        inside, outside = _select_model_and_unstack_blocks(state)
         translated = {name: _from_flax_layout(name, value) for name, value in inside.items()}
         canonical, unknown = rename_to_canonical((*self.table, *self.further), translated)
         canonical = join_qkv(canonical, *POOLING)
@@ -373,7 +373,7 @@ class GoogleFormat(Format):
 
     def infer_facts_and_defaults(self, state: State) -> tuple[ModelFacts, ModelFacts]:
         """Return heads and rows of prefix tokens, and that big_vision's files without positions use computed ones."""
-        inside, _ = _select_and_unstack_model(state)
+        inside, _ = _select_model_and_unstack_blocks(state)
         kernel = next(
             (value for name, value in inside.items() if re.search(r"encoderblock_.*query/kernel", name)), None
         )
@@ -389,7 +389,7 @@ class GoogleFormat(Format):
         return known, ModelFacts(position=Encoding() if learned else computed).with_defaults(self.convention)
 
 
-def _select_and_unstack_model(state: State) -> tuple[NewState, tuple[str, ...]]:
+def _select_model_and_unstack_blocks(state: State) -> tuple[NewState, tuple[str, ...]]:
     """Return the tensors of the model, with the blocks that big_vision stacks on axis 0 apart, and the other names."""
     root = next((root for root in _ROOTS if f"{root}embedding/kernel" in state), "")
     out: NewState = {}

@@ -142,7 +142,7 @@ def from_timm(module: nn.Module, tensors: State | None = None) -> tuple[Options,
         position.append({"type": encoding.type, **encoding.options})
         state = to_native_rotation(state, encoding, heads)
     if kind == "Beit":
-        position += _relative_options(m)
+        position += _relative_position_options(m)
     pooled, final_norm = _norm_options(getattr(m, "fc_norm", None)), _norm_options(m.norm)
     if NONE not in (pooled, final_norm):
         raise _refusal("the model", "has a norm on its tokens and another after pooling")
@@ -288,7 +288,7 @@ def _rotary_encoding(rope: Any, grid: tuple[int, int]) -> Encoding:
     return Encoding(type="rope2d", options=options, axes=rope.grid_indexing, pairs=pairs)
 
 
-def _relative_options(m: Any) -> list[Options]:
+def _relative_position_options(m: Any) -> list[Options]:
     shared, own = m.rel_pos_bias is not None, m.blocks[0].attn.relative_position_bias_table is not None
     if shared and own:
         raise _refusal("the model", "has relative positions that its blocks share, and others for each block")

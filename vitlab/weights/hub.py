@@ -31,7 +31,7 @@ class Named(NamedTuple):
     license: str | None
 
 
-def find_named_weights(pattern: str = "") -> list[Named]:
+def list_timm_weights(pattern: str = "") -> list[Named]:
     """Return the weights in timm's own tables whose names hold a pattern, in which ``*`` and ``?`` stand for others."""
     timm = import_timm()
     names = timm.list_models(f"*{pattern}*", module=MODULES, pretrained=True)
@@ -116,9 +116,9 @@ def read_facts_of_configs(contents: WeightFile, state: State) -> Config:
     """
     config, where = contents.config, str(contents.file.with_name("config.json"))
     try:
-        pixels, unread = _preprocessor_facts(contents.preprocessor, where)
+        pixels, unread = _facts_of_preprocessor(contents.preprocessor, where)
         if names_timm_architecture(config):
-            facts, notes = _timm_data_config(config, where)
+            facts, notes = _facts_of_timm_config(config, where)
         elif "model_type" in config:
             facts, notes = read_config_facts(config, state, where)
         else:
@@ -131,7 +131,7 @@ def read_facts_of_configs(contents: WeightFile, state: State) -> Config:
     return pixels.with_defaults(facts), [*notes, *unread]
 
 
-def _timm_data_config(config: Json, where: str) -> Config:
+def _facts_of_timm_config(config: Json, where: str) -> Config:
     """Return size, normalisation and classes; timm itself builds the model from the other keys."""
     pretrained = pretrained_config(config)
     labels, size = config.get("label_names") or pretrained.get("label_names"), pretrained.get("input_size")
@@ -163,7 +163,7 @@ _PREPROCESSOR_KEYS = split_keys(
 )
 
 
-def _preprocessor_facts(preprocessor: Json, where: str) -> Config:
+def _facts_of_preprocessor(preprocessor: Json, where: str) -> Config:
     """Return the mean and standard deviation of pixels in [0, 1] that result from a preprocessor's steps."""
     where = where.replace("config.json", "preprocessor_config.json")
     for key in ("do_flip_channel_order", "offset"):

@@ -25,8 +25,8 @@ from vitlab.weights.formats import (
     Format,
     Table,
     TimmFormat,
-    add_class_row_to_token,
     dinov3_rotation,
+    fold_class_position_into_token,
     join_qkv,
     parse_table,
     rename_from_canonical,
@@ -223,7 +223,7 @@ class HuggingFaceFormat(Format):
         self.convention = ModelFacts(eps=self.family.eps, gelu="none").with_defaults(self.family.pixels)
         self.needs = ("blocks.0.ls1.gamma", "norm.bias") if kind == "dinov3_vit" else NEEDS
 
-    def _rename_table(self, gated: bool) -> Table:
+    def _name_table(self, gated: bool) -> Table:
         if self.kind == "dinov3_vit" and gated:
             return _DINOV3_GATED
         return self.family.table
@@ -234,7 +234,7 @@ class HuggingFaceFormat(Format):
         family, has_classifier = self.family, any("classifier." in name for name in bare)
         unread = (*family.foreign, *(family.unread if has_classifier else ()))
         body = {n: v for n, v in bare.items() if not n.startswith(unread) and not _OTHER_PARTS.match(n)}
-        table = self._rename_table(any(".gate_proj." in name for name in body))
+        table = self._name_table(any(".gate_proj." in name for name in body))
         canonical, unknown = rename_to_canonical((*table, *_IN_MEMORY, *_CLASSIFIERS), body)
         # Some attentions have no bias of keys, and CLIP's projection has none.
         for name in [name for name in canonical if re.fullmatch(r"blocks\.\d+\.attn\.q\.bias", name)]:
@@ -247,7 +247,7 @@ class HuggingFaceFormat(Format):
                 canonical[name] = canonical[name].reshape(1, -1, canonical[name].shape[-1])
         canonical = join_qkv(split_qkv(canonical, "attn_pool", "qkv"), *POOLING)
         if "reg_token" in canonical and "pos_embed" in canonical:
-            canonical |= add_class_row_to_token(canonical)
+            canonical |= fold_class_position_into_token(canonical)
         halves = TimmFormat().to_canonical(stack_relative_tables(canonical)).state
         return Canonical(halves, unknown, tuple(name for name in bare if name not in body))
 
@@ -262,7 +262,7 @@ class HuggingFaceFormat(Format):
                     f"{self.title}'s classifiers have no pre-logits; drop them with the head that reads them (--head "
                     "drop)"
                 )
-        table = self._rename_table("blocks.0.mlp.fc1_g.weight" in state)
+        table = self._name_table("blocks.0.mlp.fc1_g.weight" in state)
         if self.kind == "dinov3_vit":
             state = to_native_rotation(state, dinov3_rotation(100.0), heads, back=True)
         classifier = "cls_classifier" if "head_dist.weight" in state else "classifier"

@@ -90,7 +90,7 @@ class Checkpoint:
 
     def architecture(self, facts: ModelFacts) -> Architecture:
         """Return the architecture of these weights; a head that is not among them has one output."""
-        merged, whole = self.known.merge(facts), self.whole
+        merged, whole = self.known.with_stated_facts(facts), self.whole
         if whole is None:
             return Inference(self.state, merged, self.usual, self.form.title, self.unknown).architecture()
         classes = len(self.state.get("head.weight", [0]))
@@ -192,7 +192,7 @@ def open_model(
             trial_model, trial = _build_trial_model(contents)
             return OpenedModel(trial_model, trial.info, trial.mean, trial.std, ())
         if head == "keep" and any(stem <= contents.tensors.keys() for stem in STEMS):
-            return _open_convnet(contents.tensors, read_facts_of_configs(contents, {})[0].merge(facts))
+            return _open_convnet(contents.tensors, read_facts_of_configs(contents, {})[0].with_stated_facts(facts))
         checkpoint = checkpoint_from_contents(contents)
         state, removed = drop_head(checkpoint.state) if head == "new" else (checkpoint.state, ())
         if head == "keep" and "head.weight" not in state:

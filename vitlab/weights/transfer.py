@@ -193,9 +193,11 @@ def _adapt_state_to_geometry(model: Model, source: Model, state: State, own: Sta
             and (old.prefix_rows == new.prefix_rows or old.layers == {0})
         ):
             if old.prefix_rows == "own" and new.prefix_rows == "none":
-                _add_rows_to_tokens(out, table["pos_embed"], theirs.prefix)
+                _fold_positions_into_prefix_tokens(out, table["pos_embed"], theirs.prefix)
             own_LTD = own[f"{to}pos_embed"]
-            resampled["pos_embed"] = _adapt_prefix_rows(resampled["pos_embed"], own_LTD, old, new, shared, mine)
+            resampled["pos_embed"] = _table_with_adapted_prefix_rows(
+                resampled["pos_embed"], own_LTD, old, new, shared, mine
+            )
         out |= {at + name: value for name, value in resampled.items()}
     return out
 
@@ -217,7 +219,7 @@ def _adapt_tokens_to_model(out: NewState, own: State, shared: Sequence[str]) -> 
             out[name] = torch.cat([*shared_rows, own[name][:, count:]], 1)
 
 
-def _add_rows_to_tokens(out: NewState, table_LTD: Tensor, prefix: Sequence[str]) -> None:
+def _fold_positions_into_prefix_tokens(out: NewState, table_LTD: Tensor, prefix: Sequence[str]) -> None:
     """Fold each prefix token's position row into the token itself."""
     for token, name in TOKENS.items():
         rows = [place for place, other in enumerate(prefix) if other == token]
@@ -226,7 +228,7 @@ def _add_rows_to_tokens(out: NewState, table_LTD: Tensor, prefix: Sequence[str])
             out[name] = torch.cat([out[name][:, : added.shape[1]] + added, out[name][:, added.shape[1] :]], 1)
 
 
-def _adapt_prefix_rows(
+def _table_with_adapted_prefix_rows(
     fitted_LTD: Tensor, own_LTD: Tensor, old: Learned, new: Learned, shared: Sequence[str], mine: Geometry
 ) -> Tensor:
     """Return the model's table of positions.

@@ -127,14 +127,14 @@ def index_after_merging(key_BSK: Tensor, count: int, n_prefix: int) -> Tensor:
     return torch.cat([new_P.expand(images, -1), new_BA, new_BB], 1).index_select(1, place_S)
 
 
-def merge_tokens(x_BSD: Tensor, new_BS: Tensor, count: int, merged: MergeState) -> tuple[Tensor, MergeState]:
+def merge_tokens(x_BSD: Tensor, index_BS: Tensor, count: int, merged: MergeState) -> tuple[Tensor, MergeState]:
     """Return the means of tokens of equal index, weighted by size, and the new sizes; ``count`` tokens are removed."""
     images, tokens, width = x_BSD.shape
     size_BS = merged.size_BS
-    new_size_BS = size_BS.new_zeros(images, tokens - count).scatter_add(1, new_BS, size_BS)
+    new_size_BS = size_BS.new_zeros(images, tokens - count).scatter_add(1, index_BS, size_BS)
     # Sizes have at least 32 bits, and so have these sums.
     weighted_BSD = x_BSD * size_BS[..., None]
     sum_BSD = weighted_BSD.new_zeros(images, tokens - count, width)
-    sum_BSD = sum_BSD.scatter_add(1, new_BS[..., None].expand_as(weighted_BSD), weighted_BSD)
+    sum_BSD = sum_BSD.scatter_add(1, index_BS[..., None].expand_as(weighted_BSD), weighted_BSD)
     mean_BSD = (sum_BSD / new_size_BS[..., None]).to(x_BSD.dtype)
-    return mean_BSD, MergeState(new_BS.gather(1, merged.source_BT), new_size_BS)
+    return mean_BSD, MergeState(index_BS.gather(1, merged.source_BT), new_size_BS)

@@ -67,11 +67,11 @@ class Crop(Augment):
     def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
         return self._crop_at_random(y_BHW[:, None], key, id_B, VOID)[:, 0]
 
-    def _crop_at_random(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor, outside: int) -> Tensor:
+    def _crop_at_random(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor, fill: int) -> Tensor:
         height, width = x_BCHW.shape[-2:]
         offset_B2 = noise.integers(key, id_B, 2, 2 * self.padding + 1)
         if self.mode == "zero":
-            padded_BCHW = F.pad(x_BCHW, (self.padding,) * 4, value=outside)
+            padded_BCHW = F.pad(x_BCHW, (self.padding,) * 4, value=fill)
         else:
             row_H, column_W = (mirrored_pixels(n, self.padding, x_BCHW.device) for n in (height, width))
             padded_BCHW = x_BCHW[:, :, row_H][..., column_W]

@@ -58,7 +58,7 @@ def expand_braces(pattern: str) -> list[str]:
     return [text for choice in choices for text in expand_braces(before + choice + after)]
 
 
-def search_folders(root: str | None) -> list[Path]:
+def folders_to_search(root: str | None) -> list[Path]:
     """Return the folders to search: the user's, or the default ones."""
     if root is not None:
         return [expand_home(root)]
@@ -71,7 +71,7 @@ def cache_folder() -> Path:
     return expand_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "vitlab" / "data"
 
 
-def make_and_clean_folder(folder: Path) -> None:
+def make_and_prune_folder(folder: Path) -> None:
     """Create a folder of the cache, and delete the files in it that nobody has read for :data:`MAX_UNUSED_S`."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in folder.iterdir():
@@ -186,7 +186,7 @@ class Published(Dataset):
 
     def _find(self) -> dict[str, Path] | None:
         """Return the paths of the required files, gzipped or not, in the first folder that has all, if one has."""
-        for folder in (base / layout for base in search_folders(self.root) for layout in (".", *self.layouts)):
+        for folder in (base / layout for base in folders_to_search(self.root) for layout in (".", *self.layouts)):
             candidates = [(name, folder / f"{name}{suffix}") for suffix in (".gz", "") for name in self.required]
             paths = {name: path for name, path in candidates if path.is_file()}  # the unpacked file, if there are both
             if len(paths) == len(self.required):
@@ -197,9 +197,9 @@ class Published(Dataset):
         if self.download == "missing" or self._find() is not None:
             return None
         return (
-            f"{self.name} is not here: looked in {', '.join(map(str, search_folders(self.root)))} (there directly, or "
-            f"in {', '.join(self.layouts)}) for {', '.join(self.required)}. Give the folder that has them as 'root', "
-            "or allow fetching them with 'download: missing'."
+            f"{self.name} is not here: looked in {', '.join(map(str, folders_to_search(self.root)))} "
+            f"(there directly, or in {', '.join(self.layouts)}) for {', '.join(self.required)}. Give the folder that has "
+            "them as 'root', or allow fetching them with 'download: missing'."
         )
 
     def _find_or_fetch(self) -> dict[str, Path]:

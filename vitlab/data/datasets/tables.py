@@ -433,7 +433,7 @@ def _read_through_arrow_cache(path: Path, cache_key: str, batches: Callable[[], 
     key = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns} {cache_key}"
     target = files.cache_folder() / "tables" / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.arrow"
     if not target.is_file():
-        files.make_and_clean_folder(target.parent)
+        files.make_and_prune_folder(target.parent)
         temporary = target.with_suffix(f".{os.getpid()}")
         try:
             with open(temporary, "wb") as file:

@@ -119,13 +119,13 @@ class Section(Generic[RowT]):
         return ()
 
 
-def _figure_fault(cls: type[Section[Any]]) -> str | None:
+def _figure_signature_fault(cls: type[Section[Any]]) -> str | None:
     """Return the sentence for a figure with other arguments, which would fail after all trials were trained."""
     names = list(inspect.signature(cls.figure).parameters)
     return None if len(names) == 3 else f"figure({', '.join(names)}); its arguments are self, rows and findings"
 
 
-section: Slot[Section[Any]] = Slot("section", Section, fault=_figure_fault)
+section: Slot[Section[Any]] = Slot("section", Section, fault=_figure_signature_fault)
 
 
 def finite_or_none(values: Mapping[Any, float]) -> dict[str, float | None]:

@@ -16,7 +16,7 @@ from vitlab.report.drawing import (
     WIDTH,
     Drawing,
     apply_style,
-    describe_shared,
+    describe_shared_name_parts,
     empty_figure,
     short_labels,
     wrap_line,
@@ -30,9 +30,9 @@ from vitlab.report.phrasing import (
     Row,
     Scale,
     compared_rows,
+    describe_baseline,
     format_p_value,
     interval_unless_collapsed,
-    name_baseline,
 )
 from vitlab.report.sections import Findings, Section, Table, section
 from vitlab.spec import Analysis
@@ -93,7 +93,7 @@ class Arms(Section[Row]):
                 # Of equal values, ticks would be as long as their rounding.
                 if phrasing.half_width(low, high) is None:
                     axes.set_xlim(sorted((0.99 * low, 1.01 * high)))
-            caption = _figure_caption(plan, rows, compared) + describe_shared(labels)
+            caption = _figure_caption(plan, rows, compared) + describe_shared_name_parts(labels)
             if absent := [row["arm"] for row in findings.arms if row not in rows]:
                 caption += f" Without a value: {phrasing.list_or_count(absent)}."
             return Drawing(figure, caption)
@@ -228,17 +228,17 @@ def paper_table(report: Report) -> Table:
         table.append(column("verdict", format_verdict, right=False))
         interval = phrasing.interval_name(max(row["family"] for row in compared), analysis)
         caption += (
-            f" Difference from {name_baseline(row['baseline'] for row in compared)} with its {interval}; verdicts at "
-            f"level {analysis.alpha:g}."
+            f" Difference from {describe_baseline(row['baseline'] for row in compared)} with its {interval}; "
+            f"verdicts at level {analysis.alpha:g}."
         )
     if len({row["params"] for row in rows}) > 1:
         table.append(_parameters(rows))
-    return Table(table, f"{report.question} {caption}{describe_shared(labels)}".strip())
+    return Table(table, f"{report.question} {caption}{describe_shared_name_parts(labels)}".strip())
 
 
-def _arm_column(rows: Sequence[Row], labels: Mapping[str, str], every: Sequence[Row]) -> Column:
+def _arm_column(rows: Sequence[Row], labels: Mapping[str, str], all_rows: Sequence[Row]) -> Column:
     """Return the names of arms, or their labels; the one baseline of all is marked, unless its name says so."""
-    baselines = {row["baseline"] for row in every} - {None}
+    baselines = {row["baseline"] for row in all_rows} - {None}
 
     def cell(row: Row) -> str:
         arm: str = row["arm"]
@@ -272,7 +272,7 @@ def _figure_caption(plan: Plan, rows: Sequence[Row], compared: Sequence[Row]) ->
     text += interval * any(interval_unless_collapsed(row)[0] is not None for row in rows)
     if not compared:
         return f"Of every arm {text}."
-    text = f"First {text}, then the difference from {name_baseline(row['baseline'] for row in compared)}"
+    text = f"First {text}, then the difference from {describe_baseline(row['baseline'] for row in compared)}"
     if any(row["difference_low"] is not None for row in compared):
         several = phrasing.is_corrected(max(row["family"] for row in compared), plan.analysis)
         text += (

@@ -16,14 +16,14 @@ from vitlab.errors import format_count
 from vitlab.explaining.colours import PAPER, RULE
 from vitlab.planning.registration import family_over_blocks_and_incomplete_arms
 from vitlab.planning.values import Arm, Plan
-from vitlab.report.drawing import WIDTH, Drawing, apply_style, describe_shared, empty_figure, wrapped_labels
+from vitlab.report.drawing import WIDTH, Drawing, apply_style, describe_shared_name_parts, empty_figure, wrapped_labels
 from vitlab.report.phrasing import (
     Answer,
     Columns,
     Row,
     Scale,
     describe_above_or_below,
-    describe_evidence,
+    describe_interval_and_p,
     difference_columns,
     difference_decimals,
     interval_name,
@@ -143,7 +143,7 @@ class Blocks(Section[ArmOverBlocks]):
         caption = (
             f"The difference in each block (small), the mean with its {interval}, and where a new block lies (pale)."
         )
-        return Drawing(figure, caption + describe_shared(labels))
+        return Drawing(figure, caption + describe_shared_name_parts(labels))
 
 
 def block_answers(rows: Sequence[ArmOverBlocks], analysis: Analysis, scale: Scale) -> list[Answer]:
@@ -166,7 +166,7 @@ def _over_blocks_sentence(row: ArmOverBlocks, analysis: Analysis, scale: Scale, 
         sentence += f", shown to be equivalent within {scale.amount(analysis.margin, decimals)}"
     if row.pairs == 1:
         return f"{sentence}, and one block has no spread to judge that by."
-    evidence = describe_evidence(row, analysis, scale, decimals)
+    evidence = describe_interval_and_p(row, analysis, scale, decimals)
     if row.family > 1:
         evidence += f", {'not ' * (analysis.correction == 'none')}corrected for {format_count(row.family, 'arm')}"
     score = f"ahead in {row.ahead} and behind in {row.behind}"
@@ -259,11 +259,11 @@ def _reasons_mean_misleads(plan: Plan, by_name: Mapping[str, Row], of_block: Map
         yield f"its baseline has no error in {', '.join(perfect)} that a difference could be divided by"
 
 
-def _divisor_of_differences(plan: Plan, mean: float | None) -> float:
+def _divisor_of_differences(plan: Plan, baseline_mean: float | None) -> float:
     """Return what a difference is divided by, given the baseline's mean; NaN if it has no error to divide by."""
     analysis, facts = plan.analysis, plan.facts(plan.analysis.metric)
     if analysis.over_blocks != "relative":
         return 1.0
     largest = 0.0 if analysis.goal == "min" or facts is None else facts.bounds[1]
-    error = NAN if mean is None or largest is None else abs(largest - mean)
+    error = NAN if baseline_mean is None or largest is None else abs(largest - baseline_mean)
     return error or NAN

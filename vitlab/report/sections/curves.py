@@ -10,9 +10,9 @@ import numpy as np
 
 from vitlab.explaining.colours import GREY, INK, SERIES
 from vitlab.planning.values import Plan
-from vitlab.report.drawing import WIDTH, Drawing, apply_style, describe_shared, empty_figure, wrapped_labels
+from vitlab.report.drawing import WIDTH, Drawing, apply_style, describe_shared_name_parts, empty_figure, wrapped_labels
 from vitlab.report.frame import StudyResults
-from vitlab.report.phrasing import Scale, name_baseline, percent
+from vitlab.report.phrasing import Scale, describe_baseline, percent
 from vitlab.report.sections import Findings, Section, section
 from vitlab.statistics.replicates import mean_interval
 from vitlab.store.result import Ending
@@ -89,7 +89,9 @@ def draw_curves(results: StudyResults, history: pd.DataFrame, metric: str) -> Dr
                     _draw_mean(axes, done[done["arm"] == baselines[panel[0]]], GREY)
             for name in sorted(panel, key=lambda name: baselines[name] is None):  # baselines in front
                 own = rows[rows["arm"] == name]
-                _draw_arm(axes, own, colours[name], labels[name], plan.analysis.alpha, results.largest_overlap([name]))
+                _draw_arm(
+                    axes, own, colours[name], labels[name], plan.analysis.alpha, results.largest_val_train_ratio([name])
+                )
             if share_panel:
                 lines = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
                 axes.legend(handles=[lines[labels[name]] for name in panel])
@@ -110,11 +112,11 @@ def draw_curves(results: StudyResults, history: pd.DataFrame, metric: str) -> Dr
             caption += f" with {' or '.join(spreads)}"
         caption += "; dashed curves diverged or failed" if len(done) < len(rows) else ""
         compared = any(baselines.values())
-        caption += f"; {name_baseline(baselines.values())} is in the colour of the text" * compared + "."
+        caption += f"; {describe_baseline(baselines.values())} is in the colour of the text" * compared + "."
         if not share_panel:
             caption += " The baseline is grey behind other arms." * compared
             caption += f" The first {MAX_PANELS} of {len(names)} arms are shown." * (len(names) > MAX_PANELS)
-        return Drawing(figure, caption + describe_shared(names))
+        return Drawing(figure, caption + describe_shared_name_parts(names))
 
 
 def _choose_x_axis(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:

@@ -14,12 +14,12 @@ from vitlab.report.drawing import (
     WIDTH,
     Drawing,
     apply_style,
-    describe_shared,
+    describe_shared_name_parts,
     empty_figure,
     format_ticks_without_exponents,
     wrapped_labels,
 )
-from vitlab.report.phrasing import Column, name_baseline
+from vitlab.report.phrasing import Column, describe_baseline
 from vitlab.report.sections import Findings, Section, Table, cost, section
 from vitlab.statistics import scaling
 
@@ -137,6 +137,6 @@ class Fronts(Section[Front]):
                 "arms that no other one beats in both."
             )
             baselines = {row["baseline"] for row in findings.arms} - {None}
-            caption += f" In the colour of the text: {name_baseline(baselines)}." * bool(baselines)
+            caption += f" In the colour of the text: {describe_baseline(baselines)}." * bool(baselines)
             caption += " Other arms are grey." * (len(handles) > len(arms))
-            return Drawing(figure, caption + describe_shared(labels))
+            return Drawing(figure, caption + describe_shared_name_parts(labels))

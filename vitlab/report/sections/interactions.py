@@ -12,7 +12,7 @@ import numpy as np
 
 from vitlab.comparison.study import Sample, judge_study
 from vitlab.planning.values import Arm, Plan
-from vitlab.report.comparison import exploratory_plan, read_samples, trials_by_arm
+from vitlab.report.comparison import plan_without_registration, samples_by_arm, trials_by_arm
 from vitlab.report.drawing import Drawing
 from vitlab.report.frame import StudyResults
 from vitlab.report.phrasing import (
@@ -20,11 +20,11 @@ from vitlab.report.phrasing import (
     Column,
     Columns,
     compared_rows,
+    describe_baseline,
     difference_columns,
     interval_name,
     interval_unless_collapsed,
     mean_and_difference_decimals,
-    name_baseline,
 )
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
 from vitlab.report.sections.arms import draw_effects
@@ -135,7 +135,7 @@ class Crossed(Section[Cell]):
             f"Mean {scale.title} of every arm with its {interval_name(1, report.analysis)}, by {join_paths(labels)}."
         )
         if compared_rows(report.arms):
-            caption += f" Arms are compared with {name_baseline(row['baseline'] for row in report.arms)}."
+            caption += f" Arms are compared with {describe_baseline(row['baseline'] for row in report.arms)}."
         return Table(columns, caption, caption)
 
 
@@ -219,12 +219,12 @@ def join_paths(changes: Iterable[str]) -> str:
     return " and ".join(dict.fromkeys(change.partition("=")[0] for change in changes))
 
 
-def judge_averages(results: StudyResults, effects: Sequence[Sequence[Arm]]) -> list[dict[str, Any]]:
+def judge_averages(results: StudyResults, arm_groups: Sequence[Sequence[Arm]]) -> list[dict[str, Any]]:
     """Return the comparison of the average of some arms with the average of their baselines, for each effect.
 
     Averages are judged as arms are: see :func:`vitlab.comparison.study.judge_study`.  Numbers are JSON values.
     """
-    samples = read_samples(results, trials_by_arm(results))
+    samples = samples_by_arm(results, trials_by_arm(results))
     compared, averages = dict[str, str](), dict[str, Sample]()
 
     def average(arms: Sequence[str], seeds: Sequence[int]) -> Sample:
@@ -233,12 +233,12 @@ def judge_averages(results: StudyResults, effects: Sequence[Sequence[Arm]]) -> l
         overlap = float(np.max([sample.overlap for sample in alike]))  # NaN if one is not known
         return Sample(values, sorted({seed for sample in alike for seed in sample.lost}), overlap)
 
-    for place, arms in enumerate(effects):
+    for place, arms in enumerate(arm_groups):
         own, others = ([str(getattr(arm, side)) for arm in arms] for side in ("name", "baseline"))
         seeds = sorted(set.intersection(*(set(results.values.get(arm, {})) for arm in (*own, *others))))
         level, baseline = f"level {place}", f"{'; '.join(others)} at {seeds}"
         compared[level] = baseline
         averages |= {level: average(own, seeds), baseline: average(others, seeds)}
-    plan = exploratory_plan(results.plan)
+    plan = plan_without_registration(results.plan)
     rows = judge_study(plan, compared, averages, quantum=results.quantum).values()
     return [finite_or_none({**row, "low": row["difference_low"], "high": row["difference_high"]}) for row in rows]

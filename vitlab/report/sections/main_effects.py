@@ -14,7 +14,7 @@ from vitlab.report.phrasing import (
     Columns,
     Scale,
     describe_above_or_below,
-    describe_evidence,
+    describe_interval_and_p,
     difference_columns,
     difference_decimals,
     interval_name,
@@ -136,7 +136,7 @@ def describe_factor_effects(sections: Mapping[str, Sequence[Any]], analysis: Ana
     for name, rows in factors.items():
         levels = [
             f"{labels[row.level]} is {describe_above_or_below(row.difference, scale, decimals)} {labels[row.against]} "
-            f"({describe_evidence(row, analysis, scale, decimals)}: {row.verdict})"
+            f"({describe_interval_and_p(row, analysis, scale, decimals)}: {row.verdict})"
             for row in rows
             if row.difference is not None
         ]
@@ -149,7 +149,7 @@ def describe_factor_effects(sections: Mapping[str, Sequence[Any]], analysis: Ana
             sentences.append(
                 f"exploratory: {labels[row.first]} and {labels[row.second]} interact: together they make "
                 f"{scale.amount(row.difference, decimals)} {'more' if row.difference > 0 else 'less'} than the sum of "
-                f"both alone ({describe_evidence(row, analysis, scale, decimals)}): a main effect of either averages "
-                "unlike ones."
+                f"both alone ({describe_interval_and_p(row, analysis, scale, decimals)}): "
+                "a main effect of either averages unlike ones."
             )
     return truncate_list(sentences)

@@ -70,7 +70,7 @@ class ScalingLaws(Section[Scaling]):
             points = _errors_by_size(findings.results, arms)
             if _reason_against_law(points, ""):
                 continue
-            overlap = findings.results.largest_overlap(arm.name for arm in arms)
+            overlap = findings.results.largest_val_train_ratio(arm.name for arm in arms)
             if law := scaling.fit_law(points, findings.plan.analysis.alpha, overlap):
                 seeds = len(set.intersection(*(set(by_seed) for by_seed in points.values())))
                 size, names = str(findings.plan.analysis.power_law), tuple(arm.name for arm in arms)
@@ -146,7 +146,7 @@ class ScalingLaws(Section[Scaling]):
             axes = figure.subplots()
             for row, colour in zip(rows, itertools.cycle(SERIES), strict=False):
                 points = _errors_by_size(findings.results, [arm for arm in plan.arms if arm.name in row.arms])
-                law = scaling.fit_law(points, plan.analysis.alpha, findings.results.largest_overlap(row.arms))
+                law = scaling.fit_law(points, plan.analysis.alpha, findings.results.largest_val_train_ratio(row.arms))
                 assert law is not None
                 for size, by_seed in points.items():
                     errors = scale.factor * np.array(list(by_seed.values()))

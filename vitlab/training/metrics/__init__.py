@@ -48,7 +48,7 @@ def build_metrics(
     return metrics
 
 
-def find_extra_metrics(
+def indices_of_extra_metrics(
     data: DataInfo, chosen: Sequence[ResolvedChoice], unlabelled_objective: str
 ) -> tuple[list[int], list[tuple[int, str]]]:
     """Return the indices of the metrics a trial adds to the standard ones, and the errors by index.

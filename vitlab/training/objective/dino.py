@@ -99,7 +99,7 @@ class DINO(Objective):
         # The deviation of 0.02 in the authors' code is about 1 / sqrt(2,048), their inputs; in narrow layers it would
         # make the outputs of all images alike.
         draw_matrices_and_zero_biases(projection, setup.seeds["init"], "projection", fill_lecun)
-        self.student = Projected(model, projection.to(next(model.parameters())))
+        self.student = ProjectedViT(model, projection.to(next(model.parameters())))
         self.module: SelfDistillation = SelfDistillation(self.student)
 
     @classmethod
@@ -158,7 +158,7 @@ class DINO(Objective):
         # The statistics of batch normalisation belong to the weights: the teacher, in evaluation mode, updates none.
         move_towards(self.module.teacher.state_dict(), self.student.state_dict(), 1 - share)
 
-    def _outputs(self, model: Projected, x_BCHW: Tensor) -> Tensor:
+    def _outputs(self, model: ProjectedViT, x_BCHW: Tensor) -> Tensor:
         with autocast(x_BCHW.device, self.setup.spec.precision):
             return to_float32_or_wider(model(x_BCHW))
 
@@ -187,7 +187,7 @@ class SelfDistillation(Model):
 
     centre_K: Tensor
 
-    def __init__(self, student: Projected) -> None:
+    def __init__(self, student: ProjectedViT) -> None:
         super().__init__()
         self.student = student
         # The teacher starts as the student, and gets no gradient.
@@ -202,7 +202,7 @@ class SelfDistillation(Model):
         return self
 
 
-class Projected(nn.Module):
+class ProjectedViT(nn.Module):
     """A ViT with a projection in the place of its classifier."""
 
     def __init__(self, model: ViT, projection: Projection) -> None:

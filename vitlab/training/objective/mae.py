@@ -98,7 +98,7 @@ class MAE(Objective):
             return f"the decoder of objective 'mae': dim {dim} is not a multiple of heads {heads}"
         if dim % 4:
             return f"the decoder of objective 'mae': dim {dim} is not a multiple of 4, as its positions need"
-        return _partial_incompatibility(anatomy)
+        return _masking_incompatibility(anatomy)
 
     def batch(self, step: int, rows: range) -> Batch:
         """Return the images, and a random order of the patches of each."""
@@ -226,7 +226,7 @@ class PartialPosition(Position):
     """The position encoding of some of the patches, which it selects in the stem.
 
     Args:
-        whole: The encoding of all patches, for which :func:`_partial_incompatibility` finds no reason.
+        whole: The encoding of all patches, for which :func:`_masking_incompatibility` finds no reason.
         visible_BV: The patches of each image.
         g: Sizes of the model.
     """
@@ -264,7 +264,7 @@ def _select_rows(x_BTD: Tensor, patches_BV: Tensor, prefix: int) -> Tensor:
     return torch.cat([x_BTD[:, :prefix], gather_rows(x_BTD[:, prefix:], patches_BV)], 1)
 
 
-def _partial_incompatibility(anatomy: Anatomy) -> str | None:
+def _masking_incompatibility(anatomy: Anatomy) -> str | None:
     """Return in one sentence why a part of a model needs all patches; None if every part can do with some."""
     who = "objective 'mae' shows the model some of the patches, and"
     if anatomy.patch.component is not LinearPatches:

@@ -34,7 +34,7 @@ class Supervised(Objective):
             self.criterion.set_class_counts(feed.class_counts())
         self.distillation = setup.distillation
         if self.distillation is not None:
-            self.module = self.distillation.make_trained_module(setup.model, setup.seeds["init"])
+            self.module = self.distillation.make_module_to_train(setup.model, setup.seeds["init"])
         self.mixing: Mixing | None = None
         if spec.mix is not None:
             self.mixing = import_optional("mixing").Mixing(spec.mix, setup.seeds["mixup"], feed.info.classes)

@@ -128,11 +128,11 @@ class Soap(Optimizer):
             precondition_frequency=self.every,
             max_precondition_dim=self.max_dim,
         )
-        built.register_step_post_hook(_store_by_rows)
+        built.register_step_post_hook(_make_bases_contiguous)
         return built
 
 
-def _store_by_rows(built: torch.optim.Optimizer, *call: Any) -> None:
+def _make_bases_contiguous(built: torch.optim.Optimizer, *call: Any) -> None:
     """Store the bases row by row, as a checkpoint does, so that products with them round alike after a resume."""
     for state in built.state.values():
         state["Q"] = [basis.contiguous() if len(basis) else basis for basis in state["Q"]]
