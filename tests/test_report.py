@@ -1120,7 +1120,7 @@ def test_panels_are_stacked_only_where_they_show_the_whole_figure(draw: Callable
 
 def test_stored_report_says_that_it_has_no_figures(tmp_path):
     stored = report.Report.from_json(document(*study(tmp_path)))
-    for attribute in ("figures", "frame"):
+    for attribute in ("figures", "results_frame"):
         with pytest.raises(AssertionError, match="a stored report has no figures and no results"):
             getattr(stored, attribute)
 

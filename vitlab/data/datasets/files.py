@@ -198,8 +198,8 @@ class Published(Dataset):
             return None
         return (
             f"{self.name} is not here: looked in {', '.join(map(str, folders_to_search(self.root)))} "
-            f"(there directly, or in {', '.join(self.layouts)}) for {', '.join(self.required)}. Give the folder that has "
-            "them as 'root', or allow fetching them with 'download: missing'."
+            f"(there directly, or in {', '.join(self.layouts)}) for {', '.join(self.required)}. Give the folder that "
+            "has them as 'root', or allow fetching them with 'download: missing'."
         )
 
     def _find_or_fetch(self) -> dict[str, Path]:
