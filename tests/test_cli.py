@@ -313,7 +313,7 @@ def test_option_that_no_value_of_a_study_resembles_brings_no_hint(ran: tuple[Pat
         (["sync", "{out}/nowhere"], ["nowhere", "does not exist"]),
         (["ui", "--port", "0"], ["0 is not in the range"]),
         (["explain", "{file}", "--image", "test:0", "--arm", "basline"], ["basline", "'baseline'"]),
-        (["explain", "{file}", "--image", "{file}"], ["cannot be read as a picture"]),
+        (["explain", "{file}", "--image", "{file}"], ["cannot be read as a picture", "; name an image file"]),
         (["explain", "{out}/studies/tiny/plan.json"], ["plan.json"]),
         (["weights", "inspect", "{out}/no.safetensors"], ["no.safetensors"]),
         (["weights", "inspect", "{file}"], ["tiny.yaml"]),
@@ -1195,6 +1195,10 @@ def test_explain_says_that_trials_kept_no_weights(ran: tuple[Path, Path], tmp_pa
     for words in ([file], ["tiny", "--arm", "baseline"], [weights[0].parent]):
         code, printed, err = call("explain", *words, "--out", out, "--to", tmp_path / "seen")
         assert (code, printed) == (2, "") and "kept no weights (run.keep)" in err.splitlines()[-1], err
+    end = weights[0].parent / "result.json"
+    end.write_text(json.dumps(json.loads(end.read_text()) | {"status": "diverged", "failure": "at step 2"}))
+    err = call("explain", end.parent, "--out", out, "--to", tmp_path / "seen")[2]
+    assert err.splitlines()[-1].endswith("it diverged: at step 2"), err
     for result in out.glob("trials/*/*/result.json"):
         result.unlink()
     code, printed, err = call("explain", file, "--out", out, "--to", tmp_path / "seen")

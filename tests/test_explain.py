@@ -416,8 +416,8 @@ def test_names_of_options_stay_whole_under_pictures() -> None:
     ("head", "task"), [("trained", "classification"), ("trained", "segmentation"), ("multilabel", "")]
 )
 def test_probability_without_the_largest_patches_equals_that_of_a_painted_image(head: Any, task: str) -> None:
-    model = tiny(task, head="segmentation") if task == "segmentation" else tiny()
-    x, image = torch.randn(1, 3, 8, 12, generator=torch.Generator().manual_seed(4)), torch.rand(8, 12, 3)
+    model = tiny(task, (8, 16), head="segmentation") if task == "segmentation" else tiny(image=(8, 16))
+    x, image = torch.randn(1, 3, 8, 16, generator=torch.Generator().manual_seed(4)), torch.rand(8, 16, 3)
 
     def percent(painted: torch.Tensor) -> str:
         with torch.no_grad():
@@ -426,10 +426,11 @@ def test_probability_without_the_largest_patches_equals_that_of_a_painted_image(
         return f"{100 * float(share[0, 1].mean()):.1f} %"
 
     for shown in explain(model, x, image, (), Subject("m", "i"), head=head, target=1).maps.values():
-        row, column = np.unravel_index(shown.values_YX.argmax(), (2, 3))
         painted = x.clone()
-        painted[..., 4 * row : 4 * row + 4, 4 * column : 4 * column + 4] = 0
-        written = {"probability of class 1": percent(x), "without its 1 largest patches": percent(painted)}
+        for place in shown.values_YX.argsort(None)[-2:]:
+            row, column = np.unravel_index(place, (2, 4))
+            painted[..., 4 * row : 4 * row + 4, 4 * column : 4 * column + 4] = 0
+        written = {"probability of class 1": percent(x), "without its 2 largest patches": percent(painted)}
         assert written.items() <= shown.facts.items()
 
 
@@ -451,6 +452,17 @@ def test_a_quarter_of_the_patches_is_left_out_the_largest_ones_and_random_ones()
     shares = [one.numbers[f"without_{name}"] for name in ("largest", "random_mean", "random_lowest", "random_highest")]
     expected = [float(each) for each in (percent[0], percent[1:].mean(), percent[1:].min(), percent[1:].max())]
     assert [100 * share for share in shares] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("model", [tiny(image=(8, 8)), ResNet8(DataInfo(image=(17, 17), channels=3, classes=4))])
+def test_maps_of_few_patches_have_no_check(model: Any) -> None:
+    """Of 4 patches, every fourth random choice would be the map's own; 17 pixels can only be cut into one square."""
+    side = 8 if isinstance(model, ViT) else 17
+    x = torch.randn(1, 3, side, side)
+    facts = (
+        explain(model, x, torch.rand(side, side, 3), (), Subject("m", "i"), head="trained").maps["attribution"].facts
+    )
+    assert facts["check"] == "none: too few patches" and not [fact for fact in facts if "random" in fact]
 
 
 @pytest.mark.parametrize("head", ["trained", "multilabel"])
@@ -487,6 +499,11 @@ def test_common_scales_cover_all_maps_of_a_kind(tmp_path: Path) -> None:
     assert scales["norms"].high == max(norms.ratio for each in all_of for norms in each.norms)
     [top] = {pictures.draw_norm_ratios(np.array([1.0, ratio]), Scale(0, 3)).axes[0].get_ylim()[1] for ratio in (2, 3)}
     assert top >= 3, "figures of one scale have one axis"
+    infinite = np.array([np.inf, 2.0, np.nan])  # more than half of the tokens of a black border are zero
+    assert Scale.of("norms", [infinite]) == Scale(0, 2) and Scale.of("norms", [infinite[:1]]).high > 0
+    assert pictures.draw_norm_ratios(infinite, Scale.of("norms", [infinite])).axes[0].get_ylim()[1] == pytest.approx(
+        2.05
+    )
     distances = [pictures.draw_distances(each.distance_LH, scales["distance"], uniform=1.0) for each in all_of]
     assert len({figure.axes[0].get_ylim() for figure in distances}) == 1
 

@@ -158,7 +158,7 @@ class Picture(NamedTuple):
                 f"image {file}: {problem} Name an image file, or a test image by its index: test:N in a command, N in "
                 "Python"
             )
-        with naming_picture(file), Image.open(path) as picture:
+        with naming_picture(file, "name an image file"), Image.open(path) as picture:
             return cls(path.name, Decoding(size=(1, 1)).to_upright_rgb(picture))
 
 
@@ -178,7 +178,9 @@ def iterate_explanations(
         WeightsError: if the trial kept no weights.
     """
     if not folder.weights_file.is_file():
-        raise WeightsError("it kept no weights (run.keep)" if folder.done() else UNTRAINED)
+        result = folder.result()
+        reason = f"it diverged: {result.failure}" if result and result.failure else "it kept no weights (run.keep)"
+        raise WeightsError(reason if result else UNTRAINED)
     model, transform = load_model(folder)
     trial, info, mistakes = read_json(folder.spec), transform.input_spec.info, list[str]()
     objective: Any = slot("objective").get(Choice.parse(trial["spec"]["train"]["objective"]).type)
@@ -229,7 +231,8 @@ def write_comparison_page(
 ) -> None:
     """Write a page of models beside each other, for each of some images, in the style of reports.
 
-    Its template calls the functions of :mod:`vitlab.explaining.pictures`.
+    Its template calls the functions of :mod:`vitlab.explaining.pictures`, and reads the constants of
+    :mod:`vitlab.explaining.one_image`.
 
     Args:
         page: the file, in the folder above all files of the explanations, to which it links.
@@ -244,7 +247,7 @@ def write_comparison_page(
         "explanations": explanations,
         "reasons": reasons,
         "pictures": pictures,
-        "random": one_image.RANDOM,
+        "one_image": one_image,
         "address": _png_data_url,
         "link": lambda file: quote(file.relative_to(page.parent).as_posix()),
     }

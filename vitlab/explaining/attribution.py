@@ -14,14 +14,14 @@ from vitlab.models.contract import Model, evaluation_mode
 
 NODES = 32  #: images on the line from the plain image to the image, at which gradients are taken
 BATCH = 8  #: images of these at once
-SQUARES = 14  #: most patches along a side of a model without patches: those of a ViT/16 at 224 pixels
+PARTS = 14  #: most patches along a side of a model without patches: those of a ViT/16 at 224 pixels
 
 
 def patch_grid(model: Model, x_BCHW: Tensor) -> tuple[int, int]:
-    """Return rows and columns of a model's patches, or of the most squares, up to ``SQUARES``, that divide a side."""
+    """Return rows and columns of a model's patches, or of the most parts, up to ``PARTS``, that divide a side."""
     if model.geometry is not None:
         return model.geometry.grid
-    rows, columns = (max(n for n in range(1, SQUARES + 1) if side % n == 0) for side in x_BCHW.shape[2:])
+    rows, columns = (max(n for n in range(1, PARTS + 1) if side % n == 0) for side in x_BCHW.shape[2:])
     return rows, columns
 
 

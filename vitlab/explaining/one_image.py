@@ -30,6 +30,7 @@ from vitlab.models.contract import Model, evaluation_mode
 from vitlab.models.vit import ViT
 
 RANDOM = 16  #: choices of random patches, beside which a map's largest patches are hidden
+CHECKED = 8  #: fewest patches of a check: of fewer, random choices would often be the map's own, as 1 of 4 patches
 GRIDS = 16  #: position grids along a side of the figure; larger grids are subsampled
 Table = Mapping[str, Any]
 """Columns by name."""
@@ -299,7 +300,7 @@ def _add_occlusion_checks(
     """Add to the numbers of maps the probability of a class without their largest patches, and without random ones.
 
     The first is ``unoccluded``, of the image as it is.  If a map told nothing, its number would be below those of all
-    ``RANDOM`` choices once in ``RANDOM + 1`` images.
+    ``RANDOM`` choices once in ``RANDOM + 1`` images.  Of fewer than ``CHECKED`` patches none is left out.
 
     Patches are left out by the mean colour, which normalisation makes zeros.  Petsiuk, Das and Saenko 2018,
     arXiv:1806.07421, delete pixels one after another.
@@ -307,20 +308,24 @@ def _add_occlusion_checks(
     grid = patch_grid(model, x_BCHW)
     random = np.random.default_rng(0).random((RANDOM, *grid))
     values_SN = torch.from_numpy(np.stack([*(each.values_YX for each in maps.values()), *random])).flatten(1)
-    count = max(1, values_SN.shape[1] // 4)
+    patches = values_SN.shape[1]
+    count = patches // 4 if patches >= CHECKED else 0
     kept_SN = torch.ones_like(values_SN, dtype=x_BCHW.dtype).scatter(1, values_SN.topk(count).indices, 0.0)
     kept_SCHW = interpolate(kept_SN.view(-1, 1, *grid), x_BCHW.shape[2:])
     with evaluation_mode(model), torch.no_grad():
         chance_S = _probabilities(model.logits_by_head(model(x_BCHW * kept_SCHW))[""], head)[:, label]
     of_random = chance_S[-RANDOM:]
-    random_ones = {
-        "without_random_mean": float(of_random.mean()),
-        "without_random_lowest": float(of_random.min()),
-        "without_random_highest": float(of_random.max()),
-    }
     return {
         name: each._replace(
-            numbers={**each.numbers, **unoccluded, "patches_removed": count, "without_largest": chance, **random_ones}
+            numbers={
+                **each.numbers,
+                **unoccluded,
+                "patches_removed": count,
+                "without_largest": chance,
+                "without_random_mean": float(of_random.mean()),
+                "without_random_lowest": float(of_random.min()),
+                "without_random_highest": float(of_random.max()),
+            }
         )
         for (name, each), chance in zip(maps.items(), chance_S.tolist(), strict=False)
     }

@@ -45,8 +45,8 @@ class Scale(NamedTuple):
 
     @classmethod
     def of(cls, kind: Kind, arrays: Iterable[Array]) -> Scale:
-        """Return one scale for all numbers of a kind."""
-        high = max([1e-12, *(float(np.abs(values).max()) for values in arrays if values.size)])
+        """Return one scale for all finite numbers of a kind."""
+        high = max([1e-12, *(float(np.abs(values).max(initial=0, where=np.isfinite(values))) for values in arrays)])
         return cls(-high if kind == "attribution" else 0.0, high)
 
     @property
@@ -91,8 +91,11 @@ class Map(NamedTuple):
         if "probability" in number:
             mean, lowest, highest = (100 * number[f"without_random_{of}"] for of in ("mean", "lowest", "highest"))
             lines[f"probability of class {number['class']}"] = percent(number["probability"])
-            lines[f"without its {number['patches_removed']} largest patches"] = percent(number["without_largest"])
-            lines[f"without {number['patches_removed']} random ones"] = f"{mean:.1f} % ({lowest:.1f} to {highest:.1f})"
+            if count := number["patches_removed"]:
+                lines[f"without its {count} largest patches"] = percent(number["without_largest"])
+                lines[f"without {count} random ones"] = f"{mean:.1f} % ({lowest:.1f} to {highest:.1f})"
+            else:
+                lines["check"] = "none: too few patches"
         if Scale.of(self.kind, [self.values_YX]).high < FAINT * self.scale.high:
             lines["colours"] = "faint on the common scale; --scale own shows them"
         return lines

@@ -256,14 +256,14 @@ class Selection(EncodedPictures):
 
 
 @contextmanager
-def naming_picture(name: str | Path) -> Iterator[None]:
-    """Raise a DataError that names the picture for any error in reading it."""
+def naming_picture(name: str | Path, remedy: str = "replace or delete it") -> Iterator[None]:
+    """Raise a DataError that names the picture, and a remedy, for any error in reading it."""
     from PIL import Image
 
     try:
         yield
     except (Image.DecompressionBombError, OSError, ValueError, SyntaxError, EOFError) as error:
-        raise DataError(f"{name} cannot be read as a picture: {_reason(error)}; replace or delete it") from None
+        raise DataError(f"{name} cannot be read as a picture: {_reason(error)}; {remedy}") from None
 
 
 def _reason(error: Exception) -> str:
