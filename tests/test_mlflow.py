@@ -695,18 +695,29 @@ def test_description_without_report_counts_finished_trials(runs: Runs) -> None:
         assert note.startswith(f"No report yet, {count} of 4 trials finished: tiny\n\n")
 
 
+def test_tag_with_the_arm_is_cut_to_what_mlflow_accepts(runs: Runs) -> None:
+    planned = replace(runs.plan.trials[0], arm="a" * 6000)
+    tags = records.trial_tags(runs.plan, planned, "trial")
+    assert {len(tags["arm"]), len(tags["vitlab.arm"])} == {5000}
+
+
 def test_description_of_a_run_says_how_it_ended_and_what_it_is(runs: Runs) -> None:
     file = runs.folder("baseline", 0).path / "result.json"
     result = json.loads(file.read_text()) | {"status": "diverged", "failure": "the *loss* is not finite"}
     file.write_text(json.dumps(result))
     (runs.folder("position=none", 1).path / "result.json").unlink()
+    other = runs.folder("baseline", 1).path / "result.json"
+    result = json.loads(other.read_text())
+    del result["outcome"]["metrics"]["val/accuracy"]  # as of a pre-training
+    other.write_text(json.dumps(result))
     assert runs.tracker().close()
     accuracy = json.loads((runs.folder("position=none", 0).path / "result.json").read_text())
     accuracy = accuracy["outcome"]["metrics"]["val/accuracy"]
-    diverged, _, done, stopped = (html.unescape(run.data.tags["mlflow.note.content"]) for run in runs.runs())
+    diverged, bare, done, stopped = (html.unescape(run.data.tags["mlflow.note.content"]) for run in runs.runs())
     assert diverged == "diverged: the *loss* is not finite\n\nseed 0 of arm baseline; model.position: learned"
     assert "&#42;" in runs.runs()[0].data.tags["mlflow.note.content"]
     assert done == (f"done: val/accuracy {100 * accuracy:.1f} %\n\nseed 0 of arm position=none; model.position: none")
+    assert bare.startswith("done\n\nseed 1 of arm baseline; ")
     assert stopped.startswith("stopped; the next vitlab run resumes it\n\nseed 1 of arm position=none; ")
 
 
@@ -1396,6 +1407,9 @@ def test_answer_of_a_partial_study_counts_the_arms_that_have_run(delivered: Runs
     assert [each["verdict"] for each in tags] == ["baseline", "no result yet"]
     notes = ["baseline reaches 50.0 % val/accuracy.", "no trial of position=none can be judged yet (2 missing)."]
     assert [each["mlflow.note.content"] for each in tags] == notes
+    none = [report_row("baseline", missing=1, paused=1, n=0), rows[1]]
+    report = {"arms": none, "answers": ["cannot tell: no trial", "cannot tell: no trial"]}
+    assert format_answer_in_one_line(report) == "0 of 2 arms run so far; 0 of 4 trials finished"
     more = report_row("c", verdict="worse", mean=0.1, missing=1)
     report = {"arms": [*rows, more], "answers": ["worse: c is 40 points below", "no result yet: position=none."]}
     assert format_answer_in_one_line(report) == "2 of 3 arms run so far: worse: c"

@@ -107,19 +107,19 @@ def format_answer_in_one_line(report: Mapping[str, Any]) -> str:
     Arms of which no trial has ended are counted, and have no verdict.
     """
     rows = report["arms"]
-    rows_with_end = _ended_rows(rows)
+    ended = _ended_rows(rows)
+    if not ended:
+        return f"0 of {len(rows)} arms run so far; 0 of {sum(row['planned'] for row in rows)} trials finished"
     arms: dict[str, list[str]] = {}
-    for row in rows_with_end:
+    for row in ended:
         if verdict := format_verdict(row):
             arms.setdefault(verdict + " so far" * bool(row["awaited"]), []).append(row["arm"])
     order = sorted(arms, key=lambda verdict: verdict.startswith("cannot tell"))  # last, because the page cuts the line
     verdicts = " \N{MIDDLE DOT} ".join(f"{verdict}: {'; '.join(arms[verdict])}" for verdict in order)
     # The overview counts arms that have begun.
-    overview = report.get("overview") if rows_with_end == phrasing.started_rows(rows) else ""
+    overview = report.get("overview") if ended == phrasing.started_rows(rows) else ""
     answer = str(overview or verdicts or " ".join(report["answers"]))
-    return (
-        answer if len(rows_with_end) == len(rows) else f"{len(rows_with_end)} of {len(rows)} arms run so far: {answer}"
-    )
+    return answer if len(ended) == len(rows) else f"{len(ended)} of {len(rows)} arms run so far: {answer}"
 
 
 def deliver_summaries(

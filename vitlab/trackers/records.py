@@ -70,9 +70,9 @@ def trial_tags(plan: Plan, planned: Planned, kind: str) -> dict[str, str]:
         planned: the trial.
         kind: ``trial``, ``prerequisite`` or ``tuning``.
     """
-    trial = planned.trial
+    trial, arm = planned.trial, truncate(planned.arm)
     return {
-        **({"arm": planned.arm, "vitlab.arm": planned.arm} if planned.arm else {}),
+        **({"arm": arm, "vitlab.arm": arm} if arm else {}),
         "seed": str(planned.seed),
         "vitlab.study": plan.study,
         "vitlab.kind": kind,

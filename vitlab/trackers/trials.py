@@ -249,8 +249,10 @@ class TrialRuns:
             ending = {Ending.STOPPED: "stopped; the next vitlab run resumes it"}.get(end.how, end.how)
             if end.reason:
                 ending += f": {end.reason}"
-            elif end.result is not None:
-                value = end.result.outcome.value(analysis.metric, analysis.at, analysis.goal)
+            elif (
+                end.result is not None
+                and (value := end.result.outcome.value(analysis.metric, analysis.at, analysis.goal)) is not None
+            ):  # a pre-training has no accuracy
                 scale = Scale.of(analysis.metric, self.plan.units)
                 text = scale.number(value, scale.decimals_for_values([value], 1, 4))
                 ending += f": {'best ' * (analysis.at == 'best')}{scale.metric} {text} {scale.unit}".rstrip()
