@@ -34,6 +34,7 @@ from vitlab.__main__ import main as run_command
 from vitlab.cli import COMMANDS, MODULES, cli, main, options, weights
 from vitlab.cli import plan as plan_module
 from vitlab.cli import run as cli_run
+from vitlab.cli.errors import print_error
 from vitlab.cli.models import _find_models, _format_predictions, arm_folder_name
 from vitlab.cli.show import study_schema
 from vitlab.components.position import PRESETS
@@ -609,6 +610,14 @@ def test_external_errors_have_exit_codes(tmp_path: Path, error: BaseException, c
     assert ("a wire came loose" in err and "Traceback" in err) == (code == 3)
 
 
+def test_errors_of_a_run_wrap_between_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    print_error(Interrupted("interrupted; the report is vitlab-runs/studies/report.html; the same command goes on"))
+    assert "\n  vitlab-runs/studies/report.html;\n" in capsys.readouterr().err
+
+
 def process(command: str, *arguments: object, unbuffered: str = "") -> subprocess.CompletedProcess[str]:
     """Run a command line of bash in which ``vitlab`` stands for the command and $0, $1 ... for the arguments."""
     line = command.replace("vitlab", f"{sys.executable} -m vitlab")
@@ -833,7 +842,7 @@ def test_status_and_plan_show_paused_trials(ran: tuple[Path, Path], tmp_path: Pa
         make_checkpoint_writer(folder.checkpoint, content)()
     _, printed, _ = call("status", "tiny", "--out", out)
     assert "\nbaseline: seeds 0, 1 paused, at step 2 to 3 of 4\n" in printed
-    assert "\nposition=none: seed 0 paused, at step 0\n" in printed
+    assert "\nposition=none: seed 0 paused, at step 0 of 4\n" in printed
     _, printed, _ = call("plan", ran[0], "--out", out)
     head, *rows = (line.split() for line in printed.splitlines() if line.startswith((" arm", " baseline", " position")))
     at = head.index("paused") - len(head)

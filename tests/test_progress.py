@@ -94,7 +94,7 @@ def test_remaining_time_is_right_within_a_third_from_the_second_minute_on(
             if kind == "submitted":
                 view.on_start(planned)
             elif kind == "start":
-                append(store, planned, time_s, "start", attempt=1, step=0)
+                append(store, planned, time_s, "start", step=0, steps=STEPS)
             elif kind == "metrics":
                 measure(store, planned, time_s, step)
             else:
@@ -114,10 +114,10 @@ def test_share_of_a_resumed_trial(tmp_path: Path) -> None:
     planned = plan.trials[0]
     measure(store, planned, -1000, 50)
     folder = store.folder(planned.trial)
-    reader = progress.TrialProgress(folder, planned.trial, folder.journal_size())
+    reader = progress.TrialProgress(folder, folder.journal_size())
     reader.read_new_events()
     assert not reader.latest and reader.share == 0
-    append(store, planned, 0, "start", attempt=2, step=100)
+    append(store, planned, 0, "start", steps=STEPS, step=100)
     reader.read_new_events()
     assert reader.share == reader.share_at_start == pytest.approx(100 / STEPS)
     measure(store, planned, 40, 140)
@@ -134,7 +134,7 @@ def test_remaining_time_counts_only_what_was_trained_since_a_resume(tmp_path: Pa
     for planned, begin in zip(plan.trials, (0.0, 100.0), strict=True):
         now = begin
         view.on_start(planned)
-        append(store, planned, now, "start", attempt=2, step=STEPS // 2)
+        append(store, planned, now, "start", steps=STEPS, step=STEPS // 2)
         for part in (1, 2, 3):
             now = begin + 25 * part
             measure(store, planned, now, STEPS // 2 + part * STEPS // 8)
@@ -155,6 +155,28 @@ def test_remaining_time_counts_only_what_was_trained_since_a_resume(tmp_path: Pa
     view._read_journals()
     now += 20
     assert view._describe_remaining_time() == "finishing"
+
+
+def test_first_estimate_waits_until_every_running_trial_has_moved(tmp_path: Path) -> None:
+    """Three trials at a time take 120 s; they are measured, or saved, one after another."""
+    plan, store = synthetic_studies.study(tmp_path, {"baseline": [None] * 9})
+    now = 0.0
+    view = progress._Display(Console(file=io.StringIO(), get_time=lambda: now))
+    view.on_plan(plan, plan.trials, store)
+    for planned in plan.trials[:3]:
+        view.on_start(planned)
+        append(store, planned, now, "start", step=0, steps=STEPS)
+    view._read_journals()
+    told = []
+    for now, planned in zip((28.0, 29.0, 30.0), plan.trials, strict=False):
+        if planned is plan.trials[1]:
+            folder = store.folder(planned.trial).checkpoint
+            make_checkpoint_writer(folder, {"training": {"step": STEPS // 4}})()
+        else:
+            measure(store, planned, now, STEPS // 4)
+        view._read_journals()
+        told.append(view._describe_remaining_time())
+    assert told == ["estimating the remaining time"] * 2 + ["5 min 30 s left"]
 
 
 def rows_of(width: int, rows: Sequence[progress.Row]) -> list[str]:
@@ -218,7 +240,7 @@ def test_plain_lines_have_one_line_for_trials_that_end_together(
     for planned in plan.trials[:4]:
         lines.on_start(planned)
     lines.tick()
-    for planned in ended(plan, 0, 1, 2):
+    for planned in ended(plan, 0, 1, 2, store=store, value=0.5):
         lines.on_end(planned, progress.Ending.DONE, "")
     lines.on_end(plan.trials[3], progress.Ending.LOST, "its worker died; it is tried again")
     lines.tick()
@@ -234,8 +256,8 @@ def test_plain_lines_have_one_line_for_trials_that_end_together(
         "positions: 2 arms, 8 trials; 8 to train",
         "[3/8] baseline s0 to s2 done",
         "[3/8] baseline s3 lost: its worker died; it is tried again",
-        "[6/8] baseline s3 done: val/accuracy 53.0 %",
-        "[6/8] none s1, s2 done: val/accuracy 51.0 to 52.0 %",
+        "[6/8] baseline s3 done: val accuracy (%) 51.5 (mean of 4)",
+        "[6/8] none s1, s2 done",
         "a sentence",
         "[6/8] running",
     ]
@@ -269,7 +291,7 @@ def test_live_table_has_bars_and_metrics(tmp_path: Path, monkeypatch: pytest.Mon
         view.on_start(planned)
     folder = store.trial(todo[3].trial.key, todo[3].trial.code).path
     assert not folder.exists()
-    append(store, todo[3], 0, "start", attempt=1, step=0)
+    append(store, todo[3], 0, "start", step=0, steps=STEPS)
     measure(store, todo[3], 10, STEPS // 4, value=0.25)
     for planned, value in zip(todo[:2], (0.8, 0.78), strict=True):
         result = synthetic_studies.result_of(planned.trial, {"val/accuracy": value})
@@ -277,6 +299,7 @@ def test_live_table_has_bars_and_metrics(tmp_path: Path, monkeypatch: pytest.Mon
         view.on_end(planned, progress.Ending.DONE, "")
     monkeypatch.setattr(view, "refresh_s", -1.0)
     view.tick()
+    append(store, todo[4], 11, "start", step=0, steps=STEPS)
     measure(store, todo[4], 12, STEPS // 4, value=0.5)
     view.tick()
     drawn = screen.getvalue()
@@ -400,7 +423,9 @@ def test_first_frame_has_the_state_of_checkpoints(tmp_path: Path) -> None:
     """The checkpoint may be behind the journal; a trial whose checkpoint is damaged begins again."""
     plan, store = synthetic_studies.study(tmp_path, {"baseline": [None] * 3})
     for planned, step in zip(plan.trials, (60, 100, 0), strict=True):
-        measure(store, planned, -1000, 80)
+        append(store, planned, -2000, "start", step=0, steps=STEPS)
+        if step != 100:  # interrupted before the first evaluation
+            measure(store, planned, -1000, 80)
         make_checkpoint_writer(store.folder(planned.trial).checkpoint, {"training": {"step": step}} if step else {})()
     screen = io.StringIO()
     view = progress.LiveView(Console(file=screen, force_terminal=True, width=80, color_system=None))
@@ -412,14 +437,13 @@ def test_first_frame_has_the_state_of_checkpoints(tmp_path: Path) -> None:
     assert total == f"positions|{100 * 160 / STEPS / 3:.0f} %" and "starting processes" in title
     view.on_start(plan.trials[0])
     assert screens(view, screen)[2].split()[-2:] == ["%", "50.0"], "no longer paused"
-    append(store, plan.trials[0], 0, "start", attempt=2, step=60)
+    append(store, plan.trials[0], 0, "start", steps=STEPS, step=60)
     view._read_journals()
     assert view._describe_remaining_time() == "estimating the remaining time"
     assert view._completed == pytest.approx(160 / STEPS)
 
 
-def test_trial_paused_before_its_first_measurement_has_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(progress.COUNTED, "steps", "epoch")  # as the length of a training in epochs
+def test_paused_trial_without_a_journal_has_a_row(tmp_path: Path) -> None:
     plan, store = synthetic_studies.study(tmp_path, {"baseline": [None]})
     make_checkpoint_writer(store.folder(plan.trials[0].trial).checkpoint, {"training": {"step": 4}})()
     screen = io.StringIO()
@@ -439,7 +463,7 @@ def test_plain_lines_know_the_remaining_time_once_the_first_trials_have_ended(
     lines.on_plan(plan, plan.trials, store)
     for planned in plan.trials[:3]:
         lines.on_start(planned)
-        append(store, planned, 10, "start", attempt=1, step=0)
+        append(store, planned, 10, "start", step=0, steps=STEPS)
     lines.tick()
     now = 40.0
     for planned in plan.trials[:3]:
@@ -511,7 +535,7 @@ def test_a_cold_start_is_told_within_seconds(
         if now == 106.0:
             view._timer.function()  # its time is over
         if now == 140.0:
-            append(store, plan.trials[0], 0, "start", attempt=1, step=0)
+            append(store, plan.trials[0], 0, "start", step=0, steps=STEPS)
         view.tick()
         told.append(capsys.readouterr().err.splitlines()[-1:])
     assert "baseline" in told[0][0] or "to train" in told[0][0]

@@ -328,7 +328,7 @@ def test_paused_trial_is_distinguished_from_missing(here: Path) -> None:
     status = json.loads(output)
     assert code == 0 and status["arms"]["baseline"] == {"paused": 1}
     (line,) = status["progress"]
-    assert line == "baseline: seed 0 paused, at step 0"
+    assert line == "baseline: seed 0 paused, at step 0 of 2"
     code, output = invoke("status", "tiny")
     assert line in output
     assert "1 done, 1 paused" in invoke("studies")[1]

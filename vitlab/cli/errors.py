@@ -67,7 +67,7 @@ def print_error(error: BaseException, output: TextIO | None = None) -> int:
     problems = error.problems if isinstance(error, SpecError) else mistakes
     if not problems:
         text = public(text)
-        click.echo(wrap_text(text, width) if isinstance(error, UserError) else text, err=True)
+        click.echo(wrap_text(text, width) if isinstance(error, VitlabError) else text, err=True)
         return code
     for problem in problems:
         click.echo(problem.excerpt(width, click.style), err=True, color=colour)

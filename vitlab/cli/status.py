@@ -121,11 +121,11 @@ def _describe_progress(arm: str, state: str, trials: Sequence[Planned], store: S
     steps, total = [], ""
     for planned in trials:
         folder = store.folder(planned.trial)
-        progress = TrialProgress(folder, planned.trial)
+        progress = TrialProgress(folder)
         # A damaged checkpoint is set aside, and the trial begins again.
         (progress.rewind_to_checkpoint if state == "paused" else progress.read_new_events)()
-        steps.append(last := progress.latest.get("step", 0))
-        total = f" of {round(last / progress.share):,}" if progress.share else total
+        steps.append(progress.step)
+        total = f" of {progress.latest['steps']:,}" if "steps" in progress.latest else total
     span = " to ".join(f"{step:,}" for step in sorted({min(steps), max(steps)}))
     seeds = format_seeds(planned.seed for planned in trials)
     return f"{arm}: seed{'s' * (len(trials) > 1)} {seeds} {state}, at step {span}{total}"

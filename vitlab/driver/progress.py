@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import sys
 import time
 import warnings
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from operator import attrgetter
+from pathlib import Path
 from statistics import fmean
 from threading import Timer
 from typing import Any, NamedTuple
@@ -23,7 +25,6 @@ from rich.text import Text
 
 from vitlab.driver.session import Watch
 from vitlab.errors import format_count, list_some
-from vitlab.identity.trial import Trial
 from vitlab.planning.values import Plan, Planned
 from vitlab.report.phrasing import Scale, format_duration, format_seeds
 from vitlab.spec.run import REPORTING_SEEDS
@@ -40,8 +41,6 @@ MIN_NAME = 10  #: letters of names that are kept rather than details
 SAMPLE = 32  #: running trials whose journals are read for the display; the others count as the mean of these
 RUNNING, ENDED, PLANNED = range(3)  #: ranks of rows
 MAX_ARMS = 4  #: maximum number of arms that a line names
-COUNTED = {"epochs": "epoch", "steps": "step", "images": "images"}
-"""Unit of a training's length to the field of a measurement that counts it."""
 
 
 def make_watch() -> Watch:
@@ -55,17 +54,16 @@ def make_watch() -> Watch:
 class TrialProgress:
     """A reader of a trial's journal, from a byte on."""
 
-    def __init__(self, folder: TrialFolder, trial: Trial, offset: int = 0) -> None:
+    def __init__(self, folder: TrialFolder, offset: int = 0) -> None:
         self.folder = folder
         self._offset = offset
-        self._unit = next(unit for unit in COUNTED if getattr(trial.spec.train, unit) is not None)
-        self._length = float(getattr(trial.spec.train, self._unit))
-        self.latest: Mapping[str, Any] = {}  #: the last start or measurement: ``step, epoch, images, metrics``
+        self.latest: Mapping[str, Any] = {}  #: the last start or measurement: ``step, steps, metrics``
+        self._saved_ns = self._saved_step = 0  #: time and step of the checkpoint; 0 if there is none
         self.share_at_start = 0.0  #: more than 0 after a resume
         self.has_begun = False  #: whether a worker has written since
 
     def read_new_events(self) -> None:
-        """Read the lines that have been appended to the journal."""
+        """Read the lines that have been appended to the journal, and the step of a new checkpoint."""
         events, self._offset = self.folder.events(self._offset)
         for event in events:
             # The best weights are measured last, at an earlier step.
@@ -73,28 +71,38 @@ class TrialProgress:
                 self.latest, self.has_begun = {**self.latest, **event.body}, True
             if event.kind == "start":
                 self.share_at_start = self.share
+        file = self.folder.checkpoint / CHECKPOINT
+        with suppress(OSError):
+            if (time_ns := file.stat().st_mtime_ns) != self._saved_ns:
+                self._saved_ns, self._saved_step = time_ns, _read_checkpoint_step(file)
 
     def rewind_to_checkpoint(self) -> None:
-        """Read the journal up to its end, and go to the step of the checkpoint; to 0 if that is damaged."""
-        from safetensors import SafetensorError, safe_open
-
+        """Read the journal up to its end, and go to the step of the checkpoint."""
         self.read_new_events()
-        step, last, unit = 0, self.latest.get("step", 0), COUNTED[self._unit]
-        with (
-            suppress(OSError, SafetensorError, ValueError, LookupError, TypeError, RecursionError),
-            safe_open(self.folder.checkpoint / CHECKPOINT, framework="np") as reader,  # its header alone is read
-        ):
-            state = dict(json.loads(reader.metadata()["vitlab"])["pairs"])["training"]
-            step = int(dict(state["pairs"])["step"])
-        reached = self.latest.get(unit, 0) * step / last if last else 0
-        self.latest, self.has_begun = {**self.latest, unit: reached, "step": step}, False
+        self.latest, self.has_begun = {**self.latest, "step": self._saved_step}, False
         self.share_at_start = self.share
 
     @property
+    def step(self) -> int:
+        """The last step that has been measured or saved."""
+        return max(int(self.latest.get("step", 0)), self._saved_step)
+
+    @property
     def share(self) -> float:
-        """Share of the training that has been measured, from 0 to 1."""
-        reached = self.latest.get(COUNTED[self._unit], 0)
-        return min(1.0, reached / self._length) if self._length and isinstance(reached, int | float) else 0.0
+        """Share of the training that has been measured or saved, from 0 to 1."""
+        return min(1.0, self.step / (self.latest.get("steps") or math.inf))
+
+
+def _read_checkpoint_step(file: Path) -> int:
+    from safetensors import SafetensorError, safe_open
+
+    with (
+        suppress(OSError, SafetensorError, ValueError, LookupError, TypeError, RecursionError),
+        safe_open(file, framework="np") as reader,  # its header alone is read
+    ):
+        state = dict(json.loads(reader.metadata()["vitlab"])["pairs"])["training"]
+        return int(dict(state["pairs"])["step"])
+    return 0
 
 
 class Row(NamedTuple):
@@ -159,9 +167,9 @@ class _Display(Watch):
         self._paused.clear()
         for planned in todo:
             if (folder := store.folder(planned.trial)).checkpoint.exists():
-                progress = TrialProgress(folder, planned.trial)
+                progress = TrialProgress(folder)
                 progress.rewind_to_checkpoint()
-                self._paused |= {trial_name(planned): progress} if progress.latest["step"] else {}
+                self._paused |= {trial_name(planned): progress} if progress.step else {}
         self._open = {planned.trial.name for planned in todo}
         self._arms: dict[str, list[Planned]] = {}  #: their trials that are to be trained or have been
         for planned in plan.trials:
@@ -197,7 +205,7 @@ class _Display(Watch):
     def on_start(self, planned: Planned) -> None:
         name, folder = trial_name(planned), self._store.folder(planned.trial)
         paused = self._paused.pop(name, None)
-        self._running[name] = paused or TrialProgress(folder, planned.trial, folder.journal_size())
+        self._running[name] = paused or TrialProgress(folder, folder.journal_size())
         self.tick()  # an executor that trains in this process would not return before
 
     def on_end(self, planned: Planned, ending: Ending, detail: str) -> None:
@@ -222,9 +230,14 @@ class _Display(Watch):
         self._completed = self._done + paused + all_to_sample * sum(progress.share for progress in sample)
         at_start = paused + all_to_sample * sum(progress.share_at_start for progress in sample)
         trained = self._completed - self._before - at_start
-        if trained > (self._moves[-1][1] if self._moves else 0.0) or (
-            not self._moves and any(progress.has_begun for progress in sample)
-        ):
+        begun = [progress for progress in sample if progress.has_begun]
+        # What has not been measured yet would count as no progress, so the first estimate waits for all that run.
+        is_known = (
+            len(self._moves) != 1
+            or self._done - self._before >= len(running)
+            or all(progress.share > progress.share_at_start for progress in begun)
+        )
+        if is_known and trained > self._moves[-1][1] if self._moves else trained > 0 or begun:
             self._moves = [*self._moves[:1], (self._console.get_time(), trained)]
 
     def _describe_remaining_time(self) -> str:
@@ -238,9 +251,9 @@ class _Display(Watch):
         (first_s, first), (last_s, last) = self._moves
         estimate = (self._size - self._completed) * (last_s - first_s) / (last - first)
         seconds = estimate - (self._console.get_time() - last_s)
-        if seconds >= 1:
-            return f"{format_duration(round(seconds))} left"
-        return "longer than estimated" if estimate >= 1 else "finishing"
+        if estimate < 1:
+            return "finishing"
+        return f"{format_duration(max(1, round(seconds)))} left" if seconds > 0 else "longer than estimated"
 
     def _read_final_value(self, folder: TrialFolder) -> float | None:
         result, analysis = folder.result(), self._plan.analysis
@@ -355,15 +368,15 @@ class PlainLines(_Display):
         super().close()
 
     def _flush(self) -> None:
-        """Print a line for the trials of each arm that are done, with their values, and one for other endings."""
-        for _, group in itertools.groupby(self._unsaid.pop((Ending.DONE, ""), ()), attrgetter("arm")):
-            trials = [*group]
-            folders = [self._store.folder(planned.trial) for planned in trials]
-            known = [value for folder in folders if (value := self._final_value(folder)) is not None]
+        """Print a line for the trials of each arm that are done, the last one with its mean, and one for other endings.
+
+        There is no mean before, see :class:`LiveView`.
+        """
+        for arm, trials in itertools.groupby(self._unsaid.pop((Ending.DONE, ""), ()), attrgetter("arm")):
             scale = Scale.of(self._plan.analysis.metric, self._plan.units)
-            ends = " to ".join(dict.fromkeys(_format_value(end(known), scale) for end in (min, max) if known))
-            reached = f": {scale.metric} {ends} {scale.unit}".rstrip() if known else ""
-            self._print_with_progress(f"{format_arms_with_seeds(trials)} {Ending.DONE}{reached}")
+            self._rows_with_priority(scale)
+            reached = f": {scale.title} {self._ended_rows[arm].detail}" if arm in self._ended_rows else ""
+            self._print_with_progress(f"{format_arms_with_seeds([*trials])} {Ending.DONE}{reached}")
         super()._flush()
 
     def _print_with_progress(self, text: str) -> None:

@@ -157,6 +157,7 @@ class Attempt:
             host=socket.gethostname(),
             pid=os.getpid(),
             step=self.training.step,
+            steps=self.training.steps,
             epoch=self.training.epoch,
             images=self.training.images,
             effective_batch_size=self.training.images_per_batch,

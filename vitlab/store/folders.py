@@ -380,7 +380,8 @@ def _parse_event(body: Any) -> Event:
     if kind == "metrics":
         parse_as(Measurement, {"images": 0, **body})  # readers need no number of images
     elif kind == "start":
-        type_adapter(Count).validate_python(body.get("step", 0))
+        for name in ("step", "steps"):
+            type_adapter(Count).validate_python(body.get(name, 0))
     elif not isinstance(kind, str):
         raise TypeError("a kind is text")
     return Event(t, kind, body)
