@@ -723,7 +723,7 @@ def test_failed_explanation_leaves_no_files(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(explanations, "load_model", lambda folder: loaded)
     monkeypatch.setattr(explanations, "load_test_images", lambda *_: examples)
     monkeypatch.setattr(one_image, "explain", lambda *arguments, **options: None)
-    monkeypatch.setattr(explanations, "draw", fail)
+    monkeypatch.setattr(explanations, "write_explanation", fail)
     folder = Store(tmp_path).trial("k", "c")
     write_json(folder.spec, {"seeds": {"init": 0}, "spec": {"train": {"objective": "supervised"}}})
     folder.weights_file.touch()
