@@ -796,6 +796,7 @@ def test_file_without_study_is_refused(here: Path, content: bytes, message: str)
 
 def test_path_without_file_is_refused(here: Path) -> None:
     (here / "folder").mkdir()
+    (here / "folder" / "zebra.yaml").touch()
     os.mkfifo(here / "pipe")
     (here / "mine.yaml").touch()
     with (here / "large.yaml").open("wb") as file:
@@ -805,6 +806,7 @@ def test_path_without_file_is_refused(here: Path) -> None:
         "no/s.yaml": "no/s.yaml: no such file",
         "mien.yaml": "mien.yaml: no such file. Did you mean 'mine.yaml'?",
         "nosuch.yaml": "nosuch.yaml: no such file$",
+        "folder/apple.yaml": "folder/apple.yaml: no such file$",
         "mine": "mine: no such file, and no study of this name comes with vitlab. Did you mean 'mine.yaml'?",
         "folder": "folder is a folder here, not a study file; write the path of a file",
         "pipe": "pipe: is not a regular file",

@@ -101,6 +101,8 @@ def test_logarithmic_range_is_the_list_of_its_values(tmp_path: Path) -> None:
 
     values = [1e-4, *(float(f"{value:.3g}") for value in np.geomspace(1e-4, 3e-2, 5)[1:-1]), 3e-2]
     assert planned(**{LR: {"log": [1e-4, 3e-2], "n": 5}}) == planned(**{LR: values})
+    close = {"log": [0.12345, 0.12346], "n": 4}  # three digits do not tell them apart
+    assert planned(**{LR: close}) == planned(**{LR: [0.12345, 0.123453, 0.123457, 0.12346]})
     (sizes, *_) = planned(**{"train.batch_size": {"log": [8, 64], "n": 4}})
     assert [item.trial.spec.train.batch_size for item in sizes.trials[::2]] == [8, 16, 32, 64]
     for wrong in (

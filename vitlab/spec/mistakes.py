@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from vitlab.errors import Path, closest, nearest
+from vitlab.errors import Path, closest, format_count, nearest
 from vitlab.spec.tree import NewTree, Tree, deep_copy, value_at
 
 M = TypeVar("M", bound=BaseModel)
@@ -106,9 +106,7 @@ def collect_mistakes(model: type[M], data: Tree, stand_ins: Tree = {}, who: str 
         else:
             return collected
         # Under the right names, the other mistakes are found again, and keys that seemed to be missing are there.
-        misspelt = [
-            mistake for mistake in found if mistake.rename is not None and _rename_misspelt_key(collected, mistake)
-        ]
+        misspelt = [mistake for mistake in found if _rename_misspelt_key(collected, mistake)]
         before = deep_copy(collected.tree)
         for mistake in misspelt or found:
             # A misspelt key whose value is of another kind may mean another name; the nearest need not take this value.
@@ -216,7 +214,11 @@ def _relevant_errors(error: ValidationError) -> list[ErrorDetails]:
             forms = " or ".join(dict.fromkeys(_expected_type(detail) or detail["msg"] for detail in group))
             relevant = [{**group[0], "type": "forms_type", "ctx": {"forms": forms}}]
         names = next((detail for detail in group if detail["type"] == "literal_error"), None)
-        if names is not None and len({len(detail["loc"]) for detail in group}) == 1:  # names, or another kind of value
+        depth = max(len(detail["loc"]) for detail in group)
+        deepest = [detail for detail in group if len(detail["loc"]) == depth]
+        if names is not None and len(deepest) < len(group):  # the value has another form, with mistakes inside it
+            relevant = deepest
+        elif names is not None:  # names, or another kind of value
             others = [each for each in group if each is not names]
             words = [_expected_type(each) or each["msg"].replace("Input should be", "a number") for each in others]
             relevant = [{**names, "ctx": {**names["ctx"], "others": words}}]
@@ -257,17 +259,16 @@ def _describe_error(detail: ErrorDetails, path: Path) -> str:
         expected = str(context["expected"])
         choices = re.findall(r"'([^']*)'", expected)
         allowed = f"{', '.join([*choices, *context.get('others', ())]) or expected}.{nearest(str(value), choices)}"
-        return f"{name}: found {_format_value(value)}; allowed: {allowed}"
+        return f"{name}: found {value_in_words(value)}; allowed: {allowed}"
     if kind == "string_type" and isinstance(value, bool):
-        return f"{name} must be a text; found {_format_value(value)}{YAML_HINT}"
-    actual = f"; found {_format_value(value)}"
+        return f"{name} must be a text; found {value_in_words(value)}{YAML_HINT}"
+    actual = f"; found {value_in_words(value)}"
     if words := context.get("forms") or _expected_type(detail):
         return f"{name} must be {words}{actual}"
     if kind in ("too_short", "too_long", "string_too_short", "string_too_long"):
         words, bound = ("at least", "min_length") if kind.endswith("short") else ("at most", "max_length")
         unit = "character" if kind.startswith("string") else "value"
-        count = context[bound]
-        return f"{name} must have {words} {count} {unit}{'' if count == 1 else 's'}{actual}"
+        return f"{name} must have {words} {format_count(context[bound], unit)}{actual}"
     if kind == "string_pattern_mismatch":
         pattern = str(context["pattern"])
         return f"{name} must be {PATTERNS.get(pattern) or f'a text that matches {pattern}'}{actual}"
@@ -279,23 +280,18 @@ def _describe_error(detail: ErrorDetails, path: Path) -> str:
 
 def _expected_type(detail: ErrorDetails) -> str:
     """Return in words the type that was expected; empty if the mistake is not a wrong type."""
-    kind = detail["type"]
-    if kind == "int_from_float":
-        return KINDS["int"]
-    for ending in ("_type", "_parsing", "_parsing_size", "_str"):
-        if kind.endswith(ending):
-            return KINDS.get(kind.removesuffix(ending), "")
-    return ""
+    match = re.fullmatch("(.*?)_(type|parsing|parsing_size|str|from_float)", detail["type"])
+    return KINDS.get(match[1], "") if match else ""
 
 
-def _format_value(value: Any) -> str:
+def value_in_words(value: Any) -> str:
     """Format a value for an error message: lists and mappings by kind, long text shortened."""
     if isinstance(value, Mapping):
         return "a mapping" if value else "an empty mapping"
     if isinstance(value, list | tuple):
         return "a list" if value else "an empty list"
     if value is None or isinstance(value, bool):
-        return {None: "nothing", True: "true", False: "false"}[value]
+        return "nothing" if value is None else str(value).lower()
     text = str(value) if isinstance(value, int) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -330,7 +326,7 @@ ANSWERS = {
         "accum_iter grad_accum_steps gradient_accumulation_steps accumulate_grad_batches"
     ),
     "write train.ema: {decay: 0.9999}": "model_ema model_ema_decay ema_decay",
-    "write train.optimizer: {type: adamw, lr: 1e-3, weight_decay: 0.05}": (
+    "write train.optimizer: {type: adamw, lr: 1e-3, weight_decay: 0.05}, or train.optimizer.lr as a path": (
         "lr learning_rate base_lr blr weight_decay wd"
     ),
     "write train.optimizer: {type: sgd, lr: 0.1, momentum: 0.9}": "momentum",

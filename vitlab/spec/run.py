@@ -17,7 +17,7 @@ from pydantic import (
 
 from vitlab.errors import nearest
 from vitlab.spec.choice import Choice, Frozen, OneOrMore, choice_from_slot
-from vitlab.spec.mistakes import conflict_error
+from vitlab.spec.mistakes import conflict_error, value_in_words
 from vitlab.spec.trial import STREAMS, Stream
 
 Cores = Annotated[int, Field(ge=1, le=4096)]  #: of a machine, or processes and threads on them
@@ -359,9 +359,9 @@ class Seeds(Frozen):
 
 def _expand_seeds_shorthand(value: Any) -> Any:
     """Expand ``5`` and ``[0, 1, 7]``."""
-    if isinstance(value, bool | float | str):
-        text = str(value).lower() if isinstance(value, bool) else repr(value)
-        raise ValueError(f"found {text}; write their number, such as 5, or a list, such as [1, 2, 3, 4, 5]")
+    if value is None or isinstance(value, bool | float | str):
+        what = "write their number, such as 5, or a list, such as [1, 2, 3, 4, 5]"
+        raise ValueError(f"found {value_in_words(value)}; {what}")
     if isinstance(value, int):
         return {"count": value}
     return {"values": value} if isinstance(value, list | tuple) else value

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
-    Discriminator,
     Field,
     PositiveFloat,
     Tag,
@@ -51,10 +50,7 @@ class Analysis(Frozen):
     at: Literal["last", "best"] = "last"
     """Value of the metric: at the last evaluation, or at the best one."""
     # The tags are the forms that messages about a mistake here name.
-    compare: Annotated[
-        Annotated[Literal["baseline", "none"], Tag("<name>")] | Annotated[Counterpart, Tag("<to>")],
-        Discriminator(lambda compare: "<to>" if isinstance(compare, Mapping | Counterpart) else "<name>"),
-    ] = "baseline"
+    compare: Annotated[Literal["baseline", "none"], Tag("<name>")] | Annotated[Counterpart, Tag("<to>")] = "baseline"
     """Arm that each arm is compared with, or ``{to: {PATH: value}}`` for its counterpart with these values."""
     margin: Annotated[Amount, Field(gt=0)] | None = None
     """Largest difference, in either direction, that counts as none; in units of the metric or such as ``2 points``."""
@@ -139,8 +135,9 @@ def _expand_log_range(value: Any) -> Any:
         case {"log": [int() | float() as low, int() | float() as high], "n": int() as n, **more} if (
             0 < low < high and 2 <= n <= 100 and not more
         ):
-            inner = (low * (high / low) ** (index / (n - 1)) for index in range(1, n - 1))
-            return [low, *(float(f"{each:.3g}") for each in inner), high]
+            inner = [low * (high / low) ** (index / (n - 1)) for index in range(1, n - 1)]
+            choices = ([low, *(float(f"{each:.{digits}g}") for each in inner), high] for digits in range(3, 18))
+            return next((values for values in choices if values == sorted({*values})), [low, *inner, high])
         case Mapping():
             raise ValueError("allowed: a list of values, or {log: [LOW, HIGH], n: N}, 0 < LOW < HIGH, N from 2 to 100")
     return value
@@ -161,7 +158,7 @@ class Tune(Frozen):
         Field(min_length=1),
     ]
     """Path to its values, a list; or ``{log: [LOW, HIGH], n: N}``: N values from LOW to HIGH at equal ratios, those
-    between them rounded to three digits."""
+    between them rounded to three digits, or to as many as tell them apart."""
     per: Literal["arm", "study"] = "arm"
     """One choice per arm, or one for all arms, made at the base."""
     seeds: OneOrMore = 2

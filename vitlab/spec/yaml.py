@@ -195,9 +195,9 @@ def _read_text(file: FilePath, name: str) -> str:
             raise refuse(f"has {size:,} bytes; a study file has at most {LARGEST_FILE:,}")
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        # Equal suffixes would make any two names similar.
-        beside = {str(each.with_suffix("")): each for each in file.parent.glob("*.y*ml")}
-        close = closest(str(file.with_suffix("")), beside)
+        # Equal folders and suffixes would make any two names similar.
+        beside = {each.stem: each for each in file.parent.glob("*.y*ml")}
+        close = closest(file.stem, beside)
         near = f" Did you mean '{beside[close]}'?" if close is not None else ""
         raise refuse(f"no such file.{near}".removesuffix(".")) from None
     except UnicodeDecodeError as error:
