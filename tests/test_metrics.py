@@ -176,6 +176,8 @@ def test_contradictory_metrics_are_refused_in_planning(tmp_path: Path) -> None:
     ]
     unreported = "no trial reports val/brier. Reported: val/loss, val/accuracy, val/top5, val/ece."
     assert problems(tmp_path, analysis={"metric": "val/brier"}) == [f"{unreported} Write base.train.metrics: [brier]."]
+    [without_split] = problems(tmp_path, analysis={"metric": "acuracy"})
+    assert "Did you mean 'val/accuracy'? Reported: val/loss" in without_split and ", test/accuracy" in without_split
     assert "no trial reports test/acuracy. Did you mean 'test/accuracy'?" in problems(
         tmp_path, analysis={"metric": "val/loss"}, check={"metrics": {"test/acuracy": "max"}}
     )[0]  # fmt: skip

@@ -31,9 +31,9 @@ def reported_metrics(plain: Tree, info: DataInfo | None) -> Metrics:
     for choice in train.get(METRICS[1], ()):
         with suppress(OptionError, ValueError):  # mistakes are reported when the trial is resolved
             components.append(slot("metric").resolve_choice(choice))
-    if train.get(OBJECTIVE[1]) is not None:
+    if objective := train.get(OBJECTIVE[1]):
         with suppress(OptionError, ValueError):
-            standard = slot("objective").resolve_choice(train[OBJECTIVE[1]]).component.standard_metrics(info)
+            standard = slot("objective").resolve_choice(objective).component.standard_metrics(info)
     module = import_slot("metric")
     return {**module.build_metrics(info, components, standard), **module.metrics_of_data_options(data)}
 
@@ -158,9 +158,10 @@ def _find_unreported(study: Study, of_base: Metrics, trials: Iterable[tuple[Tree
     """Yield a mistake for each metric that the study compares or selects by and that no trial reports."""
     required: dict[Path, str] = {("analysis", "metric"): study.analysis.metric}
     required |= {("check", "metrics", metric): metric for metric in study.check.metrics}
-    if study.tune is not None and study.tune.select is not None:
-        required["tune", "select"] = study.tune.select
-    elif study.tune is not None:
+    tune = study.tune
+    if tune and tune.select:
+        required["tune", "select"] = tune.select
+    elif tune:
         test = study.analysis.metric
         validation = test.replace("test/", "val/")
         if _is_reported(test, of_base) and not _is_reported(validation, of_base):
@@ -180,19 +181,20 @@ def _find_unreported(study: Study, of_base: Metrics, trials: Iterable[tuple[Tree
     for place, metric in required.items():
         if not _is_reported(metric, reported):
             group, _, name = metric.rpartition("/")
-            group = group if group in ("train", "test") else "val"
-            names = [one for one, facts in reported.items() if group in facts.splits]
-            choices = f" Reported: {', '.join(f'{group}/{one}' for one in names)}." if is_data_known and names else ""
+            splits = (group,) if group in ("train", "val", "test") else ("val", "test")
+            listed = [f"{split}/{one}" for split in splits for one, own in reported.items() if split in own.splits]
+            names = [one.partition("/")[2] for one in listed]
+            choices = f" Reported: {', '.join(listed)}." if is_data_known and names else ""
             hint_to_name = ""
             if (
                 name not in names
                 and name in slot("metric").names()
-                and group in (facts := slot("metric").get(name)).splits
+                and splits[0] in (facts := slot("metric").get(name)).splits
                 and tasks.issubset(facts.tasks)
             ):
                 hint_to_name = f" Write base.{facts.option or f'train.metrics: [{name}]'}."
             close = closest(name, names)
-            hint = f" Did you mean '{group}/{close}'?" if close is not None else ""
+            hint = f" Did you mean '{listed[names.index(close)]}'?" if close is not None else ""
             yield place, f"no trial reports {metric}.{hint}{choices}{hint_to_name}"
 
 
