@@ -306,6 +306,8 @@ def test_option_that_no_value_of_a_study_resembles_brings_no_hint(ran: tuple[Pat
         (["export", "tiny", "--arm", "a", "--to", "hub:me/tiny"], ["--to hub:me/tiny: vitlab uploads nothing", "hf"]),
         (["show", "position", "leraned"], ["no position called 'leraned'", "'learned'"]),
         (["show", "ropd2d"], ["no slot, component or study called 'ropd2d'. Did you mean 'rope2d'?"]),
+        (["show", "base.train.emma"], ["called 'base.train.emma'. Did you mean 'base.train.ema'?"]),
+        (["show", "base.train.ema", "x"], ["Type 'vitlab show base.train.ema' for the key."]),
         (["show", "ema"], ["no slot, component or study called 'ema'. Type 'vitlab show base.train.ema' for the key."]),
         (["show", "none"], ["'none' is in position, norm, tracker", "'vitlab show position none'"]),
         (["show", "dino"], ["'dino' is in objective, study"]),
@@ -796,6 +798,9 @@ def test_show_describes_a_key_as_its_reference_page_does() -> None:
         assert head.split()[0] == f"ema{path}".rpartition(".")[2] and meaning.strip() in entry
     assert re.search(r"decay +number >= 0 and < 1 += 0\.9999", printed) and call("show", "run")[0] == 0
     assert parsed(call("show", "train.ema.decay", "--json")[1])["default"] == 0.9999
+    assert "Ema" in parsed(call("show", "train.ema", "--json")[1])["$defs"]
+    code, printed, err = call("show", "design")  # its schema refers to itself
+    assert (code, err) == (0, "") and "one_at_a_time" in printed and call("show", "design.sample")[0] == 0
 
 
 def test_lines_have_the_columns_that_are_set_also_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:

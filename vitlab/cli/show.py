@@ -75,7 +75,7 @@ def show_command(slot: str, name: str | None) -> list[str] | None:
     prints the file of a study that comes with vitlab, and 'vitlab show base.train.ema' describes a key of study files.
     """
     if slot not in (*registry.SLOT_MODULES, *STUDIES):
-        if ("." in slot or slot in TOP_KEYS) and _print_key(full_path(slot)):
+        if name is None and ("." in slot or slot in TOP_KEYS) and _print_key(full_path(slot)):
             return None
         slot, name, option = _find_slot_of_component(slot), slot, name
         if option is not None:
@@ -102,8 +102,9 @@ def _find_slot_of_component(name: str) -> str:
         raise UserError(
             f"'{name}' is in {', '.join(slots)}; write one of them before it: 'vitlab show {slots[0]} {name}'"
         )
-    path = paths_by_name({}).get(name.rpartition(".")[2])
-    names = [*registry.SLOT_MODULES, *dict(named)]
+    paths = paths_by_name({})
+    path = paths.get(name.rpartition(".")[2])
+    names = [*registry.SLOT_MODULES, *dict(named), *map(full_path, paths.values())]
     hint = f" Type 'vitlab show {full_path(path)}' for the key." if path else nearest(name, names)
     raise UserError(
         f"no slot, component or study called '{name}'.{hint} 'vitlab list' lists them, and 'vitlab schema' all keys."
@@ -118,14 +119,17 @@ def _print_key(path: str) -> bool:
         for section in sections:
             model = models_in(model.model_fields[section].annotation)[0]
         schema = model.model_json_schema()
+        definitions = schema.get("$defs", {})
+        schema = definitions.get(model.__name__, schema)  # a model that contains itself is among the definitions
+        field = schema["properties"][key]
+        names = re.findall(r"#/\$defs/(\w+)", str(field))
         if wants_json():
-            print_json(schema["properties"][key])
+            print_json({**field, "$defs": definitions} if names else field)
             return True
         _print_options([key], schema)
-        for inner in models_in(getattr(model.model_fields.get(key), "annotation", None)):
-            click.echo(f"\n{inner.__name__}")
-            schema = inner.model_json_schema()
-            _print_options(schema["properties"], schema)
+        for name in names:
+            click.echo(f"\n{name}")
+            _print_options(definitions[name]["properties"], definitions[name])
         return True
     return False
 
