@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitlab.data.prepare import Feed, prepare
 from vitlab.data.torchvision_import import torchvision
+from vitlab.engines import engine_or_fallback
 from vitlab.engines.base import train
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo
@@ -121,6 +122,32 @@ def test_balanced_training_is_one_with_the_numbers(engine: str) -> None:
         assert outcome is not None
         ends.append(outcome.metrics["train/loss"])
     assert ends[0] == ends[1] != ends[2]
+
+
+@pytest.mark.parametrize("engine", ["vmap", "batch_last"])
+def test_balanced_trainings_of_other_counts_are_not_stacked(engine: str) -> None:
+    def training(fraction: float, class_weights: str | None) -> Training:
+        prepared = prepare({"type": "digits", "classes": [3, 8, 1], "fraction": fraction}, SEEDS)
+        spec = TrainSpec.model_validate(
+            {
+                "steps": 3,
+                "batch_size": 8,
+                "loss": {"type": "cross_entropy", "class_weights": class_weights},
+                "evaluations": 1,
+            }
+        )
+        torch.manual_seed(0)
+        model = slot("model").build({"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2}, prepared.info)
+        return Training(model, Feed(prepared, [], SEEDS), spec, SEEDS)
+
+    outcomes = []
+    for name in (engine, "loop"):
+        trainings = [training(fraction, "balanced") for fraction in (0.5, 0.2)]
+        assert len({each.objective.criterion.class_weights for each in trainings}) == 2  # type: ignore[attr-defined]
+        results = train(trainings, engine_or_fallback(name, trainings[0])[1])
+        outcomes.append([each.metrics["train/loss"] for each in results if each is not None])
+    assert outcomes[0] == pytest.approx(outcomes[1], rel=1e-5)
+    assert slot("engine").get(engine).incompatibility(training(0.5, None)) is None  # type: ignore[attr-defined]
 
 
 def test_vmap_and_compiled_graph_take_class_weights() -> None:

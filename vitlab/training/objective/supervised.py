@@ -30,8 +30,10 @@ class Supervised(Objective):
         super().__init__(setup)
         spec, feed = setup.spec, setup.feed
         self.criterion: Loss = slot("loss").build(spec.loss)
+        before = {**vars(self.criterion)}
         if feed.info.task == "classification":
             self.criterion.set_class_counts(feed.class_counts())
+        self.uses_class_counts = any(before.get(name) is not value for name, value in vars(self.criterion).items())
         self.distillation = setup.distillation
         if self.distillation is not None:
             self.module = self.distillation.make_module_to_train(setup.model, setup.seeds["init"])
@@ -73,4 +75,6 @@ class Supervised(Objective):
     def stacking_incompatibility(self) -> str | None:
         if self.distillation is not None:
             return "engine vmap does not support distillation"
+        if self.uses_class_counts:  # they may differ between the trials of a stack, which share one loss
+            return "engine vmap does not support a loss that depends on class counts"
         return super().stacking_incompatibility()
