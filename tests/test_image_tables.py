@@ -445,7 +445,8 @@ def test_parquet_of_paths_without_content_reads_the_files(tmp_path: Path) -> Non
 def test_missing_root_is_data_that_is_not_here(tmp_path: Path) -> None:
     source = DataSource(data(tmp_path / "nowhere"))
     assert (
-        source.missing() == f"image_table: there is no '{tmp_path}/nowhere'; correct 'root', or add what is missing"
+        source.missing()
+        == f"image_table: there is no '{tmp_path}/nowhere'; correct 'root', a local path or hf://datasets/..., or add what is missing"
         and source.check_pictures_and_note() == []
     )
 
@@ -469,9 +470,18 @@ def test_shards_of_a_pattern_that_do_not_exist_are_named(tmp_path: Path) -> None
     root = written(tmp_path, write_tar)
     source = DataSource(data(root / "pics-{train,dev}-{000000..000002}.tar", label="cls", **NAMED))
     gone = [f"'{root}/pics-{name}.tar'" for name in ("train-000002", "dev-000000", "dev-000001", "dev-000002")]
-    assert source.missing() == f"image_table: there is no {', '.join(gone)}; correct 'root', or add what is missing"
+    assert (
+        source.missing()
+        == f"image_table: there is no {', '.join(gone)}; correct 'root', a local path or hf://datasets/..., or add what is missing"
+    )
     (root / "pics-{a}.tar").touch()
     assert DataSource(data(root / "pics-{a}.tar")).missing() is None, "a name with braces is a name where it exists"
+
+
+@pytest.mark.parametrize("numbers", ["5..1", "0..9999999999", f"0..{'9' * 30}"])
+def test_range_of_no_or_too_many_shards_is_refused(tmp_path: Path, numbers: str) -> None:
+    source = DataSource(data(tmp_path / f"pics-{{{numbers}}}.tar"))
+    assert f"image_table: {{{numbers}}} is not a range of 1 to 100,000 rising numbers" in (source.missing() or "")
 
 
 def study(root: Path, **changes: Any) -> Path:

@@ -54,7 +54,10 @@ def expand_braces(pattern: str) -> list[str]:
     before, inside, after = match.groups()
     choices = inside.split(",")
     if span := re.fullmatch(r"(\d+)\.\.(\d+)", inside):
-        choices = [f"{number:0{len(span[1])}}" for number in range(int(span[1]), int(span[2]) + 1)]
+        numbers = range(int(span[1]), int(span[2]) + 1)
+        if not numbers or numbers[100_000:]:
+            raise DataError(f"image_table: {{{inside}}} is not a range of 1 to 100,000 rising numbers; correct 'root'")
+        choices = [f"{number:0{len(span[1])}}" for number in numbers]
     return [text for choice in choices for text in expand_braces(before + choice + after)]
 
 

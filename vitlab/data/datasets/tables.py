@@ -130,15 +130,15 @@ class ImageTable(PictureSet):
         except DataError as error:
             return str(error)
         return (
-            f"image_table: there is no {quote_names(lacking)}; correct 'root', or add what is missing"
+            f"image_table: there is no {quote_names(lacking)}; correct 'root', a local path or {HUB}..., "
+            "or add what is missing"
             if lacking
             else None
         )
 
     def _match_pattern(self) -> dict[str, list[Path]]:
         """Return the files of each text that ``root`` stands for once its braces are expanded."""
-        texts = files.expand_braces(str(self.where))
-        return {text: [*map(Path, glob(text, recursive=True))] for text in texts}
+        return {text: [*map(Path, glob(text, recursive=True))] for text in files.expand_braces(str(self.where))}
 
     def scan(self) -> Listing:
         import pandas as pd
