@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -431,12 +432,22 @@ def test_training_ends_with_averaged_weights() -> None:
 def test_missing_library_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optim, "find_spec", lambda name: None)
     for name, library in (("lion", "timm"), ("soap", "pytorch_optimizer"), ("schedule_free", "schedulefree")):
-        reason = slot("optimizer").resolve_choice(name).component.incompatibility({})  # type: ignore[attr-defined]
+        reason = slot("optimizer").resolve_choice(name).component.incompatibility({"schedule": "constant"})  # type: ignore[attr-defined]
         assert reason is not None and library in reason and "pip install 'vitlab[optimizers]'" in reason
     assert slot("optimizer").resolve_choice("muon").component.incompatibility({}) is None  # type: ignore[attr-defined]
 
 
-def test_second_average_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("ema: {decay: 0.9}", r"schedule_free averages the weights itself; remove train\.ema"),
+        ("schedule: {type: cosine}", "write schedule: {type: constant"),
+        ("batch_size: 8", "write schedule: {type: constant"),
+        ("schedule: {type: constant, warmup: 0.1}", ""),
+        ("schedule: constant", ""),
+    ],
+)
+def test_schedule_free_refuses_a_second_average_and_a_falling_rate(tmp_path: Path, options: str, sentence: str) -> None:
     from vitlab.errors import SpecError
     from vitlab.lab import plan_study
 
@@ -444,7 +455,7 @@ def test_second_average_is_refused(tmp_path: Path) -> None:
     file.write_text(
         "study: twice\nbase:\n  data: {type: digits}\n"
         "  model: {type: vit, patch_size: 4, dim: 8, depth: 1, heads: 2}\n"
-        "  train: {steps: 2, optimizer: schedule_free, ema: {decay: 0.9}}\n"
+        f"  train: {{steps: 2, optimizer: schedule_free, {options}}}\n"
     )
-    with pytest.raises(SpecError, match=r"schedule_free averages the weights itself; remove train\.ema"):
+    with pytest.raises(SpecError, match=sentence) if sentence else nullcontext():
         plan_study(file, out=tmp_path)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vitlab.components.base import Count
 from vitlab.data.torchvision_import import torchvision
+from vitlab.spec.choice import component_label
 from vitlab.training.optim import (
     Beta,
     Decay,
@@ -164,9 +165,11 @@ class ScheduleFree(Optimizer):
 
     @classmethod
     def incompatibility(cls, train: Mapping[str, Any]) -> str | None:
-        """Return a sentence for a training that averages its weights a second time."""
+        """Return a sentence for a training that averages its weights a second time, or lowers the learning rate."""
         if train.get("ema") is not None:
             return "schedule_free averages the weights itself; remove train.ema, or choose another optimizer"
+        if component_label(train["schedule"]) != "constant":
+            return "schedule_free would average a falling rate as well; write schedule: {type: constant, warmup: 0.05}"
         return super().incompatibility(train)
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
