@@ -158,7 +158,9 @@ def test_broken_plugin_fails_only_studies_that_name_it(site: Path) -> None:
         sentence = f"norm '{name}' ({place}:{line}) is no Norm: norm components derive from vitlab.plugin.Norm"
         assert failure_of(norm, name) == sentence
     gone = failure_of(norm, "gone")
-    assert "gone" in gone and "AttributeError" in gone
+    assert (
+        "gone" in gone and "AttributeError" in gone and gone.endswith("; reinstall it after editing its entry points")
+    )
     assert "executor 'cloud' from broken-vit 0.3.1 failed to import" in failure_of(slot("executor"), "cloud")
     assert norm.resolve_choice("layernorm").plain() == {"type": "layernorm", "eps": 1e-6, "affine": "scale_and_shift"}
     assert slot("executor").resolve_choice("local").plain() == {"type": "local"}

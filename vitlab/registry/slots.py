@@ -133,8 +133,7 @@ class Slot(Generic[T]):
             for file in dict.fromkeys(file.origin.source for file in plugins.files.values()):
                 own = ", ".join(own for source, own in self.components if source == file)
                 hint += f" {file} registers {own or 'nothing'} as {self.name}; @{self.name}.register('{bare}') adds it."
-            if not hint:
-                hint = " If a file defines it, add --plugin FILE."
+            hint = hint or " If a file defines it, add --plugin FILE."
             raise UnknownComponent(f"no {self.name} called '{name}'.{hint} Installed: {', '.join(names) or 'none'}.")
         if len(sources) > 1:
             qualified = " or ".join(f"'{where}:{bare}'" for where in sorted(sources))
@@ -182,8 +181,9 @@ class Slot(Generic[T]):
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a plugin can raise anything
+            advice = "" if plugins.find_plugin_frame(error) else "; reinstall it after editing its entry points"
             raise BrokenComponent(
-                f"{self.name} '{point.name}' from {origin} failed to import: {sentence_with_place(error)}"
+                f"{self.name} '{point.name}' from {origin} failed to import: {sentence_with_place(error)}{advice}"
             ) from error
         self.add_component(point.name, component, origin)
 
@@ -217,16 +217,18 @@ class Slot(Generic[T]):
             # The paths of faults in a list begin with an index in the list.
             if len(choice) == 1:
                 raise OptionError([((0, *path), sentence) for path, sentence in error.faults]) from None
-            shorter = [(path[1:] if path[:1] == (PARTS,) else path, sentence) for path, sentence in error.faults]
-            raise OptionError(shorter) from None
+            raise OptionError(
+                [(path[1:] if path[:1] == (PARTS,) else path, sentence) for path, sentence in error.faults]
+            ) from None
 
     def _resolve(self, choice: Choice) -> ResolvedChoice:
         try:
             component, origin = self.find(choice.type)
         except (UnknownComponent, ClashError) as error:
             if choice.type == TOGETHER and PARTS in choice.options:
-                sentence = f"one {self.name} belongs here, found a list of {len(choice.options[PARTS])}"
-                raise OptionError([((), sentence)]) from None
+                raise OptionError(
+                    [((), f"one {self.name} belongs here, found a list of {len(choice.options[PARTS])}")]
+                ) from None
             raise OptionError([(("type",), str(error))]) from None
         model = self.options(component)
         options = dict(getattr(component, "complete", dict)(choice.options))
@@ -239,7 +241,7 @@ class Slot(Generic[T]):
         if collected.value is not None:
             result = ResolvedChoice(
                 choice.type,
-                {name: getattr(collected.value, name) for name in type(collected.value).model_fields},
+                dict(collected.value),
                 slot=self.name,
                 component=component,
                 fields=model.model_fields,
@@ -248,12 +250,13 @@ class Slot(Generic[T]):
         if collected.mistakes:
             # What could be read is passed on, so that mistakes elsewhere in the file are found in the same run.
             # What is under a guessed name may belong elsewhere, and is wrong, too.
-            unsure = (*collected.removed, *collected.written)
-            wrong = {path[0] for path in unsure if path[0] in model.model_fields}
-            faults = [(mistake.path, mistake.message) for mistake in collected.mistakes]
-            for at, (path, message) in enumerate(faults):
+            wrong = {path[0] for path in (*collected.removed, *collected.written) if path[0] in model.model_fields}
+            faults = []
+            for mistake in collected.mistakes:
+                path, message = mistake.path, mistake.message
                 if by_default.intersection(path[:1]):  # the study does not mention it
-                    faults[at] = path, f"{place_of_class(component)}: the default of '{path[0]}': {message}"
+                    message = f"{place_of_class(component)}: the default of '{path[0]}': {message}"
+                faults.append((path, message))
             raise OptionError(faults, result, wrong)
         assert result is not None
         return result
@@ -266,7 +269,7 @@ class Slot(Generic[T]):
         """
         full = self.resolve_choice(choice)
         # The package of the slot reads the shared options; constructors do not know them.
-        shared = set(self.shared.model_fields) if self.shared else set()
+        shared = self.shared.model_fields if self.shared else ()
         own = {name: value for name, value in full.options.items() if name not in shared}
         try:
             return typing.cast(T, full.component(*context, **own))
