@@ -145,8 +145,8 @@ class ScheduleFree(Optimizer):
     """AdamW with averaged weights in place of a falling learning rate.  Reference: arXiv:2405.15682.
 
     The authors' package schedulefree.  The averaged weights are evaluated, stored and passed on to other trials;
-    ``train.ema`` is refused beside them.  Use ``schedule: {type: constant, warmup: 0.05}``: a falling rate would be
-    averaged as well.  Batch norm has the averages of the weights in training, not of the averaged weights.
+    ``train.ema`` is refused beside them.  It needs ``schedule: {type: constant, warmup: 0.05}``: a falling rate would
+    be averaged as well.  Batch norm has the averages of the weights in training, not of the averaged weights.
 
     Args:
         lr: Largest learning rate; larger than AdamW's, by 1 to 10.
