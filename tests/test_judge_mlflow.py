@@ -139,6 +139,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             client.log_param(run, "model", "a")
             client.log_metric(run, "acc", value)
             client.set_terminated(run)
+        sweep = client.create_experiment("sweep")
+        for model, lr in itertools.product("ab", (0.1, 0.2)):
+            run = client.create_run(sweep).info.run_id
+            client.log_param(run, "model", model)
+            client.log_param(run, "lr", lr)
+            client.log_metric(run, "acc", lr)
+            client.set_terminated(run)
     return folder
 
 
@@ -395,6 +402,7 @@ def test_own_study_is_judged_to_the_last_digit(folder: Path, database: str, plac
         ("#positions", {"metric": None}, "metric is missing. Metrics: "),
         ("#positions", {"metric": "val/acuracy"}, "no metric 'val/acuracy'. Did you mean 'val/accuracy'? Metrics: "),
         ("#positions", {"baselines": "of"}, "no parameter or tag 'of'."),
+        ("#sweep", {"metric": "acc", "seed": None}, "rows of an arm differ in lr, so that they are no replicates"),
         ("#twice", {"metric": "acc"}, "'seed' is a parameter and a tag, with different values; write params.seed or"),
         (
             "#twice",

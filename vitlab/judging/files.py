@@ -20,7 +20,7 @@ from zipfile import is_zipfile
 import click
 import numpy as np
 
-from vitlab.errors import UserError, format_count, list_some
+from vitlab.errors import Problem, UserError, format_count, list_some
 from vitlab.statistics.replicates import Floats
 from vitlab.store.result import Ending
 
@@ -311,7 +311,7 @@ class Remarks:
     def error(self, *first: str) -> UserError:
         """Return an error with some sentences and all mistakes."""
         sentences = dict.fromkeys(map(spell_options_for_caller, (*self.of_options, *self.of_table)))
-        return UserError(*first, *(f"{self.source}: {sentence}" for sentence in sentences))
+        return UserError(*first, *(Problem(self.source, 0, 0, sentence) for sentence in sentences))
 
     def raise_mistakes(self) -> None:
         """Raise a UserError if there are mistakes in the table."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from vitlab.errors import nearest
 from vitlab.judging import files
+from vitlab.judging.criterion import infer_goal
 from vitlab.judging.files import (
     Columns,
     Remarks,
@@ -55,6 +56,7 @@ def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> Non
     free = [name for name, role in roles.items() if role in (None, "name") and name not in (metric, *options)]
     texts = [name for name in free if not are_metric_values(table.rows[name])]
     numbers = [name for name in free if roles[name] is None and name not in texts]
+    numbers.sort(key=lambda name: infer_goal(name) is None)
     if not metric:
         remarks.add_mistakes(
             "--metric is missing: name its column, or, if every column is an arm, what these hold. Columns of numbers: "
@@ -184,13 +186,16 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
     if seed is not None:
         frame["seed"] = _number_seeds(frame["name"], remarks)
         frame = _drop_repetitions(frame, others, table, remarks)
+        if options := _find_options(frame, others, "seed"):
+            remarks.notes.append(f"Arms also differ in {shortlist(options)}.")
     else:
         frame["seed"] = np.arange(len(frame))
-        for name in (name for name in column_names(others) if infer_column_role(name) == "step"):
-            if column_to_texts(others[name])[frame.index].groupby(frame["arm"]).nunique().gt(1).any():
-                remarks.add_mistakes(
-                    f"'{name}' differs between rows of an arm, as steps of trainings do; {FINALS}, and add --seed"
-                )
+        if varied := _find_options(frame, others, "arm"):
+            remarks.add_mistakes(
+                f"rows of an arm differ in {shortlist(varied)}, so that they are no replicates; name the column of the "
+                "seeds with --seed, write such options into the column of the arms, too, or remove a column that "
+                f"changes no result; if it is a step, {FINALS}"
+            )
         remarks.notes.append("Without --seed the arms are not paired: name the column of the seeds if they share some.")
     if arm == ARM and remarks.of_table:
         remarks.add_mistakes("without --arm every column is an arm: name the column of the arms if a row is a training")
@@ -204,6 +209,18 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
     return Trainings(table, frame, metric_values.is_percent, seed is not None, blocks, compared)
 
 
+def _find_options(frame: pd.DataFrame, others: pd.DataFrame, within: str) -> list[str]:
+    """Return the columns of steps or options that differ within an arm or a seed; results differ between these, too."""
+    options = []
+    for name in column_names(others):
+        cells, role = column_to_texts(others[name])[frame.index].replace("", None), infer_column_role(name)
+        most = cells.groupby(frame[within]).nunique().max()
+        is_option = role is None and infer_goal(name) is None and most == cells.nunique() < len(cells)
+        if most > 1 and (role == "step" or is_option):
+            options.append(name)
+    return options
+
+
 def _drop_statistics_rows(table: Table, labels: Sequence[str], remarks: Remarks) -> Table:
     """Return a table without the rows that a column of seeds or row numbers calls ``mean`` or the like."""
     for label in labels:
@@ -213,9 +230,6 @@ def _drop_statistics_rows(table: Table, labels: Sequence[str], remarks: Remarks)
             marks = ", ".join(f"'{name}'" for name in out.unique())
             remarks.notes.append(f"{table.count(out)} left out, no trainings by their '{label}': {marks}.")
             table = replace(table, rows=table.rows.drop(index=out.index))
-    if table.rows.empty:
-        remarks.add_mistakes("no row is a training, which has its own value")
-        remarks.raise_mistakes()
     return table
 
 
@@ -287,15 +301,10 @@ def _drop_repetitions(frame: pd.DataFrame, others: pd.DataFrame, table: Table, r
     for arm, seed in distinct[distinct > 1].index[: files.MAX_LISTED]:
         group = frame[(frame["arm"] == arm) & (frame["seed"] == seed) & has_value]
         varied = [name for name in column_names(others) if others.loc[group.index, name].astype(str).nunique() > 1]
-        is_history = any(infer_column_role(name) == "step" for name in varied)
-        remedy = (
-            FINALS
-            if is_history
-            else "keep one of them, or name a seed that differs between them, or their data set by --block"
-        )
         remarks.add_mistakes(
             f"{table.count(group)} of arm '{arm}' with seed {group['name'].iloc[0]}, with different values: "
-            f"{table.row_labels(group.index)}{f', which differ in {shortlist(varied)}' if varied else ''}; {remedy}"
+            f"{table.row_labels(group.index)}{f', which differ in {shortlist(varied)}' if varied else ''}; keep one of "
+            f"them, or name a seed that differs between them, or their data set by --block; if it is a step, {FINALS}"
         )
     is_retried = ~has_value & has_value.groupby([frame[key] for key in keys]).transform("any")
     if len(out := frame.index[is_retried]):
@@ -305,8 +314,7 @@ def _drop_repetitions(frame: pd.DataFrame, others: pd.DataFrame, table: Table, r
     frame = frame[~is_retried]
     repeated = frame[frame.duplicated(keys)]
     if len(repeated):
-        verb = "repeats" if len(repeated) == 1 else "repeat"
-        remarks.notes.append(f"Warning: {table.count(repeated)} {verb} a training with the same value and count once.")
+        remarks.notes.append(f"Warning: {table.count(repeated)} left out, as repetitions with the same value.")
     return frame.drop(index=repeated.index)
 
 
