@@ -56,7 +56,7 @@ def add_column_mistakes(table: Table, columns: Columns, remarks: Remarks) -> Non
     free = [name for name, role in roles.items() if role in (None, "name") and name not in (metric, *options)]
     texts = [name for name in free if not are_metric_values(table.rows[name])]
     numbers = [name for name in free if roles[name] is None and name not in texts]
-    numbers.sort(key=lambda name: infer_goal(name) is None)
+    numbers.sort(key=lambda name: (not name.startswith(("val", "test")), infer_goal(name) is None))
     if not metric:
         remarks.add_mistakes(
             "--metric is missing: name its column, or, if every column is an arm, what these hold. Columns of numbers: "
