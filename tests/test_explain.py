@@ -37,7 +37,7 @@ from vitlab.geometry import DataInfo, Geometry
 from vitlab.models import ViT
 from vitlab.models.baselines import Prior
 from vitlab.models.convnet import ResNet8
-from vitlab.report.sections.explained import reason_file
+from vitlab.report.sections.explained import reasons_file
 
 
 def geometry(image: int, patch: int, prefix: tuple[str, ...] = ("class",)) -> Geometry:
@@ -696,12 +696,17 @@ def test_unfinished_trial_of_arm_is_named(tmp_path: Path) -> None:
         TrialResult("k", "c", "done", outcome, Circumstances(1.0, 1.0, "here", 1, 1, 1, 1, {}, {}, 2.0))
     )
     trial = SimpleNamespace(key="k", code="c")
-    plan: Any = SimpleNamespace(first_trials={"plain": SimpleNamespace(trial=trial)})
+    arms = {"plain": SimpleNamespace(trial=trial), "lost": SimpleNamespace(trial=SimpleNamespace(key="l", code="c"))}
+    plan: Any = SimpleNamespace(study="some", first_trials=arms)
     sentences: list[str] = []
     with folder.lease():
         write_arm_explanations(plan, store, [0], sentences.append)
     [sentence] = sentences
     assert sentence.startswith("plain is not explained: another process is writing its trial")
+    assert json.loads(reasons_file(plan, store).read_text()) == {
+        "plain": "another process is writing its trial; run again to explain it",
+        "lost": "the trial of its first seed is missing",
+    }
 
 
 def test_failed_explanation_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -771,10 +776,10 @@ def test_study_explains_first_seed_of_every_supported_arm(tmp_path: Path) -> Non
     vitlab.run(file, out=tmp_path / "out", changes={"run.explain": [3, 400]}, watch=Ear())
     assert (folder.path / "explain" / "test-3").stat().st_mtime_ns == before
     assert any("no test image 400: the split has 360" in sentence for sentence in notes)
-    reason = reason_file(answer.store.folder(trial))
-    assert json.loads(reason.read_text()) == "there is no test image 400: the split has 360, counted from 0"
+    reasons = json.loads(reasons_file(answer.plan, answer.store).read_text())
+    assert reasons["baseline"] == "there is no test image 400: the split has 360, counted from 0"
     vitlab.run(file, out=tmp_path / "out", changes={"run.explain": [3]})
-    assert not reason.exists()
+    assert json.loads(reasons_file(answer.plan, answer.store).read_text()) == {}
     with pytest.raises(SpecError, match="needs stored weights"):
         vitlab.run(file, out=tmp_path / "out", changes={"run.explain": [3], "run.keep": "none"})
 

@@ -6,9 +6,11 @@ import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import slot_fixtures
 import torch
@@ -21,6 +23,7 @@ from vitlab.errors import BrokenComponent, SpecError
 from vitlab.geometry import DataInfo
 from vitlab.planning.values import MetricFacts, Plan
 from vitlab.regression import gate
+from vitlab.report.sections import all_sections
 from vitlab.spec import Analysis, Choice, Study
 from vitlab.trackers import records
 from vitlab.training.evaluation import MetricAccumulator
@@ -252,6 +255,16 @@ def test_metric_facts_are_stored_in_plan(tmp_path: Path) -> None:
     stored = Plan.from_json(json.loads(json.dumps(plan.to_json(), allow_nan=False)))
     assert stored.metrics == plan.metrics
     assert stored.facts("test/accuracy_dist") == plan.metrics["accuracy"] and stored.facts("val/topology") is None
+
+
+def test_standard_metrics_that_are_named_are_reported_and_train_nothing_anew(tmp_path: Path) -> None:
+    named = planned(tmp_path, train={"metrics": ["ece", {"type": "top_k", "k": 5}]})[1]
+    plain = planned(tmp_path)[1]
+    assert [item.trial.key for item in named.trials] == [item.trial.key for item in plain.trials]
+    names = [f"{split}/{name}" for split in ("test", "val") for name in ("accuracy", "ece", "loss", "top5")]
+    section: Any = all_sections()["heads"]
+    done, found = pd.DataFrame(columns=[*names, "train/loss"]), SimpleNamespace(plan=named)
+    assert [*section.metrics_frame(found, done)] == ["test/ece", "test/top5", "val/ece", "val/top5"]
 
 
 def test_unit_chance_and_quantum_of_plugin_metric_are_used(tmp_path: Path) -> None:

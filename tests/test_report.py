@@ -67,7 +67,7 @@ from vitlab.report.page import trial_columns
 from vitlab.report.report import state_digest
 from vitlab.report.sections import Findings, Image, all_sections, curves
 from vitlab.report.sections.arms import arm_columns as arm_columns
-from vitlab.report.sections.explained import reason_file
+from vitlab.report.sections.explained import reasons_file
 from vitlab.report.sections.further_metrics import MetricOfArm
 from vitlab.spec import Analysis, Choice
 from vitlab.statistics.replicates import mean_interval
@@ -313,7 +313,8 @@ def test_margin_makes_equivalence_a_verdict(tmp_path):
     assert (
         "shown to be equivalent within 1.0 points (90 % interval" in sentences[1] and "cannot tell" not in sentences[1]
     )
-    assert "not shown to be equivalent" in sentences[0] and "below" in sentences[0]
+    assert "equivalent" not in sentences[0] and "below" in sentences[0], "the interval lies beyond the margin"
+    assert "not shown to be equivalent within 1.0 points" in sentences[2]
     assert "equivalent" in text_of(plan, store, "md")
 
 
@@ -1328,7 +1329,7 @@ def test_attention_pictures_are_in_page(tmp_path, undrawn):
         f"data:image/png;base64,{base64.b64encode(pixels).decode()}"
     ] * 3
     assert images[0]["alt"] == "Test image 3, attention of the class token, baseline, seed 0"
-    reason_file(store.folder(plan.trials[5].trial)).write_text('"it kept no weights (run.keep)"')
+    reasons_file(plan, store).write_text('{"position=none": "it kept no weights (run.keep).", "of a version": "no"}')
     assert report.read_report_if_current(plan, store, "html") is None
     [note] = [note for note in document(plan, store)["notes"] if "What models look at" in note]
     assert note == "Missing in What models look at: position=none: it kept no weights (run.keep)."

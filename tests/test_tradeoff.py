@@ -176,8 +176,10 @@ def test_front_has_arms_not_beaten_in_both(tmp_path: Path) -> None:
     shown = str(Comparison.of(report.collect_report(plan, store)).tables["cost"])
     assert all(name in shown.splitlines()[0] for name in (*SPEEDS, "peak_bytes"))
     rows = all_sections()["fronts"].rows(found)
-    measured = {row.arm: (row.cost, row.on_front) for row in rows}
-    assert measured == {arm: ("train_images_per_s", on) for arm, on in expected.items()}, "measured of each arm alone"
+    measured = [(row.cost, row.arm, row.on_front) for row in rows]
+    assert measured == [("train_images_per_s", *item) for item in expected.items()], "measured of each arm alone"
+    sized = findings(*study(tmp_path / "same", arms))  # its fronts of MACs and of speed are the same
+    assert [row.cost for row in all_sections()["fronts"].rows(sized)] == ["train_images_per_s"] * 4 + ["macs"] * 4
 
 
 def test_front_arms_with_diverged_seeds_are_marked(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from vitlab.registry import slot
 from vitlab.registry.options import check_arguments
 from vitlab.report.api import open_study
 from vitlab.report.page import fill_template, png_address
-from vitlab.report.sections.explained import reason_file
+from vitlab.report.sections.explained import reasons_file
 from vitlab.runner.models import load_model
 from vitlab.spec import Choice
 from vitlab.store.files import read_json, write_bytes, write_json
@@ -51,7 +51,7 @@ UNTRAINED = (
 def write_arm_explanations(plan: Plan, store: Store, indices: Sequence[int], say: Callable[[str], object]) -> None:
     """Explain images for the first seed of every arm whose trial has ended, unless already explained.
 
-    The reason why an arm is not explained is stored in the folder of its trial, for the report.
+    The reasons why arms are not explained are stored in the study's folder, for the report.
 
     Args:
         plan: the study.
@@ -59,21 +59,26 @@ def write_arm_explanations(plan: Plan, store: Store, indices: Sequence[int], say
         indices: indices in the test split.
         say: called with a sentence before each arm, and on an arm that cannot be explained, which fails no study.
     """
+    reasons = {}
     for arm, planned in plan.first_trials.items():
         folder = store.folder(planned.trial)
         missing = [index for index in indices if not (folder.path / "explain" / f"test-{index}").exists()]
-        reason_file(folder).unlink(missing_ok=True)
-        if not missing or not folder.done():
+        if not missing:
+            continue
+        if not folder.done():
+            reasons[arm] = f"the trial of its first seed is {folder.state()}"
             continue
         try:
             with folder.lease():
                 say(f"drawing what {arm} attends to in {format_count(len(missing), 'test image')}")
                 write_explanations_to_trial(folder, missing)
         except Busy:
-            say(f"{arm} is not explained: another process is writing its trial; run again to explain it")
+            reasons[arm] = "another process is writing its trial; run again to explain it"
+            say(f"{arm} is not explained: {reasons[arm]}")
         except (VitlabError, NotImplementedError) as error:
+            reasons[arm] = str(error)
             say(f"{arm} is not explained: {error}")
-            write_json(reason_file(folder), str(error))
+    write_json(reasons_file(plan, store), reasons)
 
 
 def write_explanations_to_trial(folder: TrialFolder, indices: Sequence[int]) -> None:

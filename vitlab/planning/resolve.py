@@ -281,9 +281,9 @@ class Resolver:
         draft.add_faults((place, reason))
 
     def _resolve_metrics(self, draft: _Draft) -> None:
-        """Resolve the metrics that a trial names, and keep those that it does not report anyway.
+        """Resolve the metrics that a trial names.
 
-        In the identity they are sorted, because their order changes no result.
+        The identity has those that it does not report anyway, sorted, because their order changes no result.
         """
         values = value_at(draft.plain, METRICS)
         if not isinstance(values, list | tuple):
@@ -300,7 +300,9 @@ class Resolver:
             indices, faults = import_slot("metric").indices_of_extra_metrics(draft.info, choices, without_labels)
             draft.add_faults(*(((index,), sentence) for index, sentence in faults), below=METRICS)
             draft.metrics = [choices[index] for index in indices]
-        set_value(draft.plain, METRICS, [choice.plain() for choice in draft.metrics])
+        else:
+            choices.clear()
+        set_value(draft.plain, METRICS, [choice.plain() for choice in choices])
         if draft.metrics:
             set_value(draft.identity, METRICS, sorted((choice.hashed() for choice in draft.metrics), key=json.dumps))
         else:

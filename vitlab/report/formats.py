@@ -266,7 +266,7 @@ def render_latex(report: Report, tables: Mapping[str, Table]) -> str:
         lines += [
             "",
             r"\begin{table}",
-            r"  \centering",
+            r"  \centering\footnotesize\setlength{\tabcolsep}{3pt}",
             f"  \\caption{{{escape_latex(caption)}}}",
             f"  \\label{{tab:{study}-{label}}}",
             f"  \\begin{{tabular}}{{@{{}}{''.join(map(_latex_alignment, table.columns))}@{{}}}}",

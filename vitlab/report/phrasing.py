@@ -316,7 +316,12 @@ def _comparison_sentence(row: Row, seeds: int, analysis: Analysis, scale: Scale,
         sentence += f" ({_two_seeds_clause(row['difference'], row['difference_sd'], scale, decimals)}, {p})"
     else:
         sentence += f" ({p}; an arm has two seeds, which give no useful interval)"
-    if analysis.margin is not None and row["equal_low"] is not None:
+    # An interval beyond the margin needs no words on equivalence.
+    if (
+        analysis.margin is not None
+        and row["equal_low"] is not None
+        and max(row["equal_low"], -row["equal_high"]) <= analysis.margin
+    ):
         negation = "not " * (row["p_equal_corrected"] >= analysis.alpha)
         sentence += (
             f"; {negation}shown to be equivalent within {scale.amount(analysis.margin, decimals)} "

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from vitlab.planning.values import Plan
 from vitlab.report.sections import Findings, Image, Section, section
-from vitlab.store.files import read_json
-from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.files import read_json, require_mapping
+from vitlab.store.folders import Store
 
 MAX_EMBEDDED = 24  #: pictures embedded in a page; report.json lists all
 
@@ -46,7 +46,7 @@ class Explained(Section[StoredMap]):
 
     def notes(self, rows: Sequence[StoredMap], findings: Findings) -> Iterator[str]:
         for reason, arms in (_read_reasons(findings.plan, findings.store) if findings.store else {}).items():
-            yield f"Missing in {self.heading}: {'; '.join(arms)}: {reason}."
+            yield f"Missing in {self.heading}: {'; '.join(arms)}: {reason.rstrip('.')}."
         if len(rows) > MAX_EMBEDDED:
             yield f"{self.heading} has {MAX_EMBEDDED} of {len(rows)} pictures; report.json has the files of all."
 
@@ -57,16 +57,16 @@ class Explained(Section[StoredMap]):
             yield Image(file=store.root / row.file, caption=f"{row.arm}, seed {row.seed}", heading=heading)
 
 
-def reason_file(folder: TrialFolder) -> Path:
-    """Return the file with the reason why the model of a trial is not explained."""
-    return folder.path / "explain" / "reason.json"
+def reasons_file(plan: Plan, store: Store) -> Path:
+    """Return the file with the reasons, by arm, why the last run that was to explain a study's arms did not."""
+    return store.study(plan.study) / "unexplained.json"
 
 
 def _read_reasons(plan: Plan, store: Store) -> dict[str, list[str]]:
     """Return the reasons why arms are not explained, each with its arms."""
     arms = defaultdict[str, list[str]](list)
-    for arm, planned in plan.first_trials.items():
-        if reason := read_json(reason_file(store.folder(planned.trial)), str):
+    for arm, reason in (read_json(reasons_file(plan, store), require_mapping) or {}).items():
+        if arm in plan.first_trials:
             arms[reason].append(arm)
     return arms
 

@@ -64,7 +64,7 @@ class Fronts(Section[Front]):
         """
         if any(arm.block for arm in findings.plan.arms):
             return
-        goal, front = findings.plan.analysis.goal, list[bool]()
+        goal, macs = findings.plan.analysis.goal, list[bool]()
         arms = {row["arm"]: row for row in findings.arms if row["mean"] is not None}
         measured = {row.arm: row for row in cost.up_to_date_costs(findings)}
         for name in COSTS:
@@ -77,8 +77,10 @@ class Fronts(Section[Front]):
                 continue
             signed = [-value if name in cost.SPEEDS else value for value in values.values()]
             results = [arms[arm]["mean"] * (1 if goal == "max" else -1) for arm in values]
-            earlier, front = front, list(scaling.on_pareto_front(signed, results))
-            if name in cost.COSTS or front != earlier:
+            front = list(scaling.on_pareto_front(signed, results))
+            if name == "macs":
+                macs = front
+            if name != "params" or front != macs:
                 for (arm, value), on_front in zip(values.items(), front, strict=True):
                     yield Front(name, arm, value, arms[arm]["mean"], on_front)
 

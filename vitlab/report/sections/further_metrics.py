@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from vitlab.report.frame import metric_column
 from vitlab.report.phrasing import PLUS_MINUS, Column, Scale
 from vitlab.report.sections import Findings, Section, Table, finite_or_none, section
 from vitlab.statistics.replicates import NAN
@@ -94,15 +93,27 @@ class Heads(FurtherMetrics):
     caption = "Metrics that train.metrics asks for, or of each head of an arm"
 
     def metrics_frame(self, findings: Findings, done: pd.DataFrame) -> pd.DataFrame:
-        """Return accuracies and cosine of heads; with ``train.metrics``, all metrics but the usual and the judged."""
+        """Return accuracies and cosine of heads; with ``train.metrics``, all metrics but the usual and the judged.
+
+        Metrics are of the split of the judged one, and of test images.
+        """
         split, _, judged = findings.plan.analysis.metric.partition("/")
-        if any(planned.trial.spec.train.metrics for planned in findings.plan.trials):
-            usual = {
-                metric_column(findings.plan.analysis),
-                *(f"{split}/{name}" for name in ("loss", "ece", "top5", judged)),
-            }
-            own = [name for name in done.columns if name.startswith(f"{split}/") and name not in usual]
-            return done[[name for name in own if not name.startswith(ERROR)]]
+        named = {
+            choice.type.replace("top_k", f"top{choice.options.get('k')}")
+            for planned in findings.plan.trials
+            for choice in planned.trial.spec.train.metrics
+        }
+        if named:
+            left_out = {judged, f"{judged}@best", *({"loss", "ece", "top5"} - named)}
+            return done[
+                [
+                    name
+                    for name in done.columns
+                    if name.startswith((f"{split}/", "test/"))
+                    and name.partition("/")[2] not in left_out
+                    and not name.startswith(ERROR)
+                ]
+            ]
         accuracies = [name for name in done.columns if name.startswith(f"{split}/accuracy_")]
         return done.reindex(columns=[*accuracies, f"{split}/token_cosine"] if accuracies else [])
 
