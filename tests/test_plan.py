@@ -544,7 +544,7 @@ def test_unparsable_code_is_digested(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_runner_and_engines_are_part_of_code_of_every_trial() -> None:
-    modules = trial_module_digests(frozenset(), source.read_for_worker)
+    modules = trial_module_digests(frozenset(), source.read_source_for_new_worker)
     assert {"vitlab.runner.execution", "vitlab.training.loop", "vitlab.noise", "vitlab.data.prepare"} <= set(modules)
     engines = {f"vitlab.engines.{name}" for name in ("vmap", "compiled", "batch_last", "batch_last_kernels")}
     assert engines <= set(modules), "each may have computed the trial"

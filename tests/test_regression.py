@@ -48,7 +48,7 @@ from vitlab.regression.gate import (
     CheckResult,
     doubt_if_at_chance,
     forecast_cells,
-    limit_to_bounds,
+    make_unreachable_drop_infinite,
     pair_cells,
     second_look_seeds,
     train_and_judge,
@@ -250,9 +250,9 @@ def test_drop_beyond_the_worst_value_is_never_found() -> None:
     assert 0 < cell.worse_by < math.inf
     facts = MetricFacts("max", "share", (cell.new - 1.01 * cell.worse_by, 1.0))
     plan = SimpleNamespace(facts=lambda _: facts)
-    assert limit_to_bounds(cell, plan) == cell  # type: ignore[arg-type]
+    assert make_unreachable_drop_infinite(cell, plan) == cell  # type: ignore[arg-type]
     facts = replace(facts, bounds=(cell.new - 0.99 * cell.worse_by, None))
-    limited = limit_to_bounds(cell, plan)  # type: ignore[arg-type]
+    limited = make_unreachable_drop_infinite(cell, plan)  # type: ignore[arg-type]
     assert limited.worse_by == math.inf
     shown = render_forecast([limited, cell], {}, "md")
     assert shown.count("| never |") == 1 and "even the worst possible value is found less often" in shown

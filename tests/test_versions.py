@@ -196,7 +196,7 @@ def test_run_killed_at_start_keeps_stored_version(here: Path, monkeypatch: pytes
 
     write(here / "third.yaml", steps=3)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(study_folder, "write_latest_run_record", killed)
+        patch.setattr(study_folder, "record_version_as_latest", killed)
         lab.run("third.yaml", out="out")
     for _ in range(2):
         for file, steps in (("first.yaml", {4}), ("other.yaml", {2})):

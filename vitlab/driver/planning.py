@@ -166,7 +166,7 @@ def _notes_on_data_averages_and_device(plan: Plan, document: Document, store: St
     from vitlab.data.prepare import DataSource
     from vitlab.planning.sources import notes_on_short_ema
 
-    about_data = _notes_on_data(plan, document)
+    about_data = _check_data_and_collect_notes(plan, document)
     missing = [f"data not here: {reason}" for reason in _reasons_for_missing_data(plan, store)]
     about_averages = notes_on_short_ema(plan, lambda data, seeds: DataSource(data).count_training_images(seeds))
     return [*about_averages, *about_data, *missing, *notes_on_unused_mps(device)]
@@ -369,7 +369,7 @@ def _find_setting_that_cuts_batches(plan: Plan, run: RunSpec) -> tuple[tuple[str
     return None
 
 
-def _notes_on_data(plan: Plan, document: Document) -> list[str]:
+def _check_data_and_collect_notes(plan: Plan, document: Document) -> list[str]:
     """Return the notes on each data set of a plan.
 
     Raises:

@@ -69,7 +69,7 @@ def trial_code_digest(
     modules: frozenset[str],
     needs: Mapping[str, str] = {},
     versions: Mapping[str, str] = {},
-    reader: source.Reader = source.read_for_worker,
+    reader: source.Reader = source.read_source_for_new_worker,
 ) -> str:
     """Return the code digest of a trial in this process; 128 bits in hex.
 
@@ -151,7 +151,9 @@ def trial_module_digests(modules: frozenset[str], reader: source.Reader) -> Mapp
     return transitive_digests({RUNNER, *engines, *modules}, reader)
 
 
-def transitive_digests(modules: Iterable[str], reader: source.Reader = source.read_for_worker) -> dict[str, str]:
+def transitive_digests(
+    modules: Iterable[str], reader: source.Reader = source.read_source_for_new_worker
+) -> dict[str, str]:
     """Return module name to digest, for the given modules and their transitive dependencies.
 
     A requirement such as ``timm==1.0.20`` is a key, too, with an empty digest.
@@ -178,7 +180,7 @@ def edited_module_message(modules: Iterable[str]) -> str:
     for module in modules:
         if (
             "==" not in module
-            and source.read_source_as_imported(module).digest != source.read_for_worker(module).digest
+            and source.read_source_as_imported(module).digest != source.read_source_for_new_worker(module).digest
         ):
             return (
                 f"{source.file_of(module)} was edited after this process had imported it; restart the process (in a "

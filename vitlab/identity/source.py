@@ -53,7 +53,7 @@ class ModuleSource:
 
 Reader = Callable[[str], ModuleSource]
 """Returns the source of a module: :func:`read_current_source`, :func:`read_source_as_imported` or
-:func:`read_for_worker`."""
+:func:`read_source_for_new_worker`."""
 
 
 def clear_caches() -> None:
@@ -96,7 +96,7 @@ def read_source_as_imported(module: str) -> ModuleSource:
     return _texts.get((module, file, last.stamp), ModuleSource(f"unknown {SESSION}"))
 
 
-def read_for_worker(module: str) -> ModuleSource:
+def read_source_for_new_worker(module: str) -> ModuleSource:
     """Return the source of a module that a worker started now will run.
 
     Workers are forked from a process with this process's vitlab, so that editing vitlab does not disturb a running
@@ -262,7 +262,7 @@ def _analyse_source(text: bytes, package: str, is_package: bool) -> ModuleSource
     lazy = [] if is_package else _type_checking_imports_if_lazy(tree)
     nodes = [*running, *(node for statement in lazy for node in ast.walk(statement))]
     imports = tuple(dict.fromkeys(place for node in nodes for place in _imported_names(node, package)))
-    passed_on = _find_reexports(tree.body if is_package else lazy, package)
+    passed_on = _reexports_if_nothing_else(tree.body if is_package else lazy, package)
     return ModuleSource(_digest("\n".join(words).encode()), imports, passed_on)
 
 
@@ -331,7 +331,7 @@ def _is_type_checking(test: ast.expr) -> bool:
     return (test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", "")) == "TYPE_CHECKING"
 
 
-def _find_reexports(body: Iterable[ast.stmt], package: str) -> dict[str, tuple[str, str]]:
+def _reexports_if_nothing_else(body: Iterable[ast.stmt], package: str) -> dict[str, tuple[str, str]]:
     names: dict[str, tuple[str, str]] = {}
     for node in body:
         if isinstance(node, ast.ImportFrom):

@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import numpy as np
 
 from vitlab.errors import MASK, UserError, first_sentence, format_count, nearest, public
-from vitlab.judging.files import Columns, Remarks, Table, column_names, infer_column_role, shortlist
+from vitlab.judging.files import Columns, Remarks, Table, column_names, infer_auxiliary_role, shortlist
 from vitlab.trackers import service
 from vitlab.trackers.service import SERVERS, Address, parse_uri
 
@@ -201,7 +201,7 @@ def _runs_table(name: str, source: str, runs: Sequence[Run], notes: list[str], n
         listing = f"Metrics: {', '.join(metrics)}." if metrics else "Its runs have no metrics."
         fault = f"no metric '{metric}'.{nearest(metric, metrics)}" if metric else "--metric is missing."
         remarks.add_mistakes(f"{fault} {listing}")
-    remarks.raise_mistakes()
+    remarks.raise_if_table_has_mistakes()
     names = pd.Series([run.info.run_name or run.info.run_id for run in runs], frame.index)
     status = pd.Series([run.info.status for run in runs], frame.index)
     is_judged = pd.Series(True, frame.index)
@@ -222,7 +222,9 @@ def _runs_table(name: str, source: str, runs: Sequence[Run], notes: list[str], n
         raise UserError(f"{source}: no run can be judged. {' '.join(notes)}")
     # A metric that is NaN has diverged; a run without it has failed.
     is_nan = pd.Series([math.isnan(run.data.metrics.get(metric, 0.0)) for run in runs], frame.index)
-    names_of_params = (key for key in column_names(frame) if key.startswith("params.") and not infer_column_role(key))
+    names_of_params = (
+        key for key in column_names(frame) if key.startswith("params.") and not infer_auxiliary_role(key)
+    )
     params = {key.removeprefix("params."): frame[key] for key in names_of_params}
     rows = pd.DataFrame({**params, **columns, metric: values, STATUS: status.mask(is_nan, "diverged")})[is_judged]
     return Table(name, source, rows.reset_index(drop=True), tuple(notes), [*names[is_judged]])

@@ -271,7 +271,7 @@ STATISTICS = word_set(
 """Names of rows that sum up others."""
 
 
-def infer_column_role(name: str) -> str | None:
+def infer_auxiliary_role(name: str) -> str | None:
     """Return the role that a column has by its name; None for arms, metrics and everything else."""
     if name.endswith(ENDS_OF_CHARTS):
         return "step"
@@ -313,7 +313,7 @@ class Remarks:
         sentences = dict.fromkeys(map(spell_options_for_caller, (*self.of_options, *self.of_table)))
         return UserError(*first, *(Problem(self.source, 0, 0, sentence) for sentence in sentences))
 
-    def raise_mistakes(self) -> None:
+    def raise_if_table_has_mistakes(self) -> None:
         """Raise a UserError if there are mistakes in the table."""
         if self.of_table:
             raise self.error()

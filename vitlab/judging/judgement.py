@@ -134,7 +134,7 @@ def judge(
         remarks.of_options.append(
             f"'{metric}' does not tell whether higher or lower is better; add --goal max or --goal min"
         )
-    remarks.raise_mistakes()
+    remarks.raise_if_table_has_mistakes()
     trainings = read_trainings(table, columns, remarks)
     is_sound = not remarks.of_table
     compared = _choose_baselines(trainings, baseline, remarks)

@@ -19,7 +19,7 @@ from vitlab.judging.files import (
     are_metric_values,
     column_names,
     column_to_texts,
-    infer_column_role,
+    infer_auxiliary_role,
     shortlist,
 )
 from vitlab.store.result import Ending
@@ -106,7 +106,7 @@ def read_trainings(table: Table, columns: Columns, remarks: Remarks) -> Training
 def _infer_column_roles(table: Table) -> dict[str, str | None]:
     """Return the roles of columns, of those whose name no other has; fractions are no names and no numbers of rows."""
     columns = column_names(table.rows)
-    roles = {name: infer_column_role(name) for name in columns if columns.count(name) == 1}
+    roles = {name: infer_auxiliary_role(name) for name in columns if columns.count(name) == 1}
     for name, role in roles.items():
         if (
             role in ("index", "name", "count")
@@ -128,7 +128,7 @@ def _wide_to_long(
     """Return a table with a column per arm as one with a row per training, and its column of seeds."""
     rows, columns = table.rows, column_names(table.rows)
     remarks.add_mistakes(*(_column_fault(name, columns, columns) for name in {*columns} if columns.count(name) > 1))
-    remarks.raise_mistakes()
+    remarks.raise_if_table_has_mistakes()
     roles = {name: role for name, role in _infer_column_roles(table).items() if name not in (seed, block)}
     if steps := [name for name, role in roles.items() if role == "step"]:
         remarks.add_mistakes(
@@ -140,7 +140,7 @@ def _wide_to_long(
     if not arms:
         remarks.add_mistakes(f"no column of an arm; columns: {shortlist(columns)}")
     _refuse_seeds_in_names(arms, remarks)
-    remarks.raise_mistakes()
+    remarks.raise_if_table_has_mistakes()
     if seed is None:  # columns may be of different lengths
         rows = rows.assign(**{ROW: np.arange(len(rows))})
     long = rows.melt([seed or ROW, *([block] if block else [])], arms, ARM, metric)
@@ -175,14 +175,14 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
         frame["arm"] = frame["block"] + ": " + frame["arm"]
     others = rows[[name for name in _infer_column_roles(table) if name not in (arm, seed, metric, block)]]
     for name in column_names(others):
-        if infer_column_role(name) == "status" or name.casefold() in files.LOST | files.DIVERGED:
+        if infer_auxiliary_role(name) == "status" or name.casefold() in files.LOST | files.DIVERGED:
             frame = _drop_running_and_mask_failed(frame, others[name], table, remarks)
     if frame.empty:
         remarks.add_mistakes(" ".join(("no training remains.", *remarks.notes)))
     sizes = frame["arm"].value_counts(sort=False)
     _refuse_seeds_in_names([*sizes[sizes == 1].index], remarks)
     if len(remarks.of_table) > of_cells:  # then arms or seeds would be guessed
-        remarks.raise_mistakes()
+        remarks.raise_if_table_has_mistakes()
     if seed is not None:
         frame["seed"] = _number_seeds(frame["name"], remarks)
         frame = _drop_repetitions(frame, others, table, remarks)
@@ -213,7 +213,7 @@ def _find_options(frame: pd.DataFrame, others: pd.DataFrame, within: str) -> lis
     """Return the columns of steps or options that differ within an arm or a seed; results differ between these, too."""
     options = []
     for name in column_names(others):
-        cells, role = column_to_texts(others[name])[frame.index].replace("", None), infer_column_role(name)
+        cells, role = column_to_texts(others[name])[frame.index].replace("", None), infer_auxiliary_role(name)
         most = cells.groupby(frame[within]).nunique().max()
         is_option = role is None and infer_goal(name) is None and most == cells.nunique() < len(cells)
         if most > 1 and (role == "step" or is_option):

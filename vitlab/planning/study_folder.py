@@ -226,7 +226,7 @@ def write_study_files(
     plan = write_registered_plan(plan, store)
     write_bytes(folder / "study.yaml", Path(file).read_bytes())
     write_json(folder / "changes.json", without_secrets(changes))
-    write_latest_run_record(folder, record)
+    record_version_as_latest(folder, record)
     if latest is not None and latest.name != plan.version:
         previous = latest.run.file
         place = f" from {previous}," if previous and previous != record.file else ""
@@ -270,7 +270,7 @@ def _read_record(folder: Path) -> RunRecord:
     return read_json(folder / "run.json", type_adapter(RunRecord).validate_python) or RunRecord()
 
 
-def write_latest_run_record(study: Path, record: RunRecord) -> None:
+def record_version_as_latest(study: Path, record: RunRecord) -> None:
     """Write run.json of a version that is now the latest, and delete the plan that it had as an earlier one."""
     write_json(study / "run.json", vars(record))
     # Only the plan: study.yaml there may be the file being run.

@@ -153,7 +153,7 @@ def forecast_check(request: CheckRequest) -> tuple[list[Outlook], Mapping[str, s
     """Return what the seeds of the baseline can tell, without training, and the units of metrics."""
     study, plan, baseline = _read_study_and_baseline(request, ("statistical",))
     assert baseline.values is not None
-    cells = [gate.limit_to_bounds(cell, plan) for cell in gate.forecast_cells(study, baseline.values)]
+    cells = [gate.make_unreachable_drop_infinite(cell, plan) for cell in gate.forecast_cells(study, baseline.values)]
     return [gate.doubt_if_at_chance(cell, plan, baseline.values) for cell in cells], plan.units
 
 

@@ -144,7 +144,7 @@ def _compare_traces(arm: str, old: Trace, new: Trace, before: Facts, after: Fact
     check, limit = f"trace {new.precision}", TOLERANCE[new.precision]
     difference = _describe_first_loss_difference(old, new, limit)
     if not difference:
-        largest = max(itertools.starmap(_relative_difference, _loss_pairs(old, new)))
+        largest = max(itertools.starmap(_scaled_distance, _loss_pairs(old, new)))
         how = f"losses differ by at most {largest:.2g}; up to {limit:g} is rounding" if largest else ""
         return Finding(arm, check, "pass", how)
     was, now = (
@@ -174,10 +174,10 @@ def _describe_first_loss_difference(old: Trace, new: Trace, tolerance: float) ->
     if len(old.losses) != len(new.losses):
         return f"{format_count(len(old.losses), 'step')} -> {len(new.losses)}"
     for place, (before, after) in enumerate(_loss_pairs(old, new)):
-        if not _relative_difference(before, after) <= tolerance:
+        if not _scaled_distance(before, after) <= tolerance:
             where = f"of step {place}" if place else "before the first step"
             where = "on validation images after the last step" if place > len(old.losses) else where
-            how_large = f"a relative difference of {_relative_difference(before, after):.2g}"
+            how_large = f"a relative difference of {_scaled_distance(before, after):.2g}"
             return f"the loss {where}: {before:#.9g} -> {after:#.9g}, {how_large}; up to {tolerance:g} is rounding"
     return ""
 
@@ -188,7 +188,7 @@ def _loss_pairs(old: Trace, new: Trace) -> list[tuple[float, float]]:
     return list(zip(first, second, strict=True))
 
 
-def _relative_difference(before: float, after: float) -> float:
+def _scaled_distance(before: float, after: float) -> float:
     """Return the difference of two losses, relative to the larger one if that is above 1; NaN if one is not finite."""
     is_equal = before == after or (math.isnan(before) and math.isnan(after))
     return 0.0 if is_equal else abs(after - before) / max(1.0, abs(before), abs(after))

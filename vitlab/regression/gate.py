@@ -206,7 +206,7 @@ def doubt_if_at_chance(cell: CellT, plan: Plan, values: Values) -> CellT:
     )
 
 
-def limit_to_bounds(cell: Outlook, plan: Plan) -> Outlook:
+def make_unreachable_drop_infinite(cell: Outlook, plan: Plan) -> Outlook:
     """Return a cell whose ``worse_by`` is infinite if its metric has no value that is so much worse."""
     facts = plan.facts(cell.metric)
     worst = None if facts is None else facts.bounds[facts.goal == "min"]

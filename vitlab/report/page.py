@@ -26,7 +26,7 @@ _NOT_IN_HTML = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\
 def render_page(report: Report) -> str:
     """Return the page; figures are inline."""
     analysis = report.analysis
-    others, folded = phrasing.fold_unclear_answers(report.all_answers, report.arms, analysis, report.scale)
+    others, folded = phrasing.merge_unclear_answers(report.all_answers, report.arms, analysis, report.scale)
     parts = [_section_context(report, name, part) for name, part in all_sections().items()]
     values = {
         "report": report,

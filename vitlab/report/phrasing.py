@@ -416,7 +416,7 @@ def answer_per_arm(rows: Sequence[Row], analysis: Analysis, scale: Scale) -> lis
     return [*answers, *([Answer(f"no result yet: {list_or_count(others)}.")] if others else [])]
 
 
-def fold_unclear_answers(
+def merge_unclear_answers(
     answers: Sequence[Answer], rows: Sequence[Row], analysis: Analysis, scale: Scale
 ) -> tuple[list[Answer], list[Answer]]:
     """Return the answers that stay, and those that each stand for several that cannot tell from one baseline.

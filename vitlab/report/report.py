@@ -101,7 +101,7 @@ class Report:
     @property
     def main_answers(self) -> list[str]:
         """The answers, with one sentence in place of several that cannot tell."""
-        others, folded = phrasing.fold_unclear_answers(self.all_answers, self.arms, self.analysis, self.scale)
+        others, folded = phrasing.merge_unclear_answers(self.all_answers, self.arms, self.analysis, self.scale)
         return [answer.sentence for answer in (*others, *folded)]
 
     @property

@@ -83,14 +83,14 @@ def _require_common_arms(plans: Sequence[Plan]) -> list[str]:
 
 
 def _read_labelled_arms(
-    plan: Plan, store: Store, names: Sequence[str], label: str, baseline: str | None = None
+    plan: Plan, store: Store, names: Sequence[str], label: str, baseline_label: str | None = None
 ) -> StudyResults:
     """Read some arms of a study, named after it; each is compared with the arm of its name in another study."""
     arms = (
         replace(
             plan.arm(name),
             name=f"{label}: {name}",
-            baseline=None if baseline is None else f"{baseline}: {name}",
+            baseline=None if baseline_label is None else f"{baseline_label}: {name}",
             block="",
             is_control=False,
         )

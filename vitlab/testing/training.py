@@ -77,12 +77,12 @@ def check_optimizer(choice: ResolvedChoice) -> None:
 
 def _check_step_direction(choice: ResolvedChoice) -> None:
     # Warm-up begins at rates near 0, and a schedule may end there.
-    moves = _measure_weight_moves(choice, rate=0.0)
+    moves = _moves_along_gradients(choice, rate=0.0)
     assert not moves, (
         f"steps at rate 0 move {list_some(moves)}; read the rate from group['lr'], which a training sets before "
         "every step"
     )
-    along_gradient = sum(_measure_weight_moves(choice, rate=RATE).values())
+    along_gradient = sum(_moves_along_gradients(choice, rate=RATE).values())
     assert along_gradient < 0, f"steps at rate {RATE:g} move no weight, or follow the gradients; go against them"
 
 
@@ -91,7 +91,7 @@ def _check_decay(choice: ResolvedChoice) -> None:
     decaying = {name for group in groups if group["weight_decay"] for name, _ in group["params"]}
     for weight_decay, expected in ((0.5, decaying), (0.0, set[str]())):
         # Without gradients, what moves is what decays.
-        shrunk = set(_measure_weight_moves(choice, rate=RATE, weight_decay=weight_decay, scale=0.0))
+        shrunk = set(_moves_along_gradients(choice, rate=RATE, weight_decay=weight_decay, scale=0.0))
         assert shrunk == expected, (
             f"steps without a gradient treat {list_some(sorted(shrunk ^ expected))} as if group['weight_decay'] were "
             "another; decay weights by it, and others not"
@@ -281,7 +281,7 @@ def _train_steps(training: Training, steps: int) -> NewState:
     return _copy_weights(training.module)
 
 
-def _measure_weight_moves(
+def _moves_along_gradients(
     choice: ResolvedChoice, *, rate: float, weight_decay: float = 0.0, scale: float = 1.0
 ) -> dict[str, float]:
     """Return the weights that three steps on normal gradients change, and how far each moves along its gradient.

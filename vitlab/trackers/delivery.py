@@ -257,7 +257,7 @@ def serve_tracker_calls(descriptor: int) -> NoReturn:
     for name in IGNORED:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     messages = queue.SimpleQueue[Study | Call]()
-    threading.Thread(target=_relay_messages, args=(driver, messages), daemon=True).start()
+    threading.Thread(target=_relay_messages_then_exit, args=(driver, messages), daemon=True).start()
     sending = threading.Lock()
 
     def send(message: logging.LogRecord | str | None) -> None:
@@ -277,7 +277,7 @@ def serve_tracker_calls(descriptor: int) -> NoReturn:
             send(getattr(tracker, method)(*arguments))
 
 
-def _relay_messages(driver: Connection, messages: queue.SimpleQueue[Study | Call]) -> None:
+def _relay_messages_then_exit(driver: Connection, messages: queue.SimpleQueue[Study | Call]) -> None:
     """Pass messages on, and end this process when the driver has died."""
     try:
         while True:

@@ -116,8 +116,8 @@ class MlflowTracker(Replay):
             with service.mute_mlflow():
                 runs_before = self._runs
                 link = super().deliver(final=final, report=report)
-                if not final and self._runs is not runs_before and self._open_runs.studies:
-                    self._open_runs.ensure_study_run(RUNNING)
+                if not final and self._runs is not runs_before and self._opened_runs.studies:
+                    self._opened_runs.ensure_study_run(RUNNING)
                 self._save_views()
                 self._describe_if_unreported()
             return link
@@ -152,7 +152,7 @@ class MlflowTracker(Replay):
             if summary is not None and summary.lifecycle_stage == "active":  # with an earlier version's answer
                 note = dashboard.markdown_link(NO_REPORT, dashboard.comparison_link(experiment, dashboard.ARMS))
                 service.set_experiment_tag(client, summary, dashboard.NOTE, note)
-                arms.deliver_summaries(client, summary.experiment_id, self._root, self._metric, {})
+                arms.deliver_summaries(client, summary.experiment_id, self._root, self._metric_title, {})
             service.set_experiment_tag(client, page, "vitlab.version", version)
         source = _source_tags(self.folder / "study.yaml")
         runs = TrialRuns(client, experiment, self.plan, self._root, source, self.delivered)
@@ -164,12 +164,12 @@ class MlflowTracker(Replay):
     def holds(self, mark: Cursor) -> bool:
         """Return True if the run of a trial has what was delivered."""
         parsed = RunMark.parse(mark)
-        return parsed is not None and parsed.run in self._open_runs.intact
+        return parsed is not None and parsed.run in self._opened_runs.intact
 
     def write(self, news: TrialUpdate, mark: Cursor | None) -> Cursor:
         """Deliver the new events of a trial to its run."""
         try:
-            now = self._open_runs.write_trial(news, RunMark.parse(mark))
+            now = self._opened_runs.write_trial(news, RunMark.parse(mark))
         except Exception as error:
             if not self.address.is_reachable():
                 raise Unreachable(str(error)) from error
@@ -179,14 +179,14 @@ class MlflowTracker(Replay):
 
     def stored_points(self, mark: Cursor) -> Iterator[tuple[str, float, int]]:
         """Yield the points of a trial's run."""
-        client, run = self._open_runs.client, mark["run"]
+        client, run = self._opened_runs.client, mark["run"]
         for name in client.get_run(run).data.metrics:
             for point in client.get_metric_history(run, name):
                 yield name, point.value, point.step
 
     def write_study(self, report: Sequence[Path]) -> str:
         """Deliver the study's run, summaries, models and description."""
-        runs = self._open_runs
+        runs = self._opened_runs
         if runs.created and self.address.artifacts is None:  # a response to a server's ``create_run`` may be lost
             runs.reconcile_runs(service.iterate_runs(runs.client, runs.experiment), self.trials, self._marks)
         client, experiment = runs.client, runs.experiment
@@ -205,11 +205,11 @@ class MlflowTracker(Replay):
             name, tags = f"{self.plan.study}/arms", {"vitlab.study": self.plan.study}
             page = service.ensure_experiment(client, name, self.address, name, tags)
             summary = page.experiment_id
-            self.delivered["runs"] += arms.deliver_summaries(client, summary, self._root, self._metric, summaries)
+            self.delivered["runs"] += arms.deliver_summaries(client, summary, self._root, self._metric_title, summaries)
             place = dashboard.comparison_link(summary, dashboard.SUMMARY)
             picture = run if "arms.png" in files else ""
             about = f"[study]({curves}) \N{MIDDLE DOT} {self._origin}"
-            text = dashboard.describe_arms(link(answer, place), about, self._metric, picture)
+            text = dashboard.describe_arms(link(answer, place), about, self._metric_title, picture)
             service.set_experiment_tag(client, page, dashboard.NOTE, text)
             links.append(f"[table of arms with intervals]({place})")
         headline = link(answer, place)
@@ -243,7 +243,7 @@ class MlflowTracker(Replay):
         return shlex.join(words) if self.address.embedded else ""
 
     @property
-    def _metric(self) -> str:
+    def _metric_title(self) -> str:
         """The study's metric with its unit."""
         return Scale.of(self.plan.analysis.metric, self.plan.units).title
 
@@ -253,7 +253,7 @@ class MlflowTracker(Replay):
         return dashboard.escape_markdown(f"version {self.plan.version[:8]} in {self._root}")
 
     @property
-    def _open_runs(self) -> TrialRuns:
+    def _opened_runs(self) -> TrialRuns:
         """The open experiment."""
         assert self._runs is not None
         return self._runs
@@ -261,13 +261,13 @@ class MlflowTracker(Replay):
     def _run_mark(self, item: TrackedTrial) -> RunMark | None:
         """Return the mark of a trial whose run is in MLflow."""
         mark = self._marks.get(item.identity)
-        return mark if mark is not None and mark.run in self._open_runs.intact else None
+        return mark if mark is not None and mark.run in self._opened_runs.intact else None
 
     # -- study --------------------------------------------------------------------------------------------------------
 
     def _save_views(self) -> None:
         """Save views of all metrics and images delivered so far."""
-        session = self._open_runs
+        session = self._opened_runs
         images = dict[str, int]()
         for mark in self._marks.values():
             images |= {key: min(step, images.get(key, step)) for key, step in mark.images.items()}
@@ -290,7 +290,7 @@ class MlflowTracker(Replay):
 
     def _describe_if_unreported(self) -> None:
         """Describe a study without a report, with the number of its finished trials."""
-        client, experiment = self._open_runs.client, self._open_runs.experiment
+        client, experiment = self._opened_runs.client, self._opened_runs.experiment
         page = client.get_experiment(experiment)
         if page.tags.get(dashboard.NOTE, "").startswith(NO_REPORT):
             question = dashboard.escape_markdown(self.plan.question or self.plan.study)
@@ -309,7 +309,7 @@ class MlflowTracker(Replay):
 
     def _send_study_files(self, run: str, address: str, report: Sequence[Path]) -> None:
         """Send the study file, the plan, and the report with its pictures."""
-        client = self._open_runs.client
+        client = self._opened_runs.client
         with tempfile.TemporaryDirectory() as temporary:
             place = Path(temporary)
             for file in files_within(self.store.root, [self.folder / "study.yaml", self.folder / "plan.json"]):

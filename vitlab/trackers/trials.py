@@ -108,13 +108,13 @@ class TrialRuns:
             self._places[run_id] = run.info.artifact_uri
             if "vitlab.trial" not in tags:
                 if tags.get("vitlab.version") != self.plan.version:
-                    self._mark_superseded(run)
+                    self._mark_as_superseded(run)
                 elif tags.get("vitlab.root") == self.root:
                     self.studies.append(run)
                 continue
             identity = trial_identity(tags["vitlab.trial"], tags.get("vitlab.code", ""), tags.get("vitlab.arm", ""))
             if identity not in items:
-                self._mark_superseded(run)
+                self._mark_as_superseded(run)
                 continue
             self.metrics.update(run.data.metrics)  # also of runs whose marks are lost, for the views
             mark, own = marks.get(identity), self._runs[identity]
@@ -199,7 +199,7 @@ class TrialRuns:
     def _create_run(self, news: TrialUpdate, tags: Mapping[str, str]) -> Run:
         """Create the run of a training; runs of earlier trainings of the trial are superseded."""
         for earlier in self._runs[news.item.identity]:
-            self._mark_superseded(earlier)
+            self._mark_as_superseded(earlier)
         run = self.client.create_run(
             self.experiment,
             start_time=news.began or None,
@@ -321,7 +321,7 @@ class TrialRuns:
         mark.artifacts = max(mark.artifacts, content.files)
         mark.images |= content.images
 
-    def _mark_superseded(self, run: Run) -> None:
+    def _mark_as_superseded(self, run: Run) -> None:
         """Mark a run of this output folder as superseded, also by its name and colour."""
         tags, run_id = run.data.tags, run.info.run_id
         if tags.get("vitlab.root") == self.root and tags.get("vitlab.kind") != SUPERSEDED:
