@@ -319,7 +319,7 @@ def test_unfitting_weights_are_refused_by_name(pretrained: Trial, tmp_path: Path
     for model, sentence in (
         ({"dim": 16}, r"weights have dim \d+, and this model has dim 16; set model\.dim: \d+"),
         ({"depth": 3}, r"set model\.depth: 2"),
-        ({"mlp": {"type": "gelu", "ratio": 1}}, r"fc1\.weight: \[\d+, \d+\], and here \[\d+, \d+\].*weights inspect"),
+        ({"mlp": {"type": "gelu", "ratio": 1}}, r"fc1\.weight: \[\d+, \d+\], and here \[\d+, \d+\].*init_from\.trial"),
         ({"layer_scale": 0.1}, r"ls1\.gamma, .* are missing"),
     ):
         with pytest.raises(TrialFailed, match=sentence):
