@@ -402,7 +402,6 @@ def test_own_study_is_judged_to_the_last_digit(folder: Path, database: str, plac
         ("#positions", {"metric": None}, "metric is missing. Metrics: "),
         ("#positions", {"metric": "val/acuracy"}, "no metric 'val/acuracy'. Did you mean 'val/accuracy'? Metrics: "),
         ("#positions", {"baselines": "of"}, "no parameter or tag 'of'."),
-        ("#sweep", {"metric": "acc", "seed": None}, "rows of an arm differ in lr, so that they are no replicates"),
         ("#twice", {"metric": "acc"}, "'seed' is a parameter and a tag, with different values; write params.seed or"),
         (
             "#twice",
@@ -418,6 +417,11 @@ def test_mistake_is_refused_with_sentence(
         judged(f"{database}{place}", **options)
     text = str(error.value)
     assert message.format(file=folder / "mlflow.db") in text and text.startswith(database) and "\n" not in text
+
+
+def test_params_that_differ_without_seeds_are_a_warning(database: str) -> None:
+    [warning] = [note for note in judge(f"{database}#sweep", metric="acc", arm="model").notes if "differ" in note]
+    assert warning.startswith("Warning: rows of an arm differ in lr, and count as its seeds.")
 
 
 def test_mistakes_are_reported_together(database: str) -> None:

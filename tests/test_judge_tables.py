@@ -283,15 +283,11 @@ def test_columns_called_arm_and_seed_need_no_option(tmp_path: Path) -> None:
             "arm",
             "with arm 'vitb' in one column and its seed in another",
         ),
-        (
-            "arm,epoch,acc\na,0,0.5\na,1,0.6\nb,0,0.7\n",
-            "arm",
-            "rows of an arm differ in epoch, so that they are no repl",
-        ),
+        ("arm,epoch,acc\na,0,0.5\na,1,0.6\nb,0,0.7\n", "arm", "'epoch' differs between rows of an arm, as steps of"),
         (
             "arm,seed,epoch,acc\na,0,0,0.5\na,0,1,0.6\n",
             "arm",
-            "line 2; line 3, which differ in epoch; keep one of them",
+            "line 2; line 3, which differ in epoch; judge needs the f",
         ),
         ("arm,seed,data,acc\na,0,x,0.5\na,0,y,0.6\n", "arm", "which differ in data; keep one of them, or name a seed"),
         (
@@ -313,14 +309,15 @@ def test_table_that_holds_no_final_values_is_refused(
     assert message in refusal(tmp_path, content, arm=arm)
 
 
-def test_options_that_differ_are_refused_as_seeds_and_noted_beside_seeds(tmp_path: Path) -> None:
+def test_options_that_differ_are_noted(tmp_path: Path) -> None:
     lrs = LONG.replace("seed", "lr")
-    with pytest.raises(UserError) as raised:
-        judged(tmp_path, lrs)
-    [mistake] = raised.value.mistakes
-    assert mistake.file == str(tmp_path / "r.csv")
-    assert mistake.message.startswith("rows of an arm differ in lr, so that they are no replicates; name")
-    assert "differ in lr" in refusal(tmp_path, lrs.replace("vit,2,0.83\n", ""))  # of a run that is lost
+    warning = "Warning: rows of an arm differ in lr, and count as its seeds."
+    for table in (lrs, lrs.replace("vit,2,0.83\n", "")):  # also of a run that is lost
+        assert any(note.startswith(warning) for note in judged(tmp_path, table).notes)
+    flags = (
+        LONG.replace("seed", "diverged").replace(",0,", ",false,").replace(",1,", ",false,").replace(",2,", ",true,")
+    )
+    assert not any("differ in" in note for note in judged(tmp_path, flags).notes)
     assert means(judged(tmp_path, lrs, seed="lr")) == pytest.approx(MEANS)
     results = FRAME.assign(host=FRAME["seed"], minutes=range(6), val_loss=FRAME["seed"] / 10, comment="")
     results.loc[1, "comment"] = "slow"
@@ -328,7 +325,9 @@ def test_options_that_differ_are_refused_as_seeds_and_noted_beside_seeds(tmp_pat
     results = results.drop(columns="seed").assign(depth=[1, 1, 1, 2, 2, 2])
     assert means(judge(results, metric="acc", arm="arm")) == pytest.approx(MEANS)
     for lr in ([1, 1, 1, 2, 2, 2], [1, 2, 1, 2, 1, 2]):
-        assert "Arms also differ in lr." in judge(FRAME.assign(lr=lr), metric="acc", arm="arm").notes
+        assert (
+            "Other columns that differ between arms: lr." in judge(FRAME.assign(lr=lr), metric="acc", arm="arm").notes
+        )
     assert not any("differ" in note for note in judge(FRAME.assign(lr=[1, 2, 3] * 2), metric="acc", arm="arm").notes)
 
 

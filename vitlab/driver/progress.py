@@ -70,6 +70,7 @@ class TrialProgress:
             if event.kind == "start" or event.body.get("step", -1) >= self.latest.get("step", -1):
                 self.latest, self.has_begun = {**self.latest, **event.body}, True
             if event.kind == "start":
+                self._saved_ns = self._saved_step = 0  # the checkpoint that it started from may be gone
                 self.share_at_start = self.share
         file = self.folder.checkpoint / CHECKPOINT
         with suppress(OSError):
@@ -372,7 +373,8 @@ class PlainLines(_Display):
 
         There is no mean before, see :class:`LiveView`.
         """
-        for arm, trials in itertools.groupby(self._unsaid.pop((Ending.DONE, ""), ()), attrgetter("arm")):
+        by_arm = attrgetter("arm")
+        for arm, trials in itertools.groupby(sorted(self._unsaid.pop((Ending.DONE, ""), ()), key=by_arm), by_arm):
             scale = Scale.of(self._plan.analysis.metric, self._plan.units)
             self._rows_with_priority(scale)
             reached = f": {scale.title} {self._ended_rows[arm].detail}" if arm in self._ended_rows else ""

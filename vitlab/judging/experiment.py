@@ -21,7 +21,16 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import numpy as np
 
 from vitlab.errors import MASK, UserError, first_sentence, format_count, nearest, public
-from vitlab.judging.files import Columns, Remarks, Table, column_names, infer_auxiliary_role, shortlist
+from vitlab.judging.files import (
+    DIVERGED,
+    LOST,
+    Columns,
+    Remarks,
+    Table,
+    column_names,
+    infer_auxiliary_role,
+    shortlist,
+)
 from vitlab.trackers import service
 from vitlab.trackers.service import SERVERS, Address, parse_uri
 
@@ -223,9 +232,12 @@ def _runs_table(name: str, source: str, runs: Sequence[Run], notes: list[str], n
     # A metric that is NaN has diverged; a run without it has failed.
     is_nan = pd.Series([math.isnan(run.data.metrics.get(metric, 0.0)) for run in runs], frame.index)
     names_of_params = (
-        key for key in column_names(frame) if key.startswith("params.") and not infer_auxiliary_role(key)
+        key.removeprefix("params.")
+        for key in column_names(frame)
+        if key.startswith("params.") and not infer_auxiliary_role(key)
     )
-    params = {key.removeprefix("params."): frame[key] for key in names_of_params}
+    taken = {each.rpartition(".")[2] for each in columns} | LOST | DIVERGED  # the latter would be read as statuses
+    params = {name: frame[f"params.{name}"] for name in names_of_params if name.casefold() not in taken}
     rows = pd.DataFrame({**params, **columns, metric: values, STATUS: status.mask(is_nan, "diverged")})[is_judged]
     return Table(name, source, rows.reset_index(drop=True), tuple(notes), [*names[is_judged]])
 

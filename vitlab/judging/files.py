@@ -311,7 +311,8 @@ class Remarks:
     def error(self, *first: str) -> UserError:
         """Return an error with some sentences and all mistakes."""
         sentences = dict.fromkeys(map(spell_options_for_caller, (*self.of_options, *self.of_table)))
-        return UserError(*first, *(Problem(self.source, 0, 0, sentence) for sentence in sentences))
+        problems = [Problem(self.source, 0, 0, sentence) for sentence in sentences]
+        return UserError(*(Problem("", 0, 0, sentence) for sentence in first), *problems)
 
     def raise_if_table_has_mistakes(self) -> None:
         """Raise a UserError if there are mistakes in the table."""

@@ -173,7 +173,9 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
             )
     if block is not None:
         frame["arm"] = frame["block"] + ": " + frame["arm"]
-    others = rows[[name for name in _infer_column_roles(table) if name not in (arm, seed, metric, block)]]
+    others = rows[
+        [name for name in _infer_column_roles(table) if name not in (arm, seed, metric, block, columns.baselines)]
+    ]
     for name in column_names(others):
         if infer_auxiliary_role(name) == "status" or name.casefold() in files.LOST | files.DIVERGED:
             frame = _drop_running_and_mask_failed(frame, others[name], table, remarks)
@@ -187,14 +189,18 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
         frame["seed"] = _number_seeds(frame["name"], remarks)
         frame = _drop_repetitions(frame, others, table, remarks)
         if options := _find_options(frame, others, "seed"):
-            remarks.notes.append(f"Arms also differ in {shortlist(options)}.")
+            remarks.notes.append(f"Other columns that differ between arms: {shortlist(options)}.")
     else:
         frame["seed"] = np.arange(len(frame))
-        if varied := _find_options(frame, others, "arm"):
-            remarks.add_mistakes(
-                f"rows of an arm differ in {shortlist(varied)}, so that they are no replicates; name the column of the "
-                "seeds with --seed, write such options into the column of the arms, too, or remove a column that "
-                f"changes no result; if it is a step, {FINALS}"
+        for name in (name for name in column_names(others) if infer_auxiliary_role(name) == "step"):
+            if column_to_texts(others[name])[frame.index].groupby(frame["arm"]).nunique().gt(1).any():
+                remarks.add_mistakes(
+                    f"'{name}' differs between rows of an arm, as steps of trainings do; {FINALS}, and add --seed"
+                )
+        if options := _find_options(frame, others, "arm"):
+            remarks.notes.append(
+                f"Warning: rows of an arm differ in {shortlist(options)}, and count as its seeds. Write options into "
+                "the column of the arms; name a column of seeds with --seed, one of data sets with --block."
             )
         remarks.notes.append("Without --seed the arms are not paired: name the column of the seeds if they share some.")
     if arm == ARM and remarks.of_table:
@@ -210,14 +216,14 @@ def _parse_trainings(table: Table, columns: Columns, arm: str, remarks: Remarks)
 
 
 def _find_options(frame: pd.DataFrame, others: pd.DataFrame, within: str) -> list[str]:
-    """Return the columns of steps or options that differ within an arm or a seed; results differ between these, too."""
+    """Return the columns that differ within an arm or a seed as options do: one has all values, which are repeated."""
     options = []
     for name in column_names(others):
-        cells, role = column_to_texts(others[name])[frame.index].replace("", None), infer_auxiliary_role(name)
-        most = cells.groupby(frame[within]).nunique().max()
-        is_option = role is None and infer_goal(name) is None and most == cells.nunique() < len(cells)
-        if most > 1 and (role == "step" or is_option):
-            options.append(name)
+        is_flag = name.casefold() in files.LOST | files.DIVERGED
+        if not is_flag and infer_auxiliary_role(name) is None and infer_goal(name) is None:
+            cells = column_to_texts(others[name])[frame.index].replace("", None)
+            if 1 < cells.groupby(frame[within]).nunique().max() == cells.nunique() < len(cells):
+                options.append(name)
     return options
 
 
@@ -301,10 +307,11 @@ def _drop_repetitions(frame: pd.DataFrame, others: pd.DataFrame, table: Table, r
     for arm, seed in distinct[distinct > 1].index[: files.MAX_LISTED]:
         group = frame[(frame["arm"] == arm) & (frame["seed"] == seed) & has_value]
         varied = [name for name in column_names(others) if others.loc[group.index, name].astype(str).nunique() > 1]
+        is_history = any(infer_auxiliary_role(name) == "step" for name in varied)
+        remedy = FINALS if is_history else "keep one of them, or name a seed that differs, or their data set by --block"
         remarks.add_mistakes(
             f"{table.count(group)} of arm '{arm}' with seed {group['name'].iloc[0]}, with different values: "
-            f"{table.row_labels(group.index)}{f', which differ in {shortlist(varied)}' if varied else ''}; keep one of "
-            f"them, or name a seed that differs between them, or their data set by --block; if it is a step, {FINALS}"
+            f"{table.row_labels(group.index)}{f', which differ in {shortlist(varied)}' if varied else ''}; {remedy}"
         )
     is_retried = ~has_value & has_value.groupby([frame[key] for key in keys]).transform("any")
     if len(out := frame.index[is_retried]):
@@ -314,7 +321,7 @@ def _drop_repetitions(frame: pd.DataFrame, others: pd.DataFrame, table: Table, r
     frame = frame[~is_retried]
     repeated = frame[frame.duplicated(keys)]
     if len(repeated):
-        remarks.notes.append(f"Warning: {table.count(repeated)} left out, as repetitions with the same value.")
+        remarks.notes.append(f"Warning: {table.count(repeated)} left out, which repeat a training with the same value.")
     return frame.drop(index=repeated.index)
 
 

@@ -99,7 +99,7 @@ class Heads(FurtherMetrics):
         """
         split, _, judged = findings.plan.analysis.metric.partition("/")
         named = {
-            choice.type.replace("top_k", f"top{choice.options.get('k')}")
+            choice.type.rpartition(":")[2].replace("top_k", f"top{choice.options.get('k')}")
             for planned in findings.plan.trials
             for choice in planned.trial.spec.train.metrics
         }

@@ -11,7 +11,7 @@ from vitlab.data.batches import Batch
 from vitlab.geometry import DataInfo
 from vitlab.registry import import_optional, slot
 from vitlab.training.evaluation import forward_logits
-from vitlab.training.losses import Loss, Value
+from vitlab.training.losses import CrossEntropy, Loss, Value
 from vitlab.training.metrics import Metric, build_metrics
 from vitlab.training.objective import Objective, Setup, objective
 
@@ -30,10 +30,11 @@ class Supervised(Objective):
         super().__init__(setup)
         spec, feed = setup.spec, setup.feed
         self.criterion: Loss = slot("loss").build(spec.loss)
-        before = {**vars(self.criterion)}
-        if feed.info.task == "classification":
+        is_own = type(self.criterion).set_class_counts is not Loss.set_class_counts
+        is_weighted = not isinstance(self.criterion, CrossEntropy) or self.criterion.class_weights == "balanced"
+        self.uses_class_counts = is_own and is_weighted
+        if self.uses_class_counts and feed.info.task == "classification":
             self.criterion.set_class_counts(feed.class_counts())
-        self.uses_class_counts = any(before.get(name) is not value for name, value in vars(self.criterion).items())
         self.distillation = setup.distillation
         if self.distillation is not None:
             self.module = self.distillation.make_module_to_train(setup.model, setup.seeds["init"])

@@ -168,7 +168,7 @@ class ScheduleFree(Optimizer):
         """Return a sentence for a training that averages its weights a second time, or lowers the learning rate."""
         if train.get("ema") is not None:
             return "schedule_free averages the weights itself; remove train.ema, or choose another optimizer"
-        if component_label(train["schedule"]) != "constant":
+        if str(component_label(train["schedule"])).rpartition(":")[2] != "constant":
             return "schedule_free would average a falling rate as well; write schedule: {type: constant, warmup: 0.05}"
         return super().incompatibility(train)
 
