@@ -780,6 +780,8 @@ def test_study_explains_first_seed_of_every_supported_arm(tmp_path: Path) -> Non
     assert reasons["baseline"] == "there is no test image 400: the split has 360, counted from 0"
     vitlab.run(file, out=tmp_path / "out", changes={"run.explain": [3]})
     assert json.loads(reasons_file(answer.plan, answer.store).read_text()) == {}
+    vitlab.run(file, out=tmp_path / "out")
+    assert not reasons_file(answer.plan, answer.store).exists(), "this run explains nothing"
     with pytest.raises(SpecError, match="needs stored weights"):
         vitlab.run(file, out=tmp_path / "out", changes={"run.explain": [3], "run.keep": "none"})
 

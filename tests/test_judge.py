@@ -234,7 +234,7 @@ def test_single_values_and_best_of_several_are_reported(tmp_path: Path) -> None:
 
 def test_duplicates_count_once_or_are_refused(tmp_path: Path) -> None:
     rows = long({"a": [0.9, 0.91, 0.92], "b": [0.8, 0.81, 0.83]})
-    assert "1 row left out, which repeat a training with the same value" in notes_of(
+    assert "1 row left out, with the seed and the value of another one" in notes_of(
         table(tmp_path / "r.csv", [*rows, rows[0]])
     )
     with pytest.raises(

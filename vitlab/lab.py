@@ -44,6 +44,7 @@ from vitlab.planning.study_folder import write_registered_plan, write_study_file
 from vitlab.planning.values import Plan, Planned
 from vitlab.registry.options import check_arguments
 from vitlab.report.api import Answer as Answer
+from vitlab.report.sections.explained import reasons_file
 from vitlab.spec import Study
 from vitlab.store.files import display_path
 from vitlab.store.folders import OUT, PAUSED, Store, TrialFolder
@@ -208,6 +209,8 @@ def _explain_models_and_measure_costs(plan: Plan, session: Session, *, measure: 
         from vitlab.driver.explanations import write_arm_explanations
 
         write_arm_explanations(plan, session.store, session.run.explain, session.watch.say)
+    else:
+        reasons_file(plan, session.store).unlink(missing_ok=True)  # an earlier run may have been asked to explain
     if measure:
         from vitlab.driver.benchmark import measure_and_write_arm_costs
 

@@ -321,7 +321,7 @@ def _drop_repetitions(frame: pd.DataFrame, others: pd.DataFrame, table: Table, r
     frame = frame[~is_retried]
     repeated = frame[frame.duplicated(keys)]
     if len(repeated):
-        remarks.notes.append(f"Warning: {table.count(repeated)} left out, which repeat a training with the same value.")
+        remarks.notes.append(f"Warning: {table.count(repeated)} left out, with the seed and the value of another one.")
     return frame.drop(index=repeated.index)
 
 
