@@ -1073,7 +1073,7 @@ def test_explain_separates_arms_and_images_and_draws_side_by_side(
     found = parsed(printed)
     files, page = {Path(file) for file in found["files"]}, Path(found["page"])
     assert len(files) == len(found["files"]) and all(file.stat().st_size for file in files)
-    assert found["not_explained"] == {}
+    assert found["not_explained"] == found["no_attention"] == {}
     assert {*files, page} == {path for path in target.rglob("*") if path.is_file()}
     arms = {path.name for path in (target / "tiny" / "test-3").iterdir() if path.is_dir()}
     assert "baseline-s0" in arms and len(arms) > 1
@@ -1152,18 +1152,23 @@ def test_explain_reports_every_mistake_at_once(ran: tuple[Path, Path], tmp_path:
     images = [tmp_path / "cta.png", tmp_path / "cat.png", "test:360"]
     words = [word for image in images for word in ("--image", image)]
     code, printed, err = call("explain", file, *words, "--arm", "basline", "--out", out, "--to", tmp_path / "seen")
-    _, missing, empty, arm = err.splitlines()
+    _, missing, empty, arm, split = err.splitlines()
+    assert split == "baseline, seed 0: there is no test image 360: the split has 360, counted from 0"
     assert (code, printed) == (2, "") and "no such file. Did you mean 'cat.png'?" in missing
     assert f"{images[1]} cannot be read as a picture" in empty and "no trial of arm 'basline'" in arm
     code, printed, err = call("explain", file, "--image", tmp_path, "--out", out, "--to", tmp_path / "seen")
     assert f"image {tmp_path}: this is a folder. Name an image file" in err
     command = ("explain", file, *words, "--arm", "basline", "--out", out, "--to", tmp_path / "seen", "--json")
-    assert [mistake["message"] for mistake in parsed(call(*command)[1])["mistakes"]] == [missing, empty, arm]
+    mistakes = parsed(call(*command)[1])["mistakes"]
+    assert [mistake["message"] for mistake in mistakes] == [missing, empty, arm, split]
+    assert mistakes[2]["allowed"] == ["baseline", "position=none"]
+    words[-1] = "test:-1"
     code, printed, err = call("explain", file, *words, "--seed", 7, "--out", out, "--to", tmp_path / "seen")
-    assert len(err.splitlines()) == 4 and "\nno trial with seed 7. Seeds: 0, 1.\n" in f"{err}\n"
+    assert "no trial with seed 7. Seeds: 0, 1.\nbaseline, seed 0: there is no test image -1: the split" in err
     seeds = ("--seed", 7, "--seed", 0, "--seed", 8)
     code, printed, err = call("explain", file, *words, *seeds, "--out", out, "--to", tmp_path / "seen")
     assert err.splitlines()[-3:-1] == [f"no trial with seed {seed}. Seeds: 0, 1." for seed in (7, 8)]
+    words[-1] = "test:360"
     code, printed, err = call("explain", file, *words, "--out", out, "--to", tmp_path / "seen")
     assert err.splitlines()[-1] == "every model: there is no test image 360: the split has 360, counted from 0"
     target = ("--image", "test:360", "--target", "sven", "--out", out, "--to", tmp_path / "seen", "--json")

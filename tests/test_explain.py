@@ -194,7 +194,7 @@ def test_captured_maps_equal_unfused_timm(attention: str) -> None:
     for mine, its in zip(captured.maps_LBHTT, maps, strict=True):
         assert its.amax() > 0.1, "maps that are all but uniform would hide a mistake"
         torch.testing.assert_close(mine, its, atol=1e-6, rtol=0)
-    torch.testing.assert_close(captured.logits_by_head[""], logits, atol=1e-5, rtol=0)
+    torch.testing.assert_close(captured.logits_BC, logits, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("position", ["relative_bias", "alibi2d", "rope2d", "rope2d_mixed"])
@@ -212,7 +212,7 @@ def test_attention_without_maps_is_reported(monkeypatch: pytest.MonkeyPatch) -> 
     built = tiny(attention="sdpa")
     monkeypatch.setattr(SDPA, "maps", Attention.maps)
     captured = capture(built, torch.zeros(1, 3, 8, 12))
-    assert (captured.maps_LBHTT, captured.no_maps) == ((), "SDPA has no attention weights")
+    assert (captured.maps_LBHTT, captured.no_maps) == ((), "SDPA has no attention weights that sum to 1")
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in built.modules())
     explanation = explain(built, torch.ones(1, 3, 8, 12), torch.rand(8, 12, 3), (), Subject("m", "i"))
     assert list(explanation.maps) == ["attribution"] and len(explanation.norms) == 3
@@ -674,7 +674,9 @@ def test_segmentation_is_drawn_beside_its_true_labels(tmp_path: Path) -> None:
     )
     assert [axis.get_title() for axis in figure.axes] == ["image", "true labels", "two"]
     assert [axis.get_xlabel() for axis in figure.axes] == ["", "", "50.0\N{NO-BREAK SPACE}% of the pixels right"]
-    void = pictures.draw_label_maps(image.numpy(), {"two": expected_HW}, labels=(), truth_HW=np.full((8, 12), IGNORED))
+    void = pictures.draw_label_maps(
+        image.numpy(), {"two": expected_HW}, labels=tuple("abcd"), truth_HW=np.full((8, 12), IGNORED)
+    )
     assert void.axes[2].get_xlabel() == "", "no pixel has a label"
     white = figure.axes[1].images[0].get_array()[: 4 * 30]  # 360 pixels for 12
     assert (white == 255).all()

@@ -772,7 +772,7 @@ def test_collapsed_majority_of_three_is_found_and_whole_drop_is_none() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [False, True])
 def test_false_alarms_with_collapses_are_rare(lost: bool) -> None:
-    """A fifth of all trainings collapses, or is lost, on both sides: the worst cell of docs/pages/guides/ci.md."""
+    """A fifth of all trainings collapses, or is lost, on both sides: the worst cell of docs/pages/statistics_appendix.md."""
     draws, count, seeds, arms = np.random.default_rng(4), 500, 3, 20
     values_SA2N = draws.normal(size=(count, arms, 2, seeds))
     bad = draws.random(values_SA2N.shape) < 0.2

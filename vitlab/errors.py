@@ -29,6 +29,7 @@ import shutil
 import textwrap
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import ClassVar, TextIO
@@ -73,6 +74,15 @@ class UserError(VitlabError):
     def _render_traceback_(self) -> list[str]:
         """Return the lines that a notebook shows in place of a traceback."""
         return [f"{type(self).__name__}: {self}"]
+
+
+@contextmanager
+def collecting_mistakes(mistakes: list[str]) -> Iterator[None]:
+    """Append a mistake to others, so that all are reported at once."""
+    try:
+        yield
+    except UserError as error:
+        mistakes.append(str(error))
 
 
 @dataclass(frozen=True, order=True)

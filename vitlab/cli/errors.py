@@ -32,8 +32,10 @@ MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, e
 """Error numbers of disks, as opposed to faults of a program."""
 
 ALLOWED = re.compile(
-    r"\b(?:[Aa]llowed(?: here)?|Options|Installed|Reported|Streams|There|Slots|one of): (.+?)(?:\.(?:\s|$)|;|$)"
+    r"\b(?:[Aa]llowed(?: here)?|Options|Installed|Reported|Streams|[Tt]here|Slots|Seeds|one of): "
+    r"(.+?)(?:\.(?:\s|$)|;|$)"
 )
+ARMS = re.compile(r"\bArms: (.+)(?<! more)\.$")  #: names, in which a comma may be, unless there are too many for all
 SUGGESTION = re.compile(r"Did you mean '([^']+)'\?")
 NAME = re.compile(r"'?([\w./:@+-]+)'?")
 
@@ -95,10 +97,11 @@ def _problem_to_json(problem: Problem) -> dict[str, Any]:
     """Return a mistake as plain values; what its sentence lists and suggests is there by itself, too."""
     allowed, meant = ALLOWED.search(problem.message), SUGGESTION.search(problem.message)
     names = [NAME.fullmatch(item) for item in allowed[1].split(", ")] if allowed else []
+    arms = ARMS.search(problem.message)
     facts = {
         **vars(problem),
         "path": ".".join(map(str, problem.path)),
-        "allowed": [name[1] for name in names if name] if names and all(names) else None,
+        "allowed": [name[1] for name in names if name] if names and all(names) else arms and arms[1].split("; "),
         "suggestion": meant[1] if meant else None,
     }
     del facts["source"]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,15 +12,13 @@ import click
 from vitlab.cli import print_json, say, wants_json
 from vitlab.cli.completion import complete_arm, complete_study
 from vitlab.cli.options import FOLDER, PATH, loading_plugin_option, out_option, study_argument
-from vitlab.errors import UserError, VitlabError
+from vitlab.errors import UserError, VitlabError, collecting_mistakes
 from vitlab.store.files import to_safe_name
 from vitlab.store.folders import TrialFolder
 
 if TYPE_CHECKING:
     from vitlab.models.trained import InputSpec
-    from vitlab.planning.values import Plan
-
-TEST = "test:"
+    from vitlab.planning.values import Plan, Planned
 
 
 @click.command()
@@ -91,24 +87,25 @@ def explain_command(
     mistakes, models = list[str](), list[TrainedModel]()
     shown: dict[str, int | Picture] = {}
     for image in images:
-        with _collecting_mistakes(mistakes):
-            test = re.fullmatch(rf"{TEST}(\d+)", image)
+        with collecting_mistakes(mistakes):
+            test = re.fullmatch(r"test:(-?\d+)", image)
             shown[image] = int(test[1]) if test else Picture.read(image)
-    title, question, is_trial = study.name, "", any((study / name).is_file() for name in ("spec.json", "result.json"))
-    if is_trial:
+    title, question, trial = study.name, "", TrialFolder(study)
+    if is_trial := trial.spec.is_file():
         title = f"trial {study.resolve().parent.name[:12]}"
-        models.append(TrainedModel(title, title, "model", TrialFolder(study)))
+        models.append(TrainedModel(title, "model", trial))
         if arms or seeds:
             mistakes.append(f"--arm and --seed choose trials of a study, and {study} is one trial; leave them out")
     else:
-        with _collecting_mistakes(mistakes):
+        with collecting_mistakes(mistakes):
             title, question, models = _find_models(study, out, arms, seeds, mistakes)
 
     to /= to_safe_name(title)
     explanations: dict[str, dict[str, Explanation]] = {image: {} for image in shown}  #: by image and model
     reasons, no_attention = dict[str, str](), dict[str, str]()
-    for name, subject, _, folder in models:
+    for name, _, folder in models:
         try:
+            subject = name if is_trial else f"study {title}, arm {name}"
             explained = iterate_explanations(folder, subject, list(shown.values()), target)
             if mistakes:  # the models are only searched for more of them
                 continue
@@ -116,7 +113,7 @@ def explain_command(
                 say(f"explaining {name}, {image}")
                 explanations[image][name] = each = next(explained)
                 if each.no_attention:
-                    no_attention[f"attention of {name}"] = each.no_attention
+                    no_attention[name] = each.no_attention
         except VitlabError as error:
             reasons[name] = str(error)
     if mistakes or not any(explanations.values()) or (reasons and (arms or is_trial)):
@@ -128,17 +125,17 @@ def explain_command(
         )
         # A seed that the study lacks is one mistake, however many arms there are.
         raise UserError(*dict.fromkeys(mistakes), *texts)
-    not_explained = reasons | no_attention
-    for name, reason in not_explained.items():
+    for name, reason in reasons.items():
         say(f"{name} is not explained: {reason}")
+    for name, reason in no_attention.items():
+        say(f"{name} has no map of attention: {reason}")
     rows, maps, files = list[dict[str, Any]](), list[dict[str, Any]](), list[Path]()
     every = (each for by_model in explanations.values() for each in by_model.values())
     scales = {} if scale == "own" else common_scales(every)
     for image, by_model in explanations.items():
         say(f"drawing {image}")
-        is_test = isinstance(shown[image], int)
-        of_image = to / (image.replace(":", "-") if is_test else _name_with_digest(Path(image).stem, image))
-        for name, _, place, _ in models:
+        of_image = to / to_safe_name(image.replace(":", "-"))
+        for name, place, _ in models:
             if name not in by_model:
                 continue
             each = by_model[name] = write_explanation(by_model[name], of_image / place, scales)
@@ -154,10 +151,8 @@ def explain_command(
     page = to / "index.html"
     write_comparison_page(page, title, question, explanations, reasons)
     if wants_json():
-        paths = [str(file) for file in files]
-        print_json(
-            {"page": str(page), "predictions": rows, "maps": maps, "files": paths, "not_explained": not_explained}
-        )
+        document = {"page": str(page), "predictions": rows, "maps": maps, "files": [*map(str, files)]}
+        print_json({**document, "not_explained": reasons, "no_attention": no_attention})
     else:
         click.echo(f"{_format_predictions(rows)}{page}")
 
@@ -165,19 +160,9 @@ def explain_command(
 class TrainedModel(NamedTuple):
     """A trained model to explain."""
 
-    name: str  #: on the page and in lines
-    subject: str  #: under pictures
+    name: str  #: such as "baseline, seed 0"
     place: str  #: name of the folder of its pictures
     folder: TrialFolder
-
-
-@contextmanager
-def _collecting_mistakes(mistakes: list[str]) -> Iterator[None]:
-    """Append a mistake to others, so that all are reported at once."""
-    try:
-        yield
-    except UserError as error:
-        mistakes.append(str(error))
 
 
 def _find_models(
@@ -185,7 +170,8 @@ def _find_models(
 ) -> tuple[str, str, list[TrainedModel]]:
     """Return the name and the question of a study, and the models of some of its arms, or of all that run.
 
-    They are of the first seed if no seed is named, and a baseline comes before the arms that are compared with it.
+    They are of the first seed if no seed is named, and a baseline comes before the arms that are compared with it.  If
+    there is none of them, the baseline's is returned, so that other mistakes are found by it.
     """
     from vitlab.report.api import open_study
 
@@ -196,42 +182,38 @@ def _find_models(
     selection = [arm for arm in plan.arms if (arm.name in arms if arms else not arm.skip)]
     selection.sort(key=lambda arm: (names.index(arm.baseline or arm.name), arm.baseline is not None))
     for name in arms:
-        with _collecting_mistakes(mistakes):
+        with collecting_mistakes(mistakes):
             plan.find(name)
-    models = list[TrainedModel]()
+    trials: list[Planned] = []
     for arm in selection:
         for seed in seeds or [None]:
-            with _collecting_mistakes(mistakes):
-                planned = plan.find(arm.name, seed)
-                subject = f"{arm.name}, seed {planned.seed}"
-                place, folder = arm_folder_name(plan, arm.name, planned.seed), store.folder(planned.trial)
-                models.append(TrainedModel(subject, f"study {plan.study}, arm {subject}", place, folder))
+            with collecting_mistakes(mistakes):
+                trials.append(plan.find(arm.name, seed))
+    models = [
+        TrainedModel(
+            f"{each.arm}, seed {each.seed}", arm_folder_name(plan, each.arm, each.seed), store.folder(each.trial)
+        )
+        for each in trials or [plan.find()]
+    ]
     return plan.study, plan.question, models
 
 
 def _format_predictions(rows: Sequence[Mapping[str, Any]]) -> str:
     from vitlab.explaining.pictures import percent
     from vitlab.report.formats import parts_to_text
-    from vitlab.report.phrasing import Column, Columns
+    from vitlab.report.phrasing import Columns
 
     column = Columns(rows)
-    columns = [column.text_column(title) for title in ("model", "image", "true", "predicted")]
-    shares = (row["probability"] for row in rows)
-    texts = tuple("" if share is None else percent(share) for share in shares)
-    return parts_to_text([*columns, Column("probability", texts, rank=1)])
-
-
-def _name_with_digest(name: str, source: str) -> str:
-    """Return the name of a folder with a digest of its source, such as ``cat-1f0c2a9b`` of a file ``cat.jpg``."""
-    return f"{to_safe_name(name)}-{hashlib.blake2b(source.encode(), digest_size=4).hexdigest()}"
+    texts = [column.text_column(title) for title in ("model", "image", "true", "predicted")]
+    share = column("probability", lambda row: "" if row["probability"] is None else percent(row["probability"]), rank=1)
+    return parts_to_text([*texts, share])
 
 
 def arm_folder_name(plan: Plan, arm: str, seed: int) -> str:
     """Return the name of the folder of an arm's pictures or exported files."""
-    name = f"{arm}-s{seed}"
     # Disks that ignore case have one folder for names that differ in case alone.
-    is_unique = sum(other.name.casefold() == arm.casefold() for other in plan.arms) == 1
-    return to_safe_name(name) if is_unique else _name_with_digest(name, name)
+    same = [other.name for other in plan.arms if other.name.casefold() == arm.casefold()]
+    return to_safe_name(f"{arm}-s{seed}" + f"-{same.index(arm)}" * (len(same) > 1))
 
 
 @click.command()

@@ -23,7 +23,15 @@ from torch import Tensor
 from vitlab.data.datasets.pictures import Decoding, naming_picture
 from vitlab.data.pixels import IGNORED, VOID
 from vitlab.data.prepare import prepare
-from vitlab.errors import UserError, VitlabError, WeightsError, format_count, list_some, nearest
+from vitlab.errors import (
+    UserError,
+    VitlabError,
+    WeightsError,
+    collecting_mistakes,
+    format_count,
+    list_some,
+    nearest,
+)
 from vitlab.explaining import one_image, pictures
 from vitlab.explaining.one_image import Explanation, Head, Subject, write_explanation, write_side_by_side
 from vitlab.geometry import DataInfo
@@ -35,7 +43,7 @@ from vitlab.report.page import fill_template, png_address
 from vitlab.report.sections.explained import reasons_file
 from vitlab.runner.models import load_model
 from vitlab.spec import Choice
-from vitlab.store.files import read_json, write_bytes, write_json
+from vitlab.store.files import read_json, temporary_path, write_bytes, write_json
 from vitlab.store.folders import OUT, Store, TrialFolder
 from vitlab.store.locks import Busy
 
@@ -72,12 +80,12 @@ def write_arm_explanations(plan: Plan, store: Store, indices: Sequence[int], say
             with folder.lease():
                 say(f"drawing what {arm} attends to in {format_count(len(missing), 'test image')}")
                 write_explanations_to_trial(folder, missing)
+            continue
         except Busy:
             reasons[arm] = "another process is writing its trial; run again to explain it"
-            say(f"{arm} is not explained: {reasons[arm]}")
         except (VitlabError, NotImplementedError) as error:
             reasons[arm] = str(error)
-            say(f"{arm} is not explained: {error}")
+        say(f"{arm} is not explained: {reasons[arm]}")
     write_json(reasons_file(plan, store), reasons)
 
 
@@ -94,8 +102,7 @@ def write_explanations_to_trial(folder: TrialFolder, indices: Sequence[int]) -> 
     name = f"trial {folder.path.parent.name[:12]}, seed {read_json(folder.spec)['seeds']['init']}"
     for index, explanation in zip(indices, iterate_explanations(folder, name, indices), strict=True):
         place = folder.path / "explain" / f"test-{index}"
-        temporary = folder.path / f".explain.{os.getpid()}"
-        shutil.rmtree(temporary, ignore_errors=True)
+        temporary = temporary_path(folder.path / "explain")
         try:
             write_side_by_side({"": write_explanation(explanation, temporary)}, name, temporary)
             place.parent.mkdir(exist_ok=True)
@@ -137,9 +144,7 @@ def explain(
     planned = plan.find(arm, seed)
     example = image if isinstance(image, int) else Picture.read(image)
     name = f"study {plan.study}, arm {planned.arm}, seed {planned.seed}"
-    return next(
-        iterate_explanations(store.folder(planned.trial), name, [example], None if target is None else str(target))
-    )
+    return next(iterate_explanations(store.folder(planned.trial), name, [example], target))
 
 
 class Picture(NamedTuple):
@@ -168,7 +173,7 @@ class Picture(NamedTuple):
 
 
 def iterate_explanations(
-    folder: TrialFolder, name: str, images: Sequence[int | Picture], target: str | None = None
+    folder: TrialFolder, name: str, images: Sequence[int | Picture], target: str | int | None = None
 ) -> Iterator[Explanation]:
     """Return explanations of images by the trained model of a trial; each is computed when it is asked for.
 
@@ -192,15 +197,11 @@ def iterate_explanations(
     head: Head = "multilabel" if info.task == "multilabel" else "trained"
     if not objective.labels:
         head = "untrained"
-    try:
+    with collecting_mistakes(mistakes):
         tests = [image for image in images if isinstance(image, int)]
         examples = dict(zip(tests, load_test_images(trial, tests) if tests else (), strict=True))
-    except UserError as error:
-        mistakes.append(str(error))
-    try:
-        label = None if target is None else find_class(target, info)
-    except UserError as error:
-        mistakes.append(str(error))
+    with collecting_mistakes(mistakes):
+        label = None if target is None else find_class(str(target), info)
     if mistakes:
         raise UserError(*mistakes)
 

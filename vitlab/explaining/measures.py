@@ -52,11 +52,9 @@ def attention_to_patch_maps(rolled_BTT: Tensor, geometry: Geometry, reads: Colle
 
 def patch_distances(geometry: Geometry) -> Tensor:
     """Return the Euclidean distances between the origins of patches, in pixels of the image, float64 (N, N)."""
-    rows, columns = geometry.grid
-    step_y, step_x = geometry.image[0] / rows, geometry.image[1] / columns
-    y_N = torch.arange(rows, dtype=torch.float64).repeat_interleave(columns) * step_y
-    x_N = torch.arange(columns, dtype=torch.float64).repeat(rows) * step_x
-    return torch.hypot(y_N[:, None] - y_N, x_N[:, None] - x_N)
+    sides = zip(geometry.image, geometry.grid, strict=True)
+    place_N2 = torch.cartesian_prod(*(torch.arange(n, dtype=torch.float64) * pixels / n for pixels, n in sides))
+    return (place_N2[:, None] - place_N2).norm(dim=-1)
 
 
 def attention_distance(maps_BHTT: Tensor, geometry: Geometry) -> Tensor:

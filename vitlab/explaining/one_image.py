@@ -68,7 +68,7 @@ class Explanation:
     similarity_YXYX: Array | None  #: of positions; None if none are added to tokens
     head: Head  #: how the model's head was trained
     predictions: Table | None  #: every class, best first; None for an untrained head
-    labels: tuple[str, ...]  #: names of the classes; empty if they are numbers
+    labels: tuple[str, ...]  #: names of the classes, which may be numbers
     predicted_HW: NDArray[np.int64] | None  #: class of every pixel; None unless the model segments
     files: tuple[Path, ...] = ()  #: that :func:`write_explanation` has written
 
@@ -108,10 +108,10 @@ class Explanation:
     @property
     def chance_if_close(self) -> float | None:
         """The probability of a class by chance, if the odds of the predicted one are less than twice its odds."""
-        shares, share = [share for _, share in self.ranking], self.prediction_and_probability[1]
-        if share is None or len(shares) < 2 or self.head == "multilabel":
+        classes, share = len(self.labels), self.prediction_and_probability[1]
+        if share is None or classes < 2 or self.head == "multilabel":
             return None
-        return 1 / len(shares) if share * (len(shares) - 1) < 2 * (1 - share) else None
+        return 1 / classes if share * (classes - 1) < 2 * (1 - share) else None
 
     @property
     def sentence(self) -> str:
@@ -153,7 +153,8 @@ def explain(
         UserError: if there is no map of the model: it has no attention, and its head was not trained.
     """
     captured = capture(model, x_BCHW)
-    logits_BC = captured.logits_by_head[""]
+    logits_BC = captured.logits_BC
+    labels = labels or tuple(map(str, range(logits_BC.shape[1])))
     maps, heads, distance_LH, uniform, norms = dict[str, Map](), dict[str, Array](), np.empty((0, 0)), 0.0, []
     if isinstance(model, ViT):
         geometry, reads, all_maps = model.geometry, model.head.reads, captured.maps_LBHTT
@@ -174,11 +175,10 @@ def explain(
         table = _prediction_table(probability_C, labels, subject.class_name, head)
         label = table["class"][0] if target is None else target
         part_YX, difference = integrated_gradients(model, x_BCHW, label)
-        name = labels[label] if labels else str(label)
         numbers = {"sum": float(part_YX.sum()), "logit_difference": difference}
-        title = f"patches for (red) and against (blue) class {name}"
+        title = f"patches for (red) and against (blue) class {labels[label]}"
         maps["attribution"] = Map.of("attribution", title, part_YX.numpy(), numbers)
-        whole = {"class": name, "probability": float(probability_C[label])}
+        whole = {"class": labels[label], "probability": float(probability_C[label])}
         maps = _add_occlusion_checks(maps, model, x_BCHW, label, whole, head)
     if not maps:
         raise UserError(f"there is nothing to draw: {captured.no_maps}, and its head was trained without labels")
@@ -341,7 +341,7 @@ def _probabilities(logits_BC: Tensor, head: Head) -> Tensor:
 def _prediction_table(share_C: Tensor, labels: tuple[str, ...], truth: str | None, head: Head) -> Table:
     """Return the classes with their probabilities, the most probable first."""
     order = share_C.argsort(descending=True).tolist()
-    names = [labels[index] if labels else str(index) for index in order]
+    names = [labels[index] for index in order]
     shares = share_C[order].tolist()
     predicted = [share >= 0.5 if head == "multilabel" else place == 0 for place, share in enumerate(shares)]
     table: dict[str, Any] = {"class": order, "label": names, "probability": shares, "predicted": predicted}
@@ -355,7 +355,7 @@ def _prediction_table(share_C: Tensor, labels: tuple[str, ...], truth: str | Non
 
 
 def _grid_table(values_YX: NDArray[Any]) -> Table:
-    return {f"column {index}": column.astype(float) for index, column in enumerate(values_YX.T)}
+    return {f"column {index}": column for index, column in enumerate(values_YX.T)}
 
 
 def _write_figures_and_tables(

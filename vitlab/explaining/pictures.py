@@ -179,14 +179,14 @@ def draw_label_maps(
     Args:
         image_HWC: in [0, 1].
         predicted: model to the class of every pixel; models may differ in the size of the image that they read.
-        labels: names of the classes; numbers if empty.
+        labels: names of the classes.
         truth_HW: the true class of every pixel, those without a label as :data:`~vitlab.data.pixels.IGNORED`; None
             where it is not known.
     """
     maps = {**({} if truth_HW is None else {"true labels": truth_HW}), **predicted}
     classes = sorted({int(label) for map_HW in maps.values() for label in np.unique(map_HW)} - {IGNORED})
     # Of 20 colours every second is dark: these come first, so that few classes are easy to tell apart.
-    colours = np.reshape(colormaps["tab20"](range(20))[:, :3], (10, 2, 3)).swapaxes(0, 1).reshape(20, 3)
+    colours = colormaps["tab20"]([*range(0, 20, 2), *range(1, 20, 2)])[:, :3]
     colour_of = {label: colours[index % len(colours)] for index, label in enumerate(classes)}
     figure, (first, *others) = _make_subplots(len(maps) + 1)
     _show_picture(first, to_picture(image_HWC), "image")
@@ -197,7 +197,7 @@ def draw_label_maps(
         share = pixel_accuracy(map_HW, truth_HW) if name in predicted else None
         below = "" if share is None else f"{percent(share)} of the pixels right"
         _show_picture(axis, to_picture(picture_HWC), name, below)
-    patches = [Patch(color=colour_of[label], label=labels[label] if labels else str(label)) for label in classes]
+    patches = [Patch(color=colour_of[label], label=labels[label]) for label in classes]
     figure.legend(handles=patches, loc="outside right center", frameon=False, fontsize=8)
     return figure
 
@@ -310,7 +310,7 @@ def _add_colorbar(figure: Figure, axes: Any, scale: Scale, shown: Iterable[Array
     bar = figure.colorbar(colours, ax=axes, shrink=0.7, format=ticks)
     bar.set_label("part of the logit", fontsize=8)
     if not scale.low:
-        where: dict[str, Any] = {"ha": "right", "va": "center", "transform": bar.ax.get_yaxis_transform()}
+        beside, mark = bar.ax.get_yaxis_transform(), "\N{BLACK RIGHT-POINTING TRIANGLE}"
         for values in shown:
-            bar.ax.text(-0.1, values.mean(), "\N{BLACK RIGHT-POINTING TRIANGLE}", fontsize=7, **where)
+            bar.ax.text(-0.1, values.mean(), mark, fontsize=7, ha="right", va="center", transform=beside)
         bar.set_label("share of the attention\nmark: mean", fontsize=8)

@@ -46,7 +46,7 @@ class Attention(Part):
         Raises:
             NotImplementedError: if the attention has no such weights.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no attention weights")
+        raise NotImplementedError(f"{type(self).__name__} has no attention weights that sum to 1")
 
     def to_canonical(self, state: State) -> NewState:
         """Convert a state dict of this module to the canonical layout.  Depends only on ``state`` and the sizes."""
