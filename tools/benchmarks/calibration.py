@@ -13,7 +13,7 @@ Printed are
 - the same false alarms with a second stage;
 - over repeats of the study of the pool itself, each with seeds of its own for baseline and candidate, all verdicts;
 - the verdicts by the number of seeds and by what has changed, the table of docs/pages/statistics_appendix.md;
-- false alarms where trainings collapse or are lost on both sides, the table of docs/pages/guides/ci.md;
+- false alarms where trainings collapse or are lost on both sides, a table of docs/pages/statistics_appendix.md;
 - for each bug of ``bugs.py``, its effect over all its seeds and the verdicts on it.
 
 The exit code is 1 if a share of false alarms is above 5 % and two standard errors, or a bug whose effect exceeds the
@@ -226,7 +226,7 @@ def gate_page(count: int, draws: np.random.Generator, worst: list[float]) -> str
 
 
 def collapse_page(count: int, draws: np.random.Generator, worst: list[float]) -> str:
-    """Return the table of docs/pages/guides/ci.md: false alarms by the share of trainings that come to nothing."""
+    """Return a table of docs/pages/statistics_appendix.md: false alarms by the share of trainings that come to nothing."""
     rows = []
     for seeds in (3, 4, 5, 8, 10):
         for arms in ARMS:
