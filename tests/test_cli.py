@@ -1162,6 +1162,7 @@ def test_explain_reports_every_mistake_at_once(ran: tuple[Path, Path], tmp_path:
     mistakes = parsed(call(*command)[1])["mistakes"]
     assert [mistake["message"] for mistake in mistakes] == [missing, empty, arm, split]
     assert mistakes[2]["allowed"] == ["baseline", "position=none"]
+    assert parsed(call("explain", "tinny", "--out", out, "--json")[1])["mistakes"][0]["allowed"] == ["tiny"]
     words[-1] = "test:-1"
     code, printed, err = call("explain", file, *words, "--seed", 7, "--out", out, "--to", tmp_path / "seen")
     assert "no trial with seed 7. Seeds: 0, 1.\nbaseline, seed 0: there is no test image -1: the split" in err
